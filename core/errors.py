@@ -1,0 +1,23 @@
+"""The errors a user may meet. Each message is one sentence: where, what arrived, what was expected, what to do."""
+
+from __future__ import annotations
+
+
+class UlpscopeError(Exception):
+    """Base of everything ULPscope raises on purpose; its text is shown to the user as it is."""
+
+
+class DumpError(UlpscopeError):
+    """A dump of logits that cannot be taken."""
+
+
+class StoreError(UlpscopeError):
+    """A run file or store directory that cannot be read or written."""
+
+
+class CaptureError(UlpscopeError):
+    """A model, prompt or path that cannot be captured."""
+
+
+class UsageError(UlpscopeError):
+    """An argument that names nothing known or contradicts another."""

@@ -1,0 +1,243 @@
+"""Captures: prompts down several paths of one model, every logit bit for bit into a sink."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Protocol
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from core.errors import CaptureError, UsageError
+from core.inference import memory
+from core.inference.edge import first_line, foreign_errors_stop, quiet
+from core.inference.models import LoadedModel
+from core.inference.neighbours import neighbour_rows
+from core.inference.paths import Path, parse_path, rows_of_a_chunk, run_path
+from core.runs.records import Prompt, Provenance, RunHeader, SideHeader
+
+_SIGNED = {2: torch.int16, 4: torch.int32}  # of the float's width: torch hands these to numpy, and not bfloat16
+
+
+class Sink(Protocol):
+    """Takes the sides in order, each from row 0 upward without gaps; the array is the sink's to keep."""
+
+    def write(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
+        """bits: [rows, vocab], unsigned carriers of the compute dtype, for the rows from `row` on."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a capture is. rows are counted over all sides; seconds since the capture began."""
+
+    side: int
+    side_name: str
+    rows_done: int
+    rows_total: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """A capture whose every argument has been checked: `header` is the run it makes, `token_ids` the prompts' tokens."""
+
+    loaded: LoadedModel
+    paths: tuple[Path, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    seed: int
+    header: RunHeader
+
+
+def plan_capture(
+    loaded: LoadedModel,
+    prompts: Sequence[str | Sequence[int]],
+    reference: str,
+    variants: Sequence[str],
+    *,
+    name: str | None = None,
+    command: str = "",
+    seed: int = 0,
+) -> CapturePlan:
+    """Check everything that can be known before the first forward. A prompt is text, or the token ids themselves."""
+    paths = _sides(reference, variants)
+    for path in paths:
+        refusal = path.refusal(loaded)
+        if refusal:
+            raise CaptureError(f"path '{path}': {refusal}; choose another path.")
+    if not prompts:
+        raise CaptureError("a capture needs at least one prompt.")
+    token_ids = tuple(_tokens(loaded, prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1))
+    _check_batches(loaded, paths, token_ids)
+    vocabulary = loaded.vocabulary()
+    header = RunHeader(
+        name=name or f"{FilePath(loaded.name).name}: {paths[0]} against {', '.join(map(str, paths[1:]))}",
+        compute_dtype=loaded.dtype,
+        vocab=loaded.vocab_size,
+        prompts=tuple(Prompt(len(ids), ids, tuple(vocabulary[token] for token in ids)) for ids in token_ids),
+        sides=tuple(SideHeader(str(path), str(path), loaded.dtype) for path in paths),
+        provenance=Provenance(
+            kind="capture",
+            model=loaded.name,
+            revision=loaded.revision,
+            device=loaded.device,
+            device_name=loaded.device_name,
+            seed=seed,
+            command=command,
+            versions=_versions(loaded),
+        ),
+        vocabulary=vocabulary,
+    )
+    return CapturePlan(loaded, paths, token_ids, seed, header)
+
+
+def run_capture(plan: CapturePlan, sink: Sink, on_progress: Callable[[Progress], None] | None = None) -> None:
+    """Run every side of the plan into the sink: side 0 first, prompts one after another, logits in chunks of about 8 MB.
+
+    Kernels are the ones an engine would use (nothing is forced to be deterministic: what they do is the subject), seeded anew
+    for every side so that a side does not depend on those before it.
+    """
+    began = time.perf_counter()
+    rows_total = plan.header.rows * len(plan.paths)
+    rows_done = 0
+    with quiet(), torch.inference_mode():
+        for side, path in enumerate(plan.paths):
+            torch.manual_seed(plan.seed)
+            gather = _Gather(plan, side, sink)
+            with closing(_logits(plan, path)) as pieces:
+                while True:
+                    with _torch_errors_stop(path):
+                        piece = next(pieces, None)
+                    if piece is None:
+                        break
+                    gather.add(piece)
+                    rows_done += len(piece)
+                    if on_progress is not None:
+                        on_progress(Progress(side, str(path), rows_done, rows_total, time.perf_counter() - began))
+                    del piece  # see _logits
+            gather.finish()
+
+
+def bits_of_logits(logits: torch.Tensor) -> NDArray[np.unsignedinteger]:
+    """The bits of a float tensor on any device, as unsigned integers of its width. Same shape."""
+    itemsize = logits.dtype.itemsize
+    return logits.contiguous().view(_SIGNED[itemsize]).cpu().numpy().view(f"<u{itemsize}")
+
+
+def _logits(plan: CapturePlan, path: Path) -> Generator[torch.Tensor, None, None]:
+    """The rows of one side, in order, prompt after prompt."""
+    for ids in plan.token_ids:
+        for _, logits in run_path(path, plan.loaded, ids):
+            yield logits
+            del logits  # or the view would keep this prompt's logits alive during the next prompt's forward
+
+
+class _Gather:
+    """Rows of one side on the device, handed to the sink a chunk at a time: one copy to the host for hundreds of tokens."""
+
+    def __init__(self, plan: CapturePlan, side: int, sink: Sink) -> None:
+        self._plan, self._side, self._sink = plan, side, sink
+        self._capacity = min(rows_of_a_chunk(plan.loaded), plan.header.rows)
+        self._waiting: torch.Tensor | None = None
+        self._filled = 0
+        self._row = 0
+
+    def add(self, logits: torch.Tensor) -> None:
+        while len(logits):
+            if self._filled == 0 and len(logits) >= self._capacity:
+                self._write(logits[: self._capacity])  # a whole chunk already: no copy on the device
+                logits = logits[self._capacity :]
+                continue
+            with _torch_errors_stop(self._plan.paths[self._side]):
+                if self._waiting is None:
+                    self._waiting = torch.empty((self._capacity, logits.shape[1]), dtype=logits.dtype, device=logits.device)
+                taken = logits[: self._capacity - self._filled]
+                self._waiting[self._filled : self._filled + len(taken)] = taken
+            self._filled += len(taken)
+            logits = logits[len(taken) :]
+            if self._filled == self._capacity:
+                self.finish()
+
+    def finish(self) -> None:
+        """Write what is waiting. The next chunk gets a buffer of its own, because this one is the sink's now."""
+        if self._waiting is not None and self._filled:
+            self._write(self._waiting[: self._filled])
+        self._waiting, self._filled = None, 0
+
+    def _write(self, logits: torch.Tensor) -> None:
+        with _torch_errors_stop(self._plan.paths[self._side]):
+            bits = bits_of_logits(logits)
+        self._sink.write(self._side, self._row, bits)
+        self._row += len(bits)
+
+
+def _torch_errors_stop(path: Path) -> AbstractContextManager[None]:
+    return foreign_errors_stop(f"path '{path}'", "shorten the prompts, lower batch:N, or choose a narrower dtype")
+
+
+def _sides(reference: str, variants: Sequence[str]) -> tuple[Path, ...]:
+    if not variants:
+        raise UsageError("a capture needs at least one variant beside the reference; name a path such as decode.")
+    paths = [parse_path(text) for text in (reference, *variants)]
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            raise UsageError(f"path '{path}' is given twice; every side of a run needs a path of its own.")
+    return tuple(paths)
+
+
+def _tokens(loaded: LoadedModel, prompt: str | Sequence[int], where: str) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        try:
+            with quiet():
+                ids = tuple(int(token) for token in loaded.tokenizer(prompt)["input_ids"]) if prompt else ()
+        except Exception as error:  # a lone surrogate, for instance, is text to Python and to no tokenizer
+            raise CaptureError(f"{where}: the tokenizer cannot read it ({first_line(error)}); expected plain text.") from error
+    else:
+        ids = tuple(int(token) for token in prompt)
+    if not ids:
+        raise CaptureError(f"{where} is empty; expected at least one token.")
+    if loaded.context is not None and len(ids) > loaded.context:
+        raise CaptureError(f"{where} has {len(ids)} tokens, the model's context is {loaded.context}; shorten the prompt.")
+    for position, token in enumerate(ids):
+        if not 0 <= token < loaded.token_limit:
+            raise CaptureError(f"{where}: token {token} at position {position} is not among the model's {loaded.token_limit}.")
+    return ids
+
+
+def _check_batches(loaded: LoadedModel, paths: Sequence[Path], token_ids: Sequence[Sequence[int]]) -> None:
+    """Neighbours can be had and the logits of every path fit, before the first forward."""
+    longest = max(len(ids) for ids in token_ids)
+    free = memory.free_bytes(torch.device(loaded.device))
+    for path in paths:
+        needed = path.logits_bytes(loaded, longest)
+        if free is not None and needed > free:
+            raise CaptureError(
+                f"path '{path}': logits of {path.rows} x {longest} positions take {memory.in_words(needed)}, {loaded.device} has "
+                f"{memory.in_words(free)} free; lower batch:N, shorten the prompts or choose a narrower dtype."
+            )
+    if any(path.rows > 1 for path in paths):
+        for ids in token_ids:
+            neighbour_rows(loaded.tokenizer, ids, 1)
+
+
+def _versions(loaded: LoadedModel) -> dict[str, str]:
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+        "numpy": np.__version__,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "attention": str(getattr(loaded.model.config, "_attn_implementation", "")),
+    }
+    if loaded.device.startswith("cuda") and torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    return versions

@@ -1,0 +1,71 @@
+"""Where torch's and transformers' exceptions, warnings and progress bars stop."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from transformers.utils import logging as transformers_logging
+
+from core.errors import CaptureError, UlpscopeError
+
+# CPU allocation failures are plain RuntimeErrors; these are the allocator's own words.
+_MEMORY_WORDS = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a foreign message, without its full stop, to be quoted inside one of our sentences."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".:; ")[:300]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Did the device or the host run out of memory?"""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _MEMORY_WORDS)
+
+
+@contextmanager
+def foreign_errors_stop(where: str, when_out_of_memory: str) -> Iterator[None]:
+    """Any exception that is not ours becomes one CaptureError sentence beginning with `where`.
+
+    KeyboardInterrupt and its like pass: they are no Exception.
+    """
+    try:
+        yield
+    except UlpscopeError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise CaptureError(f"{where}: out of memory; {when_out_of_memory}.") from error
+        raise CaptureError(f"{where}: {type(error).__name__}: {first_line(error)}.") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers and its hub client print no warnings and no progress bars inside; both are restored after."""
+    verbosity = transformers_logging.get_verbosity()
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    had_hub_bars = not are_progress_bars_disabled()
+    hub_log = logging.getLogger("huggingface_hub")
+    hub_level = hub_log.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        disable_progress_bars()
+        hub_log.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            hub_log.setLevel(hub_level)
+            transformers_logging.set_verbosity(verbosity)
+            if had_bars:
+                transformers_logging.enable_progress_bar()
+            if had_hub_bars:
+                enable_progress_bars()

@@ -1,0 +1,48 @@
+"""The readable text of every token id.
+
+`convert_ids_to_tokens` shows a byte-level tokenizer's private alphabet ('Ġdef' for ' def'), and `decode` turns bytes that
+are no valid UTF-8 alone into a replacement character, so that a hundred different tokens look the same. Neither is readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Character -> byte of byte-level BPE: Radford et al., "Language models are unsupervised multitask learners" (2019),
+    bytes_to_unicode: printable Latin-1 stands for itself, the other bytes are numbered from U+0100 upward."""
+    itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(itself)]
+    return {chr(byte): byte for byte in itself} | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
+def readable(raw: bytes) -> str:
+    """UTF-8 where it is valid, '<0xE2>' for each byte that is not."""
+    return "".join(
+        f"<0x{ord(char) - 0xDC00:02X}>" if 0xDC80 <= ord(char) <= 0xDCFF else char
+        for char in raw.decode("utf-8", errors="surrogateescape")
+    )
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> dict[int, str]:
+    """Token id -> text, for each of `ids`; an id the tokenizer does not know (padding of the vocabulary) is '<unused 511>'."""
+    raws = tokenizer.convert_ids_to_tokens(list(ids))
+    return {token: _text(tokenizer, token, raw) for token, raw in zip(ids, raws, strict=True)}
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, token: int, raw: str | None) -> str:
+    if raw is None:
+        return f"<unused {token}>"
+    text = str(tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    if "\ufffd" in text:
+        is_byte_level = all(char in _BYTES for char in raw)
+        return readable(bytes(_BYTES[char] for char in raw)) if is_byte_level else raw  # sentencepiece: raw is '<0xE2>'
+    if raw.startswith("▁") and not text.startswith(" "):
+        return f" {text}"  # sentencepiece drops the space of a first word, and alone every token is the first
+    return text or raw

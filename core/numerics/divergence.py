@@ -1,0 +1,184 @@
+"""Compare two sides, row by row: every metric of the contract (DESIGN, section 5) and their sum over a pair.
+
+`compare(a, b, fmt)` works on any number of rows held in memory; a whole run is a loop over chunks of rows whose figures go
+into a `PairTotal`, so that memory stays bounded whatever the size of a dump.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.numerics import kernel
+from core.numerics.formats import FloatFormat, ordinals
+
+ROWS_A_TASK = 8  # rows a thread takes at a time: bounds the list of far distances to 4 MB at a vocabulary of 128256
+DENSE_DISTANCES = kernel.DENSE
+EXACT_DISTANCES = 1 << 20  # distinct distances that are kept apart; beyond that the far ones are rounded down
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))), thread_name_prefix="ulpscope-kernel")
+
+
+@dataclass(frozen=True)
+class SideRows:
+    """Of one side: logsumexp [rows] in nats; top-k token ids [rows, k] (-1: fewer than k numbers) and logits [rows, k]."""
+
+    logsumexp: NDArray[np.float64]
+    top_ids: NDArray[np.int32]
+    top_logits: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class RowFigures:
+    """The figures of a pair for some rows; every array is [rows] unless it says otherwise.
+
+    Distances are in ULPs of the compute dtype, `max_abs` in logits, `kl` in nats (NaN where undefined).
+    `tiles` [rows, ceil(vocab / 32)] holds the largest distance of each 32 tokens; all ones: a NaN or infinity mismatch.
+    `histogram` maps distance to number of elements, over all rows.
+    """
+
+    fmt: FloatFormat
+    vocab: int
+    neq: NDArray[np.int64]
+    is_bit_identical: NDArray[np.bool_]
+    max_abs: NDArray[np.float64]
+    sum_squares: NDArray[np.float64]
+    max_ulps: NDArray[np.int64]
+    max_ulps_token: NDArray[np.int64]
+    sum_ulps: NDArray[np.int64]
+    finite: NDArray[np.int64]
+    nonfinite_mismatch: NDArray[np.int64]
+    kl: NDArray[np.float64]
+    reference: SideRows
+    variant: SideRows
+    tiles: NDArray[np.unsignedinteger]
+    histogram: dict[int, int]
+
+    @property
+    def reference_token(self) -> NDArray[np.int32]:
+        """Argmax of the reference, lowest id on ties, -1 where every value is NaN."""
+        return self.reference.top_ids[:, 0]
+
+    @property
+    def variant_token(self) -> NDArray[np.int32]:
+        return self.variant.top_ids[:, 0]
+
+    @property
+    def is_flip(self) -> NDArray[np.bool_]:
+        return self.reference_token != self.variant_token
+
+    @property
+    def reference_margin(self) -> NDArray[np.float64]:
+        return margin_logits(self.reference)
+
+    @property
+    def variant_margin(self) -> NDArray[np.float64]:
+        return margin_logits(self.variant)
+
+    @property
+    def reference_margin_ulps(self) -> NDArray[np.float64]:
+        return margin_ulps(self.reference, self.fmt)
+
+    @property
+    def variant_margin_ulps(self) -> NDArray[np.float64]:
+        return margin_ulps(self.variant, self.fmt)
+
+    @property
+    def smaller_margin(self) -> NDArray[np.float64]:
+        """The smaller of the two margins, in logits; NaN only where neither is defined."""
+        return np.fmin(self.reference_margin, self.variant_margin)
+
+    @property
+    def is_tie(self) -> NDArray[np.bool_]:
+        return self.smaller_margin == 0
+
+    @property
+    def is_near_tie(self) -> NDArray[np.bool_]:
+        """The smaller margin is at most twice the largest difference: a flip is possible."""
+        return self.smaller_margin <= 2 * self.max_abs
+
+
+def margin_logits(side: SideRows) -> NDArray[np.float64]:
+    """Top-1 minus runner-up, in logits. [rows]; equal infinities are a tie (0); NaN where the gap is not finite."""
+    best, second = side.top_logits[:, 0].astype(np.float64), side.top_logits[:, 1].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        gap = np.where(best == second, 0.0, best - second)
+    return np.where(np.isfinite(gap), gap, np.nan)
+
+
+def margin_ulps(side: SideRows, fmt: FloatFormat) -> NDArray[np.float64]:
+    """The same gap in ULPs of `fmt`. [rows]; NaN where the margin is."""
+    pair = side.top_logits[:, :2].astype(fmt.values).view(fmt.carrier)
+    steps = ordinals(pair[:, 0], fmt) - ordinals(pair[:, 1], fmt)
+    return np.where(np.isnan(margin_logits(side)), np.nan, steps.astype(np.float64))
+
+
+def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat) -> RowFigures:
+    """Compare bits `a` (reference) and `b` (variant), both [rows, vocab] of `fmt`, on all cores."""
+    if a.shape != b.shape or a.ndim != 2 or a.dtype != fmt.carrier or b.dtype != fmt.carrier:
+        raise ValueError(f"two [rows, vocab] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and {b.shape} {b.dtype}")
+    rows, vocab = a.shape
+    k = min(kernel.TOP_K, vocab)
+    counts = np.zeros((rows, 6), np.int64)
+    figures = np.zeros((rows, 5), np.float64)
+    is_bit_identical = np.zeros(rows, np.bool_)
+    a_logits, b_logits = np.empty((rows, k), np.float32), np.empty((rows, k), np.float32)
+    a_ids, b_ids = np.empty((rows, k), np.int32), np.empty((rows, k), np.int32)
+    tiles = np.zeros((rows, -(-vocab // kernel.GROUP)), fmt.carrier)
+    mask = np.uint32((1 << (fmt.bits - 1)) - 1)
+    first_nonfinite = np.uint32(fmt.first_nonfinite)
+
+    def work(worker: int) -> tuple[NDArray[np.int64], list[tuple[NDArray, NDArray]]]:
+        histogram = np.zeros((4, kernel.DENSE), np.uint32)
+        overflow = np.empty(ROWS_A_TASK * vocab if fmt.bits == 32 else 0, np.uint32)
+        dense = np.zeros(kernel.DENSE, np.int64)
+        far = []
+        for start in range(worker * ROWS_A_TASK, rows, workers * ROWS_A_TASK):
+            s = slice(start, min(rows, start + ROWS_A_TASK))
+            overflowing = kernel.compare_rows(
+                a[s], b[s], fmt.code, mask, first_nonfinite, counts[s], figures[s], is_bit_identical[s],
+                a_logits[s], b_logits[s], a_ids[s], b_ids[s], tiles[s], histogram, overflow,
+            )  # fmt: skip
+            if overflowing:
+                far.append(np.unique(overflow[:overflowing], return_counts=True))
+            if s.stop * vocab >= 1 << 31:  # uint32 counters are emptied before they could wrap
+                dense += histogram.sum(axis=0, dtype=np.int64)
+                histogram[:] = 0
+        return dense + histogram.sum(axis=0, dtype=np.int64), far
+
+    pool = _threads()
+    workers = min(pool._max_workers, -(-rows // ROWS_A_TASK))
+    results = [work(0)] if workers <= 1 else list(pool.map(work, range(workers)))
+
+    dense = sum(result[0] for result in results)
+    histogram = {int(d): int(dense[d]) for d in np.flatnonzero(dense)}
+    for _, far in results:
+        for distances, numbers in far:
+            for d, n in zip(distances.tolist(), numbers.tolist(), strict=True):
+                histogram[d] = histogram.get(d, 0) + n
+    return RowFigures(
+        fmt=fmt,
+        vocab=vocab,
+        neq=counts[:, 0],
+        is_bit_identical=is_bit_identical,
+        max_abs=figures[:, 0],
+        sum_squares=figures[:, 1],
+        max_ulps=counts[:, 1],
+        max_ulps_token=counts[:, 2],
+        sum_ulps=counts[:, 3],
+        finite=counts[:, 4],
+        nonfinite_mismatch=counts[:, 5],
+        kl=figures[:, 2],
+        reference=SideRows(figures[:, 3], a_ids, a_logits),
+        variant=SideRows(figures[:, 4], b_ids, b_logits),
+        tiles=tiles,
+        histogram=histogram,
+    )

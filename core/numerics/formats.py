@@ -1,0 +1,132 @@
+"""Floating-point formats as bit patterns: which exist, their ordinals, their values, and lossless moves between them.
+
+Logits travel through ULPscope as the unsigned integers that hold their bits ("bits"), never as rounded values, so that
+NaN payloads and the sign of zero survive. A `FloatFormat` says how to read such bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class FloatFormat:
+    """One binary floating-point format.
+
+    name: as in `compute_dtype`; code: its number inside the kernels; bits, mantissa_bits: widths;
+    carrier: the unsigned numpy dtype that holds the bits; values: the numpy dtype that gives them meaning;
+    infinity: bits of +inf (e4m3fn has none, and its NaN is 0x7F); largest: the largest finite value.
+    """
+
+    name: str
+    code: int
+    bits: int
+    mantissa_bits: int
+    carrier: np.dtype
+    values: np.dtype
+    first_nonfinite: int
+    largest: float
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes an element."""
+        return self.bits // 8
+
+
+def _format(name: str, code: int, bits: int, mantissa_bits: int, values: type, first_nonfinite: int) -> FloatFormat:
+    return FloatFormat(
+        name=name,
+        code=code,
+        bits=bits,
+        mantissa_bits=mantissa_bits,
+        carrier=np.dtype(f"<u{bits // 8}"),
+        values=np.dtype(values),
+        first_nonfinite=first_nonfinite,
+        largest=float(ml_dtypes.finfo(values).max),
+    )
+
+
+FLOAT32 = _format("float32", 0, 32, 23, np.float32, 0x7F800000)
+FLOAT16 = _format("float16", 1, 16, 10, np.float16, 0x7C00)
+BFLOAT16 = _format("bfloat16", 2, 16, 7, ml_dtypes.bfloat16, 0x7F80)
+FLOAT8_E4M3FN = _format("float8_e4m3fn", 3, 8, 3, ml_dtypes.float8_e4m3fn, 0x7F)
+FLOAT8_E5M2 = _format("float8_e5m2", 4, 8, 2, ml_dtypes.float8_e5m2, 0x7C)
+
+FORMATS = {f.name: f for f in (FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2)}
+LOGIT_FORMATS = {f.name: f for f in (FLOAT32, FLOAT16, BFLOAT16)}
+_ALIASES = {"fp32": "float32", "f32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "float": "float32"}
+
+
+def format_named(name: str) -> FloatFormat:
+    """The logit format called `name` (or a common alias such as bf16); UsageError lists what exists."""
+    plain = name.removeprefix("torch.").lower()
+    found = LOGIT_FORMATS.get(_ALIASES.get(plain, plain))
+    if found is None:
+        raise UsageError(f"dtype '{name}' is not known; expected one of {', '.join(LOGIT_FORMATS)}.")
+    return found
+
+
+def ordinals(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.int64]:
+    """Integers in the order of the values; +0 and -0 are both 0. Same shape, int64.
+
+    Two's-complement trick of Dawson, "Comparing floating point numbers" (2012); NaNs lie beyond the infinities.
+    """
+    wide = bits.astype(np.int64)
+    magnitude = wide & ((1 << (fmt.bits - 1)) - 1)
+    return np.where(wide >> (fmt.bits - 1) == 1, -magnitude, magnitude)
+
+
+def is_finite(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.bool_]:
+    """Neither NaN nor infinite. Same shape."""
+    magnitude = bits & fmt.carrier.type((1 << (fmt.bits - 1)) - 1)
+    return magnitude < fmt.first_nonfinite
+
+
+def values_of(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.float32]:
+    """The values as float32, exact for every format here. Same shape."""
+    return bits.view(fmt.values).astype(np.float32)
+
+
+def bits_of(values: NDArray) -> NDArray[np.unsignedinteger]:
+    """The bits of an array of one of the formats, as unsigned integers. Same shape, no copy where contiguous."""
+    return np.ascontiguousarray(values).view(f"<u{values.dtype.itemsize}")
+
+
+def narrow(bits32: NDArray[np.uint32], fmt: FloatFormat) -> NDArray[np.unsignedinteger] | None:
+    """float32 bits as bits of a narrower format, or None unless every one of them survives the way back.
+
+    "Survives" is meant of bits, NaN payloads included: `widen(narrow(x)) == x`.
+    """
+    if fmt is FLOAT32:
+        return bits32
+    if fmt is BFLOAT16:
+        return None if np.any(bits32 & np.uint32(0xFFFF)) else (bits32 >> np.uint32(16)).astype(np.uint16)
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrowed = bits32.view(np.float32).astype(fmt.values).view(fmt.carrier)
+    return narrowed if np.array_equal(widen(narrowed, fmt), bits32) else None
+
+
+def widen(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uint32]:
+    """The bits of the same values in float32; NaN payloads are kept in the upper mantissa bits. Same shape."""
+    if fmt is FLOAT32:
+        return bits
+    if fmt is BFLOAT16:
+        return bits.astype(np.uint32) << np.uint32(16)
+    with np.errstate(invalid="ignore"):
+        return bits.view(fmt.values).astype(np.float32).view(np.uint32)
+
+
+def ulp_at(value: float, fmt: FloatFormat) -> float:
+    """The spacing of `fmt` at `value`: distance to the next larger magnitude, in the value's own unit."""
+    magnitude = np.float32(abs(value)).astype(fmt.values)
+    bits = magnitude.view(fmt.carrier)
+    above = (bits + fmt.carrier.type(1)).view(fmt.values) if bits + 1 < fmt.first_nonfinite else magnitude
+    below = (bits - fmt.carrier.type(1)).view(fmt.values) if bits > 0 else magnitude
+    step = float(above) - float(magnitude)
+    return step if step > 0 else float(magnitude) - float(below)

@@ -1,0 +1,501 @@
+"""The fused divergence kernel: one pass over two sides gives every figure of the metric contract.
+
+How it is built (docs/decisions/0002-kernel.md has the measurements). A row (one position) is read from memory once and
+then worked on in blocks of 2048 elements that stay in the first-level cache: bits to ordinals and float32, histogram of
+distances, maxima of groups of 32 (for the heatmap and to skip top-k work), and float64 exponentials with a running maximum.
+Each step is a loop simple enough for LLVM to vectorise. A row with any NaN or infinity takes a slower loop that checks every
+element. Everything releases the GIL; threads are the caller's (numba's own pool aborts when two viewers use it at once).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+from core.numerics.formats import FLOAT8_E4M3FN, FLOAT8_E5M2, values_of
+
+BLOCK = 2048  # elements: two float32 copies and the distances of a block are 24 KB, within a 32 KB first-level cache
+GROUP = 32  # tokens a cell of the finest heatmap level
+TOP_K = 20
+DENSE = 1 << 16  # distances below this are counted in a table, the others are collected
+
+_FLOAT16 = 1
+_BFLOAT16 = 2
+_E4M3FN = 3
+_E4M3FN_VALUES = values_of(np.arange(256, dtype=np.uint8), FLOAT8_E4M3FN)
+_E5M2_VALUES = values_of(np.arange(256, dtype=np.uint8), FLOAT8_E5M2)
+
+# For loops over finite numbers only; `reassoc` lets sums use several accumulators.
+_FINITE_MATH = {"reassoc", "contract", "nnan", "ninf", "nsz"}
+_LOG2E = 1.4426950408889634
+_LN2 = 0.6931471805599453
+
+
+@intrinsic
+def _bits_of_float(typingctx, value):
+    def build(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(64))
+
+    return types.int64(types.float64), build
+
+
+@intrinsic
+def _float_of_bits(typingctx, value):
+    def build(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.int64), build
+
+
+@intrinsic
+def _truncated(typingctx, value):
+    """float64 to int32 in one conversion; numba's own cast goes by way of int64 and is not vectorised without AVX-512."""
+
+    def build(context, builder, signature, arguments):
+        return builder.fptosi(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float64), build
+
+
+@njit(inline="always")
+def _exp(x):
+    """e**x for -700 <= x <= 0 (smaller x is taken as -700), relative error below 1e-14; vectorises. Taylor to degree 11."""
+    x = x if x > -700.0 else -700.0
+    # Through an integer, not by adding and subtracting 1.5 * 2**52: a caller's `reassoc` cancels that after inlining.
+    n = _truncated(x * _LOG2E - 0.5)
+    r = x - np.float64(n) * _LN2
+    p = 1.0 / 39916800.0
+    p = p * r + 1.0 / 3628800.0
+    p = p * r + 1.0 / 362880.0
+    p = p * r + 1.0 / 40320.0
+    p = p * r + 1.0 / 5040.0
+    p = p * r + 1.0 / 720.0
+    p = p * r + 1.0 / 120.0
+    p = p * r + 1.0 / 24.0
+    p = p * r + 1.0 / 6.0
+    p = p * r + 0.5
+    p = p * r + 1.0
+    p = p * r + 1.0
+    return _float_of_bits(_bits_of_float(p) + (np.int64(n) << 52))
+
+
+def _load_block(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
+    """Bits to float32 values (exact) and ULP distances, for one block. Overloaded by the width of the bits."""
+    raise NotImplementedError  # only the overloads below are ever called
+
+
+@overload(_load_block, jit_options={"forceinline": True})
+def _load_block_overload(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
+    return {8: _load8, 16: _load16, 32: _load32}[a.dtype.bitwidth]
+
+
+def _load8(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
+    table = _E4M3FN_VALUES if fmt == _E4M3FN else _E5M2_VALUES
+    for i in range(a.shape[0]):
+        x = np.int32(a[i])
+        y = np.int32(b[i])
+        x_ordinal = -(x & 0x7F) if x > 0x7F else x
+        y_ordinal = -(y & 0x7F) if y > 0x7F else y
+        ulps[i] = abs(x_ordinal - y_ordinal)
+        a_values[i] = table[x]
+        b_values[i] = table[y]
+
+
+def _load16(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
+    n = a.shape[0]
+    for i in range(n):
+        x = np.int32(a[i])
+        y = np.int32(b[i])
+        x_magnitude = np.int32(x & 0x7FFF)
+        y_magnitude = np.int32(y & 0x7FFF)
+        x_ordinal = np.int32(-x_magnitude) if x > 0x7FFF else x_magnitude
+        y_ordinal = np.int32(-y_magnitude) if y > 0x7FFF else y_magnitude
+        ulps[i] = np.uint32(abs(np.int32(x_ordinal - y_ordinal)))
+    if fmt == _BFLOAT16:
+        for i in range(n):
+            a_bits[i] = np.uint32(a[i]) << np.uint32(16)
+            b_bits[i] = np.uint32(b[i]) << np.uint32(16)
+    else:
+        # float16: move exponent and mantissa into place, let one exact product re-bias (subnormals too), put the sign back.
+        for i in range(n):
+            a_bits[i] = np.uint32(a[i] & 0x7FFF) << np.uint32(13)
+            b_bits[i] = np.uint32(b[i] & 0x7FFF) << np.uint32(13)
+        for i in range(n):
+            a_values[i] *= np.float32(2.0**112)
+            b_values[i] *= np.float32(2.0**112)
+        for i in range(n):
+            a_bits[i] |= np.uint32(a[i] & 0x8000) << np.uint32(16)
+            b_bits[i] |= np.uint32(b[i] & 0x8000) << np.uint32(16)
+        for i in range(n):  # infinities and NaNs came out as 65536 and above
+            if (a[i] & 0x7FFF) >= 0x7C00:
+                a_values[i] = np.float32(np.nan) if (a[i] & 0x7FFF) > 0x7C00 else np.copysign(np.float32(np.inf), a_values[i])
+            if (b[i] & 0x7FFF) >= 0x7C00:
+                b_values[i] = np.float32(np.nan) if (b[i] & 0x7FFF) > 0x7C00 else np.copysign(np.float32(np.inf), b_values[i])
+
+
+def _load32(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
+    for i in range(a.shape[0]):
+        x = np.int32(a[i])
+        y = np.int32(b[i])
+        a_bits[i] = a[i]
+        b_bits[i] = b[i]
+        x_magnitude = np.int32(x & 0x7FFFFFFF)
+        y_magnitude = np.int32(y & 0x7FFFFFFF)
+        x_ordinal = np.int32(-x_magnitude) if x < 0 else x_magnitude
+        y_ordinal = np.int32(-y_magnitude) if y < 0 else y_magnitude
+        high = max(x_ordinal, y_ordinal)
+        low = min(x_ordinal, y_ordinal)
+        ulps[i] = np.uint32(np.uint32(high) - np.uint32(low))  # up to 2**32 - 2**24 - 2: wraps in int32, fits in uint32
+
+
+@njit(forceinline=True)
+def _scan_row(a, b, magnitude_mask, first_nonfinite):
+    """(any NaN or infinity on either side, any bit pattern that differs)."""
+    nonfinite = 0
+    differing = 0
+    for i in range(a.shape[0]):
+        x = np.uint32(a[i])
+        y = np.uint32(b[i])
+        nonfinite |= np.int32((x & magnitude_mask) >= first_nonfinite) | np.int32((y & magnitude_mask) >= first_nonfinite)
+        differing |= np.int32(x != y)
+    return nonfinite != 0, differing != 0
+
+
+@njit(fastmath=_FINITE_MATH, forceinline=True)
+def _group_maxima_f32(values, groups, out):
+    highest = np.float32(-3.4028235e38)
+    for g in range(groups):
+        m = np.float32(-3.4028235e38)
+        for j in range(GROUP):
+            x = values[g * GROUP + j]
+            m = x if x > m else m
+        out[g] = m
+        highest = m if m > highest else highest
+    return highest
+
+
+@njit(forceinline=True)
+def _group_maxima_ulps(ulps, groups, out):
+    """Maxima of groups of 32; returns (largest, sum, number that are not 0) of the block."""
+    highest = np.uint32(0)
+    for g in range(groups):
+        m = np.uint32(0)
+        for j in range(GROUP):
+            x = ulps[g * GROUP + j]
+            m = x if x > m else m
+        out[g] = m
+        highest = m if m > highest else highest
+    total = np.uint64(0)
+    nonzero = np.int64(0)
+    if highest < 65536:  # a block's sum fits in 32 bits: 2048 * 65535 < 2**31
+        total32 = np.uint32(0)
+        nonzero32 = np.int32(0)
+        for i in range(groups * GROUP):
+            total32 = np.uint32(total32 + ulps[i])
+            nonzero32 = np.int32(nonzero32 + np.int32(ulps[i] != 0))
+        total = np.uint64(total32)
+        nonzero = np.int64(nonzero32)
+    else:
+        for i in range(groups * GROUP):
+            total += np.uint64(ulps[i])
+            nonzero += np.int64(ulps[i] != 0)
+    return highest, total, nonzero
+
+
+@njit(forceinline=True)
+def _insert(values, ids, value, token):
+    """Keep the K largest in descending order; an equal value that came earlier (a lower id) stays in front."""
+    k = values.shape[0] - 1
+    while k > 0 and (ids[k - 1] < 0 or value > values[k - 1]):
+        values[k] = values[k - 1]
+        ids[k] = ids[k - 1]
+        k -= 1
+    values[k] = value
+    ids[k] = token
+
+
+@njit(forceinline=True)
+def _take_top(values, maxima, start, n, top_values, top_ids):
+    last = top_values.shape[0] - 1
+    for g in range((n + GROUP - 1) // GROUP):
+        if top_ids[last] < 0 or maxima[g] > top_values[last]:
+            for i in range(g * GROUP, min(n, (g + 1) * GROUP)):
+                x = values[i]
+                if top_ids[last] < 0 or x > top_values[last]:
+                    _insert(top_values, top_ids, x, start + i)
+
+
+@njit(fastmath=_FINITE_MATH, forceinline=True)
+def _exponential_sums(a, b, n, a_highest, b_highest):
+    """(sum exp a, sum exp b, sum exp(a) (a - b), largest |a - b|, sum of squares of a - b), exponents relative to the maxima."""
+    a_sum = 0.0
+    b_sum = 0.0
+    weighted = 0.0
+    squares = 0.0
+    largest = np.int64(0)  # as bits, whose order is the magnitudes': LLVM vectorises an integer maximum, not this float one
+    for i in range(n):
+        x = np.float64(a[i])
+        y = np.float64(b[i])
+        difference = x - y
+        magnitude = _bits_of_float(difference) & 0x7FFFFFFFFFFFFFFF
+        largest = magnitude if magnitude > largest else largest
+        squares += difference * difference
+        a_mass = _exp(x - a_highest)
+        a_sum += a_mass
+        b_sum += _exp(y - b_highest)
+        weighted += a_mass * difference
+    return a_sum, b_sum, weighted, _float_of_bits(largest), squares
+
+
+@njit(forceinline=True)
+def _count(ulps, n, histogram):
+    """Exact distances into four interleaved tables, so that equal neighbours do not wait for each other's store."""
+    for i in range(0, n - 3, 4):
+        histogram[0, ulps[i]] += 1
+        histogram[1, ulps[i + 1]] += 1
+        histogram[2, ulps[i + 2]] += 1
+        histogram[3, ulps[i + 3]] += 1
+    for i in range(n - n % 4, n):
+        histogram[0, ulps[i]] += 1
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def compare_rows(
+    a, b, fmt, magnitude_mask, first_nonfinite, counts, figures, is_bit_identical, a_top_values, b_top_values, a_top_ids, b_top_ids,
+    tiles, histogram, overflow,
+):  # fmt: skip
+    """Compare rows of bits `a` and `b` [rows, vocab]; fills the outputs, returns the number of distances put into `overflow`.
+
+    counts [rows, 6] int64: neq, max_ulps, token of max_ulps, sum_ulps, elements finite on both sides, nonfinite_mismatch.
+    figures [rows, 5] float64: max_abs, sum of squared differences, KL in nats (NaN: undefined), logsumexp of a, of b.
+    tiles [rows, ceil(vocab / 32)]: largest distance of each group of tokens, all ones where NaN or infinity mismatch.
+    histogram [4, 65536] uint32: distances below 65536, to be summed over its first axis; the others go to `overflow`.
+    """
+    rows, vocab = a.shape
+    a_values = np.empty(BLOCK, np.float32)
+    b_values = np.empty(BLOCK, np.float32)
+    a_bits = a_values.view(np.uint32)
+    b_bits = b_values.view(np.uint32)
+    ulps = np.empty(BLOCK, np.uint32)
+    a_maxima = np.empty(BLOCK // GROUP, np.float32)
+    b_maxima = np.empty(BLOCK // GROUP, np.float32)
+    ulp_maxima = np.empty(BLOCK // GROUP, np.uint32)
+    overflowing = 0
+
+    for row in range(rows):
+        nonfinite, differing = _scan_row(a[row], b[row], magnitude_mask, first_nonfinite)
+        is_bit_identical[row] = not differing
+        a_top_ids[row, :] = -1
+        b_top_ids[row, :] = -1
+        a_top_values[row, :] = np.nan
+        b_top_values[row, :] = np.nan
+        if nonfinite:
+            overflowing = _compare_any_row(
+                a[row], b[row], fmt, counts[row], figures[row], a_top_values[row], b_top_values[row], a_top_ids[row], b_top_ids[row],
+                tiles[row], histogram, overflow, overflowing, a_bits, b_bits, a_values, b_values, ulps,
+            )  # fmt: skip
+            continue
+
+        neq = np.int64(0)
+        total = np.uint64(0)
+        highest = np.uint32(0)
+        highest_token = 0
+        largest = 0.0
+        squares = 0.0
+        weighted = 0.0
+        a_sum = 0.0
+        b_sum = 0.0
+        a_highest = -np.inf
+        b_highest = -np.inf
+        for start in range(0, vocab, BLOCK):
+            n = min(BLOCK, vocab - start)
+            _load_block(
+                a[row, start : start + n], b[row, start : start + n], fmt,
+                a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n],
+            )  # fmt: skip
+            groups = (n + GROUP - 1) // GROUP
+            for i in range(n, groups * GROUP):  # pad the last group with what no maximum or sum can notice
+                a_values[i] = np.float32(-3.4028235e38)
+                b_values[i] = np.float32(-3.4028235e38)
+                ulps[i] = 0
+
+            block_ulps, block_total, block_neq = _group_maxima_ulps(ulps, groups, ulp_maxima)
+            first_group = start // GROUP
+            for g in range(groups):
+                tiles[row, first_group + g] = ulp_maxima[g]
+            neq += block_neq
+            total += block_total
+            if block_ulps > highest:
+                highest = block_ulps
+                for i in range(n):
+                    if ulps[i] == block_ulps:
+                        highest_token = start + i
+                        break
+            if block_ulps < DENSE:
+                _count(ulps, n, histogram)
+            else:
+                for i in range(n):
+                    if ulps[i] < DENSE:
+                        histogram[0, ulps[i]] += 1
+                    else:
+                        overflow[overflowing] = ulps[i]
+                        overflowing += 1
+
+            a_block = np.float64(_group_maxima_f32(a_values, groups, a_maxima))
+            b_block = np.float64(_group_maxima_f32(b_values, groups, b_maxima))
+            _take_top(a_values, a_maxima, start, n, a_top_values[row], a_top_ids[row])
+            _take_top(b_values, b_maxima, start, n, b_top_values[row], b_top_ids[row])
+            if a_block > a_highest:  # the running maximum moves: rescale what was summed (online softmax, Milakov 2018)
+                scale = math.exp(a_highest - a_block)
+                a_sum *= scale
+                weighted *= scale
+                a_highest = a_block
+            if b_block > b_highest:
+                b_sum *= math.exp(b_highest - b_block)
+                b_highest = b_block
+            sums = _exponential_sums(a_values, b_values, n, a_highest, b_highest)
+            a_sum += sums[0]
+            b_sum += sums[1]
+            weighted += sums[2]
+            largest = max(largest, sums[3])
+            squares += sums[4]
+
+        counts[row, 0] = neq
+        counts[row, 1] = highest
+        counts[row, 2] = highest_token
+        counts[row, 3] = total
+        counts[row, 4] = vocab
+        counts[row, 5] = 0
+        figures[row, 0] = largest
+        figures[row, 1] = squares
+        kl = weighted / a_sum + (b_highest - a_highest) + math.log(b_sum / a_sum)
+        figures[row, 2] = max(0.0, kl) if differing else 0.0
+        figures[row, 3] = a_highest + math.log(a_sum)
+        figures[row, 4] = b_highest + math.log(b_sum)
+    return overflowing
+
+
+@njit(forceinline=True)
+def _logsumexp_state(x, highest, total):
+    """One more value into (maximum, sum of exponentials relative to it); NaN and +inf are the caller's."""
+    if x == -np.inf:
+        return highest, total
+    if x > highest:
+        return x, total * math.exp(highest - x) + 1.0
+    return highest, total + math.exp(x - highest)
+
+
+@njit(forceinline=True)
+def _finish_logsumexp(has_nan, has_inf, highest, total):
+    if has_nan:
+        return np.nan
+    if has_inf:
+        return np.inf
+    return highest + math.log(total) if total > 0.0 else -np.inf
+
+
+@njit
+def _compare_any_row(
+    a, b, fmt, counts, figures, a_top_values, b_top_values, a_top_ids, b_top_ids, tiles, histogram, overflow, overflowing,
+    a_bits, b_bits, a_values, b_values, ulps,
+):  # fmt: skip
+    """One row with NaN or infinities among its values: the rules of the contract, element by element."""
+    vocab = a.shape[0]
+    neq = 0
+    finite = 0
+    mismatched = 0
+    total = np.uint64(0)
+    highest = np.int64(0)
+    highest_token = 0
+    largest = 0.0
+    squares = 0.0
+    a_nan = False
+    b_nan = False
+    a_inf = False
+    b_inf = False
+    lost_mass = False
+    a_highest = -np.inf
+    b_highest = -np.inf
+    a_sum = 0.0
+    b_sum = 0.0
+    tiles[:] = 0
+    all_ones = ~tiles.dtype.type(0)
+    for start in range(0, vocab, BLOCK):
+        n = min(BLOCK, vocab - start)
+        _load_block(
+            a[start : start + n], b[start : start + n], fmt, a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n]
+        )
+        for i in range(n):
+            x = np.float64(a_values[i])
+            y = np.float64(b_values[i])
+            token = start + i
+            x_nan = math.isnan(x)
+            y_nan = math.isnan(y)
+            is_same = x == y or (x_nan and y_nan)
+            neq += 0 if is_same else 1
+            a_nan = a_nan or x_nan
+            b_nan = b_nan or y_nan
+            a_inf = a_inf or x == np.inf
+            b_inf = b_inf or y == np.inf
+            if math.isfinite(x) and math.isfinite(y):
+                finite += 1
+                distance = np.int64(ulps[i])
+                total += np.uint64(distance)
+                if distance > highest:
+                    highest = distance
+                    highest_token = token
+                if distance > np.int64(tiles[token // GROUP]):
+                    tiles[token // GROUP] = distance
+                if distance < DENSE:
+                    histogram[0, distance] += 1
+                else:
+                    overflow[overflowing] = ulps[i]
+                    overflowing += 1
+                largest = max(largest, abs(x - y))
+                squares += (x - y) * (x - y)
+            elif not is_same:
+                mismatched += 1
+                tiles[token // GROUP] = all_ones
+            if math.isfinite(x) and y == -np.inf:
+                lost_mass = True
+            if not x_nan:
+                if x != np.inf:
+                    a_highest, a_sum = _logsumexp_state(x, a_highest, a_sum)
+                if a_top_ids[-1] < 0 or a_values[i] > a_top_values[-1]:
+                    _insert(a_top_values, a_top_ids, a_values[i], token)
+            if not y_nan:
+                if y != np.inf:
+                    b_highest, b_sum = _logsumexp_state(y, b_highest, b_sum)
+                if b_top_ids[-1] < 0 or b_values[i] > b_top_values[-1]:
+                    _insert(b_top_values, b_top_ids, b_values[i], token)
+
+    kl = np.nan
+    if not (a_nan or b_nan or a_inf or b_inf or lost_mass or a_sum == 0.0):
+        weighted = 0.0
+        for start in range(0, vocab, BLOCK):
+            n = min(BLOCK, vocab - start)
+            _load_block(
+                a[start : start + n], b[start : start + n], fmt, a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n]
+            )
+            for i in range(n):
+                x = np.float64(a_values[i])
+                if x > -np.inf:
+                    weighted += math.exp(x - a_highest) * (x - np.float64(b_values[i]))
+        kl = max(0.0, weighted / a_sum + (b_highest - a_highest) + math.log(b_sum / a_sum))
+
+    counts[0] = neq
+    counts[1] = highest
+    counts[2] = highest_token
+    counts[3] = total
+    counts[4] = finite
+    counts[5] = mismatched
+    figures[0] = largest
+    figures[1] = squares
+    figures[2] = kl
+    figures[3] = _finish_logsumexp(a_nan, a_inf, a_highest, a_sum)
+    figures[4] = _finish_logsumexp(b_nan, b_inf, b_highest, b_sum)
+    return overflowing

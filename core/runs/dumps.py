@@ -1,0 +1,312 @@
+"""Dumps: files of logits from anywhere, understood, checked and read as bits in step over all sides.
+
+The conventions are DESIGN section 5, "Dumps". Opening reads headers, the small reserved arrays, and as much of the logits as it takes to
+know the compute dtype; `Dump.chunks` then streams. Memory stays below some 300 MB whatever the size of the dump.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import DumpError, UsageError
+from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, values_of
+from core.runs.arrays import Elements, StoredArray, in_c_order, shown
+from core.runs.containers import MAX_SIDES, Container, open_container
+from core.runs.records import Provenance, RunHeader, SideHeader
+from core.runs.reserved import RESERVED, Layout, read_reserved
+from core.runs.source_bits import Source, has_number, looks_normalised, source_of
+
+GIB = 1 << 30
+MIB = 1 << 20
+CHUNK_BYTES = 32 * MIB  # a side
+CHUNK_BYTES_TOGETHER = 64 * MIB  # all sides; the caller may still hold one chunk while the next is read
+ROW_BYTES_TOGETHER = 256 * MIB  # one position of all sides, the least a chunk can be
+MAX_VOCAB = 1 << 22  # 15 times the largest vocabulary in use
+MAX_ROWS = 1 << 20
+CONVERT_ELEMENTS = MIB  # converted at a time, which bounds the temporaries
+SAMPLED_ROWS = 8
+
+
+@dataclass(frozen=True)
+class _Side:
+    header: SideHeader
+    source: Source
+
+
+class Dump:
+    """An opened dump; a context manager. Made by `open_dump`.
+
+    sides, vocab, prompts, compute_dtype: as in a RunHeader; rows: positions of all prompts together; dtype_reason: 'declared', 'detected',
+    'array dtype' or 'override', a colon, and words to show; meta: the dump's JSON text or ''; warnings: sentences to show.
+    """
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        sides: list[_Side],
+        layout: Layout,
+        fmt: FloatFormat,
+        dtype_reason: str,
+        meta: str,
+        warnings: list[str],
+    ) -> None:
+        self._stack, self._sides, self._format = stack, sides, fmt
+        self._arrays = [side.source.array for side in sides]
+        self._is_closed = False
+        self.sides = tuple(side.header for side in sides)
+        self.vocab, self.prompts, self.rows = layout.vocab, layout.prompts, layout.rows
+        self.compute_dtype, self.dtype_reason = fmt.name, dtype_reason
+        self.meta = meta
+        self.warnings = tuple(warnings)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the files and removes what was spooled."""
+        self._is_closed = True
+        self._stack.close()
+
+    def header(self, name: str, provenance: Provenance) -> RunHeader:
+        """The header of the run that this dump would become; texts of its tokens become the vocabulary, as far as they go."""
+        vocabulary: dict[int, str] = {}
+        for prompt in self.prompts:
+            for token_id, text in zip(prompt.token_ids, prompt.token_texts, strict=False):
+                vocabulary.setdefault(token_id, text)
+        return RunHeader(
+            name=name,
+            compute_dtype=self.compute_dtype,
+            vocab=self.vocab,
+            prompts=self.prompts,
+            sides=self.sides,
+            provenance=provenance,
+            vocabulary=vocabulary,
+        )
+
+    def chunks(self, max_bytes: int = CHUNK_BYTES) -> Generator[tuple[int, list[NDArray[np.unsignedinteger]]], None, None]:
+        """(first row, one [n, vocab] array of compute-dtype bits a side), in row order, again from the start at each call.
+
+        A chunk takes at most `max_bytes` a side and 64 MiB together, but at least one row. An archive's checksums are known good only
+        once the last chunk has been read: what was read before a DumpError is void.
+        """
+        if self._is_closed:
+            raise UsageError("this dump is closed; open it again to read it.")
+        bytes_a_row = self.vocab * self._format.itemsize
+        at_once = max(1, min(max_bytes // bytes_a_row, CHUNK_BYTES_TOGETHER // (bytes_a_row * len(self._sides))))
+        with ExitStack() as streams:
+            elements = []
+            for place, array in enumerate(self._arrays):
+                self._arrays[place] = in_c_order(array, self._stack)  # turned around once, at the first call
+                elements.append(Elements(self._arrays[place]))
+                streams.callback(elements[-1].close)
+            for first in range(0, self.rows, at_once):
+                count = min(at_once, self.rows - first)
+                yield (first, [self._take(side, stream, count) for side, stream in zip(self._sides, elements, strict=True)])
+
+    def _take(self, side: _Side, stream: Elements, rows: int) -> NDArray[np.unsignedinteger]:
+        """The next rows of one side as bits of the compute dtype. [rows, vocab]"""
+        source, dtype = side.source, side.source.array.dtype
+        size = rows * self.vocab
+        out = np.empty(size, self._format.carrier)
+        if source.fmt is self._format and dtype.itemsize == out.itemsize:
+            # Read where they stay; only a foreign byte order still needs turning.
+            stream.fill(out)
+            if dtype.byteorder == ">":
+                out.byteswap(inplace=True)
+            return out.reshape(rows, self.vocab)
+        for first in range(0, size, CONVERT_ELEMENTS):
+            bits = source.bits(stream.take(min(CONVERT_ELEMENTS, size - first)))
+            moved = source.into(bits, self._format)
+            if moved is None:  # it was looked at when opened, so the file has changed
+                raise _lossy(source, bits, self._format)
+            out[first : first + len(moved)] = moved
+        return out.reshape(rows, self.vocab)
+
+
+def open_dump(paths: Sequence[Path], *, compute_dtype: str | None = None, max_bytes: int = 64 * GIB) -> Dump:
+    """Opens one npz or safetensors file of two or more sides, or two files of one array each. DumpError where it cannot be taken.
+
+    `compute_dtype` overrides what the dump declares or what would be detected; `max_bytes` limits each file, packed and unpacked.
+    """
+    stack = ExitStack()
+    try:
+        if len(paths) not in (1, 2):
+            raise UsageError(f"a dump is one file or a pair of files, not {len(paths)}; put more than two sides into one npz.")
+        override = format_named(compute_dtype) if compute_dtype else None
+        containers = [open_container(Path(path), stack, max_bytes) for path in paths]
+        return _understand(containers, override, stack)
+    except BaseException:
+        stack.close()
+        raise
+
+
+def _understand(containers: list[Container], override: FloatFormat | None, stack: ExitStack) -> Dump:
+    named = _named_arrays(containers)
+    layout_of_sides = _common_shape(named)
+    reserved = [read_reserved(container, layout_of_sides) for container in containers]
+    declared = [extra.compute_dtype for extra in reserved]
+    dump_name = " and ".join(container.name for container in containers)
+    if override is None and len({fmt.name for fmt in declared if fmt}) > 1:
+        raise DumpError(f"{dump_name}: declare different compute_dtypes; expected one, or compute_dtype given when opening.")
+    said = next((fmt for fmt in declared if fmt), None)
+    sides = []
+    for name, (place, array) in named.items():
+        source = source_of(array, declared[place] or said or override)
+        sides.append(_Side(SideHeader(name=name, path="", source_dtype=source.fmt.name), source))
+    sides.sort(key=lambda side: side.header.name != "reference")  # stable: the others stay in file order
+    target, reason = (
+        override or said,
+        "override: chosen when opening" if override else "declared: the dump's own compute_dtype key",
+    )
+    sources = [side.source for side in sides]
+    _check_all(sources, target)
+    if target is None:
+        target, reason = _detect(sources)
+    layout = reserved[0].over(reserved[1] if len(reserved) > 1 else None)
+    if target.itemsize * layout.vocab * len(sides) > ROW_BYTES_TOGETHER:
+        raise DumpError(
+            f"{dump_name}: one position of all {len(sides)} sides takes {target.itemsize * layout.vocab * len(sides) // MIB} MiB; "
+            f"expected at most {ROW_BYTES_TOGETHER // MIB}: put the sides into several dumps."
+        )
+    dump = Dump(stack, sides, layout, target, reason, next((r.meta for r in reserved if r.meta), ""), [])
+    dump.warnings = tuple(_warnings(dump, dump_name))
+    return dump
+
+
+def _named_arrays(containers: list[Container]) -> dict[str, tuple[int, StoredArray]]:
+    """Side name -> (which file, array), in file order."""
+    found = [
+        {key: array for key, array in container.arrays.items() if key not in RESERVED or container.kind == "npy"}
+        for container in containers
+    ]
+    if len(containers) == 1:
+        only, arrays = containers[0], found[0]
+        if only.kind == "npy":
+            raise DumpError(f"{only.name}: holds one array; expected two sides: give a second file, or both arrays in one npz.")
+        if not 2 <= len(arrays) <= MAX_SIDES:
+            keys = ", ".join(f"'{shown(key, 40)}'" for key in list(arrays)[:3]) or "none"
+            raise DumpError(
+                f"{only.name}: holds {len(arrays)} sides ({keys}); expected 2 to {MAX_SIDES}: save every side under its own key, or give "
+                "a second file."
+            )
+        return {key: (0, array) for key, array in arrays.items()}
+    for container, arrays in zip(containers, found, strict=True):
+        if len(arrays) != 1:
+            raise DumpError(
+                f"{container.name}: holds {len(arrays)} sides; expected one array in each of two files that make a pair."
+            )
+    names = ["".join(c if c.isprintable() else "?" for c in container.path.stem)[:200] for container in containers]
+    if names[0] == names[1] or any(name in RESERVED or not name.strip() for name in names):
+        names = ["reference", "variant"]
+    return {name: (place, next(iter(found[place].values()))) for place, name in enumerate(names)}
+
+
+def _common_shape(named: dict[str, tuple[int, StoredArray]]) -> tuple[int, ...]:
+    """The shape all sides have once leading axes of size 1 are dropped: 1 to 3 axes, the last the vocabulary."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, (_, array) in named.items():
+        shape = array.shape
+        if not shape:
+            raise array.refusal("is a single number", "logits of shape [..., vocab]")
+        while len(shape) > 1 and shape[0] == 1:
+            shape = shape[1:]
+        if len(shape) > 3:
+            raise array.refusal(f"has shape {shown(array.shape)}", "(positions, vocab) or (prompts, positions, vocab)")
+        if not 2 <= shape[-1] <= MAX_VOCAB:
+            raise array.refusal(f"has shape {shown(array.shape)}", f"a last axis of 2 to {MAX_VOCAB} tokens, the vocabulary")
+        if array.size // shape[-1] > MAX_ROWS:
+            raise array.refusal(f"has shape {shown(array.shape)}", f"at most {MAX_ROWS} positions")
+        shapes[name] = shape
+    first = next(iter(shapes))
+    for name, shape in shapes.items():
+        if shape != shapes[first]:
+            array = named[name][1]
+            raise array.refusal(
+                f"has shape {shown(array.shape)}", f"{shown(named[first][1].shape)} as '{shown(first)}' has: sides align"
+            )
+    return shapes[first]
+
+
+def _lossy(source: Source, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> DumpError:
+    value = source.first_lost(bits, target)
+    return source.array.refusal(
+        f"holds {value!r}, which is no {target.name} value", f"logits that {target.name} holds exactly, or another compute_dtype"
+    )
+
+
+def _check_all(sources: list[Source], target: FloatFormat | None) -> None:
+    """Reads what must be read to refuse sides of nothing but NaN, float64 beyond float32, and values beyond the given compute dtype."""
+    for source in sources:
+        is_settled = target is None or source.is_always_exact(target)
+        is_number_seen = False
+        elements = Elements(source.array)
+        try:
+            for raw in elements.blocks():
+                bits = source.bits(raw)
+                is_number_seen = is_number_seen or has_number(bits, source.fmt)
+                if target is not None and not is_settled and source.into(bits, target) is None:
+                    raise _lossy(source, bits, target)
+                if is_number_seen and is_settled and not source.is_double:
+                    break
+        finally:
+            elements.close()
+        if not is_number_seen:
+            raise source.array.refusal("holds nothing but NaN", "logits")
+
+
+def _detect(sources: list[Source]) -> tuple[FloatFormat, str]:
+    """The narrowest dtype that holds every value of every side bit for bit, and why. Stops at the first value that does not fit."""
+    arrays = " and ".join(sorted({source.fmt.name for source in sources}, reverse=True))
+    if len({source.fmt.name for source in sources}) == 1 and sources[0].fmt is not FLOAT32:
+        return sources[0].fmt, f"array dtype: {arrays} arrays"
+    for fmt in (BFLOAT16, FLOAT16):
+        if all(_is_exact(source, fmt) for source in sources):
+            return (fmt, f"detected: {arrays} arrays whose every value is exactly a {fmt.name}")
+    if not all(_is_exact(source, FLOAT32) for source in sources):
+        raise DumpError(f"{sources[0].array.file}: holds NaNs that change between {arrays}; expected all sides in one dtype.")
+    return (FLOAT32, f"array dtype: {arrays} arrays with values that no narrower dtype holds")
+
+
+def _is_exact(source: Source, fmt: FloatFormat) -> bool:
+    if source.is_always_exact(fmt):
+        return True
+    elements = Elements(source.array)
+    try:
+        return all(source.into(source.bits(raw), fmt) is not None for raw in elements.blocks())
+    finally:
+        elements.close()
+
+
+def _warnings(dump: Dump, name: str) -> list[str]:
+    """What a user should know about a dump that was taken all the same."""
+    found = []
+    for side in dump._sides:
+        if side.source.is_double:
+            found.append(
+                f"{side.source.array.where} is float64; its values are all float32, so it is kept, and exported, as float32."
+            )
+    highest = max((max(prompt.token_ids) for prompt in dump.prompts if prompt.token_ids), default=0)
+    if highest >= dump.vocab:
+        found.append(
+            f"{name}: token_ids holds {highest}, beyond the vocabulary of {dump.vocab}; are the ids those of these logits?"
+        )
+    chunks = dump.chunks(max_bytes=min(SAMPLED_ROWS * dump.vocab * dump._format.itemsize, MIB))
+    for side, bits in zip(dump._sides, next(chunks)[1], strict=True):
+        what = looks_normalised(values_of(bits, dump._format))
+        if what:
+            found.append(
+                f"{side.source.array.where} looks like {what}: its sampled rows sum to 1; ULPs and margins are of those, not logits."
+            )
+    chunks.close()
+    return found

@@ -1,0 +1,120 @@
+"""Runs back to npz, bit for bit, as numpy.load and `open_dump` read it.
+
+One prompt is `[positions, vocab]` under each side's name, several of equal length `[prompts, positions, vocab]`. Prompts of unequal
+lengths stand one after another as `[all positions, vocab]`, with the reserved key `prompt_lengths` (int64, one a prompt) beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from core.errors import DumpError, StoreError, UsageError
+from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, narrow, widen
+from core.runs.containers import check_key
+from core.runs.records import RunHeader
+from core.runs.reserved import RESERVED, TEXT_BYTES
+
+ROWS_BYTES = 8 << 20  # read and written at a time
+
+
+class ExportableRun(Protocol):
+    """What export needs of a run."""
+
+    @property
+    def header(self) -> RunHeader: ...
+
+    def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+        """Bits in the compute dtype. [stop - start, vocab]"""
+        ...
+
+
+def export_npz(run: ExportableRun, path: Path, *, overwrite: bool = False) -> None:
+    """Writes every side in the bits and dtype it came in, with `compute_dtype`, and `token_ids` and `tokens` where all are known.
+
+    bfloat16 becomes uint16 bits (numpy's 2-byte void where the compute dtype is another, so that it still says what it is). The file
+    appears complete or not at all; StoreError where it cannot be written or would replace another.
+    """
+    path = Path(path)
+    for side in run.header.sides:
+        _check_name(side.name)
+    if path.exists() and not overwrite:
+        raise StoreError(f"{path}: already exists; expected a new file name, or overwrite to replace it.")
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        with open(partial, "xb") as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                _write(run, archive)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists() and not overwrite:
+            raise StoreError(
+                f"{path}: was written by someone else meanwhile; expected a new file name, or overwrite to replace it."
+            )
+        os.replace(partial, path)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be written ({error.strerror or error}); expected a folder with room and permission."
+        ) from error
+    finally:
+        with suppress(OSError):  # already renamed, or never there
+            partial.unlink()
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_key("export", name)
+    except DumpError as error:
+        raise UsageError(f"side '{name}' cannot be a key of an npz: {error}") from None
+    if name in RESERVED:
+        raise UsageError(f"side '{name}' cannot be exported: its name is a reserved key of a dump; expected another name.")
+
+
+def _write(run: ExportableRun, archive: zipfile.ZipFile) -> None:
+    header = run.header
+    lengths = [prompt.positions for prompt in header.prompts]
+    leading: tuple[int, ...] = (header.rows,) if len(lengths) == 1 or len(set(lengths)) > 1 else (len(lengths), lengths[0])
+    for place, side in enumerate(header.sides):
+        _write_side(run, archive, place, format_named(side.source_dtype), leading)
+    if len(set(lengths)) > 1:
+        _write_array(archive, "prompt_lengths", np.array(lengths, np.int64))
+    if all(prompt.token_ids for prompt in header.prompts):
+        ids = [token_id for prompt in header.prompts for token_id in prompt.token_ids]
+        _write_array(archive, "token_ids", np.array(ids, np.int64).reshape(leading))
+    if all(prompt.token_texts for prompt in header.prompts):
+        texts = [text for prompt in header.prompts for text in prompt.token_texts]
+        # A unicode array gives every text the room of the longest; one absurdly long text is not worth gigabytes of padding.
+        if 4 * max(map(len, texts)) * len(texts) <= TEXT_BYTES and any(texts):
+            _write_array(archive, "tokens", np.array(texts, np.str_).reshape(leading))
+    _write_array(archive, "compute_dtype", np.array(header.compute_dtype))
+
+
+def _write_array(archive: zipfile.ZipFile, key: str, array: NDArray[Any]) -> None:
+    with archive.open(f"{key}.npy", "w") as member:
+        npy_format.write_array(member, array, allow_pickle=False)
+
+
+def _write_side(run: ExportableRun, archive: zipfile.ZipFile, place: int, source: FloatFormat, leading: tuple[int, ...]) -> None:
+    header = run.header
+    compute = header.format
+    descr = {FLOAT32.name: "<f4", FLOAT16.name: "<f2", BFLOAT16.name: "<u2" if compute is BFLOAT16 else "<V2"}[source.name]
+    step = max(1, ROWS_BYTES // (header.vocab * 4))
+    with archive.open(f"{header.sides[place].name}.npy", "w", force_zip64=True) as member:
+        npy_format.write_array_header_1_0(member, {"descr": descr, "fortran_order": False, "shape": (*leading, header.vocab)})
+        for start in range(0, header.rows, step):
+            bits = run.read_rows(place, start, min(start + step, header.rows))
+            restored = bits if source is compute else narrow(widen(bits, compute), source)
+            if restored is None:
+                name = header.sides[place].name
+                raise StoreError(
+                    f"side '{name}' holds values that are no {source.name}, the dtype it came in; expected a run from one dump."
+                )
+            member.write(np.ascontiguousarray(restored).reshape(-1).view(np.uint8).data)

@@ -1,0 +1,41 @@
+"""Dump on disk to stored, analysed run: one pass over the file, memory bounded by its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from core.runs.dumps import Dump, open_dump
+from core.runs.records import Provenance
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+
+
+def ingest(
+    store: Store,
+    paths: Sequence[Path],
+    *,
+    name: str | None = None,
+    compute_dtype: str | None = None,
+    model: str = "",
+    on_progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """Read dump files, check them, store them as one run; returns its id. `on_progress(rows done, rows in all)`.
+
+    DumpError where the dump cannot be taken: nothing is left in the store then.
+    """
+    with open_dump(paths, compute_dtype=compute_dtype) as dump:
+        return store_dump(store, dump, name=name or " + ".join(path.stem for path in paths), model=model, on_progress=on_progress)
+
+
+def store_dump(store: Store, dump: Dump, *, name: str, model: str = "", on_progress: Callable[[int, int], None] | None = None) -> str:
+    """Store an opened dump as a run; returns its id."""
+    note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, f"meta {dump.meta}" if dump.meta else "") if part)
+    header = dump.header(name, Provenance(kind="upload", model=model, note=note))
+    with RunWriter(store, header) as writer:
+        for row, sides in dump.chunks():
+            for index, bits in enumerate(sides):
+                writer.write(index, row, bits)
+            if on_progress is not None:
+                on_progress(row + len(sides[0]), dump.rows)
+        return writer.finish()

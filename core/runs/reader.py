@@ -1,0 +1,220 @@
+"""Read a run file: provenance, figures of positions and pairs, and the logits themselves, a position or a range at a time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from core.errors import StoreError, UsageError
+from core.numerics import pyramid
+from core.numerics.totals import Summary
+from core.runs.records import Prompt, Provenance, RunHeader, SideHeader
+from core.runs.store import Database
+from core.runs.tiles import TILE_BYTES, joined
+
+# Only what may be null becomes a nullable column: those are slower to compute with.
+_NULLABLE = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
+_SUMMARY = ", ".join(f.name for f in fields(Summary))
+
+
+@dataclass(frozen=True)
+class StoredSide:
+    """A side as it lies in the file; `bit_class` is shared by bit-identical sides."""
+
+    index: int
+    name: str
+    path: str
+    source_dtype: str
+    sha256: str
+    bit_class: int
+
+
+@dataclass(frozen=True)
+class StoredPair:
+    """A pair of the run: index, the two sides' names, its summary, and its verdict if it was judged."""
+
+    index: int
+    reference: str
+    variant: str
+    summary: Summary
+    verdict: str | None
+
+
+def read_rows(database: Database, header: RunHeader, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+    """Bits of rows [start, stop) of a side. [rows, vocab], the compute dtype's carrier."""
+    places = header.places()[start:stop]
+    if not places or start < 0:
+        raise UsageError(f"rows {start} to {stop} of a side of {header.rows} rows.")
+    (first_prompt, first), (last_prompt, last) = places[0], places[-1]
+    found = database.table(
+        """SELECT prompt, position, tile, bits FROM logits
+           WHERE side = ? AND prompt BETWEEN ? AND ?
+             AND (prompt > ? OR position >= ?) AND (prompt < ? OR position <= ?)""",
+        [side, first_prompt, last_prompt, first_prompt, first, last_prompt, last],
+    )
+    keys = np.stack([found.column(name).to_numpy().astype(np.int64) for name in ("prompt", "position", "tile")])
+    order = np.lexsort(keys[::-1])
+    if not np.array_equal(order, np.arange(len(order))):  # rows lie in insertion order, which is this one
+        found = found.take(order)
+    bits = joined(found.column("bits"), header.format.carrier)
+    if bits.size != len(places) * header.vocab:
+        raise StoreError(f"{database.path.name}: side {side} lacks logits of rows {start} to {stop}; the file is damaged.")
+    return bits.reshape(len(places), header.vocab)
+
+
+class RunReader:
+    """One run, open for reading; safe to use from several threads. Close it, or use it as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_id = path.stem
+        if not path.is_file():
+            raise StoreError(f"run '{self.run_id}' is not there any more.")
+        self._database = Database(path, read_only=True)
+        try:
+            self._database.check_schema()
+            self.created, self.header = self._read_header()
+        except StoreError:
+            self.close()
+            raise
+        except (UsageError, TypeError, ValueError, IndexError) as error:
+            self.close()
+            raise StoreError(f"{path.name}: its provenance makes no sense ({error}).") from error
+
+    def __enter__(self) -> RunReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._database.abandon()
+
+    def _read_header(self) -> tuple[datetime, RunHeader]:
+        row = self._database.rows(
+            """SELECT name, created, kind, model, revision, compute_dtype, vocab, device, device_name, seed, command, note, versions
+               FROM run"""
+        )[0]
+        name, created, kind, model, revision, compute_dtype, vocab, device, device_name, seed, command, note, versions = row
+        tokens: dict[int, list[tuple]] = {}
+        for prompt, *token in self._database.rows("SELECT prompt, token_id, text FROM token ORDER BY prompt, position"):
+            tokens.setdefault(prompt, []).append(tuple(token))
+        prompts = []
+        for index, positions in self._database.rows("SELECT prompt, positions FROM prompt ORDER BY prompt"):
+            ids = tuple(t[0] for t in tokens.get(index, []) if t[0] is not None)
+            texts = tuple(t[1] for t in tokens.get(index, []) if t[1] is not None)
+            prompts.append(Prompt(positions, ids, texts))
+        provenance = Provenance(
+            kind=kind, model=model, revision=revision, device=device, device_name=device_name, seed=seed, command=command, note=note,
+            versions=json.loads(versions),
+        )  # fmt: skip
+        sides = tuple(SideHeader(side.name, side.path, side.source_dtype) for side in self.sides)
+        return created, RunHeader(name, compute_dtype, vocab, tuple(prompts), sides, provenance)
+
+    @cached_property
+    def sides(self) -> list[StoredSide]:
+        rows = self._database.rows("SELECT side, name, path, source_dtype, sha256, bit_class FROM side ORDER BY side")
+        return [StoredSide(*row) for row in rows]
+
+    @cached_property
+    def pairs(self) -> list[StoredPair]:
+        rows = self._database.rows(f"SELECT pair, reference, variant, verdict, {_SUMMARY} FROM pair ORDER BY pair")
+        names = [side.name for side in self.sides]
+        return [StoredPair(row[0], names[row[1]], names[row[2]], Summary(*row[4:]), row[3]) for row in rows]
+
+    @property
+    def classes(self) -> list[list[str]]:
+        """Names of the sides, grouped by equal bits, in order of first appearance."""
+        groups: dict[int, list[str]] = {}
+        for side in self.sides:
+            groups.setdefault(side.bit_class, []).append(side.name)
+        return list(groups.values())
+
+    @cached_property
+    def vocabulary(self) -> dict[int, str]:
+        """Token id to text, as far as known."""
+        return dict(self._database.rows("SELECT token_id, text FROM vocabulary"))
+
+    def histogram(self, pair: int) -> dict[int, int]:
+        """ULP distance to number of elements of a pair."""
+        return dict(self._database.rows("SELECT distance, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance", [pair]))
+
+    def positions(self, pair: int) -> pd.DataFrame:
+        """Figures of a pair, one row a position of every prompt, columns of the table `position` (null where undefined)."""
+        found = self._database.table(
+            """SELECT prompt, position, neq, bit_identical, max_abs, rms, max_ulps, max_ulps_token, mean_ulps, nonfinite_mismatch,
+                      reference_token, variant_token, is_flip, reference_margin, variant_margin, reference_margin_ulps,
+                      variant_margin_ulps, near_tie, is_tie, kl
+               FROM position WHERE pair = ? ORDER BY prompt, position""",
+            [pair],
+        )
+        return found.to_pandas(types_mapper=_NULLABLE.get)
+
+    def top_tokens(self, side: int, prompt: int, position: int) -> pd.DataFrame:
+        """The largest logits of a side at a position: rank, token_id, logit, probability."""
+        found = self._database.table(
+            """SELECT rank, token_id, logit, exp(logit - logsumexp) AS probability
+               FROM top_token JOIN side_position USING (side, prompt, position)
+               WHERE side = ? AND prompt = ? AND position = ? ORDER BY rank""",
+            [side, prompt, position],
+        )
+        return found.to_pandas()
+
+    def logsumexp(self, side: int) -> NDArray[np.float64]:
+        """Of every row of a side, in nats, NaN where undefined. [rows]"""
+        found = self._database.table("SELECT logsumexp FROM side_position WHERE side = ? ORDER BY prompt, position", [side])
+        return found.column("logsumexp").to_numpy()
+
+    def at(self, side: int, prompt: int, position: int) -> NDArray[np.unsignedinteger]:
+        """All logits of a side at one position, as bits. [vocab]"""
+        found = self._database.table(
+            "SELECT tile, bits FROM logits WHERE side = ? AND prompt = ? AND position = ? ORDER BY tile", [side, prompt, position]
+        )
+        bits = joined(found.column("bits"), self.header.format.carrier)
+        if bits.size != self.header.vocab:
+            raise StoreError(f"{self.path.name}: no logits at prompt {prompt}, position {position}, side {side}.")
+        return bits
+
+    def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+        """Bits of rows [start, stop) of a side. [rows, vocab]"""
+        return read_rows(self._database, self.header, side, start, stop)
+
+    def read_window(self, side: int, rows: tuple[int, int], tokens: tuple[int, int]) -> NDArray[np.unsignedinteger]:
+        """Bits of a rectangle, reading only the tiles it touches. [rows, tokens]; both ranges half open."""
+        item = self.header.format.itemsize
+        per_tile = TILE_BYTES // item
+        first_tile, last_tile = tokens[0] // per_tile, (tokens[1] - 1) // per_tile
+        places = self.header.places()[rows[0] : rows[1]]
+        (first_prompt, first), (last_prompt, last) = places[0], places[-1]
+        found = self._database.table(
+            """SELECT bits FROM logits WHERE side = ? AND prompt BETWEEN ? AND ? AND (prompt > ? OR position >= ?)
+               AND (prompt < ? OR position <= ?) AND tile BETWEEN ? AND ? ORDER BY prompt, position, tile""",
+            [side, first_prompt, last_prompt, first_prompt, first, last_prompt, last, first_tile, last_tile],
+        )
+        bits = joined(found.column("bits"), self.header.format.carrier).reshape(len(places), -1)
+        return bits[:, tokens[0] - first_tile * per_tile : tokens[1] - first_tile * per_tile]
+
+    def ulp_cells(self, pair: int, level: int, rows: tuple[int, int]) -> NDArray[np.unsignedinteger]:
+        """Heatmap cells of a level that cover rows [start, stop). [cells of positions, cells of tokens]; see numerics.pyramid."""
+        span = pyramid.cell_shape(level)[0]
+        found = self._database.table(
+            "SELECT cells FROM ulp_tile WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ? ORDER BY first_row",
+            [pair, level, rows[0] // span * span, rows[1]],
+        )
+        columns = -(-self.header.vocab // pyramid.cell_shape(level)[1])
+        return joined(found.column("cells"), self.header.format.carrier).reshape(-1, columns)
+
+    def levels(self) -> int:
+        """How many levels of the heatmap pyramid the file holds."""
+        return pyramid.levels_for(self.header.rows, self.header.vocab)
+
+

@@ -1,0 +1,109 @@
+"""What a run is, as frozen records that check themselves.
+
+Words (DESIGN, section 2): a run has prompts and sides; a side is `[rows, vocab]` logits, where a *row* is one position of one
+prompt, prompts one after another; the first side is the reference; a pair is the reference and one variant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from core.errors import UsageError
+from core.numerics.formats import FloatFormat, format_named
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One token sequence. `token_ids` and `token_texts` are empty where a dump did not bring them."""
+
+    positions: int
+    token_ids: tuple[int, ...] = ()
+    token_texts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.positions < 1:
+            raise UsageError("a prompt needs at least one position.")
+        for what, values in (("token ids", self.token_ids), ("token texts", self.token_texts)):
+            if values and len(values) != self.positions:
+                raise UsageError(f"{len(values)} {what} for {self.positions} positions; expected one for each.")
+
+
+@dataclass(frozen=True)
+class SideHeader:
+    """One side as announced before its logits: its name, the path that computes it, and the dtype its array came in.
+
+    `source_dtype` is what the array was saved as (float32 where an engine upcast its bfloat16 logits); the run file keeps
+    the same values in the run's compute dtype, and export restores the source dtype bit for bit.
+    """
+
+    name: str
+    path: str
+    source_dtype: str
+
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise UsageError("a side needs a name.")
+        format_named(self.source_dtype)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the logits come from. `kind` is 'capture' or 'upload'; unknown text is ''; `seed` is None where none was used."""
+
+    kind: str
+    model: str = ""
+    revision: str = ""
+    device: str = ""
+    device_name: str = ""
+    seed: int | None = None
+    command: str = ""
+    note: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("capture", "upload"):
+            raise UsageError(f"a run is a 'capture' or an 'upload', not '{self.kind}'.")
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """Everything about a run that is known before the first logit.
+
+    `vocabulary` maps token id to text, as far as known (all of it for captures), so that a viewer needs no tokenizer.
+    """
+
+    name: str
+    compute_dtype: str
+    vocab: int
+    prompts: tuple[Prompt, ...]
+    sides: tuple[SideHeader, ...]
+    provenance: Provenance
+    vocabulary: dict[int, str] = field(default_factory=dict)
+    created: datetime | None = None
+
+    def __post_init__(self) -> None:
+        format_named(self.compute_dtype)
+        if self.vocab < 2:
+            raise UsageError(f"a vocabulary of {self.vocab} cannot have a margin; expected at least two tokens.")
+        if len(self.sides) < 2:
+            raise UsageError(f"a run needs at least two sides, not {len(self.sides)}.")
+        if not self.prompts:
+            raise UsageError("a run needs at least one prompt.")
+        names = [side.name for side in self.sides]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise UsageError(f"two sides are called '{twice[0]}'; every side of a run needs its own name.")
+
+    @property
+    def format(self) -> FloatFormat:
+        return format_named(self.compute_dtype)
+
+    @property
+    def rows(self) -> int:
+        """Positions of all prompts together."""
+        return sum(prompt.positions for prompt in self.prompts)
+
+    def places(self) -> list[tuple[int, int]]:
+        """(prompt, position) of every row, in order."""
+        return [(p, t) for p, prompt in enumerate(self.prompts) for t in range(prompt.positions)]

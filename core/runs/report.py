@@ -1,0 +1,172 @@
+"""The JSON shape of the metric contract (DESIGN, section 5), from stored figures or straight from a dump."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from core.errors import UsageError
+from core.numerics.divergence import RowFigures, compare
+from core.numerics.totals import PairTotal, Summary
+from core.runs.dumps import Dump
+from core.runs.reader import RunReader
+from core.runs.records import Provenance
+
+_POSITION_FIELDS = (
+    "neq",
+    "max_abs",
+    "max_ulps",
+    "nonfinite_mismatch",
+    "reference_token",
+    "variant_token",
+    "reference_margin",
+    "variant_margin",
+    "reference_margin_ulps",
+    "variant_margin_ulps",
+    "is_flip",
+    "kl",
+    "near_tie",
+)
+_FLIP_FIELDS = (
+    "reference_token",
+    "variant_token",
+    "reference_margin",
+    "variant_margin",
+    "reference_margin_ulps",
+    "variant_margin_ulps",
+    "max_abs",
+    "max_ulps",
+    "kl",
+)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON knows it; undefined numbers become null."""
+    if value is None or value != value or (isinstance(value, float) and math.isinf(value)):
+        return None
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def rows_of(figures: RowFigures, places: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
+    """`RowFigures` as one dict a row, named as in the contract; `places` are (prompt, position)."""
+    undefined = np.nan
+    columns = {
+        "neq": figures.neq,
+        "max_abs": figures.max_abs,
+        "max_ulps": figures.max_ulps,
+        "nonfinite_mismatch": figures.nonfinite_mismatch,
+        "reference_token": [token if token >= 0 else None for token in figures.reference_token.tolist()],
+        "variant_token": [token if token >= 0 else None for token in figures.variant_token.tolist()],
+        "reference_margin": figures.reference_margin,
+        "variant_margin": figures.variant_margin,
+        "reference_margin_ulps": [undefined if m != m else int(m) for m in figures.reference_margin_ulps.tolist()],
+        "variant_margin_ulps": [undefined if m != m else int(m) for m in figures.variant_margin_ulps.tolist()],
+        "is_flip": figures.is_flip,
+        "kl": figures.kl,
+        "near_tie": figures.is_near_tie,
+    }
+    return [
+        {"prompt": prompt, "position": position, **{name: _plain(column[i]) for name, column in columns.items()}}
+        for i, (prompt, position) in enumerate(places)
+    ]
+
+
+@dataclass(frozen=True)
+class PairReport:
+    """One pair's share of the report: summary, histogram, and one dict a row."""
+
+    reference: str
+    variant: str
+    summary: Summary
+    histogram: dict[int, int]
+    rows: list[dict[str, Any]]
+
+
+def report_of_dump(dump: Dump) -> tuple[list[PairReport], list[list[str]]]:
+    """Compare a dump's reference with every variant, in one pass over the file. Returns the pairs and the bit-identical classes.
+
+    Classes need every side against every other; sides are grouped by the SHA-256 of their bits.
+    """
+    header = dump.header("dump", Provenance(kind="upload"))
+    places = header.places()
+    totals = [PairTotal() for _ in dump.sides[1:]]
+    rows: list[list[dict[str, Any]]] = [[] for _ in dump.sides[1:]]
+    digests = [hashlib.sha256() for _ in dump.sides]
+    for start, sides in dump.chunks():
+        if len(sides) > 2:
+            for digest, bits in zip(digests, sides, strict=True):
+                digest.update(np.ascontiguousarray(bits).data)
+        for pair, bits in enumerate(sides[1:]):
+            figures = compare(sides[0], bits, header.format)
+            totals[pair].add(figures)
+            rows[pair] += rows_of(figures, places[start : start + len(bits)])
+    classes: dict[str, list[str]] = {}
+    for side, digest in zip(dump.sides, digests, strict=True):
+        classes.setdefault(digest.hexdigest(), []).append(side.name)
+    pairs = [
+        PairReport(dump.sides[0].name, side.name, total.summary(), total.histogram, pair_rows)
+        for side, total, pair_rows in zip(dump.sides[1:], totals, rows, strict=True)
+    ]
+    return pairs, list(classes.values())
+
+
+def report_of_run(run: RunReader) -> tuple[list[PairReport], list[list[str]]]:
+    """The same from the figures stored in a run file."""
+    pairs = []
+    for pair in run.pairs:
+        table = run.positions(pair.index)
+        columns = {name: [_plain(v) for v in table[name].astype(object).where(table[name].notna(), None)] for name in _POSITION_FIELDS}
+        rows = [
+            {"prompt": prompt, "position": position, **{name: columns[name][i] for name in _POSITION_FIELDS}}
+            for i, (prompt, position) in enumerate(zip(table["prompt"].tolist(), table["position"].tolist(), strict=True))
+        ]
+        pairs.append(PairReport(pair.reference, pair.variant, pair.summary, run.histogram(pair.index), rows))
+    return pairs, run.classes
+
+
+def as_json(
+    pairs: list[PairReport],
+    classes: list[list[str]],
+    *,
+    compute_dtype: str,
+    rows: int,
+    vocab: int,
+    prompts: int,
+    variant: str | None = None,
+    with_positions: bool = False,
+) -> dict[str, Any]:
+    """The object of the contract. `variant` chooses the pair that `summary` speaks of (default: the first)."""
+    chosen = pairs[0]
+    if variant is not None:
+        named = [pair for pair in pairs if pair.variant == variant]
+        if not named:
+            raise UsageError(f"no variant '{variant}'; there are {', '.join(pair.variant for pair in pairs)}.")
+        chosen = named[0]
+
+    def placed(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+        place = {"prompt": row["prompt"]} if prompts > 1 else {}
+        return {**place, "position": row["position"], **{name: row[name] for name in names}}
+
+    result: dict[str, Any] = {
+        "reference": chosen.reference,
+        "variant": chosen.variant,
+        "compute_dtype": compute_dtype,
+        "positions": rows,
+        "vocab": vocab,
+        "summary": {name: _plain(value) for name, value in asdict(chosen.summary).items()},
+        "ulp_histogram": {str(distance): elements for distance, elements in chosen.histogram.items()},
+        "flips": [placed(row, _FLIP_FIELDS) for row in chosen.rows if row["is_flip"]],
+    }
+    if with_positions:
+        result["by_position"] = [placed(row, _POSITION_FIELDS) for row in chosen.rows]
+    if len(pairs) > 1:
+        result["pairs"] = [
+            {"reference": p.reference, "variant": p.variant, **{n: _plain(v) for n, v in asdict(p.summary).items()}} for p in pairs
+        ]
+        result["classes"] = classes
+    return result

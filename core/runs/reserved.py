@@ -1,0 +1,186 @@
+"""The reserved keys of a dump: token_ids, tokens, prompt_lengths, compute_dtype, meta. Read, checked, and laid over its rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from core.errors import DumpError, UsageError
+from core.numerics.formats import LOGIT_FORMATS, FloatFormat, format_named
+from core.runs.arrays import StoredArray, foreign_errors, load, shown
+from core.runs.containers import Container
+from core.runs.records import Prompt
+
+RESERVED = ("token_ids", "tokens", "prompt_lengths", "compute_dtype", "meta")
+TEXT_BYTES = 64 << 20  # the texts of all tokens, as an array
+META_BYTES = 4 << 20
+MAX_TOKEN_ID = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How rows belong to prompts. vocab: tokens; prompts: with ids and texts where the dump has them; rows: positions of them all."""
+
+    vocab: int
+    prompts: tuple[Prompt, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(prompt.positions for prompt in self.prompts)
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """What one file says beside its logits. lengths: positions of each prompt; token_ids, texts: of all rows, or empty."""
+
+    file: str
+    vocab: int
+    lengths: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    texts: tuple[str, ...]
+    compute_dtype: FloatFormat | None
+    meta: str
+
+    def over(self, other: Reserved | None) -> Layout:
+        """The layout of a dump, filled up from the second file of a pair; the two must not contradict each other."""
+        lengths, token_ids, texts = self.lengths, self.token_ids, self.texts
+        if other is not None:
+            if token_ids and other.token_ids and token_ids != other.token_ids:
+                raise DumpError(
+                    f"{other.file}: 'token_ids' are others than in {self.file}; expected both sides to be of the same tokens."
+                )
+            if len(lengths) > 1 and len(other.lengths) > 1 and lengths != other.lengths:
+                raise DumpError(
+                    f"{other.file}: 'prompt_lengths' are others than in {self.file}; expected both sides to be of the same prompts."
+                )
+            lengths = max(lengths, other.lengths, key=len)
+            token_ids, texts = token_ids or other.token_ids, texts or other.texts
+        prompts, start = [], 0
+        for length in lengths:
+            prompts.append(Prompt(length, token_ids[start : start + length], texts[start : start + length]))
+            start += length
+        return Layout(self.vocab, tuple(prompts))
+
+
+def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
+    """The reserved keys of one file whose sides have `shape`: [vocab], [positions, vocab] or [prompts, positions, vocab]."""
+    arrays = container.arrays
+    if container.kind == "npy":
+        arrays = {}
+    counts = (shape[0], shape[1]) if len(shape) == 3 else (1, math.prod(shape[:-1]))
+    lengths: tuple[int, ...] = (counts[1],) * counts[0]
+    if "prompt_lengths" in arrays:
+        lengths = _prompt_lengths(arrays["prompt_lengths"], shape)
+    named = _text(container, "compute_dtype")
+    compute_dtype = None
+    if named is not None:
+        try:
+            compute_dtype = format_named(named.strip())
+        except UsageError:
+            raise _refusal(container, "compute_dtype", f"is '{shown(named)}'", f"one of {', '.join(LOGIT_FORMATS)}") from None
+    meta = _text(container, "meta") or ""
+    if meta:
+        with foreign_errors(f"{container.name}: 'meta'", "one JSON text"):
+            json.loads(meta)
+    ids = _token_ids(arrays["token_ids"], counts) if "token_ids" in arrays else ()
+    return Reserved(container.name, shape[-1], lengths, ids, _tokens(container, counts), compute_dtype, meta)
+
+
+def _refusal(container: Container, key: str, found: str, expected: str) -> DumpError:
+    return DumpError(f"{container.name}: '{key}' {found}; expected {expected}.")
+
+
+def _whole_numbers(array: StoredArray, shape_fits: bool, expected: str) -> NDArray[Any]:
+    """A small array of integers, loaded once its dtype and shape are known to be right. Flat, C order."""
+    if array.dtype.kind not in "iu":
+        raise array.refusal(f"has the dtype {shown(array.dtype)}", "whole numbers")
+    if not shape_fits:
+        raise array.refusal(f"has shape {shown(array.shape)}", expected)
+    values = load(array).reshape(-1)
+    if int(values.min()) < 0 or int(values.max()) > MAX_TOKEN_ID:
+        wrong = values[(values < 0) | (values > MAX_TOKEN_ID)][0]
+        raise array.refusal(f"holds {wrong}", f"numbers from 0 to {MAX_TOKEN_ID}")
+    return values
+
+
+def _fits(shape: tuple[int, ...], counts: tuple[int, int]) -> bool:
+    """One entry for each position: the shape of the sides without their vocabulary, leading axes of size 1 as one likes."""
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    prompts, positions = counts
+    if prompts == 1:
+        return shape == (positions,) or (positions == 1 and shape == ())
+    return shape == counts
+
+
+def _one_each(counts: tuple[int, int]) -> str:
+    return f"one for each position: {counts[1]}" if counts[0] == 1 else f"one for each position of each prompt: {counts}"
+
+
+def _token_ids(array: StoredArray, counts: tuple[int, int]) -> tuple[int, ...]:
+    return tuple(_whole_numbers(array, _fits(array.shape, counts), _one_each(counts)).tolist())
+
+
+def _prompt_lengths(array: StoredArray, shape: tuple[int, ...]) -> tuple[int, ...]:
+    rows = math.prod(shape[:-1])
+    fits = len(shape) <= 2 and len(array.shape) == 1 and array.size <= rows
+    lengths = _whole_numbers(array, fits, f"at most {rows} lengths beside sides of (all positions, vocab)").tolist()
+    if sum(lengths) != rows or min(lengths) < 1:
+        raise array.refusal(
+            f"adds up to {sum(lengths)}, its smallest is {min(lengths)}", f"lengths from 1 up that add up to {rows} positions"
+        )
+    return tuple(lengths)
+
+
+def _strings(array: StoredArray, limit: int) -> list[str]:
+    """The texts of an array of unicode ('U') or UTF-8 bytes ('S'), flat; what is no valid unicode is replaced."""
+    if array.dtype.kind not in "US":
+        raise array.refusal(f"has the dtype {shown(array.dtype)}", "text")
+    if array.nbytes > limit:
+        raise array.refusal(f"takes {array.nbytes} bytes", f"at most {limit}")
+    with foreign_errors(array.where, "valid text"):
+        loaded = load(array).reshape(-1)
+        if array.dtype.kind == "U" and int(loaded.view(f"{array.dtype.str[0]}u4").max()) > 0x10FFFF:
+            raise ValueError("a character beyond unicode")  # numpy would fail on it with an internal error
+        values = loaded.tolist()
+    # A token may be a piece of a UTF-8 sequence: its bytes are then shown as such.
+    return [
+        v.decode("utf-8", "backslashreplace")
+        if isinstance(v, bytes)
+        else v.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        for v in values
+    ]
+
+
+def _text(container: Container, key: str) -> str | None:
+    """A reserved single text, from an array or from safetensors' `__metadata__`; None where there is none."""
+    array = container.arrays.get(key) if container.kind != "npy" else None
+    if array is None:
+        return container.texts.get(key)
+    if array.size != 1:
+        raise array.refusal(f"has shape {shown(array.shape)}", "a single text")
+    return _strings(array, META_BYTES)[0]
+
+
+def _tokens(container: Container, counts: tuple[int, int]) -> tuple[str, ...]:
+    array = container.arrays.get("tokens") if container.kind != "npy" else None
+    if array is not None:
+        if not _fits(array.shape, counts):
+            raise array.refusal(f"has shape {shown(array.shape)}", _one_each(counts))
+        return tuple(_strings(array, TEXT_BYTES))
+    if "tokens" not in container.texts:
+        return ()
+    with foreign_errors(f"{container.name}: 'tokens'", "a JSON list of texts"):
+        listed: Any = json.loads(container.texts["tokens"])
+        if listed and isinstance(listed, list) and all(isinstance(part, list) for part in listed):
+            listed = [text for part in listed for text in part]
+        if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+            raise ValueError("something else")
+        listed = [text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for text in listed]
+    if len(listed) != counts[0] * counts[1]:
+        raise _refusal(container, "tokens", f"lists {len(listed)} texts", _one_each(counts))
+    return tuple(listed)

@@ -1,0 +1,171 @@
+-- The run file, schema version 1. One file holds one run and is never changed once it is in place.
+-- A *row* of a side is one position of one prompt. Figures are defined in the metric contract (docs/metrics.md).
+
+CREATE TABLE run (
+    run_id VARCHAR NOT NULL, name VARCHAR NOT NULL, created TIMESTAMP NOT NULL, kind VARCHAR NOT NULL, model VARCHAR NOT NULL,
+    revision VARCHAR NOT NULL, compute_dtype VARCHAR NOT NULL, vocab INTEGER NOT NULL, positions INTEGER NOT NULL,
+    device VARCHAR NOT NULL, device_name VARCHAR NOT NULL, seed BIGINT, command VARCHAR NOT NULL, note VARCHAR NOT NULL,
+    versions VARCHAR NOT NULL, schema_version INTEGER NOT NULL
+);
+COMMENT ON TABLE run IS 'provenance of the run; exactly one row';
+COMMENT ON COLUMN run.run_id IS 'the file name without .duckdb';
+COMMENT ON COLUMN run.name IS 'what a person called it';
+COMMENT ON COLUMN run.created IS 'when the capture or upload began, UTC';
+COMMENT ON COLUMN run.kind IS 'capture: forwards run by ULPscope; upload: a dump from elsewhere';
+COMMENT ON COLUMN run.model IS 'folder or hub id of the model, empty if unknown';
+COMMENT ON COLUMN run.revision IS 'hub revision or content hash of the weights, empty if unknown';
+COMMENT ON COLUMN run.compute_dtype IS 'dtype the logits were computed in; ULPs are counted in it';
+COMMENT ON COLUMN run.vocab IS 'logits a position, number of tokens';
+COMMENT ON COLUMN run.positions IS 'positions of all prompts together';
+COMMENT ON COLUMN run.device IS 'cpu, cuda, ...; empty if unknown';
+COMMENT ON COLUMN run.device_name IS 'processor or GPU name; empty if unknown';
+COMMENT ON COLUMN run.seed IS 'seed set before each side, null if none';
+COMMENT ON COLUMN run.command IS 'command line that repeats the capture';
+COMMENT ON COLUMN run.note IS 'free text, such as how the compute dtype was found';
+COMMENT ON COLUMN run.versions IS 'JSON object: library or setting to its version or value';
+COMMENT ON COLUMN run.schema_version IS 'version of this schema';
+
+CREATE TABLE prompt (prompt INTEGER NOT NULL, positions INTEGER NOT NULL);
+COMMENT ON TABLE prompt IS 'the token sequences of the run';
+COMMENT ON COLUMN prompt.prompt IS '0-based index';
+COMMENT ON COLUMN prompt.positions IS 'its length, number of positions';
+
+CREATE TABLE token (prompt INTEGER NOT NULL, position INTEGER NOT NULL, token_id INTEGER, text VARCHAR);
+COMMENT ON TABLE token IS 'the tokens fed to the model; empty if a dump brought none';
+COMMENT ON COLUMN token.prompt IS 'index of the prompt';
+COMMENT ON COLUMN token.position IS '0-based token index in its prompt';
+COMMENT ON COLUMN token.token_id IS 'token id, null if unknown';
+COMMENT ON COLUMN token.text IS 'text of the token, null if unknown';
+
+CREATE TABLE vocabulary (token_id INTEGER NOT NULL, text VARCHAR NOT NULL);
+COMMENT ON TABLE vocabulary IS 'texts of the vocabulary as far as known, so that a viewer needs no tokenizer';
+COMMENT ON COLUMN vocabulary.token_id IS 'token id, the column of the logits';
+COMMENT ON COLUMN vocabulary.text IS 'text of the token';
+
+CREATE TABLE side (
+    side INTEGER NOT NULL, name VARCHAR NOT NULL, path VARCHAR NOT NULL, compute_dtype VARCHAR NOT NULL,
+    source_dtype VARCHAR NOT NULL, sha256 VARCHAR NOT NULL, bit_class INTEGER NOT NULL
+);
+COMMENT ON TABLE side IS 'one way the logits were computed; side 0 is the reference';
+COMMENT ON COLUMN side.side IS '0-based index';
+COMMENT ON COLUMN side.name IS 'name of the side';
+COMMENT ON COLUMN side.path IS 'path that computed it, empty if unknown';
+COMMENT ON COLUMN side.compute_dtype IS 'dtype of the stored bits';
+COMMENT ON COLUMN side.source_dtype IS 'dtype the array was given in; widening the stored bits restores it exactly';
+COMMENT ON COLUMN side.sha256 IS 'SHA-256 of its stored bits, rows in order, little-endian';
+COMMENT ON COLUMN side.bit_class IS 'sides of the same number are bit-identical';
+
+CREATE TABLE logits (
+    side USMALLINT NOT NULL, prompt INTEGER NOT NULL, position INTEGER NOT NULL, tile USMALLINT NOT NULL,
+    bits BLOB NOT NULL USING COMPRESSION uncompressed
+);
+COMMENT ON TABLE logits IS 'the complete logits, bit for bit, in tiles of 8192 bytes';
+COMMENT ON COLUMN logits.side IS 'index of the side';
+COMMENT ON COLUMN logits.prompt IS 'index of the prompt';
+COMMENT ON COLUMN logits.position IS '0-based token index in its prompt';
+COMMENT ON COLUMN logits.tile IS '0-based tile; tile t starts at byte 8192 t of the row';
+COMMENT ON COLUMN logits.bits IS 'raw little-endian bits in the compute dtype; the last tile of a row is shorter';
+
+CREATE TABLE side_position (
+    side INTEGER NOT NULL, prompt INTEGER NOT NULL, position INTEGER NOT NULL, logsumexp DOUBLE
+);
+COMMENT ON TABLE side_position IS 'figures of one side at one position';
+COMMENT ON COLUMN side_position.side IS 'index of the side';
+COMMENT ON COLUMN side_position.prompt IS 'index of the prompt';
+COMMENT ON COLUMN side_position.position IS '0-based token index in its prompt';
+COMMENT ON COLUMN side_position.logsumexp IS 'log of the sum of exp(logit), nats; probability = exp(logit - logsumexp); null where NaN';
+
+CREATE TABLE top_token (
+    side INTEGER NOT NULL, prompt INTEGER NOT NULL, position INTEGER NOT NULL, rank INTEGER NOT NULL,
+    token_id INTEGER NOT NULL, logit DOUBLE NOT NULL
+);
+COMMENT ON TABLE top_token IS 'the 20 largest logits of each side and position, equal ones by token id';
+COMMENT ON COLUMN top_token.side IS 'index of the side';
+COMMENT ON COLUMN top_token.prompt IS 'index of the prompt';
+COMMENT ON COLUMN top_token.position IS '0-based token index in its prompt';
+COMMENT ON COLUMN top_token.rank IS '0-based rank; rank 0 is the argmax';
+COMMENT ON COLUMN top_token.token_id IS 'token id';
+COMMENT ON COLUMN top_token.logit IS 'its logit, exact';
+
+CREATE TABLE pair (
+    pair INTEGER NOT NULL, reference INTEGER NOT NULL, variant INTEGER NOT NULL, bit_identical BOOLEAN NOT NULL, neq BIGINT NOT NULL,
+    neq_share DOUBLE NOT NULL, max_abs DOUBLE NOT NULL, rms DOUBLE NOT NULL, max_ulps BIGINT NOT NULL, mean_ulps DOUBLE NOT NULL,
+    nonfinite_mismatch BIGINT NOT NULL, flips INTEGER NOT NULL, ties INTEGER NOT NULL, near_ties INTEGER NOT NULL, mean_kl DOUBLE,
+    max_kl DOUBLE, same_top1 DOUBLE NOT NULL, min_margin DOUBLE, is_histogram_exact BOOLEAN NOT NULL, verdict VARCHAR
+);
+COMMENT ON TABLE pair IS 'summary of the reference against each variant';
+COMMENT ON COLUMN pair.pair IS '0-based index';
+COMMENT ON COLUMN pair.reference IS 'index of the reference side';
+COMMENT ON COLUMN pair.variant IS 'index of the variant side';
+COMMENT ON COLUMN pair.bit_identical IS 'every bit pattern equal, so -0 and +0 are not';
+COMMENT ON COLUMN pair.neq IS 'elements whose values differ; +0 equals -0, NaN equals NaN';
+COMMENT ON COLUMN pair.neq_share IS 'neq over positions x vocab';
+COMMENT ON COLUMN pair.max_abs IS 'largest absolute difference, logits, over elements finite on both sides';
+COMMENT ON COLUMN pair.rms IS 'root mean square of the difference, logits, over elements finite on both sides';
+COMMENT ON COLUMN pair.max_ulps IS 'largest distance, ULPs of the compute dtype';
+COMMENT ON COLUMN pair.mean_ulps IS 'mean distance, ULPs of the compute dtype';
+COMMENT ON COLUMN pair.nonfinite_mismatch IS 'elements where a NaN or infinity is not met by the same';
+COMMENT ON COLUMN pair.flips IS 'positions whose argmax differs';
+COMMENT ON COLUMN pair.ties IS 'positions with a margin of 0 on either side';
+COMMENT ON COLUMN pair.near_ties IS 'positions whose smaller margin is at most twice their largest difference';
+COMMENT ON COLUMN pair.mean_kl IS 'mean KL(reference || variant), nats, over positions where it is defined';
+COMMENT ON COLUMN pair.max_kl IS 'largest KL(reference || variant), nats';
+COMMENT ON COLUMN pair.same_top1 IS 'share of positions with the same argmax';
+COMMENT ON COLUMN pair.min_margin IS 'smallest margin over both sides, logits';
+COMMENT ON COLUMN pair.is_histogram_exact IS 'false: distances of 65536 and more are rounded down to powers of two';
+COMMENT ON COLUMN pair.verdict IS 'rounding or bug, with rows in evidence; null: not judged';
+
+CREATE TABLE position (
+    pair INTEGER NOT NULL, prompt INTEGER NOT NULL, position INTEGER NOT NULL, neq BIGINT NOT NULL, bit_identical BOOLEAN NOT NULL,
+    max_abs DOUBLE NOT NULL, rms DOUBLE NOT NULL, max_ulps BIGINT NOT NULL, max_ulps_token INTEGER NOT NULL,
+    mean_ulps DOUBLE NOT NULL, nonfinite_mismatch BIGINT NOT NULL, reference_token INTEGER, variant_token INTEGER,
+    is_flip BOOLEAN NOT NULL, reference_margin DOUBLE, variant_margin DOUBLE, reference_margin_ulps BIGINT,
+    variant_margin_ulps BIGINT, near_tie BOOLEAN NOT NULL, is_tie BOOLEAN NOT NULL, kl DOUBLE
+);
+COMMENT ON TABLE position IS 'figures of a pair at each position';
+COMMENT ON COLUMN position.pair IS 'index of the pair';
+COMMENT ON COLUMN position.prompt IS 'index of the prompt';
+COMMENT ON COLUMN position.position IS '0-based token index in its prompt; its logits score the next token';
+COMMENT ON COLUMN position.neq IS 'elements whose values differ';
+COMMENT ON COLUMN position.bit_identical IS 'every bit pattern equal';
+COMMENT ON COLUMN position.max_abs IS 'largest absolute difference, logits';
+COMMENT ON COLUMN position.rms IS 'root mean square of the difference, logits';
+COMMENT ON COLUMN position.max_ulps IS 'largest distance, ULPs of the compute dtype';
+COMMENT ON COLUMN position.max_ulps_token IS 'lowest token id with that distance';
+COMMENT ON COLUMN position.mean_ulps IS 'mean distance, ULPs of the compute dtype';
+COMMENT ON COLUMN position.nonfinite_mismatch IS 'elements where a NaN or infinity is not met by the same';
+COMMENT ON COLUMN position.reference_token IS 'argmax of the reference, lowest id on ties; null where all is NaN';
+COMMENT ON COLUMN position.variant_token IS 'argmax of the variant';
+COMMENT ON COLUMN position.is_flip IS 'the two argmax differ';
+COMMENT ON COLUMN position.reference_margin IS 'top-1 minus runner-up of the reference, logits; null where not finite';
+COMMENT ON COLUMN position.variant_margin IS 'top-1 minus runner-up of the variant, logits';
+COMMENT ON COLUMN position.reference_margin_ulps IS 'the same, ULPs of the compute dtype';
+COMMENT ON COLUMN position.variant_margin_ulps IS 'the same, ULPs of the compute dtype';
+COMMENT ON COLUMN position.near_tie IS 'smaller margin at most twice max_abs: a flip is possible';
+COMMENT ON COLUMN position.is_tie IS 'a margin of 0 on either side';
+COMMENT ON COLUMN position.kl IS 'KL(reference || variant), nats; null where undefined';
+
+CREATE TABLE ulp_histogram (pair INTEGER NOT NULL, distance BIGINT NOT NULL, elements BIGINT NOT NULL);
+COMMENT ON TABLE ulp_histogram IS 'how many elements are how many ULPs apart';
+COMMENT ON COLUMN ulp_histogram.pair IS 'index of the pair';
+COMMENT ON COLUMN ulp_histogram.distance IS 'ULPs of the compute dtype';
+COMMENT ON COLUMN ulp_histogram.elements IS 'number of elements finite on both sides';
+
+CREATE TABLE ulp_tile (
+    pair INTEGER NOT NULL, level INTEGER NOT NULL, first_row INTEGER NOT NULL, cells BLOB NOT NULL USING COMPRESSION uncompressed
+);
+COMMENT ON TABLE ulp_tile IS 'heatmap pyramid: largest ULP distance in cells of 4^level rows x 32 * 4^level tokens';
+COMMENT ON COLUMN ulp_tile.pair IS 'index of the pair';
+COMMENT ON COLUMN ulp_tile.level IS 'level of detail, 0 is the finest';
+COMMENT ON COLUMN ulp_tile.first_row IS 'first row of the cells; rows count positions of all prompts, one after another';
+COMMENT ON COLUMN ulp_tile.cells IS 'one cell for each group of tokens, ULPs, unsigned little-endian of the compute dtype''s width; all ones: NaN or infinity mismatch';
+
+CREATE TABLE evidence (
+    pair INTEGER NOT NULL, rung VARCHAR NOT NULL, control VARCHAR NOT NULL, figures VARCHAR NOT NULL, outcome VARCHAR NOT NULL
+);
+COMMENT ON TABLE evidence IS 'what supports a verdict: one row a control';
+COMMENT ON COLUMN evidence.pair IS 'index of the pair';
+COMMENT ON COLUMN evidence.rung IS 'rung of the ladder';
+COMMENT ON COLUMN evidence.control IS 'what was run for it';
+COMMENT ON COLUMN evidence.figures IS 'JSON object of its figures, each name with its unit';
+COMMENT ON COLUMN evidence.outcome IS 'passed, failed or missing';

@@ -1,0 +1,45 @@
+"""Rows of bits to BLOB tiles and back, as Arrow buffers: 8 KB tiles in an uncompressed column reach disk speed (DESIGN, section 4)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+TILE_BYTES = 8192
+
+
+def binary_rows(rows: NDArray[np.unsignedinteger], tile_bytes: int) -> tuple[pa.Array, int]:
+    """[rows, columns] as (binary array of rows x tiles values sharing the rows' memory, tiles a row)."""
+    rows = np.ascontiguousarray(rows)
+    row_bytes = rows.shape[1] * rows.itemsize
+    tiles = -(-row_bytes // tile_bytes)
+    starts = np.arange(rows.shape[0])[:, None] * row_bytes + np.arange(tiles)[None, :] * tile_bytes
+    offsets = np.append(starts.ravel(), rows.nbytes).astype(np.int32)
+    return pa.Array.from_buffers(pa.binary(), rows.shape[0] * tiles, [None, pa.py_buffer(offsets), pa.py_buffer(rows)]), tiles
+
+
+def logits_table(side: int, places: NDArray[np.int32], rows: NDArray[np.unsignedinteger]) -> pa.Table:
+    """Rows of `logits` for some rows of one side; `places` [rows, 2] holds prompt and position of each."""
+    bits, tiles = binary_rows(rows, TILE_BYTES)
+    count = len(rows)
+    return pa.table(
+        {
+            "side": np.full(count * tiles, side, np.uint16),
+            "prompt": np.repeat(places[:, 0], tiles),
+            "position": np.repeat(places[:, 1], tiles),
+            "tile": np.tile(np.arange(tiles, dtype=np.uint16), count),
+            "bits": bits,
+        }
+    )
+
+
+def joined(column: pa.ChunkedArray, dtype: np.dtype) -> NDArray:
+    """All values of a binary column, one after another, as one array. [elements]."""
+    parts = []
+    for chunk in column.chunks:
+        if len(chunk):
+            offsets = np.frombuffer(chunk.buffers()[1], np.int64 if pa.types.is_large_binary(chunk.type) else np.int32)
+            first, last = offsets[chunk.offset], offsets[chunk.offset + len(chunk)]
+            parts.append(np.frombuffer(chunk.buffers()[2], np.uint8)[first:last])
+    return np.concatenate(parts).view(dtype) if parts else np.empty(0, dtype)

@@ -1,0 +1,282 @@
+"""Write a run: logits stream in side by side, every figure of the contract is computed on the way, the file appears when whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from core.errors import StoreError, UsageError
+from core.numerics import pyramid
+from core.numerics.divergence import RowFigures, SideRows, compare
+from core.numerics.totals import PairTotal
+from core.runs.reader import read_rows
+from core.runs.records import RunHeader
+from core.runs.store import SCHEMA_VERSION, Database, Store, remove_partial
+from core.runs.tiles import binary_rows, logits_table
+
+_SCHEMA = (Path(__file__).parent / "schema.sql").read_text()
+
+
+class RunWriter:
+    """`with RunWriter(store, header) as writer:` write every side, then `writer.finish()`; leaving without it leaves nothing behind.
+
+    Rows of a side come in order; the reference may be ahead of the variants by any number of rows (a capture writes it whole
+    first, an ingest writes chunk by chunk): what is no longer in memory is read back from the file being written.
+    """
+
+    def __init__(self, store: Store, header: RunHeader) -> None:
+        self.header = header
+        self._store = store
+        self._created = header.created or datetime.now(UTC)
+        self.run_id = store.new_run_id(header.name, self._created)
+        store.sweep()
+        self._partial = store.partial_path(self.run_id)
+        self._places = np.array(header.places(), np.int32)
+        self._rows_done = [0] * len(header.sides)
+        self._hashes = [hashlib.sha256() for _ in header.sides]
+        self._totals = [PairTotal() for _ in header.sides[1:]]
+        self._latest: tuple[int, NDArray] | None = None  # first row and bits of the newest reference chunk
+        raw_bytes = len(header.sides) * header.rows * header.vocab * header.format.itemsize
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="ulpscope-sha256")
+        self._pending: Future | None = None
+        self._database: Database | None = Database(self._partial, read_only=False, expected_bytes=raw_bytes)
+        self._database.execute(_SCHEMA)
+        self._database.execute("BEGIN")
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._hashing.shutdown(wait=True)
+        if self._database is not None:
+            self._database.abandon()
+            self._database = None
+            remove_partial(self._partial)
+
+    def write(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
+        """Append rows of a side: bits [rows, vocab] of the compute dtype, starting at `row`, which must be the next one."""
+        header = self.header
+        if bits.ndim != 2 or bits.shape[1] != header.vocab or bits.dtype != header.format.carrier:
+            raise UsageError(f"side {side}: {bits.shape} {bits.dtype} arrived, [rows, {header.vocab}] {header.format.carrier} expected.")
+        if row != self._rows_done[side] or row + len(bits) > header.rows:
+            raise UsageError(f"side {side}: rows {row} to {row + len(bits)} arrived, row {self._rows_done[side]} is next of {header.rows}.")
+        if side and row + len(bits) > self._rows_done[0]:
+            raise UsageError(f"side {side}: row {row + len(bits) - 1} arrived before the reference has it.")
+        if not len(bits):
+            return
+        bits = np.ascontiguousarray(bits)
+        self._wait_for_hash()
+        self._pending = self._hashing.submit(self._hashes[side].update, bits.data)
+        database = self._open_database()
+        places = self._places[row : row + len(bits)]
+        database.insert("logits", logits_table(side, places, bits))
+        self._rows_done[side] = row + len(bits)
+        if side == 0:
+            self._latest = (row, bits)
+        else:
+            self._compare(side, row, bits, places)
+
+    def _open_database(self) -> Database:
+        if self._database is None:
+            raise StoreError(f"run '{self.run_id}' is finished; nothing more can be written to it.")
+        return self._database
+
+    def _wait_for_hash(self) -> None:
+        """At most one chunk waits for its digest, so that memory stays bounded."""
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+    def _reference_rows(self, row: int, count: int) -> NDArray[np.unsignedinteger]:
+        if self._latest is not None:
+            first, bits = self._latest
+            if first <= row and row + count <= first + len(bits):
+                return bits[row - first : row - first + count]
+        return read_rows(self._open_database(), self.header, 0, row, row + count)
+
+    def _compare(self, side: int, row: int, bits: NDArray, places: NDArray[np.int32]) -> None:
+        pair = side - 1
+        figures = compare(self._reference_rows(row, len(bits)), bits, self.header.format)
+        self._totals[pair].add(figures)
+        database = self._open_database()
+        database.insert("position", _position_table(pair, places, figures))
+        cells, _ = binary_rows(figures.tiles, figures.tiles.shape[1] * figures.tiles.itemsize)
+        rows = np.arange(row, row + len(bits), dtype=np.int32)
+        database.insert("ulp_tile", _tile_table(pair, 0, rows, cells))
+        for index, figures_of_side in ((0, figures.reference), (side, figures.variant)):
+            if index or side == 1:  # the reference's own figures are the same in every pair
+                self._write_side_figures(index, places, figures_of_side)
+
+    def _write_side_figures(self, side: int, places: NDArray[np.int32], figures: SideRows) -> None:
+        database = self._open_database()
+        database.insert(
+            "side_position",
+            pa.table(
+                {
+                    "side": np.full(len(places), side, np.int32),
+                    "prompt": places[:, 0],
+                    "position": places[:, 1],
+                    "logsumexp": _nullable(figures.logsumexp),
+                }
+            ),
+        )
+        k = figures.top_ids.shape[1]
+        known = (figures.top_ids >= 0).ravel()
+        database.insert(
+            "top_token",
+            pa.table(
+                {
+                    "side": np.full(int(known.sum()), side, np.int32),
+                    "prompt": np.repeat(places[:, 0], k)[known],
+                    "position": np.repeat(places[:, 1], k)[known],
+                    "rank": np.tile(np.arange(k, dtype=np.int32), len(places))[known],
+                    "token_id": figures.top_ids.ravel()[known],
+                    "logit": figures.top_logits.ravel()[known].astype(np.float64),
+                }
+            ),
+        )
+
+    def finish(self) -> str:
+        """Write summaries and provenance, put the file in its place, return the run's id."""
+        header, database = self.header, self._open_database()
+        for side, done in zip(header.sides, self._rows_done, strict=True):
+            if done != header.rows:
+                raise UsageError(f"side '{side.name}' has {done} of {header.rows} rows; the run is not finished.")
+        self._wait_for_hash()
+        for pair in range(len(self._totals)):
+            self._write_levels(pair)
+        self._write_header(database)
+        self._write_pairs(database)
+        database.execute("COMMIT")
+        database.close()
+        self._database = None
+        try:
+            self._store.place(self._partial, self.run_id)
+        except OSError as error:
+            raise StoreError(f"run '{self.run_id}' could not be put in place ({error.strerror}).") from error
+        finally:
+            remove_partial(self._partial)
+        return self.run_id
+
+    def _write_levels(self, pair: int) -> None:
+        """The coarser levels of the heatmap, 4 x 4 cells to one, from level 0 as it lies in the file; 4096 rows at a time."""
+        database = self._open_database()
+        for level in range(1, pyramid.levels_for(self.header.rows, self.header.vocab)):
+            span = pyramid.cell_shape(level)[0]
+            for start in range(0, self.header.rows, 4096):
+                found = database.table(
+                    "SELECT cells FROM ulp_tile WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ? ORDER BY first_row",
+                    [pair, level - 1, start, start + 4096],
+                )
+                finer = np.stack([np.frombuffer(cells.as_py(), self.header.format.carrier) for cells in found.column("cells")])
+                coarser = pyramid.pool(finer, pyramid.FACTOR, pyramid.FACTOR)
+                rows = np.arange(start, start + len(coarser) * span, span, dtype=np.int32)
+                cells, _ = binary_rows(coarser, coarser.shape[1] * coarser.itemsize)
+                database.insert("ulp_tile", _tile_table(pair, level, rows, cells))
+
+    def _write_header(self, database: Database) -> None:
+        header = self.header
+        about = header.provenance
+        created = self._created.astimezone(UTC).replace(tzinfo=None)
+        database.execute(
+            "INSERT INTO run VALUES (" + ", ".join("?" * 16) + ")",
+            [self.run_id, header.name, created, about.kind, about.model, about.revision, header.compute_dtype, header.vocab]
+            + [header.rows, about.device, about.device_name, about.seed, about.command, about.note]
+            + [json.dumps(about.versions, sort_keys=True), SCHEMA_VERSION],
+        )
+        for index, prompt in enumerate(header.prompts):
+            database.execute("INSERT INTO prompt VALUES (?, ?)", [index, prompt.positions])
+            if prompt.token_ids or prompt.token_texts:
+                nothing = (None,) * prompt.positions
+                database.insert(
+                    "token",
+                    pa.table(
+                        {
+                            "prompt": np.full(prompt.positions, index, np.int32),
+                            "position": np.arange(prompt.positions, dtype=np.int32),
+                            "token_id": pa.array(prompt.token_ids or nothing, pa.int32()),
+                            "text": pa.array(prompt.token_texts or nothing, pa.string()),
+                        }
+                    ),
+                )
+        if header.vocabulary:
+            ids, texts = list(header.vocabulary), list(header.vocabulary.values())
+            database.insert("vocabulary", pa.table({"token_id": pa.array(ids, pa.int32()), "text": pa.array(texts, pa.string())}))
+        digests = [digest.hexdigest() for digest in self._hashes]
+        for index, side in enumerate(header.sides):
+            bit_class = sorted(set(digests), key=digests.index).index(digests[index])
+            database.execute(
+                "INSERT INTO side VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [index, side.name, side.path, header.compute_dtype, side.source_dtype, digests[index], bit_class],
+            )
+
+    def _write_pairs(self, database: Database) -> None:
+        for pair, total in enumerate(self._totals):
+            figures = asdict(total.summary())
+            values = {"pair": pair, "reference": 0, "variant": pair + 1, **figures, "is_histogram_exact": total.is_histogram_exact}
+            database.execute(
+                f"INSERT INTO pair ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})",
+                list(values.values()),
+            )
+            histogram = total.histogram
+            database.insert(
+                "ulp_histogram",
+                pa.table(
+                    {
+                        "pair": np.full(len(histogram), pair, np.int32),
+                        "distance": np.fromiter(histogram.keys(), np.int64, len(histogram)),
+                        "elements": np.fromiter(histogram.values(), np.int64, len(histogram)),
+                    }
+                ),
+            )
+
+
+def _nullable(values: NDArray, kind: pa.DataType | None = None) -> pa.Array:
+    """NaN (or a negative token id) becomes null: 'undefined' is not a number."""
+    is_null = values < 0 if values.dtype.kind == "i" else np.isnan(values)
+    if kind is not None and values.dtype.kind == "f":
+        values = np.where(is_null, 0, values).astype(np.int64)
+    return pa.array(values, mask=is_null)
+
+
+def _tile_table(pair: int, level: int, rows: NDArray[np.int32], cells: pa.Array) -> pa.Table:
+    count = len(rows)
+    return pa.table({"pair": np.full(count, pair, np.int32), "level": np.full(count, level, np.int32), "first_row": rows, "cells": cells})
+
+
+def _position_table(pair: int, places: NDArray[np.int32], figures: RowFigures) -> pa.Table:
+    finite = np.maximum(figures.finite, 1)
+    return pa.table(
+        {
+            "pair": np.full(len(places), pair, np.int32),
+            "prompt": places[:, 0],
+            "position": places[:, 1],
+            "neq": figures.neq,
+            "bit_identical": figures.is_bit_identical,
+            "max_abs": figures.max_abs,
+            "rms": np.sqrt(figures.sum_squares / finite),
+            "max_ulps": figures.max_ulps,
+            "max_ulps_token": figures.max_ulps_token.astype(np.int32),
+            "mean_ulps": figures.sum_ulps / finite,
+            "nonfinite_mismatch": figures.nonfinite_mismatch,
+            "reference_token": _nullable(figures.reference_token),
+            "variant_token": _nullable(figures.variant_token),
+            "is_flip": figures.is_flip,
+            "reference_margin": _nullable(figures.reference_margin),
+            "variant_margin": _nullable(figures.variant_margin),
+            "reference_margin_ulps": _nullable(figures.reference_margin_ulps, pa.int64()),
+            "variant_margin_ulps": _nullable(figures.variant_margin_ulps, pa.int64()),
+            "near_tie": figures.is_near_tie,
+            "is_tie": figures.is_tie,
+            "kl": _nullable(figures.kl),
+        }
+    )

@@ -1,0 +1,78 @@
+"""Tiny random-weight models with a real byte-level tokenizer, built here: no network, no file from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import ByteLevelBPETokenizer
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, PreTrainedTokenizerFast, Qwen2Config
+
+from core.inference.models import LoadedModel, load_model
+
+TEXT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six, café lamps – still lit.\n"
+VOCAB = 384
+CONTEXT = 96
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.2,  # ten times the usual: with 0.02 attention is so even that a wrong key would hardly show
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**_SHAPE),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=48,
+        n_layer=2,
+        n_head=4,
+        n_positions=CONTEXT,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=0,
+    ),
+    "qwen2": lambda: Qwen2Config(**_SHAPE, tie_word_embeddings=True),
+    "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2),
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small lose more to thread barriers than they gain."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def model_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One saved model of each architecture: name -> folder."""
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator([TEXT] * 3, vocab_size=300, special_tokens=["<|start|>"], show_progress=False)
+    folders = {}
+    for name, config in CONFIGS.items():
+        folders[name] = tmp_path_factory.mktemp(name)
+        torch.manual_seed(7)
+        AutoModelForCausalLM.from_config(config(), dtype=torch.float32).save_pretrained(folders[name])
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, bos_token="<|start|>", eos_token="<|start|>")
+        tokenizer.save_pretrained(folders[name])
+    return folders
+
+
+@pytest.fixture(scope="session")
+def llama(model_folders: dict[str, Path]) -> LoadedModel:
+    return load_model(str(model_folders["llama"]), dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def llama_bfloat16(model_folders: dict[str, Path]) -> LoadedModel:
+    return load_model(str(model_folders["llama"]), dtype="bfloat16", device="cpu")

@@ -1,0 +1,159 @@
+"""Export gives back what came in, bit for bit, and only whole files."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from core.errors import StoreError, UsageError
+from core.runs.dumps import open_dump
+from core.runs.export import export_npz
+from core.runs.records import Prompt, Provenance, RunHeader, SideHeader
+
+CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
+
+
+@dataclass
+class HeldRun:
+    """A run held in memory. bits: [rows, vocab] a side, in the compute dtype."""
+
+    header: RunHeader
+    bits: list[np.ndarray]
+    calls: list[int] = field(default_factory=list)
+
+    def read_rows(self, side: int, start: int, stop: int) -> np.ndarray:
+        self.calls.append(stop - start)
+        return self.bits[side][start:stop]
+
+
+def _opened(path: Path) -> HeldRun:
+    with open_dump([path]) as dump:
+        chunks = [sides for _, sides in dump.chunks()]
+        return HeldRun(
+            dump.header("run", Provenance("upload")),
+            [np.concatenate([chunk[i] for chunk in chunks]) for i in range(len(dump.sides))],
+        )
+
+
+def _raw(array: np.ndarray) -> bytes:
+    return np.ascontiguousarray(array).tobytes()
+
+
+def _without_differences(came: Path, went: Path) -> list[str]:
+    """Keys whose bits differ between two npz files; every side of `came` must be in `went`."""
+    before, after = np.load(came), np.load(went)
+    return [key for key in before.files if key != "compute_dtype" and _raw(before[key]) != _raw(after[key])]
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
+def test_what_was_opened_is_exported_bit_for_bit(path: Path, tmp_path: Path) -> None:
+    run = _opened(path)
+    export_npz(run, tmp_path / "out.npz")
+    assert _without_differences(path, tmp_path / "out.npz") == []
+    again = _opened(tmp_path / "out.npz")
+    assert (again.header, [bits.tobytes() for bits in again.bits]) == (run.header, [bits.tobytes() for bits in run.bits])
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
+def test_one_flipped_bit_would_be_noticed(path: Path, tmp_path: Path) -> None:
+    run = _opened(path)
+    run.bits[1] = run.bits[1].copy()
+    run.bits[1][-1, -1] ^= 1
+    export_npz(run, tmp_path / "out.npz")
+    assert _without_differences(path, tmp_path / "out.npz") == [run.header.sides[1].name]
+
+
+def _sides(**dtypes: str) -> tuple[SideHeader, ...]:
+    return tuple(SideHeader(name, "", dtype) for name, dtype in dtypes.items())
+
+
+def _run(lengths: tuple[int, ...], compute: str = "float32", **dtypes: str) -> HeldRun:
+    rng, vocab = np.random.default_rng(0), 8
+    values = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[compute]
+    prompts = tuple(Prompt(n, tuple(range(n)), tuple(f"t{i}é" for i in range(n))) for n in lengths)
+    sides = _sides(**(dtypes or {"reference": compute, "variant": compute}))
+    bits = []
+    for _ in sides:
+        coarse = rng.integers(-8, 9, (sum(lengths), vocab)).astype(values)  # small whole numbers: every dtype holds them
+        bits.append(coarse.view(f"<u{coarse.dtype.itemsize}"))
+    return HeldRun(RunHeader("run", compute, vocab, prompts, sides, Provenance("capture")), bits)
+
+
+@pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("lengths", [(1,), (5,), (3, 3), (1, 1, 1), (4, 1, 2)])
+def test_prompts_tokens_and_dtype_open_again(tmp_path: Path, lengths: tuple[int, ...], compute: str) -> None:
+    run = _run(lengths, compute)
+    export_npz(run, tmp_path / "out.npz")
+    again = _opened(tmp_path / "out.npz")
+    assert again.header.prompts == run.header.prompts
+    assert (again.header.compute_dtype, again.header.sides) == (compute, run.header.sides)
+    assert [_raw(bits) for bits in again.bits] == [_raw(bits) for bits in run.bits]
+
+
+def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path: Path) -> None:
+    run = _run((3,), "float32", reference="bfloat16", a="float16", b="float32")
+    export_npz(run, tmp_path / "out.npz")
+    saved = np.load(tmp_path / "out.npz")
+    assert [saved[key].dtype.str for key in ("reference", "a", "b")] == ["|V2", "<f2", "<f4"]
+    again = _opened(tmp_path / "out.npz")
+    assert (again.header.sides, [_raw(bits) for bits in again.bits]) == (run.header.sides, [_raw(bits) for bits in run.bits])
+
+
+@pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
+def test_nan_payloads_and_signed_zeros_survive_the_round_trip(tmp_path: Path, compute: str) -> None:
+    run = _run((2,), compute)
+    width = 8 * run.bits[0].dtype.itemsize
+    run.bits[0][0, :4] = [1 << (width - 1), 0x7FC1FF01 >> (32 - width), (1 << width) - 1, 1]
+    export_npz(run, tmp_path / "out.npz")
+    assert [_raw(bits) for bits in _opened(tmp_path / "out.npz").bits] == [_raw(bits) for bits in run.bits]
+
+
+def test_rows_are_written_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.runs.export.ROWS_BYTES", 2 * 8 * 4)
+    run = _run((5,))
+    export_npz(run, tmp_path / "out.npz")
+    assert run.calls == [2, 2, 1] * 2
+
+
+def test_the_same_run_gives_the_same_file(tmp_path: Path) -> None:
+    for name in ("one.npz", "two.npz"):
+        export_npz(_run((4,)), tmp_path / name)
+    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
+
+
+def test_an_existing_file_is_replaced_only_when_told_to(tmp_path: Path) -> None:
+    target = tmp_path / "out.npz"
+    target.write_text("mine")
+    with pytest.raises(StoreError, match="already exists"):
+        export_npz(_run((2,)), target)
+    assert target.read_text() == "mine"
+    export_npz(_run((2,)), target, overwrite=True)
+    assert np.load(target)["reference"].shape == (2, 8)
+
+
+class BrokenRun(HeldRun):
+    def read_rows(self, side: int, start: int, stop: int) -> np.ndarray:
+        raise StoreError("the run file is damaged.")
+
+
+def test_a_failed_export_leaves_nothing_behind(tmp_path: Path) -> None:
+    whole = _run((2,))
+    with pytest.raises(StoreError, match="damaged"):
+        export_npz(BrokenRun(whole.header, whole.bits), tmp_path / "out.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["missing/out.npz", "file/out.npz"])
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, target: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"out\.npz: cannot be written"):
+        export_npz(_run((2,)), tmp_path / target)
+
+
+@pytest.mark.parametrize("name", ["token_ids", "../x", "a\nb", "x" * 300])
+def test_a_side_whose_name_could_not_be_read_back_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError):
+        export_npz(_run((2,), **{"reference": "float32", name: "float32"}), tmp_path / "out.npz")
+    assert list(tmp_path.iterdir()) == []
