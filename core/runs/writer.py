@@ -33,11 +33,11 @@ class RunWriter:
     first, an ingest writes chunk by chunk): what is no longer in memory is read back from the file being written.
     """
 
-    def __init__(self, store: Store, header: RunHeader) -> None:
+    def __init__(self, store: Store, header: RunHeader, *, run_id: str | None = None) -> None:
         self.header = header
         self._store = store
         self._created = header.created or datetime.now(UTC)
-        self.run_id = store.new_run_id(header.name, self._created)
+        self.run_id = run_id or store.new_run_id(header.name, self._created)
         store.sweep()
         self._partial = store.partial_path(self.run_id)
         self._places = np.array(header.places(), np.int32)

@@ -1,0 +1,194 @@
+"""Rebuild everything in this folder from nothing: `python sample_runs/build.py [model] [runs] [dumps] [readme]` (default: all).
+
+model: trains the offline model (train.py; about 25 minutes on two cores); runs: captures the sample runs with it; dumps: writes the
+npz files to try the upload with; readme: the provenance and digests in README.md. Nothing here is simulated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from core.inference.capture import plan_capture, run_capture  # noqa: E402  (the path above comes first)
+from core.inference.models import load_model  # noqa: E402
+from core.runs.dumps import open_dump  # noqa: E402
+from core.runs.reader import RunReader  # noqa: E402
+from core.runs.store import Store  # noqa: E402
+from core.runs.writer import RunWriter  # noqa: E402
+
+MODEL = "sample_runs/model"
+STEPS = 4500  # 2.8 passes over the corpus
+
+# run id, name, dtype, prompts, reference, variants
+RUNS = [
+    ("fresh-against-cached", "Fresh against cached, bfloat16", "bfloat16", ("scheduler", "parser"), "prefill", ("decode",)),
+    ("batch-1-against-n", "Batch 1 against N, bfloat16", "bfloat16", ("parser",), "decode", ("decode+batch:2", "decode+batch:8", "prefill")),
+    ("float32-three-paths", "Fresh, cached and batched, float32", "float32", ("shapes",), "prefill", ("decode", "decode+batch:4")),
+]
+
+
+def prompt(name: str) -> str:
+    return (HERE / "prompts" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def build_model() -> None:
+    from train import train
+
+    train(HERE / "model", STEPS)
+
+
+def build_runs() -> None:
+    store = Store(HERE)
+    for run_id, name, dtype, prompts, reference, variants in RUNS:
+        (HERE / f"{run_id}.duckdb").unlink(missing_ok=True)
+        files = [part for p in prompts for part in ("--prompt-file", f"sample_runs/prompts/{p}.txt")]
+        paths = ["--reference", reference, *(part for v in variants for part in ("--variant", v))]
+        command = shlex.join(["python", "-m", "core", "capture", "--model", MODEL, *files, *paths, "--dtype", dtype])
+        loaded = load_model(MODEL, dtype=dtype, device="cpu")
+        plan = plan_capture(loaded, [prompt(p) for p in prompts], reference, variants, name=name, command=command)
+        with RunWriter(store, plan.header, run_id=run_id) as writer:
+            run_capture(plan, writer)
+            writer.finish()
+        print(f"{run_id}: captured")
+
+
+class _Rows:
+    """Keeps the bits of a capture in memory: one list of chunks a side."""
+
+    def __init__(self, sides: int) -> None:
+        self.chunks: list[list[np.ndarray]] = [[] for _ in range(sides)]
+
+    def write(self, side: int, row: int, bits: np.ndarray) -> None:
+        self.chunks[side].append(bits)
+
+    def side(self, index: int) -> np.ndarray:
+        return np.concatenate(self.chunks[index])
+
+
+def captured_bits(text: str, reference: str, variant: str) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], tuple[str, ...]]:
+    """bfloat16 bits of two paths [positions, vocab], token ids and texts."""
+    plan = plan_capture(load_model(MODEL, dtype="bfloat16", device="cpu"), [text], reference, [variant])
+    rows = _Rows(2)
+    run_capture(plan, rows)
+    tokens = plan.header.prompts[0]
+    return rows.side(0), rows.side(1), tokens.token_ids, tokens.token_texts
+
+
+def build_dumps() -> None:
+    """Two dumps as engines write them: bfloat16 logits upcast to float32, and six calls for one step of one prompt."""
+
+    def upcast(bits: np.ndarray) -> np.ndarray:
+        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+    folder = HERE / "dumps"
+    folder.mkdir(exist_ok=True)
+    fresh, cached, ids, texts = captured_bits(prompt("shapes"), "prefill", "decode")
+    np.savez_compressed(
+        folder / "fresh_and_cached_upcast.npz",
+        fresh=upcast(fresh),
+        cached=upcast(cached),
+        token_ids=np.array(ids, np.int64),
+        tokens=np.array(texts),
+    )
+    # The protocol of report A: six separate calls, the logits of the single generated step. The first call computes the prompt, the
+    # later ones find it in a cache and only compute the last token; here the two paths are prefill and decode of the same prompt.
+    calls = {}
+    for call in range(1, 7):
+        reference, variant, _, _ = captured_bits("The quick brown fox jumps over the lazy dog. " * 4, "prefill", "decode")
+        calls[f"call_{call}"] = upcast((reference if call == 1 else variant)[-1:])
+    np.savez_compressed(folder / "six_calls.npz", **calls)
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def build_readme() -> None:
+    """README.md: where each file comes from, what is in it, and its SHA-256."""
+    training = json.loads((HERE / "model" / "training.json").read_text())
+    weights = HERE / "model" / "model.safetensors"
+    lines = [
+        "# Sample runs",
+        "",
+        "Everything here was computed by real forward passes of the small model in `model/`, and is rebuilt by `python sample_runs/build.py`.",
+        "The dashboard shows the run files read-only; the files in `dumps/` are there to try the upload with.",
+        "",
+        "## Run files",
+        "",
+    ]
+    for run_id, name, dtype, *_ in RUNS:
+        path = HERE / f"{run_id}.duckdb"
+        with RunReader(path) as run:
+            about, header = run.header.provenance, run.header
+            versions = about.versions
+            lines += [
+                f"### {name}",
+                "",
+                f"`{path.name}`, {path.stat().st_size / 1e6:.1f} MB, SHA-256 `{sha256(path)}`",
+                "",
+                f"{header.rows} positions x {header.vocab} tokens, {dtype}, on {about.device} ({versions['cpu_capability']}, "
+                f"{versions['threads']} threads), torch {versions['torch']}, transformers {versions['transformers']}.",
+                "",
+                f"    {about.command}",
+                "",
+                "| side | SHA-256 of its bits | class |",
+                "|---|---|---|",
+                *(f"| `{side.name}` | `{side.sha256}` | {side.bit_class} |" for side in run.sides),
+                "",
+                "| variant | differing logits | max abs | max ULPs | flips | near ties |",
+                "|---|---|---|---|---|---|",
+            ]
+            for pair in run.pairs:
+                s = pair.summary
+                differing = f"{s.neq:,} ({s.neq_share:.1%})"
+                lines.append(f"| `{pair.variant}` | {differing} | {s.max_abs:.6g} | {s.max_ulps:,} | {s.flips} | {s.near_ties} |")
+            lines.append("")
+    lines += ["## Dumps", ""]
+    for path in sorted((HERE / "dumps").glob("*.npz")):
+        with open_dump([path]) as dump:
+            sides = ", ".join(f"`{side.name}`" for side in dump.sides)
+            lines.append(f"- `dumps/{path.name}`, SHA-256 `{sha256(path)}`: {sides}; {dump.rows} positions x {dump.vocab} tokens;")
+            lines.append(f"  {dump.dtype_reason}.")
+    lines += [
+        "",
+        "`fresh_and_cached_upcast.npz` is `prefill` and `decode` of `prompts/shapes.txt` in bfloat16, saved as float32 as many engines do.",
+        "`six_calls.npz` follows a public report on KV block reuse: one prompt, six calls, one step; call 1 is computed whole (`prefill`), calls 2 to 6",
+        "from a cache (`decode`), so they form two classes.",
+        "",
+        "## The model",
+        "",
+        f"A {training['architecture']} of {training['parameters']:,} parameters (hidden 384, MLP 2048, 3 layers, 6 heads, 2 key/value heads, tied",
+        f"embeddings, byte-level BPE of 4096 tokens), trained from nothing by `train.py` on the {training['corpus']}:",
+        f"{training['training_tokens']:,} tokens in {training['steps']} steps, {training['training_minutes']} minutes on two shared cores, seed {training['seed']}.",
+        f"Loss on held-out modules: **{training['held_out_loss_nats']} nats a token**, in bfloat16. Weights: {weights.stat().st_size / 1e6:.1f} MB,",
+        f"SHA-256 `{sha256(weights)}`. Corpus SHA-256 `{training['corpus_sha256']}`.",
+        "The corpus is under the PSF licence. Its greedy continuation of `def __init__(self,`:",
+        "",
+        "```python",
+        training["greedy_continuation"],
+        "```",
+        "",
+        "Why this width: see `docs/decisions/0004-offline-model.md`.",
+    ]
+    (HERE / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+STAGES = {"model": build_model, "runs": build_runs, "dumps": build_dumps, "readme": build_readme}
+
+if __name__ == "__main__":
+    chosen = sys.argv[1:] or list(STAGES)
+    unknown = [stage for stage in chosen if stage not in STAGES]
+    if unknown:
+        sys.exit(f"no stage '{unknown[0]}'; stages are {', '.join(STAGES)}.")
+    os.chdir(HERE.parent)  # the recorded commands are relative to the repository
+    for stage in chosen:
+        STAGES[stage]()
