@@ -1,0 +1,46 @@
+# Each target makes its own virtual environment when there is none, and again when the requirements changed.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+
+.PHONY: run test quick check bench format clean
+
+run: $(VENV)/.runtime
+	$(BIN)/python -m streamlit run app/main.py
+
+test: $(VENV)/.development browser
+	$(BIN)/python -m pytest
+
+quick: $(VENV)/.development
+	$(BIN)/python -m pytest -m "not browser and not model and not slow and not gpu"
+
+check: $(VENV)/.development
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) quick
+
+bench: $(VENV)/.development
+	$(BIN)/python -m benchmarks
+
+format: $(VENV)/.development
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# The browser tests drive a Chromium; Debian's is installed where apt-get and the rights to use it are there.
+.PHONY: browser
+browser: $(VENV)/.development
+	@.ci/browser
+
+$(VENV)/.runtime: requirements.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+$(VENV)/.development: requirements.txt requirements-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $(VENV)/.runtime $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

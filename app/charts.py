@@ -1,0 +1,195 @@
+"""Figures. Tables in, plotly figures out; no Streamlit, no files.
+
+Every figure is deterministic for its input, because an unchanged figure is not drawn again. Colours: reference blue, variant
+vermilion (Okabe-Ito), ULPs in Cividis; all read on white and on black.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from app.words import visible
+from core.runs.views import HeatmapWindow
+
+REFERENCE = "#0072B2"
+VARIANT = "#D55E00"
+FLIP = "#CC79A7"
+QUIET = "#8A93A0"
+MISMATCH = "#E3000F"
+_MARGINS = {"l": 8, "r": 8, "t": 28, "b": 8}
+
+
+def _layout(figure: go.Figure, height: int, **options: object) -> go.Figure:
+    figure.update_layout(height=height, margin=_MARGINS, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}, **options)
+    figure.update_xaxes(automargin=True)
+    figure.update_yaxes(automargin=True)
+    return figure
+
+
+def _labels(positions: pd.Series, texts: tuple[str, ...]) -> list[str]:
+    """`17 'self'` where the token is known."""
+    return [f"{p} after {visible(texts[p])!r}" if p < len(texts) else str(p) for p in positions]
+
+
+def near_tie_scatter(table: pd.DataFrame, texts: tuple[str, ...], selected: int) -> go.Figure:
+    """Smaller margin against largest difference of every position, logits, log axes; the line beyond which no flip is possible.
+
+    Zeros cannot stand on a log axis: they are drawn half a decade below the smallest other value, on lines labelled 0.
+    """
+    margin = table[["reference_margin", "variant_margin"]].min(axis=1)
+    known = margin.notna()
+    table, margin = table[known], margin[known].to_numpy(float)
+    difference = table["max_abs"].to_numpy(float)
+    y, y_zero = _above_zero(margin)
+    x, x_zero = _above_zero(difference)
+    figure = go.Figure()
+    span = np.array([min(x.min(initial=1.0), y.min(initial=1.0) / 2) / 3, max(x.max(initial=1.0), y.max(initial=1.0) / 2) * 3])
+    figure.add_scatter(x=span, y=2 * span, mode="lines", line={"color": QUIET, "dash": "dash", "width": 1.5}, name="margin = 2 × difference", hoverinfo="skip")
+    flips = table["is_flip"].to_numpy(bool)
+    near = table["near_tie"].to_numpy(bool)
+    labels = np.array(_labels(table["position"], texts), object)
+    positions = table["position"].to_numpy(int)
+    for name, chosen, colour, symbol, size in (
+        ("no flip possible", ~near, QUIET, "circle", 6),
+        ("near tie", near & ~flips, REFERENCE, "circle", 7),
+        ("flip", flips, VARIANT, "x", 10),
+    ):
+        figure.add_scatter(
+            x=x[chosen], y=y[chosen], mode="markers", name=f"{name} ({int(chosen.sum())})",
+            marker={"color": colour, "symbol": symbol, "size": size, "opacity": 0.8, "line": {"width": 0}},
+            customdata=np.stack([positions[chosen], difference[chosen], margin[chosen]], axis=1), text=labels[chosen],
+            hovertemplate="position %{text}<br>smaller margin %{customdata[2]:.5g}<br>largest difference %{customdata[1]:.5g}<extra></extra>",
+        )  # fmt: skip
+    here = positions == selected
+    figure.add_scatter(
+        x=x[here], y=y[here], mode="markers", name=f"position {selected}", hoverinfo="skip",
+        marker={"color": "rgba(0,0,0,0)", "size": 18, "line": {"color": FLIP, "width": 2.5}},
+    )  # fmt: skip
+    if y_zero is not None:
+        figure.add_hline(y=y_zero, line={"color": QUIET, "width": 1, "dash": "dot"}, annotation_text="tie: margin 0", annotation_position="bottom left")
+    if x_zero is not None:
+        figure.add_vline(x=x_zero, line={"color": QUIET, "width": 1, "dash": "dot"}, annotation_text="no difference", annotation_position="top left")
+    figure.update_xaxes(type="log", title="largest difference at the position, logits", exponentformat="power")
+    figure.update_yaxes(type="log", title="smaller margin of the two sides, logits", exponentformat="power")
+    return _layout(figure, 430, clickmode="event+select")
+
+
+def _above_zero(values: np.ndarray) -> tuple[np.ndarray, float | None]:
+    """(values with zeros moved to where a log axis can show them, that place or None)."""
+    positive = values[values > 0]
+    if len(positive) == len(values):
+        return values, None
+    place = float(positive.min()) / 10**0.5 if len(positive) else 1e-3
+    return np.where(values > 0, values, place), place
+
+
+def margin_distribution(table: pd.DataFrame, threshold_ulps: int, dtype: str) -> go.Figure:
+    """How many positions have which margin, ULPs, both sides, in doubling bins; the threshold as a line."""
+    figure = go.Figure()
+    top = 1
+    for name, column, colour in (("reference", "reference_margin_ulps", REFERENCE), ("variant", "variant_margin_ulps", VARIANT)):
+        margins = table[column].dropna().to_numpy(np.int64)
+        bins = np.where(margins > 0, np.floor(np.log2(np.maximum(margins, 1))).astype(int) + 1, 0)
+        counts = np.bincount(bins, minlength=1)
+        top = max(top, len(counts))
+        figure.add_bar(x=_doubling_labels(len(counts)), y=counts, name=name, marker_color=colour, hovertemplate="%{x} ULPs: %{y} positions<extra></extra>")
+    edge = 0 if threshold_ulps == 0 else int(np.floor(np.log2(threshold_ulps))) + 1
+    if edge < top:
+        figure.add_vline(x=edge + 0.5, line={"color": FLIP, "width": 2, "dash": "dash"})
+    figure.update_xaxes(title=f"margin, ULPs of {dtype}", type="category", categoryorder="array", categoryarray=_doubling_labels(top))
+    figure.update_yaxes(title="positions")
+    return _layout(figure, 300, barmode="group", bargap=0.15)
+
+
+def _doubling_labels(count: int) -> list[str]:
+    """0, 1, 2-3, 4-7, ..."""
+    labels = ["0"]
+    for power in range(count - 1):
+        low, high = 1 << power, (1 << (power + 1)) - 1
+        labels.append(str(low) if low == high else f"{low:,}-{high:,}")
+    return labels[:count]
+
+
+def top_bars(top: pd.DataFrame, reference: str, variant: str) -> go.Figure:
+    """Logits of the best tokens, both sides beside each other, each side's argmax outlined. The axis does not start at 0."""
+    names = [visible(text) if text is not None else "" for text in top["text"]]
+    labels = [f"{name}<br><sub>{token}</sub>" for name, token in zip(names, top["token_id"], strict=True)]
+    figure = go.Figure()
+    for side, name, colour in (("reference", reference, REFERENCE), ("variant", variant, VARIANT)):
+        logits = top[f"{side}_logit"].to_numpy(float)
+        is_argmax = top[f"{side}_rank"].to_numpy() == 0
+        figure.add_bar(
+            x=list(range(len(top))), y=logits, name=name, marker={
+                "color": colour,
+                "line": {"color": ["#F0E442" if best else "rgba(0,0,0,0)" for best in is_argmax], "width": [4 if best else 0 for best in is_argmax]},
+            },
+            customdata=np.stack([top[f"{side}_rank"] + 1, top[f"{side}_probability"]], axis=1),
+            text=[f"{'▲ ' if best else ''}{value:.6g}" for best, value in zip(is_argmax, logits, strict=True)], textposition="outside",
+            textangle=-90, cliponaxis=False, hovertemplate=f"{name}: logit %{{y}}, rank %{{customdata[0]}}, probability %{{customdata[1]:.3%}}<extra></extra>",
+        )  # fmt: skip
+    finite = top[["reference_logit", "variant_logit"]].to_numpy(float)
+    finite = finite[np.isfinite(finite)]
+    if len(finite):
+        low, high = float(finite.min()), float(finite.max())
+        pad = max((high - low) * 0.12, 1e-6 * max(abs(high), 1.0))
+        figure.update_yaxes(range=[low - pad, high + 4.5 * pad])
+    figure.update_xaxes(tickvals=list(range(len(top))), ticktext=labels, title=None)
+    figure.update_yaxes(title="logit")
+    return _layout(figure, 380, barmode="group", bargap=0.25, bargroupgap=0.06)
+
+
+def heatmap(window: HeatmapWindow, highest: int, dtype: str, selected_row: int | None) -> go.Figure:
+    """Largest ULP distance of each cell on a log scale that is fixed for the pair; equal cells are left empty."""
+    ulps = window.ulps
+    colour = np.where(ulps > 0, np.log2(np.maximum(ulps, 1)), np.nan).astype(np.float32)
+    rows = (window.row_edges[:-1] + window.row_edges[1:] - 1) / 2
+    tokens = (window.token_edges[:-1] + window.token_edges[1:] - 1) / 2
+    top = max(1.0, float(np.log2(max(highest, 2))))
+    ticks = [power for power in range(0, int(top) + 1, max(1, int(top) // 6))]
+    figure = go.Figure()
+    figure.add_heatmap(
+        z=colour, x=tokens, y=rows, zmin=0, zmax=top, colorscale="Cividis", customdata=np.nan_to_num(ulps).astype(np.int32 if highest < 2**31 else np.float64),
+        hovertemplate="row %{y}, token %{x}<br>%{customdata:,} ULPs<extra></extra>",
+        colorbar={"title": {"text": f"ULPs of<br>{dtype}"}, "tickvals": ticks, "ticktext": [f"{1 << p:,}" for p in ticks], "thickness": 14},
+    )  # fmt: skip
+    if window.is_mismatch.any():
+        i, j = np.nonzero(window.is_mismatch)
+        figure.add_scatter(
+            x=tokens[j], y=rows[i], mode="markers", marker={"color": MISMATCH, "symbol": "square", "size": 5}, name="NaN or infinity on one side",
+            hovertemplate="row %{y}, token %{x}<br>NaN or infinity on one side<extra></extra>",
+        )  # fmt: skip
+    if selected_row is not None and window.row_edges[0] <= selected_row < window.row_edges[-1]:
+        figure.add_hline(y=selected_row, line={"color": FLIP, "width": 1})
+    figure.update_xaxes(title="token id", range=[float(window.token_edges[0]) - 0.5, float(window.token_edges[-1]) - 0.5], constrain="domain")
+    figure.update_yaxes(title="row: position, prompts one after another", range=[float(window.row_edges[-1]) - 0.5, float(window.row_edges[0]) - 0.5])
+    return _layout(figure, 520, dragmode="select", newselection={"line": {"color": FLIP, "width": 2}})
+
+
+def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
+    """Elements by ULP distance, in doubling bins, log counts."""
+    top = max(histogram, default=0).bit_length()
+    counts = [0] * (top + 1)
+    for distance, elements in histogram.items():
+        counts[distance.bit_length()] += elements
+    labels = _doubling_labels(top + 1)
+    figure = go.Figure(go.Bar(x=labels, y=counts, marker_color=[QUIET, *[REFERENCE] * top], hovertemplate="%{x} ULPs: %{y:,} elements<extra></extra>"))
+    figure.update_xaxes(title=f"distance, ULPs of {dtype}", type="category")
+    figure.update_yaxes(title="elements", type="log", exponentformat="power", dtick=1)
+    return _layout(figure, 300)
+
+
+def over_positions(table: pd.DataFrame, column: str, title: str, selected: int) -> go.Figure:
+    """One figure along the prompt, flips marked."""
+    figure = go.Figure()
+    values = table[column].to_numpy(float)
+    positions = table["position"].to_numpy(int)
+    figure.add_scatter(x=positions, y=values, mode="lines", line={"color": REFERENCE, "width": 1.4}, name=title, hovertemplate="position %{x}: %{y:.5g}<extra></extra>")
+    flips = table["is_flip"].to_numpy(bool)
+    if flips.any():
+        figure.add_scatter(x=positions[flips], y=values[flips], mode="markers", marker={"color": VARIANT, "symbol": "x", "size": 9}, name="flip", hovertemplate="flip at %{x}: %{y:.5g}<extra></extra>")
+    figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
+    figure.update_xaxes(title="position")
+    figure.update_yaxes(title=title)
+    return _layout(figure, 260)

@@ -1,0 +1,185 @@
+"""What the viewer looks at: the store, the open run, and the one selection (run, variant, prompt, position) behind every page.
+
+The selection lives in the session and in the address bar: a link restores it, and every change is written back, so the address
+is the share link. Readers and tables are cached by file and time of change, never by array.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from core.errors import StoreError
+from core.runs.gallery import BrokenRun, RunCard, list_runs
+from core.runs.reader import RunReader, StoredPair
+from core.runs.store import Store, open_store
+from core.runs.views import row_of
+
+KEYS = ("run", "variant", "prompt", "position")
+
+
+@dataclass(frozen=True)
+class View:
+    """One pair at one position of an open run. `table` has the pair's figures, one row a position of every prompt."""
+
+    run: RunReader
+    pair: StoredPair
+    prompt: int
+    position: int
+    table: pd.DataFrame
+
+    @property
+    def row(self) -> int:
+        return row_of(self.run, self.prompt, self.position)
+
+    @property
+    def prompt_table(self) -> pd.DataFrame:
+        return self.table[self.table["prompt"] == self.prompt]
+
+    @property
+    def here(self) -> pd.Series:
+        """The figures at the selected position."""
+        return self.table.iloc[self.row]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Token texts of the selected prompt, empty if unknown."""
+        return self.run.header.prompts[self.prompt].token_texts
+
+    @property
+    def dtype(self) -> str:
+        return self.run.header.compute_dtype
+
+
+def store() -> Store:
+    return open_store()
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        raise StoreError(f"run '{path.stem}' is not there any more.") from None
+    return str(path), status.st_mtime_ns, status.st_size
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _reader(path: str, changed: int, size: int) -> RunReader:
+    return RunReader(Path(path))
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _positions(path: str, changed: int, size: int, pair: int) -> pd.DataFrame:
+    return _reader(path, changed, size).positions(pair)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _cards(stamps: tuple[tuple[str, int, int], ...]) -> tuple[list[RunCard], list[BrokenRun]]:
+    return list_runs(open_store())
+
+
+def cards() -> tuple[list[RunCard], list[BrokenRun]]:
+    """All runs, newest first, and the files that are none; read again only when a file has come, gone or changed."""
+    stamps = []
+    for path in store().paths():
+        try:
+            stamps.append(_stamp(path))
+        except StoreError:
+            continue  # deleted between the listing and the look
+    return _cards(tuple(stamps))
+
+
+def open_run(run_id: str) -> RunReader:
+    return _reader(*_stamp(store().path_of(run_id)))
+
+
+def positions(run: RunReader, pair: int) -> pd.DataFrame:
+    return _positions(*_stamp(run.path), pair)
+
+
+def adopt_link() -> None:
+    """Once a session: take the selection out of the address."""
+    if "adopted" in st.session_state:
+        return
+    st.session_state["adopted"] = True
+    for key in (*KEYS, "rows", "tokens"):
+        if key in st.query_params:
+            st.session_state[f"linked_{key}"] = st.query_params[key]
+
+
+def linked(key: str) -> str | None:
+    """What the link said of `key`, once."""
+    return st.session_state.pop(f"linked_{key}", None)
+
+
+def linked_number(key: str, lowest: int, highest: int) -> int | None:
+    """A number out of the link, moved into its range; a word to the viewer if it was none or lay outside."""
+    text = linked(key)
+    if text is None:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        complain(f"The link asks for {key} '{text[:40]}', which is no number; showing {key} {lowest}.")
+        return lowest
+    if not lowest <= value <= highest:
+        nearest = min(max(value, lowest), highest)
+        complain(f"The link asks for {key} {value}; this run has {lowest} to {highest}. Showing {nearest}.")
+        return nearest
+    return value
+
+
+def linked_range(key: str, full: tuple[int, int]) -> tuple[int, int] | None:
+    """`12:40` out of the link as (12, 40), kept within `full`; None if the link says nothing of use."""
+    text = linked(key)
+    try:
+        start, stop = (int(part) for part in (text or "").split(":"))
+    except ValueError:
+        return None
+    return (start, stop) if full[0] <= start < stop <= full[1] else None
+
+
+def write_window(rows: tuple[int, int] | None, tokens: tuple[int, int] | None) -> None:
+    """The heatmap's rectangle in the address; None where it is the whole."""
+    for key, span in (("rows", rows), ("tokens", tokens)):
+        if span is not None:
+            st.query_params[key] = f"{span[0]}:{span[1]}"
+        elif key in st.query_params:
+            del st.query_params[key]
+
+
+def complain(sentence: str) -> None:
+    """Keep a sentence for the top of the page."""
+    st.session_state.setdefault("complaints", []).append(sentence)
+
+
+def complaints() -> list[str]:
+    return st.session_state.pop("complaints", [])
+
+
+def select(**values: str | int) -> None:
+    """Change the selection; for callbacks, which run before the widgets of the selection are drawn."""
+    for key, value in values.items():
+        st.session_state[key] = value
+
+
+def current_view() -> View | None:
+    """What the sidebar of this script run selected."""
+    return st.session_state.get("view")
+
+
+def write_address(view: View | None) -> None:
+    """Make the address bar say what is shown."""
+    wanted: dict[str, str] = {}
+    if view is not None:
+        wanted = {"run": view.run.run_id, "variant": view.pair.variant, "prompt": str(view.prompt), "position": str(view.position)}
+        if view.prompt == 0 and len(view.run.header.prompts) == 1:
+            del wanted["prompt"]
+    for key in KEYS:
+        if key in wanted and st.query_params.get(key) != wanted[key]:
+            st.query_params[key] = wanted[key]
+        elif key not in wanted and key in st.query_params:
+            del st.query_params[key]

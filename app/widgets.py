@@ -1,0 +1,145 @@
+"""What several pages share: the selection in the sidebar, empty states, the head of a page, tables of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from app import state, words
+from core.errors import UlpscopeError
+from core.runs.gallery import RunCard
+
+PAGES = Path(__file__).resolve().parents[1] / "pages"
+
+
+def sidebar() -> state.View | None:
+    """Draw the selection (run, variant, prompt, position) and return what it selects; None where there is no run."""
+    state.adopt_link()
+    cards, _ = state.cards()
+    if not cards:
+        return None
+    by_id = {card.run_id: card for card in cards}
+    asked = state.linked("run")
+    if asked is not None and asked not in by_id:
+        state.complain(f"There is no run '{asked[:80]}' here (any more); these are the runs there are.")
+        st.session_state["unknown_run"] = True
+    elif asked is not None:
+        st.session_state["run"] = asked
+    if (new := st.session_state.pop("open_next", None)) in by_id:
+        new_run()
+        st.session_state["run"] = new
+    if st.session_state.get("run") not in by_id:
+        st.session_state["run"] = _worth_opening(cards).run_id
+    with st.sidebar:
+        run_id = st.selectbox("Run", list(by_id), format_func=lambda i: by_id[i].name, key="run", on_change=new_run)
+        try:
+            return _pick_within(run_id)
+        except UlpscopeError as error:
+            st.error(str(error))
+            return None
+
+
+def _worth_opening(cards: list[RunCard]) -> RunCard:
+    """Where nothing was chosen: the newest run of one's own, else the sample run with most flips."""
+    own = [card for card in cards if not card.is_read_only]
+    return own[0] if own else max(cards, key=lambda card: card.flips)
+
+
+def new_run() -> None:
+    for key in ("variant", "prompt", "position", "heatmap_rows", "heatmap_tokens"):
+        st.session_state.pop(key, None)
+
+
+def _pick_within(run_id: str) -> state.View:
+    run = state.open_run(run_id)
+    names = [pair.variant for pair in run.pairs]
+    asked = state.linked("variant")
+    if asked is not None and asked in names:
+        st.session_state["variant"] = asked
+    elif asked is not None:
+        state.complain(f"This run has no variant '{asked[:60]}'; showing '{names[0]}'.")
+    if st.session_state.get("variant") not in names:
+        st.session_state["variant"] = names[0]
+    variant = st.selectbox(f"Variant, against `{run.pairs[0].reference}`", names, key="variant")
+    pair = run.pairs[names.index(variant)]
+
+    prompts = run.header.prompts
+    _settle("prompt", len(prompts) - 1)
+    prompt = int(st.number_input("Prompt", 0, len(prompts) - 1, key="prompt", on_change=_new_prompt)) if len(prompts) > 1 else 0
+    last = prompts[prompt].positions - 1
+    _settle("position", last)
+    table = state.positions(run, pair.index)
+    position = int(st.number_input(f"Position, 0 to {last:,}", 0, last, key="position")) if last else 0
+    view = state.View(run, pair, prompt, position, table)
+    flips = view.prompt_table.loc[view.prompt_table["is_flip"], "position"].tolist()
+    if flips:
+        earlier, later = [p for p in flips if p < position], [p for p in flips if p > position]
+        left, right = st.columns(2)
+        left.button("◂ flip", disabled=not earlier, width="stretch", on_click=state.select, kwargs={"position": max(earlier, default=0)})
+        right.button("flip ▸", disabled=not later, width="stretch", on_click=state.select, kwargs={"position": min(later, default=0)})
+    if view.texts:
+        st.caption(f"scores the token after `{words.visible(view.texts[position])}`")
+    return view
+
+
+def _settle(key: str, highest: int) -> None:
+    """Take `key` out of the link if it is there, and keep it within the run."""
+    value = state.linked_number(key, 0, highest)
+    current = st.session_state.get(key, 0) if value is None else value
+    st.session_state[key] = min(max(int(current), 0), highest)
+
+
+def _new_prompt() -> None:
+    st.session_state.pop("position", None)
+
+
+def head(title: str, view: state.View | None, what: str) -> state.View:
+    """Title, what is looked at, and a sentence on what is shown; stops with an empty state where there is no run."""
+    st.title(title)
+    if view is None:
+        empty()
+    run, header = view.run, view.run.header
+    about = header.provenance
+    where = " · ".join(part for part in (Path(about.model).name, header.compute_dtype, about.device) if part)
+    st.markdown(f"**{escaped(header.name)}** — `{_code(view.pair.reference)}` against `{_code(view.pair.variant)}` · {escaped(where)}")
+    st.caption(what.format(dtype=header.compute_dtype, vocab=f"{header.vocab:,}", run=run.run_id))
+    return view
+
+
+def _code(text: str) -> str:
+    return text.replace("`", "'")
+
+
+def escaped(text: str) -> str:
+    """Names come from files of others: no markdown, no HTML."""
+    return "".join(f"\\{c}" if c in "\\`*_{}[]()#+-.!|<>~$:" else c for c in text)
+
+
+def empty() -> None:
+    """No run to show: say what to do, and stop."""
+    st.info("No runs yet. Upload a dump of logits, or capture a run on the command line; it appears here by itself.")
+    st.page_link(PAGES / "upload.py", label="Upload a dump")
+    st.code(
+        'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference prefill --variant decode --dtype bfloat16',
+        language="bash",
+    )
+    st.stop()
+
+
+def say_complaints() -> None:
+    for sentence in state.complaints():
+        st.warning(sentence)
+
+
+def chosen_position(key: str, place: int) -> int | None:
+    """The position of the newest point clicked in the chart `key`: number `place` of its custom data."""
+    points = (st.session_state.get(key) or {}).get("selection", {}).get("points", [])
+    return int(points[0]["customdata"][place]) if points and points[0].get("customdata") else None
+
+
+def table_texts(column: pd.Series, run: object) -> list[str]:
+    """Token ids as `text (id)`."""
+    vocabulary = run.vocabulary  # type: ignore[attr-defined]
+    return [words.token(None if pd.isna(i) else int(i), None if pd.isna(i) else vocabulary.get(int(i))) for i in column]

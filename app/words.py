@@ -1,0 +1,52 @@
+"""Figures and tokens as people read them. No Streamlit here."""
+
+from __future__ import annotations
+
+from core.runs.gallery import RunCard
+
+_VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
+
+
+def visible(text: str) -> str:
+    """A token's text with its whitespace and control characters shown."""
+    return "".join(_VISIBLE.get(c) or (c if c.isprintable() else f"\\x{ord(c):02x}") for c in text)
+
+
+def token(token_id: int | None, text: str | None) -> str:
+    """`'·self' 301`, or the bare id where the text is unknown, or `none` for a side that is all NaN."""
+    if token_id is None or token_id != token_id:
+        return "none (all NaN)"
+    return f"{visible(text)}  ({int(token_id)})" if text is not None else f"token {int(token_id)}"
+
+
+def share(count: int, total: int) -> str:
+    """`36,819 of 49,152 (74.9 %)`."""
+    return f"{count:,} of {total:,} ({count / total:.1%})"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Significant digits; `undefined` for null and NaN."""
+    return "undefined" if value is None or value != value else f"{value:.{digits}g}"
+
+
+def size(count: int) -> str:
+    """Bytes in the largest unit that keeps the number above one."""
+    value = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return ""
+
+
+def file_name(name: str) -> str:
+    """The last part of an uploaded file's name, without anything that means something to a file system."""
+    last = name.replace("\\", "/").rsplit("/", 1)[-1]
+    return "".join(c if c.isalnum() or c in "._- +" else "_" for c in last).lstrip(".")[:120]
+
+
+def outcome(card: RunCard) -> str:
+    """One run in a few words, for the gallery."""
+    if card.pairs == card.bit_identical_pairs:
+        return "bit-identical"
+    return f"up to {card.max_neq_share:.1%} of logits differ"

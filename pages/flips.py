@@ -1,0 +1,93 @@
+"""Flips: every position whose argmax differs, with what is needed to see why."""
+
+import pandas as pd
+import streamlit as st
+
+from app import charts, state, widgets, words
+from core.runs.views import top_of_both
+
+view = widgets.head("Flips", state.current_view(), "Positions at which the two sides prefer different next tokens, over all prompts. Margins in ULPs of {dtype}.")
+table = view.table
+flips = table[table["is_flip"]].reset_index(drop=True)
+if flips.empty:
+    closest = view.prompt_table["reference_margin"].min()
+    st.info(
+        f"No flips: both sides have the same argmax at all {len(table):,} positions. "
+        f"The smallest reference margin of this prompt is {words.number(closest)} logits; {view.pair.summary.near_ties} positions of the run are near ties."
+    )
+    st.stop()
+
+
+def choose() -> None:
+    rows = st.session_state["flip_table"]["selection"]["rows"]
+    if rows:
+        state.select(prompt=int(flips.loc[rows[0], "prompt"]), position=int(flips.loc[rows[0], "position"]))
+
+
+columns = {
+    "prompt": flips["prompt"],
+    "position": flips["position"],
+    view.pair.reference: widgets.table_texts(flips["reference_token"], view.run),
+    view.pair.variant: widgets.table_texts(flips["variant_token"], view.run),
+    "reference margin": flips["reference_margin"],
+    "variant margin": flips["variant_margin"],
+    "reference margin, ULPs": flips["reference_margin_ulps"],
+    "variant margin, ULPs": flips["variant_margin_ulps"],
+    "largest difference": flips["max_abs"],
+    "KL, nats": flips["kl"],
+}
+if len(view.run.header.prompts) == 1:
+    del columns["prompt"]
+st.dataframe(columns, hide_index=True, key="flip_table", on_select=choose, selection_mode="single-row")
+st.caption(f"{len(flips)} flips in {len(table):,} positions. Margins and differences in logits unless they say ULPs. Click a row's box to look at it.")
+
+if not bool(view.here["is_flip"]):
+    first = flips.iloc[0]
+    st.write("The selected position is no flip.")
+    st.button(
+        f"Go to the first flip, position {first['position']}",
+        on_click=state.select, kwargs={"prompt": int(first["prompt"]), "position": int(first["position"])},
+    )  # fmt: skip
+    st.stop()
+
+here = view.here
+vocabulary = view.run.vocabulary
+
+
+def text_of(token: object) -> str:
+    return words.token(None if pd.isna(token) else int(token), None if pd.isna(token) else vocabulary.get(int(token)))
+
+
+st.subheader(f"Position {view.position}")
+if view.texts:
+    before = "".join(view.texts[max(0, view.position - 60) : view.position + 1])
+    left, right = st.columns(2)
+    for column, name, token in ((left, view.pair.reference, here["reference_token"]), (right, view.pair.variant, here["variant_token"])):
+        column.caption(f"`{name}` goes on with {text_of(token)}")
+        chosen = "" if pd.isna(token) else vocabulary.get(int(token), f"⟨token {int(token)}⟩")
+        column.code(before + "▸" + chosen + "◂", language=None)
+top = top_of_both(view.run, view.pair.index, view.prompt, view.position)
+st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
+st.caption("The 8 largest logits of either side, in logits; ▲ and the yellow outline mark each side's argmax. The axis does not start at 0.")
+margins = f"{words.number(here['reference_margin'])} and {words.number(here['variant_margin'])}"
+if here["nonfinite_mismatch"]:
+    why = f"{int(here['nonfinite_mismatch'])} logits here are NaN or infinite on one side only: that, not rounding, can change the argmax."
+elif here["near_tie"]:
+    why = (
+        f"The two margins are {margins} logits, and logits here differ by up to {words.number(here['max_abs'])}: two differences of that size can carry one "
+        "candidate past the other. Whether differences of that size are rounding is another question, which only controls can answer."
+    )
+else:
+    why = f"The margins are {margins} logits, more than twice the largest difference of {words.number(here['max_abs'])}; such a flip should be impossible."
+st.markdown("**Why it could flip.** " + why)
+ranks = top[top["token_id"].isin([t for t in (here["reference_token"], here["variant_token"]) if not pd.isna(t)])]
+st.dataframe(
+    {
+        "token": [words.token(i, t) for i, t in zip(ranks["token_id"], ranks["text"], strict=True)],
+        "reference logit": ranks["reference_logit"], "variant logit": ranks["variant_logit"],
+        "reference rank": ranks["reference_rank"] + 1, "variant rank": ranks["variant_rank"] + 1,
+        "reference probability": ranks["reference_probability"], "variant probability": ranks["variant_probability"],
+    },
+    hide_index=True, key="flip_ranks",
+    column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in ("reference", "variant")},
+)  # fmt: skip

@@ -1,0 +1,72 @@
+"""Overview: the headline figures of a pair and the prompt as a strip of tokens."""
+
+import streamlit as st
+
+from app import charts, state, token_strip, widgets, words
+from core.runs.views import top_of_both
+
+view = widgets.head(
+    "Overview",
+    state.current_view(),
+    "Two sides of the same tokens, equal in exact arithmetic. Distances in ULPs of {dtype}, logits over a vocabulary of {vocab}.",
+)
+summary, header = view.pair.summary, view.run.header
+elements = header.rows * header.vocab
+
+if summary.bit_identical:
+    st.success("Bit-identical: every bit of every logit is the same on both sides.")
+else:
+    flips = f"**{summary.flips} of {header.rows:,} positions change their argmax**" if summary.flips else "no argmax changes"
+    st.markdown(
+        f"{words.share(summary.neq, elements)} logits differ; {flips}. Verdict: **{view.pair.verdict or 'not judged'}** — "
+        "whether rounding explains it needs controls that this run does not hold (a rerun, the rounding floor, a float32 pair)."
+    )
+if summary.nonfinite_mismatch:
+    st.error(f"{summary.nonfinite_mismatch:,} logits are NaN or infinite on one side and not on the other. That is never rounding.")
+
+figures = st.columns(6)
+figures[0].metric("Flips", f"{summary.flips}", help="positions whose argmax differs; same top-1 at " + f"{summary.same_top1:.2%} of positions")
+figures[1].metric("Near ties", f"{summary.near_ties}", help="positions whose smaller margin is at most twice their largest difference: a flip is possible")
+figures[2].metric("Ties", f"{summary.ties}", help="positions with a margin of exactly 0 on either side")
+figures[3].metric("Largest difference", words.number(summary.max_abs), help="absolute, in logits, over elements finite on both sides")
+figures[4].metric("Mean distance", f"{words.number(summary.mean_ulps, 3)} ULPs", help=f"ULPs of {view.dtype}; the largest is {summary.max_ulps:,}, usually at a logit near 0")
+figures[5].metric("Mean KL", words.number(summary.mean_kl, 3), help=f"KL(reference || variant) in nats a position; the largest is {words.number(summary.max_kl, 3)}")
+
+left, right = st.columns([3, 1], vertical_alignment="bottom")
+left.subheader(f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {len(view.prompt_table):,} positions")
+colour = right.selectbox("Colour by", list(token_strip.COLOURS), key="strip_colour")
+stamp = f"{view.run.run_id} {view.pair.index} {view.prompt}"
+token_strip.token_strip(view.prompt_table, view.texts, colour, view.position, stamp, lambda position: state.select(position=position))
+st.caption(
+    "Each token coloured by the logits at its position, which score the next token; flips are bold and underlined. "
+    "· is a space, ↵ a line end. A click selects the position on every page."
+    + ("" if view.texts else " This dump brought no token texts: positions are shown by number.")
+)
+
+charts_left, charts_right = st.columns(2)
+with charts_left:
+    st.plotly_chart(
+        charts.over_positions(view.prompt_table, "max_abs", "largest difference, logits", view.position), key="over_positions", theme="streamlit"
+    )
+    st.caption("Largest absolute difference at each position of this prompt, in logits; flips marked, the selected position as a line.")
+with charts_right:
+    st.plotly_chart(charts.ulp_histogram(view.run.histogram(view.pair.index), view.dtype), key="ulp_histogram", theme="streamlit")
+    st.caption(f"All {elements:,} logits of the pair by distance, ULPs of {view.dtype}, log counts. Large distances belong to logits near 0, where steps are tiny.")
+
+st.subheader(f"Best tokens at position {view.position}")
+top = top_of_both(view.run, view.pair.index, view.prompt, view.position)
+st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
+st.caption("The 8 largest logits of either side, in logits; ▲ and the yellow outline mark each side's argmax. The axis does not start at 0.")
+
+with st.expander("Provenance and sides"):
+    about = header.provenance
+    facts = {
+        "run": view.run.run_id, "created (UTC)": f"{view.run.created:%Y-%m-%d %H:%M:%S}", "kind": about.kind, "model": about.model,
+        "revision": about.revision, "device": f"{about.device} {about.device_name}".strip(), "command": about.command, "note": about.note, **about.versions,
+    }  # fmt: skip
+    st.table({name: value for name, value in facts.items() if value}, border="horizontal")
+    st.dataframe(
+        [{"side": s.name, "saved as": s.source_dtype, "bit-identical class": s.bit_class, "sha256 of its bits": s.sha256} for s in view.run.sides],
+        hide_index=True,
+    )
+    st.caption("Sides of the same class are equal bit for bit: " + "   ".join("{" + ", ".join(group) + "}" for group in view.run.classes))

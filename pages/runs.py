@@ -1,0 +1,98 @@
+"""Runs: the gallery."""
+
+import pandas as pd
+import streamlit as st
+
+from app import state, widgets, words
+from app.widgets import PAGES
+from core.errors import UlpscopeError
+
+st.title("Runs")
+cards, broken = state.cards()
+if not cards:
+    widgets.empty()
+if all(card.is_read_only for card in cards):
+    st.markdown(
+        "ULPscope keeps the complete logits of a model computed two ways that are equal in exact arithmetic, and shows where they part. "
+        "The runs below were captured for real with the small model that ships with it; **Fresh against cached** is worth opening first. "
+        "Upload a dump of your own engine, or capture a run on the command line, and it joins them here."
+    )
+
+search, dtype, only = st.columns([3, 1, 1], vertical_alignment="bottom")
+text = search.text_input("Search", placeholder="name, model or side", key="gallery_search").lower()
+dtypes = sorted({card.compute_dtype for card in cards})
+wanted = dtype.selectbox("dtype", ["any", *dtypes], key="gallery_dtype")
+flips_only = only.toggle("with flips", key="gallery_flips")
+shown = [
+    card
+    for card in cards
+    if text in " ".join((card.name, card.model, card.run_id, *card.sides)).lower()
+    and wanted in ("any", card.compute_dtype)
+    and (card.flips or not flips_only)
+]
+
+table = pd.DataFrame(
+    {
+        "name": [card.name for card in shown],
+        "sides": [" · ".join(card.sides) for card in shown],
+        "model": [card.model.rstrip("/").rsplit("/", 1)[-1] for card in shown],
+        "dtype": [card.compute_dtype for card in shown],
+        "device": [card.device for card in shown],
+        "positions": [card.positions for card in shown],
+        "outcome": [words.outcome(card) for card in shown],
+        "flips": [card.flips for card in shown],
+        "max ULPs": [card.max_ulps for card in shown],
+        "verdict": [card.verdicts or "not judged" for card in shown],
+        "created": [card.created for card in shown],
+        "size": [words.size(card.bytes) for card in shown],
+    }
+)
+
+
+def choose() -> None:
+    rows = st.session_state["gallery"]["selection"]["rows"]
+    if rows:
+        state.select(run=shown[rows[0]].run_id)
+        widgets.new_run()
+        st.session_state["opened"] = True
+
+
+st.dataframe(
+    table, key="gallery", hide_index=True, on_select=choose, selection_mode="single-row", width="stretch",
+    column_config={
+        "name": st.column_config.TextColumn(width="medium", pinned=True),
+        "positions": st.column_config.NumberColumn(format="localized"),
+        "max ULPs": st.column_config.NumberColumn(format="localized", help="largest distance over all pairs, in ULPs of the run's dtype"),
+        "flips": st.column_config.NumberColumn(help="positions whose argmax differs, over all pairs"),
+        "created": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC"),
+    },
+)  # fmt: skip
+st.caption(
+    f"{len(shown)} of {len(cards)} runs; click a row's box to open it. ULPs are counted in each run's own dtype; flips and ULPs are over all pairs."
+)
+if st.session_state.pop("opened", False):
+    st.switch_page(PAGES / "overview.py")
+
+view = state.current_view()
+if view is not None:
+    card = next(card for card in cards if card.run_id == view.run.run_id)
+    with st.container(border=True):
+        st.markdown(f"**Selected: {widgets.escaped(card.name)}**  \n`{card.run_id}`")
+        open_it, file, npz, remove, _ = st.columns([1.2, 1.4, 1.2, 1, 4])
+        open_it.page_link(PAGES / "overview.py", label="Open")
+        file.markdown(f"[Download .duckdb](/files/{card.run_id}.duckdb)")
+        npz.markdown(f"[Download .npz](/files/{card.run_id}.npz)")
+        if card.is_read_only:
+            remove.caption("sample, read-only")
+        else:
+            with remove.popover("Delete"):
+                st.write(f"Delete this run and its {words.size(card.bytes)} for good?")
+                if st.button("Delete for good", type="primary", key="delete"):
+                    try:
+                        state.store().delete(card.run_id)
+                    except UlpscopeError as error:
+                        state.complain(str(error))
+                    st.rerun()
+
+for run in broken:
+    st.warning(f"Not a readable run: {run.reason}")
