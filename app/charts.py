@@ -1,10 +1,12 @@
 """Figures. Tables in, plotly figures out; no Streamlit, no files.
 
 Every figure is deterministic for its input, because an unchanged figure is not drawn again. Colours: reference blue, variant
-vermilion (Okabe-Ito), ULPs in Cividis; all read on white and on black.
+vermilion (Okabe-Ito), ULPs from blue to yellow; all read on white and on black.
 """
 
 from __future__ import annotations
+
+import html
 
 import numpy as np
 import pandas as pd
@@ -17,7 +19,10 @@ REFERENCE = "#0072B2"
 VARIANT = "#D55E00"
 FLIP = "#CC79A7"
 QUIET = "#8A93A0"
+ARGMAX = "#009E73"
 MISMATCH = "#E3000F"
+# Cividis without its darkest third: one ULP has to be seen on black as well as on white; lightness still only rises.
+ULPS = [[0.0, "#3D6FB5"], [0.33, "#7C7B78"], [0.66, "#BCAF6F"], [1.0, "#FEE838"]]
 _MARGINS = {"l": 8, "r": 8, "t": 28, "b": 8}
 
 
@@ -28,9 +33,14 @@ def _layout(figure: go.Figure, height: int, **options: object) -> go.Figure:
     return figure
 
 
+def _inert(text: str) -> str:
+    """Token texts and side names are of others: plotly would take their angle brackets for markup."""
+    return html.escape(text, quote=False)
+
+
 def _labels(positions: pd.Series, texts: tuple[str, ...]) -> list[str]:
     """`17 'self'` where the token is known."""
-    return [f"{p} after {visible(texts[p])!r}" if p < len(texts) else str(p) for p in positions]
+    return [f"{p} after {_inert(visible(texts[p]))!r}" if p < len(texts) else str(p) for p in positions]
 
 
 def near_tie_scatter(table: pd.DataFrame, texts: tuple[str, ...], selected: int) -> go.Figure:
@@ -67,10 +77,13 @@ def near_tie_scatter(table: pd.DataFrame, texts: tuple[str, ...], selected: int)
         x=x[here], y=y[here], mode="markers", name=f"position {selected}", hoverinfo="skip",
         marker={"color": "rgba(0,0,0,0)", "size": 18, "line": {"color": FLIP, "width": 2.5}},
     )  # fmt: skip
-    if y_zero is not None:
-        figure.add_hline(y=y_zero, line={"color": QUIET, "width": 1, "dash": "dot"}, annotation_text="tie: margin 0", annotation_position="bottom left")
+    line = {"color": QUIET, "width": 1, "dash": "dot"}
+    if y_zero is not None:  # annotations on a log axis are placed by logarithm, lines by value
+        figure.add_hline(y=y_zero, line=line)
+        figure.add_annotation(xref="paper", x=1, y=np.log10(y_zero), yshift=9, text="tie: margin 0", showarrow=False, xanchor="right")
     if x_zero is not None:
-        figure.add_vline(x=x_zero, line={"color": QUIET, "width": 1, "dash": "dot"}, annotation_text="no difference", annotation_position="top left")
+        figure.add_vline(x=x_zero, line=line)
+        figure.add_annotation(yref="paper", y=1, x=np.log10(x_zero), xshift=4, text="no difference", showarrow=False, xanchor="left")
     figure.update_xaxes(type="log", title="largest difference at the position, logits", exponentformat="power")
     figure.update_yaxes(type="log", title="smaller margin of the two sides, logits", exponentformat="power")
     return _layout(figure, 430, clickmode="event+select")
@@ -113,22 +126,23 @@ def _doubling_labels(count: int) -> list[str]:
 
 
 def top_bars(top: pd.DataFrame, reference: str, variant: str) -> go.Figure:
-    """Logits of the best tokens, both sides beside each other, each side's argmax outlined. The axis does not start at 0."""
-    names = [visible(text) if text is not None else "" for text in top["text"]]
-    labels = [f"{name}<br><sub>{token}</sub>" for name, token in zip(names, top["token_id"], strict=True)]
+    """Logits of the best tokens, both sides beside each other, each side's argmax outlined in green. The axis does not start at 0."""
+    names = [_inert(visible(text)) if text is not None else "" for text in top["text"]]
+    labels = [f"{name}<br><span style='font-size:10px'>{token}</span>" for name, token in zip(names, top["token_id"], strict=True)]
     figure = go.Figure()
-    for side, name, colour in (("reference", reference, REFERENCE), ("variant", variant, VARIANT)):
+    for side, name, colour in (("reference", _inert(reference), REFERENCE), ("variant", _inert(variant), VARIANT)):
         logits = top[f"{side}_logit"].to_numpy(float)
         is_argmax = top[f"{side}_rank"].to_numpy() == 0
         figure.add_bar(
-            x=list(range(len(top))), y=logits, name=name, marker={
+            x=list(range(len(top))), y=logits, name=name, showlegend=False, marker={
                 "color": colour,
-                "line": {"color": ["#F0E442" if best else "rgba(0,0,0,0)" for best in is_argmax], "width": [4 if best else 0 for best in is_argmax]},
+                "line": {"color": [ARGMAX if best else "rgba(0,0,0,0)" for best in is_argmax], "width": [4 if best else 0 for best in is_argmax]},
             },
             customdata=np.stack([top[f"{side}_rank"] + 1, top[f"{side}_probability"]], axis=1),
-            text=[f"{'▲ ' if best else ''}{value:.6g}" for best, value in zip(is_argmax, logits, strict=True)], textposition="outside",
-            textangle=-90, cliponaxis=False, hovertemplate=f"{name}: logit %{{y}}, rank %{{customdata[0]}}, probability %{{customdata[1]:.3%}}<extra></extra>",
+            text=[f"{'▲ ' if best else ''}{value:.9g}" for best, value in zip(is_argmax, logits, strict=True)], textposition="outside",
+            textangle=-90, cliponaxis=False, textfont={"size": 11}, constraintext="none", hovertemplate=f"{name.replace('%', '&#37;')}: logit %{{y}}, rank %{{customdata[0]}}, probability %{{customdata[1]:.3%}}<extra></extra>",
         )  # fmt: skip
+        figure.add_bar(x=[None], y=[None], name=name, marker_color=colour)  # the legend, without the outline
     finite = top[["reference_logit", "variant_logit"]].to_numpy(float)
     finite = finite[np.isfinite(finite)]
     if len(finite):
@@ -150,7 +164,7 @@ def heatmap(window: HeatmapWindow, highest: int, dtype: str, selected_row: int |
     ticks = [power for power in range(0, int(top) + 1, max(1, int(top) // 6))]
     figure = go.Figure()
     figure.add_heatmap(
-        z=colour, x=tokens, y=rows, zmin=0, zmax=top, colorscale="Cividis", customdata=np.nan_to_num(ulps).astype(np.int32 if highest < 2**31 else np.float64),
+        z=colour, x=tokens, y=rows, zmin=0, zmax=top, colorscale=ULPS, customdata=np.nan_to_num(ulps).astype(np.int32 if highest < 2**31 else np.float64),
         hovertemplate="row %{y}, token %{x}<br>%{customdata:,} ULPs<extra></extra>",
         colorbar={"title": {"text": f"ULPs of<br>{dtype}"}, "tickvals": ticks, "ticktext": [f"{1 << p:,}" for p in ticks], "thickness": 14},
     )  # fmt: skip
@@ -162,8 +176,8 @@ def heatmap(window: HeatmapWindow, highest: int, dtype: str, selected_row: int |
         )  # fmt: skip
     if selected_row is not None and window.row_edges[0] <= selected_row < window.row_edges[-1]:
         figure.add_hline(y=selected_row, line={"color": FLIP, "width": 1})
-    figure.update_xaxes(title="token id", range=[float(window.token_edges[0]) - 0.5, float(window.token_edges[-1]) - 0.5], constrain="domain")
-    figure.update_yaxes(title="row: position, prompts one after another", range=[float(window.row_edges[-1]) - 0.5, float(window.row_edges[0]) - 0.5])
+    figure.update_xaxes(title="token id", range=[float(window.token_edges[0]) - 0.5, float(window.token_edges[-1]) - 0.5], showgrid=False)
+    figure.update_yaxes(title="row: position, prompts one after another", showgrid=False, range=[float(window.row_edges[-1]) - 0.5, float(window.row_edges[0]) - 0.5])
     return _layout(figure, 520, dragmode="select", newselection={"line": {"color": FLIP, "width": 2}})
 
 

@@ -16,11 +16,10 @@ from app.words import number, visible
 _CSS = """
 .strip { font-family: var(--st-code-font, monospace); font-size: 0.86rem; line-height: 1.75; max-height: 22rem; overflow-y: auto;
   border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius); padding: 0.6rem 0.8rem; }
-.token { cursor: pointer; border-radius: 3px; padding: 1px 0; border: 0; margin: 0; font: inherit; color: inherit; background: none;
-  white-space: pre; border-bottom: 2px solid transparent; }
+.token { cursor: pointer; border-radius: 3px; padding: 1px 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .token:hover { outline: 1.5px solid var(--st-text-color); }
 .token:focus-visible { outline: 2px solid var(--st-primary-color); }
-.token.flip { border-bottom-color: #D55E00; font-weight: 700; }
+.token.flip { font-weight: 700; text-decoration: underline 2px #D55E00; text-underline-offset: 3px; }
 .token.here { outline: 2.5px solid #CC79A7; }
 """
 
@@ -31,22 +30,25 @@ export default function (component) {
   if (root.dataset.stamp !== data.stamp) {
     const parts = document.createDocumentFragment();
     data.tokens.forEach((token, position) => {
-      const button = document.createElement("button");
-      button.type = "button";
+      const button = document.createElement("span");
+      button.setAttribute("role", "button");
       button.className = token.flip ? "token flip" : "token";
       button.textContent = token.text;
       button.title = token.title;
       button.style.backgroundColor = "rgba(213, 94, 0, " + token.heat + ")";
       button.dataset.position = position;
       parts.appendChild(button);
-      if (token.breaks) parts.appendChild(document.createElement("br"));
     });
     root.replaceChildren(parts);
     root.dataset.stamp = data.stamp;
   }
   root.querySelectorAll(".here").forEach((element) => element.classList.remove("here"));
   const here = root.querySelector('[data-position="' + data.selected + '"]');
-  if (here) here.classList.add("here");
+  if (here) {
+    here.classList.add("here");
+    const above = here.offsetTop - root.offsetTop;
+    if (above < root.scrollTop || above > root.scrollTop + root.clientHeight - 24) root.scrollTop = above - root.clientHeight / 2;
+  }
   root.onclick = (event) => {
     const button = event.target.closest(".token");
     if (button) setTriggerValue("clicked", Number(button.dataset.position));
@@ -85,8 +87,7 @@ def token_strip(table: pd.DataFrame, texts: tuple[str, ...], colour: str, select
         text = texts[position] if position < len(texts) else f" {position}"
         tokens.append(
             {
-                "text": visible(text),
-                "breaks": text.endswith("\n"),
+                "text": visible(text).replace("↵", "↵\n"),
                 "heat": round(float(heat), 3),
                 "flip": bool(row.is_flip),
                 "title": f"position {position}{', FLIP' if row.is_flip else ''}\nlargest difference {number(row.max_abs)} logits\n"

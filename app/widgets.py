@@ -11,6 +11,8 @@ from app import state, words
 from core.errors import UlpscopeError
 from core.runs.gallery import RunCard
 
+# Logits with the digits they have: nine identify a float32, fewer are shown where fewer are there.
+EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("largest difference",)} | {"KL, nats": st.column_config.NumberColumn(format="%.4g")}
 PAGES = Path(__file__).resolve().parents[1] / "pages"
 
 
@@ -33,12 +35,19 @@ def sidebar() -> state.View | None:
     if st.session_state.get("run") not in by_id:
         st.session_state["run"] = _worth_opening(cards).run_id
     with st.sidebar:
-        run_id = st.selectbox("Run", list(by_id), format_func=lambda i: by_id[i].name, key="run", on_change=new_run)
+        labels = _labels(cards)
+        run_id = st.selectbox("Run", list(by_id), format_func=labels.__getitem__, key="run", on_change=new_run)
         try:
             return _pick_within(run_id)
         except UlpscopeError as error:
             st.error(str(error))
             return None
+
+
+def _labels(cards: list[RunCard]) -> dict[str, str]:
+    """Names to choose by. A select box tells its options apart by their labels, so runs of equal names carry their ids."""
+    names = [card.name for card in cards]
+    return {card.run_id: card.name if names.count(card.name) == 1 else f"{card.name} · {card.run_id}" for card in cards}
 
 
 def _worth_opening(cards: list[RunCard]) -> RunCard:
@@ -137,6 +146,11 @@ def chosen_position(key: str, place: int) -> int | None:
     """The position of the newest point clicked in the chart `key`: number `place` of its custom data."""
     points = (st.session_state.get(key) or {}).get("selection", {}).get("points", [])
     return int(points[0]["customdata"][place]) if points and points[0].get("customdata") else None
+
+
+def both(reference: pd.Series, variant: pd.Series) -> list[str]:
+    """`0 / 2`: a figure of both sides in one cell."""
+    return [" / ".join("undefined" if pd.isna(v) else f"{v:.6g}" for v in pair) for pair in zip(reference, variant, strict=True)]
 
 
 def table_texts(column: pd.Series, run: object) -> list[str]:

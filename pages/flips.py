@@ -29,17 +29,15 @@ columns = {
     "position": flips["position"],
     view.pair.reference: widgets.table_texts(flips["reference_token"], view.run),
     view.pair.variant: widgets.table_texts(flips["variant_token"], view.run),
-    "reference margin": flips["reference_margin"],
-    "variant margin": flips["variant_margin"],
-    "reference margin, ULPs": flips["reference_margin_ulps"],
-    "variant margin, ULPs": flips["variant_margin_ulps"],
+    "margins, ULPs": widgets.both(flips["reference_margin_ulps"], flips["variant_margin_ulps"]),
+    "margins, logits": widgets.both(flips["reference_margin"], flips["variant_margin"]),
     "largest difference": flips["max_abs"],
     "KL, nats": flips["kl"],
 }
 if len(view.run.header.prompts) == 1:
     del columns["prompt"]
-st.dataframe(columns, hide_index=True, key="flip_table", on_select=choose, selection_mode="single-row")
-st.caption(f"{len(flips)} flips in {len(table):,} positions. Margins and differences in logits unless they say ULPs. Click a row's box to look at it.")
+st.dataframe(columns, hide_index=True, key="flip_table", on_select=choose, selection_mode="single-row", column_config=widgets.EXACT)
+st.caption(f"{len(flips)} flips in {len(table):,} positions. Margins as reference / variant; largest differences in logits. Click a row's box to look at it.")
 
 if not bool(view.here["is_flip"]):
     first = flips.iloc[0]
@@ -65,10 +63,10 @@ if view.texts:
     for column, name, token in ((left, view.pair.reference, here["reference_token"]), (right, view.pair.variant, here["variant_token"])):
         column.caption(f"`{name}` goes on with {text_of(token)}")
         chosen = "" if pd.isna(token) else vocabulary.get(int(token), f"⟨token {int(token)}⟩")
-        column.code(before + "▸" + chosen + "◂", language=None)
+        column.code(before + "▸" + chosen + "◂", language=None, wrap_lines=True)
 top = top_of_both(view.run, view.pair.index, view.prompt, view.position)
 st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
-st.caption("The 8 largest logits of either side, in logits; ▲ and the yellow outline mark each side's argmax. The axis does not start at 0.")
+st.caption("The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0.")
 margins = f"{words.number(here['reference_margin'])} and {words.number(here['variant_margin'])}"
 if here["nonfinite_mismatch"]:
     why = f"{int(here['nonfinite_mismatch'])} logits here are NaN or infinite on one side only: that, not rounding, can change the argmax."
@@ -89,5 +87,6 @@ st.dataframe(
         "reference probability": ranks["reference_probability"], "variant probability": ranks["variant_probability"],
     },
     hide_index=True, key="flip_ranks",
-    column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in ("reference", "variant")},
+    column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in ("reference", "variant")}
+    | {f"{side} logit": st.column_config.NumberColumn(format="%.9g") for side in ("reference", "variant")},
 )  # fmt: skip

@@ -72,5 +72,6 @@ else:
             "ULPs": worst["ulps"],
         },
         hide_index=True, key="worst",
+        column_config={name: st.column_config.NumberColumn(format="%.9g") for name in (view.pair.reference, view.pair.variant, "difference")},
     )  # fmt: skip
     st.caption(f"The {len(worst)} logits of this position that are furthest apart, exact values; ULPs of {view.dtype}.")

@@ -26,7 +26,7 @@ st.caption(f"One point a position of this prompt, both axes in logits, log scale
 st.subheader(f"Best tokens at position {view.position}")
 top = top_of_both(view.run, view.pair.index, view.prompt, view.position)
 st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
-st.caption("The 8 largest logits of either side, in logits; ▲ and the yellow outline mark each side's argmax. The axis does not start at 0.")
+st.caption("The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0.")
 
 st.subheader("Margins")
 threshold = st.slider("Threshold, ULPs", 0, 64, 4, key="threshold")
@@ -46,5 +46,5 @@ st.dataframe(
         "variant margin, ULPs": listed["variant_margin_ulps"],
         "largest difference": listed["max_abs"],
     },
-    hide_index=True, key="close_margins", height=280,
+    hide_index=True, key="close_margins", height=280, column_config=widgets.EXACT,
 )  # fmt: skip

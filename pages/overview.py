@@ -56,7 +56,7 @@ with charts_right:
 st.subheader(f"Best tokens at position {view.position}")
 top = top_of_both(view.run, view.pair.index, view.prompt, view.position)
 st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
-st.caption("The 8 largest logits of either side, in logits; ▲ and the yellow outline mark each side's argmax. The axis does not start at 0.")
+st.caption("The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0.")
 
 with st.expander("Provenance and sides"):
     about = header.provenance

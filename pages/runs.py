@@ -34,15 +34,15 @@ shown = [
 table = pd.DataFrame(
     {
         "name": [card.name for card in shown],
-        "sides": [" · ".join(card.sides) for card in shown],
-        "model": [card.model.rstrip("/").rsplit("/", 1)[-1] for card in shown],
-        "dtype": [card.compute_dtype for card in shown],
-        "device": [card.device for card in shown],
-        "positions": [card.positions for card in shown],
         "outcome": [words.outcome(card) for card in shown],
         "flips": [card.flips for card in shown],
         "max ULPs": [card.max_ulps for card in shown],
         "verdict": [card.verdicts or "not judged" for card in shown],
+        "dtype": [card.compute_dtype for card in shown],
+        "device": [card.device for card in shown],
+        "positions": [card.positions for card in shown],
+        "sides": [" · ".join(card.sides) for card in shown],
+        "model": [card.model.rstrip("/").rsplit("/", 1)[-1] for card in shown],
         "created": [card.created for card in shown],
         "size": [words.size(card.bytes) for card in shown],
     }
@@ -60,7 +60,7 @@ def choose() -> None:
 st.dataframe(
     table, key="gallery", hide_index=True, on_select=choose, selection_mode="single-row", width="stretch",
     column_config={
-        "name": st.column_config.TextColumn(width="medium", pinned=True),
+        "name": st.column_config.TextColumn(width="medium"),
         "positions": st.column_config.NumberColumn(format="localized"),
         "max ULPs": st.column_config.NumberColumn(format="localized", help="largest distance over all pairs, in ULPs of the run's dtype"),
         "flips": st.column_config.NumberColumn(help="positions whose argmax differs, over all pairs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +75,11 @@ def row_of(run: RunReader, prompt: int, position: int) -> int:
     return sum(p.positions for p in run.header.prompts[:prompt]) + position
 
 
+def _texts(run: RunReader, token_ids: Iterable[int]) -> pd.Series:
+    """Token texts, None where unknown; of dtype object, because a text column would turn None into NaN."""
+    return pd.Series([run.vocabulary.get(int(token)) for token in token_ids], dtype=object)
+
+
 def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: int = 8) -> pd.DataFrame:
     """The tokens that are among the `count` best of either side, best of the reference first.
 
@@ -83,7 +89,7 @@ def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: in
     sides = (0, pair + 1)
     tops = [run.top_tokens(side, prompt, position) for side in sides]
     ids = list(dict.fromkeys([*tops[0]["token_id"][:count], *tops[1]["token_id"][:count]]))
-    table = {"token_id": ids, "text": [run.vocabulary.get(int(token)) for token in ids]}
+    table = {"token_id": ids, "text": _texts(run, ids)}
     row = row_of(run, prompt, position)
     for name, side in zip(("reference", "variant"), sides, strict=True):
         logits = values_of(run.at(side, prompt, position), run.header.format).astype(np.float64)
@@ -113,7 +119,7 @@ def worst_elements(run: RunReader, pair: int, prompt: int, position: int, count:
     return pd.DataFrame(
         {
             "token_id": order,
-            "text": [run.vocabulary.get(int(token)) for token in order],
+            "text": _texts(run, order),
             "reference_logit": reference[order],
             "variant_logit": variant[order],
             "difference": np.where(is_mismatch[order], np.nan, difference[order]),

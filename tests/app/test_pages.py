@@ -1,0 +1,176 @@
+"""Pages on the real sample runs, in Streamlit's own test harness: no browser, but every line of every page runs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAIN = str(ROOT / "app" / "main.py")
+PAGES = {"runs": "Runs", "overview": "Overview", "near_ties": "Near ties", "heatmap": "ULP heatmap", "flips": "Flips", "upload": "Upload"}
+SAMPLES = ["fresh-against-cached", "batch-1-against-n", "float32-three-paths"]
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def opened(page: str, **link: str) -> AppTest:
+    """The page of a new viewer who followed a link."""
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    for key, value in link.items():
+        app.query_params[key] = value
+    app.run()
+    if page != "runs":
+        app.switch_page(f"../pages/{page}.py").run()
+    return app
+
+
+def said(app: AppTest) -> str:
+    """All text of the page."""
+    kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
+    return "\n".join(str(element.value) for kind in kinds for element in getattr(app, kind))
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("run", SAMPLES)
+def test_every_page_draws_every_sample_run(page, run):
+    app = opened(page, run=run)
+    assert not app.exception
+    assert not app.error
+    assert app.title[0].value == PAGES[page]
+    assert app.query_params["run"] == run
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_has_an_empty_state(page, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    app = opened(page)
+    assert not app.exception
+    assert page == "upload" or "No runs yet" in said(app)
+
+
+def test_the_address_says_what_is_shown():
+    app = opened("overview", run="batch-1-against-n", variant="decode+batch:8", position="41")
+    assert app.query_params["variant"] == "decode+batch:8"
+    assert app.query_params["position"] == "41"
+    assert "Best tokens at position 41" in said(app)
+
+
+def test_changing_the_position_changes_the_address():
+    app = opened("overview", run="batch-1-against-n")
+    app.number_input(key="position").set_value(17).run()
+    assert app.query_params["position"] == "17"
+    assert "Best tokens at position 17" in said(app)
+
+
+def test_a_link_to_an_unknown_run_gets_a_sentence_and_the_gallery():
+    app = opened("runs", run="no-such-run")
+    assert not app.exception
+    assert "There is no run 'no-such-run'" in said(app)
+
+
+@pytest.mark.parametrize(("position", "sentence"), [("99999", "this run has 0 to 286"), ("-1", "this run has"), ("x", "is no number")])
+def test_a_link_to_an_impossible_position_gets_a_sentence(position, sentence):
+    app = opened("runs", run="batch-1-against-n", position=position)
+    assert not app.exception
+    assert sentence in said(app)
+
+
+def test_a_link_to_an_unknown_variant_gets_a_sentence():
+    app = opened("runs", run="batch-1-against-n", variant="nonsense")
+    assert "no variant 'nonsense'" in said(app)
+
+
+def test_the_first_flip_can_be_reached_from_the_flips_page():
+    app = opened("flips", run="fresh-against-cached", position="0")
+    next(button for button in app.button if "first flip" in button.label).click().run()
+    assert not app.exception
+    assert "Why it could flip" in said(app)
+    assert app.query_params["position"] == "144"
+
+
+def test_flip_buttons_walk_from_flip_to_flip():
+    app = opened("overview", run="fresh-against-cached", prompt="1", position="0")
+    walked = []
+    for _ in range(3):
+        next(button for button in app.button if button.label == "flip ▸").click().run()
+        walked.append(app.query_params["position"])
+    assert walked == ["30", "36", "239"]
+
+
+def test_a_bit_identical_pair_is_said_to_be_one(tmp_path, own_store):
+    from core.runs.ingest import ingest
+    from core.runs.store import Store
+
+    run_id = ingest(Store(own_store), [ROOT / "tests" / "cases" / "identical_bf16_bits.npz"])
+    for page in PAGES:
+        app = opened(page, run=run_id)
+        assert not app.exception, page
+    assert "Bit-identical" in said(opened("overview", run=run_id))
+    assert "No flips" in said(opened("flips", run=run_id))
+
+
+@pytest.mark.parametrize("case", ["nonfinite_fp32", "six_repeats_bf16", "one_ulp_bf16_void", "flips_fp16", "bf16_upcast_to_fp32"])
+def test_every_page_draws_a_dump_of_every_form(case, own_store):
+    from core.runs.ingest import ingest
+    from core.runs.store import Store
+
+    run_id = ingest(Store(own_store), [ROOT / "tests" / "cases" / f"{case}.npz"])
+    for page in PAGES:
+        app = opened(page, run=run_id, position="3" if case != "six_repeats_bf16" else "0")
+        assert not app.exception, (page, [e.value for e in app.exception])
+
+
+def test_nan_mismatches_are_called_more_than_rounding(own_store):
+    from core.runs.ingest import ingest
+    from core.runs.store import Store
+
+    run_id = ingest(Store(own_store), [ROOT / "tests" / "cases" / "nonfinite_fp32.npz"])
+    assert "never rounding" in said(opened("overview", run=run_id))
+    assert "never rounding" not in said(opened("overview", run="fresh-against-cached"))
+
+
+def test_a_broken_file_is_named_and_harms_no_other_run(own_store):
+    own_store.mkdir()
+    (own_store / "broken.duckdb").write_bytes(b"not a database")
+    shutil.copy(ROOT / "sample_runs" / "batch-1-against-n.duckdb", own_store / "copy.duckdb")
+    app = opened("runs")
+    assert not app.exception
+    assert "broken.duckdb" in said(app)
+    assert "4 of 4 runs" in said(app)
+
+
+def test_a_deleted_run_is_gone_and_sample_runs_have_no_delete_button(own_store):
+    own_store.mkdir()
+    shutil.copy(ROOT / "sample_runs" / "batch-1-against-n.duckdb", own_store / "mine.duckdb")
+    app = opened("runs", run="mine")
+    app.button(key="delete").click().run()
+    assert not app.exception
+    assert not (own_store / "mine.duckdb").exists()
+    sample = opened("runs", run="batch-1-against-n")
+    assert not [button for button in sample.button if button.key == "delete"]
+    assert (ROOT / "sample_runs" / "batch-1-against-n.duckdb").exists()
+
+
+def test_run_names_and_token_texts_are_rendered_inert(own_store):
+    import numpy as np
+
+    from core.runs.ingest import ingest
+    from core.runs.store import Store
+
+    own_store.mkdir()
+    dump = own_store / "evil.npz"
+    logits = np.random.default_rng(0).standard_normal((2, 8), dtype=np.float32)
+    np.savez(dump, **{"<b>a</b>": logits, "[x](javascript:alert(1))": logits + 1}, token_ids=[1, 2], tokens=["<img src=x>", "$$\\x$$"])
+    run_id = ingest(Store(own_store), [dump], name="<script>alert(1)</script> [link](http://x)")
+    for page in PAGES:
+        app = opened(page, run=run_id)
+        assert not app.exception
+        assert "<script>" not in said(app).replace("\\<script\\>", "")
+        assert "[link](" not in said(app)
