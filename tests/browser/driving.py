@@ -1,0 +1,73 @@
+"""Starting a dashboard and driving a page of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+SCREENSHOTS = Path(__file__).parent / "screenshots"
+
+
+def chromium() -> str:
+    """The browser to drive: ULPSCOPE_CHROMIUM, else the first of the usual names; the tests fail without one, they never skip."""
+    for name in (os.environ.get("ULPSCOPE_CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+        if name and (found := shutil.which(name)):
+            return found
+    raise RuntimeError("no Chromium was found; install one or set ULPSCOPE_CHROMIUM to its path")
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """A running server: its address, its store, its process."""
+
+    url: str
+    store: Path
+    process: subprocess.Popen
+    ready_seconds: float
+
+
+def start(store: Path, **environment: str) -> Dashboard:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--server.headless", "true"]
+    log = (store.parent / "server.log").open("wb")
+    process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "ULPSCOPE_STORE": str(store), **environment})
+    while time.perf_counter() - began < 60:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=1) as answer:
+                if answer.status == 200:
+                    return Dashboard(f"http://127.0.0.1:{port}", store, process, time.perf_counter() - began)
+        except OSError:
+            time.sleep(0.1)
+    process.kill()
+    raise RuntimeError("the dashboard did not start within a minute")
+
+
+def settle(page: Page) -> None:
+    """Wait until no script runs, and the charts had a moment to draw."""
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=30_000)
+    page.wait_for_timeout(400)
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=30_000)
+
+
+def picture(page: Page, name: str) -> None:
+    """Keep a screenshot of the whole page for people to look at."""
+    SCREENSHOTS.mkdir(exist_ok=True)
+    width = page.viewport_size["width"] if page.viewport_size else 1280
+    height = int(page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight"))
+    page.set_viewport_size({"width": width, "height": min(max(900, height + 20), 3000)})
+    page.wait_for_timeout(500)
+    page.screenshot(path=SCREENSHOTS / f"{name}.png")
+    page.set_viewport_size({"width": width, "height": 900})

@@ -1,0 +1,192 @@
+"""The dashboard in a real Chromium: every page on a sample run, the clicks that matter, an upload from file to picture."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.driving import ROOT, Dashboard, picture, settle, start
+
+PAGES = {"": "Runs", "overview": "Overview", "near_ties": "Near ties", "heatmap": "ULP heatmap", "flips": "Flips", "upload": "Upload"}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_opens_on_a_sample_run(page: Page, dashboard: Dashboard, name: str):
+    page.goto(f"{dashboard.url}/{name}?run=fresh-against-cached&prompt=1&position=36")
+    settle(page)
+    expect(page.locator("h1")).to_have_text(PAGES[name])
+    assert "run=fresh-against-cached" in page.url
+    picture(page, name or "runs")
+
+
+@pytest.mark.parametrize("name", ["overview", "heatmap"])
+def test_pages_open_in_the_dark_and_on_a_phone(browser: Browser, dashboard: Dashboard, name: str):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
+    page = context.new_page()
+    page.goto(f"{dashboard.url}/{name}?run=batch-1-against-n&position=89")
+    settle(page)
+    background = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
+    assert sum(int(part) for part in re.findall(r"\d+", background)[:3]) < 150
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    picture(page, f"{name}-dark-390")
+    context.close()
+
+
+def test_the_start_page_opens_and_a_click_on_a_run_opens_it(page: Page, dashboard: Dashboard):
+    page.goto(dashboard.url)
+    settle(page)
+    expect(page.locator("h1")).to_have_text("Runs")
+    table = page.locator("[data-testid=stDataFrame]").first.bounding_box()
+    assert table is not None
+    page.mouse.click(table["x"] + 17, table["y"] + 52)  # the box of the first row; the table is drawn on a canvas
+    expect(page.locator("h1")).to_have_text("Overview", timeout=15_000)
+    assert "run=" in page.url
+
+
+def test_a_click_on_a_token_selects_its_position_on_every_page(page: Page, dashboard: Dashboard):
+    page.goto(f"{dashboard.url}/overview?run=batch-1-against-n")
+    settle(page)
+    page.locator(".token[data-position='30']").click()
+    expect(page.get_by_role("heading", name="Best tokens at position 30")).to_be_visible(timeout=15_000)
+    assert "position=30" in page.url
+    page.get_by_role("link", name="Near ties").click()
+    expect(page.locator("h1")).to_have_text("Near ties", timeout=15_000)
+    settle(page)
+    expect(page.get_by_role("heading", name="Best tokens at position 30")).to_be_visible()
+    assert "position=30" in page.url
+    assert "run=batch-1-against-n" in page.url
+
+
+def test_a_box_on_the_heatmap_zooms_in_and_the_address_keeps_the_window(page: Page, dashboard: Dashboard, browser: Browser):
+    page.goto(f"{dashboard.url}/heatmap?run=fresh-against-cached")
+    settle(page)
+    plot = page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
+    assert plot is not None
+    page.mouse.move(plot["x"] + plot["width"] * 0.25, plot["y"] + plot["height"] * 0.25)
+    page.mouse.down()
+    page.mouse.move(plot["x"] + plot["width"] * 0.5, plot["y"] + plot["height"] * 0.5, steps=8)
+    page.mouse.up()
+    expect(page.get_by_role("button", name="Whole run")).to_be_enabled(timeout=15_000)
+    settle(page)
+    window = {axis: [int(n) for n in re.search(rf"{axis}=(\d+)(?:%3A|:)(\d+)", page.url).groups()] for axis in ("rows", "tokens")}
+    assert 160 < window["rows"][0] < 200
+    assert 340 < window["rows"][1] < 390
+    assert 950 < window["tokens"][0] < 1100
+    assert 1950 < window["tokens"][1] < 2150
+    picture(page, "heatmap-zoomed")
+
+    other = browser.new_context().new_page()  # a colleague opens the link
+    other.goto(page.url)
+    settle(other)
+    expect(other.get_by_text(f"rows {window['rows'][0]} to {window['rows'][1] - 1}")).to_be_visible(timeout=15_000)
+    other.context.close()
+
+    page.get_by_role("button", name="Whole run").click()
+    expect(page.get_by_role("button", name="Whole run")).to_be_disabled(timeout=15_000)
+    settle(page)
+    assert "rows=" not in page.url
+
+
+def test_an_uploaded_dump_is_understood_saved_and_shown_on_every_page(page: Page, dashboard: Dashboard):
+    page.goto(f"{dashboard.url}/upload")
+    settle(page)
+    page.locator("input[type=file]").set_input_files(ROOT / "sample_runs" / "dumps" / "fresh_and_cached_upcast.npz")
+    expect(page.get_by_text("Understood as")).to_be_visible(timeout=15_000)
+    expect(page.get_by_text("every value is exactly a bfloat16")).to_be_visible()
+    picture(page, "upload-understood")
+    page.get_by_role("button", name="Save as a run").click()
+    expect(page.locator("h1")).to_have_text("Overview", timeout=30_000)
+    settle(page)
+    assert "fresh-and-cached-upcast" in page.url
+    expect(page.get_by_text("logits differ;")).to_be_visible()
+    for name in ("Near ties", "ULP heatmap", "Flips"):
+        page.get_by_role("link", name=name, exact=True).click()
+        expect(page.locator("h1")).to_have_text(name, timeout=15_000)
+        settle(page)
+        assert page.locator("[data-testid=stException]").count() == 0
+        assert "fresh-and-cached-upcast" in page.url
+    assert len(list(dashboard.store.glob("*.duckdb"))) == 1
+
+
+def test_a_bad_dump_gets_one_sentence_and_stores_nothing(page: Page, dashboard: Dashboard, tmp_path: Path):
+    before = sorted(dashboard.store.glob("*"))
+    np.savez(tmp_path / "odd.npz", reference=np.zeros((2, 8), np.float32), variant=np.zeros((3, 8), np.float32))
+    page.goto(f"{dashboard.url}/upload")
+    settle(page)
+    page.locator("input[type=file]").set_input_files(tmp_path / "odd.npz")
+    expect(page.locator("[data-testid=stAlert]")).to_contain_text("odd.npz", timeout=15_000)
+    assert page.get_by_role("button", name="Save as a run").count() == 0
+    assert sorted(dashboard.store.glob("*")) == before
+
+
+def test_a_link_to_an_unknown_run_gets_a_sentence_and_the_gallery(page: Page, dashboard: Dashboard):
+    page.goto(f"{dashboard.url}/heatmap?run=long-gone")
+    settle(page)
+    expect(page.locator("h1")).to_have_text("Runs", timeout=15_000)
+    expect(page.get_by_text("There is no run 'long-gone' here")).to_be_visible()
+
+
+def test_an_empty_store_says_what_to_do(browser: Browser, tmp_path: Path):
+    empty = start(tmp_path / "runs", ULPSCOPE_SAMPLES="")
+    try:
+        page = browser.new_context().new_page()
+        page.goto(empty.url)
+        settle(page)
+        expect(page.get_by_text("No runs yet.")).to_be_visible(timeout=15_000)
+        picture(page, "empty")
+        page.context.close()
+    finally:
+        empty.process.terminate()
+        empty.process.wait(20)
+
+
+def test_the_run_file_downloads_bit_for_bit_and_the_npz_holds_every_side(dashboard: Dashboard, tmp_path: Path):
+    with urllib.request.urlopen(f"{dashboard.url}/files/batch-1-against-n.duckdb") as answer:
+        body = answer.read()
+    assert body == (ROOT / "sample_runs" / "batch-1-against-n.duckdb").read_bytes()
+    with urllib.request.urlopen(f"{dashboard.url}/files/batch-1-against-n.npz") as answer:
+        (tmp_path / "run.npz").write_bytes(answer.read())
+    arrays = np.load(tmp_path / "run.npz")
+    digests = re.findall(r"\| `[^`]+` \| `([0-9a-f]{64})` \|", (ROOT / "sample_runs" / "README.md").read_text())
+    for side in ("decode", "decode+batch:2", "decode+batch:8", "prefill"):
+        assert hashlib.sha256(arrays[side].tobytes()).hexdigest() in digests
+
+
+@pytest.mark.parametrize("path", ["no-such-run.duckdb", "..%2f..%2fREADME.duckdb", "%2e%2e%2fREADME.npz"])
+def test_a_download_of_what_is_no_run_is_refused(dashboard: Dashboard, path: str):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{dashboard.url}/files/{path}")
+    assert refused.value.code in (400, 404)  # 400: the server itself refuses a path that climbs
+
+
+def loaded_libraries(process: subprocess.Popen) -> str:
+    return Path(f"/proc/{process.pid}/maps").read_text()
+
+
+def test_the_viewer_never_loads_torch(page: Page, dashboard: Dashboard):
+    for name in PAGES:
+        page.goto(f"{dashboard.url}/{name}?run=fresh-against-cached")
+        settle(page)
+    libraries = loaded_libraries(dashboard.process)
+    assert "libtorch" not in libraries
+    assert "duckdb" in libraries  # the look at the process does see what it has loaded
+
+
+def test_the_look_at_a_process_would_notice_torch():
+    """The twin of the test above: a process that has loaded torch is caught."""
+    import sys
+
+    program = "import torch, sys; print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        assert "libtorch" in loaded_libraries(process)
+        process.stdin.close()
