@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from typer.exceptions import TyperException
 
 from core.errors import UlpscopeError, UsageError
 from core.runs.dumps import open_dump
@@ -158,13 +161,23 @@ def ingest(
     as_json_: JsonOption = False,
 ) -> None:
     """Store a dump of logits as a run: checked, analysed, every bit kept."""
-    with _progress() as progress:
+    with _stoppable(), _progress() as progress:
         task = progress.add_task("ingesting", total=None)
         run_id = ingest_dump(
             open_store(store), dumps, name=name, model=model, compute_dtype=compute_dtype,
             on_progress=lambda done, total: progress.update(task, completed=done, total=total),
         )  # fmt: skip
     _announce(run_id, as_json_)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Ctrl-C: the writer has removed what it began by the time this says so. (typer itself would leave without a word.)"""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("stopped; nothing was stored.")
+        raise typer.Exit(130) from None
 
 
 def _announce(run_id: str, as_json_: bool) -> None:
@@ -204,7 +217,7 @@ def capture(
         raise UsageError("no prompt was given; use --prompt TEXT or --prompt-file FILE.")
     command = "python -m core " + shlex.join(sys.argv[1:])
     target = open_store(store)
-    with _progress() as progress:
+    with _stoppable(), _progress() as progress:
         task = progress.add_task("loading the model", total=None)
         loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
         plan = plan_capture(loaded, prompts, reference, variant or ["decode"], name=name, command=command, seed=seed)
@@ -327,13 +340,16 @@ def delete(
 def main() -> None:
     """Run the command line; what ULPscope raises on purpose becomes one sentence on stderr and exit code 2."""
     try:
-        app(standalone_mode=True)
+        code = app(standalone_mode=False)
     except UlpscopeError as error:
         err.print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        err.print("stopped; nothing was stored.")
+    except TyperException as error:  # usage: an unknown option, a missing argument
+        err.print(f"error: {error.format_message()}", markup=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except typer.Abort:
         sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 if __name__ == "__main__":
