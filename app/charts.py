@@ -27,7 +27,9 @@ _MARGINS = {"l": 8, "r": 8, "t": 28, "b": 8}
 
 
 def _layout(figure: go.Figure, height: int, **options: object) -> go.Figure:
-    figure.update_layout(height=height, margin=_MARGINS, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}, **options)
+    figure.update_layout(
+        height=height, margin=_MARGINS, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}, **options
+    )
     figure.update_xaxes(automargin=True)
     figure.update_yaxes(automargin=True)
     return figure
@@ -56,7 +58,14 @@ def near_tie_scatter(table: pd.DataFrame, texts: tuple[str, ...], selected: int)
     x, x_zero = _above_zero(difference)
     figure = go.Figure()
     span = np.array([min(x.min(initial=1.0), y.min(initial=1.0) / 2) / 3, max(x.max(initial=1.0), y.max(initial=1.0) / 2) * 3])
-    figure.add_scatter(x=span, y=2 * span, mode="lines", line={"color": QUIET, "dash": "dash", "width": 1.5}, name="margin = 2 × difference", hoverinfo="skip")
+    figure.add_scatter(
+        x=span,
+        y=2 * span,
+        mode="lines",
+        line={"color": QUIET, "dash": "dash", "width": 1.5},
+        name="margin = 2 × difference",
+        hoverinfo="skip",
+    )
     flips = table["is_flip"].to_numpy(bool)
     near = table["near_tie"].to_numpy(bool)
     labels = np.array(_labels(table["position"], texts), object)
@@ -80,10 +89,14 @@ def near_tie_scatter(table: pd.DataFrame, texts: tuple[str, ...], selected: int)
     line = {"color": QUIET, "width": 1, "dash": "dot"}
     if y_zero is not None:  # annotations on a log axis are placed by logarithm, lines by value
         figure.add_hline(y=y_zero, line=line)
-        figure.add_annotation(xref="paper", x=1, y=np.log10(y_zero), yshift=9, text="tie: margin 0", showarrow=False, xanchor="right")
+        figure.add_annotation(
+            xref="paper", x=1, y=np.log10(y_zero), yshift=9, text="tie: margin 0", showarrow=False, xanchor="right"
+        )
     if x_zero is not None:
         figure.add_vline(x=x_zero, line=line)
-        figure.add_annotation(yref="paper", y=1, x=np.log10(x_zero), xshift=4, text="no difference", showarrow=False, xanchor="left")
+        figure.add_annotation(
+            yref="paper", y=1, x=np.log10(x_zero), xshift=4, text="no difference", showarrow=False, xanchor="left"
+        )
     figure.update_xaxes(type="log", title="largest difference at the position, logits", exponentformat="power")
     figure.update_yaxes(type="log", title="smaller margin of the two sides, logits", exponentformat="power")
     return _layout(figure, 430, clickmode="event+select")
@@ -107,11 +120,19 @@ def margin_distribution(table: pd.DataFrame, threshold_ulps: int, dtype: str) ->
         bins = np.where(margins > 0, np.floor(np.log2(np.maximum(margins, 1))).astype(int) + 1, 0)
         counts = np.bincount(bins, minlength=1)
         top = max(top, len(counts))
-        figure.add_bar(x=_doubling_labels(len(counts)), y=counts, name=name, marker_color=colour, hovertemplate="%{x} ULPs: %{y} positions<extra></extra>")
+        figure.add_bar(
+            x=_doubling_labels(len(counts)),
+            y=counts,
+            name=name,
+            marker_color=colour,
+            hovertemplate="%{x} ULPs: %{y} positions<extra></extra>",
+        )
     edge = 0 if threshold_ulps == 0 else int(np.floor(np.log2(threshold_ulps))) + 1
     if edge < top:
         figure.add_vline(x=edge + 0.5, line={"color": FLIP, "width": 2, "dash": "dash"})
-    figure.update_xaxes(title=f"margin, ULPs of {dtype}", type="category", categoryorder="array", categoryarray=_doubling_labels(top))
+    figure.update_xaxes(
+        title=f"margin, ULPs of {dtype}", type="category", categoryorder="array", categoryarray=_doubling_labels(top)
+    )
     figure.update_yaxes(title="positions")
     return _layout(figure, 300, barmode="group", bargap=0.15)
 
@@ -128,7 +149,9 @@ def _doubling_labels(count: int) -> list[str]:
 def top_bars(top: pd.DataFrame, reference: str, variant: str) -> go.Figure:
     """Logits of the best tokens, both sides beside each other, each side's argmax outlined in green. The axis does not start at 0."""
     names = [_inert(visible(text)) if text is not None else "" for text in top["text"]]
-    labels = [f"{name}<br><span style='font-size:10px'>{token}</span>" for name, token in zip(names, top["token_id"], strict=True)]
+    labels = [
+        f"{name}<br><span style='font-size:10px'>{token}</span>" for name, token in zip(names, top["token_id"], strict=True)
+    ]
     figure = go.Figure()
     for side, name, colour in (("reference", _inert(reference), REFERENCE), ("variant", _inert(variant), VARIANT)):
         logits = top[f"{side}_logit"].to_numpy(float)
@@ -161,7 +184,7 @@ def heatmap(window: HeatmapWindow, highest: int, dtype: str, selected_row: int |
     rows = (window.row_edges[:-1] + window.row_edges[1:] - 1) / 2
     tokens = (window.token_edges[:-1] + window.token_edges[1:] - 1) / 2
     top = max(1.0, float(np.log2(max(highest, 2))))
-    ticks = [power for power in range(0, int(top) + 1, max(1, int(top) // 6))]
+    ticks = list(range(0, int(top) + 1, max(1, int(top) // 6)))
     figure = go.Figure()
     figure.add_heatmap(
         z=colour, x=tokens, y=rows, zmin=0, zmax=top, colorscale=ULPS, customdata=np.nan_to_num(ulps).astype(np.int32 if highest < 2**31 else np.float64),
@@ -176,8 +199,14 @@ def heatmap(window: HeatmapWindow, highest: int, dtype: str, selected_row: int |
         )  # fmt: skip
     if selected_row is not None and window.row_edges[0] <= selected_row < window.row_edges[-1]:
         figure.add_hline(y=selected_row, line={"color": FLIP, "width": 1})
-    figure.update_xaxes(title="token id", range=[float(window.token_edges[0]) - 0.5, float(window.token_edges[-1]) - 0.5], showgrid=False)
-    figure.update_yaxes(title="row: position, prompts one after another", showgrid=False, range=[float(window.row_edges[-1]) - 0.5, float(window.row_edges[0]) - 0.5])
+    figure.update_xaxes(
+        title="token id", range=[float(window.token_edges[0]) - 0.5, float(window.token_edges[-1]) - 0.5], showgrid=False
+    )
+    figure.update_yaxes(
+        title="row: position, prompts one after another",
+        showgrid=False,
+        range=[float(window.row_edges[-1]) - 0.5, float(window.row_edges[0]) - 0.5],
+    )
     return _layout(figure, 520, dragmode="select", newselection={"line": {"color": FLIP, "width": 2}})
 
 
@@ -188,7 +217,14 @@ def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
     for distance, elements in histogram.items():
         counts[distance.bit_length()] += elements
     labels = _doubling_labels(top + 1)
-    figure = go.Figure(go.Bar(x=labels, y=counts, marker_color=[QUIET, *[REFERENCE] * top], hovertemplate="%{x} ULPs: %{y:,} elements<extra></extra>"))
+    figure = go.Figure(
+        go.Bar(
+            x=labels,
+            y=counts,
+            marker_color=[QUIET, *[REFERENCE] * top],
+            hovertemplate="%{x} ULPs: %{y:,} elements<extra></extra>",
+        )
+    )
     figure.update_xaxes(title=f"distance, ULPs of {dtype}", type="category")
     figure.update_yaxes(title="elements", type="log", exponentformat="power", dtick=1)
     return _layout(figure, 300)
@@ -199,10 +235,24 @@ def over_positions(table: pd.DataFrame, column: str, title: str, selected: int) 
     figure = go.Figure()
     values = table[column].to_numpy(float)
     positions = table["position"].to_numpy(int)
-    figure.add_scatter(x=positions, y=values, mode="lines", line={"color": REFERENCE, "width": 1.4}, name=title, hovertemplate="position %{x}: %{y:.5g}<extra></extra>")
+    figure.add_scatter(
+        x=positions,
+        y=values,
+        mode="lines",
+        line={"color": REFERENCE, "width": 1.4},
+        name=title,
+        hovertemplate="position %{x}: %{y:.5g}<extra></extra>",
+    )
     flips = table["is_flip"].to_numpy(bool)
     if flips.any():
-        figure.add_scatter(x=positions[flips], y=values[flips], mode="markers", marker={"color": VARIANT, "symbol": "x", "size": 9}, name="flip", hovertemplate="flip at %{x}: %{y:.5g}<extra></extra>")
+        figure.add_scatter(
+            x=positions[flips],
+            y=values[flips],
+            mode="markers",
+            marker={"color": VARIANT, "symbol": "x", "size": 9},
+            name="flip",
+            hovertemplate="flip at %{x}: %{y:.5g}<extra></extra>",
+        )
     figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
     figure.update_xaxes(title="position")
     figure.update_yaxes(title=title)

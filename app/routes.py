@@ -39,7 +39,9 @@ def run_npz(request: Request) -> Response:
     except UlpscopeError as error:
         folder.cleanup()
         return PlainTextResponse(str(error), status_code=409)
-    return FileResponse(target, filename=target.name, media_type="application/octet-stream", background=BackgroundTask(folder.cleanup))
+    return FileResponse(
+        target, filename=target.name, media_type="application/octet-stream", background=BackgroundTask(folder.cleanup)
+    )
 
 
 ROUTES = [Route("/files/{run_id}.duckdb", run_file), Route("/files/{run_id}.npz", run_npz)]

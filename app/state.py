@@ -175,7 +175,12 @@ def write_address(view: View | None) -> None:
     """Make the address bar say what is shown."""
     wanted: dict[str, str] = {}
     if view is not None:
-        wanted = {"run": view.run.run_id, "variant": view.pair.variant, "prompt": str(view.prompt), "position": str(view.position)}
+        wanted = {
+            "run": view.run.run_id,
+            "variant": view.pair.variant,
+            "prompt": str(view.prompt),
+            "position": str(view.position),
+        }
         if view.prompt == 0 and len(view.run.header.prompts) == 1:
             del wanted["prompt"]
     for key in KEYS:

@@ -58,7 +58,14 @@ export default function (component) {
 
 _strip = st.components.v2.component("ulpscope_token_strip", html="<div class='strip' id='strip'></div>", css=_CSS, js=_JS)
 
-COLOURS = {"largest difference": "max_abs", "max ULPs": "max_ulps", "mean ULPs": "mean_ulps", "differing logits": "neq", "KL": "kl", "near ties": "margin"}
+COLOURS = {
+    "largest difference": "max_abs",
+    "max ULPs": "max_ulps",
+    "mean ULPs": "mean_ulps",
+    "differing logits": "neq",
+    "KL": "kl",
+    "near ties": "margin",
+}
 
 
 def _heat(table: pd.DataFrame, colour: str) -> np.ndarray:
@@ -78,7 +85,9 @@ def _heat(table: pd.DataFrame, colour: str) -> np.ndarray:
     return 0.75 * values / values.max() if values.max() > 0 else values
 
 
-def token_strip(table: pd.DataFrame, texts: tuple[str, ...], colour: str, selected: int, stamp: str, on_click: Callable[[int], None]) -> None:
+def token_strip(
+    table: pd.DataFrame, texts: tuple[str, ...], colour: str, selected: int, stamp: str, on_click: Callable[[int], None]
+) -> None:
     """Draw the strip for one prompt's table; `stamp` names run, pair and prompt, so that a new selection redraws nothing else."""
     column = COLOURS[colour]
     tokens = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NoReturn
 
 import pandas as pd
 import streamlit as st
@@ -10,9 +12,12 @@ import streamlit as st
 from app import state, words
 from core.errors import UlpscopeError
 from core.runs.gallery import RunCard
+from core.runs.reader import RunReader
 
 # Logits with the digits they have: nine identify a float32, fewer are shown where fewer are there.
-EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("largest difference",)} | {"KL, nats": st.column_config.NumberColumn(format="%.4g")}
+EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("largest difference",)} | {
+    "KL, nats": st.column_config.NumberColumn(format="%.4g")
+}
 PAGES = Path(__file__).resolve().parents[1] / "pages"
 
 
@@ -86,8 +91,12 @@ def _pick_within(run_id: str) -> state.View:
     if flips:
         earlier, later = [p for p in flips if p < position], [p for p in flips if p > position]
         left, right = st.columns(2)
-        left.button("◂ flip", disabled=not earlier, width="stretch", on_click=state.select, kwargs={"position": max(earlier, default=0)})
-        right.button("flip ▸", disabled=not later, width="stretch", on_click=state.select, kwargs={"position": min(later, default=0)})
+        left.button(
+            "◂ flip", disabled=not earlier, width="stretch", on_click=state.select, kwargs={"position": max(earlier, default=0)}
+        )
+        right.button(
+            "flip ▸", disabled=not later, width="stretch", on_click=state.select, kwargs={"position": min(later, default=0)}
+        )
     if view.texts:
         st.caption(f"scores the token after `{words.visible(view.texts[position])}`")
     return view
@@ -112,7 +121,9 @@ def head(title: str, view: state.View | None, what: str) -> state.View:
     run, header = view.run, view.run.header
     about = header.provenance
     where = " · ".join(part for part in (Path(about.model).name, header.compute_dtype, about.device) if part)
-    st.markdown(f"**{escaped(header.name)}** — `{_code(view.pair.reference)}` against `{_code(view.pair.variant)}` · {escaped(where)}")
+    st.markdown(
+        f"**{escaped(header.name)}** — `{_code(view.pair.reference)}` against `{_code(view.pair.variant)}` · {escaped(where)}"
+    )
     st.caption(what.format(dtype=header.compute_dtype, vocab=f"{header.vocab:,}", run=run.run_id))
     return view
 
@@ -126,7 +137,7 @@ def escaped(text: str) -> str:
     return "".join(f"\\{c}" if c in "\\`*_{}[]()#+-.!|<>~$:" else c for c in text)
 
 
-def empty() -> None:
+def empty() -> NoReturn:
     """No run to show: say what to do, and stop."""
     st.info("No runs yet. Upload a dump of logits, or capture a run on the command line; it appears here by itself.")
     st.page_link(PAGES / "upload.py", label="Upload a dump")
@@ -153,7 +164,7 @@ def both(reference: pd.Series, variant: pd.Series) -> list[str]:
     return [" / ".join("undefined" if pd.isna(v) else f"{v:.6g}" for v in pair) for pair in zip(reference, variant, strict=True)]
 
 
-def table_texts(column: pd.Series, run: object) -> list[str]:
+def table_texts(column: Iterable, run: RunReader) -> list[str]:
     """Token ids as `text (id)`."""
-    vocabulary = run.vocabulary  # type: ignore[attr-defined]
+    vocabulary = run.vocabulary
     return [words.token(None if pd.isna(i) else int(i), None if pd.isna(i) else vocabulary.get(int(i))) for i in column]

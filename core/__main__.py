@@ -44,7 +44,9 @@ app = typer.Typer(
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 180)  # a pipe has no width to fit into
 err = Console(stderr=True, highlight=False)
 
-StoreOption = Annotated[Path | None, typer.Option("--store", help="Directory of run files. Default: $ULPSCOPE_STORE, else runs/.")]
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", help="Directory of run files. Default: $ULPSCOPE_STORE, else runs/.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -96,13 +98,19 @@ def _flip_table(pair: PairReport, texts: dict[int, str], has_prompts: bool, limi
 @app.command()
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A dump (npz, npy, safetensors) or the id of a stored run.")],
-    second: Annotated[str | None, typer.Argument(metavar="[B]", help="A second dump of one array; A is the reference then.")] = None,
+    second: Annotated[
+        str | None, typer.Argument(metavar="[B]", help="A second dump of one array; A is the reference then.")
+    ] = None,
     fail_on: Annotated[
         list[str] | None,
         typer.Option("--fail-on", help="Exit with 1 if any pair has: 'bits' differing, 'flips', or 'ulps:N' (more than N ULPs)."),
     ] = None,
     compute_dtype: Annotated[
         str | None, typer.Option(help="Count ULPs in float32, float16 or bfloat16. Default: declared by the dump, else detected.")
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(help="The side of a dump that the others are compared with. Default: 'reference', else the first."),
     ] = None,
     variant: Annotated[str | None, typer.Option(help="The side that the summary speaks of, where there are several.")] = None,
     positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
@@ -116,15 +124,17 @@ def compare(
     gates = [Gate.parse(text) for text in fail_on or []]
     texts: dict[int, str] = {}
     if second is None and not Path(first).exists() and not Path(first).suffix:
-        if compute_dtype:
-            raise UsageError("--compute-dtype is for dumps; a stored run keeps the compute dtype it was stored with.")
+        if compute_dtype or reference:
+            raise UsageError("--compute-dtype and --reference are for dumps; a stored run keeps those it was stored with.")
         with RunReader(open_store(store).path_of(first)) as run:
             header, texts = run.header, run.vocabulary
             pairs, classes = report_of_run(run)
             prompts, rows = len(header.prompts), header.rows
             dtype, vocab = header.compute_dtype, header.vocab
     else:
-        with open_dump([Path(p) for p in (first, second) if p is not None], compute_dtype=compute_dtype) as dump:
+        with open_dump(
+            [Path(p) for p in (first, second) if p is not None], compute_dtype=compute_dtype, reference=reference
+        ) as dump:
             pairs, classes = report_of_dump(dump)
             prompts, rows, dtype, vocab = len(dump.prompts), dump.rows, dump.compute_dtype, dump.vocab
             for warning in dump.warnings:
@@ -156,7 +166,12 @@ def ingest(
     dumps: Annotated[list[Path], typer.Argument(help="One file of two or more sides, or two files of one array each.")],
     name: Annotated[str | None, typer.Option(help="What to call the run. Default: the file's name.")] = None,
     model: Annotated[str, typer.Option(help="The model the logits come from, for the record.")] = "",
-    compute_dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16. Default: declared, else detected.")] = None,
+    compute_dtype: Annotated[
+        str | None, typer.Option(help="float32, float16 or bfloat16. Default: declared, else detected.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="The side the others are compared with. Default: 'reference', else the first.")
+    ] = None,
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
@@ -164,7 +179,7 @@ def ingest(
     with _stoppable(), _progress() as progress:
         task = progress.add_task("ingesting", total=None)
         run_id = ingest_dump(
-            open_store(store), dumps, name=name, model=model, compute_dtype=compute_dtype,
+            open_store(store), dumps, name=name, model=model, compute_dtype=compute_dtype, reference=reference,
             on_progress=lambda done, total: progress.update(task, completed=done, total=total),
         )  # fmt: skip
     _announce(run_id, as_json_)
@@ -191,7 +206,9 @@ def _announce(run_id: str, as_json_: bool) -> None:
 def capture(
     model: Annotated[str, typer.Option(help="Folder or hub id of a transformers causal language model.")],
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
-    prompt_file: Annotated[list[Path] | None, typer.Option(help="A text file that is one prompt; may be given several times.")] = None,
+    prompt_file: Annotated[
+        list[Path] | None, typer.Option(help="A text file that is one prompt; may be given several times.")
+    ] = None,
     reference: Annotated[str, typer.Option(help="Path of the reference: prefill, decode, prefill+batch:8, ...")] = "prefill",
     variant: Annotated[list[str] | None, typer.Option(help="Path of a variant; may be given several times.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "bfloat16",

@@ -6,7 +6,11 @@ import streamlit as st
 from app import charts, state, widgets, words
 from core.runs.views import top_of_both
 
-view = widgets.head("Flips", state.current_view(), "Positions at which the two sides prefer different next tokens, over all prompts. Margins in ULPs of {dtype}.")
+view = widgets.head(
+    "Flips",
+    state.current_view(),
+    "Positions at which the two sides prefer different next tokens, over all prompts. Margins in ULPs of {dtype}.",
+)
 table = view.table
 flips = table[table["is_flip"]].reset_index(drop=True)
 if flips.empty:
@@ -36,8 +40,12 @@ columns = {
 }
 if len(view.run.header.prompts) == 1:
     del columns["prompt"]
-st.dataframe(columns, hide_index=True, key="flip_table", on_select=choose, selection_mode="single-row", column_config=widgets.EXACT)
-st.caption(f"{len(flips)} flips in {len(table):,} positions. Margins as reference / variant; largest differences in logits. Click a row's box to look at it.")
+st.dataframe(
+    columns, hide_index=True, key="flip_table", on_select=choose, selection_mode="single-row", column_config=widgets.EXACT
+)
+st.caption(
+    f"{len(flips)} flips in {len(table):,} positions. Margins as reference / variant; largest differences in logits. Click a row's box to look at it."
+)
 
 if not bool(view.here["is_flip"]):
     first = flips.iloc[0]
@@ -52,21 +60,22 @@ here = view.here
 vocabulary = view.run.vocabulary
 
 
-def text_of(token: object) -> str:
-    return words.token(None if pd.isna(token) else int(token), None if pd.isna(token) else vocabulary.get(int(token)))
-
-
 st.subheader(f"Position {view.position}")
 if view.texts:
     before = "".join(view.texts[max(0, view.position - 60) : view.position + 1])
     left, right = st.columns(2)
-    for column, name, token in ((left, view.pair.reference, here["reference_token"]), (right, view.pair.variant, here["variant_token"])):
-        column.caption(f"`{name}` goes on with {text_of(token)}")
+    for column, name, token in (
+        (left, view.pair.reference, here["reference_token"]),
+        (right, view.pair.variant, here["variant_token"]),
+    ):
+        column.caption(f"`{name}` goes on with {widgets.table_texts([token], view.run)[0]}")
         chosen = "" if pd.isna(token) else vocabulary.get(int(token), f"⟨token {int(token)}⟩")
         column.code(before + "▸" + chosen + "◂", language=None, wrap_lines=True)
 top = top_of_both(view.run, view.pair.index, view.prompt, view.position)
 st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
-st.caption("The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0.")
+st.caption(
+    "The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0."
+)
 margins = f"{words.number(here['reference_margin'])} and {words.number(here['variant_margin'])}"
 if here["nonfinite_mismatch"]:
     why = f"{int(here['nonfinite_mismatch'])} logits here are NaN or infinite on one side only: that, not rounding, can change the argmax."

@@ -51,7 +51,14 @@ window = heatmap_window(view.run, view.pair.index, window_rows, window_tokens)
 if view.pair.summary.bit_identical:
     st.success("Nothing to see: the two sides are bit-identical.")
 figure = charts.heatmap(window, view.pair.summary.max_ulps, view.dtype, view.row)
-st.plotly_chart(figure, key="heatmap", on_select=zoom, selection_mode="box", theme="streamlit", config={"scrollZoom": False, "displaylogo": False})
+st.plotly_chart(
+    figure,
+    key="heatmap",
+    on_select=zoom,
+    selection_mode="box",
+    theme="streamlit",
+    config={"scrollZoom": False, "displaylogo": False},
+)
 cell = f"{(window.row_edges[1] - window.row_edges[0])} x {(window.token_edges[1] - window.token_edges[0])}"
 st.caption(
     f"Drag a box to zoom in. A cell is {cell} logits (positions x tokens); colour is the logarithm of the largest distance, ULPs of {view.dtype}, on one "

@@ -20,13 +20,23 @@ def clicked() -> None:
         state.select(position=position)
 
 
-st.plotly_chart(charts.near_tie_scatter(table, view.texts, view.position), key="near_ties", on_select=clicked, selection_mode="points", theme="streamlit")
-st.caption(f"One point a position of this prompt, both axes in logits, log scale. Points below the dashed line are near ties. Logits were computed in {view.dtype}. A click selects.")
+st.plotly_chart(
+    charts.near_tie_scatter(table, view.texts, view.position),
+    key="near_ties",
+    on_select=clicked,
+    selection_mode="points",
+    theme="streamlit",
+)
+st.caption(
+    f"One point a position of this prompt, both axes in logits, log scale. Points below the dashed line are near ties. Logits were computed in {view.dtype}. A click selects."
+)
 
 st.subheader(f"Best tokens at position {view.position}")
 top = top_of_both(view.run, view.pair.index, view.prompt, view.position)
 st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
-st.caption("The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0.")
+st.caption(
+    "The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0."
+)
 
 st.subheader("Margins")
 threshold = st.slider("Threshold, ULPs", 0, 64, 4, key="threshold")

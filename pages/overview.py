@@ -22,21 +22,41 @@ else:
         "whether rounding explains it needs controls that this run does not hold (a rerun, the rounding floor, a float32 pair)."
     )
 if summary.nonfinite_mismatch:
-    st.error(f"{summary.nonfinite_mismatch:,} logits are NaN or infinite on one side and not on the other. That is never rounding.")
+    st.error(
+        f"{summary.nonfinite_mismatch:,} logits are NaN or infinite on one side and not on the other. That is never rounding."
+    )
 
 figures = st.columns(6)
-figures[0].metric("Flips", f"{summary.flips}", help="positions whose argmax differs; same top-1 at " + f"{summary.same_top1:.2%} of positions")
-figures[1].metric("Near ties", f"{summary.near_ties}", help="positions whose smaller margin is at most twice their largest difference: a flip is possible")
+figures[0].metric(
+    "Flips", f"{summary.flips}", help="positions whose argmax differs; same top-1 at " + f"{summary.same_top1:.2%} of positions"
+)
+figures[1].metric(
+    "Near ties",
+    f"{summary.near_ties}",
+    help="positions whose smaller margin is at most twice their largest difference: a flip is possible",
+)
 figures[2].metric("Ties", f"{summary.ties}", help="positions with a margin of exactly 0 on either side")
-figures[3].metric("Largest difference", words.number(summary.max_abs), help="absolute, in logits, over elements finite on both sides")
-figures[4].metric("Mean distance", f"{words.number(summary.mean_ulps, 3)} ULPs", help=f"ULPs of {view.dtype}; the largest is {summary.max_ulps:,}, usually at a logit near 0")
-figures[5].metric("Mean KL", words.number(summary.mean_kl, 3), help=f"KL(reference || variant) in nats a position; the largest is {words.number(summary.max_kl, 3)}")
+figures[3].metric(
+    "Largest difference", words.number(summary.max_abs), help="absolute, in logits, over elements finite on both sides"
+)
+figures[4].metric(
+    "Mean distance",
+    f"{words.number(summary.mean_ulps, 3)} ULPs",
+    help=f"ULPs of {view.dtype}; the largest is {summary.max_ulps:,}, usually at a logit near 0",
+)
+figures[5].metric(
+    "Mean KL",
+    words.number(summary.mean_kl, 3),
+    help=f"KL(reference || variant) in nats a position; the largest is {words.number(summary.max_kl, 3)}",
+)
 
 left, right = st.columns([3, 1], vertical_alignment="bottom")
 left.subheader(f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {len(view.prompt_table):,} positions")
 colour = right.selectbox("Colour by", list(token_strip.COLOURS), key="strip_colour")
 stamp = f"{view.run.run_id} {view.pair.index} {view.prompt}"
-token_strip.token_strip(view.prompt_table, view.texts, colour, view.position, stamp, lambda position: state.select(position=position))
+token_strip.token_strip(
+    view.prompt_table, view.texts, colour, view.position, stamp, lambda position: state.select(position=position)
+)
 st.caption(
     "Each token coloured by the logits at its position, which score the next token; flips are bold and underlined. "
     "· is a space, ↵ a line end. A click selects the position on every page."
@@ -46,17 +66,25 @@ st.caption(
 charts_left, charts_right = st.columns(2)
 with charts_left:
     st.plotly_chart(
-        charts.over_positions(view.prompt_table, "max_abs", "largest difference, logits", view.position), key="over_positions", theme="streamlit"
+        charts.over_positions(view.prompt_table, "max_abs", "largest difference, logits", view.position),
+        key="over_positions",
+        theme="streamlit",
     )
-    st.caption("Largest absolute difference at each position of this prompt, in logits; flips marked, the selected position as a line.")
+    st.caption(
+        "Largest absolute difference at each position of this prompt, in logits; flips marked, the selected position as a line."
+    )
 with charts_right:
     st.plotly_chart(charts.ulp_histogram(view.run.histogram(view.pair.index), view.dtype), key="ulp_histogram", theme="streamlit")
-    st.caption(f"All {elements:,} logits of the pair by distance, ULPs of {view.dtype}, log counts. Large distances belong to logits near 0, where steps are tiny.")
+    st.caption(
+        f"All {elements:,} logits of the pair by distance, ULPs of {view.dtype}, log counts. Large distances belong to logits near 0, where steps are tiny."
+    )
 
 st.subheader(f"Best tokens at position {view.position}")
 top = top_of_both(view.run, view.pair.index, view.prompt, view.position)
 st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
-st.caption("The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0.")
+st.caption(
+    "The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0."
+)
 
 with st.expander("Provenance and sides"):
     about = header.provenance
@@ -66,7 +94,12 @@ with st.expander("Provenance and sides"):
     }  # fmt: skip
     st.table({name: value for name, value in facts.items() if value}, border="horizontal")
     st.dataframe(
-        [{"side": s.name, "saved as": s.source_dtype, "bit-identical class": s.bit_class, "sha256 of its bits": s.sha256} for s in view.run.sides],
+        [
+            {"side": s.name, "saved as": s.source_dtype, "bit-identical class": s.bit_class, "sha256 of its bits": s.sha256}
+            for s in view.run.sides
+        ],
         hide_index=True,
     )
-    st.caption("Sides of the same class are equal bit for bit: " + "   ".join("{" + ", ".join(group) + "}" for group in view.run.classes))
+    st.caption(
+        "Sides of the same class are equal bit for bit: " + "   ".join("{" + ", ".join(group) + "}" for group in view.run.classes)
+    )

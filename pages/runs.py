@@ -78,8 +78,8 @@ if view is not None:
     card = next(card for card in cards if card.run_id == view.run.run_id)
     with st.container(border=True):
         st.markdown(f"**Selected: {widgets.escaped(card.name)}**  \n`{card.run_id}`")
-        open_it, file, npz, remove, _ = st.columns([1.2, 1.4, 1.2, 1, 4])
-        open_it.page_link(PAGES / "overview.py", label="Open")
+        open_it, file, npz, remove, _ = st.columns([1, 1.6, 1.4, 1.8, 2], vertical_alignment="center")
+        open_it.page_link(PAGES / "overview.py", label="**Open** →")
         file.markdown(f"[Download .duckdb](/files/{card.run_id}.duckdb)")
         npz.markdown(f"[Download .npz](/files/{card.run_id}.npz)")
         if card.is_read_only:

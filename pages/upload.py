@@ -5,7 +5,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from app import state, widgets, words
+from app import state, words
 from app.widgets import PAGES
 from core.errors import UlpscopeError
 from core.runs.dumps import open_dump
@@ -16,7 +16,9 @@ st.caption(
     "One npz or safetensors file with two or more sides, or two files (npy, npz, safetensors) of one array each. A side is [positions, vocab] logits; "
     "every bit is kept. Nothing is stored before you save it."
 )
-files = st.file_uploader("Dump", type=["npz", "npy", "safetensors"], accept_multiple_files=True, key=f"dump_{st.session_state.get('uploads', 0)}")
+files = st.file_uploader(
+    "Dump", type=["npz", "npy", "safetensors"], accept_multiple_files=True, key=f"dump_{st.session_state.get('uploads', 0)}"
+)
 if not files:
     with st.expander("What may be in a dump", expanded=True):
         st.markdown(
@@ -32,7 +34,12 @@ if not files:
 left, middle, right = st.columns(3)
 name = left.text_input("Name of the run", value=" + ".join(Path(f.name).stem for f in files)[:120], key="upload_name")
 model = middle.text_input("Model", placeholder="for the record, may stay empty", key="upload_model")
-asked = right.selectbox("Compute dtype", ["as found", "bfloat16", "float16", "float32"], key="upload_dtype", help="ULPs are counted in the dtype the logits were computed in, even if they were saved as float32.")
+asked = right.selectbox(
+    "Compute dtype",
+    ["as found", "bfloat16", "float16", "float32"],
+    key="upload_dtype",
+    help="ULPs are counted in the dtype the logits were computed in, even if they were saved as float32.",
+)
 
 try:
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
@@ -44,8 +51,17 @@ try:
             path = place / (words.file_name(file.name) or "dump")
             path.write_bytes(file.getbuffer())
             paths.append(path)
-        with open_dump(paths, compute_dtype=None if asked == "as found" else asked) as dump:
+        reference_key = "upload_reference " + " ".join(file.file_id for file in files)  # a choice belongs to these files
+        with open_dump(
+            paths,
+            compute_dtype=None if asked == "as found" else asked,
+            reference=st.session_state.get(reference_key),
+        ) as dump:
             st.subheader("Understood as")
+            names = sorted(side.name for side in dump.sides)
+            st.selectbox(
+                "Reference, which the others are compared with", names, index=names.index(dump.sides[0].name), key=reference_key
+            )
             st.dataframe(
                 [
                     {"side": side.name, "role": "variant" if number else "reference", "saved as": side.source_dtype}
@@ -54,8 +70,16 @@ try:
                 hide_index=True, key="understood",
             )  # fmt: skip
             prompts = f"{len(dump.prompts)} prompts, " if len(dump.prompts) > 1 else ""
-            tokens = "token ids and texts" if dump.prompts[0].token_texts else "token ids" if dump.prompts[0].token_ids else "no tokens"
-            st.markdown(f"{prompts}**{dump.rows:,} positions x {dump.vocab:,} tokens**, {tokens}; compute dtype **{dump.compute_dtype}** ({dump.dtype_reason}).")
+            tokens = (
+                "token ids and texts"
+                if dump.prompts[0].token_texts
+                else "token ids"
+                if dump.prompts[0].token_ids
+                else "no tokens"
+            )
+            st.markdown(
+                f"{prompts}**{dump.rows:,} positions x {dump.vocab:,} tokens**, {tokens}; compute dtype **{dump.compute_dtype}** ({dump.dtype_reason})."
+            )
             for warning in dump.warnings:
                 st.warning(warning)
             if st.button("Save as a run", type="primary", key="save", disabled=not name.strip()):

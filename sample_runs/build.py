@@ -31,8 +31,22 @@ STEPS = 4500  # 2.8 passes over the corpus
 # run id, name, dtype, prompts, reference, variants
 RUNS = [
     ("fresh-against-cached", "Fresh against cached, bfloat16", "bfloat16", ("scheduler", "parser"), "prefill", ("decode",)),
-    ("batch-1-against-n", "Batch 1 against N, bfloat16", "bfloat16", ("parser",), "decode", ("decode+batch:2", "decode+batch:8", "prefill")),
-    ("float32-three-paths", "Fresh, cached and batched, float32", "float32", ("shapes",), "prefill", ("decode", "decode+batch:4")),
+    (
+        "batch-1-against-n",
+        "Batch 1 against N, bfloat16",
+        "bfloat16",
+        ("parser",),
+        "decode",
+        ("decode+batch:2", "decode+batch:8", "prefill"),
+    ),
+    (
+        "float32-three-paths",
+        "Fresh, cached and batched, float32",
+        "float32",
+        ("shapes",),
+        "prefill",
+        ("decode", "decode+batch:4"),
+    ),
 ]
 
 
@@ -67,7 +81,7 @@ class _Rows:
     def __init__(self, sides: int) -> None:
         self.chunks: list[list[np.ndarray]] = [[] for _ in range(sides)]
 
-    def write(self, side: int, row: int, bits: np.ndarray) -> None:
+    def write(self, side: int, row: int, bits: np.ndarray) -> None:  # noqa: ARG002  (the sink's signature)
         self.chunks[side].append(bits)
 
     def side(self, index: int) -> np.ndarray:
@@ -156,7 +170,9 @@ def build_readme() -> None:
     for path in sorted((HERE / "dumps").glob("*.npz")):
         with open_dump([path]) as dump:
             sides = ", ".join(f"`{side.name}`" for side in dump.sides)
-            lines.append(f"- `dumps/{path.name}`, SHA-256 `{sha256(path)}`: {sides}; {dump.rows} positions x {dump.vocab} tokens;")
+            lines.append(
+                f"- `dumps/{path.name}`, SHA-256 `{sha256(path)}`: {sides}; {dump.rows} positions x {dump.vocab} tokens;"
+            )
             lines.append(f"  {dump.dtype_reason}.")
     lines += [
         "",

@@ -125,7 +125,10 @@ def train(folder: Path, steps: int, peak: float = 3e-3, seed: int = 0) -> dict:
     tokenizer = train_tokenizer(training)
     stream = token_stream(tokenizer, training, seed)
     held_out_stream = token_stream(tokenizer, held_out, seed)
-    print(f"{len(training)} files, {len(stream):,} tokens; held out {len(held_out)} files, {len(held_out_stream):,} tokens", flush=True)
+    print(
+        f"{len(training)} files, {len(stream):,} tokens; held out {len(held_out)} files, {len(held_out_stream):,} tokens",
+        flush=True,
+    )
 
     model = new_model()
     matrices = [p for p in model.parameters() if p.ndim == 2]

@@ -134,10 +134,12 @@ class Dump:
         return out.reshape(rows, self.vocab)
 
 
-def open_dump(paths: Sequence[Path], *, compute_dtype: str | None = None, max_bytes: int = 64 * GIB) -> Dump:
+def open_dump(
+    paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None, max_bytes: int = 64 * GIB
+) -> Dump:
     """Opens one npz or safetensors file of two or more sides, or two files of one array each. DumpError where it cannot be taken.
 
-    `compute_dtype` overrides what the dump declares or what would be detected; `max_bytes` limits each file, packed and unpacked.
+    `reference` names the side to compare with; else it is the one called 'reference', else the first. `compute_dtype` overrides what the dump declares or what would be detected; `max_bytes` limits each file, packed and unpacked.
     """
     stack = ExitStack()
     try:
@@ -145,13 +147,13 @@ def open_dump(paths: Sequence[Path], *, compute_dtype: str | None = None, max_by
             raise UsageError(f"a dump is one file or a pair of files, not {len(paths)}; put more than two sides into one npz.")
         override = format_named(compute_dtype) if compute_dtype else None
         containers = [open_container(Path(path), stack, max_bytes) for path in paths]
-        return _understand(containers, override, stack)
+        return _understand(containers, override, reference, stack)
     except BaseException:
         stack.close()
         raise
 
 
-def _understand(containers: list[Container], override: FloatFormat | None, stack: ExitStack) -> Dump:
+def _understand(containers: list[Container], override: FloatFormat | None, reference: str | None, stack: ExitStack) -> Dump:
     named = _named_arrays(containers)
     layout_of_sides = _common_shape(named)
     reserved = [read_reserved(container, layout_of_sides) for container in containers]
@@ -164,7 +166,12 @@ def _understand(containers: list[Container], override: FloatFormat | None, stack
     for name, (place, array) in named.items():
         source = source_of(array, declared[place] or said or override)
         sides.append(_Side(SideHeader(name=name, path="", source_dtype=source.fmt.name), source))
-    sides.sort(key=lambda side: side.header.name != "reference")  # stable: the others stay in file order
+    if reference is not None and reference not in named:
+        raise UsageError(
+            f"{dump_name}: no side '{shown(reference, 60)}'; there are {', '.join(shown(name, 40) for name in list(named)[:8])}."
+        )
+    if reference is not None or len(containers) == 1:  # of two files the first is the reference, whatever they are called
+        sides.sort(key=lambda side: side.header.name != (reference or "reference"))  # stable: the others stay in file order
     target, reason = (
         override or said,
         "override: chosen when opening" if override else "declared: the dump's own compute_dtype key",

@@ -17,6 +17,7 @@ def ingest(
     *,
     name: str | None = None,
     compute_dtype: str | None = None,
+    reference: str | None = None,
     model: str = "",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> str:
@@ -24,13 +25,17 @@ def ingest(
 
     DumpError where the dump cannot be taken: nothing is left in the store then.
     """
-    with open_dump(paths, compute_dtype=compute_dtype) as dump:
-        return store_dump(store, dump, name=name or " + ".join(path.stem for path in paths), model=model, on_progress=on_progress)
+    with open_dump(paths, compute_dtype=compute_dtype, reference=reference) as dump:
+        title = name or " + ".join(path.stem for path in paths)
+        return store_dump(store, dump, name=title, model=model, on_progress=on_progress)
 
 
-def store_dump(store: Store, dump: Dump, *, name: str, model: str = "", on_progress: Callable[[int, int], None] | None = None) -> str:
+def store_dump(
+    store: Store, dump: Dump, *, name: str, model: str = "", on_progress: Callable[[int, int], None] | None = None
+) -> str:
     """Store an opened dump as a run; returns its id."""
-    note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, f"meta {dump.meta}" if dump.meta else "") if part)
+    meta = f"meta {dump.meta}" if dump.meta else ""
+    note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, meta) if part)
     header = dump.header(name, Provenance(kind="upload", model=model, note=note))
     with RunWriter(store, header) as writer:
         for row, sides in dump.chunks():

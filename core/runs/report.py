@@ -55,7 +55,7 @@ def _plain(value: Any) -> Any:
 def rows_of(figures: RowFigures, places: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
     """`RowFigures` as one dict a row, named as in the contract; `places` are (prompt, position)."""
     undefined = np.nan
-    columns = {
+    columns: dict[str, Any] = {
         "neq": figures.neq,
         "max_abs": figures.max_abs,
         "max_ulps": figures.max_ulps,
@@ -120,7 +120,9 @@ def report_of_run(run: RunReader) -> tuple[list[PairReport], list[list[str]]]:
     pairs = []
     for pair in run.pairs:
         table = run.positions(pair.index)
-        columns = {name: [_plain(v) for v in table[name].astype(object).where(table[name].notna(), None)] for name in _POSITION_FIELDS}
+        columns = {
+            name: [_plain(v) for v in table[name].astype(object).where(table[name].notna(), None)] for name in _POSITION_FIELDS
+        }
         rows = [
             {"prompt": prompt, "position": position, **{name: columns[name][i] for name in _POSITION_FIELDS}}
             for i, (prompt, position) in enumerate(zip(table["prompt"].tolist(), table["position"].tolist(), strict=True))
@@ -166,7 +168,8 @@ def as_json(
         result["by_position"] = [placed(row, _POSITION_FIELDS) for row in chosen.rows]
     if len(pairs) > 1:
         result["pairs"] = [
-            {"reference": p.reference, "variant": p.variant, **{n: _plain(v) for n, v in asdict(p.summary).items()}} for p in pairs
+            {"reference": p.reference, "variant": p.variant, **{n: _plain(v) for n, v in asdict(p.summary).items()}}
+            for p in pairs
         ]
         result["classes"] = classes
     return result

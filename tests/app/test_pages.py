@@ -10,7 +10,14 @@ from streamlit.testing.v1 import AppTest
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = str(ROOT / "app" / "main.py")
-PAGES = {"runs": "Runs", "overview": "Overview", "near_ties": "Near ties", "heatmap": "ULP heatmap", "flips": "Flips", "upload": "Upload"}
+PAGES = {
+    "runs": "Runs",
+    "overview": "Overview",
+    "near_ties": "Near ties",
+    "heatmap": "ULP heatmap",
+    "flips": "Flips",
+    "upload": "Upload",
+}
 SAMPLES = ["fresh-against-cached", "batch-1-against-n", "float32-three-paths"]
 
 
@@ -75,7 +82,9 @@ def test_a_link_to_an_unknown_run_gets_a_sentence_and_the_gallery():
     assert "There is no run 'no-such-run'" in said(app)
 
 
-@pytest.mark.parametrize(("position", "sentence"), [("99999", "this run has 0 to 286"), ("-1", "this run has"), ("x", "is no number")])
+@pytest.mark.parametrize(
+    ("position", "sentence"), [("99999", "this run has 0 to 286"), ("-1", "this run has"), ("x", "is no number")]
+)
 def test_a_link_to_an_impossible_position_gets_a_sentence(position, sentence):
     app = opened("runs", run="batch-1-against-n", position=position)
     assert not app.exception
@@ -167,7 +176,9 @@ def test_run_names_and_token_texts_are_rendered_inert(own_store):
     own_store.mkdir()
     dump = own_store / "evil.npz"
     logits = np.random.default_rng(0).standard_normal((2, 8), dtype=np.float32)
-    np.savez(dump, **{"<b>a</b>": logits, "[x](javascript:alert(1))": logits + 1}, token_ids=[1, 2], tokens=["<img src=x>", "$$\\x$$"])
+    np.savez(
+        dump, **{"<b>a</b>": logits, "[x](javascript:alert(1))": logits + 1}, token_ids=[1, 2], tokens=["<img src=x>", "$$\\x$$"]
+    )
     run_id = ingest(Store(own_store), [dump], name="<script>alert(1)</script> [link](http://x)")
     for page in PAGES:
         app = opened(page, run=run_id)

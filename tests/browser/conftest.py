@@ -28,7 +28,13 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        options = [
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+        ]
         launched = playwright.chromium.launch(executable_path=chromium(), args=options)
         yield launched
         launched.close()
@@ -40,7 +46,10 @@ def page(browser: Browser, dashboard: Dashboard) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     opened = context.new_page()
     outside: list[str] = []
-    opened.on("request", lambda request: None if request.url.startswith((dashboard.url, "data:", "blob:")) else outside.append(request.url))
+    opened.on(
+        "request",
+        lambda request: None if request.url.startswith((dashboard.url, "data:", "blob:")) else outside.append(request.url),
+    )
     yield opened
     exceptions = opened.locator("[data-testid=stException]").count()
     context.close()

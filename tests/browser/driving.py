@@ -20,7 +20,13 @@ SCREENSHOTS = Path(__file__).parent / "screenshots"
 
 def chromium() -> str:
     """The browser to drive: ULPSCOPE_CHROMIUM, else the first of the usual names; the tests fail without one, they never skip."""
-    for name in (os.environ.get("ULPSCOPE_CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+    for name in (
+        os.environ.get("ULPSCOPE_CHROMIUM", ""),
+        "chromium",
+        "chromium-browser",
+        "google-chrome",
+        "google-chrome-stable",
+    ):
         if name and (found := shutil.which(name)):
             return found
     raise RuntimeError("no Chromium was found; install one or set ULPSCOPE_CHROMIUM to its path")
@@ -43,7 +49,9 @@ def start(store: Path, **environment: str) -> Dashboard:
     began = time.perf_counter()
     command = [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--server.headless", "true"]
     log = (store.parent / "server.log").open("wb")
-    process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "ULPSCOPE_STORE": str(store), **environment})
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "ULPSCOPE_STORE": str(store), **environment}
+    )
     while time.perf_counter() - began < 60:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=1) as answer:

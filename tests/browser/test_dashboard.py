@@ -16,7 +16,14 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.driving import ROOT, Dashboard, picture, settle, start
 
-PAGES = {"": "Runs", "overview": "Overview", "near_ties": "Near ties", "heatmap": "ULP heatmap", "flips": "Flips", "upload": "Upload"}
+PAGES = {
+    "": "Runs",
+    "overview": "Overview",
+    "near_ties": "Near ties",
+    "heatmap": "ULP heatmap",
+    "flips": "Flips",
+    "upload": "Upload",
+}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -114,7 +121,25 @@ def test_an_uploaded_dump_is_understood_saved_and_shown_on_every_page(page: Page
         settle(page)
         assert page.locator("[data-testid=stException]").count() == 0
         assert "fresh-and-cached-upcast" in page.url
-    assert len(list(dashboard.store.glob("*.duckdb"))) == 1
+    assert [path.stem for path in dashboard.store.glob("*fresh-and-cached*.duckdb")] == [
+        re.search(r"run=([^&]+)", page.url).group(1)
+    ]
+
+
+def test_the_reference_of_an_upload_can_be_chosen(page: Page, dashboard: Dashboard):
+    page.goto(f"{dashboard.url}/upload")
+    settle(page)
+    page.locator("input[type=file]").set_input_files(ROOT / "sample_runs" / "dumps" / "six_calls.npz")
+    expect(page.get_by_text("Understood as")).to_be_visible(timeout=15_000)
+    page.get_by_role("combobox", name=re.compile("^Reference")).click()
+    page.get_by_role("option", name="call_3").click()
+    settle(page)
+    page.get_by_label("Name of the run").fill("Six calls")
+    page.get_by_role("button", name="Save as a run").click()
+    expect(page.locator("h1")).to_have_text("Overview", timeout=30_000)
+    settle(page)
+    expect(page.get_by_text("against call_1")).to_be_visible()
+    expect(page.get_by_text("call_3", exact=True).first).to_be_visible()
 
 
 def test_a_bad_dump_gets_one_sentence_and_stores_nothing(page: Page, dashboard: Dashboard, tmp_path: Path):
@@ -183,7 +208,6 @@ def test_the_viewer_never_loads_torch(page: Page, dashboard: Dashboard):
 
 def test_the_look_at_a_process_would_notice_torch():
     """The twin of the test above: a process that has loaded torch is caught."""
-    import sys
 
     program = "import torch, sys; print('ready', flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
