@@ -30,7 +30,9 @@ def test_there_are_three_runs_and_two_dumps_within_forty_megabytes():
     assert sum(path.stat().st_size for path in (*RUNS, *dumps)) <= 40_000_000
 
 
-@pytest.mark.parametrize("path", [*RUNS, *sorted((FOLDER / "dumps").glob("*.npz")), FOLDER / "model" / "model.safetensors"], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", [*RUNS, *sorted((FOLDER / "dumps").glob("*.npz")), FOLDER / "model" / "model.safetensors"], ids=lambda p: p.name
+)
 def test_the_digest_in_the_readme_is_the_files(path):
     assert sha256(path) in README
     assert sha256(FOLDER / "build.py") not in README  # the search can fail

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -42,7 +42,9 @@ class RowFigures:
 
     Distances are in ULPs of the compute dtype, `max_abs` in logits, `kl` in nats (NaN where undefined).
     `tiles` [rows, ceil(vocab / 32)] holds the largest distance of each 32 tokens; all ones: a NaN or infinity mismatch.
-    `histogram` maps distance to number of elements, over all rows.
+    Over all rows, `near` [65536] counts the elements at each distance below 65536; `far_distances` and `far_elements` [n],
+    ascending, the others. Unless `is_histogram_exact`, more than EXACT_DISTANCES of those were seen, and each stands for all up
+    to the next power of two.
     """
 
     fmt: FloatFormat
@@ -60,7 +62,17 @@ class RowFigures:
     reference: SideRows
     variant: SideRows
     tiles: NDArray[np.unsignedinteger]
-    histogram: dict[int, int]
+    near: NDArray[np.int64]
+    far_distances: NDArray[np.int64]
+    far_elements: NDArray[np.int64]
+    is_histogram_exact: bool
+
+    @property
+    def histogram(self) -> dict[int, int]:
+        """ULP distance to number of elements, ascending."""
+        found = np.flatnonzero(self.near)
+        counted = dict(zip(found.tolist(), self.near[found].tolist(), strict=True))
+        return counted | dict(zip(self.far_distances.tolist(), self.far_elements.tolist(), strict=True))
 
     @property
     def reference_token(self) -> NDArray[np.int32]:
@@ -121,6 +133,53 @@ def margin_ulps(side: SideRows, fmt: FloatFormat) -> NDArray[np.float64]:
     return np.where(np.isnan(margin_logits(side)), np.nan, steps.astype(np.float64))
 
 
+class _FarDistances:
+    """Distances of 65536 and more and how often each was seen; by powers of two once they are too many to be told apart."""
+
+    def __init__(self) -> None:
+        self.distances = np.empty(0, np.int64)
+        self.elements = np.empty(0, np.int64)
+        self.is_exact = True
+
+    def add(self, distances: NDArray[np.unsignedinteger]) -> None:
+        """Every distance of some rows, in any order. [n]"""
+        if self.is_exact:
+            seen, elements = np.unique(distances, return_counts=True)
+            self._merge(seen.astype(np.int64), elements)
+        else:
+            elements = np.zeros(32, np.int64)
+            kernel.count_magnitudes(distances, elements)
+            exponents = np.flatnonzero(elements)
+            self._merge(np.int64(1) << exponents, elements[exponents])
+
+    def add_all(self, other: _FarDistances) -> None:
+        """What another has counted."""
+        if not other.is_exact:
+            self._coarsen()
+        self._merge(other.distances, other.elements)
+
+    def _merge(self, distances: NDArray[np.int64], elements: NDArray[np.int64]) -> None:
+        if not self.is_exact:
+            distances = powers_below(distances)
+        merged, place = np.unique(np.concatenate([self.distances, distances]), return_inverse=True)
+        weights = np.zeros(len(merged), np.int64)
+        np.add.at(weights, place, np.concatenate([self.elements, elements]))
+        self.distances, self.elements = merged, weights
+        if self.is_exact and len(merged) > EXACT_DISTANCES:
+            self._coarsen()
+
+    def _coarsen(self) -> None:
+        self.is_exact = False
+        distances, elements = self.distances, self.elements
+        self.distances, self.elements = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._merge(distances, elements)
+
+
+def powers_below(distances: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The largest power of two not above each distance, which is at least 1. Same shape."""
+    return np.int64(1) << (np.frexp(distances.astype(np.float64))[1] - 1).astype(np.int64)
+
+
 def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat) -> RowFigures:
     """Compare bits `a` (reference) and `b` (variant), both [rows, vocab] of `fmt`, on all cores."""
     if a.shape != b.shape or a.ndim != 2 or a.dtype != fmt.carrier or b.dtype != fmt.carrier:
@@ -136,19 +195,20 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
     mask = np.uint32((1 << (fmt.bits - 1)) - 1)
     first_nonfinite = np.uint32(fmt.first_nonfinite)
 
-    def work(worker: int) -> tuple[NDArray[np.int64], list[tuple[NDArray, NDArray]]]:
+    def work(worker: int) -> tuple[NDArray[np.int64], _FarDistances]:
         histogram = np.zeros((4, kernel.DENSE), np.uint32)
         overflow = np.empty(ROWS_A_TASK * vocab if fmt.bits == 32 else 0, np.uint32)
+        ulps = np.empty(kernel.BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)
         dense = np.zeros(kernel.DENSE, np.int64)
-        far = []
+        far = _FarDistances()
         for start in range(worker * ROWS_A_TASK, rows, workers * ROWS_A_TASK):
             s = slice(start, min(rows, start + ROWS_A_TASK))
             overflowing = kernel.compare_rows(
                 a[s], b[s], fmt.code, mask, first_nonfinite, counts[s], figures[s], is_bit_identical[s],
-                a_logits[s], b_logits[s], a_ids[s], b_ids[s], tiles[s], histogram, overflow,
+                a_logits[s], b_logits[s], a_ids[s], b_ids[s], tiles[s], histogram, overflow, ulps,
             )  # fmt: skip
             if overflowing:
-                far.append(np.unique(overflow[:overflowing], return_counts=True))
+                far.add(overflow[:overflowing])
             if s.stop * vocab >= 1 << 31:  # uint32 counters are emptied before they could wrap
                 dense += histogram.sum(axis=0, dtype=np.int64)
                 histogram[:] = 0
@@ -158,12 +218,10 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
     workers = min(pool._max_workers, -(-rows // ROWS_A_TASK))
     results = [work(0)] if workers <= 1 else list(pool.map(work, range(workers)))
 
-    dense = sum(result[0] for result in results)
-    histogram = {int(d): int(dense[d]) for d in np.flatnonzero(dense)}
-    for _, far in results:
-        for distances, numbers in far:
-            for d, n in zip(distances.tolist(), numbers.tolist(), strict=True):
-                histogram[d] = histogram.get(d, 0) + n
+    near = sum((result[0] for result in results), np.zeros(kernel.DENSE, np.int64))
+    far = _FarDistances()
+    for _, found in results:
+        far.add_all(found)
     return RowFigures(
         fmt=fmt,
         vocab=vocab,
@@ -180,5 +238,8 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
         reference=SideRows(figures[:, 3], a_ids, a_logits),
         variant=SideRows(figures[:, 4], b_ids, b_logits),
         tiles=tiles,
-        histogram=histogram,
+        near=near,
+        far_distances=far.distances,
+        far_elements=far.elements,
+        is_histogram_exact=far.is_exact,
     )

@@ -1,10 +1,11 @@
 """The fused divergence kernel: one pass over two sides gives every figure of the metric contract.
 
 How it is built (docs/decisions/0002-kernel.md has the measurements). A row (one position) is read from memory once and
-then worked on in blocks of 2048 elements that stay in the first-level cache: bits to ordinals and float32, histogram of
-distances, maxima of groups of 32 (for the heatmap and to skip top-k work), and float64 exponentials with a running maximum.
-Each step is a loop simple enough for LLVM to vectorise. A row with any NaN or infinity takes a slower loop that checks every
-element. Everything releases the GIL; threads are the caller's (numba's own pool aborts when two viewers use it at once).
+then worked on in blocks of 2048 elements that stay in the first-level cache: bits to ordinal distances and float32, histogram
+of distances, maxima of groups of 32 (the heatmap), maxima of 64 lanes (they tell where top-k has to look), and float64
+exponentials with a running maximum. Each step is a long loop simple enough for LLVM to vectorise. A row with any NaN or infinity
+takes a slower loop that checks every element. Everything releases the GIL; threads are the caller's (numba's own pool aborts
+when two viewers use it at once).
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from numba.extending import intrinsic, overload
 
 from core.numerics.formats import FLOAT8_E4M3FN, FLOAT8_E5M2, values_of
 
-BLOCK = 2048  # elements: two float32 copies and the distances of a block are 24 KB, within a 32 KB first-level cache
+BLOCK = 2048  # elements: two float32 copies, distances and folded maxima of a block are 32 KB, about a first-level cache
 GROUP = 32  # tokens a cell of the finest heatmap level
+LANES = 64  # 4 vectors of 16 float32
 TOP_K = 20
 DENSE = 1 << 16  # distances below this are counted in a table, the others are collected
 
@@ -33,6 +35,8 @@ _E5M2_VALUES = values_of(np.arange(256, dtype=np.uint8), FLOAT8_E5M2)
 _FINITE_MATH = {"reassoc", "contract", "nnan", "ninf", "nsz"}
 _LOG2E = 1.4426950408889634
 _LN2 = 0.6931471805599453
+_LARGE = 1024.0  # maxima beyond it cost the fused KL more than 1e-13
+_ROUNDER = 1.5 * 2.0**52  # adding it rounds to a whole number, which then stands in the lowest bits
 
 
 @intrinsic
@@ -51,36 +55,28 @@ def _float_of_bits(typingctx, value):
     return types.float64(types.int64), build
 
 
-@intrinsic
-def _truncated(typingctx, value):
-    """float64 to int32 in one conversion; numba's own cast goes by way of int64 and is not vectorised without AVX-512."""
-
-    def build(context, builder, signature, arguments):
-        return builder.fptosi(arguments[0], ir.IntType(32))
-
-    return types.int32(types.float64), build
-
-
-@njit(inline="always")
+@njit(fastmath={"contract"}, forceinline=True)
 def _exp(x):
-    """e**x for -700 <= x <= 0 (smaller x is taken as -700), relative error below 1e-14; vectorises. Taylor to degree 11."""
+    """e**x for -700 <= x <= 0 (smaller x is taken as -700), relative error 1e-15 (3e-14 at -700), exactly 1 at 0; vectorises.
+
+    Inlined by LLVM, not by numba: its instructions keep their own flags. With a caller's `reassoc` on them, the rounding by a
+    large constant would be cancelled. The polynomial meets e**r in the Chebyshev nodes of |r| <= log(2) / 2.
+    """
     x = x if x > -700.0 else -700.0
-    # Through an integer, not by adding and subtracting 1.5 * 2**52: a caller's `reassoc` cancels that after inlining.
-    n = _truncated(x * _LOG2E - 0.5)
-    r = x - np.float64(n) * _LN2
-    p = 1.0 / 39916800.0
-    p = p * r + 1.0 / 3628800.0
-    p = p * r + 1.0 / 362880.0
-    p = p * r + 1.0 / 40320.0
-    p = p * r + 1.0 / 5040.0
-    p = p * r + 1.0 / 720.0
-    p = p * r + 1.0 / 120.0
-    p = p * r + 1.0 / 24.0
-    p = p * r + 1.0 / 6.0
-    p = p * r + 0.5
+    shifted = x * _LOG2E + _ROUNDER
+    r = x - (shifted - _ROUNDER) * _LN2
+    p = 2.7626371065696354e-07
+    p = p * r + 2.764019739169484e-06
+    p = p * r + 2.480150431378554e-05
+    p = p * r + 0.00019841170230570286
+    p = p * r + 0.001388888893251478
+    p = p * r + 0.008333333385699212
+    p = p * r + 0.041666666666573066
+    p = p * r + 0.16666666666554314
+    p = p * r + 0.5000000000000006
+    p = p * r + 1.0000000000000067
     p = p * r + 1.0
-    p = p * r + 1.0
-    return _float_of_bits(_bits_of_float(p) + (np.int64(n) << 52))
+    return _float_of_bits(_bits_of_float(p) + (_bits_of_float(shifted) << 52))
 
 
 def _load_block(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
@@ -166,44 +162,71 @@ def _scan_row(a, b, magnitude_mask, first_nonfinite):
 
 
 @njit(fastmath=_FINITE_MATH, forceinline=True)
-def _group_maxima_f32(values, groups, out):
-    highest = np.float32(-3.4028235e38)
-    for g in range(groups):
-        m = np.float32(-3.4028235e38)
-        for j in range(GROUP):
-            x = values[g * GROUP + j]
-            m = x if x > m else m
-        out[g] = m
-        highest = m if m > highest else highest
+def _lane_maxima(values, out):
+    """Maxima of every 64th element of a whole block into out[:64]; returns the largest.
+
+    The block is folded in half again and again, so that every loop is long and no vector is reduced to a number.
+    """
+    half = BLOCK // 2
+    for j in range(half):
+        x = values[j]
+        y = values[half + j]
+        out[j] = x if x > y else y
+    while half > LANES:
+        half //= 2
+        for j in range(half):
+            x = out[j]
+            y = out[half + j]
+            out[j] = x if x > y else y
+    highest = out[0]
+    for j in range(LANES):
+        highest = out[j] if out[j] > highest else highest
     return highest
 
 
-@njit(forceinline=True)
-def _group_maxima_ulps(ulps, groups, out):
-    """Maxima of groups of 32; returns (largest, sum, number that are not 0) of the block."""
-    highest = np.uint32(0)
-    for g in range(groups):
-        m = np.uint32(0)
-        for j in range(GROUP):
-            x = ulps[g * GROUP + j]
-            m = x if x > m else m
-        out[g] = m
-        highest = m if m > highest else highest
-    total = np.uint64(0)
-    nonzero = np.int64(0)
-    if highest < 65536:  # a block's sum fits in 32 bits: 2048 * 65535 < 2**31
-        total32 = np.uint32(0)
-        nonzero32 = np.int32(0)
-        for i in range(groups * GROUP):
-            total32 = np.uint32(total32 + ulps[i])
-            nonzero32 = np.int32(nonzero32 + np.int32(ulps[i] != 0))
-        total = np.uint64(total32)
-        nonzero = np.int64(nonzero32)
+def _block_sums(ulps, n):
+    """(sum, number that are not 0) of a block's distances."""
+    raise NotImplementedError  # only the overload below is ever called
+
+
+@overload(_block_sums, jit_options={"forceinline": True})
+def _block_sums_overload(ulps, n):
+    if ulps.dtype.bitwidth == 32:
+
+        def sums(ulps, n):
+            total = np.uint64(0)
+            nonzero = np.int64(0)
+            for i in range(n):
+                total += np.uint64(ulps[i])
+                nonzero += np.int64(ulps[i] != 0)
+            return total, nonzero
     else:
-        for i in range(groups * GROUP):
-            total += np.uint64(ulps[i])
-            nonzero += np.int64(ulps[i] != 0)
-    return highest, total, nonzero
+
+        def sums(ulps, n):
+            total = np.uint32(0)  # 2048 * 65535 < 2**31
+            nonzero = np.int32(0)
+            for i in range(n):
+                total = np.uint32(total + np.uint32(ulps[i]))
+                nonzero = np.int32(nonzero + np.int32(ulps[i] != 0))
+            return np.uint64(total), np.int64(nonzero)
+
+    return sums
+
+
+@njit(forceinline=True)
+def _group_maxima_ulps(ulps, out):
+    """Maxima of groups of 32 of a whole block into out[:64]; neighbours pair by pair, for the same reason."""
+    half = BLOCK // 2
+    for i in range(half):
+        x = ulps[2 * i]
+        y = ulps[2 * i + 1]
+        out[i] = x if x > y else y
+    while half > BLOCK // GROUP:
+        half //= 2
+        for i in range(half):
+            x = out[2 * i]
+            y = out[2 * i + 1]
+            out[i] = x if x > y else y
 
 
 @njit(forceinline=True)
@@ -219,14 +242,22 @@ def _insert(values, ids, value, token):
 
 
 @njit(forceinline=True)
-def _take_top(values, maxima, start, n, top_values, top_ids):
+def _take_top(values, maxima, highest, start, n, top_values, top_ids, lanes):
+    """Candidates of a block into the top k, in the order of their ids, looking only at lanes that hold one."""
     last = top_values.shape[0] - 1
-    for g in range((n + GROUP - 1) // GROUP):
-        if top_ids[last] < 0 or maxima[g] > top_values[last]:
-            for i in range(g * GROUP, min(n, (g + 1) * GROUP)):
-                x = values[i]
-                if top_ids[last] < 0 or x > top_values[last]:
-                    _insert(top_values, top_ids, x, start + i)
+    is_full = top_ids[last] >= 0
+    if is_full and highest <= top_values[last]:
+        return
+    found = 0
+    for j in range(min(n, LANES)):
+        if not is_full or maxima[j] > top_values[last]:
+            lanes[found] = j
+            found += 1
+    for base in range(0, n, LANES):
+        for f in range(found):
+            i = base + lanes[f]
+            if i < n and (values[i] > top_values[last] or top_ids[last] < 0):
+                _insert(top_values, top_ids, values[i], start + i)
 
 
 @njit(fastmath=_FINITE_MATH, forceinline=True)
@@ -244,10 +275,10 @@ def _exponential_sums(a, b, n, a_highest, b_highest):
         magnitude = _bits_of_float(difference) & 0x7FFFFFFFFFFFFFFF
         largest = magnitude if magnitude > largest else largest
         squares += difference * difference
-        a_mass = _exp(x - a_highest)
-        a_sum += a_mass
+        mass = _exp(x - a_highest)
+        a_sum += mass
         b_sum += _exp(y - b_highest)
-        weighted += a_mass * difference
+        weighted += mass * difference
     return a_sum, b_sum, weighted, _float_of_bits(largest), squares
 
 
@@ -263,10 +294,29 @@ def _count(ulps, n, histogram):
         histogram[0, ulps[i]] += 1
 
 
+@njit
+def _kl_of_row(a, b, fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_values, b_values, ulps):
+    """KL of one row in nats, each value taken relative to its side's maximum before anything is subtracted.
+
+    The fused pass sums a - b and puts the maxima right afterwards, which cancels where they are large: half of all digits
+    near 1e8. A value of a is finite or -inf, and b is finite where a is.
+    """
+    weighted = 0.0
+    for start in range(0, a.shape[0], BLOCK):
+        n = min(BLOCK, a.shape[0] - start)
+        _load_block(a[start : start + n], b[start : start + n], fmt, a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n])
+        for i in range(n):
+            x = np.float64(a_values[i])
+            if x > -np.inf:
+                relative = x - a_highest
+                weighted += math.exp(relative) * (relative - (np.float64(b_values[i]) - b_highest))
+    return weighted / a_sum + math.log(b_sum / a_sum)
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def compare_rows(
-    a, b, fmt, magnitude_mask, first_nonfinite, counts, figures, is_bit_identical, a_top_values, b_top_values, a_top_ids, b_top_ids,
-    tiles, histogram, overflow,
+    a, b, fmt, magnitude_mask, first_nonfinite, counts, figures, is_bit_identical,
+    a_top_values, b_top_values, a_top_ids, b_top_ids, tiles, histogram, overflow, ulps,
 ):  # fmt: skip
     """Compare rows of bits `a` and `b` [rows, vocab]; fills the outputs, returns the number of distances put into `overflow`.
 
@@ -274,16 +324,17 @@ def compare_rows(
     figures [rows, 5] float64: max_abs, sum of squared differences, KL in nats (NaN: undefined), logsumexp of a, of b.
     tiles [rows, ceil(vocab / 32)]: largest distance of each group of tokens, all ones where NaN or infinity mismatch.
     histogram [4, 65536] uint32: distances below 65536, to be summed over its first axis; the others go to `overflow`.
+    ulps [2048] is scratch: uint32 for float32, uint16 for narrower formats, whose distances all fit.
     """
     rows, vocab = a.shape
     a_values = np.empty(BLOCK, np.float32)
     b_values = np.empty(BLOCK, np.float32)
     a_bits = a_values.view(np.uint32)
     b_bits = b_values.view(np.uint32)
-    ulps = np.empty(BLOCK, np.uint32)
-    a_maxima = np.empty(BLOCK // GROUP, np.float32)
-    b_maxima = np.empty(BLOCK // GROUP, np.float32)
-    ulp_maxima = np.empty(BLOCK // GROUP, np.uint32)
+    ulp_maxima = np.empty_like(ulps)
+    a_maxima = np.empty(BLOCK // 2, np.float32)
+    b_maxima = np.empty(BLOCK // 2, np.float32)
+    lanes = np.empty(LANES, np.int32)
     overflowing = 0
 
     for row in range(rows):
@@ -295,8 +346,8 @@ def compare_rows(
         b_top_values[row, :] = np.nan
         if nonfinite:
             overflowing = _compare_any_row(
-                a[row], b[row], fmt, counts[row], figures[row], a_top_values[row], b_top_values[row], a_top_ids[row], b_top_ids[row],
-                tiles[row], histogram, overflow, overflowing, a_bits, b_bits, a_values, b_values, ulps,
+                a[row], b[row], fmt, counts[row], figures[row],
+                a_top_values[row], b_top_values[row], a_top_ids[row], b_top_ids[row], tiles[row], histogram, overflow, overflowing, a_bits, b_bits, a_values, b_values, ulps,
             )  # fmt: skip
             continue
 
@@ -318,21 +369,25 @@ def compare_rows(
                 a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n],
             )  # fmt: skip
             groups = (n + GROUP - 1) // GROUP
-            for i in range(n, groups * GROUP):  # pad the last group with what no maximum or sum can notice
+            for i in range(n, BLOCK):  # pad the last block with what no maximum can notice
                 a_values[i] = np.float32(-3.4028235e38)
                 b_values[i] = np.float32(-3.4028235e38)
                 ulps[i] = 0
 
-            block_ulps, block_total, block_neq = _group_maxima_ulps(ulps, groups, ulp_maxima)
+            _group_maxima_ulps(ulps, ulp_maxima)
             first_group = start // GROUP
+            block_ulps = np.uint32(0)
             for g in range(groups):
-                tiles[row, first_group + g] = ulp_maxima[g]
+                m = np.uint32(ulp_maxima[g])
+                tiles[row, first_group + g] = m
+                block_ulps = m if m > block_ulps else block_ulps
+            block_total, block_neq = _block_sums(ulps, n)
             neq += block_neq
             total += block_total
             if block_ulps > highest:
                 highest = block_ulps
                 for i in range(n):
-                    if ulps[i] == block_ulps:
+                    if np.uint32(ulps[i]) == block_ulps:
                         highest_token = start + i
                         break
             if block_ulps < DENSE:
@@ -345,10 +400,10 @@ def compare_rows(
                         overflow[overflowing] = ulps[i]
                         overflowing += 1
 
-            a_block = np.float64(_group_maxima_f32(a_values, groups, a_maxima))
-            b_block = np.float64(_group_maxima_f32(b_values, groups, b_maxima))
-            _take_top(a_values, a_maxima, start, n, a_top_values[row], a_top_ids[row])
-            _take_top(b_values, b_maxima, start, n, b_top_values[row], b_top_ids[row])
+            a_block = np.float64(_lane_maxima(a_values, a_maxima))
+            b_block = np.float64(_lane_maxima(b_values, b_maxima))
+            _take_top(a_values, a_maxima, a_block, start, n, a_top_values[row], a_top_ids[row], lanes)
+            _take_top(b_values, b_maxima, b_block, start, n, b_top_values[row], b_top_ids[row], lanes)
             if a_block > a_highest:  # the running maximum moves: rescale what was summed (online softmax, Milakov 2018)
                 scale = math.exp(a_highest - a_block)
                 a_sum *= scale
@@ -372,11 +427,21 @@ def compare_rows(
         counts[row, 5] = 0
         figures[row, 0] = largest
         figures[row, 1] = squares
-        kl = weighted / a_sum + (b_highest - a_highest) + math.log(b_sum / a_sum)
+        if abs(a_highest) > _LARGE or abs(b_highest) > _LARGE:
+            kl = _kl_of_row(a[row], b[row], fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_values, b_values, ulps)
+        else:
+            kl = weighted / a_sum + (b_highest - a_highest) + math.log(b_sum / a_sum)
         figures[row, 2] = max(0.0, kl) if differing else 0.0
         figures[row, 3] = a_highest + math.log(a_sum)
         figures[row, 4] = b_highest + math.log(b_sum)
     return overflowing
+
+
+@njit(nogil=True, cache=True)
+def count_magnitudes(distances, elements):
+    """Adds to elements[e] the number of `distances` [n] uint32 from 2**e to below 2**(e + 1); none is 0."""
+    for i in range(distances.shape[0]):
+        elements[(_bits_of_float(np.float64(distances[i])) >> 52) - 1023] += 1
 
 
 @njit(forceinline=True)
@@ -426,9 +491,7 @@ def _compare_any_row(
     all_ones = ~tiles.dtype.type(0)
     for start in range(0, vocab, BLOCK):
         n = min(BLOCK, vocab - start)
-        _load_block(
-            a[start : start + n], b[start : start + n], fmt, a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n]
-        )
+        _load_block(a[start : start + n], b[start : start + n], fmt, a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n])
         for i in range(n):
             x = np.float64(a_values[i])
             y = np.float64(b_values[i])
@@ -475,17 +538,7 @@ def _compare_any_row(
 
     kl = np.nan
     if not (a_nan or b_nan or a_inf or b_inf or lost_mass or a_sum == 0.0):
-        weighted = 0.0
-        for start in range(0, vocab, BLOCK):
-            n = min(BLOCK, vocab - start)
-            _load_block(
-                a[start : start + n], b[start : start + n], fmt, a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n]
-            )
-            for i in range(n):
-                x = np.float64(a_values[i])
-                if x > -np.inf:
-                    weighted += math.exp(x - a_highest) * (x - np.float64(b_values[i]))
-        kl = max(0.0, weighted / a_sum + (b_highest - a_highest) + math.log(b_sum / a_sum))
+        kl = max(0.0, _kl_of_row(a, b, fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_values, b_values, ulps))
 
     counts[0] = neq
     counts[1] = highest

@@ -20,7 +20,7 @@ def cell_shape(level: int) -> tuple[int, int]:
 
 
 def pool(cells: NDArray, positions: int, tokens: int) -> NDArray:
-    """Maxima over blocks of `positions` x `tokens` cells; the last block of an axis may be smaller. [rows, columns], same dtype."""
+    """Maxima over blocks of `positions` x `tokens` cells; the last of an axis may be smaller. [rows, columns], same dtype."""
     rows = np.maximum.reduceat(cells, np.arange(0, cells.shape[0], positions), axis=0) if positions > 1 else cells
     return np.maximum.reduceat(rows, np.arange(0, rows.shape[1], tokens), axis=1) if tokens > 1 else rows
 

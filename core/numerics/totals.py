@@ -78,7 +78,7 @@ class PairTotal:
         self._sum_kl += math.fsum(kl)
         self._max_kl = max(self._max_kl, float(kl.max(initial=-math.inf)))
         self._histogram.update(figures.histogram)
-        if len(self._histogram) > EXACT_DISTANCES:
+        if len(self._histogram) > EXACT_DISTANCES or not figures.is_histogram_exact:
             self._coarsen()
 
     def _coarsen(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cached_property
@@ -16,14 +18,19 @@ from numpy.typing import NDArray
 
 from core.errors import StoreError, UsageError
 from core.numerics import pyramid
+from core.numerics.formats import format_named
 from core.numerics.totals import Summary
 from core.runs.records import Prompt, Provenance, RunHeader, SideHeader
-from core.runs.store import Database
+from core.runs.store import Database, check_size
 from core.runs.tiles import TILE_BYTES, joined
 
 # Only what may be null becomes a nullable column: those are slower to compute with.
 _NULLABLE = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
 _SUMMARY = ", ".join(f.name for f in fields(Summary))
+
+
+# What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records and arrays.
+DECODING = (UsageError, TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, pa.ArrowException)
 
 
 @dataclass(frozen=True)
@@ -51,24 +58,39 @@ class StoredPair:
 
 def read_rows(database: Database, header: RunHeader, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
     """Bits of rows [start, stop) of a side. [rows, vocab], the compute dtype's carrier."""
-    places = header.places()[start:stop]
-    if not places or start < 0:
-        raise UsageError(f"rows {start} to {stop} of a side of {header.rows} rows.")
+    return read_window(database, header, side, (start, stop), (0, header.vocab))
+
+
+def read_window(
+    database: Database, header: RunHeader, side: int, rows: tuple[int, int], tokens: tuple[int, int]
+) -> NDArray[np.unsignedinteger]:
+    """Bits of a rectangle, reading only the tiles it touches. [rows, tokens]; both ranges half open."""
+    for what, (start, stop), size in (("rows", rows, header.rows), ("tokens", tokens, header.vocab)):
+        if not 0 <= start < stop <= size:
+            raise UsageError(f"{what} {start} to {stop} asked for; expected a range within 0 to {size}.")
+    per_tile = TILE_BYTES // header.format.itemsize
+    first_tile, last_tile = tokens[0] // per_tile, (tokens[1] - 1) // per_tile
+    places = header.places()[rows[0] : rows[1]]
     (first_prompt, first), (last_prompt, last) = places[0], places[-1]
     found = database.table(
         """SELECT prompt, position, tile, bits FROM logits
-           WHERE side = ? AND prompt BETWEEN ? AND ?
-             AND (prompt > ? OR position >= ?) AND (prompt < ? OR position <= ?)""",
-        [side, first_prompt, last_prompt, first_prompt, first, last_prompt, last],
+           WHERE side = ? AND prompt BETWEEN ? AND ? AND (prompt > ? OR position >= ?) AND (prompt < ? OR position <= ?)
+             AND tile BETWEEN ? AND ?""",
+        [side, first_prompt, last_prompt, first_prompt, first, last_prompt, last, first_tile, last_tile],
     )
-    keys = np.stack([found.column(name).to_numpy().astype(np.int64) for name in ("prompt", "position", "tile")])
-    order = np.lexsort(keys[::-1])
-    if not np.array_equal(order, np.arange(len(order))):  # rows lie in insertion order, which is this one
-        found = found.take(order)
-    bits = joined(found.column("bits"), header.format.carrier)
-    if bits.size != len(places) * header.vocab:
-        raise StoreError(f"{database.path.name}: side {side} lacks logits of rows {start} to {stop}; the file is damaged.")
-    return bits.reshape(len(places), header.vocab)
+    try:
+        keys = np.stack([found.column(name).to_numpy().astype(np.int64) for name in ("prompt", "position", "tile")])
+        order = np.lexsort(keys[::-1])
+        if not np.array_equal(order, np.arange(len(order))):  # rows lie in insertion order, which is this one
+            found = found.take(order)
+        bits = joined(found.column("bits"), header.format.carrier).reshape(len(places), -1)
+    except DECODING as error:
+        what = f"the logits of side {side} make no sense ({error})"
+        raise StoreError(f"{database.path.name}: {what}; the file is damaged.") from error
+    first_token = first_tile * per_tile
+    if bits.shape[1] != min((last_tile + 1) * per_tile, header.vocab) - first_token:
+        raise StoreError(f"{database.path.name}: side {side} lacks logits of rows {rows[0]} to {rows[1]}; the file is damaged.")
+    return bits[:, tokens[0] - first_token : tokens[1] - first_token]
 
 
 class RunReader:
@@ -77,18 +99,16 @@ class RunReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run_id = path.stem
-        if not path.is_file():
+        if not path.exists():
             raise StoreError(f"run '{self.run_id}' is not there any more.")
-        self._database = Database(path, read_only=True)
+        self._database = Database.to_read(path)
         try:
             self._database.check_schema()
-            self.created, self.header = self._read_header()
-        except StoreError:
+            with self._decoding("provenance"):
+                self.created, self.header = self._read_header()
+        except BaseException:
             self.close()
             raise
-        except (UsageError, TypeError, ValueError, IndexError) as error:
-            self.close()
-            raise StoreError(f"{path.name}: its provenance makes no sense ({error}).") from error
 
     def __enter__(self) -> RunReader:
         return self
@@ -99,23 +119,32 @@ class RunReader:
     def close(self) -> None:
         self._database.abandon()
 
+    @contextmanager
+    def _decoding(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except DECODING as error:
+            raise StoreError(f"{self.path.name}: its {what} makes no sense ({error}); the file is damaged.") from error
+
     def _read_header(self) -> tuple[datetime, RunHeader]:
         row = self._database.rows(
-            """SELECT name, created, kind, model, revision, compute_dtype, vocab, device, device_name, seed, command, note, versions
+            """SELECT name, created, kind, model, revision, compute_dtype, vocab, device, device_name, seed, command, note,
+                      versions, (SELECT sum(positions) FROM prompt)
                FROM run"""
         )[0]
-        name, created, kind, model, revision, compute_dtype, vocab, device, device_name, seed, command, note, versions = row
+        name, created, kind, model, revision, compute_dtype, vocab, device, device_name, seed, command, note, versions, rows = row
         tokens: dict[int, list[tuple]] = {}
         for prompt, *token in self._database.rows("SELECT prompt, token_id, text FROM token ORDER BY prompt, position"):
             tokens.setdefault(prompt, []).append(tuple(token))
+        check_size(self.path, len(self.sides) * vocab * rows * format_named(compute_dtype).itemsize)
         prompts = []
         for index, positions in self._database.rows("SELECT prompt, positions FROM prompt ORDER BY prompt"):
             ids = tuple(t[0] for t in tokens.get(index, []) if t[0] is not None)
             texts = tuple(t[1] for t in tokens.get(index, []) if t[1] is not None)
             prompts.append(Prompt(positions, ids, texts))
         provenance = Provenance(
-            kind=kind, model=model, revision=revision, device=device, device_name=device_name, seed=seed, command=command, note=note,
-            versions=json.loads(versions),
+            kind=kind, model=model, revision=revision, device=device, device_name=device_name, seed=seed, command=command,
+            note=note, versions=json.loads(versions),
         )  # fmt: skip
         sides = tuple(SideHeader(side.name, side.path, side.source_dtype) for side in self.sides)
         return created, RunHeader(name, compute_dtype, vocab, tuple(prompts), sides, provenance)
@@ -123,13 +152,15 @@ class RunReader:
     @cached_property
     def sides(self) -> list[StoredSide]:
         rows = self._database.rows("SELECT side, name, path, source_dtype, sha256, bit_class FROM side ORDER BY side")
-        return [StoredSide(*row) for row in rows]
+        with self._decoding("list of sides"):
+            return [StoredSide(*row) for row in rows]
 
     @cached_property
     def pairs(self) -> list[StoredPair]:
         rows = self._database.rows(f"SELECT pair, reference, variant, verdict, {_SUMMARY} FROM pair ORDER BY pair")
         names = [side.name for side in self.sides]
-        return [StoredPair(row[0], names[row[1]], names[row[2]], Summary(*row[4:]), row[3]) for row in rows]
+        with self._decoding("list of pairs"):
+            return [StoredPair(row[0], names[row[1]], names[row[2]], Summary(*row[4:]), row[3]) for row in rows]
 
     @property
     def classes(self) -> list[list[str]]:
@@ -157,7 +188,8 @@ class RunReader:
                FROM position WHERE pair = ? ORDER BY prompt, position""",
             [pair],
         )
-        return found.to_pandas(types_mapper=_NULLABLE.get)
+        with self._decoding("table of positions"):
+            return found.to_pandas(types_mapper=_NULLABLE.get)
 
     def top_tokens(self, side: int, prompt: int, position: int) -> pd.DataFrame:
         """The largest logits of a side at a position: rank, token_id, logit, probability."""
@@ -179,7 +211,8 @@ class RunReader:
         found = self._database.table(
             "SELECT tile, bits FROM logits WHERE side = ? AND prompt = ? AND position = ? ORDER BY tile", [side, prompt, position]
         )
-        bits = joined(found.column("bits"), self.header.format.carrier)
+        with self._decoding("logits"):
+            bits = joined(found.column("bits"), self.header.format.carrier)
         if bits.size != self.header.vocab:
             raise StoreError(f"{self.path.name}: no logits at prompt {prompt}, position {position}, side {side}.")
         return bits
@@ -190,31 +223,23 @@ class RunReader:
 
     def read_window(self, side: int, rows: tuple[int, int], tokens: tuple[int, int]) -> NDArray[np.unsignedinteger]:
         """Bits of a rectangle, reading only the tiles it touches. [rows, tokens]; both ranges half open."""
-        item = self.header.format.itemsize
-        per_tile = TILE_BYTES // item
-        first_tile, last_tile = tokens[0] // per_tile, (tokens[1] - 1) // per_tile
-        places = self.header.places()[rows[0] : rows[1]]
-        (first_prompt, first), (last_prompt, last) = places[0], places[-1]
-        found = self._database.table(
-            """SELECT bits FROM logits WHERE side = ? AND prompt BETWEEN ? AND ? AND (prompt > ? OR position >= ?)
-               AND (prompt < ? OR position <= ?) AND tile BETWEEN ? AND ? ORDER BY prompt, position, tile""",
-            [side, first_prompt, last_prompt, first_prompt, first, last_prompt, last, first_tile, last_tile],
-        )
-        bits = joined(found.column("bits"), self.header.format.carrier).reshape(len(places), -1)
-        return bits[:, tokens[0] - first_tile * per_tile : tokens[1] - first_tile * per_tile]
+        return read_window(self._database, self.header, side, rows, tokens)
 
     def ulp_cells(self, pair: int, level: int, rows: tuple[int, int]) -> NDArray[np.unsignedinteger]:
         """Heatmap cells of a level that cover rows [start, stop). [cells of positions, cells of tokens]; see numerics.pyramid."""
-        span = pyramid.cell_shape(level)[0]
+        pairs = len(self.header.sides) - 1
+        if not (0 <= rows[0] < rows[1] <= self.header.rows and 0 <= level < self.levels() and 0 <= pair < pairs):
+            there = f"the run has {pairs} pairs, {self.levels()} levels and {self.header.rows} rows"
+            raise UsageError(f"pair {pair}, level {level}, rows {rows[0]} to {rows[1]} asked for; {there}.")
+        span, tokens = pyramid.cell_shape(level)
         found = self._database.table(
             "SELECT cells FROM ulp_tile WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ? ORDER BY first_row",
             [pair, level, rows[0] // span * span, rows[1]],
         )
-        columns = -(-self.header.vocab // pyramid.cell_shape(level)[1])
-        return joined(found.column("cells"), self.header.format.carrier).reshape(-1, columns)
+        shape = (-(-rows[1] // span) - rows[0] // span, -(-self.header.vocab // tokens))
+        with self._decoding("heatmap"):
+            return joined(found.column("cells"), self.header.format.carrier).reshape(shape)
 
     def levels(self) -> int:
         """How many levels of the heatmap pyramid the file holds."""
         return pyramid.levels_for(self.header.rows, self.header.vocab)
-
-

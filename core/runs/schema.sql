@@ -4,7 +4,7 @@
 CREATE TABLE run (
     run_id VARCHAR NOT NULL, name VARCHAR NOT NULL, created TIMESTAMP NOT NULL, kind VARCHAR NOT NULL, model VARCHAR NOT NULL,
     revision VARCHAR NOT NULL, compute_dtype VARCHAR NOT NULL, vocab INTEGER NOT NULL, positions INTEGER NOT NULL,
-    device VARCHAR NOT NULL, device_name VARCHAR NOT NULL, seed BIGINT, command VARCHAR NOT NULL, note VARCHAR NOT NULL,
+    device VARCHAR NOT NULL, device_name VARCHAR NOT NULL, seed HUGEINT, command VARCHAR NOT NULL, note VARCHAR NOT NULL,
     versions VARCHAR NOT NULL, schema_version INTEGER NOT NULL
 );
 COMMENT ON TABLE run IS 'provenance of the run; exactly one row';

@@ -1,4 +1,7 @@
-"""Rows of bits to BLOB tiles and back, as Arrow buffers: 8 KB tiles in an uncompressed column reach disk speed (DESIGN, section 4)."""
+"""Rows of bits to BLOB tiles and back, as Arrow buffers.
+
+8 KB tiles in an uncompressed column reach disk speed (docs/decisions/0003-run-file.md).
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ def heatmap_window(
     else:
         level = 0
         while level + 1 < run.levels() and all(
-            span <= wanted for span, wanted in zip(pyramid.cell_shape(level + 1), (height / max_rows, width / max_columns), strict=True)
+            span <= wanted
+            for span, wanted in zip(pyramid.cell_shape(level + 1), (height / max_rows, width / max_columns), strict=True)
         ):
             level += 1
         level_rows, level_tokens = pyramid.cell_shape(level)

@@ -1,4 +1,4 @@
-"""Write a run: logits stream in side by side, every figure of the contract is computed on the way, the file appears when whole."""
+"""Write a run: logits stream in side by side, every figure of the contract is computed on the way, it appears when whole."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from core.numerics.divergence import RowFigures, SideRows, compare
 from core.numerics.totals import PairTotal
 from core.runs.reader import read_rows
 from core.runs.records import RunHeader
-from core.runs.store import SCHEMA_VERSION, Database, Store, remove_partial
+from core.runs.store import SCHEMA_VERSION, Database, Store
 from core.runs.tiles import binary_rows, logits_table
 
+_INSERT_BYTES = 1 << 28  # Arrow's binary offsets are 32 bits: a gigabyte-wide chunk must not wrap them
 _SCHEMA = (Path(__file__).parent / "schema.sql").read_text()
 
 
 class RunWriter:
-    """`with RunWriter(store, header) as writer:` write every side, then `writer.finish()`; leaving without it leaves nothing behind.
+    """`with RunWriter(store, header) as writer:` write every side, then `writer.finish()`; leaving without it leaves nothing.
 
     Rows of a side come in order; the reference may be ahead of the variants by any number of rows (a capture writes it whole
     first, an ingest writes chunk by chunk): what is no longer in memory is read back from the file being written.
@@ -37,9 +38,6 @@ class RunWriter:
         self.header = header
         self._store = store
         self._created = header.created or datetime.now(UTC)
-        self.run_id = run_id or store.new_run_id(header.name, self._created)
-        store.sweep()
-        self._partial = store.partial_path(self.run_id)
         self._places = np.array(header.places(), np.int32)
         self._rows_done = [0] * len(header.sides)
         self._hashes = [hashlib.sha256() for _ in header.sides]
@@ -48,27 +46,47 @@ class RunWriter:
         raw_bytes = len(header.sides) * header.rows * header.vocab * header.format.itemsize
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="ulpscope-sha256")
         self._pending: Future | None = None
-        self._database: Database | None = Database(self._partial, read_only=False, expected_bytes=raw_bytes)
-        self._database.execute(_SCHEMA)
-        self._database.execute("BEGIN")
+        self._database: Database | None = None
+        store.sweep()
+        self._partial = store.new_partial(header.name, self._created, run_id)
+        self.run_id = self._partial.path.stem
+        try:
+            self._database = Database.to_write(self._partial.path, expected_bytes=raw_bytes)
+            self._database.execute(_SCHEMA)
+            self._database.execute("BEGIN")
+            self._write_provenance(self._database)  # first, so that what cannot be stored is refused before hours of capture
+        except BaseException as error:
+            self._leave()
+            if isinstance(error, (pa.ArrowException, OverflowError, UnicodeError)):  # a token id beyond 31 bits, half a surrogate
+                raise StoreError(f"run '{header.name!a}': its tokens or their texts cannot be stored ({error}).") from error
+            raise
 
     def __enter__(self) -> RunWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        """Nothing stays but the finished run, if there is one."""
         self._hashing.shutdown(wait=True)
         if self._database is not None:
             self._database.abandon()
             self._database = None
-            remove_partial(self._partial)
+        self._partial.remove()
 
     def write(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
-        """Append rows of a side: bits [rows, vocab] of the compute dtype, starting at `row`, which must be the next one."""
+        """Append rows of a side: bits [rows, vocab] of the compute dtype, starting at `row`, which must be the next one.
+
+        The array is neither copied nor done with on return (its digest is computed meanwhile): do not change it again.
+        """
         header = self.header
         if bits.ndim != 2 or bits.shape[1] != header.vocab or bits.dtype != header.format.carrier:
-            raise UsageError(f"side {side}: {bits.shape} {bits.dtype} arrived, [rows, {header.vocab}] {header.format.carrier} expected.")
+            expected = f"[rows, {header.vocab}] {header.format.carrier}"
+            raise UsageError(f"side {side}: {bits.shape} {bits.dtype} arrived, {expected} expected.")
         if row != self._rows_done[side] or row + len(bits) > header.rows:
-            raise UsageError(f"side {side}: rows {row} to {row + len(bits)} arrived, row {self._rows_done[side]} is next of {header.rows}.")
+            arrived, expected = f"rows {row} to {row + len(bits)}", f"row {self._rows_done[side]} is next of {header.rows}"
+            raise UsageError(f"side {side}: {arrived} arrived, {expected}.")
         if side and row + len(bits) > self._rows_done[0]:
             raise UsageError(f"side {side}: row {row + len(bits) - 1} arrived before the reference has it.")
         if not len(bits):
@@ -78,7 +96,8 @@ class RunWriter:
         self._pending = self._hashing.submit(self._hashes[side].update, bits.data)
         database = self._open_database()
         places = self._places[row : row + len(bits)]
-        database.insert("logits", logits_table(side, places, bits))
+        for start in range(0, len(bits), at_once := max(1, _INSERT_BYTES // (bits.shape[1] * bits.itemsize))):
+            database.insert("logits", logits_table(side, places[start : start + at_once], bits[start : start + at_once]))
         self._rows_done[side] = row + len(bits)
         if side == 0:
             self._latest = (row, bits)
@@ -154,17 +173,13 @@ class RunWriter:
         self._wait_for_hash()
         for pair in range(len(self._totals)):
             self._write_levels(pair)
-        self._write_header(database)
+        self._write_sides(database)
         self._write_pairs(database)
         database.execute("COMMIT")
         database.close()
         self._database = None
-        try:
-            self._store.place(self._partial, self.run_id)
-        except OSError as error:
-            raise StoreError(f"run '{self.run_id}' could not be put in place ({error.strerror}).") from error
-        finally:
-            remove_partial(self._partial)
+        self._store.place(self._partial.path, self.run_id)
+        self._leave()
         return self.run_id
 
     def _write_levels(self, pair: int) -> None:
@@ -172,10 +187,12 @@ class RunWriter:
         database = self._open_database()
         for level in range(1, pyramid.levels_for(self.header.rows, self.header.vocab)):
             span = pyramid.cell_shape(level)[0]
-            for start in range(0, self.header.rows, 4096):
+            at_once = max(4096, span)
+            for start in range(0, self.header.rows, at_once):
                 found = database.table(
-                    "SELECT cells FROM ulp_tile WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ? ORDER BY first_row",
-                    [pair, level - 1, start, start + 4096],
+                    """SELECT cells FROM ulp_tile
+                       WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ? ORDER BY first_row""",
+                    [pair, level - 1, start, start + at_once],
                 )
                 finer = np.stack([np.frombuffer(cells.as_py(), self.header.format.carrier) for cells in found.column("cells")])
                 coarser = pyramid.pool(finer, pyramid.FACTOR, pyramid.FACTOR)
@@ -183,16 +200,18 @@ class RunWriter:
                 cells, _ = binary_rows(coarser, coarser.shape[1] * coarser.itemsize)
                 database.insert("ulp_tile", _tile_table(pair, level, rows, cells))
 
-    def _write_header(self, database: Database) -> None:
+    def _write_provenance(self, database: Database) -> None:
         header = self.header
         about = header.provenance
         created = self._created.astimezone(UTC).replace(tzinfo=None)
         database.execute(
             "INSERT INTO run VALUES (" + ", ".join("?" * 16) + ")",
-            [self.run_id, header.name, created, about.kind, about.model, about.revision, header.compute_dtype, header.vocab]
-            + [header.rows, about.device, about.device_name, about.seed, about.command, about.note]
-            + [json.dumps(about.versions, sort_keys=True), SCHEMA_VERSION],
-        )
+            [
+                self.run_id, header.name, created, about.kind, about.model, about.revision, header.compute_dtype, header.vocab,
+                header.rows, about.device, about.device_name, about.seed, about.command, about.note,
+                json.dumps(about.versions, sort_keys=True), SCHEMA_VERSION,
+            ],
+        )  # fmt: skip
         for index, prompt in enumerate(header.prompts):
             database.execute("INSERT INTO prompt VALUES (?, ?)", [index, prompt.positions])
             if prompt.token_ids or prompt.token_texts:
@@ -211,6 +230,9 @@ class RunWriter:
         if header.vocabulary:
             ids, texts = list(header.vocabulary), list(header.vocabulary.values())
             database.insert("vocabulary", pa.table({"token_id": pa.array(ids, pa.int32()), "text": pa.array(texts, pa.string())}))
+
+    def _write_sides(self, database: Database) -> None:
+        header = self.header
         digests = [digest.hexdigest() for digest in self._hashes]
         for index, side in enumerate(header.sides):
             bit_class = sorted(set(digests), key=digests.index).index(digests[index])
@@ -222,7 +244,8 @@ class RunWriter:
     def _write_pairs(self, database: Database) -> None:
         for pair, total in enumerate(self._totals):
             figures = asdict(total.summary())
-            values = {"pair": pair, "reference": 0, "variant": pair + 1, **figures, "is_histogram_exact": total.is_histogram_exact}
+            values = {"pair": pair, "reference": 0, "variant": pair + 1, **figures}
+            values["is_histogram_exact"] = total.is_histogram_exact
             database.execute(
                 f"INSERT INTO pair ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})",
                 list(values.values()),
@@ -249,8 +272,8 @@ def _nullable(values: NDArray, kind: pa.DataType | None = None) -> pa.Array:
 
 
 def _tile_table(pair: int, level: int, rows: NDArray[np.int32], cells: pa.Array) -> pa.Table:
-    count = len(rows)
-    return pa.table({"pair": np.full(count, pair, np.int32), "level": np.full(count, level, np.int32), "first_row": rows, "cells": cells})
+    pairs, levels = np.full(len(rows), pair, np.int32), np.full(len(rows), level, np.int32)
+    return pa.table({"pair": pairs, "level": levels, "first_row": rows, "cells": cells})
 
 
 def _position_table(pair: int, places: NDArray[np.int32], figures: RowFigures) -> pa.Table:

@@ -53,7 +53,9 @@ def cli(tmp_path, monkeypatch, capfd):
 def in_a_process(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The same as a user's shell runs it."""
     command = [sys.executable, "-m", "core", *arguments]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment(tmp_path)}, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment(tmp_path)}, capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,15 @@ def test_everything_but_capture_starts_without_torch():
 @pytest.mark.model
 def test_the_same_capture_gives_the_same_bits_and_really_diverges(cli):
     """The README's example, twice: equal digests; bfloat16 logits of the cached path differ from the fresh ones."""
-    command = ["capture", "--model", "sample_runs/model", "--prompt-file", "sample_runs/prompts/shapes.txt", "--variant", "decode"]
+    command = [
+        "capture",
+        "--model",
+        "sample_runs/model",
+        "--prompt-file",
+        "sample_runs/prompts/shapes.txt",
+        "--variant",
+        "decode",
+    ]
     command += ["--variant", "prefill+batch:8", "--dtype", "bfloat16", "--json"]
     digests = []
     for _ in range(2):

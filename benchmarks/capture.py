@@ -1,0 +1,62 @@
+"""A capture of a pair, stored and analysed, over the two bare forwards that it cannot do without."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmarks.timing import Line, interleaved
+from core.inference.capture import plan_capture, run_capture
+from core.inference.models import load_model
+from core.inference.paths import run_path
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+
+SHIPPED = Path(__file__).parents[1] / "sample_runs" / "model"
+TOKENS = 512
+
+
+def model_folder() -> Path | None:
+    """The model to capture: ULPSCOPE_BENCH_MODEL, else the shipped one."""
+    chosen = Path(os.environ.get("ULPSCOPE_BENCH_MODEL") or SHIPPED)
+    return chosen if (chosen / "config.json").is_file() else None
+
+
+def run() -> list[Line]:
+    folder = model_folder()
+    if folder is None:
+        return [Line("capture of a pair", "<= 1.1x", "not run", "sample_runs/model is not built")]
+    loaded = load_model(str(folder), dtype="bfloat16")
+    length = min(TOKENS, loaded.context or TOKENS)
+    ids = torch.randint(1, loaded.token_limit, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+    lines = []
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
+        store = Store(Path(name))
+        for variant in ("decode", "prefill+batch:4"):
+            plan = plan_capture(loaded, [ids], "prefill", [variant])
+
+            def capture(plan=plan) -> None:
+                with RunWriter(store, plan.header) as writer:
+                    run_capture(plan, writer)
+                    store.delete(writer.finish())
+
+            def bare(plan=plan) -> None:
+                with torch.inference_mode():
+                    for path in plan.paths:
+                        for _ in run_path(path, loaded, ids):
+                            pass
+
+            bare()
+            seconds = interleaved({"capture": capture, "bare": bare}, 7)
+            lines.append(
+                Line(
+                    f"capture of prefill and {variant}, {length} tokens", "<= 1.1x",
+                    f"{seconds['capture'] / seconds['bare']:.2f}x",
+                    f"{seconds['capture']:.2f} s over {seconds['bare']:.2f} s of bare forwards, "
+                    f"{loaded.dtype}, vocabulary {loaded.vocab_size}; medians of 7",
+                )
+            )  # fmt: skip
+    return lines

@@ -1,0 +1,190 @@
+"""All metrics of the contract over a pair: ULPscope's kernel, a numpy notebook, torch in chunks. All three must agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.logits import POSITIONS, VOCAB, pair
+from benchmarks.timing import Line, interleaved
+from core.numerics.divergence import RowFigures, compare
+from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat
+
+TOP_K = 20
+TORCH_TRIES = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (2, 8))  # (threads, rows a chunk): the fastest of them counts as torch
+
+
+@dataclass
+class Figures:
+    """What every contender must find. Per row, except the histogram."""
+
+    neq: NDArray
+    max_abs: NDArray
+    max_ulps: NDArray
+    mean_ulps: NDArray
+    nonfinite: NDArray
+    top_ids: tuple[NDArray, NDArray]
+    margin_ulps: tuple[NDArray, NDArray]
+    logsumexp: tuple[NDArray, NDArray]
+    kl: NDArray
+    histogram: NDArray  # at distances below 65536
+
+
+def notebook(a: NDArray, b: NDArray, fmt: FloatFormat) -> Figures:
+    """As a competent user writes it in numpy: whole arrays, upcast once, wide ordinals, partition for the top 20, float64 KL."""
+    x, y = a.view(fmt.values).astype(np.float32), b.view(fmt.values).astype(np.float32)
+
+    def ordinals(bits: NDArray) -> NDArray:
+        signed = bits.view(f"i{fmt.itemsize}").astype(np.int64)
+        return np.where(signed < 0, -(1 << (fmt.bits - 1)) - signed, signed)
+
+    finite = np.isfinite(x) & np.isfinite(y)
+    is_same = (x == y) | (np.isnan(x) & np.isnan(y))
+    x_ordinals, y_ordinals = ordinals(a), ordinals(b)
+    ulps = np.where(finite, np.abs(x_ordinals - y_ordinals), 0)
+    max_abs = np.where(finite, np.abs(x.astype(np.float64) - y), 0).max(axis=1)
+    near, elements = np.unique(ulps, return_counts=True)
+    histogram = np.zeros(1 << 16, np.int64)
+    histogram[near[near < 1 << 16]] = elements[near < 1 << 16]
+
+    def top(values: NDArray) -> NDArray:
+        ids = np.sort(np.argpartition(values, -TOP_K, axis=1)[:, -TOP_K:], axis=1)
+        best = np.take_along_axis(values, ids, 1)
+        return np.take_along_axis(ids, np.argsort(-best, axis=1, kind="stable"), 1)
+
+    def log_softmax(values: NDArray) -> tuple[NDArray, NDArray]:
+        wide = values.astype(np.float64)
+        highest = wide.max(axis=1, keepdims=True)
+        total = highest + np.log(np.exp(wide - highest).sum(axis=1, keepdims=True))
+        return wide - total, total[:, 0]
+
+    x_log, x_total = log_softmax(x)
+    y_log, y_total = log_softmax(y)
+    ids = top(x), top(y)
+    gaps = [np.take_along_axis(o, i[:, :2], 1) for o, i in zip((x_ordinals, y_ordinals), ids, strict=True)]
+    return Figures(
+        (~is_same).sum(axis=1), max_abs, ulps.max(axis=1), ulps.sum(axis=1) / finite.sum(axis=1),
+        (~finite & ~is_same).sum(axis=1),
+        ids, (gaps[0][:, 0] - gaps[0][:, 1], gaps[1][:, 0] - gaps[1][:, 1]), (x_total, y_total),
+        (np.exp(x_log) * (x_log - y_log)).sum(axis=1), histogram,
+    )  # fmt: skip
+
+
+_TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def chunked_torch(a: NDArray, b: NDArray, fmt: FloatFormat, threads: int = 1, rows: int = 1) -> Figures:
+    """The same in torch, a few rows at a time: 32-bit ordinals where they fit, topk, float64 only for the sums."""
+    torch.set_num_threads(threads)
+    signed, dtype = (torch.int16, _TORCH[fmt.name]) if fmt.bits == 16 else (torch.int32, torch.float32)
+    whole = [torch.from_numpy(side.view(f"i{fmt.itemsize}")) for side in (a, b)]
+    wide = torch.int32 if fmt.bits == 16 else torch.int64
+    parts: list[tuple] = []
+    histogram = torch.zeros(1 << 16, dtype=torch.int64)
+
+    def ordinals(bits: torch.Tensor) -> torch.Tensor:
+        steps = bits.to(wide)
+        return torch.where(steps < 0, -(1 << (fmt.bits - 1)) - steps, steps)
+
+    for start in range(0, len(a), rows):
+        bits = [side[start : start + rows] for side in whole]
+        x, y = (part.view(dtype).float() for part in bits)
+        x_ordinals, y_ordinals = (ordinals(part.view(signed)) for part in bits)
+        finite = torch.isfinite(x) & torch.isfinite(y)
+        is_same = (x == y) | (x.isnan() & y.isnan())
+        ulps = torch.where(finite, (x_ordinals - y_ordinals).abs(), 0)
+        near = ulps if fmt.bits == 16 else ulps[ulps < 1 << 16]
+        histogram += torch.bincount(near.flatten(), minlength=1 << 16)
+        x_double, y_double = x.double(), y.double()
+        max_abs = torch.where(finite, (x_double - y_double).abs(), 0).amax(dim=1)
+        x_log, y_log = x_double.log_softmax(1), y_double.log_softmax(1)
+        kl = (x_log.exp() * (x_log - y_log)).sum(dim=1)
+        ids = [_ordered_top(values) for values in (x, y)]
+        gaps = [o.gather(1, i[:, :2]) for o, i in zip((x_ordinals, y_ordinals), ids, strict=True)]
+        totals = [v[:, 0] - log[:, 0] for v, log in ((x_double, x_log), (y_double, y_log))]
+        parts.append(
+            (
+                (~is_same).sum(1), max_abs, ulps.amax(1), ulps.sum(1) / finite.sum(1), (~finite & ~is_same).sum(1),
+                ids[0], ids[1],
+                gaps[0][:, 0] - gaps[0][:, 1], gaps[1][:, 0] - gaps[1][:, 1], totals[0], totals[1], kl,
+            )
+        )  # fmt: skip
+    c = [torch.cat(column).numpy() for column in zip(*parts, strict=True)]
+    return Figures(c[0], c[1], c[2], c[3], c[4], (c[5], c[6]), (c[7], c[8]), (c[9], c[10]), c[11], histogram.numpy())
+
+
+def _ordered_top(values: torch.Tensor) -> torch.Tensor:
+    """Ids of the 20 largest, the lowest id first where values are equal within them. [rows, 20]"""
+    ids = values.topk(TOP_K, dim=1).indices.sort(dim=1).values
+    return ids.gather(1, values.gather(1, ids).argsort(dim=1, descending=True, stable=True))
+
+
+def ours(a: NDArray, b: NDArray, fmt: FloatFormat) -> Figures:
+    return _as_figures(compare(a, b, fmt))
+
+
+def _as_figures(f: RowFigures) -> Figures:
+    return Figures(
+        f.neq, f.max_abs, f.max_ulps, f.sum_ulps / f.finite, f.nonfinite_mismatch, (f.reference.top_ids, f.variant.top_ids),
+        (f.reference_margin_ulps, f.variant_margin_ulps), (f.reference.logsumexp, f.variant.logsumexp), f.kl, f.near,
+    )  # fmt: skip
+
+
+def check_agreement(a: NDArray, b: NDArray, fmt: FloatFormat) -> None:
+    """All contenders find the same. Of the top 20 the first only: which of several equal tokens comes 20th is our rule alone."""
+    mine = ours(a, b, fmt)
+    for other in (notebook(a, b, fmt), chunked_torch(a, b, fmt)):
+        for name in ("neq", "max_abs", "max_ulps", "nonfinite", "histogram"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(other, name), err_msg=name)
+        np.testing.assert_allclose(mine.mean_ulps, other.mean_ulps, rtol=1e-6)
+        np.testing.assert_allclose(mine.kl, other.kl, rtol=1e-6, atol=1e-12)
+        for side in (0, 1):
+            np.testing.assert_array_equal(mine.top_ids[side][:, 0], other.top_ids[side][:, 0])
+            np.testing.assert_array_equal(mine.margin_ulps[side], other.margin_ulps[side])
+            np.testing.assert_allclose(mine.logsumexp[side], other.logsumexp[side], rtol=1e-9)
+
+
+def _measured(fmt: FloatFormat, rows: int, rounds: dict[str, int]) -> tuple[dict[str, float], tuple[int, int], int]:
+    """Median seconds of each, torch's best (threads, rows a chunk), bytes of the pair."""
+    a, b = pair(fmt, rows)
+    check_agreement(a[:8], b[:8], fmt)  # also compiles the kernel
+    few = 16
+    tries = {setting: (lambda setting=setting: chunked_torch(a[:few], b[:few], fmt, *setting)) for setting in TORCH_TRIES}
+    spent = interleaved(tries, 5)
+    best = min(spent, key=spent.__getitem__)
+    contenders = {
+        "ours": lambda: compare(a, b, fmt),
+        "torch": lambda: chunked_torch(a, b, fmt, *best),
+        "numpy": lambda: notebook(a, b, fmt),
+    }
+    return interleaved(contenders, rounds), best, a.nbytes + b.nbytes
+
+
+def run() -> list[Line]:
+    lines = []
+    for fmt, rows, rounds in (
+        (BFLOAT16, POSITIONS, {"ours": 15, "torch": 5, "numpy": 3}),
+        (FLOAT16, 32, {"ours": 15, "torch": 5, "numpy": 3}),
+        (FLOAT32, 32, {"ours": 15, "torch": 5, "numpy": 3}),
+    ):
+        seconds, best, size = _measured(fmt, rows, rounds)
+        is_target = fmt is BFLOAT16
+        rates = {name: size / taken / 1e6 for name, taken in seconds.items()}
+        lines += [
+            Line(
+                f"kernel, {rows} x {VOCAB} {fmt.name}", "", f"{rates['ours'] / 1e3:.2f} GB/s",
+                f"{seconds['ours'] * 1e3:.1f} ms, median of {rounds['ours']}",
+            ),
+            Line(
+                "  over a numpy notebook", "120x" if is_target else "", f"{seconds['numpy'] / seconds['ours']:.0f}x",
+                f"numpy {rates['numpy']:.0f} MB/s, median of {rounds['numpy']}",
+            ),
+            Line(
+                "  over chunked torch", "10x" if is_target else "", f"{seconds['torch'] / seconds['ours']:.1f}x",
+                f"torch {rates['torch']:.0f} MB/s, median of {rounds['torch']}; its best: {best[0]} threads, {best[1]} rows a chunk",
+            ),
+        ]  # fmt: skip
+    return lines

@@ -1,0 +1,55 @@
+"""One position's logits, both sides, from the store: what a click on a token costs."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.logits import POSITIONS, VOCAB, pair
+from benchmarks.timing import Line
+from core.numerics.formats import BFLOAT16
+from core.runs.ingest import ingest
+from core.runs.reader import RunReader
+from core.runs.store import Store
+
+DRAWS = 60
+
+
+def run() -> list[Line]:
+    a, b = pair(BFLOAT16)
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
+        folder = Path(name)
+        np.savez(folder / "dump.npz", reference=a, variant=b, compute_dtype="bfloat16")
+        store = Store(folder / "store")
+        path = store.path_of(ingest(store, [folder / "dump.npz"]))
+        positions = np.random.default_rng(0).integers(0, POSITIONS, DRAWS).tolist()
+
+        def seconds(reader: RunReader, position: int) -> float:
+            began = time.perf_counter()
+            both = [reader.at(side, 0, position) for side in (0, 1)]
+            taken = time.perf_counter() - began
+            assert np.array_equal(both[0], a[position])
+            assert np.array_equal(both[1], b[position])
+            return taken
+
+        with RunReader(path) as reader:
+            seconds(reader, 0)
+            warm = statistics.median(seconds(reader, position) for position in positions)
+        first, opening = [], []
+        for position in positions[:20]:
+            began = time.perf_counter()
+            with RunReader(path) as reader:
+                opening.append(time.perf_counter() - began)
+                first.append(seconds(reader, position))
+    how = f"bfloat16, vocabulary {VOCAB}, random positions of {POSITIONS}, file in the page cache; median of"
+    return [
+        Line("one position, both sides", "<= 5 ms", f"{warm * 1e3:.1f} ms", f"{how} {DRAWS}"),
+        Line(
+            "  first read of a reader just opened", "", f"{statistics.median(first) * 1e3:.1f} ms",
+            f"opening it: {statistics.median(opening) * 1e3:.1f} ms; medians of 20",
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,74 @@
+"""A run file while it is being written: in a directory that no reader looks at, locked for as long as its writer lives."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+_PREFIX = ".partial-"
+_LOCK = "lock"
+
+
+class Partial:
+    """`.partial-RUN_ID/RUN_ID.duckdb`; whatever the writer spills or logs lies beside it and goes with it.
+
+    The lock is flock's, which the system drops when the process dies and which acts between two writers of one process too.
+    DuckDB's own lock would not do: it ends when the finished file is closed, before the file is on the disk and in its place.
+    """
+
+    def __init__(self, directory: Path, lock: int) -> None:
+        self.directory = directory
+        self.path = directory / f"{directory.name.removeprefix(_PREFIX)}.duckdb"
+        self._lock: int | None = lock
+
+    @classmethod
+    def make(cls, store: Path, run_id: str) -> Partial | None:
+        """None where the name is taken, or a sweep was faster than our lock: try another. OSError where nothing can be made."""
+        directory = store / f"{_PREFIX}{run_id}"
+        try:
+            directory.mkdir()
+            lock = _lock(directory)
+        except (FileExistsError, FileNotFoundError):
+            return None
+        return None if lock is None else cls(directory, lock)
+
+    def remove(self) -> None:
+        """Leave nothing behind; may be called again."""
+        if self._lock is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+
+def sweep(store: Path) -> list[Path]:
+    """Remove what killed writers left behind; returns the directories removed. Those of living writers stay."""
+    removed = []
+    for directory in store.glob(f"{_PREFIX}*"):
+        try:
+            lock = _lock(directory) if directory.is_dir() and not directory.is_symlink() else None
+        except OSError:  # another user's, or gone meanwhile
+            continue
+        if lock is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+            os.close(lock)
+            removed.append(directory)
+    return removed
+
+
+def _lock(directory: Path) -> int | None:
+    """The descriptor that holds the directory's lock, or None where another holds it or has removed it."""
+    path = directory / _LOCK
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None

@@ -1,0 +1,170 @@
+"""A slow second opinion on the figures of the metric contract: torch for values, scipy for sums, ranks instead of bit tricks.
+
+It shares no line with core.numerics but the names of the formats. `differences` is the judge that every test and every planted
+fault goes through.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import scipy.special
+import torch
+from numpy.typing import NDArray
+
+from core.numerics.divergence import RowFigures
+from core.numerics.formats import FloatFormat
+
+TOP_K = 20
+TORCH = {
+    "float32": (torch.float32, np.int32),
+    "float16": (torch.float16, np.int16),
+    "bfloat16": (torch.bfloat16, np.int16),
+    "float8_e4m3fn": (torch.float8_e4m3fn, np.uint8),
+    "float8_e5m2": (torch.float8_e5m2, np.uint8),
+}
+
+
+def values(bits: NDArray, fmt: FloatFormat) -> NDArray[np.float64]:
+    """What the bits mean, by torch. Same shape."""
+    dtype, carrier = TORCH[fmt.name]
+    return torch.from_numpy(np.ascontiguousarray(bits).view(carrier)).view(dtype).to(torch.float64).numpy()
+
+
+@cache
+def _distinct(fmt: FloatFormat) -> NDArray[np.float64]:
+    """Every finite value of a format of at most 16 bits, ascending, zero once."""
+    every = values(np.arange(1 << fmt.bits, dtype=fmt.carrier), fmt)
+    return np.unique(every[np.isfinite(every)])
+
+
+def ordinal(finite: NDArray[np.float64], fmt: FloatFormat) -> NDArray[np.int64]:
+    """How many values of the format lie between 0 and this one, negative below 0. Same shape.
+
+    At most 16 bits: the rank among all values there are. float32: from exponent and mantissa as frexp gives them.
+    """
+    if fmt.bits <= 16:
+        distinct = _distinct(fmt)
+        return np.searchsorted(distinct, finite) - int(np.searchsorted(distinct, 0.0))
+    mantissa, exponent = np.frexp(np.abs(finite))
+    normal = (exponent + 125) * 2.0**23 + mantissa * 2.0**24
+    subnormal = np.abs(finite) * 2.0**149
+    steps = np.where(np.abs(finite) >= 2.0**-126, normal, subnormal)
+    return (np.sign(finite) * steps).astype(np.int64)
+
+
+@dataclass
+class Expected:
+    """Figures of some rows, named as in RowFigures."""
+
+    exact: dict[str, NDArray]
+    close: dict[str, NDArray]  # to 1e-9 relative
+    kl: NDArray[np.float64]  # to 1e-6 relative or 1e-12 absolute
+    histogram: dict[int, int]
+
+
+def _top(x: NDArray[np.float64]) -> tuple[list[int], list[float]]:
+    order = [i for i in sorted(range(len(x)), key=lambda i: (-x[i] if x[i] == x[i] else math.inf, i)) if x[i] == x[i]]
+    best = order[: min(TOP_K, len(x))]
+    missing = min(TOP_K, len(x)) - len(best)
+    return best + [-1] * missing, [x[i] for i in best] + [math.nan] * missing
+
+
+def kl_of(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """KL(x || y) in nats of two rows of logits, NaN where undefined."""
+    if np.isnan(x).any() or np.isnan(y).any() or np.isposinf(x).any() or np.isposinf(y).any():
+        return math.nan
+    has_mass = x > -np.inf
+    if not has_mass.any() or np.isneginf(y[has_mass]).any():
+        return math.nan
+    p = scipy.special.softmax(x)[has_mass]
+    ratio = scipy.special.log_softmax(x)[has_mass] - scipy.special.log_softmax(y)[has_mass]
+    return max(0.0, math.fsum(p * ratio))
+
+
+def _margin(top: list[float], ids: list[int], fmt: FloatFormat) -> tuple[float, float]:
+    if ids[1] < 0:
+        return math.nan, math.nan
+    if top[0] == top[1]:
+        return 0.0, 0.0
+    if not (math.isfinite(top[0]) and math.isfinite(top[1])):
+        return math.nan, math.nan
+    steps = ordinal(np.array(top[:2]), fmt)
+    return top[0] - top[1], float(steps[0] - steps[1])
+
+
+def expected(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
+    """Every figure of rows `a` against `b`, bits [rows, vocab]."""
+    rows: list[dict] = []
+    kls, histogram = [], Counter[int]()
+    for x, y, x_bits, y_bits in zip(values(a, fmt), values(b, fmt), a, b, strict=True):
+        is_same = (x == y) | (np.isnan(x) & np.isnan(y))
+        finite = np.isfinite(x) & np.isfinite(y)
+        mismatch = ~finite & ~is_same
+        distance = np.zeros(len(x), np.int64)
+        distance[finite] = np.abs(ordinal(x[finite], fmt) - ordinal(y[finite], fmt))
+        gaps = np.abs(x[finite] - y[finite])
+        cells = np.where(mismatch, (1 << fmt.bits) - 1, distance)
+        x_ids, x_top = _top(x)
+        y_ids, y_top = _top(y)
+        x_margin, y_margin = _margin(x_top, x_ids, fmt), _margin(y_top, y_ids, fmt)
+        smaller = min((m for m in (x_margin[0], y_margin[0]) if m == m), default=math.nan)
+        max_abs = gaps.max(initial=0.0)
+        rows.append(
+            {
+                "neq": np.count_nonzero(~is_same), "is_bit_identical": bool((x_bits == y_bits).all()), "max_abs": max_abs,
+                "max_ulps": distance.max(), "max_ulps_token": int(np.flatnonzero(distance == distance.max())[0]),
+                "sum_ulps": distance.sum(), "finite": np.count_nonzero(finite), "nonfinite_mismatch": np.count_nonzero(mismatch),
+                "tiles": [cells[i : i + 32].max() for i in range(0, len(cells), 32)],
+                "reference.top_ids": x_ids, "variant.top_ids": y_ids, "reference.top_logits": x_top, "variant.top_logits": y_top,
+                "reference_token": x_ids[0], "variant_token": y_ids[0], "is_flip": x_ids[0] != y_ids[0],
+                "reference_margin": x_margin[0], "variant_margin": y_margin[0],
+                "reference_margin_ulps": x_margin[1], "variant_margin_ulps": y_margin[1],
+                "is_tie": smaller == 0, "is_near_tie": smaller <= 2 * max_abs,
+                "sum_squares": math.fsum(gaps * gaps),
+                "reference.logsumexp": torch.logsumexp(torch.from_numpy(x), 0).item(),
+                "variant.logsumexp": torch.logsumexp(torch.from_numpy(y), 0).item(),
+            }
+        )  # fmt: skip
+        kls.append(kl_of(x, y))
+        histogram.update(distance[finite].tolist())
+    names = rows[0].keys()
+    columns = {name: np.array([row[name] for row in rows]) for name in names}
+    close = {name: columns.pop(name) for name in ("sum_squares", "reference.logsumexp", "variant.logsumexp")}
+    return Expected(columns, close, np.array(kls), dict(histogram))
+
+
+def _within(got: NDArray, want: NDArray, relative: float, absolute: float) -> bool:
+    with np.errstate(invalid="ignore"):
+        near = np.abs(got - want) <= np.maximum(absolute, relative * np.abs(want))
+    return bool((near | (got == want) | (np.isnan(got) & np.isnan(want))).all())
+
+
+def differences(got: RowFigures, want: Expected) -> list[str]:
+    """Names of the figures that are not as expected; empty when all are."""
+
+    def figure(name: str) -> NDArray:
+        side, _, rest = name.partition(".")
+        return getattr(getattr(got, side), rest) if rest else getattr(got, name)
+
+    wrong = []
+    for name, column in want.exact.items():
+        found = figure(name)
+        is_integer = found.dtype.kind in "iu"
+        same = (
+            np.array_equal(found.astype(np.int64), column)
+            if is_integer
+            else np.array_equal(found, column, equal_nan=found.dtype.kind == "f")
+        )
+        if not same:
+            wrong.append(name)
+    wrong += [name for name, column in want.close.items() if not _within(figure(name), column, 1e-9, 1e-300)]
+    if not _within(got.kl, want.kl, 1e-6, 1e-12):
+        wrong.append("kl")
+    if got.histogram != want.histogram:
+        wrong.append("histogram")
+    return wrong

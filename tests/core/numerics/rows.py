@@ -1,0 +1,160 @@
+"""Rows of bits to compare: random patterns and the shapes logits take when something is odd about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.numerics.formats import FORMATS, FloatFormat
+
+Row = tuple[NDArray[np.unsignedinteger], NDArray[np.unsignedinteger]]
+Kind = Callable[[np.random.Generator, int, FloatFormat], Row]
+
+
+def _patterns(rng: np.random.Generator, vocab: int, fmt: FloatFormat) -> NDArray:
+    return rng.integers(0, 1 << fmt.bits, vocab, dtype=fmt.carrier)
+
+
+def _finite(rng: np.random.Generator, vocab: int, fmt: FloatFormat) -> NDArray:
+    sign = rng.integers(0, 2, vocab).astype(fmt.carrier) << fmt.carrier.type(fmt.bits - 1)
+    return rng.integers(0, fmt.first_nonfinite, vocab).astype(fmt.carrier) | sign
+
+
+def _logits(rng: np.random.Generator, vocab: int, fmt: FloatFormat) -> NDArray:
+    return (rng.standard_normal(vocab) * 4).astype(fmt.values).view(fmt.carrier)
+
+
+def _nudged(rng: np.random.Generator, bits: NDArray, fmt: FloatFormat, share: float = 0.7, most: int = 3) -> NDArray:
+    """Some values a few steps further from or nearer to zero, never beyond the finite ones."""
+    sign = bits & fmt.carrier.type(1 << (fmt.bits - 1))
+    magnitude = (bits ^ sign).astype(np.int64)
+    step = rng.integers(-most, most + 1, len(bits)) * (rng.random(len(bits)) < share)
+    return np.clip(magnitude + step, 0, fmt.first_nonfinite - 1).astype(fmt.carrier) | sign
+
+
+def _with(bits: NDArray, rng: np.random.Generator, what: float, fmt: FloatFormat, share: float) -> NDArray:
+    return np.where(rng.random(len(bits)) < share, np.array(what).astype(fmt.values).view(fmt.carrier), bits)
+
+
+def random_patterns(rng, vocab, fmt) -> Row:
+    """NaN payloads, infinities, subnormals: whatever comes."""
+    return _patterns(rng, vocab, fmt), _patterns(rng, vocab, fmt)
+
+
+def random_finite(rng, vocab, fmt) -> Row:
+    return _finite(rng, vocab, fmt), _finite(rng, vocab, fmt)
+
+
+def close_logits(rng, vocab, fmt) -> Row:
+    a = _logits(rng, vocab, fmt)
+    return a, _nudged(rng, a, fmt)
+
+
+def apart_logits(rng, vocab, fmt) -> Row:
+    return _logits(rng, vocab, fmt), _logits(rng, vocab, fmt)
+
+
+def one_ulp_somewhere(rng, vocab, fmt) -> Row:
+    a = _logits(rng, vocab, fmt)
+    b = a.copy()
+    b[rng.integers(vocab)] ^= fmt.carrier.type(1)
+    return a, b
+
+
+def identical(rng, vocab, fmt) -> Row:
+    a = _logits(rng, vocab, fmt)
+    return a, a.copy()
+
+
+def many_ties(rng, vocab, fmt) -> Row:
+    few = _logits(rng, 5, fmt)
+    return few[rng.integers(0, 5, vocab)], few[rng.integers(0, 5, vocab)]
+
+
+def all_equal(rng, vocab, fmt) -> Row:
+    a = np.repeat(_logits(rng, 1, fmt), vocab)
+    return a, _nudged(rng, a, fmt, share=0.05)
+
+
+def tiny_and_signed_zeros(rng, vocab, fmt) -> Row:
+    sign = fmt.carrier.type(1 << (fmt.bits - 1))
+    small = rng.integers(0, 3, (2, vocab)).astype(fmt.carrier)
+    return small[0] | (sign * (rng.random(vocab) < 0.5)).astype(fmt.carrier), small[1] | (
+        sign * (rng.random(vocab) < 0.5)
+    ).astype(fmt.carrier)
+
+
+def rising(rng, vocab, fmt) -> Row:
+    """The maximum moves in every block, so that sums are rescaled again and again."""
+    a = np.sort((rng.standard_normal(vocab) * 30).astype(fmt.values).astype(np.float32)).astype(fmt.values).view(fmt.carrier)
+    return a, _nudged(rng, a, fmt)
+
+
+def blocks_far_apart(rng, vocab, fmt) -> Row:
+    """Stretches where one side is hundreds of nats above the other, next to stretches where they agree."""
+    base = rng.standard_normal(vocab)
+    lift = np.minimum(300.0, fmt.largest / 2) * (np.arange(vocab) // 700 % 2)
+    a = (base + lift).astype(fmt.values).view(fmt.carrier)
+    b = (base + np.roll(lift, 350)).astype(fmt.values).view(fmt.carrier)
+    return a, np.where(rng.random(vocab) < 0.5, a, b)
+
+
+def masked(rng, vocab, fmt) -> Row:
+    """Part of the vocabulary at -inf, on the variant only where the reference is too."""
+    a = _with(_logits(rng, vocab, fmt), rng, -np.inf, fmt, 0.3)
+    is_masked = a == np.array(-np.inf).astype(fmt.values).view(fmt.carrier)
+    return a, np.where(is_masked, a, _nudged(rng, a, fmt))
+
+
+def masked_on_one_side(rng, vocab, fmt) -> Row:
+    a = _logits(rng, vocab, fmt)
+    return a, _with(a, rng, -np.inf, fmt, 0.1)
+
+
+def masked_all(rng, vocab, fmt) -> Row:
+    nothing = np.full(vocab, np.array(-np.inf).astype(fmt.values).view(fmt.carrier))
+    return nothing, nothing.copy() if rng.random() < 0.5 else _logits(rng, vocab, fmt)
+
+
+def infinite_top(rng, vocab, fmt) -> Row:
+    return _with(_logits(rng, vocab, fmt), rng, np.inf, fmt, 2 / vocab), _with(
+        _logits(rng, vocab, fmt), rng, np.inf, fmt, 2 / vocab
+    )
+
+
+def some_nan(rng, vocab, fmt) -> Row:
+    """NaNs of different payload and sign on both sides; the same places half of the time."""
+    top = (1 << (fmt.bits - 1)) - 1
+    a = _logits(rng, vocab, fmt)
+    lowest = top if fmt.name == "float8_e4m3fn" else fmt.first_nonfinite + 1
+    nans = rng.integers(lowest, top + 1, (2, vocab)).astype(fmt.carrier) | (
+        rng.integers(0, 2, (2, vocab)).astype(fmt.carrier) << fmt.carrier.type(fmt.bits - 1)
+    )
+    here = rng.random(vocab) < 0.1
+    there = here if rng.random() < 0.5 else rng.random(vocab) < 0.1
+    return np.where(here, nans[0], a), np.where(there, nans[1], a)
+
+
+def all_nan(rng, vocab, fmt) -> Row:
+    nothing = np.full(vocab, (1 << (fmt.bits - 1)) - 1, fmt.carrier)
+    return nothing, nothing.copy() if rng.random() < 0.5 else _logits(rng, vocab, fmt)
+
+
+KINDS: tuple[Kind, ...] = (
+    random_patterns, random_finite, close_logits, apart_logits, one_ulp_somewhere, identical, many_ties, all_equal,
+    tiny_and_signed_zeros, rising, blocks_far_apart, masked, masked_on_one_side, masked_all, infinite_top, some_nan, all_nan,
+)  # fmt: skip
+NEEDS_INFINITY = {masked, masked_on_one_side, masked_all, infinite_top}
+FINITE_KINDS = (random_finite, close_logits, apart_logits, many_ties, all_equal, tiny_and_signed_zeros, rising, blocks_far_apart)
+ALL_FORMATS = tuple(FORMATS.values())
+
+
+def rows_of_all_kinds(seed: int, rows: int, vocab: int, fmt: FloatFormat, kinds: tuple[Kind, ...] = KINDS) -> Row:
+    """[rows, vocab] twice, the kinds taking turns from a random first one."""
+    rng = np.random.default_rng(seed)
+    usable = [kind for kind in kinds if kind not in NEEDS_INFINITY or fmt.name != "float8_e4m3fn"]
+    first = int(rng.integers(len(usable)))
+    pairs = [usable[(first + row) % len(usable)](rng, vocab, fmt) for row in range(rows)]
+    return np.stack([a for a, _ in pairs]), np.stack([b for _, b in pairs])

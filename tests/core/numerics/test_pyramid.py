@@ -1,0 +1,90 @@
+"""One differing element stays visible at every level of the heatmap, and no level invents a distance."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.numerics import pyramid
+from core.numerics.divergence import compare
+from core.numerics.formats import BFLOAT16, FLOAT32
+
+
+def levels_of(cells: np.ndarray, rows: int, vocab: int) -> list[np.ndarray]:
+    """Every level, each from the one before, as the writer makes them."""
+    found = [cells]
+    for _ in range(1, pyramid.levels_for(rows, vocab)):
+        found.append(pyramid.pool(found[-1], pyramid.FACTOR, pyramid.FACTOR))
+    return found
+
+
+def averaged(cells: np.ndarray, rows: int, vocab: int) -> list[np.ndarray]:
+    """The planted fault: means instead of maxima, as an image library shrinks a picture."""
+    found = [cells]
+    for _ in range(1, pyramid.levels_for(rows, vocab)):
+        c = found[-1]
+        padded = np.pad(c, ((0, -c.shape[0] % 4), (0, -c.shape[1] % 4)))
+        found.append(padded.reshape(padded.shape[0] // 4, 4, -1, 4).mean(axis=(1, 3)).astype(c.dtype))
+    return found
+
+
+def visible_at_every_level(levels: list[np.ndarray], row: int, token: int, distance: int) -> bool:
+    for level, cells in enumerate(levels):
+        height, width = pyramid.cell_shape(level)
+        where = np.argwhere(cells)
+        if where.tolist() != [[row // height, token // width]] or cells[row // height, token // width] != distance:
+            return False
+    return True
+
+
+@pytest.mark.parametrize(("row", "token"), [(0, 0), (999, 128255), (399, 31), (500, 32), (17, 77777)])
+@pytest.mark.parametrize("distance", [1, 3])
+def test_one_differing_element_is_visible_at_every_level(row, token, distance):
+    rows, vocab = 1000, 128256
+    bits = np.full((1, vocab), 0x3F80, np.uint16)
+    changed = bits.copy()
+    changed[0, token] += distance
+    cells = np.zeros((rows, vocab // 32), np.uint16)
+    cells[row] = compare(bits, changed, BFLOAT16).tiles[0]
+    levels = levels_of(cells, rows, vocab)
+    assert len(levels) > 1
+    assert visible_at_every_level(levels, row, token, distance)
+    assert not visible_at_every_level(averaged(cells, rows, vocab), row, token, distance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), rows=st.integers(1, 40), columns=st.integers(1, 70))
+def test_the_maximum_of_a_cell_is_that_of_what_it_covers(seed, rows, columns):
+    rng = np.random.default_rng(seed)
+    cells = rng.integers(0, 1 << 32, (rows, columns), dtype=np.uint32)
+    pooled = pyramid.pool(cells, 4, 4)
+    assert pooled.dtype == cells.dtype
+    assert pooled.shape == (-(-rows // 4), -(-columns // 4))
+    for i in range(pooled.shape[0]):
+        for j in range(pooled.shape[1]):
+            assert pooled[i, j] == cells[4 * i : 4 * i + 4, 4 * j : 4 * j + 4].max()
+
+
+def test_a_nan_mismatch_stays_all_ones_at_every_level():
+    a = np.zeros((450, 64), np.uint32)
+    b = a.copy()
+    b[200, 40] = 0x7FC00000
+    levels = levels_of(compare(a, b, FLOAT32).tiles, 450, 64)
+    assert [int(level.max()) for level in levels] == [0xFFFFFFFF] * len(levels)
+    assert [int((level > 0).sum()) for level in levels] == [1] * len(levels)
+
+
+def test_pooling_by_one_changes_nothing():
+    cells = np.arange(12, dtype=np.uint16).reshape(3, 4)
+    assert np.array_equal(pyramid.pool(cells, 1, 1), cells)
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocab", "levels"),
+    [(1, 2, 1), (400, 32000, 1), (401, 32000, 2), (400, 32001, 2), (256, 128256, 3), (1 << 20, 1 << 22, 7)],
+)
+def test_the_coarsest_level_fits_a_picture(rows, vocab, levels):
+    assert pyramid.levels_for(rows, vocab) == levels
+    height, width = pyramid.cell_shape(levels - 1)
+    assert -(-rows // height) <= 400
+    assert -(-vocab // width) <= 1000

@@ -1,0 +1,121 @@
+"""A pair's sums do not depend on how its rows were cut into chunks, and stay small whatever comes."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.numerics import totals
+from core.numerics.divergence import DENSE_DISTANCES, EXACT_DISTANCES, compare
+from core.numerics.formats import BFLOAT16, FLOAT32, FloatFormat
+from core.numerics.totals import PairTotal
+from tests.core.numerics.oracle import expected
+from tests.core.numerics.rows import ALL_FORMATS, all_nan, rows_of_all_kinds
+
+
+def total_of(a: np.ndarray, b: np.ndarray, fmt: FloatFormat, cuts: list[int]) -> PairTotal:
+    """The sum of the chunks between `cuts`, which are row numbers."""
+    total = PairTotal()
+    edges = [0, *sorted(cuts), len(a)]
+    for start, stop in itertools.pairwise(edges):
+        if stop > start:
+            total.add(compare(a[start:stop], b[start:stop], fmt))
+    return total
+
+
+def unlike(one: PairTotal, other: PairTotal) -> list[str]:
+    """Names of what differs; sums of floats may differ in their last bits, nothing else may."""
+    first, second = (
+        dataclasses.asdict(t.summary()) | {"histogram": t.histogram, "exact": t.is_histogram_exact} for t in (one, other)
+    )
+    return [
+        name
+        for name, value in first.items()
+        if not (value == second[name] or (name in ("rms", "mean_kl") and math.isclose(value, second[name], rel_tol=1e-12)))
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(0, 20), max_size=5), fmt=st.sampled_from(ALL_FORMATS))
+def test_any_chunking_gives_the_same_total(seed, cuts, fmt):
+    a, b = rows_of_all_kinds(seed, 20, 60, fmt)
+    assert unlike(total_of(a, b, fmt, cuts), total_of(a, b, fmt, [])) == []
+
+
+def test_a_chunk_added_twice_or_left_out_would_be_noticed():
+    a, b = rows_of_all_kinds(1, 20, 60, BFLOAT16)
+    whole = total_of(a, b, BFLOAT16, [])
+    assert "histogram" in unlike(whole, total_of(a[:19], b[:19], BFLOAT16, []))
+    twice = total_of(np.concatenate([a, a[:3]]), np.concatenate([b, b[:3]]), BFLOAT16, [20])
+    assert "histogram" in unlike(whole, twice)
+
+
+@pytest.mark.parametrize("fmt", ALL_FORMATS, ids=lambda f: f.name)
+def test_the_summary_is_the_sum_of_the_oracles_rows(fmt):
+    a, b = rows_of_all_kinds(2, 40, 100, fmt)
+    got, want = total_of(a, b, fmt, [7, 30]).summary(), expected(a, b, fmt)
+    rows, finite = want.exact, want.exact["finite"].sum()
+    kl = want.kl[~np.isnan(want.kl)]
+    margins = np.concatenate([rows["reference_margin"], rows["variant_margin"]])
+    assert (got.neq, got.neq_share) == (rows["neq"].sum(), rows["neq"].sum() / a.size)
+    assert (got.max_abs, got.max_ulps) == (rows["max_abs"].max(), rows["max_ulps"].max())
+    assert (got.flips, got.ties, got.near_ties) == tuple(rows[n].sum() for n in ("is_flip", "is_tie", "is_near_tie"))
+    assert got.nonfinite_mismatch == rows["nonfinite_mismatch"].sum()
+    assert got.bit_identical == rows["is_bit_identical"].all()
+    assert got.same_top1 == 1 - rows["is_flip"].sum() / len(a)
+    assert got.min_margin == np.nanmin(margins)
+    assert got.mean_ulps == pytest.approx(int(rows["sum_ulps"].sum()) / finite, rel=1e-12)
+    assert got.rms == pytest.approx(math.sqrt(want.close["sum_squares"].sum() / finite), rel=1e-9)
+    assert (got.mean_kl, got.max_kl) == (
+        pytest.approx(kl.mean(), rel=1e-6, abs=1e-12),
+        pytest.approx(kl.max(), rel=1e-6, abs=1e-12),
+    )
+
+
+def test_a_pair_of_nothing_but_nan_has_no_kl_and_no_margin():
+    a, _ = rows_of_all_kinds(0, 1, 40, BFLOAT16, (all_nan,))
+    summary = total_of(a, a, BFLOAT16, []).summary()
+    assert (summary.mean_kl, summary.max_kl, summary.min_margin, summary.mean_ulps, summary.rms) == (None, None, None, 0.0, 0.0)
+    assert (summary.neq, summary.flips, summary.bit_identical) == (0, 0, True)
+
+
+def _far_apart(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, rows, 4096), dtype=np.float32)
+    return a.view(np.uint32), b.view(np.uint32)
+
+
+def test_far_distances_are_kept_apart_while_they_are_few():
+    a, b = _far_apart(4)
+    exact = total_of(a, b, FLOAT32, [])
+    assert exact.is_histogram_exact
+    assert exact.histogram == dict(sorted(expected(a, b, FLOAT32).histogram.items()))
+    assert list(exact.histogram) == sorted(exact.histogram)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cuts", [[], [100], [1, 2, 290]])
+def test_beyond_the_limit_distances_are_rounded_down_to_powers_of_two(cuts):
+    a, b = _far_apart(300)
+    b[:, :100] = a[:, :100] + np.uint32(5)  # some near ones, which stay exact
+    total = total_of(a, b, FLOAT32, cuts)
+    every = np.abs(a.view(np.int32).astype(np.int64), dtype=np.int64)  # not distances: only their number matters here
+    assert np.unique(every).size > EXACT_DISTANCES
+    assert not total.is_histogram_exact
+    histogram = total.histogram
+    assert sum(histogram.values()) == a.size
+    assert histogram[5] == 300 * 100
+    assert all(d < DENSE_DISTANCES or d & (d - 1) == 0 for d in histogram)
+    want = np.bincount(np.floor(np.log2(_distances(a, b)[_distances(a, b) >= DENSE_DISTANCES])).astype(int))
+    assert {d: n for d, n in histogram.items() if d >= DENSE_DISTANCES} == {1 << e: int(n) for e, n in enumerate(want) if n}
+    assert total.summary().max_ulps == _distances(a, b).max()  # only the histogram is coarse
+    assert len(histogram) < EXACT_DISTANCES == totals.EXACT_DISTANCES
+
+
+def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    signed = [np.where(x >> 31 == 1, -(x & 0x7FFFFFFF).astype(np.int64), x.astype(np.int64)) for x in (a, b)]
+    return np.abs(signed[0] - signed[1])

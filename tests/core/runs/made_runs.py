@@ -1,0 +1,92 @@
+"""Small runs of random bits, for the tests of the run file. Run as a script it writes runs into a store until it is killed."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from core.numerics.formats import format_named
+from core.runs.records import Prompt, Provenance, RunHeader, SideHeader
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def header_of(
+    dtype: str = "bfloat16", lengths: tuple[int, ...] = (3, 5), vocab: int = 300, sides: int = 2, name: str = "a run"
+) -> RunHeader:
+    """A header whose prompts have token ids and texts, except the last of several."""
+    prompts = [Prompt(n, tuple(range(n)), tuple(f"t{i}\n" for i in range(n))) for n in lengths]
+    if len(prompts) > 1:
+        prompts[-1] = Prompt(lengths[-1])
+    announced = tuple(SideHeader(f"side_{i}", "prefill" if i == 0 else f"decode+batch:{i + 1}", dtype) for i in range(sides))
+    return RunHeader(name, dtype, vocab, tuple(prompts), announced, Provenance("capture", seed=7, versions={"torch": "2.13.0"}))
+
+
+def bits_of_sides(header: RunHeader, seed: int = 0) -> list[np.ndarray]:
+    """[rows, vocab] a side: any bit pattern at all, so NaN payloads, infinities and subnormals too; variants part in some."""
+    random = np.random.default_rng(seed)
+    fmt = header.format
+    top = 1 << fmt.bits
+    reference = random.integers(0, top, (header.rows, header.vocab), dtype=fmt.carrier)
+    special = [0, top >> 1, 1, (top >> 1) + 1, fmt.first_nonfinite, fmt.first_nonfinite + 1, top - 1]  # 0 -0 subnormals inf NaNs
+    reference.ravel()[: len(special)] = special
+    sides = [reference]
+    for _ in header.sides[1:]:
+        variant = reference.copy()
+        is_other = random.random(variant.shape) < 0.3
+        variant[is_other] ^= random.integers(0, 16, int(is_other.sum()), dtype=fmt.carrier)
+        sides.append(variant)
+    return sides
+
+
+def calm_sides(header: RunHeader, seed: int = 0) -> list[np.ndarray]:
+    """[rows, vocab] a side: finite logits about 3 wide, variants a few ULPs away."""
+    random = np.random.default_rng(seed)
+    fmt = format_named(header.compute_dtype)
+    reference = (random.standard_normal((header.rows, header.vocab)) * 3).astype(fmt.values).view(fmt.carrier)
+    sides = [reference]
+    sides += [reference + random.integers(0, 3, reference.shape, dtype=fmt.carrier) for _ in header.sides[1:]]
+    return sides
+
+
+def write_run(store: Store, header: RunHeader, sides: list[np.ndarray], run_id: str | None = None) -> Path:
+    """Write whole sides at once; returns the file."""
+    with RunWriter(store, header, run_id=run_id) as writer:
+        for side, bits in enumerate(sides):
+            writer.write(side, 0, bits)
+        return store.path_of(writer.finish())
+
+
+def made(store: Store, seed: int = 0, run_id: str | None = None) -> Path:
+    header = header_of()
+    return write_run(store, header, calm_sides(header, seed), run_id)
+
+
+@cache
+def _whole_run() -> bytes:
+    with TemporaryDirectory() as place:
+        return made(Store(Path(place))).read_bytes()
+
+
+def copied(path: Path) -> Path:
+    """The run of `made` as a file of that name, made once and copied from then on: a hundred tests need one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_whole_run())
+    return path
+
+
+if __name__ == "__main__":
+    place = Store(Path(sys.argv[1]))
+    limit = int(sys.argv[2]) if len(sys.argv) > 2 else sys.maxsize
+    for number in itertools.count():
+        if number == limit:
+            break
+        made(place, number)
+        print(number, flush=True)

@@ -1,0 +1,148 @@
+"""The worked examples of the metric contract come out exactly, straight from the dump and by way of a run file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.runs.dumps import open_dump
+from core.runs.ingest import ingest
+from core.runs.reader import RunReader
+from core.runs.report import as_json, report_of_dump, report_of_run
+from core.runs.store import Store
+
+CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
+CASE = pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+
+
+def unlike(got: Any, want: Any, where: str = "") -> list[str]:
+    """Places where `got` is not as the example says. It may say more than the example, never less.
+
+    Integers, booleans, nulls and texts equal and of one type; floats to 1e-9 relative, KL to 1e-6 relative or 1e-12 absolute.
+    """
+    if isinstance(want, dict):
+        if not isinstance(got, dict):
+            return [f"{where}: {got!r}, not an object"]
+        missing = [f"{where}/{key}: missing" for key in want if key not in got]
+        return missing + [bad for key in want if key in got for bad in unlike(got[key], want[key], f"{where}/{key}")]
+    if isinstance(want, list):
+        if not isinstance(got, list) or len(got) != len(want):
+            return [f"{where}: another length"]
+        return [bad for i, (x, y) in enumerate(zip(got, want, strict=True)) for bad in unlike(x, y, f"{where}[{i}]")]
+    if type(got) is not type(want):
+        return [f"{where}: {got!r} ({type(got).__name__}), not {want!r} ({type(want).__name__})"]
+    if isinstance(want, float):
+        allowed = max(1e-12, 1e-6 * abs(want)) if where.endswith("kl") else 1e-9 * abs(want)
+        return [] if abs(got - want) <= allowed else [f"{where}: {got!r}, not {want!r}"]
+    return [] if got == want else [f"{where}: {got!r}, not {want!r}"]
+
+
+def from_dump(path: Path) -> dict[str, Any]:
+    with open_dump([path]) as dump:
+        pairs, classes = report_of_dump(dump)
+        return as_json(
+            pairs, classes, compute_dtype=dump.compute_dtype, rows=dump.rows, vocab=dump.vocab, prompts=len(dump.prompts),
+            with_positions=True,
+        )  # fmt: skip
+
+
+def from_run(path: Path, directory: Path) -> dict[str, Any]:
+    store = Store(directory)
+    with RunReader(store.path_of(ingest(store, [path]))) as run:
+        pairs, classes = report_of_run(run)
+        header = run.header
+        return as_json(
+            pairs, classes, compute_dtype=header.compute_dtype, rows=header.rows, vocab=header.vocab, prompts=len(header.prompts),
+            with_positions=True,
+        )  # fmt: skip
+
+
+def example(path: Path) -> dict[str, Any]:
+    return json.loads(path.with_suffix(".json").read_text())
+
+
+def test_every_dump_has_its_example():
+    assert len(CASES) >= 6
+    assert [path.stem for path in CASES] == sorted(path.stem for path in CASES[0].parent.glob("*.json"))
+
+
+@CASE
+def test_the_example_comes_out_of_the_dump(path):
+    got = from_dump(path)
+    assert unlike(got, example(path)) == []
+    assert unlike(json.loads(json.dumps(got, allow_nan=False)), example(path)) == []
+
+
+@CASE
+def test_the_example_comes_out_of_the_run_file(path, tmp_path):
+    got = from_run(path, tmp_path)
+    assert unlike(got, example(path)) == []
+    assert unlike(json.loads(json.dumps(got, allow_nan=False)), example(path)) == []
+
+
+@CASE
+def test_dump_and_run_file_say_the_same_and_no_more(path, tmp_path):
+    stored, direct = from_run(path, tmp_path), from_dump(path)
+    assert unlike(stored, direct) == unlike(direct, stored) == []
+
+
+def _changed(path: Path, out: Path) -> Path:
+    """A copy of the dump in which one element of the second side has another mantissa."""
+    with np.load(path) as dump:
+        arrays = {key: dump[key] for key in dump.files}
+    side = [key for key in arrays if key not in ("token_ids", "tokens", "compute_dtype", "meta")][1]
+    bits = arrays[side].copy().view(f"u{arrays[side].dtype.itemsize}")
+    step = 1 << 17 if bits.dtype.itemsize == 4 else 2  # stays a bfloat16 value where the dump is one upcast
+    bits[..., 1234] ^= (
+        bits.dtype.type(step)
+        if bits[..., 1234].size == 1
+        else np.where(np.arange(bits[..., 1234].size).reshape(bits[..., 1234].shape) == 5, step, 0).astype(bits.dtype)
+    )
+    arrays[side] = bits.view(arrays[side].dtype)
+    np.savez(out, **arrays)
+    return out
+
+
+@CASE
+def test_one_changed_element_would_be_noticed(path, tmp_path):
+    changed = _changed(path, tmp_path / path.name)
+    want = example(path)
+    assert any("neq" in bad or "max_ulps" in bad or "ulp_histogram" in bad for bad in unlike(from_dump(changed), want))
+    assert unlike(from_run(changed, tmp_path / "store"), want) != []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "seen"),
+    [
+        (lambda report: report["summary"].update(neq=float(report["summary"]["neq"])), "/summary/neq"),
+        (lambda report: report["summary"].update(mean_ulps=report["summary"]["mean_ulps"] * (1 + 1e-8)), "/summary/mean_ulps"),
+        (lambda report: report["by_position"][3].update(kl=report["by_position"][3]["kl"] * (1 + 3e-6)), "/by_position[3]/kl"),
+        (lambda report: report["by_position"].pop(), "/by_position"),
+        (lambda report: report["flips"][0].update(variant_token=0), "/flips[0]/variant_token"),
+        (lambda report: report["ulp_histogram"].pop("1"), "/ulp_histogram/1"),
+    ],
+    ids=[
+        "a float for a count",
+        "a mean a little off",
+        "a kl a little off",
+        "a position short",
+        "another token",
+        "a distance short",
+    ],
+)
+def test_a_small_lie_in_a_report_would_be_noticed(spoil, seen):
+    path = CASES[0]
+    report = from_dump(path)
+    spoil(report)
+    assert [bad.split(":")[0] for bad in unlike(report, example(path))] == [seen]
+
+
+def test_repeats_are_grouped_by_their_bits(tmp_path):
+    path = next(path for path in CASES if path.stem == "six_repeats_bf16")
+    for report in (from_dump(path), from_run(path, tmp_path)):
+        assert report["classes"] == example(path)["classes"]
+        assert len(report["pairs"]) == 5

@@ -1,0 +1,259 @@
+"""A writer may die at any moment: no visible run, no lock, nothing for a reader to trip over, and the next writer tidies up."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from core.errors import StoreError
+from core.runs import store as store_module
+from core.runs.gallery import list_runs
+from core.runs.partial import Partial, sweep
+from core.runs.reader import RunReader
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+from tests.core.runs.made_runs import ROOT, calm_sides, header_of, made, write_run
+
+KILLS = 30
+
+
+def _writer(store: Store, *arguments: str, **options) -> subprocess.Popen:
+    """Another process that writes runs in a loop and prints a line for each."""
+    command = [sys.executable, "-m", "tests.core.runs.made_runs", str(store.directory), *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **options)
+
+
+def _partials(store: Store) -> list[Path]:
+    return [path for path in store.directory.iterdir() if path.name.startswith(".")]
+
+
+def _check_whole(store: Store) -> int:
+    cards, broken = list_runs(store)
+    assert broken == []
+    for card in cards:
+        with RunReader(store.path_of(card.run_id)) as run:
+            assert len(run.read_rows(1, 0, run.header.rows)) == len(run.positions(0)) == run.header.rows
+    return len(cards)
+
+
+NURSERY = """
+import os, signal, sys, time
+from pathlib import Path
+from core.runs.store import Store
+from core.numerics.divergence import compare
+from tests.core.runs.made_runs import calm_sides, header_of, made
+compare(*calm_sides(header_of()), header_of().format)  # compiled once, not in every child; 8 rows start no thread
+for line in sys.stdin:
+    after_first, moment = line.split()
+    finished, first = os.pipe()
+    child = os.fork()
+    if child == 0:
+        while True:
+            made(Store(Path(sys.argv[1])))
+            os.write(first, b".")
+    if after_first == "True":
+        os.read(finished, 1)
+    time.sleep(float(moment))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(finished), os.close(first)
+    print("killed", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_writer_killed_at_any_moment_leaves_no_half_run_and_no_lock(tmp_path: Path) -> None:
+    """Forked from one warm process, so that a kill falls into the writing and not into the start of Python."""
+    store = Store(tmp_path / "store")
+    made(store)  # compiled kernels, imported modules
+    store.delete(store.paths()[0].stem)
+    moments = random.Random(2)
+    with_leftovers = 0
+    nursery = subprocess.Popen(
+        [sys.executable, "-c", NURSERY, str(store.directory)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
+    seen = 0
+    for kill in range(KILLS):  # every other one counts from a first run that was finished, or a slow machine would reach none
+        nursery.stdin.write(f"{kill % 2 == 1} {moments.uniform(0.01, 0.3)}\n")
+        nursery.stdin.flush()
+        assert nursery.stdout.readline() == "killed\n"
+        with_leftovers += bool(_partials(store))
+        now = _check_whole(store)
+        assert now >= seen
+        seen = now
+    nursery.stdin.close()
+    assert nursery.wait(60) == 0
+    assert with_leftovers >= KILLS // 3  # the kills did fall into writing
+    assert seen > 0
+    made(store)  # a next writer works, and sweeps
+    assert _partials(store) == []
+    assert _check_whole(store) == seen + 1
+
+
+def test_a_killed_writers_partial_run_is_swept_and_a_living_writers_is_not(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    process = _writer(store)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()  # it is in its loop
+        deadline = time.monotonic() + 30
+        while not _partials(store) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGSTOP)  # alive, and not moving while we look
+        living = _partials(store)
+        if living:
+            assert store.sweep() == []
+            assert _partials(store) == living
+    finally:
+        process.kill()
+        process.wait()
+    assert living
+    assert store.sweep() == living
+    assert _partials(store) == []
+    _check_whole(store)
+
+
+def test_a_partial_run_of_this_process_is_not_swept_by_this_process(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    header = header_of()
+    sides = calm_sides(header)
+    with RunWriter(store, header) as first:
+        first.write(0, 0, sides[0])
+        second = write_run(store, header, sides)  # its writer sweeps
+        first.write(1, 0, sides[1])
+        first.finish()
+    assert len(store.paths()) == 2
+    assert second in store.paths()
+    assert _partials(store) == []
+
+
+def test_a_finished_run_is_held_until_it_is_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB's own lock ends before that: a sweep in between would take a whole capture away."""
+    store = Store(tmp_path)
+    swept_by_others = []
+
+    def to_disk(path: Path, original=store_module._to_disk) -> None:
+        if path.is_file():
+            code = "import sys, pathlib, core.runs.partial as p; print(len(p.sweep(pathlib.Path(sys.argv[1]))))"
+            command = [sys.executable, "-c", code, str(tmp_path)]
+            found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+            swept_by_others.append(int(found.stdout))
+        original(path)
+
+    monkeypatch.setattr(store_module, "_to_disk", to_disk)
+    made(store)
+    assert swept_by_others == [0]
+    assert _check_whole(store) == 1
+
+
+def test_without_its_lock_a_partial_run_would_be_swept(tmp_path: Path) -> None:
+    partial = Partial.make(tmp_path, "x")
+    assert partial is not None
+    assert sweep(tmp_path) == []
+    assert partial._lock is not None
+    os.close(partial._lock)
+    assert sweep(tmp_path) == [partial.directory]
+
+
+def test_a_link_named_like_a_partial_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("kept")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / ".partial-x").symlink_to(tmp_path / "precious")
+    (tmp_path / "store" / ".partial-y").write_text("a file")
+    assert sweep(tmp_path / "store") == []
+    assert [path.name for path in (tmp_path / "precious").iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("error", [ValueError("planted"), KeyboardInterrupt()], ids=["exception", "Ctrl-C"])
+@pytest.mark.parametrize("rows", [0, 4, 8])
+def test_an_exception_in_the_middle_leaves_nothing(error: BaseException, rows: int, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    header = header_of()
+
+    def interrupted() -> None:
+        with RunWriter(store, header) as writer:
+            if rows:
+                writer.write(0, 0, calm_sides(header)[0][:rows])
+            raise error
+
+    with pytest.raises(type(error)):
+        interrupted()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_reaches_the_disk_before_it_gets_its_name_and_the_directory_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    events = []
+    monkeypatch.setattr(store_module, "_to_disk", lambda path: events.append(("to disk", path.suffix, len(store.paths()))))
+    partial = Partial.make(tmp_path, "x")
+    assert partial is not None
+    partial.path.write_text("complete")
+    store.place(partial.path, "x")
+    assert events == [("to disk", ".duckdb", 0), ("to disk", "", 1)]
+    partial.path.write_text("another")
+    with pytest.raises(StoreError, match="exists already"):  # never over an existing run
+        store.place(partial.path, "x")
+    partial.remove()
+    assert [path.name for path in tmp_path.iterdir()] == ["x.duckdb"]
+
+
+def test_no_log_is_left_beside_a_closed_run(tmp_path: Path) -> None:
+    """What lies in a write-ahead log would be lost by moving the file alone."""
+    made(Store(tmp_path))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".duckdb"]
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from core.errors import StoreError
+from core.numerics.divergence import compare
+from core.runs.store import Store
+from tests.core.runs.made_runs import calm_sides, header_of, write_run
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+header = header_of("float32", (64,), 4096)
+sides = calm_sides(header)
+compare(sides[0][:1], sides[1][:1], header.format)  # compiled kernels are files too: before the limit
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    write_run(Store(Path(sys.argv[1])), header, sides)
+except StoreError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("room", [0, 40_000, 2_000_000])
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(room: int, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: it fails the same writes, from the first byte to the last tile."""
+    found = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path), str(room)], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("\n") == 1
+    assert "cannot be" in found.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_with_room_enough_the_same_script_writes_a_run(tmp_path: Path) -> None:
+    limit = str(min(1 << 30, resource.getrlimit(resource.RLIMIT_FSIZE)[1] % (1 << 62) or 1 << 30))
+    found = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path), limit], cwd=ROOT, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, "")
+    assert _check_whole(Store(tmp_path)) == 1
+
+
+def test_a_store_that_cannot_be_made_or_written_to_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
+        with pytest.raises(StoreError, match=r"cannot be written to .*; set ULPSCOPE_STORE or --store"):
+            RunWriter(Store(place), header_of())

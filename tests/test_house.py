@@ -1,0 +1,156 @@
+"""The house keeps its rules (DESIGN, section 3): who may import whom, and what a viewer never loads."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# A room and the only rooms of ours it may import from; the first that fits a module is its room. A room may always use itself.
+ROOMS = {
+    "core.errors": (),
+    "core.numerics": ("core.errors",),
+    "core.runs": ("core.errors", "core.numerics"),
+    "core.verdict": ("core.errors", "core.runs.records"),
+    "core.inference": ("core.errors", "core.numerics", "core.runs", "core.verdict"),
+    "core": ("core",),
+    "app": ("core.errors", "core.numerics", "core.runs", "core.verdict"),  # not inference: a viewer never loads torch
+    "pages": ("app", "core.errors", "core.numerics", "core.runs", "core.verdict"),
+}
+# A library and the only places that may import it.
+LIBRARIES = {
+    "duckdb": ("core/runs/store.py",),
+    "torch": ("core/inference/",),
+    "transformers": ("core/inference/",),
+    "streamlit": ("app/", "pages/"),
+    "plotly": ("app/charts.py",),
+}
+
+
+def _is_in(name: str, room: str) -> bool:
+    return name == room or name.startswith(f"{room}.")
+
+
+def imports_of(path: str, source: str) -> list[tuple[int, str]]:
+    """(line, full dotted name) of everything a module imports, inside functions too, relative or by name at run time."""
+    package = PurePosixPath(path).parent.parts
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            found += [(node.lineno, start if alias.name == "*" else f"{start}.{alias.name}") for alias in node.names]
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                found.append((node.lineno, node.args[0].value))
+    return found
+
+
+def faults_of(path: str, source: str) -> list[str]:
+    """What a module imports that it may not, one sentence each. path: from the root, with slashes."""
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    room = next(room for room in ROOMS if _is_in(module, room))
+    faults = []
+    for line, name in imports_of(path, source):
+        top = name.split(".")[0]
+        if top in LIBRARIES and not path.startswith(LIBRARIES[top]):
+            faults.append(f"{path}:{line} imports {top}, which belongs in {' and '.join(LIBRARIES[top])} only")
+        is_ours = top in ("core", "app", "pages")
+        if is_ours and not any(_is_in(name, allowed) for allowed in (room, *ROOMS[room])):
+            allowed = ", ".join(ROOMS[room]) or "nothing of ours"
+            faults.append(f"{path}:{line} imports {name}; {room} may import from {allowed} only")
+    return faults
+
+
+def _modules() -> list[Path]:
+    return sorted(path for room in ("core", "app", "pages") for path in (ROOT / room).rglob("*.py"))
+
+
+def test_every_module_imports_only_what_its_room_may() -> None:
+    modules = _modules()
+    assert len(modules) > 15
+    faults = []
+    for path in modules:
+        faults += faults_of(path.relative_to(ROOT).as_posix(), path.read_text())
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    ("path", "planted"),
+    [
+        ("core/numerics/kernel.py", "from core.runs.store import Store"),
+        ("core/numerics/kernel.py", "from ..runs import store"),
+        ("core/numerics/kernel.py", "from .. import runs"),
+        ("core/runs/reader.py", "import duckdb"),
+        ("core/runs/reader.py", "import duckdb.typing as t"),
+        ("core/runs/reader.py", "def f():\n    from core.inference import capture"),
+        ("core/runs/reader.py", "from core import inference"),
+        ("core/runs/reader.py", "from core import verdict"),
+        ("core/runs/__init__.py", "from ..inference import paths"),
+        ("core/runs/reader.py", "if TYPE_CHECKING:\n    import torch"),
+        ("core/runs/reader.py", "import importlib\nimportlib.import_module('torch.nn')"),
+        ("core/runs/reader.py", "__import__('streamlit')"),
+        ("core/verdict.py", "import torch"),
+        ("core/verdict.py", "from core.runs.store import Store"),
+        ("core/__main__.py", "import torch"),
+        ("core/__main__.py", "import duckdb"),
+        ("core/__main__.py", "from app import charts"),
+        ("core/errors.py", "from core.runs.records import Prompt"),
+        ("core/inference/paths.py", "import streamlit as st"),
+        ("core/inference/paths.py", "from pages import runs"),
+        ("core/inference/paths.py", "import core.__main__"),
+        ("app/state.py", "import plotly.graph_objects as go"),
+        ("app/state.py", "from transformers import AutoTokenizer"),
+        ("app/state.py", "from core.inference.paths import parse_path"),
+        ("app/charts.py", "from pages import flips"),
+        ("pages/flips.py", "from plotly import express"),
+        ("pages/flips.py", "import torch"),
+    ],
+)
+def test_a_planted_import_across_the_rooms_is_caught(path: str, planted: str) -> None:
+    assert len(faults_of(path, planted)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("core/runs/store.py", "import duckdb"),
+        ("core/runs/writer.py", "from core.numerics import pyramid\nfrom . import store\nfrom .store import Store"),
+        ("core/inference/deep/paths.py", "import torch\nfrom core.runs.records import Prompt\nfrom ...errors import X"),
+        ("core/__main__.py", "def capture():\n    from core.inference import capture"),
+        ("core/verdict.py", "from core.runs.records import Prompt\nimport json"),
+        ("app/charts.py", "import plotly.graph_objects as go\nimport streamlit as st\nfrom core.numerics import pyramid"),
+        ("pages/flips.py", "import streamlit as st\nfrom app import charts, state\nfrom core.runs.reader import RunReader"),
+        ("core/runs/reader.py", "import torchish\nfrom numpy import core"),
+    ],
+)
+def test_what_a_room_may_import_is_not_called_a_fault(path: str, source: str) -> None:
+    assert faults_of(path, source) == []
+
+
+def _loaded_by(statements: str, names: tuple[str, ...]) -> str:
+    """Which of `names` a fresh interpreter has loaded after `statements`."""
+    code = f"{statements}\nimport sys\nprint(*sorted(set({names!r}) & set(sys.modules)))"
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+HEAVY = ("torch", "transformers", "streamlit", "plotly")
+
+
+def test_reading_and_writing_runs_loads_neither_torch_nor_streamlit() -> None:
+    rooms = [path for path in _modules() if path.relative_to(ROOT).as_posix().startswith(("core/numerics/", "core/runs/"))]
+    names = [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__") for path in rooms]
+    assert len(names) > 10
+    assert _loaded_by("\n".join(f"import {name}" for name in names), HEAVY) == ""
+
+
+def test_a_library_that_was_loaded_would_be_seen() -> None:
+    assert _loaded_by("import plotly", HEAVY) == "plotly"
