@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -152,9 +153,9 @@ def _measured(fmt: FloatFormat, rows: int, rounds: dict[str, int]) -> tuple[dict
     a, b = pair(fmt, rows)
     check_agreement(a[:8], b[:8], fmt)  # also compiles the kernel
     few = 16
-    tries = {setting: (lambda setting=setting: chunked_torch(a[:few], b[:few], fmt, *setting)) for setting in TORCH_TRIES}
+    tries = {str(x): partial(chunked_torch, a[:few], b[:few], fmt, *x) for x in TORCH_TRIES}
     spent = interleaved(tries, 5)
-    best = min(spent, key=spent.__getitem__)
+    best = min(TORCH_TRIES, key=lambda setting: spent[str(setting)])
     contenders = {
         "ours": lambda: compare(a, b, fmt),
         "torch": lambda: chunked_torch(a, b, fmt, *best),

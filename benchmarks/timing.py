@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -18,7 +18,7 @@ class Line:
     how: str
 
 
-def interleaved(contenders: dict[str, Callable[[], object]], rounds: dict[str, int] | int) -> dict[str, float]:
+def interleaved(contenders: Mapping[str, Callable[[], object]], rounds: Mapping[str, int] | int) -> dict[str, float]:
     """Median seconds of each contender. They take turns, so that a busy minute of the machine meets them all."""
     wanted = {name: rounds if isinstance(rounds, int) else rounds[name] for name in contenders}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}

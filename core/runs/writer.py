@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,11 +17,13 @@ from core.errors import StoreError, UsageError
 from core.numerics import pyramid
 from core.numerics.divergence import RowFigures, SideRows, compare
 from core.numerics.totals import PairTotal
+from core.runs.background import Background
 from core.runs.reader import read_rows
 from core.runs.records import RunHeader
 from core.runs.store import SCHEMA_VERSION, Database, Store
 from core.runs.tiles import binary_rows, logits_table
 
+_COMMIT_BYTES = 64 << 20  # DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
 _INSERT_BYTES = 1 << 28  # Arrow's binary offsets are 32 bits: a gigabyte-wide chunk must not wrap them
 _SCHEMA = (Path(__file__).parent / "schema.sql").read_text()
 
@@ -44,8 +45,9 @@ class RunWriter:
         self._totals = [PairTotal() for _ in header.sides[1:]]
         self._latest: tuple[int, NDArray] | None = None  # first row and bits of the newest reference chunk
         raw_bytes = len(header.sides) * header.rows * header.vocab * header.format.itemsize
-        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="ulpscope-sha256")
-        self._pending: Future | None = None
+        self._hashing = Background("ulpscope-sha256", waiting=2)
+        self._storing = Background("ulpscope-store", waiting=4)  # the only thread that touches the database between begin and finish
+        self._uncommitted = 0
         self._database: Database | None = None
         store.sweep()
         self._partial = store.new_partial(header.name, self._created, run_id)
@@ -69,7 +71,8 @@ class RunWriter:
 
     def _leave(self) -> None:
         """Nothing stays but the finished run, if there is one."""
-        self._hashing.shutdown(wait=True)
+        self._hashing.close()
+        self._storing.close()
         if self._database is not None:
             self._database.abandon()
             self._database = None
@@ -78,7 +81,7 @@ class RunWriter:
     def write(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
         """Append rows of a side: bits [rows, vocab] of the compute dtype, starting at `row`, which must be the next one.
 
-        The array is neither copied nor done with on return (its digest is computed meanwhile): do not change it again.
+        The array is neither copied nor done with on return (it is stored and digested meanwhile): do not change it again.
         """
         header = self.header
         if bits.ndim != 2 or bits.shape[1] != header.vocab or bits.dtype != header.format.carrier:
@@ -92,12 +95,10 @@ class RunWriter:
         if not len(bits):
             return
         bits = np.ascontiguousarray(bits)
-        self._wait_for_hash()
-        self._pending = self._hashing.submit(self._hashes[side].update, bits.data)
-        database = self._open_database()
+        self._open_database()
         places = self._places[row : row + len(bits)]
-        for start in range(0, len(bits), at_once := max(1, _INSERT_BYTES // (bits.shape[1] * bits.itemsize))):
-            database.insert("logits", logits_table(side, places[start : start + at_once], bits[start : start + at_once]))
+        self._hashing.put(self._hashes[side].update, bits.data)
+        self._storing.put(self._store_logits, side, places, bits)
         self._rows_done[side] = row + len(bits)
         if side == 0:
             self._latest = (row, bits)
@@ -109,27 +110,37 @@ class RunWriter:
             raise StoreError(f"run '{self.run_id}' is finished; nothing more can be written to it.")
         return self._database
 
-    def _wait_for_hash(self) -> None:
-        """At most one chunk waits for its digest, so that memory stays bounded."""
-        if self._pending is not None:
-            self._pending.result()
-            self._pending = None
+    def _store_logits(self, side: int, places: NDArray[np.int32], bits: NDArray[np.unsignedinteger]) -> None:
+        """In the storing thread. Commits now and then: nobody sees the file before it is whole, so nothing half can show."""
+        database = self._open_database()
+        for start in range(0, len(bits), at_once := max(1, _INSERT_BYTES // (bits.shape[1] * bits.itemsize))):
+            database.insert("logits", logits_table(side, places[start : start + at_once], bits[start : start + at_once]))
+        self._uncommitted += bits.nbytes
+        if self._uncommitted >= _COMMIT_BYTES:
+            self._uncommitted = 0
+            for step in ("COMMIT", "CHECKPOINT", "BEGIN"):
+                database.execute(step)
 
     def _reference_rows(self, row: int, count: int) -> NDArray[np.unsignedinteger]:
         if self._latest is not None:
             first, bits = self._latest
             if first <= row and row + count <= first + len(bits):
                 return bits[row - first : row - first + count]
+        self._storing.drain()
         return read_rows(self._open_database(), self.header, 0, row, row + count)
 
     def _compare(self, side: int, row: int, bits: NDArray, places: NDArray[np.int32]) -> None:
-        pair = side - 1
         figures = compare(self._reference_rows(row, len(bits)), bits, self.header.format)
-        self._totals[pair].add(figures)
+        self._totals[side - 1].add(figures)
+        self._storing.put(self._store_figures, side, row, places, figures)
+
+    def _store_figures(self, side: int, row: int, places: NDArray[np.int32], figures: RowFigures) -> None:
+        """In the storing thread."""
+        pair = side - 1
         database = self._open_database()
         database.insert("position", _position_table(pair, places, figures))
         cells, _ = binary_rows(figures.tiles, figures.tiles.shape[1] * figures.tiles.itemsize)
-        rows = np.arange(row, row + len(bits), dtype=np.int32)
+        rows = np.arange(row, row + len(places), dtype=np.int32)
         database.insert("ulp_tile", _tile_table(pair, 0, rows, cells))
         for index, figures_of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
@@ -170,7 +181,8 @@ class RunWriter:
         for side, done in zip(header.sides, self._rows_done, strict=True):
             if done != header.rows:
                 raise UsageError(f"side '{side.name}' has {done} of {header.rows} rows; the run is not finished.")
-        self._wait_for_hash()
+        self._hashing.drain()
+        self._storing.drain()
         for pair in range(len(self._totals)):
             self._write_levels(pair)
         self._write_sides(database)
