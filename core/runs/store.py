@@ -34,7 +34,7 @@ _REQUIRED_TABLES = {"run", "prompt", "token", "vocabulary", "side", "logits", "s
 }  # fmt: skip
 _CONFIG: dict[str, Any] = {
     "threads": 2,
-    "memory_limit": "512MB",
+    "memory_limit": "320MB",
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "temp_directory": "",
