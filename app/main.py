@@ -26,6 +26,7 @@ def draw() -> None:
                 st.Page(folder / "near_ties.py", title="Near ties", url_path="near_ties"),
                 st.Page(folder / "heatmap.py", title="ULP heatmap", url_path="heatmap"),
                 st.Page(folder / "flips.py", title="Flips", url_path="flips"),
+                st.Page(folder / "capture.py", title="Capture", url_path="capture"),
                 st.Page(folder / "upload.py", title="Upload", url_path="upload"),
             ]
         }

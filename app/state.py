@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
+from app.jobs import Jobs
 from core.errors import StoreError
 from core.runs.gallery import BrokenRun, RunCard, list_runs
 from core.runs.reader import RunReader, StoredPair
@@ -79,6 +80,12 @@ def _positions(path: str, changed: int, size: int, pair: int) -> pd.DataFrame:
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _cards(stamps: tuple[tuple[str, int, int], ...]) -> tuple[list[RunCard], list[BrokenRun]]:
     return list_runs(open_store())
+
+
+@st.cache_resource(show_spinner=False)
+def jobs() -> Jobs:
+    """The captures of this server, one list for all viewers."""
+    return Jobs(store().directory)
 
 
 def cards() -> tuple[list[RunCard], list[BrokenRun]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -217,6 +218,9 @@ def capture(
     trust_remote_code: Annotated[bool, typer.Option(help="Let the model's repository run its own code.")] = False,
     name: Annotated[str | None, typer.Option(help="What to call the run.")] = None,
     seed: Annotated[int, typer.Option(help="Seed set before each side.")] = 0,
+    progress: Annotated[
+        str, typer.Option(help="'bar' on a terminal, or 'json': a line of JSON for every step, for programs.")
+    ] = "bar",
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
@@ -225,28 +229,65 @@ def capture(
     For example:  python -m core capture --model sample_runs/model --prompt "def __init__(self,"
     --reference prefill --variant decode --variant prefill+batch:8 --dtype bfloat16
     """
-    from core.inference.capture import Progress as Step
     from core.inference.capture import plan_capture, run_capture
     from core.inference.models import load_model
 
     prompts = [*(prompt or []), *(_read_prompt(path) for path in prompt_file or [])]
     if not prompts:
         raise UsageError("no prompt was given; use --prompt TEXT or --prompt-file FILE.")
-    command = "python -m core " + shlex.join(sys.argv[1:])
+    if progress not in ("bar", "json"):
+        raise UsageError(f"--progress '{progress}' is not known; expected bar or json.")
+    given = [part for part in _without(sys.argv[1:], "--progress", "--store") if part != "--json"]
+    command = shlex.join(["python", "-m", "core", *given])
     target = open_store(store)
-    with _stoppable(), _progress() as progress:
-        task = progress.add_task("loading the model", total=None)
+    with _stoppable(), _steps(progress) as say:
+        say("loading the model", 0, 0)
         loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
         plan = plan_capture(loaded, prompts, reference, variant or ["decode"], name=name, command=command, seed=seed)
-
-        def show(step: Step) -> None:
-            progress.update(task, description=step.side_name, completed=step.rows_done, total=step.rows_total)
-
         with RunWriter(target, plan.header) as writer:
-            run_capture(plan, writer, show)
-            progress.update(task, description="writing the run file")
+            run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
+            say("writing the run file", 0, 0)
             run_id = writer.finish()
-    _announce(run_id, as_json_)
+    if progress == "json":
+        sys.stdout.write(json.dumps({"stage": "done", "run_id": run_id}) + "\n")
+    else:
+        _announce(run_id, as_json_)
+
+
+def _without(arguments: list[str], *options: str) -> list[str]:
+    """Arguments less some options and their values: where a run is stored is not part of how to repeat it."""
+    kept: list[str] = []
+    skip = False
+    for part in arguments:
+        if not skip and part.split("=")[0] not in options:
+            kept.append(part)
+        skip = not skip and part in options
+    return kept
+
+
+@contextmanager
+def _steps(kind: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A function (stage, rows done, rows in all) that draws a bar on a terminal, or prints JSON lines, five a second at most."""
+    if kind == "json":
+        last_stage, last_time = "", 0.0
+
+        def tell(stage: str, done: int, total: int) -> None:
+            nonlocal last_stage, last_time
+            if stage != last_stage or time.monotonic() - last_time > 0.2:
+                last_stage, last_time = stage, time.monotonic()
+                rows = {"rows_done": done, "rows_total": total} if total else {}
+                sys.stdout.write(json.dumps({"stage": stage, **rows}) + "\n")
+                sys.stdout.flush()
+
+        yield tell
+        return
+    with _progress() as bar:
+        task = bar.add_task("", total=None)
+
+        def show(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total or None)
+
+        yield show
 
 
 def _read_prompt(path: Path) -> str:

@@ -160,6 +160,48 @@ def test_a_link_to_an_unknown_run_gets_a_sentence_and_the_gallery(page: Page, da
     expect(page.get_by_text("There is no run 'long-gone' here")).to_be_visible()
 
 
+@pytest.mark.model
+def test_a_capture_started_on_the_page_is_seen_by_others_and_opens_when_done(page: Page, dashboard: Dashboard, browser: Browser):
+    page.goto(f"{dashboard.url}/capture")
+    settle(page)
+    page.get_by_label("Name of the run").fill("From the page")
+    page.get_by_label("Name of the run").press("Tab")
+    settle(page)
+    page.get_by_role("button", name="Capture", exact=True).click()
+    other = browser.new_context().new_page()
+    other.goto(f"{dashboard.url}/capture")
+    expect(other.get_by_text("From the page").first).to_be_visible(timeout=30_000)
+    other.context.close()
+    page.get_by_role("link", name="Near ties").click()  # the capture survives a page switch
+    expect(page.locator("h1")).to_have_text("Near ties", timeout=15_000)
+    page.get_by_role("link", name="Capture").click()
+    page.get_by_role("button", name="Open run").click(timeout=60_000)
+    expect(page.locator("h1")).to_have_text("Overview", timeout=15_000)
+    settle(page)
+    assert "from-the-page" in page.url
+    expect(page.get_by_text("logits differ;").or_(page.get_by_text("Bit-identical:"))).to_be_visible()
+
+
+@pytest.mark.model
+def test_a_capture_that_fails_says_why_and_a_running_one_can_be_cancelled(page: Page, dashboard: Dashboard):
+    before = sorted(dashboard.store.glob("*.duckdb"))
+    page.goto(f"{dashboard.url}/capture")
+    settle(page)
+    page.get_by_role("combobox", name="Variant paths").fill("decode+batches:3")
+    page.get_by_role("combobox", name="Variant paths").press("Enter")
+    page.keyboard.press("Escape")  # closes the list, which hides the rest of the page from a screen reader
+    settle(page)
+    page.get_by_role("button", name="Capture", exact=True).click()
+    expect(page.get_by_text("no modifier 'batches'")).to_be_visible(timeout=60_000)
+    picture(page, "capture-failed")
+    page.get_by_role("textbox", name="Prompts").fill("for line in lines:\n    print(line)\n" * 60)
+    page.get_by_role("textbox", name="Prompts").press("Control+Enter")
+    page.get_by_role("button", name="Capture", exact=True).click()
+    page.get_by_role("button", name="Cancel").first.click(timeout=30_000)
+    expect(page.get_by_text("cancelled; nothing was stored")).to_be_visible(timeout=30_000)
+    assert sorted(dashboard.store.glob("*.duckdb")) == before
+
+
 def test_an_empty_store_says_what_to_do(browser: Browser, tmp_path: Path):
     empty = start(tmp_path / "runs", ULPSCOPE_SAMPLES="")
     try:
