@@ -17,7 +17,7 @@ from core.errors import StoreError
 from core.runs.gallery import BrokenRun, RunCard, list_runs
 from core.runs.reader import RunReader, StoredPair
 from core.runs.store import Store, open_store
-from core.runs.views import row_of
+from core.runs.views import HeatmapWindow, heatmap_window, row_of, top_of_both
 
 KEYS = ("run", "variant", "prompt", "position")
 
@@ -77,6 +77,16 @@ def _positions(path: str, changed: int, size: int, pair: int) -> pd.DataFrame:
     return _reader(path, changed, size).positions(pair)
 
 
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _window(path: str, changed: int, size: int, pair: int, rows: tuple[int, int], tokens: tuple[int, int]) -> HeatmapWindow:
+    return heatmap_window(_reader(path, changed, size), pair, rows, tokens)
+
+
+@st.cache_resource(max_entries=256, show_spinner=False)
+def _top(path: str, changed: int, size: int, pair: int, prompt: int, position: int) -> pd.DataFrame:
+    return top_of_both(_reader(path, changed, size), pair, prompt, position)
+
+
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _cards(stamps: tuple[tuple[str, int, int], ...]) -> tuple[list[RunCard], list[BrokenRun]]:
     return list_runs(open_store())
@@ -105,6 +115,16 @@ def open_run(run_id: str) -> RunReader:
 
 def positions(run: RunReader, pair: int) -> pd.DataFrame:
     return _positions(*_stamp(run.path), pair)
+
+
+def window(view: View, rows: tuple[int, int], tokens: tuple[int, int]) -> HeatmapWindow:
+    """The heatmap of a rectangle of the view's pair."""
+    return _window(*_stamp(view.run.path), view.pair.index, rows, tokens)
+
+
+def top(view: View) -> pd.DataFrame:
+    """The best tokens of both sides at the selected position; see core.runs.views.top_of_both."""
+    return _top(*_stamp(view.run.path), view.pair.index, view.prompt, view.position)
 
 
 def adopt_link() -> None:

@@ -4,7 +4,6 @@ import pandas as pd
 import streamlit as st
 
 from app import charts, state, widgets, words
-from core.runs.views import top_of_both
 
 view = widgets.head(
     "Flips",
@@ -71,7 +70,7 @@ if view.texts:
         column.caption(f"`{name}` goes on with {widgets.table_texts([token], view.run)[0]}")
         chosen = "" if pd.isna(token) else vocabulary.get(int(token), f"⟨token {int(token)}⟩")
         column.code(before + "▸" + chosen + "◂", language=None, wrap_lines=True)
-top = top_of_both(view.run, view.pair.index, view.prompt, view.position)
+top = state.top(view)
 st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
 st.caption(
     "The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0."

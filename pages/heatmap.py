@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import charts, state, widgets, words
-from core.runs.views import heatmap_window, worst_elements
+from core.runs.views import worst_elements
 
 view = widgets.head(
     "ULP heatmap",
@@ -47,7 +47,7 @@ says.markdown(
 to_position.button("Rows at the position", on_click=around_position, width="stretch")
 back.button("Whole run", on_click=reset, disabled=is_whole, width="stretch")
 
-window = heatmap_window(view.run, view.pair.index, window_rows, window_tokens)
+window = state.window(view, window_rows, window_tokens)
 if view.pair.summary.bit_identical:
     st.success("Nothing to see: the two sides are bit-identical.")
 figure = charts.heatmap(window, view.pair.summary.max_ulps, view.dtype, view.row)

@@ -3,7 +3,6 @@
 import streamlit as st
 
 from app import charts, state, widgets
-from core.runs.views import top_of_both
 
 view = widgets.head(
     "Near ties",
@@ -32,7 +31,7 @@ st.caption(
 )
 
 st.subheader(f"Best tokens at position {view.position}")
-top = top_of_both(view.run, view.pair.index, view.prompt, view.position)
+top = state.top(view)
 st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
 st.caption(
     "The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0."

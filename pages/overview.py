@@ -3,7 +3,6 @@
 import streamlit as st
 
 from app import charts, state, token_strip, widgets, words
-from core.runs.views import top_of_both
 
 view = widgets.head(
     "Overview",
@@ -50,6 +49,10 @@ figures[5].metric(
     help=f"KL(reference || variant) in nats a position; the largest is {words.number(summary.max_kl, 3)}",
 )
 
+if len(view.run.sides) > 2:
+    groups = "  ".join("{ " + ", ".join(f"`{side.replace('`', chr(39))}`" for side in group) + " }" for group in view.run.classes)
+    st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
+
 left, right = st.columns([3, 1], vertical_alignment="bottom")
 left.subheader(f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {len(view.prompt_table):,} positions")
 colour = right.selectbox("Colour by", list(token_strip.COLOURS), key="strip_colour")
@@ -80,7 +83,7 @@ with charts_right:
     )
 
 st.subheader(f"Best tokens at position {view.position}")
-top = top_of_both(view.run, view.pair.index, view.prompt, view.position)
+top = state.top(view)
 st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
 st.caption(
     "The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0."
@@ -99,7 +102,4 @@ with st.expander("Provenance and sides"):
             for s in view.run.sides
         ],
         hide_index=True,
-    )
-    st.caption(
-        "Sides of the same class are equal bit for bit: " + "   ".join("{" + ", ".join(group) + "}" for group in view.run.classes)
     )

@@ -48,6 +48,7 @@ def start(store: Path, **environment: str) -> Dashboard:
         port = probe.getsockname()[1]
     began = time.perf_counter()
     command = [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--server.headless", "true"]
+    store.parent.mkdir(parents=True, exist_ok=True)
     log = (store.parent / "server.log").open("wb")
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "ULPSCOPE_STORE": str(store), **environment}
