@@ -57,7 +57,8 @@ def near_tie_scatter(table: pd.DataFrame, texts: tuple[str, ...], selected: int)
     y, y_zero = _above_zero(margin)
     x, x_zero = _above_zero(difference)
     figure = go.Figure()
-    span = np.array([min(x.min(initial=1.0), y.min(initial=1.0) / 2) / 3, max(x.max(initial=1.0), y.max(initial=1.0) / 2) * 3])
+    ends = [(v.min() / 2, v.max() * 2) if len(v) else (0.1, 10.0) for v in (x, y)]
+    span = np.array([min(ends[0][0], ends[1][0] / 2), max(ends[0][1], ends[1][1] / 2)])
     figure.add_scatter(
         x=span,
         y=2 * span,
@@ -68,13 +69,17 @@ def near_tie_scatter(table: pd.DataFrame, texts: tuple[str, ...], selected: int)
     )
     flips = table["is_flip"].to_numpy(bool)
     near = table["near_tie"].to_numpy(bool)
+    odd = table["nonfinite_mismatch"].to_numpy() > 0  # the bound is a theorem about finite numbers
     labels = np.array(_labels(table["position"], texts), object)
     positions = table["position"].to_numpy(int)
     for name, chosen, colour, symbol, size in (
-        ("no flip possible", ~near, QUIET, "circle", 6),
-        ("near tie", near & ~flips, REFERENCE, "circle", 7),
-        ("flip", flips, VARIANT, "x", 10),
+        ("no flip possible", ~near & ~odd, QUIET, "circle", 6),
+        ("near tie without a flip", near & ~flips & ~odd, REFERENCE, "circle", 7),
+        ("flip", flips & ~odd, VARIANT, "x", 10),
+        ("NaN or infinity on one side", odd, MISMATCH, "square", 10),
     ):
+        if not chosen.any():
+            continue
         figure.add_scatter(
             x=x[chosen], y=y[chosen], mode="markers", name=f"{name} ({int(chosen.sum())})",
             marker={"color": colour, "symbol": symbol, "size": size, "opacity": 0.8, "line": {"width": 0}},
@@ -97,8 +102,11 @@ def near_tie_scatter(table: pd.DataFrame, texts: tuple[str, ...], selected: int)
         figure.add_annotation(
             yref="paper", y=1, x=np.log10(x_zero), xshift=4, text="no difference", showarrow=False, xanchor="left"
         )
-    figure.update_xaxes(type="log", title="largest difference at the position, logits", exponentformat="power")
-    figure.update_yaxes(type="log", title="smaller margin of the two sides, logits", exponentformat="power")
+    (left, right), (bottom, top) = np.log10(ends)
+    figure.update_xaxes(
+        type="log", title="largest difference at the position, logits", exponentformat="power", range=[left, right]
+    )
+    figure.update_yaxes(type="log", title="smaller margin of the two sides, logits", exponentformat="power", range=[bottom, top])
     return _layout(figure, 430, clickmode="event+select")
 
 
@@ -129,7 +137,9 @@ def margin_distribution(table: pd.DataFrame, threshold_ulps: int, dtype: str) ->
         )
     edge = 0 if threshold_ulps == 0 else int(np.floor(np.log2(threshold_ulps))) + 1
     if edge < top:
-        figure.add_vline(x=edge + 0.5, line={"color": FLIP, "width": 2, "dash": "dash"})
+        low = 1 << max(edge - 1, 0)  # the line stands within its bin, where the threshold is
+        within = (threshold_ulps - low + 1) / low if edge else 1.0
+        figure.add_vline(x=edge - 0.5 + within, line={"color": FLIP, "width": 2, "dash": "dash"})
     figure.update_xaxes(
         title=f"margin, ULPs of {dtype}", type="category", categoryorder="array", categoryarray=_doubling_labels(top)
     )
@@ -177,7 +187,7 @@ def top_bars(top: pd.DataFrame, reference: str, variant: str) -> go.Figure:
     return _layout(figure, 380, barmode="group", bargap=0.25, bargroupgap=0.06)
 
 
-def heatmap(window: HeatmapWindow, highest: int, dtype: str, selected_row: int | None) -> go.Figure:
+def heatmap(window: HeatmapWindow, highest: int, dtype: str, selected_row: int | None, axis_title: str) -> go.Figure:
     """Largest ULP distance of each cell on a log scale that is fixed for the pair; equal cells are left empty."""
     ulps = window.ulps
     colour = np.where(ulps > 0, np.log2(np.maximum(ulps, 1)), np.nan).astype(np.float32)
@@ -203,8 +213,9 @@ def heatmap(window: HeatmapWindow, highest: int, dtype: str, selected_row: int |
         title="token id", range=[float(window.token_edges[0]) - 0.5, float(window.token_edges[-1]) - 0.5], showgrid=False
     )
     figure.update_yaxes(
-        title="row: position, prompts one after another",
+        title=axis_title,
         showgrid=False,
+        dtick=1 if len(rows) <= 16 else None,
         range=[float(window.row_edges[-1]) - 0.5, float(window.row_edges[0]) - 0.5],
     )
     return _layout(figure, 520, dragmode="select", newselection={"line": {"color": FLIP, "width": 2}})

@@ -13,29 +13,35 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 from app import state, widgets  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
 
+PAGES = (
+    ("runs", "Runs"),
+    ("overview", "Overview"),
+    ("near_ties", "Near ties"),
+    ("heatmap", "ULP heatmap"),
+    ("flips", "Flips"),
+    ("capture", "Capture"),
+    ("upload", "Upload"),
+)
+
 
 def draw() -> None:
     """One viewer's script run."""
     st.set_page_config(page_title="ULPscope", page_icon=str(ROOT / "app" / "favicon.png"), layout="wide")
-    folder = ROOT / "pages"
-    page = st.navigation(
-        {
-            "": [
-                st.Page(folder / "runs.py", title="Runs", url_path="runs", default=True),
-                st.Page(folder / "overview.py", title="Overview", url_path="overview"),
-                st.Page(folder / "near_ties.py", title="Near ties", url_path="near_ties"),
-                st.Page(folder / "heatmap.py", title="ULP heatmap", url_path="heatmap"),
-                st.Page(folder / "flips.py", title="Flips", url_path="flips"),
-                st.Page(folder / "capture.py", title="Capture", url_path="capture"),
-                st.Page(folder / "upload.py", title="Upload", url_path="upload"),
-            ]
-        }
-    )
+    pages = [st.Page(ROOT / "pages" / f"{name}.py", title=title, url_path=name, default=name == "runs") for name, title in PAGES]
+    page = st.navigation(pages, position="hidden")
+    links = st.sidebar.container()
     view = widgets.sidebar()
-    state.write_address(view)
+    if view is not None:
+        state.settle_window(view)
     st.session_state["view"] = view
     if st.session_state.pop("unknown_run", False) and page.url_path not in ("", "runs"):
-        st.switch_page(folder / "runs.py")
+        st.switch_page(pages[0])
+    said = state.address(view)
+    state.write_address(said)
+    with links:  # links that carry the selection: the built-in ones drop it, and putting it back costs a step of the history
+        for target in pages:
+            st.page_link(target, query_params=said)
+        st.divider()
     widgets.say_complaints()
     page.run()
 

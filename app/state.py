@@ -19,7 +19,7 @@ from core.runs.reader import RunReader, StoredPair
 from core.runs.store import Store, open_store
 from core.runs.views import HeatmapWindow, heatmap_window, row_of, top_of_both
 
-KEYS = ("run", "variant", "prompt", "position")
+LINKED = ("run", "variant", "prompt", "position", "rows", "tokens")  # rows and tokens: the heatmap's window
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,18 @@ def top(view: View) -> pd.DataFrame:
 
 
 def adopt_link() -> None:
-    """Once a session: take the selection out of the address."""
-    if "adopted" in st.session_state:
-        return
-    st.session_state["adopted"] = True
-    for key in (*KEYS, "rows", "tokens"):
-        if key in st.query_params:
-            st.session_state[f"linked_{key}"] = st.query_params[key]
+    """Take the selection out of the address: at the start of a session, and whenever it is not what was written last (Back)."""
+    said = {key: st.query_params[key] for key in LINKED if key in st.query_params}
+    written = st.session_state.get("written")
+    if said and said != written:
+        for key in LINKED:
+            st.session_state.pop(f"linked_{key}", None)
+        for key, value in said.items():
+            st.session_state[f"linked_{key}"] = value
+        st.session_state["written"] = said
+        if written is not None:  # Back within the session: what the older address does not name is at its default
+            for key in ("rows", "tokens"):
+                st.session_state.setdefault(f"linked_{key}", "")
 
 
 def linked(key: str) -> str | None:
@@ -160,22 +165,18 @@ def linked_number(key: str, lowest: int, highest: int) -> int | None:
 
 
 def linked_range(key: str, full: tuple[int, int]) -> tuple[int, int] | None:
-    """`12:40` out of the link as (12, 40), kept within `full`; None if the link says nothing of use."""
+    """`12:40` out of the link as (12, 40); None if the link says nothing of it, `full` and a word to the viewer if nothing of use."""
     text = linked(key)
-    try:
-        start, stop = (int(part) for part in (text or "").split(":"))
-    except ValueError:
+    if text is None:
         return None
-    return (start, stop) if full[0] <= start < stop <= full[1] else None
-
-
-def write_window(rows: tuple[int, int] | None, tokens: tuple[int, int] | None) -> None:
-    """The heatmap's rectangle in the address; None where it is the whole."""
-    for key, span in (("rows", rows), ("tokens", tokens)):
-        if span is not None:
-            st.query_params[key] = f"{span[0]}:{span[1]}"
-        elif key in st.query_params:
-            del st.query_params[key]
+    try:
+        start, stop = (int(part) for part in text.split(":"))
+        is_inside = full[0] <= start < stop <= full[1]
+    except ValueError:
+        is_inside = False
+    if text and not is_inside:
+        complain(f"The link asks for {key} '{text[:40]}'; this run has {full[0]} to {full[1]}. Showing all.")
+    return (start, stop) if is_inside else full
 
 
 def complain(sentence: str) -> None:
@@ -198,20 +199,39 @@ def current_view() -> View | None:
     return st.session_state.get("view")
 
 
-def write_address(view: View | None) -> None:
-    """Make the address bar say what is shown."""
-    wanted: dict[str, str] = {}
-    if view is not None:
-        wanted = {
-            "run": view.run.run_id,
-            "variant": view.pair.variant,
-            "prompt": str(view.prompt),
-            "position": str(view.position),
-        }
-        if view.prompt == 0 and len(view.run.header.prompts) == 1:
-            del wanted["prompt"]
-    for key in KEYS:
-        if key in wanted and st.query_params.get(key) != wanted[key]:
-            st.query_params[key] = wanted[key]
-        elif key not in wanted and key in st.query_params:
-            del st.query_params[key]
+def address(view: View | None) -> dict[str, str]:
+    """What the address bar says of a view: the share link."""
+    if view is None:
+        return {}
+    said = {"run": view.run.run_id, "variant": view.pair.variant, "prompt": str(view.prompt), "position": str(view.position)}
+    if len(view.run.header.prompts) == 1:
+        del said["prompt"]
+    for axis, full in heatmap_extent(view).items():
+        span = st.session_state.get(f"heatmap_{axis}", full)
+        if span != full:
+            said[axis] = f"{span[0]}:{span[1]}"
+    return said
+
+
+def write_address(said: dict[str, str]) -> None:
+    """Make the address bar say it, in one step: every change of the address is an entry in the browser's history."""
+    if {key: st.query_params.get(key) for key in said} != said or any(
+        key in st.query_params for key in LINKED if key not in said
+    ):
+        st.query_params.from_dict(said)
+    st.session_state["written"] = said
+
+
+def heatmap_extent(view: View) -> dict[str, tuple[int, int]]:
+    """The whole run as the heatmap's axes, half open."""
+    return {"rows": (0, view.run.header.rows), "tokens": (0, view.run.header.vocab)}
+
+
+def settle_window(view: View) -> None:
+    """Take the heatmap's window out of the link if it is there; a window belongs to its run."""
+    is_new_run = st.session_state.get("heatmap_run") != view.run.run_id
+    st.session_state["heatmap_run"] = view.run.run_id
+    for axis, full in heatmap_extent(view).items():
+        said = linked_range(axis, full)
+        if said is not None or is_new_run:
+            st.session_state[f"heatmap_{axis}"] = said or full

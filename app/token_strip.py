@@ -12,6 +12,7 @@ import pandas as pd
 import streamlit as st
 
 from app.words import number, visible
+from core.runs.records import Prompt
 
 _CSS = """
 .strip { font-family: var(--st-code-font, monospace); font-size: 0.86rem; line-height: 1.75; max-height: 22rem; overflow-y: auto;
@@ -20,6 +21,8 @@ _CSS = """
 .token:hover { outline: 1.5px solid var(--st-text-color); }
 .token:focus-visible { outline: 2px solid var(--st-primary-color); }
 .token.flip { font-weight: 700; text-decoration: underline 2px #D55E00; text-underline-offset: 3px; }
+.token.odd { background-color: #E3000F !important; color: #FFFFFF; }
+.token.number { white-space: nowrap; padding: 1px 4px; }
 .token.here { outline: 2.5px solid #CC79A7; }
 """
 
@@ -32,12 +35,13 @@ export default function (component) {
     data.tokens.forEach((token, position) => {
       const button = document.createElement("span");
       button.setAttribute("role", "button");
-      button.className = token.flip ? "token flip" : "token";
+      button.className = "token" + (token.flip ? " flip" : "") + (token.odd ? " odd" : "") + (token.number ? " number" : "");
       button.textContent = token.text;
       button.title = token.title;
       button.style.backgroundColor = "rgba(213, 94, 0, " + token.heat + ")";
       button.dataset.position = position;
       parts.appendChild(button);
+      if (token.number) parts.appendChild(document.createTextNode(" "));
     });
     root.replaceChildren(parts);
     root.dataset.stamp = data.stamp;
@@ -86,20 +90,26 @@ def _heat(table: pd.DataFrame, colour: str) -> np.ndarray:
 
 
 def token_strip(
-    table: pd.DataFrame, texts: tuple[str, ...], colour: str, selected: int, stamp: str, on_click: Callable[[int], None]
+    table: pd.DataFrame, prompt: Prompt, colour: str, selected: int, stamp: str, on_click: Callable[[int], None]
 ) -> None:
     """Draw the strip for one prompt's table; `stamp` names run, pair and prompt, so that a new selection redraws nothing else."""
     column = COLOURS[colour]
     tokens = []
-    columns = ("max_abs", "max_ulps", "neq", "kl", "is_flip", "reference_margin_ulps")
+    columns = ("max_abs", "max_ulps", "neq", "kl", "is_flip", "reference_margin_ulps", "nonfinite_mismatch")
     for position, (heat, row) in enumerate(zip(_heat(table, column), table[list(columns)].itertuples(index=False), strict=True)):
-        text = texts[position] if position < len(texts) else f" {position}"
+        label = prompt.token_texts[position] if prompt.token_texts else str(position)
+        if not prompt.token_texts and prompt.token_ids:
+            label = f"#{prompt.token_ids[position]}"
         tokens.append(
             {
-                "text": visible(text).replace("↵", "↵\n"),
+                "text": visible(label).replace("↵", "↵\n"),
+                "number": not prompt.token_texts,
+                "odd": bool(row.nonfinite_mismatch),
                 "heat": round(float(heat), 3),
                 "flip": bool(row.is_flip),
-                "title": f"position {position}{', FLIP' if row.is_flip else ''}\nlargest difference {number(row.max_abs)} logits\n"
+                "title": f"position {position}{', FLIP' if row.is_flip else ''}\n"
+                + (f"{row.nonfinite_mismatch:,} NaN or infinite on one side\n" if row.nonfinite_mismatch else "")
+                + f"largest difference {number(row.max_abs)} logits\n"
                 f"max {row.max_ulps:,} ULPs, {row.neq:,} logits differ\nreference margin "
                 f"{'undefined' if pd.isna(row.reference_margin_ulps) else f'{row.reference_margin_ulps:,} ULPs'}\nKL {number(row.kl, 3)} nats",
             }

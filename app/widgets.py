@@ -37,7 +37,12 @@ def sidebar() -> state.View | None:
     if (new := st.session_state.pop("open_next", None)) in by_id:
         new_run()
         st.session_state["run"] = new
-    if st.session_state.get("run") not in by_id:
+    last = st.session_state.get("run")
+    if last is not None and last not in by_id:
+        state.complain(f"The run '{last}' was deleted meanwhile; these are the runs there are.")
+        st.session_state["unknown_run"] = True
+        new_run()
+    if last not in by_id:
         st.session_state["run"] = _worth_opening(cards).run_id
     with st.sidebar:
         labels = _labels(cards)
@@ -76,7 +81,9 @@ def _pick_within(run_id: str) -> state.View:
         state.complain(f"This run has no variant '{asked[:60]}'; showing '{names[0]}'.")
     if st.session_state.get("variant") not in names:
         st.session_state["variant"] = names[0]
-    variant = st.selectbox(f"Variant, against `{run.pairs[0].reference}`", names, key="variant")
+    variant = st.selectbox(
+        f"Variant, compared with `{_code(run.pairs[0].reference)}`", names, format_func=_twins(run).__getitem__, key="variant"
+    )
     pair = run.pairs[names.index(variant)]
 
     prompts = run.header.prompts
@@ -87,19 +94,37 @@ def _pick_within(run_id: str) -> state.View:
     table = state.positions(run, pair.index)
     position = int(st.number_input(f"Position, 0 to {last:,}", 0, last, key="position")) if last else 0
     view = state.View(run, pair, prompt, position, table)
-    flips = view.prompt_table.loc[view.prompt_table["is_flip"], "position"].tolist()
-    if flips:
-        earlier, later = [p for p in flips if p < position], [p for p in flips if p > position]
-        left, right = st.columns(2)
-        left.button(
-            "◂ flip", disabled=not earlier, width="stretch", on_click=state.select, kwargs={"position": max(earlier, default=0)}
-        )
-        right.button(
-            "flip ▸", disabled=not later, width="stretch", on_click=state.select, kwargs={"position": min(later, default=0)}
-        )
+    _stepper(view, "flip", "is_flip")
+    if pair.summary.nonfinite_mismatch:
+        _stepper(view, "NaN", "nonfinite_mismatch")
     if view.texts:
         st.caption(f"scores the token after `{words.visible(view.texts[position])}`")
     return view
+
+
+def _twins(run: RunReader) -> dict[str, str]:
+    """Variants to choose by; one that equals an earlier side bit for bit says so."""
+    first: dict[int, str] = {}
+    labels = {}
+    for side in run.sides:
+        twin = first.setdefault(side.bit_class, side.name)
+        labels[side.name] = side.name if twin == side.name else f"{side.name}  ≡ {twin}"
+    return labels
+
+
+def _stepper(view: state.View, what: str, column: str) -> None:
+    """Two buttons to the previous and next position of this prompt at which `column` is true or not zero; none if there is none."""
+    places = view.prompt_table.loc[view.prompt_table[column].astype(bool), "position"].tolist()
+    if not places:
+        return
+    earlier, later = [p for p in places if p < view.position], [p for p in places if p > view.position]
+    for side, label, there, target in (
+        (0, f"◂ {what}", earlier, max(earlier, default=0)),
+        (1, f"{what} ▸", later, min(later, default=0)),
+    ):
+        if side == 0:
+            columns = st.columns(2)
+        columns[side].button(label, disabled=not there, width="stretch", on_click=state.select, kwargs={"position": target})
 
 
 def _settle(key: str, highest: int) -> None:
@@ -122,7 +147,7 @@ def head(title: str, view: state.View | None, what: str) -> state.View:
     about = header.provenance
     where = " · ".join(part for part in (Path(about.model).name, header.compute_dtype, about.device) if part)
     st.markdown(
-        f"**{escaped(header.name)}** — `{_code(view.pair.reference)}` against `{_code(view.pair.variant)}` · {escaped(where)}"
+        f"**{escaped(header.name)}** — reference `{_code(view.pair.reference)}`, variant `{_code(view.pair.variant)}` · {escaped(where)}"
     )
     st.caption(what.format(dtype=header.compute_dtype, vocab=f"{header.vocab:,}", run=run.run_id))
     return view
@@ -154,9 +179,15 @@ def say_complaints() -> None:
 
 
 def chosen_position(key: str, place: int) -> int | None:
-    """The position of the newest point clicked in the chart `key`: number `place` of its custom data."""
+    """The position of the newest point clicked in the chart `key`: number `place` of its custom data.
+
+    Custom data sent as a typed array comes back as an object with the places as its keys.
+    """
     points = (st.session_state.get(key) or {}).get("selection", {}).get("points", [])
-    return int(points[0]["customdata"][place]) if points and points[0].get("customdata") else None
+    data = points[0].get("customdata") if points else None
+    if isinstance(data, dict):
+        data = [data[name] for name in sorted(data, key=int)]
+    return int(data[place]) if data else None
 
 
 def both(reference: pd.Series, variant: pd.Series) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from core.runs.gallery import RunCard
+from core.runs.gate import percent
 
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
@@ -20,8 +21,18 @@ def token(token_id: int | None, text: str | None) -> str:
 
 
 def share(count: int, total: int) -> str:
-    """`36,819 of 49,152 (74.9 %)`."""
-    return f"{count:,} of {total:,} ({count / total:.1%})"
+    """`36,819 of 49,152 (74.9%)`."""
+    return f"{count:,} of {total:,} ({percent(count / total)})"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 flip`, `2,000 flips`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def exact(value: float | None) -> str:
+    """A logit with the digits that identify it; NaN and infinities by name."""
+    return "" if value is None else f"{value:.9g}"
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -47,6 +58,8 @@ def file_name(name: str) -> str:
 
 def outcome(card: RunCard) -> str:
     """One run in a few words, for the gallery."""
+    if card.nonfinite_mismatch:
+        return f"{plural(card.nonfinite_mismatch, 'logit')} NaN or infinite on one side"
     if card.pairs == card.bit_identical_pairs:
         return "bit-identical"
-    return f"up to {card.max_neq_share:.1%} of logits differ"
+    return f"up to {percent(card.max_neq_share)} of logits differ"

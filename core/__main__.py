@@ -25,7 +25,7 @@ from core.errors import UlpscopeError, UsageError
 from core.runs.dumps import open_dump
 from core.runs.export import export_npz
 from core.runs.gallery import list_runs
-from core.runs.gate import Gate
+from core.runs.gate import Gate, percent
 from core.runs.ingest import ingest as ingest_dump
 from core.runs.reader import RunReader
 from core.runs.report import PairReport, as_json, report_of_dump, report_of_run
@@ -72,7 +72,7 @@ def _pair_table(pairs: list[PairReport], compute_dtype: str, rows: int, vocab: i
         table.add_column(name, justify="left" if name == "variant" else "right")
     for pair in pairs:
         s = pair.summary
-        share = "bit-identical" if s.bit_identical else f"{s.neq:,} of {rows * vocab:,} ({s.neq_share:.1%})"
+        share = "bit-identical" if s.bit_identical else f"{s.neq:,} of {rows * vocab:,} ({percent(s.neq_share)})"
         table.add_row(
             pair.variant, share, _number(s.max_abs, 6), f"{s.max_ulps:,}", _number(s.mean_ulps), str(s.flips), str(s.ties),
             str(s.near_ties), _number(s.max_kl),
@@ -122,7 +122,7 @@ def compare(
 
     A gate for CI:  python -m core compare golden.npz today.npz --fail-on flips --fail-on ulps:4
     """
-    gates = [Gate.parse(text) for text in fail_on or []]
+    gates = [Gate.parse(text) for given in fail_on or [] for text in given.split(",")]
     texts: dict[int, str] = {}
     if second is None and not Path(first).exists() and not Path(first).suffix:
         if compute_dtype or reference:
@@ -149,8 +149,9 @@ def compare(
         _print_json(report)
     else:
         out.print(_pair_table(pairs, dtype, rows, vocab))
-        for pair in pairs:
-            if pair.summary.flips and pair.variant == (variant or pair.variant):
+        first_of_class = {group[0] for group in classes} | ({group[1] for group in classes[:1] if len(group) > 1})
+        for pair in pairs:  # bit-identical variants have the same flips
+            if pair.summary.flips and (pair.variant == variant if variant else pair.variant in first_of_class):
                 out.print(_flip_table(pair, texts, prompts > 1))
         if len(pairs) > 1:
             out.print("bit-identical classes: " + "   ".join("{" + ", ".join(group) + "}" for group in classes), markup=False)
@@ -306,7 +307,8 @@ def list_(store: StoreOption = None, as_json_: JsonOption = False) -> None:
     else:
         table = Table()
         for column in ("run", "name", "model", "dtype", "device", "positions", "pairs", "flips", "max ULPs", "verdict"):
-            table.add_column(column, justify="right" if column in ("positions", "pairs", "flips", "max ULPs") else "left")
+            figures = column in ("positions", "pairs", "flips", "max ULPs")
+            table.add_column(column, justify="right" if figures else "left", no_wrap=column == "run", overflow="fold")
         for card in cards:
             table.add_row(
                 card.run_id, card.name.replace("[", r"\["), Path(card.model).name if card.model else "", card.compute_dtype, card.device,

@@ -22,7 +22,8 @@ if flips.empty:
 
 
 def choose() -> None:
-    rows = st.session_state["flip_table"]["selection"]["rows"]
+    selection = st.session_state["flip_table"]["selection"]
+    rows = selection["rows"] or [cell[0] for cell in selection["cells"]]
     if rows:
         state.select(prompt=int(flips.loc[rows[0], "prompt"]), position=int(flips.loc[rows[0], "position"]))
 
@@ -40,10 +41,15 @@ columns = {
 if len(view.run.header.prompts) == 1:
     del columns["prompt"]
 st.dataframe(
-    columns, hide_index=True, key="flip_table", on_select=choose, selection_mode="single-row", column_config=widgets.EXACT
+    columns,
+    hide_index=True,
+    key="flip_table",
+    on_select=choose,
+    selection_mode=["single-row", "single-cell"],
+    column_config=widgets.EXACT,
 )
 st.caption(
-    f"{len(flips)} flips in {len(table):,} positions. Margins as reference / variant; largest differences in logits. Click a row's box to look at it."
+    f"{words.plural(len(flips), 'flip')} in {words.plural(len(table), 'position')}. Margins as reference / variant; largest differences in logits. Click one to look at it."
 )
 
 if not bool(view.here["is_flip"]):

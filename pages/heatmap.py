@@ -12,12 +12,8 @@ view = widgets.head(
     "at every zoom; cells in which nothing differs are empty.",
 )
 header = view.run.header
-whole = {"rows": (0, header.rows), "tokens": (0, header.vocab)}
-if st.session_state.get("heatmap_run") != view.run.run_id:
-    st.session_state["heatmap_run"] = view.run.run_id
-    for axis, full in whole.items():
-        st.session_state[f"heatmap_{axis}"] = state.linked_range(axis, full) or full
-window_rows, window_tokens = (st.session_state.get(f"heatmap_{axis}", full) for axis, full in whole.items())
+whole = state.heatmap_extent(view)
+window_rows, window_tokens = (st.session_state[f"heatmap_{axis}"] for axis in whole)
 
 
 def zoom() -> None:
@@ -39,7 +35,6 @@ def around_position() -> None:
 
 
 is_whole = (window_rows, window_tokens) == (whole["rows"], whole["tokens"])
-state.write_window(None if is_whole else window_rows, None if is_whole else window_tokens)
 says, to_position, back = st.columns([4, 1.3, 1], vertical_alignment="center")
 says.markdown(
     f"rows **{window_rows[0]:,} to {window_rows[1] - 1:,}** of {header.rows:,}, tokens **{window_tokens[0]:,} to {window_tokens[1] - 1:,}** of {header.vocab:,}"
@@ -50,7 +45,8 @@ back.button("Whole run", on_click=reset, disabled=is_whole, width="stretch")
 window = state.window(view, window_rows, window_tokens)
 if view.pair.summary.bit_identical:
     st.success("Nothing to see: the two sides are bit-identical.")
-figure = charts.heatmap(window, view.pair.summary.max_ulps, view.dtype, view.row)
+axis = "position" if len(header.prompts) == 1 else "row: positions of the prompts, one prompt after another"
+figure = charts.heatmap(window, view.pair.summary.max_ulps, view.dtype, view.row, axis)
 st.plotly_chart(
     figure,
     key="heatmap",
@@ -65,20 +61,24 @@ st.caption(
     "scale for the whole pair. Red squares: NaN or infinity on one side only. The thin line is the selected position."
 )
 
-st.subheader(f"Largest differences at position {view.position}")
-worst = worst_elements(view.run, view.pair.index, view.prompt, view.position)
+title, order = st.columns([3, 1.3], vertical_alignment="bottom")
+title.subheader(f"Furthest apart at position {view.position}")
+by = order.segmented_control("Order by", ["difference", "ULPs"], default="difference", required=True, key="worst_by")
+worst = worst_elements(view.run, view.pair.index, view.prompt, view.position, by_ulps=by == "ULPs")
 if worst.empty:
     st.write("No logit differs at this position.")
 else:
     st.dataframe(
         {
             "token": [words.token(i, t) for i, t in zip(worst["token_id"], worst["text"], strict=True)],
-            view.pair.reference: worst["reference_logit"],
-            view.pair.variant: worst["variant_logit"],
-            "difference": worst["difference"],
+            view.pair.reference: [words.exact(value) for value in worst["reference_logit"]],
+            view.pair.variant: [words.exact(value) for value in worst["variant_logit"]],
+            "difference": [words.exact(value) for value in worst["difference"]],
             "ULPs": worst["ulps"],
         },
         hide_index=True, key="worst",
-        column_config={name: st.column_config.NumberColumn(format="%.9g") for name in (view.pair.reference, view.pair.variant, "difference")},
     )  # fmt: skip
-    st.caption(f"The {len(worst)} logits of this position that are furthest apart, exact values; ULPs of {view.dtype}.")
+    st.caption(
+        f"The {len(worst)} logits of this position that are furthest apart by {'ULPs of ' + view.dtype if by == 'ULPs' else 'absolute difference'}, "
+        "exact values. A large number of ULPs with a small difference is a logit near 0."
+    )

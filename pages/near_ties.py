@@ -8,7 +8,7 @@ view = widgets.head(
     "Near ties",
     state.current_view(),
     "The margin is the top-1 minus the runner-up. A flip needs two logits to cross, so it is impossible where the smaller margin is more than twice the "
-    "largest difference; the dashed line is that bound.",
+    "largest difference; the dashed line is that bound, a theorem about finite numbers.",
 )
 table = view.prompt_table
 
@@ -27,7 +27,7 @@ st.plotly_chart(
     theme="streamlit",
 )
 st.caption(
-    f"One point a position of this prompt, both axes in logits, log scale. Points below the dashed line are near ties. Logits were computed in {view.dtype}. A click selects."
+    f"One point a position of this prompt, both axes in logits, log scale. Points below the dashed line are near ties, flips among them; counts are of this prompt. Logits were computed in {view.dtype}. A click selects."
 )
 
 st.subheader(f"Best tokens at position {view.position}")

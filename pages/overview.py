@@ -15,7 +15,8 @@ elements = header.rows * header.vocab
 if summary.bit_identical:
     st.success("Bit-identical: every bit of every logit is the same on both sides.")
 else:
-    flips = f"**{summary.flips} of {header.rows:,} positions change their argmax**" if summary.flips else "no argmax changes"
+    change = "position changes its" if summary.flips == 1 else "positions change their"
+    flips = f"**{summary.flips} of {header.rows:,} {change} argmax**" if summary.flips else "no argmax changes"
     st.markdown(
         f"{words.share(summary.neq, elements)} logits differ; {flips}. Verdict: **{view.pair.verdict or 'not judged'}** — "
         "whether rounding explains it needs controls that this run does not hold (a rerun, the rounding floor, a float32 pair)."
@@ -39,14 +40,14 @@ figures[3].metric(
     "Largest difference", words.number(summary.max_abs), help="absolute, in logits, over elements finite on both sides"
 )
 figures[4].metric(
-    "Mean distance",
-    f"{words.number(summary.mean_ulps, 3)} ULPs",
+    "Mean distance, ULPs",
+    words.number(summary.mean_ulps, 3),
     help=f"ULPs of {view.dtype}; the largest is {summary.max_ulps:,}, usually at a logit near 0",
 )
 figures[5].metric(
     "Mean KL",
     words.number(summary.mean_kl, 3),
-    help=f"KL(reference || variant) in nats a position; the largest is {words.number(summary.max_kl, 3)}",
+    help=f"KL(reference || variant) in nats a position, over positions where it is defined; the largest is {words.number(summary.max_kl, 3)}",
 )
 
 if len(view.run.sides) > 2:
@@ -58,12 +59,17 @@ left.subheader(f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {
 colour = right.selectbox("Colour by", list(token_strip.COLOURS), key="strip_colour")
 stamp = f"{view.run.run_id} {view.pair.index} {view.prompt}"
 token_strip.token_strip(
-    view.prompt_table, view.texts, colour, view.position, stamp, lambda position: state.select(position=position)
+    view.prompt_table, header.prompts[view.prompt], colour, view.position, stamp, lambda position: state.select(position=position)
 )
 st.caption(
-    "Each token coloured by the logits at its position, which score the next token; flips are bold and underlined. "
+    "Each token coloured by the logits at its position, which score the next token; flips are bold and underlined, positions with NaN or infinity on one side only are red. "
     "· is a space, ↵ a line end. A click selects the position on every page."
-    + ("" if view.texts else " This dump brought no token texts: positions are shown by number.")
+    + (
+        ""
+        if view.texts
+        else " This dump brought no token texts: "
+        + ("token ids are shown." if header.prompts[view.prompt].token_ids else "positions are shown by number.")
+    )
 )
 
 charts_left, charts_right = st.columns(2)
@@ -79,7 +85,7 @@ with charts_left:
 with charts_right:
     st.plotly_chart(charts.ulp_histogram(view.run.histogram(view.pair.index), view.dtype), key="ulp_histogram", theme="streamlit")
     st.caption(
-        f"All {elements:,} logits of the pair by distance, ULPs of {view.dtype}, log counts. Large distances belong to logits near 0, where steps are tiny."
+        f"The logits of the pair that are finite on both sides, by distance, ULPs of {view.dtype}, log counts. Large distances belong to logits near 0, where steps are tiny."
     )
 
 st.subheader(f"Best tokens at position {view.position}")

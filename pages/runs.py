@@ -50,7 +50,8 @@ table = pd.DataFrame(
 
 
 def choose() -> None:
-    rows = st.session_state["gallery"]["selection"]["rows"]
+    selection = st.session_state["gallery"]["selection"]
+    rows = selection["rows"] or [cell[0] for cell in selection["cells"]]
     if rows:
         state.select(run=shown[rows[0]].run_id)
         widgets.new_run()
@@ -58,17 +59,17 @@ def choose() -> None:
 
 
 st.dataframe(
-    table, key="gallery", hide_index=True, on_select=choose, selection_mode="single-row", width="stretch",
+    table, key="gallery", hide_index=True, on_select=choose, selection_mode=["single-row", "single-cell"], width="stretch",
     column_config={
         "name": st.column_config.TextColumn(width="medium"),
         "positions": st.column_config.NumberColumn(format="localized"),
-        "max ULPs": st.column_config.NumberColumn(format="localized", help="largest distance over all pairs, in ULPs of the run's dtype"),
-        "flips": st.column_config.NumberColumn(help="positions whose argmax differs, over all pairs"),
+        "max ULPs": st.column_config.NumberColumn(format="localized", help="largest distance, in ULPs of the run's dtype"),
+        "flips": st.column_config.NumberColumn(help="positions whose argmax differs"),
         "created": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC"),
     },
 )  # fmt: skip
 st.caption(
-    f"{len(shown)} of {len(cards)} runs; click a row's box to open it. ULPs are counted in each run's own dtype; flips and ULPs are over all pairs."
+    f"{len(shown)} of {len(cards)} runs; click one to open it. ULPs are counted in each run's own dtype; where a run has several pairs, figures are those of the worst."
 )
 if st.session_state.pop("opened", False):
     st.switch_page(PAGES / "overview.py")
@@ -96,3 +97,13 @@ if view is not None:
 
 for run in broken:
     st.warning(f"Not a readable run: {run.reason}")
+
+
+@st.fragment(run_every=3.0)
+def watch() -> None:
+    """A run that arrives or goes while the page is open appears or disappears by itself."""
+    if state.cards() != (cards, broken):
+        st.rerun()
+
+
+watch()

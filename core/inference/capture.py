@@ -21,7 +21,7 @@ from core.inference import memory
 from core.inference.edge import first_line, foreign_errors_stop, quiet
 from core.inference.models import LoadedModel
 from core.inference.neighbours import neighbour_rows
-from core.inference.paths import Path, parse_path, rows_of_a_chunk, run_path
+from core.inference.paths import Path, open_path, parse_path, rows_of_a_chunk
 from core.runs.records import Prompt, Provenance, RunHeader, SideHeader
 
 _SIGNED = {2: torch.int16, 4: torch.int32}  # of the float's width: torch hands these to numpy, and not bfloat16
@@ -68,13 +68,12 @@ def plan_capture(
 ) -> CapturePlan:
     """Check everything that can be known before the first forward. A prompt is text, or the token ids themselves."""
     paths = _sides(reference, variants)
-    for path in paths:
-        refusal = path.refusal(loaded)
-        if refusal:
-            raise CaptureError(f"path '{path}': {refusal}; choose another path.")
+    _check_paths(loaded, paths, None)
     if not prompts:
         raise CaptureError("a capture needs at least one prompt.")
     token_ids = tuple(_tokens(loaded, prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1))
+    for positions in sorted({len(ids) for ids in token_ids}):
+        _check_paths(loaded, paths, positions)
     _check_batches(loaded, paths, token_ids)
     vocabulary = loaded.vocabulary()
     header = RunHeader(
@@ -82,7 +81,7 @@ def plan_capture(
         compute_dtype=loaded.dtype,
         vocab=loaded.vocab_size,
         prompts=tuple(Prompt(len(ids), ids, tuple(vocabulary[token] for token in ids)) for ids in token_ids),
-        sides=tuple(SideHeader(str(path), str(path), loaded.dtype) for path in paths),
+        sides=tuple(SideHeader(str(path), str(path), path.compute_dtype(loaded)) for path in paths),
         provenance=Provenance(
             kind="capture",
             model=loaded.name,
@@ -133,10 +132,11 @@ def bits_of_logits(logits: torch.Tensor) -> NDArray[np.unsignedinteger]:
 
 def _logits(plan: CapturePlan, path: Path) -> Generator[torch.Tensor, None, None]:
     """The rows of one side, in order, prompt after prompt."""
-    for ids in plan.token_ids:
-        for _, logits in run_path(path, plan.loaded, ids):
-            yield logits
-            del logits  # or the view would keep this prompt's logits alive during the next prompt's forward
+    with open_path(path, plan.loaded) as pieces_of:
+        for ids in plan.token_ids:
+            for _, logits in pieces_of(ids):
+                yield logits
+                del logits  # or the view would keep this prompt's logits alive during the next prompt's forward
 
 
 class _Gather:
@@ -211,6 +211,14 @@ def _tokens(loaded: LoadedModel, prompt: str | Sequence[int], where: str) -> tup
     return ids
 
 
+def _check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | None) -> None:
+    """Every path can be taken, by prompts of so many tokens, or of any length where `positions` is None."""
+    for path in paths:
+        refusal = path.refusal(loaded, positions)
+        if refusal:
+            raise CaptureError(f"path '{path}': {refusal}.")
+
+
 def _check_batches(loaded: LoadedModel, paths: Sequence[Path], token_ids: Sequence[Sequence[int]]) -> None:
     """Neighbours can be had and the logits of every path fit, before the first forward."""
     longest = max(len(ids) for ids in token_ids)
@@ -222,7 +230,7 @@ def _check_batches(loaded: LoadedModel, paths: Sequence[Path], token_ids: Sequen
                 f"path '{path}': logits of {path.rows} x {longest} positions take {memory.in_words(needed)}, {loaded.device} has "
                 f"{memory.in_words(free)} free; lower batch:N, shorten the prompts or choose a narrower dtype."
             )
-    if any(path.rows > 1 for path in paths):
+    if any(path.has_real_neighbours for path in paths):
         for ids in token_ids:
             neighbour_rows(loaded.tokenizer, ids, 1)
 

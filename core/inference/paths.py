@@ -1,139 +1,43 @@
 """Paths: ways to compute the logits of given tokens that are equal in exact arithmetic. `base+modifier+modifier`.
 
-To add a base, write a generator function over a `Setting` and enter it in BASES; to add a modifier, write a context manager
-from a `Setting` to the changed one and enter it in MODIFIERS. Nothing else knows their names.
+A base is added in `bases.py`, a modifier in `modifiers.py`, each by one entry; nothing else knows their names. docs/paths.md is the
+table for users.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from inspect import signature
-from typing import Any
 
 import torch
-from transformers import DynamicCache
 
 from core.errors import CaptureError, UsageError
+from core.inference.bases import BASES
+from core.inference.grammar import Base, Modifier, Others, Pieces, Step, read_step
 from core.inference.models import LoadedModel
-from core.inference.neighbours import neighbour_rows
+from core.inference.modifiers import MODIFIERS
+from core.inference.setting import Setting, rows_of_a_chunk
 
-CHUNK_BYTES = 8 << 20  # logits leave the device and reach the sink in pieces of about this size
-
-Pieces = Iterator[tuple[int, torch.Tensor]]
-"""(first position, logits[rows, vocab] of consecutive positions), in order, in the model's own dtype."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a base is to compute: token ids [batch, positions] on the model's device; row `row` of them is the prompt."""
-
-    loaded: LoadedModel
-    token_ids: torch.Tensor
-    row: int = 0
-
-    @property
-    def positions(self) -> int:
-        return self.token_ids.shape[1]
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One value after a colon. shown: how the grammar writes it; expected: in words; read: None where the text will not do."""
-
-    shown: str
-    expected: str
-    read: Callable[[str], int | str | None]
-
-
-@dataclass(frozen=True)
-class Base:
-    """A way to walk through the prompt.
-
-    keeps_all_positions: its logits of every position and row exist on the device at once; refuse: why this model cannot
-    take this path, or None.
-    """
-
-    compute: Callable[..., Pieces]
-    arguments: tuple[Argument, ...] = ()
-    keeps_all_positions: bool = False
-    refuse: Callable[[LoadedModel], str | None] = lambda loaded: None
-
-
-@dataclass(frozen=True)
-class Modifier:
-    """A change to the setting that lasts while the base runs. rows: sequences in the batch, given the arguments."""
-
-    change: Callable[..., AbstractContextManager[Setting]]
-    arguments: tuple[Argument, ...] = ()
-    rows: Callable[..., int] = lambda *values: 1
-
-
-def whole_number(least: int) -> Argument:
-    """A count written in decimal digits."""
-
-    def read(text: str) -> int | None:
-        is_number = text.isascii() and text.isdigit() and len(text) < 19
-        return int(text) if is_number and int(text) >= least else None
-
-    return Argument("N", f"a whole number of at least {least}", read)
-
-
-def _prefill(setting: Setting) -> Pieces:
-    """One forward of the whole prompt."""
-    logits = setting.loaded.model(input_ids=setting.token_ids, use_cache=False).logits[setting.row]
-    step = rows_of_a_chunk(setting.loaded)
-    for position in range(0, setting.positions, step):
-        yield position, logits[position : position + step]
-
-
-def _decode(setting: Setting) -> Pieces:
-    """Token by token, teacher-forced: each forward reads the keys and values of the earlier ones from a cache."""
-    model = setting.loaded.model
-    cache = DynamicCache(config=model.config)
-    for position in range(setting.positions):
-        token = setting.token_ids[:, position : position + 1]
-        yield position, model(input_ids=token, past_key_values=cache, use_cache=True).logits[setting.row]
-
-
-def _without_cache(loaded: LoadedModel) -> str | None:
-    if "past_key_values" in signature(loaded.model.forward).parameters:
-        return None
-    return f"a {type(loaded.model).__name__} has no key/value cache to decode with"
-
-
-@contextmanager
-def _batch(setting: Setting, rows: int) -> Iterator[Setting]:
-    """Other real sequences of the same length in rows 1..N-1: the same work, other shapes."""
-    prompt = setting.token_ids[setting.row]
-    others = neighbour_rows(setting.loaded.tokenizer, prompt.tolist(), rows - 1)
-    yield replace(setting, token_ids=torch.cat([prompt[None], others.to(prompt.device)]), row=0)
-
-
-BASES: dict[str, Base] = {
-    "prefill": Base(_prefill, keeps_all_positions=True),
-    "decode": Base(_decode, refuse=_without_cache),
-}
-MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and applied
-    "batch": Modifier(_batch, (whole_number(1),), rows=lambda rows: rows),
-}
-
-
-@dataclass(frozen=True)
-class Step:
-    """One part of a path with its values: `batch:8`."""
-
-    name: str
-    values: tuple[int | str, ...] = ()
-
-    def __str__(self) -> str:
-        return ":".join([self.name, *map(str, self.values)])
+__all__ = [
+    "BASES",
+    "MODIFIERS",
+    "Base",
+    "Modifier",
+    "Path",
+    "Pieces",
+    "Setting",
+    "Step",
+    "open_path",
+    "parse_path",
+    "rows_of_a_chunk",
+    "run_path",
+]
 
 
 @dataclass(frozen=True)
 class Path:
-    """A base and its modifiers, in canonical order: two ways to write the same path are equal, and `str` gives one of them."""
+    """A base and its modifiers, in canonical order: two ways to write the same steps are equal, and `str` gives one of them."""
 
     base: Step
     modifiers: tuple[Step, ...] = ()
@@ -146,80 +50,108 @@ class Path:
         """Sequences in the batch."""
         return max([1, *(MODIFIERS[step.name].rows(*step.values) for step in self.modifiers)])
 
+    @property
+    def has_real_neighbours(self) -> bool:
+        """Are the other rows of its batch windows of real text?"""
+        return self.rows > 1 and not any(MODIFIERS[step.name].has_own_neighbours for step in self.modifiers)
+
     def logits_bytes(self, loaded: LoadedModel, positions: int) -> int:
         """Bytes of the logits that are on the device at once, for a prompt of `positions` tokens."""
-        kept = positions if BASES[self.base.name].keeps_all_positions else 1
-        return self.rows * kept * loaded.vocab_size * loaded.torch_dtype.itemsize
+        kept = BASES[self.base.name].at_once(positions, *self.base.values)
+        padding = sum(MODIFIERS[step.name].columns(*step.values) for step in self.modifiers)
+        return self.rows * (kept + padding) * loaded.vocab_size * loaded.torch_dtype.itemsize
 
-    def refusal(self, loaded: LoadedModel) -> str | None:
-        """Why this model cannot take the path, or None."""
-        return BASES[self.base.name].refuse(loaded)
+    def compute_dtype(self, loaded: LoadedModel) -> str:
+        """The dtype this path computes its logits in; they leave it in the model's, which holds them exactly."""
+        changed = (MODIFIERS[step.name].computes_in(*step.values) for step in self.modifiers)
+        return next((dtype for dtype in changed if dtype), loaded.dtype)
+
+    def contradiction(self) -> str | None:
+        """What is wrong with the path whatever the model, and what to do about it, or None."""
+        others = self._values()
+        found = (MODIFIERS[step.name].contradiction(others, *step.values) for step in self.modifiers)
+        return next((sentence for sentence in found if sentence), None)
+
+    def refusal(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
+        """Why this model, on its device, cannot take a prompt of so many tokens down this path and what to do about it, or None.
+
+        Without `positions` only what holds for prompts of any length is said.
+        """
+        others = self._values()
+        found = [BASES[self.base.name].refuse(loaded, positions, *self.base.values)]
+        found += [MODIFIERS[step.name].refuse(loaded, others, *step.values) for step in self.modifiers]
+        return next((sentence for sentence in found if sentence), None)
+
+    def _values(self) -> Others:
+        return {step.name: step.values for step in self.modifiers}
 
 
 def parse_path(text: str) -> Path:
     """`prefill+batch:8` -> Path; UsageError says what exists where the text names something else."""
     base_text, *modifier_texts = text.split("+")
-    base = _step(text, base_text, "base", BASES)
-    modifiers = [_step(text, part, "modifier", MODIFIERS) for part in modifier_texts]
+    base = read_step(text, base_text, "base", BASES)
+    modifiers = [read_step(text, part, "modifier", MODIFIERS) for part in modifier_texts]
     for number, step in enumerate(modifiers):
         if step.name in [other.name for other in modifiers[:number]]:
             raise UsageError(f"path '{text}': modifier '{step.name}' stands twice; expected it once.")
     order = list(MODIFIERS)
-    return Path(base, tuple(sorted(modifiers, key=lambda step: order.index(step.name))))
+    path = Path(base, tuple(sorted(modifiers, key=lambda step: order.index(step.name))))
+    contradiction = path.contradiction()
+    if contradiction:
+        raise UsageError(f"path '{text}': {contradiction}.")
+    return path
 
 
-def _step(path: str, text: str, kind: str, known: dict[str, Any]) -> Step:
-    name, *values = (part.strip() for part in text.split(":"))
-    name = name.lower()
-    if name not in known:
-        exist = ", ".join(_shown(key, part.arguments) for key, part in known.items())
-        raise UsageError(f"path '{path}': no {kind} '{name}'; {kind}s are {exist}.")
-    arguments = known[name].arguments
-    if len(values) != len(arguments):
-        wanted = _shown(name, arguments)
-        raise UsageError(
-            f"path '{path}': {kind} '{text.strip()}' has {len(values)} values, not {len(arguments)}; write {wanted}."
-        )
-    read = []
-    for argument, value in zip(arguments, values, strict=True):
-        meant = argument.read(value)
-        if meant is None:
-            raise UsageError(f"path '{path}': {name} takes {argument.expected}, not '{value}'; write {_shown(name, arguments)}.")
-        read.append(meant)
-    return Step(name, tuple(read))
+@contextmanager
+def open_path(path: Path, loaded: LoadedModel) -> Iterator[Callable[[Sequence[int]], Pieces]]:
+    """The model made ready for the path: token ids [positions] -> (position, logits[rows, vocab]), for any number of prompts.
 
+    What the modifiers change (weights, threads, kernels) stays changed for the whole process until the end of the `with`, so only
+    one path can be open at a time. Each piece is checked: its dtype is the path's, its width the vocabulary, and no position is
+    left out or given twice.
+    """
+    where = f"path '{path}'"
+    _refuse(path, loaded, None)
+    with ExitStack() as stack:
+        setting = Setting(loaded)
+        for step in path.modifiers:
+            setting = stack.enter_context(MODIFIERS[step.name].change(setting, *step.values))
 
-def _shown(name: str, arguments: tuple[Argument, ...]) -> str:
-    return ":".join([name, *(argument.shown for argument in arguments)])
+        def pieces_of(token_ids: Sequence[int]) -> Pieces:
+            _refuse(path, loaded, len(token_ids))
+            given = replace(setting, prompt=tuple(int(token) for token in token_ids))
+            if int(given.token_ids.max()) >= loaded.token_limit:
+                raise CaptureError(f"{where}: token {int(given.token_ids.max())} is not among the model's {loaded.token_limit}.")
+            done = 0
+            for position, logits in BASES[path.base.name].compute(given, *path.base.values):
+                _check(where, given, position, done, logits)
+                done += len(logits)
+                yield position, logits.to(loaded.torch_dtype)  # exact: the path was refused where it could not be
+            if done != len(token_ids):
+                raise CaptureError(f"{where}: {done} positions came, expected {len(token_ids)}.")
 
-
-def rows_of_a_chunk(loaded: LoadedModel) -> int:
-    """Rows of logits that make about CHUNK_BYTES; at least one."""
-    return max(1, CHUNK_BYTES // (loaded.vocab_size * loaded.torch_dtype.itemsize))
+        yield pieces_of
 
 
 def run_path(path: Path, loaded: LoadedModel, token_ids: Sequence[int]) -> Pieces:
-    """The logits of one prompt down one path, piece by piece: token ids [positions] -> (position, logits[rows, vocab]).
+    """The logits of one prompt down one path, piece by piece: token ids [positions] -> (position, logits[rows, vocab])."""
+    _refuse(path, loaded, len(token_ids))
+    with open_path(path, loaded) as pieces_of:
+        yield from pieces_of(token_ids)
 
-    Each piece is checked: its dtype is the model's, its width the vocabulary, and no position is left out or given twice.
-    """
-    where = f"path '{path}'"
-    with ExitStack() as stack:
-        setting = Setting(loaded, torch.tensor([list(token_ids)], dtype=torch.long, device=loaded.device))
-        for step in path.modifiers:
-            setting = stack.enter_context(MODIFIERS[step.name].change(setting, *step.values))
-        if int(setting.token_ids.max()) >= loaded.token_limit:
-            raise CaptureError(f"{where}: token {int(setting.token_ids.max())} is not among the model's {loaded.token_limit}.")
-        done = 0
-        for position, logits in BASES[path.base.name].compute(setting, *path.base.values):
-            if logits.dtype != loaded.torch_dtype:
-                came = str(logits.dtype).removeprefix("torch.")
-                raise CaptureError(f"{where}: the model gave {came} logits, expected {loaded.dtype}; capture it in {came}.")
-            if logits.ndim != 2 or logits.shape[1] != loaded.vocab_size:
-                raise CaptureError(f"{where}: logits are {list(logits.shape)}, expected [rows, {loaded.vocab_size}].")
-            if position != done:
-                raise CaptureError(f"{where}: position {position} came where {done} was expected.")
-            done += len(logits)
-            yield position, logits
-        if done != len(token_ids):
-            raise CaptureError(f"{where}: {done} positions came, expected {len(token_ids)}.")
+
+def _refuse(path: Path, loaded: LoadedModel, positions: int | None) -> None:
+    refusal = path.refusal(loaded, positions)
+    if refusal:
+        raise CaptureError(f"path '{path}': {refusal}.")
+
+
+def _check(where: str, given: Setting, position: int, done: int, logits: torch.Tensor) -> None:
+    loaded = given.loaded
+    if logits.dtype != loaded.torch_dtype:
+        came = str(logits.dtype).removeprefix("torch.")
+        raise CaptureError(f"{where}: the model gave {came} logits, expected {loaded.dtype}; capture it in {came}.")
+    if logits.ndim != 2 or logits.shape[1] != loaded.vocab_size:
+        raise CaptureError(f"{where}: logits are {list(logits.shape)}, expected [rows, {loaded.vocab_size}].")
+    if position != done:
+        raise CaptureError(f"{where}: position {position} came where {done} was expected.")

@@ -75,7 +75,7 @@ def open_container(path: Path, stack: ExitStack, max_bytes: int) -> Container:
     name = shown(path.name or path)
     with foreign_errors(name, "a readable npz, npy or safetensors file"):
         try:
-            status = os.stat(path)
+            status = path.stat()
         except FileNotFoundError:
             raise DumpError(f"{name}: there is no such file; expected an npz, npy or safetensors file.") from None
         if not stat.S_ISREG(status.st_mode):
@@ -83,7 +83,7 @@ def open_container(path: Path, stack: ExitStack, max_bytes: int) -> Container:
             raise DumpError(f"{name}: is {kind}; expected an npz, npy or safetensors file.")
         if status.st_size > max_bytes:
             raise DumpError(f"{name}: has {status.st_size} bytes; expected at most {max_bytes}.")
-        file = stack.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115
+        file = stack.enter_context(path.open("rb", buffering=0))
         start = file.read(9)
     if not start:
         raise DumpError(f"{name}: is empty; expected an npz, npy or safetensors file.")
@@ -136,7 +136,7 @@ def check_key(name: str, key: str) -> None:
 
 def _zip_arrays(name: str, file: io.FileIO, stack: ExitStack, max_bytes: int) -> dict[str, StoredArray]:
     with foreign_errors(name, "an undamaged, complete npz archive"):
-        archive = stack.enter_context(zipfile.ZipFile(_Bounded(file, DIRECTORY_BYTES)))  # type: ignore[type-var]
+        archive = stack.enter_context(zipfile.ZipFile(_Bounded(file, DIRECTORY_BYTES)))
         members = archive.infolist()
         directory = archive.start_dir
     if len(members) > MAX_SIDES + 8:

@@ -50,7 +50,7 @@ def export_npz(run: ExportableRun, path: Path, *, overwrite: bool = False) -> No
         raise StoreError(f"{path}: already exists; expected a new file name, or overwrite to replace it.")
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
-        with open(partial, "xb") as file:
+        with partial.open("xb") as file:
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
                 _write(run, archive)
             file.flush()
@@ -59,7 +59,7 @@ def export_npz(run: ExportableRun, path: Path, *, overwrite: bool = False) -> No
             raise StoreError(
                 f"{path}: was written by someone else meanwhile; expected a new file name, or overwrite to replace it."
             )
-        os.replace(partial, path)
+        partial.replace(path)
     except OSError as error:
         raise StoreError(
             f"{path}: cannot be written ({error.strerror or error}); expected a folder with room and permission."

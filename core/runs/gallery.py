@@ -13,7 +13,7 @@ from core.runs.store import Database, Store, check_size, check_version, each_dat
 
 @dataclass(frozen=True)
 class RunCard:
-    """A run at a glance. Counts are over all its pairs; `max_ulps` in ULPs of the compute dtype; `bytes` on disk."""
+    """A run at a glance. flips, max_ulps (of the compute dtype), max_neq_share and nonfinite_mismatch are those of its worst pair."""
 
     run_id: str
     name: str
@@ -30,6 +30,7 @@ class RunCard:
     flips: int
     max_ulps: int
     max_neq_share: float
+    nonfinite_mismatch: int
     verdicts: str
     sides: tuple[str, ...]
     bytes: int
@@ -65,15 +66,16 @@ def _read_card(database: Database) -> RunCard:
     )
     check_version(path, [run[0] for run in runs])
     _, name, created, kind, model, compute_dtype, device, positions, vocab = runs[0]
-    pairs = database.rows("SELECT bit_identical, flips, max_ulps, neq_share, verdict FROM run_file.pair")
+    pairs = database.rows("SELECT bit_identical, flips, max_ulps, neq_share, verdict, nonfinite_mismatch FROM run_file.pair")
     sides = database.rows("SELECT side, name FROM run_file.side")
     prompts = database.rows("SELECT prompt FROM run_file.prompt")
     try:
         return RunCard(
             run_id=path.stem, name=name, created=created, kind=kind, model=model, compute_dtype=compute_dtype, device=device,
             prompts=len(prompts), positions=positions, vocab=vocab, pairs=len(pairs),
-            bit_identical_pairs=sum(pair[0] for pair in pairs), flips=sum(pair[1] for pair in pairs),
+            bit_identical_pairs=sum(pair[0] for pair in pairs), flips=max((pair[1] for pair in pairs), default=0),
             max_ulps=max((pair[2] for pair in pairs), default=0), max_neq_share=max((pair[3] for pair in pairs), default=0.0),
+            nonfinite_mismatch=max((pair[5] for pair in pairs), default=0),
             verdicts=", ".join(sorted({pair[4] for pair in pairs if pair[4] is not None})),
             sides=tuple(side[1] for side in sorted(sides)),
             bytes=check_size(path, len(sides) * positions * vocab * format_named(compute_dtype).itemsize),

@@ -103,8 +103,10 @@ def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: in
     return pd.DataFrame(table)
 
 
-def worst_elements(run: RunReader, pair: int, prompt: int, position: int, count: int = 12) -> pd.DataFrame:
-    """The elements of a position with the largest absolute differences: token_id, text, both logits, difference, ulps.
+def worst_elements(
+    run: RunReader, pair: int, prompt: int, position: int, count: int = 12, *, by_ulps: bool = False
+) -> pd.DataFrame:
+    """The elements of a position that are furthest apart, by absolute difference or by ULPs: token_id, text, both logits, difference, ulps.
 
     A NaN or infinity that is not met by the same comes first, with null for difference and ulps.
     """
@@ -115,7 +117,7 @@ def worst_elements(run: RunReader, pair: int, prompt: int, position: int, count:
     is_mismatch = ulps == mismatch_mark(fmt)
     with np.errstate(invalid="ignore"):
         difference = np.where(ulps == 0, 0.0, variant - reference)
-    size = np.where(is_mismatch, np.inf, np.abs(difference))
+    size = np.where(is_mismatch, np.inf, ulps.astype(np.float64) if by_ulps else np.abs(difference))
     order = np.argsort(-size, kind="stable")[: min(count, int((ulps > 0).sum()))]
     return pd.DataFrame(
         {

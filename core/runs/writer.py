@@ -46,7 +46,9 @@ class RunWriter:
         self._latest: tuple[int, NDArray] | None = None  # first row and bits of the newest reference chunk
         raw_bytes = len(header.sides) * header.rows * header.vocab * header.format.itemsize
         self._hashing = Background("ulpscope-sha256", waiting=2)
-        self._storing = Background("ulpscope-store", waiting=4)  # the only thread that touches the database between begin and finish
+        self._storing = Background(
+            "ulpscope-store", waiting=4
+        )  # the only thread that touches the database between begin and finish
         self._uncommitted = 0
         self._database: Database | None = None
         store.sweep()

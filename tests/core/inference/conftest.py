@@ -8,13 +8,31 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import ByteLevelBPETokenizer
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, PreTrainedTokenizerFast, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    Lfm2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+)
 
+from core.inference.edge import quiet
 from core.inference.models import LoadedModel, load_model
 
 TEXT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six, café lamps – still lit.\n"
 VOCAB = 384
 CONTEXT = 96
+WINDOW = 8  # of the sliding-window models: far shorter than the prompts, so that caches do drop tokens
 _SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
@@ -40,7 +58,35 @@ CONFIGS = {
         eos_token_id=0,
     ),
     "qwen2": lambda: Qwen2Config(**_SHAPE, tie_word_embeddings=True),
-    "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2),
+    "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=12),
+    "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=None),
+    "mistral-window": lambda: MistralConfig(**_SHAPE, sliding_window=WINDOW),
+    # One windowed and one full layer each; soft caps low enough to bite at these weights.
+    "gemma2": lambda: Gemma2Config(
+        **_SHAPE, head_dim=12, sliding_window=WINDOW, attn_logit_softcapping=5.0, final_logit_softcapping=10.0
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        **_SHAPE, head_dim=12, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "gpt-neox": lambda: GPTNeoXConfig(**{k: v for k, v in _SHAPE.items() if k != "num_key_value_heads"}),
+    "qwen2-moe": lambda: Qwen2MoeConfig(
+        **_SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, shared_expert_intermediate_size=48
+    ),
+    # These cannot take every path: a running state beside attention, positions that cannot be given, no cache of keys at all.
+    "longrope": lambda: LlamaConfig(
+        **_SHAPE,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10_000.0,
+            "short_factor": [1.0] * 6,
+            "long_factor": [4.0] * 6,
+            "original_max_position_embeddings": 24,
+        },
+    ),
+    "lfm2": lambda: Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"]),
+    "bloom": lambda: BloomConfig(vocab_size=VOCAB, hidden_size=48, n_layer=2, n_head=4, initializer_range=0.2),
+    "mamba": lambda: MambaConfig(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, initializer_range=0.2),
 }
 
 
@@ -62,7 +108,8 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, config in CONFIGS.items():
         folders[name] = tmp_path_factory.mktemp(name)
         torch.manual_seed(7)
-        AutoModelForCausalLM.from_config(config(), dtype=torch.float32).save_pretrained(folders[name])
+        with quiet():
+            AutoModelForCausalLM.from_config(config(), dtype=torch.float32).save_pretrained(folders[name])
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, bos_token="<|start|>", eos_token="<|start|>")
         tokenizer.save_pretrained(folders[name])
     return folders

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from core.errors import CaptureError, UlpscopeError, UsageError
-from core.inference import paths
+from core.inference import paths, setting
 from core.inference.capture import CapturePlan, Progress, bits_of_logits, plan_capture, run_capture
 from core.inference.models import LoadedModel, load_model
 from core.inference.paths import Base, Setting
@@ -97,7 +97,7 @@ def test_another_seed_shows_in_the_digest_of_a_random_path(llama: LoadedModel, m
 def test_chunks_of_any_size_give_the_same_bits(rows_a_chunk: int, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_capture(llama, PROMPTS, "prefill", ["decode"])
     expected = collect(plan).digest()
-    monkeypatch.setattr(paths, "CHUNK_BYTES", rows_a_chunk * llama.vocab_size * 4)
+    monkeypatch.setattr(setting, "CHUNK_BYTES", rows_a_chunk * llama.vocab_size * 4)
     sink = collect(plan)
     assert sink.digest() == expected
     assert all(len(part) <= rows_a_chunk for side in sink.sides for part in side)
@@ -173,7 +173,7 @@ def test_a_prompt_may_be_token_ids(llama: LoadedModel) -> None:
             UsageError,
             "path 'prefill+batch:2' is given twice; every side of a run needs a path of its own.",
         ),
-        (["x"], "prefill", ["decoed"], UsageError, "path 'decoed': no base 'decoed'; bases are prefill, decode."),
+        (["x"], "prefill", ["decoed"], UsageError, "path 'decoed': no base 'decoed'; bases are prefill, decode, chunked:N, reuse:N, blocks:N, static."),
     ],
 )
 def test_a_plan_that_cannot_be_run_is_one_sentence(prompts, reference, variants, kind, sentence, llama) -> None:  # type: ignore[no-untyped-def]
@@ -251,7 +251,8 @@ def test_modifiers_are_undone_when_a_capture_breaks(llama: LoadedModel, monkeypa
             events.append("left")
 
     monkeypatch.setitem(paths.MODIFIERS, "watched", paths.Modifier(watched))
-    monkeypatch.setattr(paths, "CHUNK_BYTES", llama.vocab_size * 4)
+    monkeypatch.setattr(setting, "CHUNK_BYTES", llama.vocab_size * 4)
     with pytest.raises(OSError, match="No space left") as caught:
         run_capture(plan_capture(llama, PROMPTS, "prefill+watched", ["decode"]), FullDisk())
-    assert caught.traceback and events == ["entered", "left"]  # the traceback keeps frames alive: nothing but closing undoes it
+    assert caught.traceback
+    assert events == ["entered", "left"]  # the traceback keeps frames alive: nothing but closing undoes it

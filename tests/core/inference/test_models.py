@@ -26,7 +26,8 @@ def folder(model_folders: dict[str, Path], tmp_path: Path) -> Path:
 def refusal(name: object, **changes: object) -> str:
     with pytest.raises(CaptureError) as caught:
         load_model(str(name), **{"dtype": "float32", "device": "cpu", **changes})  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith(".")
     return str(caught.value)
 
 
@@ -36,7 +37,8 @@ def refusal(name: object, **changes: object) -> str:
 def test_a_model_loads_wholly_in_the_dtype_asked_for(kind: str, dtype: str, model_folders: dict[str, Path]) -> None:
     loaded = load_model(str(model_folders[kind]), dtype=dtype, device="cpu")
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {getattr(torch, dtype)}
-    assert not loaded.model.training and not any(parameter.requires_grad for parameter in loaded.model.parameters())
+    assert not loaded.model.training
+    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
     assert (loaded.dtype, loaded.device, loaded.context, loaded.vocab_size, loaded.token_limit) == (dtype, "cpu", 96, 384, 384)
     assert loaded.device_name
     with torch.inference_mode():

@@ -1,74 +1,165 @@
-"""Every path computes the same function; the grammar says what exists."""
+"""Every path computes the same function, on every kind of model; the grammar says what exists."""
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path as FilePath
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache, StaticCache
 
 from core.errors import CaptureError, UsageError
-from core.inference import paths
+from core.inference import paths, setting
 from core.inference.models import LoadedModel, load_model
-from core.inference.paths import Base, Setting, parse_path, run_path
+from core.inference.paths import Base, Modifier, Setting, parse_path, run_path
+from tests.core.inference.conftest import WINDOW
+from tests.core.inference.sameness import computes_the_same, float32_bound, logits_of, tokens
 
-PATHS = ["prefill", "decode", "prefill+batch:4", "decode+batch:4"]
-PROMPT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten"
+BASES = [
+    "prefill",
+    "decode",
+    "chunked:5",
+    "chunked:40",
+    "reuse:1",
+    "reuse:7",
+    "reuse:31",
+    "blocks:1",
+    "blocks:8",
+    "blocks:64",
+    "static",
+]
+AROUND = [
+    "prefill+batch:4",
+    "decode+batch:4",
+    "static+batch:4",
+    "blocks:8+batch:3+row:2+neighbours:random",
+    "chunked:5+batch:2+row:1+neighbours:same",
+    "prefill+pad:left:5",
+    "prefill+pad:right:5",
+    "decode+pad:left:5",
+    "decode+pad:right:3",
+    "chunked:5+pad:left:3",
+    "reuse:9+pad:left:5",
+    "blocks:8+pad:left:5",
+    "blocks:5+pad:right:3",
+    "static+pad:left:5",
+    "static+pad:right:3",
+    "prefill+batch:3+row:1+pad:left:2",
+]
+MACHINE = [
+    "prefill+attn:eager",
+    "static+attn:eager",
+    "prefill+pad:left:5+attn:eager",
+    "blocks:8+threads:2",
+    "prefill+dtype:float32",
+]
+PATHS = [*BASES, *AROUND, *MACHINE]
+MODELS = [
+    "llama",
+    "gpt2",
+    "gpt-neox",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "mistral-window",
+    "gemma2",
+    "gemma3",
+    "mixtral",
+    "qwen2-moe",
+]
+Forward = Callable[[Setting, int, int, Cache], torch.Tensor]
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2", "qwen2", "mixtral"])
+@pytest.fixture(scope="module", params=MODELS)
 def loaded(request: pytest.FixtureRequest, model_folders: dict[str, FilePath]) -> LoadedModel:
     return load_model(str(model_folders[request.param]), dtype="float32", device="cpu")
 
 
-def tokens(loaded: LoadedModel) -> list[int]:
-    return loaded.tokenizer(PROMPT)["input_ids"][:32]
-
-
-def logits_of(path: str, loaded: LoadedModel) -> torch.Tensor:
-    """All pieces as one. -> [positions, vocab]"""
-    with torch.inference_mode():
-        return torch.cat([logits.clone() for _, logits in run_path(parse_path(path), loaded, tokens(loaded))])
-
-
-def exact_logits(loaded: LoadedModel) -> torch.Tensor:
-    """The same weights in float64, by a plain forward that knows nothing of paths. -> [positions, vocab]"""
-    model = copy.deepcopy(loaded.model).double()
-    if loaded.model.config.model_type == "mixtral":
-        model.set_experts_implementation("eager")  # the grouped product of experts knows no float64
-    with torch.inference_mode():
-        return model(torch.tensor([tokens(loaded)])).logits[0]
-
-
-def float32_bound(loaded: LoadedModel) -> float:
-    """How far float32 rounding may move a logit.
-
-    A product of length n is off by at most n u relative to its operands' norms (Higham, "Accuracy and stability of numerical
-    algorithms", 3.5; u = 2^-24). The residual stream passes 5 of them in sequence per layer (query-key, attention-value,
-    output, up, down) and the head; the final norm gives a hidden state of norm sqrt(hidden), so by Cauchy-Schwarz a logit
-    moves by at most that relative error times sqrt(hidden) * |row of the head|.
-    """
-    config = loaded.model.config
-    longest = max(config.hidden_size * (4 if config.model_type == "gpt2" else 2), len(tokens(loaded)))
-    stages = 5 * config.num_hidden_layers + 1
-    head = loaded.model.get_output_embeddings().weight
-    return stages * longest * 2.0**-24 * math.sqrt(config.hidden_size) * float(head.norm(dim=1).max())
-
-
-def computes_the_same(path: str, loaded: LoadedModel) -> bool:
-    found, exact = logits_of(path, loaded), exact_logits(loaded)
-    is_close = float((found.double() - exact).abs().max()) <= float32_bound(loaded)
-    return is_close and bool((found.argmax(-1) == exact.argmax(-1)).all())
+@pytest.fixture(scope="module")
+def model_of(model_folders: dict[str, FilePath]) -> Callable[[str], LoadedModel]:
+    return lambda name: load_model(str(model_folders[name]), dtype="float32", device="cpu")
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("path", PATHS)
 def test_a_path_computes_what_a_float64_forward_computes(path: str, loaded: LoadedModel) -> None:
     assert computes_the_same(path, loaded)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", ["prefill+sdpa:math", "prefill+sdpa:flash", "decode+pad:left:5+sdpa:math"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral-window", "gemma3"])
+def test_a_chosen_kernel_of_sdpa_computes_it_too(path: str, name: str, model_of: Callable[[str], LoadedModel]) -> None:
+    assert computes_the_same(path, model_of(name))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", ["decode", "chunked:5", "reuse:7", "static", "decode+pad:left:3"])
+def test_models_with_a_running_state_take_the_paths_that_copy_it(path: str, model_of: Callable[[str], LoadedModel]) -> None:
+    assert computes_the_same(path, model_of("lfm2"))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["mistral-window", "gemma2", "gemma3"])
+def test_the_windows_of_these_models_do_drop_tokens(name: str, model_of: Callable[[str], LoadedModel]) -> None:
+    """Or the tests above would say nothing about sliding windows."""
+    loaded = model_of(name)
+    cache = DynamicCache(config=loaded.model.config)
+    with torch.inference_mode():
+        loaded.model(torch.tensor([tokens(loaded)]), past_key_values=cache, use_cache=True)
+    assert cache.layers[0].keys.shape[-2] == WINDOW - 1 < len(tokens(loaded))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", ["chunked:5", "reuse:7", "blocks:8", "static", "decode+batch:3+neighbours:random"])
+def test_a_path_taken_twice_gives_the_same_bits(path: str, llama_bfloat16: LoadedModel) -> None:
+    assert torch.equal(logits_of(path, llama_bfloat16), logits_of(path, llama_bfloat16))
+
+
+@pytest.mark.model
+def test_logits_of_reused_positions_are_the_earlier_calls(llama_bfloat16: LoadedModel) -> None:
+    ids = tokens(llama_bfloat16)
+    whole = logits_of("prefill", llama_bfloat16)
+    assert torch.equal(logits_of("reuse:7", llama_bfloat16)[:7], logits_of("prefill", llama_bfloat16, ids[:7]))
+    assert torch.equal(logits_of("blocks:5", llama_bfloat16)[:30], whole[:30])
+    assert torch.equal(logits_of("blocks:31", llama_bfloat16)[:31], whole[:31])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("size", "fresh"), [(1, 1), (5, 2), (8, 8), (16, 16), (31, 1), (32, 32), (100, 32)])
+def test_blocks_reuse_the_longest_prefix_of_whole_blocks_that_leaves_a_token(size, fresh, llama) -> None:  # type: ignore[no-untyped-def]
+    lengths: list[int] = []
+    hook = llama.model.register_forward_pre_hook(
+        lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        logits_of(f"blocks:{size}", llama)
+    finally:
+        hook.remove()
+    assert lengths == ([32, fresh] if fresh < 32 else [32])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", ["decode", "chunked:5", "reuse:7", "blocks:8", "static"])
+def test_a_model_whose_rotation_changes_with_the_length_takes_a_cache_only_below_that_length(path: str, model_of) -> None:  # type: ignore[no-untyped-def]
+    loaded = model_of("longrope")
+    sentence = rf"^path '{path}': a LlamaForCausalLM rotates all keys otherwise once a prompt exceeds 24 tokens, so .*, or choose prefill\.$"
+    with pytest.raises(CaptureError, match=sentence):
+        logits_of(path, loaded)
+    assert computes_the_same("prefill", loaded)
+    short = tokens(loaded)[:24]
+    assert torch.allclose(logits_of(path, loaded, short), logits_of("prefill", loaded, short), atol=float32_bound(loaded), rtol=0)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("base", ["decode", "static"])
+def test_without_that_refusal_the_cache_would_be_silently_wrong(base: str, model_of, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setitem(paths.BASES, "faulty", Base(paths.BASES[base].compute))
+    assert not computes_the_same("faulty", model_of("longrope"))
 
 
 def _shifted(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
@@ -86,27 +177,148 @@ def _faulty_cache(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     """Fault: one cached value of one head is scaled by 1.01."""
     cache = DynamicCache(config=setting.loaded.model.config)
     for position in range(setting.positions):
-        token = setting.token_ids[:, position : position + 1]
-        yield position, setting.loaded.model(input_ids=token, past_key_values=cache, use_cache=True).logits[setting.row]
+        yield position, setting.forward(position, position + 1, cache)
         if position == 3:
             cache.layers[0].values[setting.row, 0, 2] *= 1.01
 
 
+def _position_off_by_one(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fault: the tokens after the reused prefix believe to stand one further right."""
+    model, prefix = setting.loaded.model, 8
+    cache = DynamicCache(config=model.config)
+    yield 0, setting.forward(0, prefix, cache)
+    places = torch.arange(prefix, setting.positions)[None] + 1
+    rest = model(input_ids=setting.token_ids[:, prefix:], position_ids=places, past_key_values=cache, use_cache=True)
+    yield prefix, rest.logits[setting.row]
+
+
+def _blocks_table_shifted(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fault: after the cache is trimmed, the block table is off by one: the first block is lost, the last is read twice.
+
+    (Blocks merely in another order are no fault under full attention: keys carry their positions, and a sum has no order.)
+    """
+    size, reused = 4, 28
+    earlier = DynamicCache(config=setting.loaded.model.config)
+    earlier.activate_past_recording()
+    logits = setting.forward(0, setting.positions, earlier)
+    yield 0, logits[:reused]
+    cache = copy.deepcopy(earlier)
+    cache.crop(reused - setting.positions)
+    for layer in cache.layers:
+        layer.keys = torch.cat([layer.keys[:, :, size:], layer.keys[:, :, -size:]], dim=-2)
+        layer.values = torch.cat([layer.values[:, :, size:], layer.values[:, :, -size:]], dim=-2)
+    yield reused, setting.forward(reused, setting.positions, cache)
+
+
+def _stale_slot(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fault: one slot of the reused cache still holds what another prompt left there."""
+    model, prefix = setting.loaded.model, 8
+    other = DynamicCache(config=model.config)
+    model(input_ids=setting.token_ids[:, :prefix].flip(-1), past_key_values=other, use_cache=True)
+    cache = DynamicCache(config=model.config)
+    yield 0, setting.forward(0, prefix, cache)
+    for layer, stale in zip(cache.layers, other.layers, strict=True):
+        layer.keys[:, :, 6], layer.values[:, :, 6] = stale.keys[:, :, 6], stale.values[:, :, 6]
+    yield prefix, setting.forward(prefix, setting.positions, cache)
+
+
+def _trimmed_one_short(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fault: the cache keeps one token more than the block boundary says, so that token is seen twice."""
+    reused = 24
+    cache = DynamicCache(config=setting.loaded.model.config)
+    cache.activate_past_recording()
+    yield 0, setting.forward(0, setting.positions, cache)[:reused]
+    cache.crop(reused + 1 - setting.positions)
+    yield reused, setting.forward(reused, setting.positions, cache)
+
+
+def _static_slot_unwritten(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fault: a slot of the static cache is cleared after it was written."""
+    cache = StaticCache(config=setting.loaded.model.config, max_cache_len=setting.columns)
+    for position in range(setting.positions):
+        yield position, setting.forward(position, position + 1, cache)
+        if position == 5:
+            for layer in cache.layers:
+                layer.keys[:, :, 5] = 0
+                layer.values[:, :, 5] = 0
+
+
 @pytest.mark.model
-@pytest.mark.parametrize(("fault", "path"), [(_shifted, "faulty"), (_wrong_row, "faulty+batch:4"), (_faulty_cache, "faulty")])
+@pytest.mark.parametrize(
+    ("fault", "path"),
+    [
+        (_shifted, "faulty"),
+        (_wrong_row, "faulty+batch:4"),
+        (_faulty_cache, "faulty"),
+        (_position_off_by_one, "faulty"),
+        (_blocks_table_shifted, "faulty"),
+        (_stale_slot, "faulty"),
+        (_trimmed_one_short, "faulty"),
+        (_static_slot_unwritten, "faulty"),
+    ],
+)
 def test_a_planted_fault_is_caught_by_the_same_check(fault, path, loaded, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setitem(paths.BASES, "faulty", Base(fault))
     assert not computes_the_same(path, loaded)
 
 
+class _Unplaced(Setting):
+    """Fault: padding is masked, but positions are counted from the first column."""
+
+    @property
+    def position_ids(self) -> torch.Tensor:  # type: ignore[override]
+        return torch.arange(self.columns).expand(self.rows, -1)
+
+
+class _Unmasked(Setting):
+    """Fault: padding keeps its place before the prompt, and is attended to."""
+
+    @property
+    def attention_mask(self) -> torch.Tensor:  # type: ignore[override]
+        return torch.ones_like(self.token_ids)
+
+
+def _with(kind: type[Setting]) -> Modifier:
+    @contextmanager
+    def change(given: Setting) -> Iterator[Setting]:
+        yield kind(given.loaded, left=5)
+
+    return Modifier(change)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("base", ["prefill", "decode", "blocks:8"])
+@pytest.mark.parametrize(
+    ("name", "kind", "is_caught"),
+    [
+        ("gpt2", _Unplaced, True),  # positions are learned: another place is another vector
+        ("llama", _Unplaced, False),  # rotary positions: only distances count, and all tokens are shifted alike
+        ("gpt2", _Unmasked, True),
+        ("llama", _Unmasked, True),
+        ("gemma3", _Unmasked, True),
+    ],
+)
+def test_padding_without_positions_or_without_a_mask_is_caught(base, name, kind, is_caught, model_of, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setitem(paths.MODIFIERS, "faulty", _with(kind))
+    assert computes_the_same(f"{base}+faulty", model_of(name)) is not is_caught
+
+
+def test_the_faulty_settings_differ_from_the_right_ones_in_nothing_else(llama: LoadedModel) -> None:
+    given = replace(Setting(llama), prompt=(5, 6, 7), left=2)
+    assert given.attention_mask.tolist() == [[0, 0, 1, 1, 1]]
+    assert given.position_ids.tolist() == [[0, 0, 0, 1, 2]]
+    assert replace(given, left=0, right=2).position_ids.tolist() == [[0, 1, 2, 2, 2]]
+    assert torch.equal(_Unplaced(llama, prompt=(5, 6, 7), left=2).token_ids, given.token_ids)
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_pieces_come_in_order_and_are_bounded(path: str, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "CHUNK_BYTES", 5 * llama.vocab_size * 4)
+    monkeypatch.setattr(setting, "CHUNK_BYTES", 5 * llama.vocab_size * 4)
     with torch.inference_mode():
-        pieces = [(position, len(logits)) for position, logits in run_path(parse_path(path), llama, range(12))]
+        pieces = [(position, len(logits)) for position, logits in run_path(parse_path(path), llama, range(40))]
     assert [position for position, _ in pieces] == [sum(n for _, n in pieces[:k]) for k in range(len(pieces))]
     assert max(n for _, n in pieces) <= 5
-    assert sum(n for _, n in pieces) == 12
+    assert sum(n for _, n in pieces) == 40
 
 
 @pytest.mark.parametrize(
@@ -116,6 +328,8 @@ def test_pieces_come_in_order_and_are_bounded(path: str, llama: LoadedModel, mon
         (" Decode ", "decode"),
         ("prefill+batch:08", "prefill+batch:8"),
         ("decode + batch:1", "decode+batch:1"),
+        ("Blocks:032 + PAD:Left:3 + batch:4 + attn:Eager + row:2", "blocks:32+batch:4+row:2+pad:left:3+attn:eager"),
+        ("prefill+compile+tf32+threads:1+neighbours:same+batch:2", "prefill+batch:2+neighbours:same+threads:1+tf32+compile"),
     ],
 )
 def test_paths_have_one_canonical_form(text: str, canonical: str) -> None:
@@ -125,20 +339,24 @@ def test_paths_have_one_canonical_form(text: str, canonical: str) -> None:
 
 
 def test_different_paths_differ() -> None:
-    assert len({parse_path(text) for text in ["prefill", "decode", "prefill+batch:2", "prefill+batch:3"]}) == 4
+    assert len({parse_path(text) for text in ["prefill", "decode", "prefill+batch:2", "prefill+batch:3", "chunked:2"]}) == 5
 
 
-BATCH = "modifiers are batch:N."
+BASES_ARE = "bases are prefill, decode, chunked:N, reuse:N, blocks:N, static."
+MODIFIERS_ARE = (
+    "modifiers are batch:N, row:I, neighbours:same|random, pad:left|right:N, attn:eager|sdpa, "
+    "dtype:float32|float16|bfloat16, threads:N, tf32, sdpa:flash|efficient|math|cudnn, reduced:on|off, compile."
+)
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("prefil", "path 'prefil': no base 'prefil'; bases are prefill, decode."),
-        ("", "path '': no base ''; bases are prefill, decode."),
-        ("batch:2", "path 'batch:2': no base 'batch'; bases are prefill, decode."),
-        ("prefill+decode", f"path 'prefill+decode': no modifier 'decode'; {BATCH}"),
-        ("prefill+", f"path 'prefill+': no modifier ''; {BATCH}"),
+        ("prefil", f"path 'prefil': no base 'prefil'; {BASES_ARE}"),
+        ("", f"path '': no base ''; {BASES_ARE}"),
+        ("batch:2", f"path 'batch:2': no base 'batch'; {BASES_ARE}"),
+        ("prefill+decode", f"path 'prefill+decode': no modifier 'decode'; {MODIFIERS_ARE}"),
+        ("prefill+", f"path 'prefill+': no modifier ''; {MODIFIERS_ARE}"),
         ("prefill:3", "path 'prefill:3': base 'prefill:3' has 1 values, not 0; write prefill."),
         ("decode+batch", "path 'decode+batch': modifier 'batch' has 0 values, not 1; write batch:N."),
         ("decode+batch:2:3", "path 'decode+batch:2:3': modifier 'batch:2:3' has 2 values, not 1; write batch:N."),
@@ -146,6 +364,31 @@ BATCH = "modifiers are batch:N."
         ("decode+batch:-1", "path 'decode+batch:-1': batch takes a whole number of at least 1, not '-1'; write batch:N."),
         ("decode+batch:²", "path 'decode+batch:²': batch takes a whole number of at least 1, not '²'; write batch:N."),
         ("decode+batch:2+batch:2", "path 'decode+batch:2+batch:2': modifier 'batch' stands twice; expected it once."),
+        ("chunked", "path 'chunked': base 'chunked' has 0 values, not 1; write chunked:N."),
+        ("reuse:0", "path 'reuse:0': reuse takes a whole number of at least 1, not '0'; write reuse:N."),
+        (
+            "prefill+pad:middle:3",
+            "path 'prefill+pad:middle:3': pad takes one of left, right, not 'middle'; write pad:left|right:N.",
+        ),
+        (
+            "prefill+pad:left:2+pad:right:2",
+            "path 'prefill+pad:left:2+pad:right:2': modifier 'pad' stands twice; expected it once.",
+        ),
+        ("prefill+row:3", "path 'prefill+row:3': row:3 needs a batch of at least 4; add batch:N."),
+        ("prefill+batch:3+row:3", "path 'prefill+batch:3+row:3': row:3 needs a batch of at least 4; add batch:N."),
+        ("decode+neighbours:same", "path 'decode+neighbours:same': neighbours:same needs other rows; add batch:N."),
+        (
+            "prefill+threads:257",
+            "path 'prefill+threads:257': threads takes a whole number of 1 to 256, not '257'; write threads:N.",
+        ),
+        (
+            "prefill+dtype:int8",
+            "path 'prefill+dtype:int8': dtype takes one of float32, float16, bfloat16, not 'int8'; write dtype:float32|float16|bfloat16.",
+        ),
+        (
+            "prefill+attn:../x",
+            "path 'prefill+attn:../x': attn takes the name of an attention, not '../x'; write attn:eager|sdpa.",
+        ),
     ],
 )
 def test_a_path_that_does_not_parse_is_answered_with_what_exists(text: str, sentence: str) -> None:

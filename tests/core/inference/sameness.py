@@ -1,0 +1,58 @@
+"""The check that every path must pass and every planted fault must fail: does it compute the model's function?"""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import cache
+
+import torch
+
+from core.inference.models import LoadedModel
+from core.inference.paths import parse_path, run_path
+
+PROMPT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten"
+POSITIONS = 32
+
+
+def tokens(loaded: LoadedModel) -> list[int]:
+    return loaded.tokenizer(PROMPT)["input_ids"][:POSITIONS]
+
+
+def logits_of(path: str, loaded: LoadedModel, ids: list[int] | None = None) -> torch.Tensor:
+    """All pieces as one. -> [positions, vocab]"""
+    with torch.inference_mode():
+        pieces = run_path(parse_path(path), loaded, tokens(loaded) if ids is None else ids)
+        return torch.cat([logits.clone() for _, logits in pieces])
+
+
+@cache
+def exact_logits(loaded: LoadedModel) -> torch.Tensor:
+    """The same weights in float64, by a plain forward that knows nothing of paths. -> [positions, vocab]"""
+    model = copy.deepcopy(loaded.model).double()
+    if hasattr(loaded.model.config, "num_experts_per_tok"):
+        model.set_experts_implementation("eager")  # the grouped product of experts knows no float64
+    with torch.inference_mode():
+        return model(torch.tensor([tokens(loaded)])).logits[0]
+
+
+def float32_bound(loaded: LoadedModel) -> float:
+    """How far float32 rounding may move a logit.
+
+    A product of length n is off by at most n u relative to its operands' norms (Higham, "Accuracy and stability of numerical
+    algorithms", 3.5; u = 2^-24). The residual stream passes 5 of them in sequence per layer (query-key, attention-value,
+    output, up, down) and the head; the final norm gives a hidden state of norm sqrt(hidden), so by Cauchy-Schwarz a logit
+    moves by at most that relative error times sqrt(hidden) * |row of the head|. A soft cap of the logits only brings them closer.
+    """
+    config = loaded.model.config
+    longest = max(config.hidden_size * (4 if config.model_type in ("gpt2", "bloom") else 2), POSITIONS)
+    stages = 5 * config.num_hidden_layers + 1
+    head = loaded.model.get_output_embeddings().weight
+    return stages * longest * 2.0**-24 * math.sqrt(config.hidden_size) * float(head.norm(dim=1).max())
+
+
+def computes_the_same(path: str, loaded: LoadedModel) -> bool:
+    """Within the bound of float32 at every position, and the same argmax."""
+    found, exact = logits_of(path, loaded), exact_logits(loaded)
+    is_close = float((found.double() - exact).abs().max()) <= float32_bound(loaded)
+    return is_close and bool((found.argmax(-1) == exact.argmax(-1)).all())

@@ -1,0 +1,69 @@
+"""On the shipped, really trained model paths part by rounding: in bfloat16 visibly, in float32 a thousand times less.
+
+Which paths part and which do not is the machine's affair (docs/paths.md has what one machine showed), so only what holds wherever
+a product of one row takes another kernel than a product of many is asserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.inference.models import LoadedModel, load_model
+from tests.core.inference.sameness import logits_of
+
+SAMPLES = Path(__file__).parents[3] / "sample_runs"
+POSITIONS = 49  # one more than three blocks of 16: the last token is computed alone
+
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.skipif(not (SAMPLES / "model" / "config.json").is_file(), reason="sample_runs/model is not built"),
+]
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Callable[[str], LoadedModel]:
+    return cache(lambda dtype: load_model(str(SAMPLES / "model"), dtype=dtype, device="cpu"))
+
+
+def prompt(loaded: LoadedModel) -> list[int]:
+    return loaded.tokenizer((SAMPLES / "prompts" / "scheduler.txt").read_text())["input_ids"][:POSITIONS]
+
+
+@pytest.mark.parametrize("path", ["decode", "static", "decode+batch:2", "prefill+attn:eager"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_paths_that_part(path: str, dtype: str, shipped: Callable[[str], LoadedModel]) -> None:
+    loaded = shipped(dtype)
+    reference, variant = (logits_of(name, loaded, prompt(loaded)) for name in ("prefill", path))
+    assert (reference != variant).any()
+
+
+@pytest.mark.parametrize("path", ["prefill", "decode", "static", "blocks:16"])
+def test_reruns_agree_bit_for_bit(path: str, shipped: Callable[[str], LoadedModel]) -> None:
+    loaded = shipped("bfloat16")
+    assert torch.equal(logits_of(path, loaded, prompt(loaded)), logits_of(path, loaded, prompt(loaded)))
+
+
+@pytest.mark.parametrize(
+    "path", ["decode", "static", "chunked:7", "reuse:31", "blocks:16", "decode+batch:3+row:2", "prefill+pad:left:5"]
+)
+def test_what_parts_in_bfloat16_is_a_thousand_times_closer_in_float32(path: str, shipped: Callable[[str], LoadedModel]) -> None:
+    """Rounding scales with the dtype's unit, 2^-8 against 2^-24; a wrong cache or position would not."""
+    narrow, wide = shipped("bfloat16"), shipped("float32")
+    exact = logits_of("prefill", wide, prompt(wide))
+    rounding = float((logits_of("prefill", narrow, prompt(narrow)).float() - exact).abs().max())
+    assert float((logits_of(path, wide, prompt(wide)) - exact).abs().max()) < rounding / 1000
+
+
+def test_another_prompts_cache_would_not_be_a_thousand_times_closer(shipped: Callable[[str], LoadedModel]) -> None:
+    """The twin of the test above: one token of the prefix is another one."""
+    narrow, wide = shipped("bfloat16"), shipped("float32")
+    ids = prompt(wide)
+    exact = logits_of("prefill", wide, ids)
+    rounding = float((logits_of("prefill", narrow, ids).float() - exact).abs().max())
+    wrong = logits_of("reuse:31", wide, [*ids[:5], (ids[5] + 1) % wide.token_limit, *ids[6:]])
+    assert float((wrong - exact)[31:].abs().max()) > rounding / 1000
