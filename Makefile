@@ -12,7 +12,7 @@ test: $(VENV)/.development browser
 	$(BIN)/python -m pytest
 
 quick: $(VENV)/.development
-	$(BIN)/python -m pytest -m "not browser and not model and not slow and not gpu"
+	$(BIN)/python -m pytest -n auto -m "not browser and not model and not slow and not gpu"
 
 check: $(VENV)/.development
 	$(BIN)/ruff format --check .

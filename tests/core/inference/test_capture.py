@@ -173,7 +173,13 @@ def test_a_prompt_may_be_token_ids(llama: LoadedModel) -> None:
             UsageError,
             "path 'prefill+batch:2' is given twice; every side of a run needs a path of its own.",
         ),
-        (["x"], "prefill", ["decoed"], UsageError, "path 'decoed': no base 'decoed'; bases are prefill, decode, chunked:N, reuse:N, blocks:N, static."),
+        (
+            ["x"],
+            "prefill",
+            ["decoed"],
+            UsageError,
+            "path 'decoed': no base 'decoed'; bases are prefill, decode, chunked:N, reuse:N, blocks:N, static.",
+        ),
     ],
 )
 def test_a_plan_that_cannot_be_run_is_one_sentence(prompts, reference, variants, kind, sentence, llama) -> None:  # type: ignore[no-untyped-def]

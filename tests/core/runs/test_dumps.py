@@ -73,7 +73,7 @@ def test_every_form_gives_the_same_bits(tmp_path: Path, dtype: str, form: str) -
     sides: dict[str, Any] = {"reference": _logits(dtype, 1), "variant": _logits(dtype, 2)}
     paths = [tmp_path / "dump"]
     if form.startswith("npz"):
-        with open(paths[0], "wb") as file:
+        with paths[0].open("wb") as file:
             (np.savez_compressed if "deflated" in form else np.savez)(file, **sides)
     elif form == "safetensors":
         save_file(sides, paths[0])
@@ -91,7 +91,7 @@ def test_every_form_gives_the_same_bits(tmp_path: Path, dtype: str, form: str) -
         paths = [tmp_path / key for key in sides]
         for path, side in zip(paths, sides.values(), strict=True):
             if "npy" in form:
-                with open(path, "wb") as file:
+                with path.open("wb") as file:
                     np.save(file, side)
             else:
                 save_file({"logits": side}, path)
