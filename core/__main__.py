@@ -213,6 +213,11 @@ def capture(
     ] = None,
     reference: Annotated[str, typer.Option(help="Path of the reference: prefill, decode, prefill+batch:8, ...")] = "prefill",
     variant: Annotated[list[str] | None, typer.Option(help="Path of a variant; may be given several times.")] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(help="Add a variant for each value: batch=1,2,3,4,8 puts the reference into batches of each size."),
+    ] = None,
+    repeat: Annotated[int, typer.Option(help="Call every path N times, one after another, as a server would be called.")] = 1,
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "bfloat16",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. Default: CUDA if there is one.")] = None,
     revision: Annotated[str | None, typer.Option(help="Revision on the hub.")] = None,
@@ -229,10 +234,20 @@ def capture(
 
     For example:  python -m core capture --model sample_runs/model --prompt "def __init__(self,"
     --reference prefill --variant decode --variant prefill+batch:8 --dtype bfloat16
+
+    The first call against later ones, with block reuse:  --reference blocks:16 --repeat 6
+
+    Which batch sizes agree bit for bit:  --reference decode --sweep batch=1,2,3,4,8,16
+
+    docs/paths.md lists every path.
     """
     from core.inference.capture import plan_capture, run_capture
     from core.inference.models import load_model
+    from core.inference.sides import sweep as swept
 
+    variants = [*(variant or []), *(path for text in sweep or [] for path in swept(reference, text))]
+    if not variants and repeat == 1:
+        variants = ["decode"]
     prompts = [*(prompt or []), *(_read_prompt(path) for path in prompt_file or [])]
     if not prompts:
         raise UsageError("no prompt was given; use --prompt TEXT or --prompt-file FILE.")
@@ -244,7 +259,7 @@ def capture(
     with _stoppable(), _steps(progress) as say:
         say("loading the model", 0, 0)
         loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
-        plan = plan_capture(loaded, prompts, reference, variant or ["decode"], name=name, command=command, seed=seed)
+        plan = plan_capture(loaded, prompts, reference, variants, name=name, command=command, seed=seed, repeat=repeat)
         with RunWriter(target, plan.header) as writer:
             run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
             say("writing the run file", 0, 0)

@@ -16,12 +16,13 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from core.errors import CaptureError, UsageError
+from core.errors import CaptureError
 from core.inference import memory
 from core.inference.edge import first_line, foreign_errors_stop, quiet
 from core.inference.models import LoadedModel
 from core.inference.neighbours import neighbour_rows
-from core.inference.paths import Path, open_path, parse_path, rows_of_a_chunk
+from core.inference.paths import Path, open_path, rows_of_a_chunk
+from core.inference.sides import Side, sides_of
 from core.runs.records import Prompt, Provenance, RunHeader, SideHeader
 
 _SIGNED = {2: torch.int16, 4: torch.int32}  # of the float's width: torch hands these to numpy, and not bfloat16
@@ -65,9 +66,14 @@ def plan_capture(
     name: str | None = None,
     command: str = "",
     seed: int = 0,
+    repeat: int = 1,
 ) -> CapturePlan:
-    """Check everything that can be known before the first forward. A prompt is text, or the token ids themselves."""
-    paths = _sides(reference, variants)
+    """Check everything that can be known before the first forward. A prompt is text, or the token ids themselves.
+
+    `repeat` calls every path so many times; see core.inference.sides.
+    """
+    sides = sides_of(reference, variants, repeat)
+    paths = tuple(side.path for side in sides)
     _check_paths(loaded, paths, None)
     if not prompts:
         raise CaptureError("a capture needs at least one prompt.")
@@ -77,11 +83,11 @@ def plan_capture(
     _check_batches(loaded, paths, token_ids)
     vocabulary = loaded.vocabulary()
     header = RunHeader(
-        name=name or f"{FilePath(loaded.name).name}: {paths[0]} against {', '.join(map(str, paths[1:]))}",
+        name=name or f"{FilePath(loaded.name).name}: {_in_short(sides)}",
         compute_dtype=loaded.dtype,
         vocab=loaded.vocab_size,
         prompts=tuple(Prompt(len(ids), ids, tuple(vocabulary[token] for token in ids)) for ids in token_ids),
-        sides=tuple(SideHeader(str(path), str(path), path.compute_dtype(loaded)) for path in paths),
+        sides=tuple(SideHeader(side.name, str(side.path), side.path.compute_dtype(loaded)) for side in sides),
         provenance=Provenance(
             kind="capture",
             model=loaded.name,
@@ -95,6 +101,12 @@ def plan_capture(
         vocabulary=vocabulary,
     )
     return CapturePlan(loaded, paths, token_ids, seed, header)
+
+
+def _in_short(sides: Sequence[Side]) -> str:
+    """The sides in a title: the first few, and how many more."""
+    shown = ", ".join(side.name for side in sides[1:4])
+    return f"{sides[0].name} against {shown}" + (f" and {len(sides) - 4} more" if len(sides) > 4 else "")
 
 
 def run_capture(plan: CapturePlan, sink: Sink, on_progress: Callable[[Progress], None] | None = None) -> None:
@@ -119,7 +131,9 @@ def run_capture(plan: CapturePlan, sink: Sink, on_progress: Callable[[Progress],
                     gather.add(piece)
                     rows_done += len(piece)
                     if on_progress is not None:
-                        on_progress(Progress(side, str(path), rows_done, rows_total, time.perf_counter() - began))
+                        on_progress(
+                            Progress(side, plan.header.sides[side].name, rows_done, rows_total, time.perf_counter() - began)
+                        )
                     del piece  # see _logits
             gather.finish()
 
@@ -180,16 +194,6 @@ class _Gather:
 
 def _torch_errors_stop(path: Path) -> AbstractContextManager[None]:
     return foreign_errors_stop(f"path '{path}'", "shorten the prompts, lower batch:N, or choose a narrower dtype")
-
-
-def _sides(reference: str, variants: Sequence[str]) -> tuple[Path, ...]:
-    if not variants:
-        raise UsageError("a capture needs at least one variant beside the reference; name a path such as decode.")
-    paths = [parse_path(text) for text in (reference, *variants)]
-    for number, path in enumerate(paths):
-        if path in paths[:number]:
-            raise UsageError(f"path '{path}' is given twice; every side of a run needs a path of its own.")
-    return tuple(paths)
 
 
 def _tokens(loaded: LoadedModel, prompt: str | Sequence[int], where: str) -> tuple[int, ...]:

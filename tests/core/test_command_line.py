@@ -214,6 +214,48 @@ def test_the_same_capture_gives_the_same_bits_and_really_diverges(cli):
     assert digests[0] == digests[1]
 
 
+FOX = "The quick brown fox jumps over the lazy dog. " * 4
+
+
+@pytest.mark.model
+def test_report_a_the_first_call_differs_from_later_ones_with_reuse_and_not_without(cli):
+    """Report A's protocol on any model: six calls; with a prefix from the cache two classes, without reuse one."""
+    on = ["capture", "--model", "sample_runs/model", "--prompt", FOX, "--reference", "reuse:31", "--repeat", "6", "--json"]
+    report = json.loads(cli("show", json.loads(cli(*on).stdout)["run_id"], "--json").stdout)
+    calls = [f"reuse:31 call {n}" for n in range(1, 7)]
+    assert report["classes"] == [calls[:1], calls[1:]]
+    assert report["summary"]["neq"] > 0
+    assert len({pair["neq"] for pair in report["pairs"]}) == 1
+    off = ["capture", "--model", "sample_runs/model", "--prompt", FOX, "--reference", "prefill", "--repeat", "6", "--json"]
+    report = json.loads(cli("show", json.loads(cli(*off).stdout)["run_id"], "--json").stdout)
+    assert report["classes"] == [[f"prefill call {n}" for n in range(1, 7)]]
+    assert report["summary"]["bit_identical"] is True
+
+
+@pytest.mark.model
+def test_a_sweep_shows_which_batch_sizes_form_a_class(cli):
+    command = [
+        "capture",
+        "--model",
+        "sample_runs/model",
+        "--prompt",
+        FOX,
+        "--reference",
+        "decode",
+        "--dtype",
+        "float32",
+        "--json",
+    ]
+    run_id = json.loads(cli(*command, "--sweep", "batch=1,2,4,8").stdout)["run_id"]
+    report = json.loads(cli("show", run_id, "--json").stdout)
+    assert ["decode", "decode+batch:1"] in report["classes"]
+    assert len(report["classes"]) >= 2
+    assert sorted(name for group in report["classes"] for name in group) == [
+        "decode",
+        *(f"decode+batch:{n}" for n in (1, 2, 4, 8)),
+    ]
+
+
 @pytest.mark.model
 def test_an_interrupted_capture_leaves_nothing_behind(tmp_path):
     command = [sys.executable, "-m", "core", "capture", "--model", "sample_runs/model", "--dtype", "float32"]
