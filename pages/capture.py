@@ -10,8 +10,18 @@ from app.jobs import Job
 from app.widgets import PAGES
 
 PROMPT_BYTES = 100_000  # what a command line can carry in one argument, with room to spare
-BASES = ["prefill", "decode"]
-SUGGESTED = ["decode", "prefill+batch:8", "decode+batch:2", "decode+batch:8", "prefill"]
+BASES = ["prefill", "decode", "blocks:16", "reuse:16", "chunked:16", "static"]  # type to give another; docs/paths.md has all
+SUGGESTED = [
+    "decode",
+    "prefill+batch:8",
+    "decode+batch:2",
+    "decode+batch:8",
+    "chunked:16",
+    "reuse:16",
+    "blocks:16",
+    "static",
+    "prefill",
+]
 
 st.title("Capture")
 st.caption(
@@ -39,17 +49,27 @@ with right:
     reference = st.selectbox("Reference path", BASES, accept_new_options=True, key="capture_reference")
     variants = st.multiselect(
         "Variant paths", SUGGESTED, default=["decode"], accept_new_options=True, key="capture_variants",
-        help="base+modifier: prefill is one forward of the whole prompt, decode goes token by token with a KV cache, batch:N puts N-1 other prompts beside yours",
+        help="base+modifier: prefill is one forward of the whole prompt, decode goes token by token with a KV cache, batch:N puts N-1 other "
+        "prompts beside yours; type any other path of docs/paths.md, such as decode+threads:1 or prefill+attn:eager",
     )  # fmt: skip
     first, second = st.columns(2)
     dtype = first.selectbox("dtype", ["bfloat16", "float32", "float16"], key="capture_dtype")
     device = second.selectbox("Device", ["best there is", "cpu", "cuda"], key="capture_device")
-    name = st.text_input("Name of the run", placeholder="model: reference against variants", key="capture_name")
+    name_field, repeat_field = st.columns([2, 1])
+    name = name_field.text_input("Name of the run", placeholder="model: reference against variants", key="capture_name")
+    repeat = int(
+        repeat_field.number_input(
+            "Calls of each path", 1, 64, key="capture_repeat",
+            help="separate calls, one after another: with reuse:N or blocks:N the first is fresh and the later ones read its cache",
+        )
+    )  # fmt: skip
 
 prompts = [part.strip("\n") for part in ("\n" + text + "\n").split("\n---\n")]
 prompts = [part for part in prompts if part.strip()]
 arguments = ["capture", "--model", model or "", *(f"--prompt={prompt}" for prompt in prompts), "--reference", reference or ""]
 arguments += [part for variant in variants for part in ("--variant", variant)]
+if repeat > 1:
+    arguments += ["--repeat", str(repeat)]
 arguments += ["--dtype", dtype]
 if device != "best there is":
     arguments += ["--device", device]
@@ -59,7 +79,7 @@ if name.strip():
 missing = (
     "Choose a model." if not model
     else "Write at least one prompt." if not prompts
-    else "Choose at least one variant." if not variants
+    else "Choose at least one variant, or call the reference several times." if not variants and repeat == 1
     else "That is too long for a command line; put it into a file and use --prompt-file on the command line."
     if max(len(prompt.encode()) for prompt in prompts) > PROMPT_BYTES
     else None
@@ -69,7 +89,9 @@ if start.button("Capture", type="primary", disabled=missing is not None, key="ca
     title = name.strip() or f"{(model or '').rstrip('/').rsplit('/', 1)[-1]}: {reference} against {', '.join(variants)}"
     jobs.submit(arguments, title=title, device=device)
     time.sleep(0.1)  # so that the list below shows it started
-shown.caption(missing or f"{len(prompts)} prompt{'s' if len(prompts) > 1 else ''}, {1 + len(variants)} sides each, in {dtype}.")
+shown.caption(
+    missing or f"{len(prompts)} prompt{'s' if len(prompts) > 1 else ''}, {(1 + len(variants)) * repeat} sides each, in {dtype}."
+)
 with st.expander("The same on the command line"):
     st.code("python -m core " + shlex.join(arguments), language="bash", wrap_lines=True)
 

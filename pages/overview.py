@@ -15,7 +15,7 @@ elements = header.rows * header.vocab
 if summary.bit_identical:
     st.success("Bit-identical: every bit of every logit is the same on both sides.")
 else:
-    change = "position changes its" if summary.flips == 1 else "positions change their"
+    change = "positions changes its" if summary.flips == 1 else "positions change their"
     flips = f"**{summary.flips} of {header.rows:,} {change} argmax**" if summary.flips else "no argmax changes"
     st.markdown(
         f"{words.share(summary.neq, elements)} logits differ; {flips}. Verdict: **{view.pair.verdict or 'not judged'}** — "
@@ -40,7 +40,7 @@ figures[3].metric(
     "Largest difference", words.number(summary.max_abs), help="absolute, in logits, over elements finite on both sides"
 )
 figures[4].metric(
-    "Mean distance, ULPs",
+    "Mean ULPs",
     words.number(summary.mean_ulps, 3),
     help=f"ULPs of {view.dtype}; the largest is {summary.max_ulps:,}, usually at a logit near 0",
 )

@@ -83,7 +83,7 @@ def plan_capture(
     _check_batches(loaded, paths, token_ids)
     vocabulary = loaded.vocabulary()
     header = RunHeader(
-        name=name or f"{FilePath(loaded.name).name}: {_in_short(sides)}",
+        name=name or f"{FilePath(loaded.name).name}: {_in_short(sides, repeat)}",
         compute_dtype=loaded.dtype,
         vocab=loaded.vocab_size,
         prompts=tuple(Prompt(len(ids), ids, tuple(vocabulary[token] for token in ids)) for ids in token_ids),
@@ -103,8 +103,11 @@ def plan_capture(
     return CapturePlan(loaded, paths, token_ids, seed, header)
 
 
-def _in_short(sides: Sequence[Side]) -> str:
+def _in_short(sides: Sequence[Side], repeat: int) -> str:
     """The sides in a title: the first few, and how many more."""
+    if repeat > 1:
+        called = ", ".join(dict.fromkeys(str(side.path) for side in sides[repeat - 1 :: repeat]))
+        return f"{called}, {repeat} calls"
     shown = ", ".join(side.name for side in sides[1:4])
     return f"{sides[0].name} against {shown}" + (f" and {len(sides) - 4} more" if len(sides) > 4 else "")
 
