@@ -41,7 +41,7 @@ def _inert(text: str) -> str:
 
 
 def _labels(positions: pd.Series, texts: tuple[str, ...]) -> list[str]:
-    """`17 'self'` where the token is known."""
+    """`17 after 'self'` where the token is known."""
     return [f"{p} after {_inert(visible(texts[p]))!r}" if p < len(texts) else str(p) for p in positions]
 
 

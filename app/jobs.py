@@ -1,4 +1,4 @@
-"""Captures started from a page: each in a process of its own, one at a time on a device, seen by every viewer.
+"""Captures started from a page: each in a process of its own, one at a time, seen by every viewer.
 
 A job is the command line itself (`python -m core capture ... --progress json`), so it can be copied and repeated, it does not
 slow the pages down, and it survives a page switch and a closed tab. Torch is loaded by that process alone.
@@ -7,25 +7,27 @@ slow the pages down, and it survives a page switch and a closed tab. Torch is lo
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import queue
 import shlex
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+_NOTHING_STORED = "cancelled; nothing was stored"
 PATIENCE_SECONDS = 10  # how long a cancelled job may take to clean up before it is killed
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job as it stands. state: waiting, running, done, failed or cancelled; rows are positions over all sides."""
+    """One job as it stands. state: waiting, running, cancelling, done, failed or cancelled; rows are positions over all sides."""
 
     number: int
     title: str
@@ -58,23 +60,23 @@ class Job:
         return self.seconds * (1 / self.share - 1) if self.share > 0 else None
 
 
-@dataclass
-class _Line:
-    """The jobs of one device, one after another."""
-
-    waiting: queue.Queue = field(default_factory=queue.Queue)
-    thread: threading.Thread | None = None
-
-
 class Jobs:
-    """All jobs of this server. Every method may be called from any thread; `Job`s handed out are snapshots."""
+    """All jobs of this server, one at a time. Every method may be called from any thread; `Job`s handed out are snapshots.
+
+    One after another whatever their device: which one "the best there is" means is only known in the job's own process, and two
+    captures on the cores of one machine would time each other, not the model.
+    """
 
     def __init__(self, store: Path) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._jobs: dict[int, Job] = {}
-        self._processes: dict[int, subprocess.Popen] = {}
-        self._lines: dict[str, _Line] = {}
+        self._numbers = itertools.count(1)
+        self._waiting: queue.Queue[int] = queue.Queue()
+        self._process: subprocess.Popen | None = None
+        self._running = 0
+        self._is_stopped = False
+        threading.Thread(target=self._work, name="ulpscope-jobs", daemon=True).start()
         atexit.register(self.stop)
 
     def all(self) -> list[Job]:
@@ -83,27 +85,26 @@ class Jobs:
             return sorted(self._jobs.values(), key=lambda job: -job.number)
 
     def submit(self, arguments: Sequence[str], *, title: str, device: str) -> Job:
-        """Line up `python -m core ARGUMENTS`; it starts when the device is free."""
+        """Line up `python -m core ARGUMENTS`; it starts when those before it have ended."""
         with self._lock:
-            job = Job(max(self._jobs, default=0) + 1, title, device, tuple(arguments))
+            job = Job(next(self._numbers), title, device, tuple(arguments))
             self._jobs[job.number] = job
-            line = self._lines.setdefault(device, _Line())
-            line.waiting.put(job.number)
-            if line.thread is None:
-                line.thread = threading.Thread(target=self._work, args=(line,), name=f"ulpscope-jobs-{device}", daemon=True)
-                line.thread.start()
+        self._waiting.put(job.number)
         return job
 
     def cancel(self, number: int) -> None:
-        """Stop a waiting or running job; what it began is removed by the job itself."""
+        """Stop a waiting or running job; what it began is removed by the job itself, so it is over only when its process is."""
         with self._lock:
             job = self._jobs.get(number)
-            if job is None or job.is_over:
+            if job is None or job.state not in ("waiting", "running"):
                 return
-            self._jobs[number] = replace(job, state="cancelled", message="cancelled; nothing was stored")
-            process = self._processes.get(number)
+            if job.state == "waiting":
+                self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
+                return
+            self._jobs[number] = replace(job, state="cancelling", message="cancelling")
+            process = self._process if self._running == number else None
         if process is not None:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             threading.Thread(target=_kill_later, args=(process,), daemon=True).start()
 
     def forget(self, number: int) -> None:
@@ -113,46 +114,42 @@ class Jobs:
                 del self._jobs[number]
 
     def stop(self) -> None:
-        """End what runs: the server is going away, and nobody would see the rest."""
+        """End what runs and start nothing more: the server is going away, and nobody would see the rest."""
         with self._lock:
-            running = list(self._processes.values())
-        for process in running:
+            self._is_stopped = True
+            process = self._process
+        if process is not None:
             process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE_SECONDS)
 
     def _change(self, number: int, **values: object) -> None:
         with self._lock:
             if number in self._jobs:
                 self._jobs[number] = replace(self._jobs[number], **values)  # type: ignore[arg-type]
 
-    def _work(self, line: _Line) -> None:
+    def _work(self) -> None:
         while True:
-            number = line.waiting.get()
-            with self._lock:
-                job = self._jobs.get(number)
-                if job is None or job.is_over:  # cancelled while it waited
-                    continue
-                command = [
-                    sys.executable,
-                    "-m",
-                    "core",
-                    *job.arguments,
-                    "--progress",
-                    "json",
-                    "--store",
-                    str(self._store.absolute()),
-                ]
-                try:
-                    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-                except OSError as error:
-                    self._jobs[number] = replace(job, state="failed", message=f"it could not be started ({error}).")
-                    continue
-                self._processes[number] = process
-                self._jobs[number] = replace(job, state="running", stage="starting")
-            self._follow(number, process)
-            with self._lock:
-                del self._processes[number]
+            number = self._waiting.get()
+            try:
+                self._run(number)
+            except Exception as error:  # the line behind it must go on, whatever a job's process did or said
+                self._change(number, state="failed", message=f"it could not be run ({error}).")
+            finally:
+                with self._lock:
+                    self._process, self._running = None, 0
 
-    def _follow(self, number: int, process: subprocess.Popen) -> None:
+    def _run(self, number: int) -> None:
+        with self._lock:
+            job = self._jobs.get(number)
+            if self._is_stopped or job is None or job.state != "waiting":  # cancelled while it waited
+                return
+            command = [sys.executable, "-m", "core", *job.arguments, "--progress", "json", "--store", str(self._store.absolute())]
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+            )  # fmt: skip
+            self._process, self._running = process, number
+            self._jobs[number] = replace(job, state="running", stage="starting")
         if process.stdout is None or process.stderr is None:
             raise ValueError("a job's output and errors are pipes")
         errors: list[str] = []
@@ -160,29 +157,34 @@ class Jobs:
         reader.start()
         began = time.monotonic()
         for text in process.stdout:
-            try:
-                said = json.loads(text)
-            except ValueError:
-                continue  # something else that the process printed
-            self._change(
-                number,
-                seconds=time.monotonic() - began,
-                **{key: said[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in said},
-            )
+            said = _object(text)
+            known = {key: said[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in said}
+            self._change(number, seconds=time.monotonic() - began, **known)
         code = process.wait()
         reader.join(5)
+        self._end(number, code, "".join(errors))
+
+    def _end(self, number: int, code: int, errors: str) -> None:
         with self._lock:
-            job = self._jobs.get(number)
-            if job is None or job.state == "cancelled":
-                return
-            if code == 0 and job.run_id:
-                self._jobs[number] = replace(job, state="done", rows_done=job.rows_total)
-                return
-            said = [line for line in "".join(errors).splitlines() if line.strip()]
-            sentence = next(
-                (line.removeprefix("error: ") for line in said if line.startswith("error: ")), said[-1] if said else ""
-            )
-            self._jobs[number] = replace(job, state="failed", message=sentence or f"it ended with exit code {code}.")
+            job = self._jobs[number]
+            if code == 0 and job.run_id:  # also where a cancel came too late
+                self._jobs[number] = replace(job, state="done", rows_done=job.rows_total, message="")
+            elif job.state == "cancelling":
+                self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
+            else:
+                said = [line for line in errors.splitlines() if line.strip()]
+                last = said[-1] if said else f"it ended with exit code {code}."
+                sentence = next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), last)
+                self._jobs[number] = replace(job, state="failed", message=sentence)
+
+
+def _object(text: str) -> dict[str, object]:
+    """A line of JSON; empty for whatever else a process prints."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def _kill_later(process: subprocess.Popen) -> None:

@@ -12,6 +12,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
 from app import state, widgets  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
+from core.errors import UlpscopeError  # noqa: E402
 
 PAGES = (
     ("runs", "Runs"),
@@ -43,7 +44,10 @@ def draw() -> None:
             st.page_link(target, query_params=said)
         st.divider()
     widgets.say_complaints()
-    page.run()
+    try:
+        page.run()
+    except UlpscopeError as error:  # a damaged block, or a run deleted between the sidebar and the page
+        st.error(str(error))
 
 
 if get_script_run_ctx(suppress_warning=True) is not None:

@@ -113,6 +113,14 @@ def open_run(run_id: str) -> RunReader:
     return _reader(*_stamp(store().path_of(run_id)))
 
 
+def delete(run_id: str) -> None:
+    """Delete a run and let go of its file, or the disk would not get its space back."""
+    stamp = _stamp(store().path_of(run_id))
+    store().delete(run_id)
+    _reader(*stamp).close()
+    _reader.clear(*stamp)
+
+
 def positions(run: RunReader, pair: int) -> pd.DataFrame:
     return _positions(*_stamp(run.path), pair)
 

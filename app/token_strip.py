@@ -19,9 +19,8 @@ _CSS = """
   border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius); padding: 0.6rem 0.8rem; }
 .token { cursor: pointer; border-radius: 3px; padding: 1px 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .token:hover { outline: 1.5px solid var(--st-text-color); }
-.token:focus-visible { outline: 2px solid var(--st-primary-color); }
 .token.flip { font-weight: 700; text-decoration: underline 2px #D55E00; text-underline-offset: 3px; }
-.token.odd { background-color: #E3000F !important; color: #FFFFFF; }
+.token.odd { background-color: #E3000F !important; color: #FFFFFF; text-decoration: line-through; }
 .token.number { white-space: nowrap; padding: 1px 4px; }
 .token.here { outline: 2.5px solid #CC79A7; }
 """

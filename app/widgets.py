@@ -9,7 +9,7 @@ from typing import NoReturn
 import pandas as pd
 import streamlit as st
 
-from app import state, words
+from app import charts, state, words
 from core.errors import UlpscopeError
 from core.runs.gallery import RunCard
 from core.runs.reader import RunReader
@@ -145,7 +145,7 @@ def head(title: str, view: state.View | None, what: str) -> state.View:
         empty()
     run, header = view.run, view.run.header
     about = header.provenance
-    where = " · ".join(part for part in (Path(about.model).name, header.compute_dtype, about.device) if part)
+    where = " · ".join(part for part in (words.model_name(about.model), header.compute_dtype, about.device) if part)
     st.markdown(
         f"**{escaped(header.name)}** — reference `{_code(view.pair.reference)}`, variant `{_code(view.pair.variant)}` · {escaped(where)}"
     )
@@ -164,13 +164,24 @@ def escaped(text: str) -> str:
 
 def empty() -> NoReturn:
     """No run to show: say what to do, and stop."""
-    st.info("No runs yet. Upload a dump of logits, or capture a run on the command line; it appears here by itself.")
+    st.info("No runs yet. Upload a dump of logits, or capture a run; it appears here by itself.")
     st.page_link(PAGES / "upload.py", label="Upload a dump")
+    st.page_link(PAGES / "capture.py", label="Capture a run")
     st.code(
         'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference prefill --variant decode --dtype bfloat16',
         language="bash",
     )
     st.stop()
+
+
+def best_tokens(view: state.View) -> pd.DataFrame:
+    """The grouped bars of both sides at the selected position, with their caption; returns what they show."""
+    top = state.top(view)
+    st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
+    st.caption(
+        "The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0."
+    )
+    return top
 
 
 def say_complaints() -> None:

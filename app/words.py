@@ -14,7 +14,7 @@ def visible(text: str) -> str:
 
 
 def token(token_id: int | None, text: str | None) -> str:
-    """`'·self' 301`, or the bare id where the text is unknown, or `none` for a side that is all NaN."""
+    """`·self  (301)`, or `token 301` where the text is unknown, or `none (all NaN)` for a side that is all NaN."""
     if token_id is None or token_id != token_id:
         return "none (all NaN)"
     return f"{visible(text)}  ({int(token_id)})" if text is not None else f"token {int(token_id)}"
@@ -48,6 +48,11 @@ def size(count: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return ""
+
+
+def model_name(model: str) -> str:
+    """The last part of a folder or hub id."""
+    return model.rstrip("/").rsplit("/", 1)[-1]
 
 
 def file_name(name: str) -> str:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from typer.exceptions import TyperException
@@ -51,6 +54,15 @@ StoreOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
+def _is_run(store: Path | None, text: str) -> bool:
+    """Whether a word that is no file is meant as a run's id: one there is, or one without the suffix of a file."""
+    try:
+        open_store(store).path_of(text)
+    except UlpscopeError:
+        return not Path(text).suffix
+    return True
+
+
 def _print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, default=str, allow_nan=False) + "\n")
 
@@ -67,14 +79,14 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 
 def _pair_table(pairs: list[PairReport], compute_dtype: str, rows: int, vocab: int) -> Table:
-    table = Table(title=f"{pairs[0].reference} against …   {rows} positions x {vocab} tokens, ULPs of {compute_dtype}")
+    table = Table(title=f"{escape(pairs[0].reference)} against …   {rows} positions x {vocab} tokens, ULPs of {compute_dtype}")
     for name in ("variant", "differing logits", "max abs", "max ULPs", "mean ULPs", "flips", "ties", "near ties", "max KL, nats"):
         table.add_column(name, justify="left" if name == "variant" else "right")
     for pair in pairs:
         s = pair.summary
         share = "bit-identical" if s.bit_identical else f"{s.neq:,} of {rows * vocab:,} ({percent(s.neq_share)})"
         table.add_row(
-            pair.variant, share, _number(s.max_abs, 6), f"{s.max_ulps:,}", _number(s.mean_ulps), str(s.flips), str(s.ties),
+            escape(pair.variant), share, _number(s.max_abs, 6), f"{s.max_ulps:,}", _number(s.mean_ulps), str(s.flips), str(s.ties),
             str(s.near_ties), _number(s.max_kl),
         )  # fmt: skip
         if s.nonfinite_mismatch:
@@ -85,14 +97,14 @@ def _pair_table(pairs: list[PairReport], compute_dtype: str, rows: int, vocab: i
 def _flip_table(pair: PairReport, texts: dict[int, str], has_prompts: bool, limit: int = 20) -> Table:
     flips = [row for row in pair.rows if row["is_flip"]]
     more = f", the first {limit}" if len(flips) > limit else ""
-    table = Table(title=f"flips of {pair.variant}: {len(flips)}{more}")
+    table = Table(title=f"flips of {escape(pair.variant)}: {len(flips)}{more}")
     for name in (["prompt"] if has_prompts else []) + ["position", "reference", "variant", "margins, ULPs", "max abs"]:
         table.add_column(name, justify="right")
     for row in flips[:limit]:
         tokens = [f"{row[k]} {texts[row[k]]!r}" if row[k] in texts else str(row[k]) for k in ("reference_token", "variant_token")]
         margins = f"{row['reference_margin_ulps']} / {row['variant_margin_ulps']}"
         place = ([str(row["prompt"])] if has_prompts else []) + [str(row["position"])]
-        table.add_row(*place, *(t.replace("[", r"\[") for t in tokens), margins, _number(row["max_abs"]))
+        table.add_row(*place, *(escape(t) for t in tokens), margins, _number(row["max_abs"]))
     return table
 
 
@@ -124,7 +136,7 @@ def compare(
     """
     gates = [Gate.parse(text) for given in fail_on or [] for text in given.split(",")]
     texts: dict[int, str] = {}
-    if second is None and not Path(first).exists() and not Path(first).suffix:
+    if second is None and not Path(first).exists() and _is_run(store, first):
         if compute_dtype or reference:
             raise UsageError("--compute-dtype and --reference are for dumps; a stored run keeps those it was stored with.")
         with RunReader(open_store(store).path_of(first)) as run:
@@ -139,9 +151,9 @@ def compare(
             pairs, classes = report_of_dump(dump)
             prompts, rows, dtype, vocab = len(dump.prompts), dump.rows, dump.compute_dtype, dump.vocab
             for warning in dump.warnings:
-                err.print(f"note: {warning}")
+                err.print(f"note: {warning}", markup=False)
             if not as_json_:
-                out.print(f"compute dtype {dump.dtype_reason}")
+                out.print(f"compute dtype {dump.dtype_reason}", markup=False)
     report = as_json(
         pairs, classes, compute_dtype=dtype, rows=rows, vocab=vocab, prompts=prompts, variant=variant, with_positions=positions
     )
@@ -189,7 +201,14 @@ def ingest(
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Ctrl-C: the writer has removed what it began by the time this says so. (typer itself would leave without a word.)"""
+    """Ctrl-C or a request to end: the writer has removed what it began by the time this says so. (typer would leave without a word.)"""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with interrupts ignored
+            signal.signal(number, interrupt)
     try:
         yield
     except KeyboardInterrupt:
@@ -326,7 +345,7 @@ def list_(store: StoreOption = None, as_json_: JsonOption = False) -> None:
             table.add_column(column, justify="right" if figures else "left", no_wrap=column == "run", overflow="fold")
         for card in cards:
             table.add_row(
-                card.run_id, card.name.replace("[", r"\["), Path(card.model).name if card.model else "", card.compute_dtype, card.device,
+                card.run_id, escape(card.name), Path(card.model).name if card.model else "", card.compute_dtype, card.device,
                 f"{card.positions:,}", str(card.pairs), str(card.flips), f"{card.max_ulps:,}", card.verdicts or "not judged",
             )  # fmt: skip
         out.print(table if cards else "no runs yet; `python -m core capture` or `python -m core ingest` makes one.")
@@ -354,19 +373,19 @@ def show(
         if as_json_:
             _print_json({**provenance, "sides": sides, **report})
             return
-        facts = Table(title=header.name.replace("[", r"\["), show_header=False)
+        facts = Table(title=escape(header.name), show_header=False)
         facts.add_column(style="bold")
         facts.add_column(overflow="fold")
         for key, value in provenance.items():
             shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
             if shown not in (None, ""):
-                facts.add_row(key, str(shown).replace("[", r"\["))
+                facts.add_row(key, escape(str(shown)))
         out.print(facts)
         table = Table(title="sides")
         for column in ("name", "saved as", "class", "sha256 of its bits"):
             table.add_column(column, overflow="fold")
         for side in run.sides:
-            table.add_row(side.name.replace("[", r"\["), side.source_dtype, str(side.bit_class), side.sha256)
+            table.add_row(escape(side.name), side.source_dtype, str(side.bit_class), side.sha256)
         out.print(table)
         out.print(_pair_table(pairs, header.compute_dtype, header.rows, header.vocab))
         for pair in pairs:
@@ -400,7 +419,7 @@ def delete(
 ) -> None:
     """Delete runs for good. Sample runs are refused."""
     target = open_store(store)
-    full = [target.path_of(run_id).stem for run_id in run_ids]
+    full = list(dict.fromkeys(target.path_of(run_id).stem for run_id in run_ids))
     if not yes and sys.stdin.isatty() and not typer.confirm(f"Delete {', '.join(full)} for good?"):
         raise typer.Exit(1)
     if not yes and not sys.stdin.isatty():

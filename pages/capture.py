@@ -5,7 +5,7 @@ import time
 
 import streamlit as st
 
-from app import state, widgets
+from app import state, widgets, words
 from app.jobs import Job
 from app.widgets import PAGES
 
@@ -86,7 +86,8 @@ missing = (
 )  # fmt: skip
 start, shown = st.columns([1, 4], vertical_alignment="center")
 if start.button("Capture", type="primary", disabled=missing is not None, key="capture_start", width="stretch"):
-    title = name.strip() or f"{(model or '').rstrip('/').rsplit('/', 1)[-1]}: {reference} against {', '.join(variants)}"
+    others = f" against {', '.join(variants)}" if variants else ""
+    title = name.strip() or f"{words.model_name(model or '')}: {reference}{others}{f', {repeat} calls' if repeat > 1 else ''}"
     jobs.submit(arguments, title=title, device=device)
     time.sleep(0.1)  # so that the list below shows it started
 shown.caption(
@@ -99,7 +100,7 @@ with st.expander("The same on the command line"):
 def how_it_stands(job: Job) -> str:
     """One line on a job."""
     if job.state == "waiting":
-        return f"waiting for the device ({job.device})"
+        return "waiting for the captures before it"
     if job.state == "running" and job.rows_total:
         rest = f", about {job.seconds_left:.0f} s left" if job.seconds_left is not None and job.rows_done < job.rows_total else ""
         return f"{job.stage}: {job.rows_done:,} of {job.rows_total:,} positions, {job.seconds:.0f} s{rest}"
@@ -130,6 +131,8 @@ def job_list() -> None:
                 if action.button("Open run", key=f"open_{job.number}", type="primary", width="stretch"):
                     open_run(job)
                     st.rerun()
+            elif job.state == "cancelling":
+                action.caption("cancelling")
             elif job.is_over:
                 action.button("Dismiss", key=f"forget_{job.number}", on_click=jobs.forget, args=(job.number,), width="stretch")
             else:

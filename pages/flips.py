@@ -3,7 +3,7 @@
 import pandas as pd
 import streamlit as st
 
-from app import charts, state, widgets, words
+from app import state, widgets, words
 
 view = widgets.head(
     "Flips",
@@ -75,15 +75,11 @@ if view.texts:
     ):
         column.caption(f"`{name}` goes on with {widgets.table_texts([token], view.run)[0]}")
         chosen = "" if pd.isna(token) else vocabulary.get(int(token), f"⟨token {int(token)}⟩")
-        column.code(before + "▸" + chosen + "◂", language=None, wrap_lines=True)
-top = state.top(view)
-st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
-st.caption(
-    "The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0."
-)
+        column.code(before + "▸" + words.visible(chosen) + "◂", language=None, wrap_lines=True)
+top = widgets.best_tokens(view)
 margins = f"{words.number(here['reference_margin'])} and {words.number(here['variant_margin'])}"
 if here["nonfinite_mismatch"]:
-    why = f"{int(here['nonfinite_mismatch'])} logits here are NaN or infinite on one side only: that, not rounding, can change the argmax."
+    why = f"{int(here['nonfinite_mismatch'])} logits here are NaN or infinite on one side only, which can change the argmax by itself."
 elif here["near_tie"]:
     why = (
         f"The two margins are {margins} logits, and logits here differ by up to {words.number(here['max_abs'])}: two differences of that size can carry one "

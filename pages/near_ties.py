@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import charts, state, widgets
+from app import charts, state, widgets, words
 
 view = widgets.head(
     "Near ties",
@@ -26,16 +26,14 @@ st.plotly_chart(
     selection_mode="points",
     theme="streamlit",
 )
+undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 st.caption(
-    f"One point a position of this prompt, both axes in logits, log scale. Points below the dashed line are near ties, flips among them; counts are of this prompt. Logits were computed in {view.dtype}. A click selects."
+    (f"{words.plural(undrawn, 'position')} without a finite margin cannot be drawn. " if undrawn else "")
+    + f"One point a position of this prompt, both axes in logits, log scale. Points below the dashed line are near ties, flips among them; counts are of this prompt. Logits were computed in {view.dtype}. A click selects."
 )
 
 st.subheader(f"Best tokens at position {view.position}")
-top = state.top(view)
-st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
-st.caption(
-    "The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0."
-)
+widgets.best_tokens(view)
 
 st.subheader("Margins")
 threshold = st.slider("Threshold, ULPs", 0, 64, 4, key="threshold")

@@ -23,7 +23,7 @@ else:
     )
 if summary.nonfinite_mismatch:
     st.error(
-        f"{summary.nonfinite_mismatch:,} logits are NaN or infinite on one side and not on the other. That is never rounding."
+        f"{summary.nonfinite_mismatch:,} logits are NaN or infinite on one side and not on the other. No order of summation explains a NaN; an infinity can be an overflow of the dtype."
     )
 
 figures = st.columns(6)
@@ -89,11 +89,7 @@ with charts_right:
     )
 
 st.subheader(f"Best tokens at position {view.position}")
-top = state.top(view)
-st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
-st.caption(
-    "The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0."
-)
+widgets.best_tokens(view)
 
 with st.expander("Provenance and sides"):
     about = header.provenance

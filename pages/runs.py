@@ -15,7 +15,7 @@ if all(card.is_read_only for card in cards):
     st.markdown(
         "ULPscope keeps the complete logits of a model computed two ways that are equal in exact arithmetic, and shows where they part. "
         "The runs below were captured for real with the small model that ships with it; **Fresh against cached** is worth opening first. "
-        "Upload a dump of your own engine, or capture a run on the command line, and it joins them here."
+        "Upload a dump of your own engine, or capture a run, and it joins them here."
     )
 
 search, dtype, only = st.columns([3, 1, 1], vertical_alignment="bottom")
@@ -42,7 +42,7 @@ table = pd.DataFrame(
         "device": [card.device for card in shown],
         "positions": [card.positions for card in shown],
         "sides": [" · ".join(card.sides) for card in shown],
-        "model": [card.model.rstrip("/").rsplit("/", 1)[-1] for card in shown],
+        "model": [words.model_name(card.model) for card in shown],
         "created": [card.created for card in shown],
         "size": [words.size(card.bytes) for card in shown],
     }
@@ -76,7 +76,8 @@ if st.session_state.pop("opened", False):
 
 view = state.current_view()
 if view is not None:
-    card = next(card for card in cards if card.run_id == view.run.run_id)
+    card = next((card for card in cards if card.run_id == view.run.run_id), None)
+if view is not None and card is not None:
     with st.container(border=True):
         st.markdown(f"**Selected: {widgets.escaped(card.name)}**  \n`{card.run_id}`")
         open_it, file, npz, remove, _ = st.columns([1, 1.6, 1.4, 1.8, 2], vertical_alignment="center")
@@ -90,7 +91,7 @@ if view is not None:
                 st.write(f"Delete this run and its {words.size(card.bytes)} for good?")
                 if st.button("Delete for good", type="primary", key="delete"):
                     try:
-                        state.store().delete(card.run_id)
+                        state.delete(card.run_id)
                     except UlpscopeError as error:
                         state.complain(str(error))
                     st.rerun()

@@ -1,6 +1,6 @@
 """Rebuild everything in this folder from nothing: `python sample_runs/build.py [model] [runs] [dumps] [readme]` (default: all).
 
-model: trains the offline model (train.py; about 25 minutes on two cores); runs: captures the sample runs with it; dumps: writes the
+model: trains the offline model (train.py; about 35 minutes on two cores); runs: captures the sample runs with it; dumps: writes the
 npz files to try the upload with; readme: the provenance and digests in README.md. Nothing here is simulated.
 """
 

@@ -18,7 +18,7 @@ from core.errors import CaptureError
 from core.inference import memory
 from core.inference.edge import first_line, foreign_errors_stop, quiet
 from core.inference.token_text import token_texts
-from core.inference.weights import weight_bytes
+from core.inference.weights import digest, weight_bytes
 from core.numerics.formats import format_named
 
 _HUB_TIMEOUT_SECONDS = 10
@@ -29,7 +29,7 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len
 class LoadedModel:
     """A model in eval mode, all of it in `dtype` on `device`.
 
-    name: as asked for; revision: the hub's commit, '' for a plain folder; device: 'cpu', 'cuda:0'; device_name: the chip;
+    name: as asked for; revision: the hub's commit, or the digest of a folder's weights; device: 'cpu', 'cuda:0'; device_name: the chip;
     context: the most positions it takes, None where unlimited; vocab_size: width of its logits, in tokens.
     """
 
@@ -101,7 +101,7 @@ def load_model(
         model=model,
         tokenizer=tokenizer,
         name=name,
-        revision=source.revision or "",
+        revision=source.revision or (digest(source.folder) if source.folder else ""),
         dtype=fmt.name,
         device=str(target),
         device_name=_device_name(target),

@@ -1,7 +1,8 @@
-"""The weight files of a local model folder, measured from their headers without reading a weight."""
+"""The weight files of a local model folder, measured from their headers, and told apart by their digest."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -64,3 +65,13 @@ def _safetensors_bytes(file: Path, itemsize: int) -> int:
     if size < end:
         raise CaptureError(f"{file} has {size} bytes where its header announces {end}; copy the model again.")
     return total
+
+
+def digest(folder: Path) -> str:
+    """`sha256:...` of a folder's weight files, in order of their names: which weights a run was made with. '' if there are none."""
+    total = hashlib.sha256()
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin") and path.is_file())
+    for path in files:
+        with path.open("rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return f"sha256:{total.hexdigest()}" if files else ""

@@ -13,7 +13,7 @@ COMMENT ON COLUMN run.name IS 'what a person called it';
 COMMENT ON COLUMN run.created IS 'when the capture or upload began, UTC';
 COMMENT ON COLUMN run.kind IS 'capture: forwards run by ULPscope; upload: a dump from elsewhere';
 COMMENT ON COLUMN run.model IS 'folder or hub id of the model, empty if unknown';
-COMMENT ON COLUMN run.revision IS 'hub revision or content hash of the weights, empty if unknown';
+COMMENT ON COLUMN run.revision IS 'hub revision, or sha256: and the digest of a local folder''s weight files; empty if unknown';
 COMMENT ON COLUMN run.compute_dtype IS 'dtype the logits were computed in; ULPs are counted in it';
 COMMENT ON COLUMN run.vocab IS 'logits a position, number of tokens';
 COMMENT ON COLUMN run.positions IS 'positions of all prompts together';
@@ -113,7 +113,7 @@ COMMENT ON COLUMN pair.max_kl IS 'largest KL(reference || variant), nats';
 COMMENT ON COLUMN pair.same_top1 IS 'share of positions with the same argmax';
 COMMENT ON COLUMN pair.min_margin IS 'smallest margin over both sides, logits';
 COMMENT ON COLUMN pair.is_histogram_exact IS 'false: distances of 65536 and more are rounded down to powers of two';
-COMMENT ON COLUMN pair.verdict IS 'rounding or bug, with rows in evidence; null: not judged';
+COMMENT ON COLUMN pair.verdict IS 'identical, rounding, nondeterministic, bug suspected, invalid dump or undecided, with rows in evidence; null: not judged';
 
 CREATE TABLE position (
     pair INTEGER NOT NULL, prompt INTEGER NOT NULL, position INTEGER NOT NULL, neq BIGINT NOT NULL, bit_identical BOOLEAN NOT NULL,

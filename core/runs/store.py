@@ -331,7 +331,11 @@ class Store:
                 os.link(path, target)  # unlike a rename, a link refuses to replace
             except FileExistsError:
                 raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
-            except OSError:  # a file system without hard links: ids are random, so nothing is there to replace
+            except OSError:  # a file system without hard links: take the name first, which fails if it is taken
+                try:
+                    target.touch(exist_ok=False)
+                except FileExistsError:
+                    raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
                 path.rename(target)
             _to_disk(self.directory)
         except OSError as error:

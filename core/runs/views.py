@@ -15,7 +15,7 @@ from core.numerics.elements import distances, mismatch_mark
 from core.numerics.formats import values_of
 from core.runs.reader import RunReader
 
-RAW_ELEMENTS = 8 << 20  # a window of at most this many elements is computed from the logits themselves
+RAW_ELEMENTS = 2 << 20  # a window of at most this many elements is computed from the logits themselves
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,18 @@ def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: in
         logits = values_of(run.at(side, prompt, position), run.header.format).astype(np.float64)
         chosen = logits[ids]
         table[f"{name}_logit"] = chosen
-        table[f"{name}_rank"] = [
-            int((logits > value).sum() + (logits[:token] == value).sum()) for token, value in zip(ids, chosen, strict=True)
-        ]
-        table[f"{name}_probability"] = np.exp(chosen - run.logsumexp(side)[row])
+        table[f"{name}_rank"] = [_rank(logits, token) for token in ids]
+        with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
+            table[f"{name}_probability"] = np.exp(chosen - run.logsumexp(side)[row])
     return pd.DataFrame(table)
+
+
+def _rank(logits: NDArray[np.float64], token: int) -> int:
+    """How many tokens stand before this one: larger, or equal with a lower id; NaNs come last, in order of their ids."""
+    value = logits[token]
+    if np.isnan(value):
+        return int((~np.isnan(logits)).sum() + np.isnan(logits[:token]).sum())
+    return int((logits > value).sum() + (logits[:token] == value).sum())
 
 
 def worst_elements(

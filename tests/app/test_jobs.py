@@ -82,3 +82,34 @@ def test_a_process_that_cannot_be_understood_ends_in_a_sentence(jobs):
     failed = wait(jobs, job.number, lambda j: j.is_over)
     assert failed.state == "failed"
     assert "nonsense" in failed.message
+
+
+def test_numbers_are_never_used_twice(jobs):
+    first = jobs.submit(["nonsense"], title="first", device="cpu")
+    wait(jobs, first.number, lambda j: j.is_over)
+    jobs.forget(first.number)
+    assert jobs.submit(["nonsense"], title="second", device="cpu").number == first.number + 1
+
+
+def test_a_job_that_cannot_even_start_does_not_hold_up_the_next(jobs):
+    broken = jobs.submit(["capture", "--prompt=a\x00b"], title="a NUL", device="cpu")
+    after = jobs.submit(["nonsense"], title="after", device="cpu")
+    assert "could not be run" in wait(jobs, broken.number, lambda j: j.is_over).message
+    assert "nonsense" in wait(jobs, after.number, lambda j: j.is_over).message
+
+
+def test_stopping_starts_nothing_more(jobs):
+    running = jobs.submit(["capture", "--model", "no/such/model", "--prompt", "x"], title="running", device="cpu")
+    waiting = jobs.submit(["nonsense"], title="waiting", device="cpu")
+    wait(jobs, running.number, lambda j: j.state == "running")
+    jobs.stop()
+    time.sleep(0.5)
+    assert wait(jobs, waiting.number, lambda j: True).state == "waiting"
+
+
+@pytest.mark.parametrize("text", ["5", "null", "[1]", "plain words", ""])
+def test_lines_that_are_no_object_of_json_mean_nothing(text):
+    from app.jobs import _object
+
+    assert _object(text) == {}
+    assert _object('{"stage": "x"}') == {"stage": "x"}

@@ -16,6 +16,7 @@ PAGES = {
     "near_ties": "Near ties",
     "heatmap": "ULP heatmap",
     "flips": "Flips",
+    "capture": "Capture",
     "upload": "Upload",
 }
 SAMPLES = ["fresh-against-cached", "batch-1-against-n", "float32-three-paths"]
@@ -141,8 +142,8 @@ def test_nan_mismatches_are_called_more_than_rounding(own_store):
     from core.runs.store import Store
 
     run_id = ingest(Store(own_store), [ROOT / "tests" / "cases" / "nonfinite_fp32.npz"])
-    assert "never rounding" in said(opened("overview", run=run_id))
-    assert "never rounding" not in said(opened("overview", run="fresh-against-cached"))
+    assert "order of summation" in said(opened("overview", run=run_id))
+    assert "order of summation" not in said(opened("overview", run="fresh-against-cached"))
 
 
 def test_a_broken_file_is_named_and_harms_no_other_run(own_store):
@@ -185,3 +186,30 @@ def test_run_names_and_token_texts_are_rendered_inert(own_store):
         assert not app.exception
         assert "<script>" not in said(app).replace("\\<script\\>", "")
         assert "[link](" not in said(app)
+
+
+def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
+    own_store.mkdir()
+    damaged = bytearray((ROOT / "sample_runs" / "batch-1-against-n.duckdb").read_bytes())
+    for place in range(1_000_000, len(damaged) - 1_000_000, 5_000):
+        damaged[place] ^= 0x40
+    (own_store / "damaged.duckdb").write_bytes(damaged)
+    for page in ("overview", "near_ties", "heatmap"):
+        app = opened(page, run="damaged")
+        assert not app.exception, page
+
+
+def test_nan_is_never_outlined_as_the_argmax(own_store):
+    from core.runs.ingest import ingest
+    from core.runs.reader import RunReader
+    from core.runs.store import Store
+    from core.runs.views import top_of_both
+
+    store = Store(own_store)
+    with RunReader(store.path_of(ingest(store, [ROOT / "tests" / "cases" / "nonfinite_fp32.npz"]))) as run:
+        for position in range(run.header.rows):
+            top = top_of_both(run, 0, 0, position)
+            for side in ("reference", "variant"):
+                best = top[top[f"{side}_rank"] == 0]
+                assert len(best) == 1
+                assert best[f"{side}_logit"].notna().all()

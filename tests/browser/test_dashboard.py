@@ -22,6 +22,7 @@ PAGES = {
     "near_ties": "Near ties",
     "heatmap": "ULP heatmap",
     "flips": "Flips",
+    "capture": "Capture",
     "upload": "Upload",
 }
 

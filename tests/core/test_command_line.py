@@ -279,3 +279,19 @@ def test_bfloat16_void_arrays_are_what_numpy_makes_of_ml_dtypes(cli, tmp_path):
     report = json.loads(cli("compare", tmp_path / "void.npz", "--json").stdout)
     assert report["compute_dtype"] == "bfloat16"
     assert report["summary"]["bit_identical"] is True
+
+
+def test_side_names_that_look_like_markup_are_printed_as_they_are(cli, tmp_path):
+    logits = np.random.default_rng(3).standard_normal((2, 16), dtype=np.float32)
+    np.savez(tmp_path / "odd.npz", **{"a[/b]": logits, "[red]c": logits[:, ::-1]})
+    done = cli("compare", tmp_path / "odd.npz")
+    assert done.returncode == 0, done.stderr
+    assert "a[/b]" in done.stdout
+    assert "[red]c" in done.stdout
+    run_id = json.loads(cli("ingest", tmp_path / "odd.npz", "--json").stdout)["run_id"]
+    assert "[red]c" in cli("show", run_id).stdout
+
+
+def test_deleting_a_run_twice_in_one_command_deletes_it_once(cli):
+    run_id = json.loads(cli("ingest", CASES / "flips_fp16.npz", "--json").stdout)["run_id"]
+    assert json.loads(cli("delete", run_id, run_id, "--yes", "--json").stdout) == {"deleted": [run_id]}

@@ -1,0 +1,53 @@
+"""The thread beside the caller's: order, bounded waiting, and errors that cannot be overlooked."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from core.runs.background import Background
+
+
+def fail() -> None:
+    raise OSError("the disk is full")
+
+
+def test_pieces_run_in_order():
+    done: list[int] = []
+    background = Background("test", waiting=2)
+    for number in range(20):
+        background.put(done.append, number)
+    background.drain()
+    assert done == list(range(20))
+    background.close()
+
+
+def test_an_error_is_raised_at_every_later_step_and_nothing_more_runs():
+    done: list[int] = []
+    background = Background("test", waiting=2)
+    background.put(fail)
+    with pytest.raises(OSError, match="full"):
+        background.drain()
+    for _ in range(2):
+        with pytest.raises(OSError, match="full"):
+            background.put(done.append, 1)
+        with pytest.raises(OSError, match="full"):
+            background.drain()
+    assert done == []
+    background.close()
+
+
+def test_putting_waits_while_too_much_is_unfinished():
+    release, started = threading.Event(), threading.Event()
+    background = Background("test", waiting=1)
+    background.put(lambda: (started.set(), release.wait(10)))
+    started.wait(10)
+    second = threading.Thread(target=background.put, args=(lambda: None,))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()  # it waits for room
+    release.set()
+    second.join(10)
+    assert not second.is_alive()
+    background.close()
