@@ -295,3 +295,24 @@ def test_side_names_that_look_like_markup_are_printed_as_they_are(cli, tmp_path)
 def test_deleting_a_run_twice_in_one_command_deletes_it_once(cli):
     run_id = json.loads(cli("ingest", CASES / "flips_fp16.npz", "--json").stdout)["run_id"]
     assert json.loads(cli("delete", run_id, run_id, "--yes", "--json").stdout) == {"deleted": [run_id]}
+
+
+@pytest.mark.model
+def test_on_a_terminal_a_capture_draws_a_progress_bar_and_in_a_pipe_none(tmp_path):
+    command = [sys.executable, "-m", "core", "capture", "--model", "sample_runs/model"]
+    command += ["--prompt-file", "sample_runs/prompts/scheduler.txt", "--variant", "decode"]
+    variables = {**os.environ, **environment(tmp_path), "TERM": "xterm-256color", "COLUMNS": "120"}
+    master, slave = os.openpty()
+    process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=slave)
+    os.close(slave)
+    drawn = b""
+    try:
+        while piece := os.read(master, 65536):
+            drawn += piece
+    except OSError:  # the other end has closed
+        pass
+    assert process.wait(60) == 0
+    assert b"decode" in drawn
+    assert b"/884" in drawn  # of two sides of 442 positions
+    piped = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, timeout=120, check=True)
+    assert b"/884" not in piped.stderr
