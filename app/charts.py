@@ -21,6 +21,7 @@ FLIP = "#CC79A7"
 QUIET = "#8A93A0"
 ARGMAX = "#009E73"
 MISMATCH = "#E3000F"
+SPARSE_CELLS = 400
 # Cividis without its darkest third: one ULP has to be seen on black as well as on white; lightness still only rises.
 ULPS = [[0.0, "#3D6FB5"], [0.33, "#7C7B78"], [0.66, "#BCAF6F"], [1.0, "#FEE838"]]
 _MARGINS = {"l": 8, "r": 8, "t": 28, "b": 8}
@@ -207,8 +208,19 @@ def heatmap(window: HeatmapWindow, highest: int, dtype: str, selected_row: int |
             x=tokens[j], y=rows[i], mode="markers", marker={"color": MISMATCH, "symbol": "square", "size": 5}, name="NaN or infinity on one side",
             hovertemplate="row %{y}, token %{x}<br>NaN or infinity on one side<extra></extra>",
         )  # fmt: skip
+    differing = ulps > 0
+    if 0 < differing.sum() <= SPARSE_CELLS:  # a cell may be less than a pixel high: what differs alone is drawn as a point
+        i, j = np.nonzero(differing)
+        figure.add_scatter(
+            x=tokens[j], y=rows[i], mode="markers", name="differs", showlegend=False, hoverinfo="skip",
+            marker={"color": colour[i, j], "cmin": 0, "cmax": top, "colorscale": ULPS, "symbol": "square", "size": 6},
+        )  # fmt: skip
     if selected_row is not None and window.row_edges[0] <= selected_row < window.row_edges[-1]:
-        figure.add_hline(y=selected_row, line={"color": FLIP, "width": 1})
+        # Beside the map, not across it: a line would cover the very row one looks for.
+        figure.add_scatter(
+            x=[float(window.token_edges[0]) - 0.5], y=[selected_row], mode="markers", name="selected", showlegend=False, hoverinfo="skip",
+            cliponaxis=False, marker={"color": FLIP, "symbol": "triangle-right", "size": 14},
+        )  # fmt: skip
     figure.update_xaxes(
         title="token id", range=[float(window.token_edges[0]) - 0.5, float(window.token_edges[-1]) - 0.5], showgrid=False
     )
@@ -266,5 +278,5 @@ def over_positions(table: pd.DataFrame, column: str, title: str, selected: int) 
         )
     figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
     figure.update_xaxes(title="position")
-    figure.update_yaxes(title=title)
+    figure.update_yaxes(title=title, exponentformat="power")
     return _layout(figure, 260)

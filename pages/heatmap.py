@@ -58,7 +58,7 @@ st.plotly_chart(
 cell = f"{(window.row_edges[1] - window.row_edges[0])} x {(window.token_edges[1] - window.token_edges[0])}"
 st.caption(
     f"Drag a box to zoom in. A cell is {cell} logits (positions x tokens); colour is the logarithm of the largest distance, ULPs of {view.dtype}, on one "
-    "scale for the whole pair. Red squares: NaN or infinity on one side only. The thin line is the selected position."
+    "scale for the whole pair. Red squares: NaN or infinity on one side only. The triangle at the left marks the selected position."
 )
 
 title, order = st.columns([3, 1.3], vertical_alignment="bottom")
@@ -79,6 +79,6 @@ else:
         hide_index=True, key="worst",
     )  # fmt: skip
     st.caption(
-        f"The {len(worst)} logits of this position that are furthest apart by {'ULPs of ' + view.dtype if by == 'ULPs' else 'absolute difference'}, "
+        f"{words.plural(len(worst), 'logit')} of this position, furthest apart first by {'ULPs of ' + view.dtype if by == 'ULPs' else 'absolute difference'}, "
         "exact values. A large number of ULPs with a small difference is a logit near 0."
     )

@@ -1,8 +1,8 @@
 """Train the offline model: a 9.8 M parameter Llama on the Python standard library's own source text.
 
 Why these sizes (docs/decisions/0004-offline-model.md has the table): on a CPU with bfloat16 instructions a matrix product of one
-row and one of several rows agree bit for bit while the reduction is at most 1024 long, and differ in about 1 element of
-3000 from 1536 on. So the MLP is wide (2048) and the residual stream narrow (384), and `decode : decode+batch:N` diverges
+row and one of several rows agreed bit for bit while the reduction was at most 1024 long, and differed in 0 to 2 elements of
+4096 from 1536 on. So the MLP is wide (2048) and the residual stream narrow (384), and `decode : decode+batch:N` diverges
 in bfloat16 at 20 MB.
 """
 

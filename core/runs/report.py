@@ -32,17 +32,7 @@ _POSITION_FIELDS = (
     "kl",
     "near_tie",
 )
-_FLIP_FIELDS = (
-    "reference_token",
-    "variant_token",
-    "reference_margin",
-    "variant_margin",
-    "reference_margin_ulps",
-    "variant_margin_ulps",
-    "max_abs",
-    "max_ulps",
-    "kl",
-)
+_FLIP_FIELDS = tuple(name for name in _POSITION_FIELDS if name not in ("neq", "nonfinite_mismatch", "is_flip", "near_tie"))
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from core.numerics.elements import distances, mismatch_mark
 from core.numerics.formats import values_of
 from core.runs.reader import RunReader
 
-RAW_ELEMENTS = 2 << 20  # a window of at most this many elements is computed from the logits themselves
+RAW_ELEMENTS = 4 << 20  # a window of at most this many elements is computed from the logits themselves: 60 ms of distances
 
 
 @dataclass(frozen=True)

@@ -197,6 +197,7 @@ def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
     for page in ("overview", "near_ties", "heatmap"):
         app = opened(page, run="damaged")
         assert not app.exception, page
+        assert any("damaged.duckdb" in str(error.value) for error in app.error), page
 
 
 def test_nan_is_never_outlined_as_the_argmax(own_store):
