@@ -79,12 +79,12 @@ def _exp(x):
     return _float_of_bits(_bits_of_float(p) + (_bits_of_float(shifted) << 52))
 
 
-def _load_block(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
+def load_block(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
     """Bits to float32 values (exact) and ULP distances, for one block. Overloaded by the width of the bits."""
     raise NotImplementedError  # only the overloads below are ever called
 
 
-@overload(_load_block, jit_options={"forceinline": True})
+@overload(load_block, jit_options={"forceinline": True})
 def _load_block_overload(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
     return {8: _load8, 16: _load16, 32: _load32}[a.dtype.bitwidth]
 
@@ -304,7 +304,7 @@ def _kl_of_row(a, b, fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_
     weighted = 0.0
     for start in range(0, a.shape[0], BLOCK):
         n = min(BLOCK, a.shape[0] - start)
-        _load_block(a[start : start + n], b[start : start + n], fmt, a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n])
+        load_block(a[start : start + n], b[start : start + n], fmt, a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n])
         for i in range(n):
             x = np.float64(a_values[i])
             if x > -np.inf:
@@ -364,7 +364,7 @@ def compare_rows(
         b_highest = -np.inf
         for start in range(0, vocab, BLOCK):
             n = min(BLOCK, vocab - start)
-            _load_block(
+            load_block(
                 a[row, start : start + n], b[row, start : start + n], fmt,
                 a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n],
             )  # fmt: skip
@@ -491,7 +491,7 @@ def _compare_any_row(
     all_ones = ~tiles.dtype.type(0)
     for start in range(0, vocab, BLOCK):
         n = min(BLOCK, vocab - start)
-        _load_block(a[start : start + n], b[start : start + n], fmt, a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n])
+        load_block(a[start : start + n], b[start : start + n], fmt, a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n])
         for i in range(n):
             x = np.float64(a_values[i])
             y = np.float64(b_values[i])

@@ -20,12 +20,13 @@ from core.errors import StoreError, UsageError
 from core.numerics import pyramid
 from core.numerics.formats import format_named
 from core.numerics.totals import Summary
-from core.runs.records import Prompt, Provenance, RunHeader, SideHeader
+from core.runs.records import Generation, Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store import Database, check_size
 from core.runs.tiles import TILE_BYTES, joined
 
 # Only what may be null becomes a nullable column: those are slower to compute with.
 _NULLABLE = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
+_KV = "prompt, layer, kind, head, elements, neq, max_abs, rms, max_ulps, mean_ulps, nonfinite_mismatch, first_position"
 _SUMMARY = ", ".join(f.name for f in fields(Summary))
 
 
@@ -103,7 +104,7 @@ class RunReader:
             raise StoreError(f"run '{self.run_id}' is not there any more.")
         self._database = Database.to_read(path)
         try:
-            self._database.check_schema()
+            self.schema_version = self._database.check_schema()
             with self._decoding("provenance"):
                 self.created, self.header = self._read_header()
         except BaseException:
@@ -200,6 +201,50 @@ class RunReader:
             [side, prompt, position],
         )
         return found.to_pandas()
+
+    def kv(self, pair: int) -> pd.DataFrame:
+        """Key/value caches of a pair: one row a prompt, layer, kind ('key', 'value') and head, columns of the table `kv`.
+
+        No rows where a side kept no cache, or the run is older than such figures.
+        """
+        return self._later_table("kv", _KV, "pair = ? ORDER BY prompt, layer, kind, head", [pair])
+
+    def kv_positions(self, pair: int, prompt: int) -> pd.DataFrame:
+        """The same of one prompt by position, all heads together: layer, kind, position, neq, max_ulps."""
+        where = "pair = ? AND prompt = ? ORDER BY layer, kind, position"
+        return self._later_table("kv_position", "layer, kind, position, neq, max_ulps", where, [pair, prompt])
+
+    def _later_table(self, table: str, columns: str, where: str, values: list[int]) -> pd.DataFrame:
+        """Rows of a table that version 1 of the schema did not have."""
+        if self.schema_version < 2:
+            return pd.DataFrame(columns=columns.split(", "))
+        found = self._database.table(f"SELECT {columns} FROM {table} WHERE {where}", values)
+        with self._decoding(f"table {table}"):
+            return found.to_pandas(types_mapper=_NULLABLE.get)
+
+    @cached_property
+    def generations(self) -> dict[int, Generation]:
+        """What the sides generated, by prompt; empty for a run that only scored given tokens."""
+        if self.schema_version < 2:
+            return {}
+        tokens: dict[tuple[int, int], list[int]] = {}
+        for prompt, side, token in self._database.rows(
+            "SELECT prompt, side, token_id FROM generated_token ORDER BY prompt, side, step"
+        ):
+            tokens.setdefault((prompt, side), []).append(token)
+        about: dict[int, list[tuple]] = {}
+        for prompt, *row in self._database.rows(
+            "SELECT prompt, given_positions, asked, text FROM generation ORDER BY prompt, side"
+        ):
+            about.setdefault(prompt, []).append(tuple(row))
+        with self._decoding("generations"):
+            return {
+                prompt: Generation(
+                    prompt, rows[0][0], rows[0][1], tuple(tuple(tokens.get((prompt, side), ())) for side in range(len(rows))),
+                    tuple(row[2] for row in rows),
+                )
+                for prompt, rows in about.items()
+            }  # fmt: skip
 
     def logsumexp(self, side: int) -> NDArray[np.float64]:
         """Of every row of a side, in nats, NaN where undefined. [rows]"""

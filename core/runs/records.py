@@ -67,6 +67,33 @@ class Provenance:
 
 
 @dataclass(frozen=True)
+class Generation:
+    """What the sides made of one prompt when each went on greedily from its own argmax.
+
+    The first `given_positions` positions of the prompt were given; `asked` is the number of tokens each side was asked for;
+    `tokens[side]` is what it generated, fewer where it ended its text; `texts[side]` the same as text.
+    """
+
+    prompt: int
+    given_positions: int
+    asked: int
+    tokens: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.given_positions < 1 or any(len(generated) > self.asked for generated in self.tokens):
+            raise UsageError(f"prompt {self.prompt}: a generation continues at least one position by at most what was asked for.")
+
+    def parting(self, side: int) -> int | None:
+        """The position of the prompt whose logits made `side` choose another token than side 0; None where it never did."""
+        ours, theirs = self.tokens[0], self.tokens[side]
+        for step, (first, second) in enumerate(zip(ours, theirs, strict=False)):
+            if first != second:
+                return self.given_positions - 1 + step
+        return None  # a side that ends its text earlier has chosen an end-of-text token, which is a token like any other
+
+
+@dataclass(frozen=True)
 class RunHeader:
     """Everything about a run that is known before the first logit.
 

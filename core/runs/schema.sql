@@ -1,4 +1,5 @@
--- The run file, schema version 1. One file holds one run and is never changed once it is in place.
+-- The run file, schema version 2. One file holds one run and is never changed once it is in place. Version 1 had no tables kv,
+-- kv_position, generation and generated_token; such files are read as runs without them.
 -- A *row* of a side is one position of one prompt. Figures are defined in the metric contract (docs/metrics.md).
 
 CREATE TABLE run (
@@ -169,3 +170,53 @@ COMMENT ON COLUMN evidence.rung IS 'rung of the ladder';
 COMMENT ON COLUMN evidence.control IS 'what was run for it';
 COMMENT ON COLUMN evidence.figures IS 'JSON object of its figures, each name with its unit';
 COMMENT ON COLUMN evidence.outcome IS 'passed, failed or missing';
+
+CREATE TABLE kv (
+    pair INTEGER NOT NULL, prompt INTEGER NOT NULL, layer INTEGER NOT NULL, kind VARCHAR NOT NULL, head INTEGER NOT NULL,
+    elements BIGINT NOT NULL, neq BIGINT NOT NULL, max_abs DOUBLE NOT NULL, rms DOUBLE NOT NULL, max_ulps BIGINT NOT NULL,
+    mean_ulps DOUBLE NOT NULL, nonfinite_mismatch BIGINT NOT NULL, first_position INTEGER
+);
+COMMENT ON TABLE kv IS 'key/value caches of a pair after the whole prompt; no rows where a side keeps none';
+COMMENT ON COLUMN kv.pair IS 'index of the pair';
+COMMENT ON COLUMN kv.prompt IS 'index of the prompt';
+COMMENT ON COLUMN kv.layer IS '0-based layer of the model';
+COMMENT ON COLUMN kv.kind IS 'key or value';
+COMMENT ON COLUMN kv.head IS '0-based key/value head';
+COMMENT ON COLUMN kv.elements IS 'elements compared: positions that both caches hold x width of the head';
+COMMENT ON COLUMN kv.neq IS 'elements whose values differ; +0 equals -0, NaN equals NaN';
+COMMENT ON COLUMN kv.max_abs IS 'largest absolute difference, unit of the cache, over elements finite on both sides';
+COMMENT ON COLUMN kv.rms IS 'root mean square of the difference, unit of the cache';
+COMMENT ON COLUMN kv.max_ulps IS 'largest distance, ULPs of the compute dtype';
+COMMENT ON COLUMN kv.mean_ulps IS 'mean distance, ULPs of the compute dtype';
+COMMENT ON COLUMN kv.nonfinite_mismatch IS 'elements where a NaN or infinity is not met by the same';
+COMMENT ON COLUMN kv.first_position IS 'lowest position of the prompt where an element differs, null if none does';
+
+CREATE TABLE kv_position (
+    pair INTEGER NOT NULL, prompt INTEGER NOT NULL, layer INTEGER NOT NULL, kind VARCHAR NOT NULL, position INTEGER NOT NULL,
+    neq BIGINT NOT NULL, max_ulps BIGINT NOT NULL
+);
+COMMENT ON TABLE kv_position IS 'the same by position, all heads together';
+COMMENT ON COLUMN kv_position.pair IS 'index of the pair';
+COMMENT ON COLUMN kv_position.prompt IS 'index of the prompt';
+COMMENT ON COLUMN kv_position.layer IS '0-based layer of the model';
+COMMENT ON COLUMN kv_position.kind IS 'key or value';
+COMMENT ON COLUMN kv_position.position IS '0-based token index in its prompt whose key or value it is';
+COMMENT ON COLUMN kv_position.neq IS 'elements whose values differ';
+COMMENT ON COLUMN kv_position.max_ulps IS 'largest distance, ULPs of the compute dtype';
+
+CREATE TABLE generation (
+    side INTEGER NOT NULL, prompt INTEGER NOT NULL, given_positions INTEGER NOT NULL, asked INTEGER NOT NULL, text VARCHAR NOT NULL
+);
+COMMENT ON TABLE generation IS 'prompts that every side continued greedily and freely; the prompt''s tokens beyond given_positions are the reference''s';
+COMMENT ON COLUMN generation.side IS 'index of the side';
+COMMENT ON COLUMN generation.prompt IS 'index of the prompt';
+COMMENT ON COLUMN generation.given_positions IS 'positions that were given; the logits of the last of them chose the first generated token';
+COMMENT ON COLUMN generation.asked IS 'tokens the side was asked for; fewer where it ended its text';
+COMMENT ON COLUMN generation.text IS 'what it generated, as the tokenizer decodes it';
+
+CREATE TABLE generated_token (side INTEGER NOT NULL, prompt INTEGER NOT NULL, step INTEGER NOT NULL, token_id INTEGER NOT NULL);
+COMMENT ON TABLE generated_token IS 'what each side generated on its own, beyond the place where they part too';
+COMMENT ON COLUMN generated_token.side IS 'index of the side';
+COMMENT ON COLUMN generated_token.prompt IS 'index of the prompt';
+COMMENT ON COLUMN generated_token.step IS '0-based; step 0 follows the given prompt';
+COMMENT ON COLUMN generated_token.token_id IS 'argmax of the side''s own logits there, lowest id on ties';

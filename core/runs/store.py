@@ -25,13 +25,15 @@ import pyarrow as pa
 from core.errors import StoreError
 from core.runs.partial import Partial, sweep
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_READABLE_VERSIONS = (1, 2)
 SUFFIX = ".duckdb"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 _SMALL_RUN = 32 << 20  # bytes of logits
 _REQUIRED_TABLES = {"run", "prompt", "token", "vocabulary", "side", "logits", "side_position", "top_token"} | {
     "pair", "position", "ulp_histogram", "ulp_tile", "evidence",
 }  # fmt: skip
+_TABLES_OF_VERSION_2 = {"kv", "kv_position", "generation", "generated_token"}
 _CONFIG: dict[str, Any] = {
     "threads": 2,
     "memory_limit": "320MB",
@@ -106,14 +108,20 @@ class Database:
         if found:
             raise StoreError(f"{_shown(self.path)}: a DuckDB file with the view '{found[0][0]}', so not a run file.")
 
-    def check_schema(self) -> None:
-        """Refuse a DuckDB file that is not a run file of this schema."""
+    def check_schema(self) -> int:
+        """Refuse a DuckDB file that is not a run file of a schema that can be read; returns the schema's version."""
         self.refuse_views()
         tables = "SELECT table_name FROM duckdb_tables() WHERE database_name = current_database() AND schema_name = 'main'"
-        missing = sorted(_REQUIRED_TABLES - {row[0] for row in self.rows(tables)})
+        there = {row[0] for row in self.rows(tables)}
+        self._refuse_missing(_REQUIRED_TABLES - there)
+        version = check_version(self.path, [row[0] for row in self.rows("SELECT schema_version FROM run")])
+        if version >= 2:
+            self._refuse_missing(_TABLES_OF_VERSION_2 - there)
+        return version
+
+    def _refuse_missing(self, missing: set[str]) -> None:
         if missing:
-            raise StoreError(f"{_shown(self.path)}: a DuckDB file without the table '{missing[0]}', so not a run file.")
-        check_version(self.path, [row[0] for row in self.rows("SELECT schema_version FROM run")])
+            raise StoreError(f"{_shown(self.path)}: a DuckDB file without the table '{min(missing)}', so not a run file.")
 
     def close(self) -> None:
         """Write everything out and let go of the file."""
@@ -165,12 +173,13 @@ def _regular_file(path: Path) -> Path:
     return place
 
 
-def check_version(path: Path, found: Sequence[Any]) -> None:
+def check_version(path: Path, found: Sequence[Any]) -> int:
     """`found`: schema_version of every row of the table `run`, of which there must be one."""
     if len(found) != 1:
         raise StoreError(f"{_shown(path)}: {len(found)} rows of provenance, a run file has one.")
-    if found[0] != SCHEMA_VERSION:
-        raise StoreError(f"{_shown(path)}: schema version {found[0]}, this ULPscope reads version {SCHEMA_VERSION}.")
+    if found[0] not in _READABLE_VERSIONS:
+        raise StoreError(f"{_shown(path)}: schema version {found[0]}, this ULPscope reads versions 1 to {SCHEMA_VERSION}.")
+    return int(found[0])
 
 
 def check_size(path: Path, logits_bytes: int) -> int:

@@ -18,8 +18,9 @@ from core.numerics import pyramid
 from core.numerics.divergence import RowFigures, SideRows, compare
 from core.numerics.totals import PairTotal
 from core.runs.background import Background
+from core.runs.kv import KvPart, KvSpool, kv_tables
 from core.runs.reader import read_rows
-from core.runs.records import RunHeader
+from core.runs.records import Generation, RunHeader
 from core.runs.store import SCHEMA_VERSION, Database, Store
 from core.runs.tiles import binary_rows, logits_table
 
@@ -56,6 +57,7 @@ class RunWriter:
         self.run_id = self._partial.path.stem
         try:
             self._database = Database.to_write(self._partial.path, expected_bytes=raw_bytes)
+            self._caches = KvSpool(self._partial.directory / "reference-kv", header.format)
             self._database.execute(_SCHEMA)
             self._database.execute("BEGIN")
             self._write_provenance(self._database)  # first, so that what cannot be stored is refused before hours of capture
@@ -106,6 +108,50 @@ class RunWriter:
             self._latest = (row, bits)
         else:
             self._compare(side, row, bits, places)
+
+    def write_kv(self, side: int, part: KvPart) -> None:
+        """The keys or values of one layer after one prompt, of a side; figures of a pair are kept where both sides have them.
+
+        The reference's come first. The array is the writer's from now on.
+        """
+        if not (0 <= side < len(self.header.sides) and 0 <= part.prompt < len(self.header.prompts)):
+            raise UsageError(f"a cache of side {side}, prompt {part.prompt} arrived; the run has no such.")
+        if part.bits.dtype != self.header.format.carrier:
+            raise UsageError(f"a cache of {part.bits.dtype} arrived, {self.header.format.carrier} expected.")
+        self._storing.put(self._store_kv, side, part)
+
+    def _store_kv(self, side: int, part: KvPart) -> None:
+        """In the storing thread."""
+        if side == 0:
+            self._caches.keep(part)
+            return
+        reference = self._caches.reference_of(part)
+        if reference is not None:
+            tables = kv_tables(side - 1, reference, part, self.header.format)
+            for name, table in zip(("kv", "kv_position"), tables, strict=True):
+                self._open_database().insert(name, table)
+
+    def write_generation(self, generation: Generation) -> None:
+        """What the sides made of a prompt when they went on freely. Once a prompt."""
+        if len(generation.tokens) != len(self.header.sides) or not 0 <= generation.prompt < len(self.header.prompts):
+            raise UsageError(
+                f"a generation of prompt {generation.prompt} by {len(generation.tokens)} sides is not one of this run."
+            )
+        self._storing.put(self._store_generation, generation)
+
+    def _store_generation(self, generation: Generation) -> None:
+        """In the storing thread."""
+        database = self._open_database()
+        about = (generation.prompt, generation.given_positions, generation.asked)
+        for side, (tokens, text) in enumerate(zip(generation.tokens, generation.texts, strict=True)):
+            database.execute("INSERT INTO generation VALUES (?, ?, ?, ?, ?)", [side, *about, text])
+            steps = {
+                "side": np.full(len(tokens), side, np.int32),
+                "prompt": np.full(len(tokens), generation.prompt, np.int32),
+                "step": np.arange(len(tokens), dtype=np.int32),
+                "token_id": np.array(tokens, np.int32),
+            }
+            database.insert("generated_token", pa.table(steps))
 
     def _open_database(self) -> Database:
         if self._database is None:

@@ -1,0 +1,123 @@
+"""Key/value caches while a run is written: the reference's wait on disk, and every variant's are compared with them.
+
+Only figures are kept. Complete caches of a long prompt are as large as the model's own memory for it, and what is asked of them
+is where and by how much they differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from core.errors import UsageError
+from core.numerics.differences import Differences, differences
+from core.numerics.formats import FloatFormat
+
+KINDS = ("key", "value")
+
+
+@dataclass(frozen=True)
+class KvPart:
+    """The keys or the values of one layer after one prompt, as far as the cache still holds them.
+
+    bits: [heads, positions, width] of the compute dtype, for the positions of the prompt from `first_position` on (a sliding
+    window drops the earliest).
+    """
+
+    prompt: int
+    layer: int
+    kind: str
+    first_position: int
+    bits: NDArray[np.unsignedinteger]
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or self.bits.ndim != 3 or self.first_position < 0:
+            raise UsageError(f"layer {self.layer}: {self.kind} {self.bits.shape} is no [heads, positions, width] of a cache.")
+
+    @property
+    def key(self) -> tuple[int, int, str]:
+        return self.prompt, self.layer, self.kind
+
+
+class KvSpool:
+    """Parts of the reference in one file, which goes with the directory it lies in; memory holds where each begins."""
+
+    def __init__(self, path: Path, fmt: FloatFormat) -> None:
+        self._path, self._fmt = path, fmt
+        self._places: dict[tuple[int, int, str], tuple[int, tuple[int, ...], int]] = {}
+        self._end = 0
+
+    def keep(self, part: KvPart) -> None:
+        with self._path.open("ab") as file:
+            file.write(np.ascontiguousarray(part.bits).data)
+        self._places[part.key] = (self._end, part.bits.shape, part.first_position)
+        self._end += part.bits.nbytes
+
+    def reference_of(self, part: KvPart) -> KvPart | None:
+        """The reference's part of the same prompt, layer and kind, or None where it kept none."""
+        if part.key not in self._places:
+            return None
+        offset, shape, first = self._places[part.key]
+        count = int(np.prod(shape))
+        bits = np.fromfile(self._path, self._fmt.carrier, count, offset=offset).reshape(shape)
+        return KvPart(*part.key, first, bits)
+
+
+def kv_tables(pair: int, reference: KvPart, variant: KvPart, fmt: FloatFormat) -> tuple[pa.Table, pa.Table]:
+    """Rows of the tables `kv` and `kv_position` of one part, over the positions that both caches hold."""
+    heads, _, width = reference.bits.shape
+    if (variant.bits.shape[0], variant.bits.shape[2]) != (heads, width):
+        ours, theirs = (f"{part.bits.shape[0]} heads of {part.bits.shape[2]}" for part in (reference, variant))
+        raise UsageError(f"layer {variant.layer}: a cache of {theirs} cannot be compared with one of {ours}.")
+    first = max(reference.first_position, variant.first_position)
+    stop = min(part.first_position + part.bits.shape[1] for part in (reference, variant))
+    count = max(0, stop - first)
+    a, b = (
+        part.bits[:, first - part.first_position : first - part.first_position + count].reshape(heads * count, width)
+        for part in (reference, variant)
+    )
+    found = differences(a, b, fmt)
+    places = [pair, *variant.key]
+    return (
+        _table(("pair", "prompt", "layer", "kind"), places, _by_head(found, heads, count, width, first)),
+        _table(("pair", "prompt", "layer", "kind"), places, _by_position(found, heads, count, first)),
+    )
+
+
+def _by_head(found: Differences, heads: int, count: int, width: int, first: int) -> dict[str, pa.Array]:
+    """[heads] each."""
+    neq = found.neq.reshape(heads, count)
+    finite = np.maximum(found.finite.reshape(heads, count).sum(1), 1)
+    begins = np.argmax(neq > 0, axis=1) if count else np.zeros(heads, np.int64)
+    return {
+        "head": pa.array(np.arange(heads, dtype=np.int32)),
+        "elements": pa.array(np.full(heads, count * width, np.int64)),
+        "neq": pa.array(neq.sum(1)),
+        "max_abs": pa.array(found.max_abs.reshape(heads, count).max(1, initial=0.0)),
+        "rms": pa.array(np.sqrt(found.sum_squares.reshape(heads, count).sum(1) / finite)),
+        "max_ulps": pa.array(found.max_ulps.reshape(heads, count).max(1, initial=0)),
+        "mean_ulps": pa.array(found.sum_ulps.reshape(heads, count).sum(1) / finite),
+        "nonfinite_mismatch": pa.array(found.nonfinite_mismatch.reshape(heads, count).sum(1)),
+        "first_position": pa.array((first + begins).astype(np.int32), mask=neq.sum(1) == 0),
+    }
+
+
+def _by_position(found: Differences, heads: int, count: int, first: int) -> dict[str, pa.Array]:
+    """[positions] each."""
+    return {
+        "position": pa.array(np.arange(first, first + count, dtype=np.int32)),
+        "neq": pa.array(found.neq.reshape(heads, count).sum(0)),
+        "max_ulps": pa.array(found.max_ulps.reshape(heads, count).max(0, initial=0)),
+    }
+
+
+def _table(names: tuple[str, ...], values: list, columns: dict[str, pa.Array]) -> pa.Table:
+    """The same `values` in every row, before the columns that differ."""
+    rows = len(next(iter(columns.values())))
+    kinds = [pa.string() if isinstance(value, str) else pa.int32() for value in values]
+    constant = {name: pa.array([value] * rows, kind) for name, value, kind in zip(names, values, kinds, strict=True)}
+    return pa.table(constant | columns)
