@@ -133,12 +133,28 @@ def _cannot_trim(loaded: LoadedModel, positions: int | None, size: int) -> str |
 
 
 BASES: dict[str, Base] = {
-    "prefill": Base(_prefill, at_once=lambda positions: positions),
+    "prefill": Base(_prefill, at_once=lambda positions: positions, forwards=lambda positions: 1, reads_cache=False),
     "decode": Base(_decode, refuse=_without_cache),
-    "chunked": Base(_chunked, (whole_number(1),), at_once=lambda positions, size: min(size, positions), refuse=_without_cache),
-    "reuse": Base(
-        _reuse, (whole_number(1),), at_once=lambda positions, prefix: max(prefix, positions - prefix), refuse=_nothing_fresh
+    "chunked": Base(
+        _chunked,
+        (whole_number(1),),
+        at_once=lambda positions, size: min(size, positions),
+        forwards=lambda positions, size: -(-positions // size),
+        refuse=_without_cache,
     ),
-    "blocks": Base(_blocks, (whole_number(1),), at_once=lambda positions, size: positions, refuse=_cannot_trim),
+    "reuse": Base(
+        _reuse,
+        (whole_number(1),),
+        at_once=lambda positions, prefix: max(prefix, positions - prefix),
+        forwards=lambda positions, prefix: 2,
+        refuse=_nothing_fresh,
+    ),
+    "blocks": Base(
+        _blocks,
+        (whole_number(1),),
+        at_once=lambda positions, size: positions,
+        forwards=lambda positions, size: 1 if positions <= size else 2,
+        refuse=_cannot_trim,
+    ),
     "static": Base(_static, refuse=_without_cache),
 }

@@ -36,12 +36,16 @@ class Base:
     """A way to walk through the prompt.
 
     at_once: positions whose logits (of every row) are on the device at once, given the prompt's positions and the values;
+    forwards: calls of the model for a prompt of so many positions, earlier calls whose cache is reused included;
+    reads_cache: whether any forward reads keys and values of an earlier one;
     refuse: why this model cannot take a prompt of so many positions (None: of any length) this way and what to do, or None.
     """
 
     compute: Callable[..., Pieces]
     arguments: tuple[Argument, ...] = ()
     at_once: Callable[..., int] = lambda positions, *values: 1
+    forwards: Callable[..., int] = lambda positions, *values: positions
+    reads_cache: bool = True
     refuse: Callable[..., str | None] = lambda loaded, positions, *values: None
 
 

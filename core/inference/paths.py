@@ -61,6 +61,15 @@ class Path:
         padding = sum(MODIFIERS[step.name].columns(*step.values) for step in self.modifiers)
         return self.rows * (kept + padding) * loaded.vocab_size * loaded.torch_dtype.itemsize
 
+    def forwards(self, positions: int) -> int:
+        """Calls of the model that a prompt of so many tokens takes."""
+        return BASES[self.base.name].forwards(positions, *self.base.values)
+
+    @property
+    def reads_cache(self) -> bool:
+        """Does any of its forwards read the keys and values of an earlier one?"""
+        return BASES[self.base.name].reads_cache
+
     def compute_dtype(self, loaded: LoadedModel) -> str:
         """The dtype this path computes its logits in; they leave it in the model's, which holds them exactly."""
         changed = (MODIFIERS[step.name].computes_in(*step.values) for step in self.modifiers)
