@@ -7,13 +7,12 @@ from __future__ import annotations
 import copy
 from inspect import signature
 
-import torch
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from core.inference.grammar import Base, Pieces, whole_number
 from core.inference.models import LoadedModel
-from core.inference.setting import Setting, rows_of_a_chunk
+from core.inference.setting import Setting
 
 # One entry a token, so that dropping the last entries is dropping the last tokens. Kinds that are not known are not trusted.
 _TRIMMABLE = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
@@ -21,21 +20,21 @@ _TRIMMABLE = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, Dumm
 
 def _prefill(setting: Setting) -> Pieces:
     """One forward of the whole prompt."""
-    yield from _in_pieces(setting, 0, setting.forward(0, setting.positions))
+    yield from setting.pieces(0, setting.positions)
 
 
 def _decode(setting: Setting) -> Pieces:
     """Token by token, teacher-forced: each forward reads the keys and values of the earlier ones from a cache."""
     cache = DynamicCache(config=setting.loaded.model.config)
     for position in range(setting.positions):
-        yield position, setting.forward(position, position + 1, cache)
+        yield from setting.pieces(position, position + 1, cache)
 
 
 def _chunked(setting: Setting, size: int) -> Pieces:
     """N tokens a forward, each reading the earlier chunks from a cache; a prompt of at most N tokens is one chunk."""
     cache = DynamicCache(config=setting.loaded.model.config)
     for start in range(0, setting.positions, size):
-        yield from _in_pieces(setting, start, setting.forward(start, min(start + size, setting.positions), cache))
+        yield from setting.pieces(start, min(start + size, setting.positions), cache)
 
 
 def _reuse(setting: Setting, prefix: int) -> Pieces:
@@ -44,9 +43,9 @@ def _reuse(setting: Setting, prefix: int) -> Pieces:
     The logits of the first N positions are call 1's, because call 2 does not compute them.
     """
     earlier = DynamicCache(config=setting.loaded.model.config)
-    yield from _in_pieces(setting, 0, setting.forward(0, prefix, earlier))
+    yield from setting.pieces(0, prefix, earlier)
     reused = copy.deepcopy(earlier)
-    yield from _in_pieces(setting, prefix, setting.forward(prefix, setting.positions, reused))
+    yield from setting.pieces(prefix, setting.positions, reused)
 
 
 def _blocks(setting: Setting, size: int) -> Pieces:
@@ -58,31 +57,26 @@ def _blocks(setting: Setting, size: int) -> Pieces:
     earlier = DynamicCache(config=setting.loaded.model.config)
     earlier.activate_past_recording()  # sliding windows keep what they would drop, or there would be nothing to go back to
     reused = (setting.positions - 1) // size * size
-    logits = setting.forward(0, setting.positions, earlier)
-    if reused == 0:  # nothing to find: every call computes all of it, as call 1 did
-        yield from _in_pieces(setting, 0, logits)
-        return
-    yield from _in_pieces(setting, 0, logits[:reused])
-    del logits
-    cache = copy.deepcopy(earlier)
-    cache.crop(setting.column(reused) - setting.columns)
-    yield from _in_pieces(setting, reused, setting.forward(reused, setting.positions, cache))
+    for position, logits in setting.pieces(0, setting.positions, earlier):
+        if reused == 0:  # nothing to find: every call computes all of it, as call 1 did
+            yield position, logits
+        elif position < reused:
+            yield position, logits[: reused - position]
+        del logits
+    if reused:
+        cache = copy.deepcopy(earlier)
+        cache.crop(setting.column(reused) - setting.columns)
+        yield from setting.pieces(reused, setting.positions, cache)
 
 
 def _static(setting: Setting) -> Pieces:
     """Token by token over a cache allocated for the whole prompt beforehand: attention always spans it, masked beyond the token."""
-    cache = StaticCache(config=setting.loaded.model.config, max_cache_len=setting.columns)
+    cache = StaticCache(config=setting.loaded.model.config, max_cache_len=setting.columns + setting.room)
     for position in range(setting.positions):
-        yield position, setting.forward(position, position + 1, cache)
+        yield from setting.pieces(position, position + 1, cache)
 
 
-def _in_pieces(setting: Setting, start: int, logits: torch.Tensor) -> Pieces:
-    step = rows_of_a_chunk(setting.loaded)
-    for row in range(0, len(logits), step):
-        yield start + row, logits[row : row + step]
-
-
-def _without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> str | None:
+def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> str | None:
     """Why this model cannot compute a prompt in several forwards with a cache between them, or None."""
     kind = type(loaded.model).__name__
     if "past_key_values" not in signature(loaded.model.forward).parameters:
@@ -119,11 +113,11 @@ def _nothing_fresh(loaded: LoadedModel, positions: int | None, prefix: int) -> s
         return (
             f"a prompt of {positions} tokens has nothing left to compute after the first {prefix} from an earlier call; {remedy}"
         )
-    return _without_cache(loaded, positions)
+    return without_cache(loaded, positions)
 
 
 def _cannot_trim(loaded: LoadedModel, positions: int | None, size: int) -> str | None:
-    without = _without_cache(loaded, positions)
+    without = without_cache(loaded, positions)
     if without is None and any(type(layer) not in _TRIMMABLE for layer in DynamicCache(config=loaded.model.config).layers):
         return (
             f"a {type(loaded.model).__name__} keeps a running state in some layers, which cannot be trimmed to a block; "
@@ -134,13 +128,13 @@ def _cannot_trim(loaded: LoadedModel, positions: int | None, size: int) -> str |
 
 BASES: dict[str, Base] = {
     "prefill": Base(_prefill, at_once=lambda positions: positions, forwards=lambda positions: 1, reads_cache=False),
-    "decode": Base(_decode, refuse=_without_cache),
+    "decode": Base(_decode, refuse=without_cache),
     "chunked": Base(
         _chunked,
         (whole_number(1),),
         at_once=lambda positions, size: min(size, positions),
         forwards=lambda positions, size: -(-positions // size),
-        refuse=_without_cache,
+        refuse=without_cache,
     ),
     "reuse": Base(
         _reuse,
@@ -156,5 +150,5 @@ BASES: dict[str, Base] = {
         forwards=lambda positions, size: 1 if positions <= size else 2,
         refuse=_cannot_trim,
     ),
-    "static": Base(_static, refuse=_without_cache),
+    "static": Base(_static, refuse=without_cache),
 }

@@ -18,21 +18,29 @@ from numpy.typing import NDArray
 
 from core.errors import CaptureError
 from core.inference import memory
+from core.inference.bases import without_cache
+from core.inference.bits import bits_of
+from core.inference.caches import CacheWatch, kv_parts
 from core.inference.edge import first_line, foreign_errors_stop, quiet
 from core.inference.models import LoadedModel
 from core.inference.neighbours import neighbour_rows
-from core.inference.paths import Path, open_path, rows_of_a_chunk
+from core.inference.paths import OpenPath, Path, Pieces, open_path, rows_of_a_chunk
 from core.inference.sides import Side, sides_of
-from core.runs.records import Prompt, Provenance, RunHeader, SideHeader
-
-_SIGNED = {2: torch.int16, 4: torch.int32}  # of the float's width: torch hands these to numpy, and not bfloat16
+from core.runs.kv import KvPart
+from core.runs.records import Generation, Prompt, Provenance, RunHeader, SideHeader
 
 
 class Sink(Protocol):
-    """Takes the sides in order, each from row 0 upward without gaps; the array is the sink's to keep."""
+    """Takes the sides in order, each from row 0 upward without gaps; the arrays are the sink's to keep."""
 
     def write(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
         """bits: [rows, vocab], unsigned carriers of the compute dtype, for the rows from `row` on."""
+
+    def write_kv(self, side: int, part: KvPart) -> None:
+        """The keys or values of one layer after one prompt."""
+
+    def write_generation(self, generation: Generation) -> None:
+        """What the sides made of a prompt when they went on freely."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +56,19 @@ class Progress:
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """A capture whose every argument has been checked: `header` is the run it makes, `token_ids` the prompts' tokens."""
+    """A capture whose every argument has been checked: `header` is the run it makes, `token_ids` the prompts' tokens.
+
+    has_kv: keep figures of the key/value caches; generations: for each prompt that was generated what the sides made of it, else
+    empty. Tokens beyond a generation's given positions are fed one by one, with the cache that the prompt left.
+    """
 
     loaded: LoadedModel
     paths: tuple[Path, ...]
     token_ids: tuple[tuple[int, ...], ...]
     seed: int
     header: RunHeader
+    has_kv: bool = False
+    generations: tuple[Generation, ...] = ()
 
 
 def plan_capture(
@@ -67,19 +81,22 @@ def plan_capture(
     command: str = "",
     seed: int = 0,
     repeat: int = 1,
+    kv: bool | None = None,
+    generations: Sequence[Generation] = (),
 ) -> CapturePlan:
     """Check everything that can be known before the first forward. A prompt is text, or the token ids themselves.
 
-    `repeat` calls every path so many times; see core.inference.sides.
+    `repeat` calls every path so many times; see core.inference.sides. `kv`: compare the key/value caches; None: where a path
+    reads one. `generations`, one a prompt: what the sides made of its first positions; see core.inference.generation.
     """
     sides = sides_of(reference, variants, repeat)
     paths = tuple(side.path for side in sides)
-    _check_paths(loaded, paths, None)
+    check_paths(loaded, paths, None)
     if not prompts:
         raise CaptureError("a capture needs at least one prompt.")
-    token_ids = tuple(_tokens(loaded, prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1))
+    token_ids = tuple(tokens_of(loaded, prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1))
     for positions in sorted({len(ids) for ids in token_ids}):
-        _check_paths(loaded, paths, positions)
+        check_paths(loaded, paths, positions)
     _check_batches(loaded, paths, token_ids)
     vocabulary = loaded.vocabulary()
     header = RunHeader(
@@ -100,7 +117,11 @@ def plan_capture(
         ),
         vocabulary=vocabulary,
     )
-    return CapturePlan(loaded, paths, token_ids, seed, header)
+    can_keep = without_cache(loaded, None)
+    if kv and can_keep:
+        raise CaptureError(f"{can_keep}, and leave --kv out.")
+    has_kv = can_keep is None and (any(path.reads_cache for path in paths) if kv is None else kv)
+    return CapturePlan(loaded, paths, token_ids, seed, header, has_kv, tuple(generations))
 
 
 def _in_short(sides: Sequence[Side], repeat: int) -> str:
@@ -121,39 +142,50 @@ def run_capture(plan: CapturePlan, sink: Sink, on_progress: Callable[[Progress],
     began = time.perf_counter()
     rows_total = plan.header.rows * len(plan.paths)
     rows_done = 0
+    for generation in plan.generations:
+        sink.write_generation(generation)
     with quiet(), torch.inference_mode():
         for side, path in enumerate(plan.paths):
             torch.manual_seed(plan.seed)
             gather = _Gather(plan, side, sink)
-            with closing(_logits(plan, path)) as pieces:
+            with closing(_outcomes(plan, path)) as outcomes:
                 while True:
-                    with _torch_errors_stop(path):
-                        piece = next(pieces, None)
-                    if piece is None:
+                    with torch_errors_stop(path):
+                        outcome = next(outcomes, None)
+                    if outcome is None:
                         break
-                    gather.add(piece)
-                    rows_done += len(piece)
+                    if isinstance(outcome, KvPart):
+                        sink.write_kv(side, outcome)
+                        continue
+                    gather.add(outcome)
+                    rows_done += len(outcome)
                     if on_progress is not None:
                         on_progress(
                             Progress(side, plan.header.sides[side].name, rows_done, rows_total, time.perf_counter() - began)
                         )
-                    del piece  # see _logits
+                    del outcome  # see _outcomes
             gather.finish()
 
 
-def bits_of_logits(logits: torch.Tensor) -> NDArray[np.unsignedinteger]:
-    """The bits of a float tensor on any device, as unsigned integers of its width. Same shape."""
-    itemsize = logits.dtype.itemsize
-    return logits.contiguous().view(_SIGNED[itemsize]).cpu().numpy().view(f"<u{itemsize}")
-
-
-def _logits(plan: CapturePlan, path: Path) -> Generator[torch.Tensor, None, None]:
-    """The rows of one side, in order, prompt after prompt."""
-    with open_path(path, plan.loaded) as pieces_of:
-        for ids in plan.token_ids:
-            for _, logits in pieces_of(ids):
+def _outcomes(plan: CapturePlan, path: Path) -> Generator[torch.Tensor | KvPart, None, None]:
+    """The rows of one side, in order, prompt after prompt, each followed by the caches it left."""
+    watch = CacheWatch() if plan.has_kv else None
+    with open_path(path, plan.loaded, watch) as opened:
+        for prompt, ids in enumerate(plan.token_ids):
+            for _, logits in _pieces(opened, ids, plan.generations[prompt] if plan.generations else None):
                 yield logits
                 del logits  # or the view would keep this prompt's logits alive during the next prompt's forward
+            if watch is not None:
+                yield from kv_parts(watch, prompt, plan.loaded.torch_dtype)
+                watch.cache = watch.setting = None
+
+
+def _pieces(opened: OpenPath, ids: Sequence[int], generation: Generation | None) -> Pieces:
+    """All positions of `ids`; those that were generated are fed one by one after the prompt, as when they were."""
+    if generation is None:
+        return opened(ids)
+    rest = iter(ids[generation.given_positions :])
+    return opened.continued(ids[: generation.given_positions], generation.asked, lambda _: next(rest, None))
 
 
 class _Gather:
@@ -172,7 +204,7 @@ class _Gather:
                 self._write(logits[: self._capacity])  # a whole chunk already: no copy on the device
                 logits = logits[self._capacity :]
                 continue
-            with _torch_errors_stop(self._plan.paths[self._side]):
+            with torch_errors_stop(self._plan.paths[self._side]):
                 if self._waiting is None:
                     self._waiting = torch.empty((self._capacity, logits.shape[1]), dtype=logits.dtype, device=logits.device)
                 taken = logits[: self._capacity - self._filled]
@@ -189,17 +221,19 @@ class _Gather:
         self._waiting, self._filled = None, 0
 
     def _write(self, logits: torch.Tensor) -> None:
-        with _torch_errors_stop(self._plan.paths[self._side]):
-            bits = bits_of_logits(logits)
+        with torch_errors_stop(self._plan.paths[self._side]):
+            bits = bits_of(logits)
         self._sink.write(self._side, self._row, bits)
         self._row += len(bits)
 
 
-def _torch_errors_stop(path: Path) -> AbstractContextManager[None]:
+def torch_errors_stop(path: Path) -> AbstractContextManager[None]:
+    """What torch raises inside becomes one sentence that names the path."""
     return foreign_errors_stop(f"path '{path}'", "shorten the prompts, lower batch:N, or choose a narrower dtype")
 
 
-def _tokens(loaded: LoadedModel, prompt: str | Sequence[int], where: str) -> tuple[int, ...]:
+def tokens_of(loaded: LoadedModel, prompt: str | Sequence[int], where: str) -> tuple[int, ...]:
+    """The tokens of a prompt, which is text or the token ids themselves; refused where the model cannot take them."""
     if isinstance(prompt, str):
         try:
             with quiet():
@@ -218,7 +252,7 @@ def _tokens(loaded: LoadedModel, prompt: str | Sequence[int], where: str) -> tup
     return ids
 
 
-def _check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | None) -> None:
+def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | None) -> None:
     """Every path can be taken, by prompts of so many tokens, or of any length where `positions` is None."""
     for path in paths:
         refusal = path.refusal(loaded, positions)

@@ -53,18 +53,22 @@ class Base:
 class Modifier:
     """A change to the setting that lasts while the base runs.
 
-    rows: sequences in the batch, given the values; columns: padding tokens a row, given the values; contradiction: what is wrong
+    rows: sequences in the batch, given the values; columns: padding tokens a row, given the values; ends_prompt: whether something
+    stands after the prompt, so that nothing can follow it; contradiction: what is wrong
     with these values beside the other modifiers, whatever the model; refuse: why this model or device cannot do it;
-    has_own_neighbours: fills the batch without the text of real neighbours; computes_in: another dtype than the model's, or None.
+    has_own_neighbours: fills the batch without the text of real neighbours; is_one_piece: a forward gives all its logits at once;
+    computes_in: another dtype than the model's, or None.
     """
 
     change: Callable[..., AbstractContextManager[Setting]]
     arguments: tuple[Argument, ...] = ()
     rows: Callable[..., int] = lambda *values: 1
     columns: Callable[..., int] = lambda *values: 0
+    ends_prompt: Callable[..., bool] = lambda *values: False
     contradiction: Callable[..., str | None] = lambda others, *values: None
     refuse: Callable[..., str | None] = lambda loaded, others, *values: None
     has_own_neighbours: bool = False
+    is_one_piece: bool = False
     computes_in: Callable[..., str | None] = lambda *values: None
 
 

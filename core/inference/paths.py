@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from core.errors import CaptureError, UsageError
-from core.inference.bases import BASES
+from core.inference.bases import BASES, without_cache
+from core.inference.caches import CacheWatch
 from core.inference.grammar import Base, Modifier, Others, Pieces, Step, read_step
+from core.inference.head import columns_at_once
 from core.inference.models import LoadedModel
 from core.inference.modifiers import MODIFIERS
 from core.inference.setting import Setting, rows_of_a_chunk
@@ -33,6 +35,10 @@ __all__ = [
     "rows_of_a_chunk",
     "run_path",
 ]
+
+
+Choose = Callable[[torch.Tensor], int | None]
+"""logits [1, vocab] of a position -> the token that follows it, or None to end."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,10 @@ class Path:
     def logits_bytes(self, loaded: LoadedModel, positions: int) -> int:
         """Bytes of the logits that are on the device at once, for a prompt of `positions` tokens."""
         kept = BASES[self.base.name].at_once(positions, *self.base.values)
-        padding = sum(MODIFIERS[step.name].columns(*step.values) for step in self.modifiers)
-        return self.rows * (kept + padding) * loaded.vocab_size * loaded.torch_dtype.itemsize
+        columns = kept + sum(MODIFIERS[step.name].columns(*step.values) for step in self.modifiers)
+        if not any(MODIFIERS[step.name].is_one_piece for step in self.modifiers):
+            columns = min(columns, columns_at_once(self.rows, loaded.vocab_size, loaded.torch_dtype.itemsize))
+        return self.rows * columns * loaded.vocab_size * loaded.torch_dtype.itemsize
 
     def forwards(self, positions: int) -> int:
         """Calls of the model that a prompt of so many tokens takes."""
@@ -91,6 +99,12 @@ class Path:
         found += [MODIFIERS[step.name].refuse(loaded, others, *step.values) for step in self.modifiers]
         return next((sentence for sentence in found if sentence), None)
 
+    def cannot_continue(self, loaded: LoadedModel) -> str | None:
+        """Why nothing can be generated after a prompt on this path and what to do about it, or None."""
+        if any(MODIFIERS[step.name].ends_prompt(*step.values) for step in self.modifiers):
+            return "padding after the prompt leaves no place for what follows it; choose pad:left"
+        return without_cache(loaded, None)
+
     def _values(self) -> Others:
         return {step.name: step.values for step in self.modifiers}
 
@@ -111,35 +125,76 @@ def parse_path(text: str) -> Path:
     return path
 
 
+class OpenPath:
+    """The model made ready for a path, for any number of prompts. Calling it gives the pieces of one prompt.
+
+    Each piece is checked: its dtype is the path's, its width the vocabulary, and no position is left out or given twice.
+    """
+
+    def __init__(self, path: Path, setting: Setting, loaded: LoadedModel) -> None:
+        self.path = path
+        self._setting = setting
+        self._asked = loaded  # as it was before the modifiers: its dtype is the run's
+
+    def __call__(self, token_ids: Sequence[int]) -> Pieces:
+        """Token ids [positions] -> (position, logits[rows, vocab])."""
+        return self._pieces(token_ids, self._setting)
+
+    def continued(self, token_ids: Sequence[int], asked: int, choose: Choose) -> Pieces:
+        """The same, and then token by token with the cache that the prompt left, as every engine goes on from a prompt.
+
+        choose(logits[1, vocab]) gives the token that follows a position, or None to end; at most `asked` tokens follow. The
+        logits after the last token are not computed. The other rows go on as their own texts do.
+        """
+        watch = self._setting.watch or CacheWatch()
+        setting = replace(self._setting, watch=watch, room=asked)
+        last: torch.Tensor | None = None
+        for position, logits in self._pieces(token_ids, setting):
+            last = logits[-1:]
+            yield position, logits
+            del logits
+        given = watch.setting
+        if watch.cache is None or given is None or last is None:
+            raise CaptureError(f"path '{self.path}' left no cache to go on from; choose another path.")
+        own: list[int] = []
+        while len(own) < asked and (token := choose(last)) is not None:
+            own.append(token)
+            if len(own) == asked:
+                return
+            last = given.step(given.tokens_after(own), len(own) - 1, watch.cache)
+            position = len(token_ids) + len(own) - 1
+            _check(f"path '{self.path}'", setting, position, position, last)
+            yield position, last.to(self._asked.torch_dtype)
+
+    def _pieces(self, token_ids: Sequence[int], setting: Setting) -> Pieces:
+        where, loaded = f"path '{self.path}'", setting.loaded
+        _refuse(self.path, self._asked, len(token_ids))
+        given = replace(setting, prompt=tuple(int(token) for token in token_ids))
+        if int(given.token_ids.max()) >= loaded.token_limit:
+            raise CaptureError(f"{where}: token {int(given.token_ids.max())} is not among the model's {loaded.token_limit}.")
+        done = 0
+        for position, logits in BASES[self.path.base.name].compute(given, *self.path.base.values):
+            _check(where, given, position, done, logits)
+            done += len(logits)
+            yield position, logits.to(self._asked.torch_dtype)  # exact: the path was refused where it could not be
+            del logits  # or it would live on beside the next
+        if done != len(token_ids):
+            raise CaptureError(f"{where}: {done} positions came, expected {len(token_ids)}.")
+
+
 @contextmanager
-def open_path(path: Path, loaded: LoadedModel) -> Iterator[Callable[[Sequence[int]], Pieces]]:
-    """The model made ready for the path: token ids [positions] -> (position, logits[rows, vocab]), for any number of prompts.
+def open_path(path: Path, loaded: LoadedModel, watch: CacheWatch | None = None) -> Iterator[OpenPath]:
+    """The model made ready for the path. `watch` sees the cache that each forward leaves; with one, every forward keeps a cache.
 
     What the modifiers change (weights, threads, kernels) stays changed for the whole process until the end of the `with`, so only
-    one path can be open at a time. Each piece is checked: its dtype is the path's, its width the vocabulary, and no position is
-    left out or given twice.
+    one path can be open at a time.
     """
-    where = f"path '{path}'"
     _refuse(path, loaded, None)
     with ExitStack() as stack:
-        setting = Setting(loaded)
+        setting = Setting(loaded, watch=watch)
         for step in path.modifiers:
             setting = stack.enter_context(MODIFIERS[step.name].change(setting, *step.values))
-
-        def pieces_of(token_ids: Sequence[int]) -> Pieces:
-            _refuse(path, loaded, len(token_ids))
-            given = replace(setting, prompt=tuple(int(token) for token in token_ids))
-            if int(given.token_ids.max()) >= loaded.token_limit:
-                raise CaptureError(f"{where}: token {int(given.token_ids.max())} is not among the model's {loaded.token_limit}.")
-            done = 0
-            for position, logits in BASES[path.base.name].compute(given, *path.base.values):
-                _check(where, given, position, done, logits)
-                done += len(logits)
-                yield position, logits.to(loaded.torch_dtype)  # exact: the path was refused where it could not be
-            if done != len(token_ids):
-                raise CaptureError(f"{where}: {done} positions came, expected {len(token_ids)}.")
-
-        yield pieces_of
+        yield OpenPath(path, setting, loaded)
 
 
 def run_path(path: Path, loaded: LoadedModel, token_ids: Sequence[int]) -> Pieces:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -89,6 +89,21 @@ CONFIGS = {
     "mamba": lambda: MambaConfig(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, initializer_range=0.2),
 }
 
+# Those that can take every path.
+MODELS = [
+    "llama",
+    "gpt2",
+    "gpt-neox",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "mistral-window",
+    "gemma2",
+    "gemma3",
+    "mixtral",
+    "qwen2-moe",
+]
+
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
@@ -123,3 +138,19 @@ def llama(model_folders: dict[str, Path]) -> LoadedModel:
 @pytest.fixture(scope="session")
 def llama_bfloat16(model_folders: dict[str, Path]) -> LoadedModel:
     return load_model(str(model_folders["llama"]), dtype="bfloat16", device="cpu")
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def loaded(request: pytest.FixtureRequest, model_folders: dict[str, Path]) -> LoadedModel:
+    return load_model(str(model_folders[request.param]), dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def model_of(model_folders: dict[str, Path]) -> Callable[[str], LoadedModel]:
+    return lambda name: load_model(str(model_folders[name]), dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def shipped_model() -> Path:
+    """The folder of the small trained model of the sample runs."""
+    return Path(__file__).resolve().parents[3] / "sample_runs" / "model"

@@ -14,9 +14,12 @@ import torch
 
 from core.errors import CaptureError, UlpscopeError, UsageError
 from core.inference import paths, setting
-from core.inference.capture import CapturePlan, Progress, bits_of_logits, plan_capture, run_capture
+from core.inference.bits import bits_of
+from core.inference.capture import CapturePlan, Progress, plan_capture, run_capture
 from core.inference.models import LoadedModel, load_model
 from core.inference.paths import Base, Setting
+from core.runs.kv import KvPart
+from core.runs.records import Generation
 
 PROMPTS = ["def walk(self, path): return", "The ferry left at ten past six, café", "x"]
 
@@ -26,6 +29,8 @@ class Collected:
 
     def __init__(self) -> None:
         self.sides: list[list[np.ndarray]] = []
+        self.kv: list[tuple[int, KvPart]] = []
+        self.generations: list[Generation] = []
 
     def write(self, side: int, row: int, bits: np.ndarray) -> None:
         if side == len(self.sides):
@@ -33,6 +38,12 @@ class Collected:
         assert side == len(self.sides) - 1
         assert row == sum(len(part) for part in self.sides[side])
         self.sides[side].append(bits)
+
+    def write_kv(self, side: int, part: KvPart) -> None:
+        self.kv.append((side, part))
+
+    def write_generation(self, generation: Generation) -> None:
+        self.generations.append(generation)
 
     def side(self, number: int) -> np.ndarray:
         return np.concatenate(self.sides[number])
@@ -69,7 +80,7 @@ def test_a_capture_holds_the_bits_of_the_models_own_logits(dtype: str, model_fol
 
 def test_bits_keep_nan_payloads_and_the_sign_of_zero() -> None:
     patterns = torch.tensor([0x7FC1, 0x7F81, -0x8000, 0, 0x0001, 0x7F80], dtype=torch.int16)
-    assert np.array_equal(bits_of_logits(patterns.view(torch.bfloat16)), patterns.numpy().view(np.uint16))
+    assert np.array_equal(bits_of(patterns.view(torch.bfloat16)), patterns.numpy().view(np.uint16))
 
 
 @pytest.mark.model
@@ -238,6 +249,10 @@ class FullDisk:
 
     def write(self, side: int, row: int, bits: np.ndarray) -> None:
         raise OSError(28, "No space left on device")
+
+    def write_kv(self, side: int, part: KvPart) -> None: ...
+
+    def write_generation(self, generation: Generation) -> None: ...
 
 
 def test_a_sinks_own_error_is_not_taken_for_torchs(llama: LoadedModel) -> None:

@@ -228,6 +228,10 @@ class _Collected:
     def write(self, side: int, row: int, bits: Any) -> None:
         self.sides.setdefault(side, []).append(bits)
 
+    def write_kv(self, side: int, part: Any) -> None: ...
+
+    def write_generation(self, generation: Any) -> None: ...
+
 
 @pytest.mark.model
 def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(llama: LoadedModel) -> None:

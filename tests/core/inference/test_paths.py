@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path as FilePath
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from transformers import Cache, DynamicCache, StaticCache
 
 from core.errors import CaptureError, UsageError
 from core.inference import paths, setting
-from core.inference.models import LoadedModel, load_model
+from core.inference.models import LoadedModel
 from core.inference.paths import Base, Modifier, Setting, parse_path, run_path
 from tests.core.inference.conftest import WINDOW
 from tests.core.inference.sameness import computes_the_same, float32_bound, logits_of, tokens
@@ -58,30 +57,7 @@ MACHINE = [
     "prefill+dtype:float32",
 ]
 PATHS = [*BASES, *AROUND, *MACHINE]
-MODELS = [
-    "llama",
-    "gpt2",
-    "gpt-neox",
-    "qwen2",
-    "qwen3",
-    "mistral",
-    "mistral-window",
-    "gemma2",
-    "gemma3",
-    "mixtral",
-    "qwen2-moe",
-]
 Forward = Callable[[Setting, int, int, Cache], torch.Tensor]
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def loaded(request: pytest.FixtureRequest, model_folders: dict[str, FilePath]) -> LoadedModel:
-    return load_model(str(model_folders[request.param]), dtype="float32", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def model_of(model_folders: dict[str, FilePath]) -> Callable[[str], LoadedModel]:
-    return lambda name: load_model(str(model_folders[name]), dtype="float32", device="cpu")
 
 
 @pytest.mark.model

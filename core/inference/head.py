@@ -1,0 +1,78 @@
+"""The logits of one forward in slices: the body of the model runs once, its head on some columns at a time.
+
+A forward of 4096 tokens over a vocabulary of 128256 gives a gigabyte of bfloat16 logits for every row of the batch, at once. The
+hidden states they come from are fifty times smaller. So above `SLICE_BYTES` the model is called again for each slice with its
+body standing still: it hands out the hidden states of its one real run, and whatever the model does behind it (final scaling,
+soft capping) is the model's own code. Below that size nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from core.errors import CaptureError
+
+SLICE_BYTES = 128 << 20  # logits of all rows of the batch that exist at once
+
+
+def columns_at_once(rows: int, vocab: int, itemsize: int) -> int:
+    """Columns of a forward of `rows` rows whose logits make up to SLICE_BYTES; at least one."""
+    return max(1, SLICE_BYTES // (rows * vocab * itemsize))
+
+
+def sliced_logits(model: Any, arguments: dict[str, Any], start: int, stop: int, size: int) -> Iterator[torch.Tensor]:
+    """Logits of the columns start..stop-1 of one forward, `size` columns at a time. -> [rows, up to size, vocab] each.
+
+    Where a model's forward does not go through its body (code of its own), its whole logits are cut instead.
+    """
+    body = getattr(model, model.base_model_prefix, None)
+    if not isinstance(body, torch.nn.Module) or body is model:
+        yield from model(**arguments).logits[:, start:stop].split(size, dim=1)
+        return
+    standing = _Standing(body.forward)
+    with _forward_replaced(body, standing):
+        for first in range(start, stop, size):
+            last = min(first + size, stop)
+            standing.columns = slice(first, last)
+            logits = model(**arguments).logits
+            if standing.output is None:
+                yield from logits[:, start:stop].split(size, dim=1)
+                return
+            if logits.shape[1] != last - first:
+                kind = type(model).__name__
+                raise CaptureError(f"a {kind} gave logits of {logits.shape[1]} columns for {last - first}; shorten the prompts.")
+            yield logits
+            del logits  # or it would live on beside the next slice
+
+
+class _Standing:
+    """In place of a body's forward: runs it once, then hands out columns of what came."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.columns = slice(None)
+        self.output: Any = None
+        self._forward = forward
+
+    def __call__(self, *positional: Any, **named: Any) -> Any:
+        if self.output is None:
+            self.output = self._forward(*positional, **named)
+        if isinstance(self.output, tuple):
+            return (self.output[0][:, self.columns], *self.output[1:])
+        return type(self.output)(**{**self.output, "last_hidden_state": self.output.last_hidden_state[:, self.columns]})
+
+
+@contextmanager
+def _forward_replaced(body: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    before = body.__dict__.get("forward")  # accelerate, for one, puts its own on the instance
+    body.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del body.__dict__["forward"]
+        else:
+            body.__dict__["forward"] = before
