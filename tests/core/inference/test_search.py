@@ -1,0 +1,147 @@
+"""The search finds the flips that are there, keeps to its budget, and says what it did when there are none."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.errors import CaptureError, UsageError
+from core.inference import search as module
+from core.inference.models import LoadedModel, load_model
+from core.inference.search import search
+from tests.core.inference.sameness import logits_of
+from tests.core.inference.test_generation import MADE
+
+FILES = Path(__file__).resolve().parents[3] / "sample_runs" / "prompts"
+PROMPTS = [*MADE, *(path.read_text() for path in sorted(FILES.glob("*.txt")))]  # long enough that some position flips
+
+
+@pytest.fixture(scope="module")
+def shipped(shipped_model) -> LoadedModel:  # type: ignore[no-untyped-def]
+    return load_model(str(shipped_model), dtype="bfloat16", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def expected(shipped: LoadedModel) -> list[list[int]]:
+    """Positions of the flips of each prompt, by a loop as one would write it by hand."""
+    flips = []
+    for prompt in PROMPTS:
+        ids = shipped.tokenizer(prompt)["input_ids"]
+        ours, theirs = logits_of("prefill", shipped, ids), logits_of("decode", shipped, ids)
+        flips.append((ours.argmax(-1) != theirs.argmax(-1)).nonzero()[:, 0].tolist())
+    return flips
+
+
+@pytest.mark.model
+def test_every_flip_of_every_prompt_is_found(shipped: LoadedModel, expected: list[list[int]]) -> None:
+    found = search(shipped, PROMPTS, "prefill", "decode", flips=len(PROMPTS))
+    assert found.why == "all prompts were tried"
+    assert found.prompts == len(PROMPTS)
+    assert found.positions == sum(len(shipped.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS)
+    by_prompt = [[flip.position for flip in found.flips if flip.prompt == n] for n in range(len(PROMPTS))]
+    assert by_prompt == expected
+    assert any(expected)  # this processor does show some
+    assert found.closest is None or found.closest >= 0
+
+
+@pytest.mark.model
+def test_margins_are_those_of_the_logits(shipped: LoadedModel) -> None:
+    found = search(shipped, PROMPTS, "prefill", "decode", flips=1)
+    flip = found.flips[0]
+    ids = shipped.tokenizer(PROMPTS[flip.prompt])["input_ids"]
+    for path, margin, token in (
+        ("prefill", flip.reference_margin, flip.reference_token),
+        ("decode", flip.variant_margin, flip.variant_token),
+    ):
+        logits = logits_of(path, shipped, ids)[flip.position]
+        best = logits.topk(2)
+        assert margin == float(best.values[0]) - float(best.values[1])
+        assert token == int(logits.argmax())
+
+
+@pytest.mark.model
+def test_it_stops_at_as_many_prompts_as_were_asked_for(shipped: LoadedModel, expected: list[list[int]]) -> None:
+    found = search(shipped, PROMPTS, "prefill", "decode", flips=1)
+    assert len(found.flipped_prompts) == 1
+    assert found.flipped_prompts[0] == next(n for n, positions in enumerate(expected) if positions)
+    assert found.why == "a prompt with a flip was found"
+
+
+@pytest.mark.model
+def test_identical_paths_have_no_flip_and_the_closest_call_is_told(shipped: LoadedModel) -> None:
+    found = search(shipped, PROMPTS, "prefill", "prefill+batch:2")
+    assert found.flips == ()
+    assert found.closest is not None
+    smallest = min(
+        float(
+            (best := logits_of("prefill", shipped, shipped.tokenizer(prompt)["input_ids"]).topk(2).values.double())[:, 0]
+            .sub(best[:, 1])
+            .min()
+        )
+        for prompt in PROMPTS
+    )
+    assert found.closest == smallest
+
+
+@pytest.mark.model
+def test_a_planted_fault_at_one_position_of_one_prompt_is_found(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """The twin: were the sides not really compared, this would come back empty as the one above did."""
+    real = module._scores
+
+    def faulty(loaded, path, prompts, seed):  # type: ignore[no-untyped-def]
+        for n, scored in enumerate(real(loaded, path, prompts, seed)):
+            if str(path) == "prefill+batch:2" and n == 1:
+                scored.tokens[2] += 1
+            yield scored
+
+    monkeypatch.setattr(module, "_scores", faulty)
+    found = search(llama, ["def walk(self)", "def walk(self, path)"], "prefill", "prefill+batch:2")
+    assert [(flip.prompt, flip.position) for flip in found.flips] == [(1, 2)]
+
+
+@pytest.mark.model
+def test_the_time_is_kept(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Each prompt is made to take 50 ms; 300 of them would take 30 s, and the budget is one."""
+    real = module._scores
+
+    def slow(loaded, path, prompts, seed):  # type: ignore[no-untyped-def]
+        for scored in real(loaded, path, prompts, seed):
+            time.sleep(0.05)
+            yield scored
+
+    monkeypatch.setattr(module, "_scores", slow)
+    found = search(llama, ["def walk(self)"] * 300, "prefill", "prefill+batch:2", minutes=1 / 60)
+    assert found.why == "the 0.0166667 minutes were spent"
+    assert 0 < found.prompts < 60
+    assert found.seconds < 10
+
+
+@pytest.mark.model
+def test_prompts_that_the_model_cannot_take_are_skipped_with_the_reason(llama: LoadedModel) -> None:
+    told: list[module.SearchProgress] = []
+    found = search(llama, ["", "def walk", "x " * 400], "prefill", "decode", on_progress=told.append)
+    assert found.prompts == 1
+    assert [number for number, _ in found.skipped] == [0, 2]
+    assert "is empty" in found.skipped[0][1]
+    assert "context is 96" in found.skipped[1][1]
+    assert told[-1].prompts == told[-1].prompts_total == 1
+    with pytest.raises(CaptureError, match="no prompt can be searched; the first: prompt 1 of 1 is empty"):
+        search(llama, [""], "prefill", "decode")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("options", [{"flips": 0}, {"minutes": 0.0}, {"tokens": -1}])
+def test_a_search_for_nothing_is_refused(options: dict, llama: LoadedModel) -> None:
+    with pytest.raises(UsageError, match="at least one flip"):
+        search(llama, ["x"], "prefill", "decode", **options)
+    with pytest.raises(UsageError, match="against itself"):
+        search(llama, ["x"], "prefill", "prefill")
+
+
+def test_batches_grow_and_lose_no_prompt() -> None:
+    prompts = [(n, (n,)) for n in range(200)]
+    batches = list(module._batches(prompts))
+    assert [len(batch) for batch in batches] == [4, 8, 16, 32, 64, 64, 12]
+    assert [prompt for batch in batches for prompt in batch] == prompts
+    assert torch.get_num_threads() >= 1
