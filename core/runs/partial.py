@@ -9,6 +9,7 @@ from pathlib import Path
 
 _PREFIX = ".partial-"
 _LOCK = "lock"
+_living: set[Partial] = set()  # of this process
 
 
 class Partial:
@@ -22,6 +23,7 @@ class Partial:
         self.directory = directory
         self.path = directory / f"{directory.name.removeprefix(_PREFIX)}.duckdb"
         self._lock: int | None = lock
+        _living.add(self)
 
     @classmethod
     def make(cls, store: Path, run_id: str) -> Partial | None:
@@ -40,6 +42,14 @@ class Partial:
             shutil.rmtree(self.directory, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
+            _living.discard(self)
+
+
+def remove_living() -> None:
+    """Remove what this process is writing, whatever its writers are doing: for a process that ends at once, without unwinding."""
+    for partial in list(_living):
+        for _ in range(3):  # a writer's thread may put a file into a directory while it is being emptied
+            shutil.rmtree(partial.directory, ignore_errors=True)
 
 
 def sweep(store: Path) -> list[Path]:

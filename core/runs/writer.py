@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,11 @@ from core.runs.store import SCHEMA_VERSION, Database, Store
 from core.runs.tiles import binary_rows, logits_table
 
 _COMMIT_BYTES = 64 << 20  # DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
+_REFERENCE_BYTES = 96 << 20  # of the reference that are kept for the variants; what is beyond is read back from the file
+_FIGURE_ROWS = 512  # rows of figures that are inserted at a time: an insert costs 2 ms however small it is
 _INSERT_BYTES = 1 << 28  # Arrow's binary offsets are 32 bits: a gigabyte-wide chunk must not wrap them
+_OF_SIDES = ("logits", "side_position", "top_token", "generation", "generated_token")  # tables with a column `side`
+_OF_PAIRS = ("position", "ulp_tile", "kv", "kv_position")  # and those with a column `pair`, of the ones filled while sides arrive
 _SCHEMA = (Path(__file__).parent / "schema.sql").read_text()
 
 
@@ -44,12 +48,13 @@ class RunWriter:
         self._rows_done = [0] * len(header.sides)
         self._hashes = [hashlib.sha256() for _ in header.sides]
         self._totals = [PairTotal() for _ in header.sides[1:]]
-        self._latest: tuple[int, NDArray] | None = None  # first row and bits of the newest reference chunk
+        self._recent = _RecentRows(_REFERENCE_BYTES)
+        self._figures: dict[str, list[pa.Table]] = {}
+        self._figure_rows = 0
         raw_bytes = len(header.sides) * header.rows * header.vocab * header.format.itemsize
         self._hashing = Background("ulpscope-sha256", waiting=2)
-        self._storing = Background(
-            "ulpscope-store", waiting=4
-        )  # the only thread that touches the database between begin and finish
+        # The only thread that touches the database between begin and finish; it compares too, so that a forward never waits.
+        self._storing = Background("ulpscope-store", waiting=6)
         self._uncommitted = 0
         self._database: Database | None = None
         store.sweep()
@@ -105,9 +110,10 @@ class RunWriter:
         self._storing.put(self._store_logits, side, places, bits)
         self._rows_done[side] = row + len(bits)
         if side == 0:
-            self._latest = (row, bits)
+            self._recent.add(row, bits)
         else:
-            self._compare(side, row, bits, places)
+            self._storing.put(self._compare, side, row, bits, places, self._recent.rows(row, len(bits)))
+            self._recent.forget(min(self._rows_done[1:]))
 
     def write_kv(self, side: int, part: KvPart) -> None:
         """The keys or values of one layer after one prompt, of a side; figures of a pair are kept where both sides have them.
@@ -169,34 +175,38 @@ class RunWriter:
             for step in ("COMMIT", "CHECKPOINT", "BEGIN"):
                 database.execute(step)
 
-    def _reference_rows(self, row: int, count: int) -> NDArray[np.unsignedinteger]:
-        if self._latest is not None:
-            first, bits = self._latest
-            if first <= row and row + count <= first + len(bits):
-                return bits[row - first : row - first + count]
-        self._storing.drain()
-        return read_rows(self._open_database(), self.header, 0, row, row + count)
-
-    def _compare(self, side: int, row: int, bits: NDArray, places: NDArray[np.int32]) -> None:
-        figures = compare(self._reference_rows(row, len(bits)), bits, self.header.format)
+    def _compare(
+        self, side: int, row: int, bits: NDArray, places: NDArray[np.int32], reference: NDArray[np.unsignedinteger] | None
+    ) -> None:
+        """In the storing thread. `reference`: the same rows of side 0 where they are still in memory."""
+        if reference is None:
+            reference = read_rows(self._open_database(), self.header, 0, row, row + len(bits))
+        figures = compare(reference, bits, self.header.format)
         self._totals[side - 1].add(figures)
-        self._storing.put(self._store_figures, side, row, places, figures)
-
-    def _store_figures(self, side: int, row: int, places: NDArray[np.int32], figures: RowFigures) -> None:
-        """In the storing thread."""
         pair = side - 1
-        database = self._open_database()
-        database.insert("position", _position_table(pair, places, figures))
+        self._keep_figures("position", _position_table(pair, places, figures))
         cells, _ = binary_rows(figures.tiles, figures.tiles.shape[1] * figures.tiles.itemsize)
         rows = np.arange(row, row + len(places), dtype=np.int32)
-        database.insert("ulp_tile", _tile_table(pair, 0, rows, cells))
+        self._keep_figures("ulp_tile", _tile_table(pair, 0, rows, cells))
         for index, figures_of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
                 self._write_side_figures(index, places, figures_of_side)
+        self._figure_rows += len(places)
+        if self._figure_rows >= _FIGURE_ROWS:
+            self._insert_figures()
+
+    def _keep_figures(self, name: str, table: pa.Table) -> None:
+        self._figures.setdefault(name, []).append(table)
+
+    def _insert_figures(self) -> None:
+        """In the storing thread, or after it was drained."""
+        for name, tables in self._figures.items():
+            self._open_database().insert(name, pa.concat_tables(tables))
+        self._figures.clear()
+        self._figure_rows = 0
 
     def _write_side_figures(self, side: int, places: NDArray[np.int32], figures: SideRows) -> None:
-        database = self._open_database()
-        database.insert(
+        self._keep_figures(
             "side_position",
             pa.table(
                 {
@@ -209,7 +219,7 @@ class RunWriter:
         )
         k = figures.top_ids.shape[1]
         known = (figures.top_ids >= 0).ravel()
-        database.insert(
+        self._keep_figures(
             "top_token",
             pa.table(
                 {
@@ -223,14 +233,32 @@ class RunWriter:
             ),
         )
 
-    def finish(self) -> str:
-        """Write summaries and provenance, put the file in its place, return the run's id."""
+    @property
+    def finished_sides(self) -> tuple[str, ...]:
+        """The sides that have all their rows, up to the first that has not: what `finish(only_finished=True)` would keep."""
+        whole = [done == self.header.rows for done in self._rows_done]
+        count = len(whole) if all(whole) else whole.index(False)
+        return tuple(side.name for side in self.header.sides[:count])
+
+    def finish(self, *, only_finished: bool = False, note: str = "") -> str:
+        """Write summaries and provenance, put the file in its place, return the run's id.
+
+        only_finished: the sides from the first unfinished one on are taken out again, and the run is as if they had never been
+        asked for; at least two must remain. note: what the run says of it, added to the header's own.
+        """
+        if only_finished:
+            self._keep(len(self.finished_sides))
         header, database = self.header, self._open_database()
         for side, done in zip(header.sides, self._rows_done, strict=True):
             if done != header.rows:
                 raise UsageError(f"side '{side.name}' has {done} of {header.rows} rows; the run is not finished.")
         self._hashing.drain()
         self._storing.drain()
+        self._insert_figures()
+        if note:
+            about = replace(header.provenance, note=" ".join(part for part in (header.provenance.note, note) if part))
+            self.header = replace(header, provenance=about)
+            database.execute("UPDATE run SET note = ?", [about.note])
         for pair in range(len(self._totals)):
             self._write_levels(pair)
         self._write_sides(database)
@@ -238,9 +266,33 @@ class RunWriter:
         database.execute("COMMIT")
         database.close()
         self._database = None
-        self._store.place(self._partial.path, self.run_id)
+        self._place()
         self._leave()
         return self.run_id
+
+    def _keep(self, count: int) -> None:
+        """Take out every row of the sides from number `count` on."""
+        header, database = self.header, self._open_database()
+        if count < 2:
+            raise UsageError(f"run '{header.name}': {count} of its sides finished; a run needs at least two.")
+        self._storing.drain()
+        self._insert_figures()
+        for table in _OF_SIDES:
+            database.execute(f"DELETE FROM {table} WHERE side >= ?", [count])
+        for table in _OF_PAIRS:
+            database.execute(f"DELETE FROM {table} WHERE pair >= ?", [count - 1])
+        self.header = replace(header, sides=header.sides[:count])
+        del self._rows_done[count:], self._hashes[count:], self._totals[count - 1 :]
+
+    def _place(self) -> None:
+        """An interrupt that comes after the run has got its name comes too late: nobody shall be told that nothing was stored."""
+        try:
+            self._store.place(self._partial.path, self.run_id)
+        except KeyboardInterrupt as interrupt:
+            try:
+                self._store.path_of(self.run_id)
+            except StoreError:
+                raise interrupt from None
 
     def _write_levels(self, pair: int) -> None:
         """The coarser levels of the heatmap, 4 x 4 cells to one, from level 0 as it lies in the file; 4096 rows at a time."""
@@ -321,6 +373,35 @@ class RunWriter:
                     }
                 ),
             )
+
+
+class _RecentRows:
+    """The newest chunks of the reference that some variant has not had yet, up to `limit` bytes, and always the latest."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._chunks: list[tuple[int, NDArray[np.unsignedinteger]]] = []
+
+    def add(self, row: int, bits: NDArray[np.unsignedinteger]) -> None:
+        kept = sum(chunk.nbytes for _, chunk in self._chunks)
+        if self._chunks and kept + bits.nbytes > self._limit:
+            self._chunks.clear()  # a side as long as this is read back: the variants begin at its beginning, which is gone
+        self._chunks.append((row, bits))
+
+    def rows(self, row: int, count: int) -> NDArray[np.unsignedinteger] | None:
+        """[count, vocab], or None where not all of them are here."""
+        parts = []
+        for first, bits in self._chunks:
+            start, stop = max(row, first), min(row + count, first + len(bits))
+            if start < stop:
+                parts.append(bits[start - first : stop - first])
+        if sum(map(len, parts)) < count:
+            return None
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def forget(self, row: int) -> None:
+        """Drop what every side has passed: the chunks before `row`."""
+        self._chunks = [(first, bits) for first, bits in self._chunks if first + len(bits) > row]
 
 
 def _nullable(values: NDArray, kind: pa.DataType | None = None) -> pa.Array:
