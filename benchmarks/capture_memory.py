@@ -1,0 +1,61 @@
+"""Peak memory of capturing a prompt of 4096 tokens over a vocabulary of 128256, over the same process with the model loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.timing import Line
+
+TOKENS = 4096
+PATHS = {
+    "prefill and chunked:512": ("prefill", "chunked:512"),
+    "prefill and prefill+batch:4": ("prefill", "prefill+batch:4"),
+}
+SIDE_FLOAT32 = TOKENS * 128256 * 4
+
+_CHILD = """
+import sys
+from pathlib import Path
+from benchmarks.random_models import random_model, random_prompt
+from core.inference.capture import plan_capture, run_capture
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+
+def status(key):  # VmHWM, not ru_maxrss: a child inherits its parent's
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+
+store, tokens, reference, variant = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+loaded = random_model("wide", device="cpu")
+
+def capture(positions):
+    plan = plan_capture(loaded, [random_prompt(loaded, positions)], reference, [variant])
+    with RunWriter(Store(store), plan.header) as writer:
+        run_capture(plan, writer)
+        Store(store).delete(writer.finish())
+
+capture(16)  # compiled kernels and thread pools belong to an idle process
+idle = status("VmRSS")
+capture(tokens)
+print(idle, status("VmHWM"))
+"""
+
+
+def run() -> list[Line]:
+    lines = []
+    for name, (reference, variant) in PATHS.items():
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+            done = subprocess.run(
+                [sys.executable, "-c", _CHILD, folder, str(TOKENS), reference, variant], capture_output=True, text=True, check=True
+            )
+        idle, peak = (float(word) for word in done.stdout.split())
+        lines.append(
+            Line(
+                f"memory, capture of {name}", "<= 2000 MB", f"{(peak - idle) / 1024:.0f} MB",
+                f"peak {peak / 1024:.0f} MB over {idle / 1024:.0f} MB with the model loaded; one side in float32 is "
+                f"{SIDE_FLOAT32 / 1e6:.0f} MB",
+            )
+        )  # fmt: skip
+    return lines

@@ -1,0 +1,129 @@
+"""Fresh against cached and batch 1 against N at the shapes of an 8B model, with random weights: what differs, and what it costs.
+
+python -m benchmarks.gpu                                    # 8B shapes on the CUDA device
+python -m benchmarks.gpu --shape tiny --device cpu --tokens 64      # the same code on a processor, in seconds
+python -m benchmarks.gpu --store runs --keep                # and leave the runs in a store, to be looked at
+
+Nothing is downloaded. Per pair: differing logits, largest difference, flips, bit-identical classes, and the wall time of the
+capture (stored and analysed) over that of the two bare forwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.random_models import SHAPES, random_model, random_prompt
+from core.errors import UlpscopeError
+from core.inference.capture import plan_capture, run_capture
+from core.inference.models import LoadedModel
+from core.inference.paths import open_path, parse_path
+from core.runs.reader import RunReader
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+
+PAIRS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("prefill", ("decode",)),
+    ("prefill", ("blocks:16", "reuse:31")),
+    ("prefill", tuple(f"prefill+batch:{n}" for n in (2, 4, 8))),
+    ("decode", tuple(f"decode+batch:{n}" for n in (2, 3, 4, 8, 16, 33))),
+)
+
+
+def _wait(loaded: LoadedModel) -> None:
+    if loaded.device.startswith("cuda"):
+        torch.cuda.synchronize(loaded.device)
+
+
+def bare_seconds(loaded: LoadedModel, paths: Sequence[str], ids: Sequence[int]) -> float:
+    """The forwards alone: logits are computed and dropped."""
+    with torch.inference_mode():
+        _wait(loaded)
+        began = time.perf_counter()
+        for path in paths:
+            with open_path(parse_path(path), loaded) as pieces_of:
+                for _ in pieces_of(ids):
+                    pass
+        _wait(loaded)
+        return time.perf_counter() - began
+
+
+def measure(
+    loaded: LoadedModel, reference: str, variants: Sequence[str], ids: Sequence[int], store: Store
+) -> list[dict[str, Any]]:
+    """One run of these sides, and its figures: one object a pair."""
+    paths = (reference, *variants)
+    bare_seconds(loaded, paths, ids)  # kernels are chosen and memory is taken at the first call
+    bare = bare_seconds(loaded, paths, ids)
+    began = time.perf_counter()
+    plan = plan_capture(loaded, [ids], reference, variants, command="python -m benchmarks.gpu")
+    with RunWriter(store, plan.header) as writer:
+        run_capture(plan, writer)
+        path = store.path_of(writer.finish())
+    wall = time.perf_counter() - began
+    with RunReader(path) as run:
+        classes = run.classes
+        return [
+            {
+                "reference": pair.reference, "variant": pair.variant, "positions": run.header.rows, "vocab": run.header.vocab,
+                "neq": pair.summary.neq, "neq_share": pair.summary.neq_share, "max_abs": pair.summary.max_abs,
+                "max_ulps": pair.summary.max_ulps, "flips": pair.summary.flips, "classes": classes, "run_id": run.run_id,
+                "capture_seconds": wall, "bare_seconds": bare, "overhead": wall / bare,
+            }
+            for pair in run.pairs
+        ]  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=list(SHAPES), default="8b")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: CUDA if there is one")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--store", type=Path, help="where the runs are written; default: a temporary directory")
+    parser.add_argument("--keep", action="store_true", help="leave the runs there")
+    parser.add_argument("--json", action="store_true", help="one JSON object a pair")
+    given = parser.parse_args(arguments)
+    try:
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
+            store = Store(given.store or Path(name))
+            loaded = random_model(given.shape, dtype=given.dtype, device=given.device)
+            ids = random_prompt(loaded, given.tokens)
+            if not given.json:
+                print(f"{loaded.name}, {loaded.dtype}, {loaded.device_name}, torch {torch.__version__}, {given.tokens} tokens")
+            for reference, variants in PAIRS:
+                lines = measure(loaded, reference, variants, ids, store)
+                for line in lines:
+                    print(json.dumps(line) if given.json else _shown(line), flush=True)
+                if not given.json:
+                    first = lines[0]
+                    print("  classes " + "  ".join("{" + ", ".join(group) + "}" for group in first["classes"]))
+                    print(
+                        f"  capture {first['capture_seconds']:.2f} s over {first['bare_seconds']:.2f} s of bare forwards: {first['overhead']:.2f}x"
+                    )
+                if not given.keep:
+                    store.delete(lines[0]["run_id"])
+    except UlpscopeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _shown(line: dict[str, Any]) -> str:
+    total = line["positions"] * line["vocab"]
+    return (
+        f"{line['reference']} : {line['variant']:<18} neq {line['neq']:>12,} of {total:,} ({line['neq_share']:.2%})  "
+        f"max_abs {line['max_abs']:.6g}  max ULPs {line['max_ulps']:,}  flips {line['flips']}"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
