@@ -51,14 +51,8 @@ def plan_generation(
     A side ends where it chooses an end-of-text token, which counts as its last. The captured positions are those of the prompt and
     of the reference's tokens up to the latest place where a variant parts from it, or all of them where none does.
     """
-    if tokens < 1:
-        raise UsageError(f"--tokens {tokens}: a continuation has at least one token.")
-    paths = [side.path for side in sides_of(reference, variants)]
-    _refuse(loaded, paths)
-    ids = [tokens_of(loaded, prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1)]
-    _check_room(loaded, ids, tokens)
-    # Everything else that a capture would refuse, before anything is computed.
-    plan_capture(loaded, ids, reference, variants, seed=seed, kv=kv)
+    ids, paths = _checked(loaded, prompts, reference, variants, tokens)
+    plan_capture(loaded, ids, reference, variants, seed=seed, kv=kv)  # refuses what a capture would, before anything is computed
     by_side: list[list[tuple[int, ...]]] = []
     written = 0
     for path in paths:
@@ -78,6 +72,27 @@ def plan_generation(
         loaded, whole, reference, variants, name=name or _title(loaded, paths, tokens), command=command, seed=seed, kv=kv,
         generations=generations,
     )  # fmt: skip
+
+
+def plan_longest(
+    loaded: LoadedModel,
+    prompts: Sequence[str | Sequence[int]],
+    reference: str,
+    variants: Sequence[str],
+    *,
+    tokens: int,
+    kv: bool | None = None,
+    name: str | None = None,
+) -> CapturePlan:
+    """What `plan_generation` plans if no side ever parts, without generating anything: the most that it can cost."""
+    ids, paths = _checked(loaded, prompts, reference, variants, tokens)
+    placeholder = tuple(0 for _ in range(tokens - 1))
+    nothing = tuple(() for _ in paths)
+    generations = [Generation(n, len(given), tokens, nothing, ("",) * len(paths)) for n, given in enumerate(ids)]
+    whole = [(*given, *placeholder) for given in ids]
+    return plan_capture(
+        loaded, whole, reference, variants, kv=kv, name=name or _title(loaded, paths, tokens), generations=generations
+    )
 
 
 def continue_all(
@@ -127,6 +142,19 @@ def _common(generation: Generation) -> tuple[int, ...]:
     if any(parting is None for parting in partings):
         return own[: len(own) - 1]
     return own[: max(parting for parting in partings if parting is not None) - generation.given_positions + 1]
+
+
+def _checked(
+    loaded: LoadedModel, prompts: Sequence[str | Sequence[int]], reference: str, variants: Sequence[str], tokens: int
+) -> tuple[list[tuple[int, ...]], list[Path]]:
+    """(token ids of the prompts, paths of the sides), where all of it can be continued."""
+    if tokens < 1:
+        raise UsageError(f"--tokens {tokens}: a continuation has at least one token.")
+    paths = [side.path for side in sides_of(reference, variants)]
+    _refuse(loaded, paths)
+    ids = [tokens_of(loaded, prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1)]
+    _check_room(loaded, ids, tokens)
+    return ids, paths
 
 
 def _refuse(loaded: LoadedModel, paths: Sequence[Path]) -> None:

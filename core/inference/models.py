@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ class LoadedModel:
     """A model in eval mode, all of it in `dtype` on `device`.
 
     name: as asked for; revision: the hub's commit, or the digest of a folder's weights; device: 'cpu', 'cuda:0'; device_name: the chip;
-    context: the most positions it takes, None where unlimited; vocab_size: width of its logits, in tokens.
+    context: the most positions it takes, None where unlimited; vocab_size: width of its logits, in tokens. One loaded without
+    weights has them on torch's meta device: every shape is there, and no forward gives a number.
     """
 
     model: PreTrainedModel
@@ -52,6 +54,11 @@ class LoadedModel:
         """Token ids below this have an embedding and a logit."""
         embedding: Any = self.model.get_input_embeddings()
         return min(self.vocab_size, embedding.weight.shape[0])
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in this dtype, shared ones once."""
+        return sum(parameter.nbytes for parameter in self.model.parameters())
 
     def vocabulary(self) -> dict[int, str]:
         """Token id -> readable text, for every id that has a logit."""
@@ -76,15 +83,22 @@ class _Source:
 
 
 def load_model(
-    name: str, *, dtype: str, device: str | None = None, revision: str | None = None, trust_remote_code: bool = False
+    name: str,
+    *,
+    dtype: str,
+    device: str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    weights: bool = True,
 ) -> LoadedModel:
     """The model of a local folder or hub id, wholly in `dtype`; on CUDA if there is one, unless `device` says otherwise.
 
     Cheap checks come first: nothing large is read before the device, the config, the tokenizer and the free memory are known
-    to do. Every refusal is a CaptureError of one sentence.
+    to do. Every refusal is a CaptureError of one sentence. Without `weights` it ends there: a model of the config's shapes, for
+    which nothing large was read or downloaded, and whose revision is '' where only the weights would tell it.
     """
     fmt = format_named(dtype)
-    target = _device(device)
+    target = usable_device(device)
     with quiet():
         source = _source(name, revision)
         with foreign_errors_stop(f"model '{name}'", "close other programs or choose a smaller model"):
@@ -94,23 +108,35 @@ def load_model(
             _check_memory(name, source, config, fmt.name, target)
         narrower = "choose a smaller model, a narrower dtype or another device"
         with foreign_errors_stop(f"model '{name}' cannot be loaded on {target}", narrower):
-            model: Any = _weights(name, source, fmt.name, trust_remote_code)
-            model = model.to(target)
+            if weights:
+                model: Any = _weights(name, source, fmt.name, trust_remote_code)
+                model = model.to(target)
+            else:
+                model = _shapes(config, fmt.name, trust_remote_code)
+                _check_names(name, source, model)
         model.eval().requires_grad_(False)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         name=name,
-        revision=source.revision or (digest(source.folder) if source.folder else ""),
+        revision=source.revision or (digest(source.folder) if source.folder and weights else ""),
         dtype=fmt.name,
         device=str(target),
-        device_name=_device_name(target),
+        device_name=name_of_device(target),
         context=_context(config),
         vocab_size=_logit_width(model),
     )
 
 
-def _device(asked: str | None) -> torch.device:
+def devices_here() -> list[tuple[str, str, int | None]]:
+    """(name, chip, bytes free) of every device a model can be loaded on; None where nobody says what is free."""
+    cards = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in cards)]
+    return [(str(device), name_of_device(device), memory.free_bytes(device)) for device in devices]
+
+
+def usable_device(asked: str | None) -> torch.device:
+    """The device asked for, or CUDA if there is one; CaptureError where it is not here."""
     if asked is None:
         asked = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -130,7 +156,8 @@ def _device(asked: str | None) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _device_name(device: torch.device) -> str:
+def name_of_device(device: torch.device) -> str:
+    """The processor's or GPU's own name."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -272,13 +299,51 @@ def _weights(name: str, source: _Source, dtype: str, trust_remote_code: bool) ->
         **source.arguments,
     )
     model, report = loaded  # a pair, because output_loading_info is asked for
-    absent = sorted(report["missing_keys"])
-    if absent:  # transformers would fill them with random numbers and only warn
+    _refuse_absent(name, model, sorted(report["missing_keys"]))
+    return model
+
+
+def _refuse_absent(name: str, model: PreTrainedModel, absent: list[str]) -> None:
+    """transformers would fill them with random numbers and only warn."""
+    if absent:
         raise CaptureError(
             f"model '{name}': its weights lack '{absent[0]}'{f' and {len(absent) - 1} more' if len(absent) > 1 else ''}; "
             f"expected all those of a {type(model).__name__}."
         )
+
+
+def _shapes(config: Any, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
     return model
+
+
+def _check_names(name: str, source: _Source, model: PreTrainedModel) -> None:
+    """Refuse a folder whose weights lack some that the model has, as loading them would.
+
+    From the names in the files' headers. Where they have names that the model has not, transformers may rename them while it
+    loads, and only loading tells; then nothing is said.
+    """
+    named = _names_of(source.folder) if source.folder is not None else None
+    expected = set(model.state_dict())
+    if named is None or not named <= expected:
+        return
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    ignored = list(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())
+    absent = expected - named - tied
+    _refuse_absent(name, model, sorted(key for key in absent if not any(re.search(pattern, key) for pattern in ignored)))
+
+
+def _names_of(folder: Path) -> set[str] | None:
+    """Names of a folder's safetensors, without reading one of them; None where it has none. Its files are known to be whole."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        with single.open("rb") as stream:  # not by a map of the file, which may be larger than this machine
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        return set(header) - {"__metadata__"}
+    if index.is_file():
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    return None
 
 
 def _context(config: Any) -> int | None:

@@ -140,13 +140,17 @@ class _State:
         return None if self._seconds is None else self._seconds - self.seconds
 
     @property
+    def is_late(self) -> bool:
+        left = self.seconds_left
+        return left is not None and left <= 0
+
+    @property
     def _hits(self) -> int:
         return len({flip.prompt for flip in self._flips})
 
     @property
     def is_over(self) -> bool:
-        is_late = self.seconds_left is not None and self.seconds_left <= 0
-        return self._hits >= self._wanted or is_late
+        return self._hits >= self._wanted or self.is_late
 
     @property
     def progress(self) -> SearchProgress:
@@ -196,6 +200,8 @@ def _by_score(loaded: LoadedModel, paths: tuple[Path, Path], seed: int) -> _Comp
             ]  # fmt: skip
             closest = float(torch.minimum(ours.margins, theirs.margins).nan_to_num(torch.inf).min())
             yield found, len(ids), closest
+            if state.is_late:
+                return
 
     return compare
 
@@ -230,6 +236,8 @@ def _by_continuation(loaded: LoadedModel, paths: tuple[Path, Path], tokens: int,
             step = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
             found = [] if step is None else [Flip(number, len(ids) - 1 + step, ours[step], theirs[step])]
             yield found, (len(ours) if step is None else step + 1), None
+            if state.is_late:
+                return
 
     return compare
 

@@ -8,46 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from core.__main__ import main
+from tests.core.conftest import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "cases"
-
-
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def environment(tmp_path: Path) -> dict[str, str]:
-    return {"ULPSCOPE_STORE": str(tmp_path / "runs"), "ULPSCOPE_SAMPLES": "", "HF_HUB_OFFLINE": "1"}
-
-
-@pytest.fixture
-def cli(tmp_path, monkeypatch, capfd):
-    """Run `python -m core ...` in this process, with a store of its own."""
-    monkeypatch.chdir(ROOT)
-    for name, value in environment(tmp_path).items():
-        monkeypatch.setenv(name, value)
-
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["python -m core", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capfd.readouterr()
-        return Done(int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
 
 
 def in_a_process(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -114,7 +114,7 @@ def test_the_time_is_kept(llama: LoadedModel, monkeypatch) -> None:  # type: ign
     found = search(llama, ["def walk(self)"] * 300, "prefill", "prefill+batch:2", minutes=1 / 60)
     assert found.why == "the 0.0166667 minutes were spent"
     assert 0 < found.prompts < 60
-    assert found.seconds < 10
+    assert found.seconds < 5  # not twice the budget: the variant's pass is cut short too
 
 
 @pytest.mark.model

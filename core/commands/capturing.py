@@ -1,0 +1,258 @@
+"""`capture`: a model down several paths, every logit of each into a run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from core.commands.console import (
+    JsonOption,
+    StoreOption,
+    announce,
+    arguments_without,
+    err,
+    out,
+    print_json,
+    size,
+    steps,
+    stoppable,
+)
+from core.errors import CaptureError, UsageError
+from core.prompt_files import GivenPrompt, Message, read_prompts, read_whole
+from core.runs.store import open_store
+from core.runs.writer import RunWriter
+
+if TYPE_CHECKING:  # torch is for those who run a model
+    from core.inference.capture import CapturePlan
+    from core.inference.models import LoadedModel
+
+ModelOption = Annotated[str, typer.Option(help="Folder or hub id of a transformers causal language model.")]
+PromptOption = Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")]
+PromptFileOption = Annotated[list[Path] | None, typer.Option(help="A text file that is one prompt; may be given several times.")]
+PromptsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="A file of many prompts: .jsonl with 'prompt', 'text', 'token_ids' or 'messages' in each line, else one a line."
+    ),
+]
+ChatOption = Annotated[
+    bool, typer.Option("--chat", help="Each prompt's text is a user's message: put it into the tokenizer's chat template.")
+]
+SystemOption = Annotated[str | None, typer.Option(help="What the system message of every chat says.")]
+ReferenceOption = Annotated[str, typer.Option(help="Path of the reference: prefill, decode, prefill+batch:8, ...")]
+VariantOption = Annotated[list[str] | None, typer.Option(help="Path of a variant; may be given several times.")]
+SweepOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Add a variant for each value: batch=1,2,3,4,8 puts the reference into batches of each size."),
+]
+KvOption = Annotated[
+    bool | None,
+    typer.Option("--kv/--no-kv", help="Compare the key/value caches too. Default: where a path reads one."),
+]
+DtypeOption = Annotated[str, typer.Option(help="float32, float16 or bfloat16.")]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. Default: CUDA if there is one.")]
+RevisionOption = Annotated[str | None, typer.Option(help="Revision on the hub.")]
+TrustOption = Annotated[bool, typer.Option(help="Let the model's repository run its own code.")]
+NameOption = Annotated[str | None, typer.Option(help="What to call the run.")]
+SeedOption = Annotated[int, typer.Option(help="Seed set before each side.")]
+KeepOption = Annotated[
+    bool, typer.Option("--keep-finished", help="Where a later side fails, keep the run of those before it (two at least).")
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything and say what would run and what it costs; no weights are read.")
+]
+ProgressOption = Annotated[str, typer.Option(help="'bar' on a terminal, or 'json': a line of JSON for every step, for programs.")]
+
+
+def capture(
+    model: ModelOption,
+    prompt: PromptOption = None,
+    prompt_file: PromptFileOption = None,
+    prompts: PromptsOption = None,
+    chat: ChatOption = False,
+    system: SystemOption = None,
+    reference: ReferenceOption = "prefill",
+    variant: VariantOption = None,
+    sweep: SweepOption = None,
+    repeat: Annotated[int, typer.Option(help="Call every path N times, one after another, as a server would be called.")] = 1,
+    kv: KvOption = None,
+    dtype: DtypeOption = "bfloat16",
+    device: DeviceOption = None,
+    revision: RevisionOption = None,
+    trust_remote_code: TrustOption = False,
+    name: NameOption = None,
+    seed: SeedOption = 0,
+    keep_finished: KeepOption = False,
+    dry_run: DryRunOption = False,
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Run a model down two or more paths that are equal in exact arithmetic, and keep every logit of each.
+
+    For example:  python -m core capture --model sample_runs/model --prompt "def __init__(self,"
+    --reference prefill --variant decode --variant prefill+batch:8 --dtype bfloat16
+
+    The first call against later ones, with block reuse:  --reference blocks:16 --repeat 6
+
+    Which batch sizes agree bit for bit:  --reference decode --sweep batch=1,2,3,4,8,16
+
+    What that would cost:  --dry-run. docs/paths.md lists every path.
+    """
+    check_progress(progress)
+    given = given_prompts(prompt, prompt_file, prompts, chat, system)
+    target = open_store(store)
+    with stoppable(), steps(progress) as say:
+        from core.inference.capture import plan_capture, run_capture
+        from core.inference.models import load_model
+
+        variants = variants_of(reference, variant, sweep, default=None if repeat > 1 else "decode")
+        if not dry_run:
+            say("loading the model", 0, 0)
+        loaded = load_model(
+            model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, weights=not dry_run
+        )
+        plan = plan_capture(
+            loaded, as_tokens(loaded, given, chat, system), reference, variants,
+            name=name, command=typed_command(), seed=seed, repeat=repeat, kv=kv,
+        )  # fmt: skip
+        if not dry_run:
+            with RunWriter(target, plan.header) as writer:
+                with keeping(writer, keep_finished) as failure:
+                    run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
+                say("writing the run file", 0, 0)
+                run_id = writer.finish(only_finished=bool(failure), note=" ".join(failure))
+    if dry_run:
+        print_costs(plan, as_json_)
+    else:
+        tell_end(run_id, failure, progress, as_json_)
+
+
+def check_progress(progress: str) -> None:
+    if progress not in ("bar", "json"):
+        raise UsageError(f"--progress '{progress}' is not known; expected bar or json.")
+
+
+def typed_command() -> str:
+    """The command line that repeats this one: how it reports and where it stores are no part of that."""
+    given = [part for part in arguments_without(sys.argv[1:], "--progress", "--store") if part != "--json"]
+    return shlex.join(["python", "-m", "core", *given])
+
+
+def variants_of(reference: str, variant: list[str] | None, sweep: list[str] | None, *, default: str | None) -> list[str]:
+    """The variants that were asked for, those of every sweep included; `default` where there are none."""
+    from core.inference.sides import sweep as swept
+
+    found = [*(variant or []), *(path for text in sweep or [] for path in swept(reference, text))]
+    return found or ([default] if default else [])
+
+
+def given_prompts(
+    texts: list[str] | None, whole_files: list[Path] | None, files: list[Path] | None, chat: bool, system: str | None
+) -> list[GivenPrompt]:
+    """Every prompt that the options name, in that order; UsageError before anything slow is begun."""
+    found = [GivenPrompt(f"--prompt number {number}", text=text) for number, text in enumerate(texts or [], start=1)]
+    found += [read_whole(path) for path in whole_files or []]
+    found += [prompt for path in files or [] for prompt in read_prompts(path)]
+    if not found:
+        raise UsageError("no prompt was given; use --prompt TEXT, --prompt-file FILE or --prompts FILE.")
+    chats = [prompt for prompt in found if prompt.messages is not None or (chat and prompt.text is not None)]
+    if system is not None and not chats:
+        raise UsageError("--system is part of a chat; add --chat, or leave it out.")
+    if chat and not chats:
+        raise UsageError("--chat is for texts, and every prompt is given as token ids; leave it out.")
+    for prompt in chats:
+        if system is not None and prompt.messages is not None and any(m.role == "system" for m in prompt.messages):
+            raise UsageError(f"{prompt.where}: has a system message of its own; leave --system out.")
+    return found
+
+
+def as_tokens(loaded: LoadedModel, given: Sequence[GivenPrompt], chat: bool, system: str | None) -> list[str | Sequence[int]]:
+    """What a plan takes: chats as token ids, texts as they are (the tokenizer adds its special tokens), token ids as they are."""
+    from core.inference.chat import chat_tokens
+
+    found: list[str | Sequence[int]] = []
+    for prompt in given:
+        messages = prompt.messages
+        if messages is None and chat and prompt.text is not None:
+            if not prompt.text:
+                raise UsageError(f"{prompt.where}: is empty; expected at least one character.")
+            messages = (Message("user", prompt.text),)
+        if messages is not None:
+            opening = (Message("system", system),) if system is not None else ()
+            found.append(chat_tokens(loaded, [asdict(message) for message in (*opening, *messages)], prompt.where))
+        elif prompt.token_ids is not None:
+            found.append(prompt.token_ids)
+        else:
+            found.append(prompt.text or "")
+    return found
+
+
+@contextmanager
+def keeping(writer: RunWriter, keep_finished: bool) -> Iterator[list[str]]:
+    """Gives a list that holds one sentence afterwards if a side failed and those before it are to be kept; else the failure passes."""
+    failure: list[str] = []
+    try:
+        yield failure
+    except CaptureError as error:
+        finished = writer.finished_sides
+        if not keep_finished or len(finished) < 2:
+            raise
+        asked = [side.name for side in writer.header.sides]
+        failed = ", ".join(f"'{side}'" for side in asked[len(finished) :])
+        failure.append(f"{error} The run was kept without {failed}: {len(finished)} of {len(asked)} sides had finished.")
+
+
+def tell_end(run_id: str, failure: list[str], progress: str, as_json_: bool) -> None:
+    """Say where the run is; where it is less than was asked for, why, with exit code 2."""
+    if progress == "json":
+        sys.stdout.write(json.dumps({"stage": "done", "run_id": run_id}) + "\n")
+    else:
+        announce(run_id, as_json_)
+    for sentence in failure:
+        err.print(f"error: {sentence}", markup=False, soft_wrap=True)
+        raise typer.Exit(2)
+
+
+def print_costs(plan: CapturePlan, as_json_: bool) -> None:
+    """What a plan would compute and keep, and on what."""
+    from core.inference.costs import costs_of
+    from core.inference.models import devices_here
+
+    costs, loaded = costs_of(plan), plan.loaded
+    if as_json_:
+        devices = [{"device": name, "device_name": chip, "free_bytes": free} for name, chip, free in devices_here()]
+        about: dict[str, Any] = {
+            "model": loaded.name, "dtype": loaded.dtype, "device": loaded.device, "device_name": loaded.device_name,
+            "name": plan.header.name, "devices": devices,
+        }  # fmt: skip
+        print_json({**about, **asdict(costs), "forwards": costs.forwards, "tokens": costs.tokens})
+        return
+    table = Table(title=f"{escape(plan.header.name)}, in {loaded.dtype} on {loaded.device} ({escape(loaded.device_name)})")
+    for column in ("side", "path", "forwards", "positions", "tokens computed", "key/value cache"):
+        table.add_column(column, justify="left" if column in ("side", "path") else "right", overflow="fold")
+    for side in costs.sides:
+        cache = "unknown" if side.kv_bytes is None else size(side.kv_bytes) if side.kv_bytes else "none"
+        table.add_row(
+            escape(side.name), escape(side.path), f"{side.forwards:,}", f"{side.positions:,}", f"{side.tokens:,}", cache
+        )
+    out.print(table)
+    free = "an unknown amount" if costs.free_bytes is None else size(costs.free_bytes)
+    for line in (
+        f"{costs.prompts} {'prompt' if costs.prompts == 1 else 'prompts'}, {costs.positions:,} positions; "
+        f"{costs.forwards:,} forwards of {costs.tokens:,} tokens in all.",
+        f"The run file takes {size(costs.logits_bytes)}, the weights {size(costs.weight_bytes)}; "
+        f"beside them {loaded.device} has {free} free.",
+        "Caches are compared too." if costs.has_kv else "Caches are not compared.",
+    ):
+        out.print(line, markup=False)

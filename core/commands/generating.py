@@ -1,0 +1,255 @@
+"""`generate` and `search`: where the texts of two paths part, and prompts on which they do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from core.commands.capturing import (
+    ChatOption,
+    DeviceOption,
+    DryRunOption,
+    DtypeOption,
+    KeepOption,
+    KvOption,
+    ModelOption,
+    NameOption,
+    ProgressOption,
+    PromptFileOption,
+    PromptOption,
+    PromptsOption,
+    ReferenceOption,
+    RevisionOption,
+    SeedOption,
+    SweepOption,
+    SystemOption,
+    TrustOption,
+    VariantOption,
+    as_tokens,
+    check_progress,
+    given_prompts,
+    keeping,
+    print_costs,
+    tell_end,
+    typed_command,
+    variants_of,
+)
+from core.commands.console import JsonOption, StoreOption, err, number, out, print_json, steps, stoppable
+from core.errors import UsageError
+from core.runs.reader import RunReader
+from core.runs.records import Generation
+from core.runs.store import Store, open_store
+from core.runs.writer import RunWriter
+
+if TYPE_CHECKING:  # torch is for those who run a model
+    from core.inference.capture import CapturePlan
+    from core.inference.search import Found
+
+TokensOption = Annotated[int, typer.Option(help="Each side goes on by up to N tokens of its own choice.")]
+
+
+def generate(
+    model: ModelOption,
+    prompt: PromptOption = None,
+    prompt_file: PromptFileOption = None,
+    prompts: PromptsOption = None,
+    chat: ChatOption = False,
+    system: SystemOption = None,
+    reference: ReferenceOption = "prefill",
+    variant: VariantOption = None,
+    sweep: SweepOption = None,
+    tokens: TokensOption = 64,
+    kv: KvOption = None,
+    dtype: DtypeOption = "bfloat16",
+    device: DeviceOption = None,
+    revision: RevisionOption = None,
+    trust_remote_code: TrustOption = False,
+    name: NameOption = None,
+    seed: SeedOption = 0,
+    keep_finished: KeepOption = False,
+    dry_run: DryRunOption = False,
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Let every path continue the same prompts greedily, on its own, and keep the logits of all of them up to where they part.
+
+    A path computes the prompt; then each side goes on token by token with the cache that the prompt left. The run holds what each
+    side wrote, and the complete logits of both at the position that made them part.
+
+    For example:  python -m core generate --model sample_runs/model --prompt "def __init__(self," --variant reuse:4 --tokens 64
+    """
+    check_progress(progress)
+    given = given_prompts(prompt, prompt_file, prompts, chat, system)
+    target = open_store(store)
+    with stoppable(), steps(progress) as say:
+        from core.inference.capture import run_capture
+        from core.inference.generation import plan_generation, plan_longest
+        from core.inference.models import load_model
+
+        variants = variants_of(reference, variant, sweep, default="decode")
+        if not dry_run:
+            say("loading the model", 0, 0)
+        loaded = load_model(
+            model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, weights=not dry_run
+        )
+        inputs = as_tokens(loaded, given, chat, system)
+        if dry_run:
+            print_costs(plan_longest(loaded, inputs, reference, variants, tokens=tokens, kv=kv, name=name), as_json_)
+            return
+        plan = plan_generation(
+            loaded, inputs, reference, variants, tokens=tokens, name=name, command=typed_command(), seed=seed, kv=kv,
+            on_progress=lambda step: say(f"{step.side_name} writes", step.prompts_done, step.prompts_total),
+        )  # fmt: skip
+        with RunWriter(target, plan.header) as writer:
+            with keeping(writer, keep_finished) as failure:
+                run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
+            say("writing the run file", 0, 0)
+            run_id = writer.finish(only_finished=bool(failure), note=" ".join(failure))
+    if progress == "bar" and not as_json_:
+        _print_partings(target, run_id)
+    tell_end(run_id, failure, progress, as_json_)
+
+
+def _print_partings(store: Store, run_id: str) -> None:
+    """Where each side parted from the reference, and what each wrote there."""
+    with RunReader(store.path_of(run_id)) as run:
+        table = Table(title=escape(run.header.name))
+        for column in ("prompt", "variant", "parts after", "reference goes on", "variant goes on", "margins, ULPs"):
+            table.add_column(column, overflow="fold", justify="right" if column in ("prompt", "parts after") else "left")
+        for prompt, made in run.generations.items():
+            for pair in run.pairs:
+                parting = made.parting(pair.index + 1)
+                if parting is None:
+                    agreed = min(len(made.tokens[0]), len(made.tokens[pair.index + 1]))
+                    table.add_row(str(prompt), escape(pair.variant), "never", f"all {agreed} tokens agree", "", "")
+                    continue
+                step = parting - made.given_positions + 1
+                figures = run.positions(pair.index)
+                here = figures[(figures["prompt"] == prompt) & (figures["position"] == parting)].iloc[0]
+                margins = f"{here['reference_margin_ulps']} / {here['variant_margin_ulps']}"
+                goes_on = [repr(_rest(run, made, side, step)) for side in (0, pair.index + 1)]
+                shown = f"{step} {'token' if step == 1 else 'tokens'}"
+                table.add_row(str(prompt), escape(pair.variant), shown, *(escape(text) for text in goes_on), margins)
+        out.print(table)
+
+
+def _rest(run: RunReader, made: Generation, side: int, step: int, count: int = 8) -> str:
+    """The first tokens from a step on, as text."""
+    return "".join(run.vocabulary.get(token, f"<{token}>") for token in made.tokens[side][step : step + count])
+
+
+def search(
+    model: ModelOption,
+    prompts: PromptsOption = None,
+    prompt: PromptOption = None,
+    prompt_file: PromptFileOption = None,
+    chat: ChatOption = False,
+    system: SystemOption = None,
+    reference: ReferenceOption = "prefill",
+    variant: Annotated[str, typer.Option(help="Path of the variant.")] = "decode",
+    flips: Annotated[int, typer.Option(help="Stop once so many prompts with a flip are found.")] = 1,
+    max_prompts: Annotated[int | None, typer.Option(help="Try at most so many prompts.")] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="Spend at most so many minutes.")] = None,
+    tokens: Annotated[
+        int, typer.Option(help="Let both sides continue each prompt by up to N tokens; 0: compare the prompt's own positions.")
+    ] = 0,
+    kv: KvOption = None,
+    dtype: DtypeOption = "bfloat16",
+    device: DeviceOption = None,
+    revision: RevisionOption = None,
+    trust_remote_code: TrustOption = False,
+    name: NameOption = None,
+    seed: SeedOption = 0,
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Try many prompts until two paths choose another token on some of them, and keep those as a run.
+
+    Exit code 0: found as many as asked for; 1: fewer were found (what was found is kept); 2: bad input.
+
+    For example:  python -m core search --model sample_runs/model --prompts prompts.jsonl --variant decode --flips 3 --max-minutes 10
+    """
+    check_progress(progress)
+    if max_prompts is not None and max_prompts < 1:
+        raise UsageError(f"--max-prompts {max_prompts}: a search tries at least one prompt.")
+    given = given_prompts(prompt, prompt_file, prompts, chat, system)[:max_prompts]
+    target = open_store(store)
+    run_id = None
+    with stoppable(), steps(progress) as say:
+        from core.inference.capture import plan_capture
+        from core.inference.generation import plan_generation
+        from core.inference.models import load_model
+        from core.inference.search import search as search_prompts
+
+        say("loading the model", 0, 0)
+        loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
+        inputs = as_tokens(loaded, given, chat, system)
+        found = search_prompts(
+            loaded, inputs, reference, variant, flips=flips, minutes=max_minutes, tokens=tokens, seed=seed,
+            on_progress=lambda step: say(f"{step.flips} with a flip", step.prompts, step.prompts_total),
+        )  # fmt: skip
+        if found.flips:
+            title = name or f"{found.prompts:,} prompts searched: {reference} against {variant}"
+            chosen = [inputs[number] for number in found.flipped_prompts]
+            about: dict[str, Any] = {"name": title, "command": typed_command(), "seed": seed, "kv": kv}
+            plan = (
+                plan_generation(loaded, chosen, reference, [variant], tokens=tokens, **about)
+                if tokens
+                else plan_capture(loaded, chosen, reference, [variant], **about)
+            )
+            run_id = _keep(plan, target, say)
+    _tell_found(found, given_names=[item.where for item in given], run_id=run_id, as_json_=as_json_ or progress == "json")
+    if len(found.flipped_prompts) < flips:
+        raise typer.Exit(1)
+
+
+def _keep(plan: CapturePlan, target: Store, say: Callable[[str, int, int], None]) -> str:
+    """Capture the prompts that were found."""
+    from core.inference.capture import run_capture
+
+    with RunWriter(target, plan.header) as writer:
+        run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
+        say("writing the run file", 0, 0)
+        return writer.finish()
+
+
+def _tell_found(found: Found, *, given_names: list[str], run_id: str | None, as_json_: bool) -> None:
+    if as_json_:
+        told = asdict(found)
+        told["skipped"] = [{"prompt": number, "reason": reason} for number, reason in found.skipped]
+        print_json({"stage": "done", "run_id": run_id, **told})
+        return
+    for _, reason in found.skipped[:5]:
+        err.print(f"skipped: {reason}", markup=False)
+    if len(found.skipped) > 5:
+        err.print(f"and {len(found.skipped) - 5} more were skipped.")
+    per_minute = found.prompts / found.seconds * 60 if found.seconds else 0.0
+    out.print(
+        f"{found.why}: {len(found.flipped_prompts)} of {found.prompts:,} prompts flip, {found.positions:,} positions compared in "
+        f"{found.seconds:.1f} s ({per_minute:,.0f} prompts a minute).",
+        markup=False,
+    )
+    if found.flips:
+        table = Table()
+        for column in ("prompt", "from", "position", "reference", "variant", "margins, logits"):
+            table.add_column(column, overflow="fold")
+        for flip in found.flips[:50]:
+            margins = "" if flip.reference_margin is None else f"{number(flip.reference_margin)} / {number(flip.variant_margin)}"
+            table.add_row(
+                str(flip.prompt), escape(given_names[flip.prompt]), str(flip.position), str(flip.reference_token),
+                str(flip.variant_token), margins,
+            )  # fmt: skip
+        out.print(table)
+    elif found.closest is not None:
+        out.print(f"The closest call had a margin of {number(found.closest)} logits.", markup=False)
+    if run_id:
+        out.print(run_id, markup=False)
+    sys.stdout.flush()

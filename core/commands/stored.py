@@ -1,0 +1,116 @@
+"""`list`, `show`, `export`, `delete`: the runs there are."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from core.commands.comparing import flip_table, pair_table
+from core.commands.console import JsonOption, StoreOption, err, out, print_json
+from core.errors import UsageError
+from core.runs.export import export_npz
+from core.runs.gallery import list_runs
+from core.runs.reader import RunReader
+from core.runs.report import as_json, report_of_run
+from core.runs.store import open_store
+
+
+def list_(store: StoreOption = None, as_json_: JsonOption = False) -> None:
+    """List the stored runs, newest first, sample runs included."""
+    cards, broken = list_runs(open_store(store))
+    if as_json_:
+        print_json([{**asdict(card), "created": card.created.isoformat() + "Z"} for card in cards])
+    else:
+        table = Table()
+        for column in ("run", "name", "model", "dtype", "device", "positions", "pairs", "flips", "max ULPs", "verdict"):
+            figures = column in ("positions", "pairs", "flips", "max ULPs")
+            table.add_column(column, justify="right" if figures else "left", no_wrap=column == "run", overflow="fold")
+        for card in cards:
+            table.add_row(
+                card.run_id, escape(card.name), Path(card.model).name if card.model else "", card.compute_dtype, card.device,
+                f"{card.positions:,}", str(card.pairs), str(card.flips), f"{card.max_ulps:,}", card.verdicts or "not judged",
+            )  # fmt: skip
+        out.print(table if cards else "no runs yet; `python -m core capture` or `python -m core ingest` makes one.")
+    for run in broken:
+        err.print(f"not a readable run: {run.reason}", markup=False)
+
+
+def show(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")],
+    positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Show a run: where it comes from, its sides and their digests, its pairs and flips."""
+    with RunReader(open_store(store).path_of(run_id)) as run:
+        header, about = run.header, run.header.provenance
+        pairs, classes = report_of_run(run)
+        report = as_json(
+            pairs, classes, compute_dtype=header.compute_dtype, rows=header.rows, vocab=header.vocab, prompts=len(header.prompts),
+            with_positions=positions,
+        )  # fmt: skip
+        provenance = {"run_id": run.run_id, "name": header.name, "created": run.created.isoformat() + "Z", **asdict(about)}
+        sides = [asdict(side) for side in run.sides]
+        if as_json_:
+            print_json({**provenance, "sides": sides, **report})
+            return
+        facts = Table(title=escape(header.name), show_header=False)
+        facts.add_column(style="bold")
+        facts.add_column(overflow="fold")
+        for key, value in provenance.items():
+            shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+            if shown not in (None, ""):
+                facts.add_row(key, escape(str(shown)))
+        out.print(facts)
+        table = Table(title="sides")
+        for column in ("name", "saved as", "class", "sha256 of its bits"):
+            table.add_column(column, overflow="fold")
+        for side in run.sides:
+            table.add_row(escape(side.name), side.source_dtype, str(side.bit_class), side.sha256)
+        out.print(table)
+        out.print(pair_table(pairs, header.compute_dtype, header.rows, header.vocab))
+        for pair in pairs:
+            if pair.summary.flips:
+                out.print(flip_table(pair, run.vocabulary, len(header.prompts) > 1))
+
+
+def export(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Where to write.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Write every side of a run back to an npz, in the exact bits and dtype it came in."""
+    with RunReader(open_store(store).path_of(run_id)) as run:
+        export_npz(run, file, overwrite=overwrite)
+        if as_json_:
+            print_json({"run_id": run.run_id, "file": str(file), "bytes": file.stat().st_size})
+        else:
+            out.print(f"{file}: {', '.join(side.name for side in run.sides)}", markup=False)
+
+
+def delete(
+    run_ids: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids of runs, or unique beginnings of them.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Delete runs for good. Sample runs are refused."""
+    target = open_store(store)
+    full = list(dict.fromkeys(target.path_of(run_id).stem for run_id in run_ids))
+    if not yes and sys.stdin.isatty() and not typer.confirm(f"Delete {', '.join(full)} for good?"):
+        raise typer.Exit(1)
+    if not yes and not sys.stdin.isatty():
+        raise UsageError("delete asks before it deletes; without a terminal give --yes.")
+    deleted = [target.delete(run_id) for run_id in full]
+    if as_json_:
+        print_json({"deleted": deleted})
+    else:
+        out.print("deleted " + ", ".join(deleted), markup=False)

@@ -1,0 +1,95 @@
+"""What the variants of a run made of each prompt when they went on freely, beside what the reference made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+from numpy.typing import NDArray
+
+from core.errors import UsageError
+from core.numerics.formats import values_of
+from core.runs.reader import RunReader
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """One variant's continuation of one prompt against the reference's.
+
+    `position` is where they part: the position of the prompt whose logits made the variant choose another token; None where they
+    never do within the tokens that both generated.
+    """
+
+    prompt: int
+    pair: int
+    variant: str
+    given_positions: int
+    reference_tokens: tuple[int, ...]
+    variant_tokens: tuple[int, ...]
+    reference_text: str
+    variant_text: str
+    position: int | None
+
+    @property
+    def compared(self) -> int:
+        """How many tokens both sides generated."""
+        return min(len(self.reference_tokens), len(self.variant_tokens))
+
+    @property
+    def step(self) -> int | None:
+        """0-based index of the generated token that parts them."""
+        return None if self.position is None else self.position - (self.given_positions - 1)
+
+    @property
+    def agreed(self) -> int:
+        """How many generated tokens they share before they part."""
+        return self.compared if self.step is None else self.step
+
+    @property
+    def chosen(self) -> tuple[int, int] | None:
+        """The reference's and the variant's token where they part."""
+        return None if self.step is None else (self.reference_tokens[self.step], self.variant_tokens[self.step])
+
+    def is_confirmed(self, here: pd.Series) -> bool:
+        """Whether the stored logits of the parting position have the two generated tokens as their argmaxes.
+
+        here: the row of the position table at `position`. They have not where a path computes the same tokens differently from
+        call to call.
+        """
+        argmaxes = (here["reference_token"], here["variant_token"])
+        return not any(pd.isna(token) for token in argmaxes) and (int(argmaxes[0]), int(argmaxes[1])) == self.chosen
+
+
+def continuations(run: RunReader, prompt: int | None = None) -> list[Continuation]:
+    """Of every prompt that was continued, or of one, each variant in turn; empty for a run that only scored given tokens."""
+    found = []
+    for index, generation in sorted(run.generations.items()):
+        if prompt not in (None, index):
+            continue
+        for pair in run.pairs:
+            side = pair.index + 1
+            found.append(
+                Continuation(
+                    index,
+                    pair.index,
+                    pair.variant,
+                    generation.given_positions,
+                    generation.tokens[0],
+                    generation.tokens[side],
+                    generation.texts[0],
+                    generation.texts[side],
+                    generation.parting(side),
+                )
+            )
+    return found
+
+
+def logits_of_chosen(run: RunReader, found: Continuation) -> tuple[NDArray, NDArray]:
+    """Logits of the two tokens at the position where they part: the reference's of both, then the variant's."""
+    if found.chosen is None or found.position is None:
+        raise UsageError(f"prompt {found.prompt}: the continuations of '{found.variant}' and the reference never part.")
+    reference, variant = (
+        values_of(run.at(side, found.prompt, found.position), run.header.format)[list(found.chosen)]
+        for side in (0, found.pair + 1)
+    )
+    return reference, variant

@@ -1,0 +1,91 @@
+"""Small runs with key/value caches and continuations, every figure of which is planted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from core.numerics.formats import BFLOAT16
+from core.runs.kv import KINDS, KvPart
+from core.runs.records import Generation, Prompt, Provenance, RunHeader, SideHeader
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+from tests.core.runs.made_runs import calm_sides, header_of
+
+VOCAB = 40
+GIVEN = 5
+# What each side makes of prompts 0 and 1; prompt 2 is only scored. The first variant parts in prompt 0, the second never.
+CONTINUED = {
+    0: ((10, 11, 12, 13, 14, 15, 16, 17), (10, 11, 22, 23, 24, 25, 26, 27), (10, 11, 12, 13, 14, 15, 16, 17)),
+    1: ((30, 31, 32, 33, 34, 35, 36, 37), (30, 31, 32, 33, 34, 35, 36, 37), (30, 31, 32, 33, 34, 35, 36, 37)),
+}
+PARTING = GIVEN - 1 + 2  # position 4 chose the first generated token, position 6 the third
+
+
+def cache(seed: int, heads: int = 2, positions: int = 5, width: int = 16) -> np.ndarray:
+    """[heads, positions, width] bits of bfloat16."""
+    return np.random.default_rng(seed).standard_normal((heads, positions, width)).astype(BFLOAT16.values).view(np.uint16)
+
+
+def kv_run(
+    store: Store,
+    parts: Iterable[tuple[int, KvPart]],
+    *,
+    lengths: tuple[int, ...] = (3, 5),
+    sides: int = 2,
+    run_id: str | None = None,
+) -> str:
+    """A run of random logits with these caches, each with the side that kept it; returns its id."""
+    header = header_of(lengths=lengths, sides=sides)
+    with RunWriter(store, header, run_id=run_id) as writer:
+        for side, bits in enumerate(calm_sides(header)):
+            writer.write(side, 0, bits)
+        for side, part in parts:
+            writer.write_kv(side, part)
+        return writer.finish()
+
+
+def both(reference: KvPart, changed: np.ndarray) -> list[tuple[int, KvPart]]:
+    """A part of the reference, and the variant's with these bits."""
+    return [(0, reference), (1, KvPart(*reference.key, reference.first_position, changed))]
+
+
+def continued_run(store: Store, *, is_confirmed: bool = True, texts: bool = True, run_id: str = "continued") -> str:
+    """Three sides, three prompts of 12, 12 and 6 positions, vocabulary of 40; see CONTINUED.
+
+    Where sides part the better token leads by 0.125 (of 10: two ULPs of bfloat16); is_confirmed=False: the variant's stored logits
+    prefer the reference's token there. Caches, of the first variant only from layer 1 on, differ; the second's are equal.
+    """
+    given = tuple(range(1, 1 + GIVEN))
+    fed = [(*given, *CONTINUED[prompt][0][:-1]) for prompt in (0, 1)] + [tuple(range(6))]
+    vocabulary = {token: f" w{token}" for token in range(VOCAB)} | {22: " <b>two</b>\n"}
+    prompts = tuple(Prompt(len(ids), ids, tuple(vocabulary[t] for t in ids) if texts else ()) for ids in fed)
+    sides = tuple(SideHeader(path, path, "bfloat16") for path in ("prefill", "decode", "decode+batch:8"))
+    header = RunHeader(
+        "Continued", "bfloat16", VOCAB, prompts, sides, Provenance("capture", model="planted", device="cpu"),
+        vocabulary if texts else {},
+    )  # fmt: skip
+    with RunWriter(store, header, run_id=run_id) as writer:
+        for side in range(3):
+            logits = np.random.default_rng(0).standard_normal((header.rows, VOCAB))
+            for row, (prompt, position) in enumerate(header.places()):
+                if prompt in CONTINUED and position >= GIVEN - 1:
+                    logits[row, CONTINUED[prompt][0][position - GIVEN + 1]] = 10
+            if side == 1:
+                logits[PARTING, CONTINUED[0][1][2]] = 10.125 if is_confirmed else 9.875
+            else:
+                logits[PARTING, CONTINUED[0][1][2]] = 9.875
+            writer.write(side, 0, logits.astype(BFLOAT16.values).view(np.uint16))
+        for prompt, ids in enumerate(fed):
+            for layer in range(4):
+                for kind in KINDS:
+                    bits = cache(100 * prompt + 10 * layer + KINDS.index(kind), positions=len(ids))
+                    changed = bits.copy()
+                    changed[layer % 2, 2:, : 2 * layer] ^= 1
+                    for side, of_side in enumerate((bits, changed, bits)):
+                        writer.write_kv(side, KvPart(prompt, layer, kind, 0, of_side.copy()))
+        for prompt, tokens in CONTINUED.items():
+            spoken = tuple("".join(vocabulary[token] for token in made) for made in tokens)
+            writer.write_generation(Generation(prompt, GIVEN, 8, tokens, spoken))
+        return writer.finish()

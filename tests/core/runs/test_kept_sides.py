@@ -1,0 +1,129 @@
+"""A run of the sides that finished, where a later one did not: as if that one had never been asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+
+from core.errors import UsageError
+from core.runs import writer as writing
+from core.runs.kv import KvPart
+from core.runs.reader import RunReader
+from core.runs.records import Generation
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
+
+NOTE = "decode+batch:3 failed (out of memory)."
+
+
+def stopped_at(store: Store, written_rows: int, *, sides: int = 3) -> Path:
+    """A run whose last side got no further than `written_rows`, with caches and generations of all of them."""
+    header = header_of(sides=sides)
+    bits = bits_of_sides(header)
+    with RunWriter(store, header, run_id="kept") as writer:
+        for side in range(sides):
+            part = KvPart(0, 0, "key", 0, bits[side][:3, :16].reshape(1, 3, 16).copy())
+            writer.write_kv(side, part)
+            writer.write(side, 0, bits[side][: header.rows if side < sides - 1 else written_rows])
+        tokens = tuple((side, 2) for side in range(sides))
+        writer.write_generation(Generation(0, 3, 2, tokens, tuple("abc"[:sides])))
+        assert writer.finished_sides == ("side_0", "side_1", "side_2")[: sides - 1]
+        return store.path_of(writer.finish(only_finished=True, note=NOTE))
+
+
+def of_two(store: Store) -> Path:
+    """The same with the first two sides only, from the beginning."""
+    header = header_of(sides=3)
+    bits = bits_of_sides(header)
+    with RunWriter(store, replace(header, sides=header.sides[:2]), run_id="two") as writer:
+        for side in range(2):
+            writer.write_kv(side, KvPart(0, 0, "key", 0, bits[side][:3, :16].reshape(1, 3, 16).copy()))
+            writer.write(side, 0, bits[side])
+        writer.write_generation(Generation(0, 3, 2, ((0, 2), (1, 2)), ("a", "b")))
+        return store.path_of(writer.finish())
+
+
+def tables(path: Path) -> dict[str, list[tuple]]:
+    """Every row of every table but `run`, sorted."""
+    with duckdb.connect(str(path), read_only=True) as database:
+        names = [row[0] for row in database.execute("SELECT table_name FROM duckdb_tables()").fetchall()]
+        return {name: sorted(map(repr, database.execute(f"SELECT * FROM {name}").fetchall())) for name in names if name != "run"}
+
+
+@pytest.mark.parametrize("written_rows", [0, 1, 5, 7])
+def test_what_is_kept_equals_row_for_row_a_run_of_those_sides_alone(tmp_path, written_rows):
+    store = Store(tmp_path)
+    kept, alone = stopped_at(store, written_rows), of_two(store)
+    assert tables(kept) == tables(alone)
+    with RunReader(kept) as run:
+        assert [side.name for side in run.sides] == ["side_0", "side_1"]
+        assert [pair.variant for pair in run.pairs] == ["side_1"]
+        assert run.header.provenance.note == NOTE
+        assert [generation.texts for generation in run.generations.values()] == [("a", "b")]
+    assert not list(tmp_path.glob(".partial*"))
+
+
+@pytest.mark.parametrize("forgotten", [*writing._OF_SIDES, *writing._OF_PAIRS])
+def test_a_table_that_was_forgotten_would_be_seen(tmp_path, monkeypatch, forgotten):
+    for which in ("_OF_SIDES", "_OF_PAIRS"):
+        monkeypatch.setattr(writing, which, tuple(name for name in getattr(writing, which) if name != forgotten))
+    store = Store(tmp_path)
+    kept, alone = tables(stopped_at(store, 5)), tables(of_two(store))
+    assert {name for name in kept if kept[name] != alone[name]} == {forgotten}
+
+
+def test_every_table_with_a_side_or_a_pair_is_either_emptied_of_it_or_filled_only_at_the_end(tmp_path):
+    with duckdb.connect(str(of_two(Store(tmp_path))), read_only=True) as database:
+        columns = database.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
+    assert {table for table, column in columns if column == "side"} - {"side"} == set(writing._OF_SIDES)
+    at_the_end = {"pair", "ulp_histogram", "evidence"}
+    assert {table for table, column in columns if column == "pair"} - at_the_end == set(writing._OF_PAIRS)
+
+
+def test_with_fewer_than_two_finished_sides_nothing_is_stored(tmp_path):
+    with pytest.raises(UsageError, match="1 of its sides finished; a run needs at least two"):
+        stopped_at(Store(tmp_path), 7, sides=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_asking_for_it_an_unfinished_side_is_still_refused(tmp_path):
+    header = header_of(sides=3)
+    bits = calm_sides(header)
+    with RunWriter(Store(tmp_path), header) as writer:
+        writer.write(0, 0, bits[0])
+        writer.write(1, 0, bits[1])
+        with pytest.raises(UsageError, match="side 'side_2' has 0 of 8 rows"):
+            writer.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_whole_run_is_finished_the_same_either_way(tmp_path):
+    store, header = Store(tmp_path), header_of()
+    bits = calm_sides(header)
+    whole = write_run(store, header, bits, "whole")
+    with RunWriter(store, header, run_id="asked") as writer:
+        for side in range(2):
+            writer.write(side, 0, bits[side])
+        assert writer.finished_sides == ("side_0", "side_1")
+        asked = store.path_of(writer.finish(only_finished=True))
+    assert tables(whole) == tables(asked)
+
+
+def test_the_file_gives_the_room_of_what_was_taken_out_back(tmp_path):
+    """Logits of 3 x 24 MB, of which one goes: committed long before, because a writer commits every 64 MB."""
+    header = replace(header_of(lengths=(96,), vocab=128_000, sides=3), prompts=header_of(lengths=(96, 1)).prompts[:1])
+    random = np.random.default_rng(1)
+    bits = [random.integers(0, 1 << 14, (96, 128_000), dtype=np.uint16) for _ in range(3)]
+    store = Store(tmp_path)
+    with RunWriter(store, header, run_id="kept") as writer:
+        for side in range(3):
+            for row in range(0, 96 if side < 2 else 90, 6):
+                writer.write(side, row, bits[side][row : row + 6])
+        kept = store.path_of(writer.finish(only_finished=True))
+    alone = write_run(store, replace(header, sides=header.sides[:2]), bits[:2])
+    assert kept.stat().st_size < 1.05 * alone.stat().st_size

@@ -1,0 +1,89 @@
+"""Files of prompts: what each line becomes, and the sentence for each line that is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.errors import UsageError
+from core.prompt_files import GivenPrompt, Message, read_prompts, read_whole
+
+
+def written(tmp_path, name: str, content: str | bytes):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_every_form_of_a_json_line_is_read(tmp_path):
+    path = written(
+        tmp_path,
+        "p.jsonl",
+        '{"prompt": "one", "id": 7}\n\n{"text": "two\\nlines"}\r\n{"token_ids": [1, 2, 3]}\n   \n'
+        '{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u", "name": "n"}]}',
+    )
+    assert read_prompts(path) == [
+        GivenPrompt(f"{path}:1", text="one"),
+        GivenPrompt(f"{path}:3", text="two\nlines"),
+        GivenPrompt(f"{path}:4", token_ids=(1, 2, 3)),
+        GivenPrompt(f"{path}:6", messages=(Message("system", "s"), Message("user", "u"))),
+    ]
+
+
+def test_any_other_file_is_a_prompt_a_line_whatever_separators_the_line_holds(tmp_path):
+    path = written(tmp_path, "p.txt", "\ufeff  first \n\n \t\nform\ffeed and\u2028separator\r\n{not json}")
+    assert [prompt.text for prompt in read_prompts(path)] == ["  first ", "form\ffeed and\u2028separator", "{not json}"]
+    assert [prompt.where for prompt in read_prompts(path)] == [f"{path}:{line}" for line in (1, 4, 5)]
+
+
+def test_a_whole_file_is_one_prompt_with_every_line_of_it(tmp_path):
+    path = written(tmp_path, "p.txt", "a\n\nb\n")
+    assert read_whole(path).text == "a\n\nb\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", "is not JSON (Expecting property name enclosed in double quotes at column 2)"),
+        ('["a"]', "is a list; expected an object with"),
+        ('"a"', "is a string; expected an object with"),
+        ("{}", "has none of them; expected an object with"),
+        ('{"prompt": 5}', "'prompt' is a number; expected a string"),
+        ('{"text": null}', "'text' is null; expected a string"),
+        ('{"prompt": "a", "text": "b"}', "has both 'prompt' and 'text'"),
+        ('{"token_ids": "1 2"}', "'token_ids' is a string; expected a list of whole numbers"),
+        ('{"token_ids": [1, true]}', "'token_ids' has true or false at position 1"),
+        ('{"token_ids": [1, 2.0]}', "'token_ids' has a number at position 1; expected a whole number"),
+        ('{"messages": []}', "'messages' is an empty list"),
+        ('{"messages": "hi"}', "'messages' is a string"),
+        ('{"messages": ["hi"]}', "message 1 is a string"),
+        ('{"messages": [{"role": "user", "content": "a"}, {"content": "b"}]}', "'role' of message 2 is missing"),
+        ('{"messages": [{"role": "user", "content": [{"type": "text"}]}]}', "'content' of message 1 is a list"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named_by_file_and_line(tmp_path, line, sentence):
+    path = written(tmp_path, "p.jsonl", '{"prompt": "fine"}\n\n' + line + "\n")
+    with pytest.raises(UsageError) as refused:
+        read_prompts(path)
+    assert f"{path}:3: " in str(refused.value)
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.txt"])
+def test_a_file_without_prompts_or_that_is_no_text_or_is_not_there_gets_a_sentence(tmp_path, name):
+    with pytest.raises(UsageError, match="holds no prompt; expected one a line"):
+        read_prompts(written(tmp_path, name, "\n  \n"))
+    with pytest.raises(UsageError, match=r":2: is not UTF-8 text from here on|:1: is not UTF-8 text from here on"):
+        read_prompts(written(tmp_path, name, b'{"prompt": "a"}\n\xff\xfe'))
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_prompts(tmp_path / "nowhere.jsonl")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_prompts(tmp_path)
+
+
+def test_a_prompt_has_exactly_one_form():
+    with pytest.raises(UsageError, match="one of a text, token ids and the messages"):
+        GivenPrompt("here")
+    with pytest.raises(UsageError, match="one of a text, token ids and the messages"):
+        GivenPrompt("here", text="a", token_ids=(1,))
