@@ -48,7 +48,10 @@ def run() -> list[Line]:
     for name, (reference, variant) in PATHS.items():
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
             done = subprocess.run(
-                [sys.executable, "-c", _CHILD, folder, str(TOKENS), reference, variant], capture_output=True, text=True, check=True
+                [sys.executable, "-c", _CHILD, folder, str(TOKENS), reference, variant],
+                capture_output=True,
+                text=True,
+                check=True,
             )
         idle, peak = (float(word) for word in done.stdout.split())
         lines.append(

@@ -55,7 +55,7 @@ def run(tokens: int = 48) -> list[Line]:
     lines = []
     for dtype in ("bfloat16", "float32"):
         loaded = load_model(str(SAMPLES / "model"), dtype=dtype)
-        for length in (tokens, 10 * tokens):
+        for length in (tokens, min(10 * tokens, loaded.context or 10 * tokens)):
             ids = torch.randint(1, loaded.token_limit, (length,), generator=torch.Generator().manual_seed(0)).tolist()
             for path, keep in (("prefill", 0), ("decode", 1 << 40)):
                 if path == "decode" and length > tokens:

@@ -161,7 +161,7 @@ def given_prompts(
     texts: list[str] | None, whole_files: list[Path] | None, files: list[Path] | None, chat: bool, system: str | None
 ) -> list[GivenPrompt]:
     """Every prompt that the options name, in that order; UsageError before anything slow is begun."""
-    found = [GivenPrompt(f"--prompt number {number}", text=text) for number, text in enumerate(texts or [], start=1)]
+    found = [GivenPrompt(f"prompt {number}", text=text) for number, text in enumerate(texts or [], start=1)]
     found += [read_whole(path) for path in whole_files or []]
     found += [prompt for path in files or [] for prompt in read_prompts(path)]
     if not found:

@@ -41,9 +41,9 @@ from core.commands.capturing import (
     variants_of,
 )
 from core.commands.console import JsonOption, StoreOption, err, number, out, print_json, steps, stoppable
+from core.commands.stored import print_continuations
 from core.errors import UsageError
 from core.runs.reader import RunReader
-from core.runs.records import Generation
 from core.runs.store import Store, open_store
 from core.runs.writer import RunWriter
 
@@ -113,36 +113,9 @@ def generate(
             say("writing the run file", 0, 0)
             run_id = writer.finish(only_finished=bool(failure), note=" ".join(failure))
     if progress == "bar" and not as_json_:
-        _print_partings(target, run_id)
+        with RunReader(target.path_of(run_id)) as run:
+            print_continuations(run)
     tell_end(run_id, failure, progress, as_json_)
-
-
-def _print_partings(store: Store, run_id: str) -> None:
-    """Where each side parted from the reference, and what each wrote there."""
-    with RunReader(store.path_of(run_id)) as run:
-        table = Table(title=escape(run.header.name))
-        for column in ("prompt", "variant", "parts after", "reference goes on", "variant goes on", "margins, ULPs"):
-            table.add_column(column, overflow="fold", justify="right" if column in ("prompt", "parts after") else "left")
-        for prompt, made in run.generations.items():
-            for pair in run.pairs:
-                parting = made.parting(pair.index + 1)
-                if parting is None:
-                    agreed = min(len(made.tokens[0]), len(made.tokens[pair.index + 1]))
-                    table.add_row(str(prompt), escape(pair.variant), "never", f"all {agreed} tokens agree", "", "")
-                    continue
-                step = parting - made.given_positions + 1
-                figures = run.positions(pair.index)
-                here = figures[(figures["prompt"] == prompt) & (figures["position"] == parting)].iloc[0]
-                margins = f"{here['reference_margin_ulps']} / {here['variant_margin_ulps']}"
-                goes_on = [repr(_rest(run, made, side, step)) for side in (0, pair.index + 1)]
-                shown = f"{step} {'token' if step == 1 else 'tokens'}"
-                table.add_row(str(prompt), escape(pair.variant), shown, *(escape(text) for text in goes_on), margins)
-        out.print(table)
-
-
-def _rest(run: RunReader, made: Generation, side: int, step: int, count: int = 8) -> str:
-    """The first tokens from a step on, as text."""
-    return "".join(run.vocabulary.get(token, f"<{token}>") for token in made.tokens[side][step : step + count])
 
 
 def search(

@@ -14,8 +14,11 @@ from rich.table import Table
 from core.commands.comparing import flip_table, pair_table
 from core.commands.console import JsonOption, StoreOption, err, out, print_json
 from core.errors import UsageError
+from core.runs.caches import kv_json, summarize
+from core.runs.continuations import continuations
 from core.runs.export import export_npz
 from core.runs.gallery import list_runs
+from core.runs.gate import percent
 from core.runs.reader import RunReader
 from core.runs.report import as_json, report_of_run
 from core.runs.store import open_store
@@ -58,7 +61,9 @@ def show(
         provenance = {"run_id": run.run_id, "name": header.name, "created": run.created.isoformat() + "Z", **asdict(about)}
         sides = [asdict(side) for side in run.sides]
         if as_json_:
-            print_json({**provenance, "sides": sides, **report})
+            caches = [found for pair in run.pairs if (found := kv_json(run, pair.index)) is not None]
+            made = [asdict(generation) for generation in run.generations.values()]
+            print_json({**provenance, "sides": sides, **report, "kv": caches, "generations": made})
             return
         facts = Table(title=escape(header.name), show_header=False)
         facts.add_column(style="bold")
@@ -78,6 +83,44 @@ def show(
         for pair in pairs:
             if pair.summary.flips:
                 out.print(flip_table(pair, run.vocabulary, len(header.prompts) > 1))
+        _print_caches(run)
+        print_continuations(run)
+
+
+def _print_caches(run: RunReader) -> None:
+    """One line a pair with caches, keys and values apart; layer 0's keys are what the public report counts."""
+    table = Table(title=f"key/value caches against {escape(run.pairs[0].reference)}, ULPs of {run.header.compute_dtype}")
+    for column in ("variant", "keys that differ", "values that differ", "of them keys of layer 0", "max ULPs", "first layer"):
+        table.add_column(column, justify="left" if column == "variant" else "right", overflow="fold")
+    for pair in run.pairs:
+        found = summarize(run.kv(pair.index))
+        if found is None:
+            continue
+        counts = [
+            f"{part.neq:,} of {part.elements:,} ({percent(part.neq_share)})" if part is not None else ""
+            for part in (found.keys, found.values, found.layer_0_keys)
+        ]
+        first = "" if found.together.first_layer is None else str(found.together.first_layer)
+        table.add_row(escape(pair.variant), *counts, f"{found.together.max_ulps:,}", first)
+    if table.row_count:
+        out.print(table)
+
+
+def print_continuations(run: RunReader) -> None:
+    """Where each variant's own text parts from the reference's."""
+    found = continuations(run)
+    if not found:
+        return
+    table = Table(title="continuations, each side by its own argmax")
+    for column in ("prompt", "variant", "tokens that agree", "position", "reference goes on", "variant goes on"):
+        table.add_column(column, justify="left" if "goes" in column or column == "variant" else "right", overflow="fold")
+    for made in found:
+        chosen = made.chosen
+        goes_on = ["", ""] if chosen is None else [f"{token} {run.vocabulary.get(token, '')!r}" for token in chosen]
+        agreed = f"all {made.compared}" if made.position is None else str(made.agreed)
+        position = "" if made.position is None else str(made.position)
+        table.add_row(str(made.prompt), escape(made.variant), agreed, position, *(escape(text) for text in goes_on))
+    out.print(table)
 
 
 def export(

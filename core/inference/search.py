@@ -18,7 +18,7 @@ from core.inference.capture import check_paths, tokens_of, torch_errors_stop
 from core.inference.edge import quiet
 from core.inference.generation import continue_all
 from core.inference.models import LoadedModel
-from core.inference.paths import Path, open_path, parse_path
+from core.inference.paths import Path, Pieces, open_path, parse_path, rows_of_a_chunk
 
 _FIRST_BATCH, _LARGEST_BATCH = 4, 64  # prompts: a first flip is told soon, and a costly change of the model is made seldom
 
@@ -213,12 +213,24 @@ def _scores(loaded: LoadedModel, path: Path, prompts: Sequence[Sequence[int]], s
         with open_path(path, loaded) as opened:
             for ids in prompts:
                 tokens, margins = [], []
-                for _, logits in opened(ids):
+                for logits in _together(opened(ids), rows_of_a_chunk(loaded)):
                     known = torch.where(logits.isnan(), -torch.inf, logits)
                     tokens.append(known.argmax(-1))
                     best = known.topk(2, dim=-1).values.double()
                     margins.append(best[:, 0] - best[:, 1])
                 yield _Scored(torch.cat(tokens).cpu(), torch.cat(margins).cpu())
+
+
+def _together(pieces: Pieces, rows: int) -> Iterator[torch.Tensor]:
+    """The same logits, pieces of a few rows joined to about so many: four kernels for hundreds of steps instead of for each."""
+    waiting: list[torch.Tensor] = []
+    for _, logits in pieces:
+        waiting.append(logits)
+        if sum(map(len, waiting)) >= rows:
+            yield torch.cat(waiting)
+            waiting.clear()
+    if waiting:
+        yield torch.cat(waiting)
 
 
 def _by_continuation(loaded: LoadedModel, paths: tuple[Path, Path], tokens: int, seed: int) -> _Compare:

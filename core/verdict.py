@@ -1,0 +1,235 @@
+"""Evidence in, verdict out: is a pair's divergence rounding, or a bug? Pure: figures come from core.inference.judging or a run.
+
+Nothing is judged against a constant number of logits or ULPs. A pair is held against this checkpoint's own rounding floor: what
+mathematically identical reorderings of the same model, on the same prompts, in the same dtype do to its logits (docs/verdict.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import UsageError
+
+IDENTICAL = "identical"
+ROUNDING = "rounding"
+NONDETERMINISTIC = "nondeterministic"
+BUG_SUSPECTED = "bug suspected"
+INVALID_DUMP = "invalid dump"
+UNDECIDED = "undecided"
+VERDICTS = (IDENTICAL, ROUNDING, NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP, UNDECIDED)
+
+PASSED, FAILED, MISSING, NOTED = "passed", "failed", "missing", "noted"
+OUTCOMES = (PASSED, FAILED, MISSING, NOTED)
+
+VALIDITY, SAMPLER, RERUN, NEIGHBOURS = "validity", "sampler", "rerun", "neighbours"
+OWN_DTYPE, FLOAT32, SYMMETRY, STRUCTURE = "own dtype", "float32", "symmetry", "structure"
+RUNGS = (VALIDITY, SAMPLER, RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32, SYMMETRY, STRUCTURE)  # in the order in which they are asked
+
+LARGEST_RATIO = 4.0  # noise ratio of a whole pair; docs/verdict.md has the trial it was chosen by
+FALSE_ALARM = 1e-3  # chance that one position of a pair of pure rounding stands out, over all of its positions together
+BLOCKS = (8, 16, 32, 64, 128, 256)  # block sizes that engines use
+_LEAST_SPREAD = 0.1  # of log ratios: a handful of positions can agree by luck, and a spread of 0 would make each an outlier
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One row: which rung of the ladder, what was run for it, its figures with their units, how it came out, and what that says."""
+
+    rung: str
+    control: str
+    figures: dict[str, Any]
+    outcome: str
+    says: str
+
+    def __post_init__(self) -> None:
+        if self.rung not in RUNGS or self.outcome not in OUTCOMES:
+            raise UsageError(f"evidence of rung '{self.rung}', outcome '{self.outcome}' is not one of this ladder.")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the evidence comes to. `because`: one sentence; noise_ratio: of the float32 pair where it was measured, else of the pair.
+
+    first_place: (prompt, position) where a fault shows first, None where none does.
+    """
+
+    name: str
+    because: str
+    evidence: tuple[Evidence, ...]
+    noise_ratio: float | None = None
+    first_place: tuple[int, int] | None = None
+
+    @property
+    def is_bug_suspected(self) -> bool:
+        return self.name == BUG_SUSPECTED
+
+
+@dataclass(frozen=True)
+class FloorTest:
+    """A pair against the floor. Ratios are rms over rms of the floor; `by_position` [positions] of all prompts one after another.
+
+    ratio: over all positions, at most `LARGEST_RATIO` to pass; worst: the largest at one position, at most `threshold` to pass;
+    spread: standard deviation of log ratios that rounding has here; seed_ratios: each reordering against the others.
+    nonfinite: elements that are NaN or infinite on one side only.
+    """
+
+    ratio: float
+    worst: float
+    worst_row: int
+    threshold: float
+    spread: float
+    seed_ratios: tuple[float, ...]
+    by_position: NDArray[np.float64]
+    outliers: NDArray[np.int64] = field(repr=False)
+    nonfinite: int = 0
+
+    @property
+    def is_passed(self) -> bool:
+        return self.ratio <= LARGEST_RATIO and not len(self.outliers) and not self.nonfinite
+
+
+def floor_test(
+    pair: NDArray[np.float64], floor: NDArray[np.float64], *, nonfinite: int = 0, false_alarm: float = FALSE_ALARM
+) -> FloorTest:
+    """Mean squares of a pair [positions] against those of reorderings [seeds, positions], in the same dtype.
+
+    Two questions. Is the whole pair larger than rounding? And does any one position stand out, which a mean over thousands would
+    hide? For the second, log ratios of rounding are taken as normal around the pair's own median: their spread is the larger of
+    what the reorderings show against each other and of what the pair itself shows (median absolute deviation, which a fault at
+    fewer than half of the positions hardly moves), and the threshold is where one of all positions would pass by chance with
+    probability `false_alarm` (Bonferroni); at least LARGEST_RATIO times the median in any case.
+    """
+    seeds, positions = floor.shape
+    if pair.shape != (positions,) or seeds < 2:
+        raise UsageError(f"a pair {pair.shape} against a floor {floor.shape}; expected [positions] and at least two seeds of it.")
+    mean = floor.mean(axis=0)
+    least = np.median(mean) * 1e-4  # a position whose floor is 0 or next to it has no scale of its own
+    mean = np.maximum(mean, max(least, np.finfo(np.float64).tiny))
+    by_position = np.sqrt(pair / mean)
+    total = float(floor.mean())
+    ratio = float(np.sqrt(pair.mean() / total)) if total > 0 else (0.0 if not pair.any() else float("inf"))
+    differs = by_position > 0
+    logs = np.log(by_position[differs])
+    median = float(np.median(logs)) if len(logs) else 0.0
+    spread = max(_LEAST_SPREAD, _spread_of_seeds(floor), _robust_spread(logs))
+    z = NormalDist().inv_cdf(1 - false_alarm / positions)
+    threshold = max(1.0, float(np.exp(median))) * max(LARGEST_RATIO, float(np.exp(z * spread)))
+    outliers = np.flatnonzero(by_position > threshold)
+    worst_row = int(np.argmax(by_position))
+    return FloorTest(
+        ratio=ratio,
+        worst=float(by_position[worst_row]),
+        worst_row=worst_row,
+        threshold=threshold,
+        spread=spread,
+        seed_ratios=tuple(float(x) for x in _seed_ratios(floor)),
+        by_position=by_position,
+        outliers=outliers,
+        nonfinite=nonfinite,
+    )
+
+
+def _others(floor: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean square of the other seeds, for each seed. [seeds, positions]"""
+    return (floor.sum(axis=0) - floor) / (len(floor) - 1)
+
+
+def _seed_ratios(floor: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Noise ratio of each seed against the others, over all positions. [seeds]"""
+    others = _others(floor).mean(axis=1)
+    return np.sqrt(np.divide(floor.mean(axis=1), others, out=np.ones(len(floor)), where=others > 0))
+
+
+def _spread_of_seeds(floor: NDArray[np.float64]) -> float:
+    """Standard deviation of the log ratio of one seed to the others at a position."""
+    others = _others(floor)
+    known = (floor > 0) & (others > 0)
+    logs = 0.5 * np.log(floor[known] / others[known])
+    return _robust_spread(logs)
+
+
+def _robust_spread(logs: NDArray[np.float64]) -> float:
+    """Standard deviation of a normal with this median absolute deviation; 0 of nothing. Rousseeuw and Croux (1993)."""
+    return float(1.4826 * np.median(np.abs(logs - np.median(logs)))) if len(logs) else 0.0
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Where positions that stand out lie. starts: of runs of neighbouring ones; block: a size of `blocks` that every start is a
+    multiple of and that chance hardly explains, None where there is none; tail: they are all from the first one on.
+    """
+
+    rows: int
+    first: tuple[int, int] | None
+    starts: tuple[int, ...]
+    block: int | None
+    is_tail: bool
+
+
+def structure_of(outliers: NDArray[np.int64], lengths: Sequence[int], blocks: Sequence[int] = BLOCKS) -> Structure:
+    """`outliers`: rows, prompts of `lengths` positions one after another."""
+    if not len(outliers):
+        return Structure(0, None, (), None, False)
+    begins = np.concatenate([[0], np.cumsum(lengths)])
+    prompts = np.searchsorted(begins, outliers, side="right") - 1
+    places = outliers - begins[prompts]
+    is_start = np.ones(len(outliers), bool)
+    is_start[1:] = (np.diff(outliers) > 1) | (np.diff(prompts) > 0)
+    starts = places[is_start]
+    inner = starts[starts > 0]  # every prompt starts at a multiple of everything
+    fitting = [size for size in blocks if len(inner) and not (inner % size).any()]
+    block = max((size for size in fitting if size ** len(inner) >= 1 / 0.05), default=None)
+    first = (int(prompts[0]), int(places[0]))
+    is_tail = all(
+        set(places[prompts == p]) >= set(range(int(places[prompts == p].min()), lengths[p])) for p in np.unique(prompts)
+    )
+    return Structure(len(outliers), first, tuple(int(s) for s in starts[:64]), block, is_tail)
+
+
+def conclude(
+    evidence: Sequence[Evidence],
+    *,
+    is_bit_identical: bool,
+    missing_command: str = "",
+    noise_ratio: float | None = None,
+    first_place: tuple[int, int] | None = None,
+) -> Verdict:
+    """The verdict that rows of evidence come to; what fails first on the ladder decides, and what is missing decides nothing."""
+    rows = tuple(sorted(evidence, key=lambda row: RUNGS.index(row.rung)))
+    found = {rung: [row for row in rows if row.rung == rung] for rung in RUNGS}
+
+    def failed(rung: str) -> Evidence | None:
+        return next((row for row in found[rung] if row.outcome == FAILED), None)
+
+    def passed(rung: str) -> bool:
+        return any(row.outcome == PASSED for row in found[rung]) and failed(rung) is None
+
+    def verdict(name: str, because: str) -> Verdict:
+        return Verdict(name, because, rows, noise_ratio, first_place)
+
+    invalid = failed(VALIDITY)
+    if invalid is not None:
+        return verdict(INVALID_DUMP, invalid.says)
+    bug = next((row for rung in (SAMPLER, NEIGHBOURS, FLOAT32, OWN_DTYPE) if (row := failed(rung)) is not None), None)
+    if bug is not None:
+        return verdict(BUG_SUSPECTED, bug.says)
+    rerun = failed(RERUN)
+    if is_bit_identical and rerun is None:
+        return verdict(IDENTICAL, "Both sides are equal bit for bit.")
+    if passed(FLOAT32):
+        decided = next(row for row in found[FLOAT32] if row.outcome == PASSED)
+        if rerun is not None:
+            return verdict(NONDETERMINISTIC, f"{rerun.says} Beyond that it is rounding: {decided.says}")
+        return verdict(ROUNDING, decided.says)
+    missing = next((row for row in rows if row.outcome == MISSING and row.rung == FLOAT32), None)
+    lacking = missing.says if missing is not None else "The same pair in float32, against a float32 rounding floor, is missing."
+    supply = f" This would supply it: {missing_command}" if missing_command else ""
+    if rerun is not None:
+        return verdict(NONDETERMINISTIC, f"{rerun.says} Whether there is more to it is undecided: {lacking}{supply}")
+    return verdict(UNDECIDED, f"{lacking}{supply}")
