@@ -1,4 +1,4 @@
-"""Captures started from a page: each in a process of its own, one at a time, seen by every viewer.
+"""Captures started from a page: each in a process of its own, one at a time on a device, seen by every viewer.
 
 A job is the command line itself (`python -m core capture ... --progress json`), so it can be copied and repeated, it does not
 slow the pages down, and it survives a page switch and a closed tab. Torch is loaded by that process alone.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import json
-import queue
 import shlex
 import subprocess
 import sys
@@ -18,16 +17,26 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
+from app import words
+from core.errors import UlpscopeError
+from core.runs.partial import Partial
+from core.runs.store import Store
+
 ROOT = Path(__file__).resolve().parents[1]
+ANY_DEVICE = "best there is"
 _NOTHING_STORED = "cancelled; nothing was stored"
-PATIENCE_SECONDS = 10  # how long a cancelled job may take to clean up before it is killed
+PATIENCE_SECONDS = 2  # how long a cancelled job may take to clean up before it is killed
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job as it stands. state: waiting, running, cancelling, done, failed or cancelled; rows are positions over all sides."""
+    """One job as it stands. state: waiting, running, cancelling, done, failed or cancelled; rows are positions over all sides.
+
+    device: what it runs on, or ANY_DEVICE. counted_*: rows and seconds when the rows of this stage were first told of. A job that is done with a message was kept in part: the message says what failed.
+    """
 
     number: int
     title: str
@@ -38,6 +47,8 @@ class Job:
     rows_done: int = 0
     rows_total: int = 0
     seconds: float = 0.0
+    counted_rows: int = 0
+    counted_seconds: float = 0.0
     run_id: str = ""
     message: str = ""
 
@@ -56,15 +67,31 @@ class Job:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated from the rows so far; None while there are none."""
-        return self.seconds * (1 / self.share - 1) if self.share > 0 else None
+        """Estimated from the rows since the first were told of, so not from loading the model; None while there are none."""
+        done = self.rows_done - self.counted_rows
+        return (self.seconds - self.counted_seconds) * (self.rows_total - self.rows_done) / done if done > 0 else None
+
+
+@dataclass(frozen=True)
+class PromptFile:
+    """A file that a viewer dropped: its name and what is in it."""
+
+    name: str
+    content: bytes
+
+    def saved(self, place: Partial) -> Path:
+        """Written into a directory that goes when `place` is removed, and at the store's next sweep should the server be killed."""
+        path = place.directory / (words.file_name(self.name) or "prompts.txt")
+        path.write_bytes(self.content)
+        return path
 
 
 class Jobs:
-    """All jobs of this server, one at a time. Every method may be called from any thread; `Job`s handed out are snapshots.
+    """All jobs of this server. Every method may be called from any thread; `Job`s handed out are snapshots.
 
-    One after another whatever their device: which one "the best there is" means is only known in the job's own process, and two
-    captures on the cores of one machine would time each other, not the model.
+    One at a time on a device, in the order they came, because two captures on the same cores would time each other. Jobs on
+    different devices run side by side. Which device "the best there is" means only the job's own process knows, so such a job has
+    the machine for itself.
     """
 
     def __init__(self, store: Path) -> None:
@@ -72,11 +99,12 @@ class Jobs:
         self._lock = threading.Lock()
         self._jobs: dict[int, Job] = {}
         self._numbers = itertools.count(1)
-        self._waiting: queue.Queue[int] = queue.Queue()
-        self._process: subprocess.Popen | None = None
-        self._running = 0
+        self._processes: dict[int, subprocess.Popen] = {}
+        self._running: set[int] = set()
+        self._places: dict[int, Partial] = {}
         self._is_stopped = False
-        threading.Thread(target=self._work, name="ulpscope-jobs", daemon=True).start()
+        with suppress(UlpscopeError, OSError):
+            Store(store).sweep()  # a server that is ended by a signal tidies nothing up
         atexit.register(self.stop)
 
     def all(self) -> list[Job]:
@@ -84,13 +112,20 @@ class Jobs:
         with self._lock:
             return sorted(self._jobs.values(), key=lambda job: -job.number)
 
-    def submit(self, arguments: Sequence[str], *, title: str, device: str) -> Job:
-        """Line up `python -m core ARGUMENTS`; it starts when those before it have ended."""
+    def submit(self, arguments: Sequence[str], *, title: str, device: str, prompts: PromptFile | None = None) -> Job:
+        """Line up `python -m core ARGUMENTS`, with `--prompts FILE` where a file was dropped, which is kept until the job is over."""
+        place = None
+        if prompts is not None:
+            place = Store(self._store).new_partial("prompts", datetime.now(UTC))
+            arguments = [*arguments, "--prompts", str(prompts.saved(place).absolute())]
         with self._lock:
             job = Job(next(self._numbers), title, device, tuple(arguments))
             self._jobs[job.number] = job
-        self._waiting.put(job.number)
-        return job
+            if place is not None:
+                self._places[job.number] = place
+        self._start_ready()
+        with self._lock:
+            return self._jobs[job.number]
 
     def cancel(self, number: int) -> None:
         """Stop a waiting or running job; what it began is removed by the job itself, so it is over only when its process is."""
@@ -98,12 +133,14 @@ class Jobs:
             job = self._jobs.get(number)
             if job is None or job.state not in ("waiting", "running"):
                 return
-            if job.state == "waiting":
-                self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
-                return
-            self._jobs[number] = replace(job, state="cancelling", message="cancelling")
-            process = self._process if self._running == number else None
-        if process is not None:
+            is_waiting = job.state == "waiting"
+            change = ("cancelled", _NOTHING_STORED) if is_waiting else ("cancelling", "cancelling")
+            self._jobs[number] = replace(job, state=change[0], message=change[1])
+            process = self._processes.get(number)
+        if is_waiting:
+            self._drop_files(number)
+            self._start_ready()
+        elif process is not None:
             process.terminate()
             threading.Thread(target=_kill_later, args=(process,), daemon=True).start()
 
@@ -117,39 +154,58 @@ class Jobs:
         """End what runs and start nothing more: the server is going away, and nobody would see the rest."""
         with self._lock:
             self._is_stopped = True
-            process = self._process
-        if process is not None:
+            processes = list(self._processes.values())
+        for process in processes:
             process.terminate()
+        for process in processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE_SECONDS)
+            process.kill()
+        for number in list(self._places):
+            self._drop_files(number)
+
+    def _start_ready(self) -> None:
+        """Start every waiting job whose device is free, unless one that came earlier waits for the same."""
+        with self._lock:
+            taken = [self._jobs[number].device for number in self._running]
+            for job in sorted(self._jobs.values(), key=lambda job: job.number):
+                if job.state != "waiting" or self._is_stopped:
+                    continue
+                is_free = not taken if job.device == ANY_DEVICE else not {job.device, ANY_DEVICE} & set(taken)
+                taken.append(job.device)
+                if is_free:
+                    self._jobs[job.number] = replace(job, state="running", stage="starting")
+                    self._running.add(job.number)
+                    threading.Thread(target=self._work, args=(job.number,), name="ulpscope-job", daemon=True).start()
 
     def _change(self, number: int, **values: object) -> None:
         with self._lock:
             if number in self._jobs:
                 self._jobs[number] = replace(self._jobs[number], **values)  # type: ignore[arg-type]
 
-    def _work(self) -> None:
-        while True:
-            number = self._waiting.get()
-            try:
-                self._run(number)
-            except Exception as error:  # the line behind it must go on, whatever a job's process did or said
-                self._change(number, state="failed", message=f"it could not be run ({error}).")
-            finally:
-                with self._lock:
-                    self._process, self._running = None, 0
+    def _work(self, number: int) -> None:
+        try:
+            self._run(number)
+        except Exception as error:  # the line behind it must go on, whatever a job's process did or said
+            self._change(number, state="failed", message=f"it could not be run ({error}).")
+        finally:
+            self._drop_files(number)
+            with self._lock:
+                self._processes.pop(number, None)
+                self._running.discard(number)
+            self._start_ready()
 
     def _run(self, number: int) -> None:
         with self._lock:
-            job = self._jobs.get(number)
-            if self._is_stopped or job is None or job.state != "waiting":  # cancelled while it waited
+            job = self._jobs[number]
+            if self._is_stopped or job.state == "cancelling":  # before there was a process to end
+                self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
                 return
             command = [sys.executable, "-m", "core", *job.arguments, "--progress", "json", "--store", str(self._store.absolute())]
             process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
             )  # fmt: skip
-            self._process, self._running = process, number
-            self._jobs[number] = replace(job, state="running", stage="starting")
+            self._processes[number] = process
         if process.stdout is None or process.stderr is None:
             raise ValueError("a job's output and errors are pipes")
         errors: list[str] = []
@@ -157,29 +213,51 @@ class Jobs:
         reader.start()
         began = time.monotonic()
         for text in process.stdout:
-            said = _object(text)
-            known = {key: said[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in said}
-            self._change(number, seconds=time.monotonic() - began, **known)
+            self._take(number, object_of(text), time.monotonic() - began)
         code = process.wait()
         reader.join(5)
+        if code < 0:  # killed: nobody was there to clean up
+            with suppress(UlpscopeError, OSError):
+                Store(self._store).sweep()
         self._end(number, code, "".join(errors))
+
+    def _take(self, number: int, said: dict[str, object], seconds: float) -> None:
+        """One line of a job's process."""
+        known: dict[str, object] = {key: said[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in said}
+        rows, total = said.get("rows_done"), said.get("rows_total")
+        with self._lock:
+            job = self._jobs[number]
+        if isinstance(rows, int) and (total != job.rows_total or rows < job.rows_done):  # another stage, with rows of its own
+            known |= {"counted_rows": rows, "counted_seconds": seconds}
+        self._change(number, seconds=seconds, **known)
 
     def _end(self, number: int, code: int, errors: str) -> None:
         with self._lock:
             job = self._jobs[number]
-            if code == 0 and job.run_id:  # also where a cancel came too late
-                self._jobs[number] = replace(job, state="done", rows_done=job.rows_total, message="")
+            if job.run_id:  # also where a cancel came too late; with a sentence where a later side failed
+                message = sentence_of(errors, code) if code else ""
+                self._jobs[number] = replace(job, state="done", rows_done=job.rows_total, message=message)
             elif job.state == "cancelling":
                 self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
             else:
-                said = [line for line in errors.splitlines() if line.strip()]
-                last = said[-1] if said else f"it ended with exit code {code}."
-                sentence = next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), last)
-                self._jobs[number] = replace(job, state="failed", message=sentence)
+                self._jobs[number] = replace(job, state="failed", message=sentence_of(errors, code))
+
+    def _drop_files(self, number: int) -> None:
+        with self._lock:
+            place = self._places.pop(number, None)
+        if place is not None:
+            place.remove()
 
 
-def _object(text: str) -> dict[str, object]:
-    """A line of JSON; empty for whatever else a process prints."""
+def sentence_of(errors: str, code: int) -> str:
+    """What a process said was wrong, in one sentence; its last line where it said none."""
+    said = [line for line in errors.splitlines() if line.strip()]
+    last = said[-1] if said else f"it ended with exit code {code}."
+    return next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), last)
+
+
+def object_of(text: str) -> dict[str, object]:
+    """JSON that is an object; empty for whatever else a process prints."""
     try:
         said = json.loads(text)
     except ValueError:

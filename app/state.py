@@ -14,6 +14,7 @@ import streamlit as st
 
 from app.jobs import Jobs
 from core.errors import StoreError
+from core.runs.caches import PositionGrid, by_position
 from core.runs.gallery import BrokenRun, RunCard, list_runs
 from core.runs.reader import RunReader, StoredPair
 from core.runs.store import Store, open_store
@@ -87,6 +88,11 @@ def _top(path: str, changed: int, size: int, pair: int, prompt: int, position: i
     return top_of_both(_reader(path, changed, size), pair, prompt, position)
 
 
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _kv_positions(path: str, changed: int, size: int, pair: int, prompt: int) -> dict[str, PositionGrid]:
+    return by_position(_reader(path, changed, size), pair, prompt)
+
+
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _cards(stamps: tuple[tuple[str, int, int], ...]) -> tuple[list[RunCard], list[BrokenRun]]:
     return list_runs(open_store())
@@ -128,6 +134,11 @@ def positions(run: RunReader, pair: int) -> pd.DataFrame:
 def window(view: View, rows: tuple[int, int], tokens: tuple[int, int]) -> HeatmapWindow:
     """The heatmap of a rectangle of the view's pair."""
     return _window(*_stamp(view.run.path), view.pair.index, rows, tokens)
+
+
+def kv_positions(view: View) -> dict[str, PositionGrid]:
+    """Layers x positions of the caches of the selected prompt; see core.runs.caches.by_position."""
+    return _kv_positions(*_stamp(view.run.path), view.pair.index, view.prompt)
 
 
 def top(view: View) -> pd.DataFrame:

@@ -82,7 +82,7 @@ def _pick_within(run_id: str) -> state.View:
     if st.session_state.get("variant") not in names:
         st.session_state["variant"] = names[0]
     variant = st.selectbox(
-        f"Variant, compared with `{_code(run.pairs[0].reference)}`", names, format_func=_twins(run).__getitem__, key="variant"
+        f"Variant, compared with `{code(run.pairs[0].reference)}`", names, format_func=_twins(run).__getitem__, key="variant"
     )
     pair = run.pairs[names.index(variant)]
 
@@ -147,13 +147,14 @@ def head(title: str, view: state.View | None, what: str) -> state.View:
     about = header.provenance
     where = " · ".join(part for part in (words.model_name(about.model), header.compute_dtype, about.device) if part)
     st.markdown(
-        f"**{escaped(header.name)}** — reference `{_code(view.pair.reference)}`, variant `{_code(view.pair.variant)}` · {escaped(where)}"
+        f"**{escaped(header.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}` · {escaped(where)}"
     )
     st.caption(what.format(dtype=header.compute_dtype, vocab=f"{header.vocab:,}", run=run.run_id))
     return view
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
+    """Text for between backticks."""
     return text.replace("`", "'")
 
 
@@ -172,6 +173,13 @@ def empty() -> NoReturn:
         language="bash",
     )
     st.stop()
+
+
+def finding(said: str, page: str, label: str, view: state.View) -> None:
+    """One line on what another page shows, with a link to it that keeps the selection."""
+    left, right = st.columns([5, 1], vertical_alignment="center")
+    left.markdown(said)
+    right.page_link(PAGES / f"{page}.py", label=label, query_params=state.address(view))
 
 
 def best_tokens(view: state.View) -> pd.DataFrame:
@@ -201,7 +209,7 @@ def chosen_position(key: str, place: int) -> int | None:
     return int(data[place]) if data else None
 
 
-def both(reference: pd.Series, variant: pd.Series) -> list[str]:
+def both(reference: Iterable, variant: Iterable) -> list[str]:
     """`0 / 2`: a figure of both sides in one cell."""
     return [" / ".join("undefined" if pd.isna(v) else f"{v:.6g}" for v in pair) for pair in zip(reference, variant, strict=True)]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from core.runs.gallery import RunCard
 from core.runs.gate import percent
 
+MEASURES = {"neq_share": "share that differs", "max_ulps": "max ULPs", "rms": "rms difference"}
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
@@ -28,6 +31,11 @@ def share(count: int, total: int) -> str:
 def plural(count: int, noun: str) -> str:
     """`1 flip`, `2,000 flips`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def kinds(names: Iterable[str]) -> str:
+    """`keys`, `keys and values`."""
+    return " and ".join(f"{name}s" for name in names)
 
 
 def exact(value: float | None) -> str:

@@ -1,15 +1,19 @@
-"""Capture: choose model, prompts and paths; watch, cancel, open the finished run."""
+"""Capture: choose model, prompts and paths; see what will run; watch, cancel, open the finished run."""
 
-import shlex
 import time
+from uuid import uuid4
 
+import pandas as pd
 import streamlit as st
 
 from app import state, widgets, words
-from app.jobs import Job
+from app.capture_form import CaptureForm, split_prompts
+from app.job_list import job_list
+from app.jobs import ANY_DEVICE, PromptFile
+from app.preview import Answer, previews
+from app.recent import recent_models, remember_model
 from app.widgets import PAGES
 
-PROMPT_BYTES = 100_000  # what a command line can carry in one argument, with room to spare
 BASES = ["prefill", "decode", "blocks:16", "reuse:16", "chunked:16", "static"]  # type to give another; docs/paths.md has all
 SUGGESTED = [
     "decode",
@@ -22,124 +26,196 @@ SUGGESTED = [
     "static",
     "prefill",
 ]
+SAMPLE = "def __init__(self, name, parent=None):\n    self.name = name\n    self.parent ="
+SCORE, CONTINUE = "score the prompts", "continue the prompts"
+FILE_MB = 50  # of prompts; a viewer's file is held in memory
+KV = {"auto": None, "always": True, "never": False}
+FIRST = {
+    "model": "sample_runs/model", "source": "typed", "prompts": SAMPLE, "chat": False, "system": "", "reference": "prefill",
+    "variants": ["decode"], "sweep": "", "mode": SCORE, "tokens": 64, "repeat": 1, "kv": "auto", "dtype": "bfloat16",
+    "device": ANY_DEVICE, "keep": False, "name": "",
+}  # fmt: skip
+jobs, looks = state.jobs(), previews()
+
+
+def remembered() -> None:
+    """Widgets forget what they hold when another page is opened; this page comes back as it was left."""
+    st.session_state.setdefault("viewer", uuid4().hex)
+    if "capture_model" not in st.session_state:
+        st.session_state["capture_shows_file"] = False
+    kept = st.session_state.setdefault("capture_kept", dict(FIRST))
+    for key, first in FIRST.items():
+        st.session_state.setdefault(f"capture_{key}", kept.get(key, first))
+    if st.session_state["capture_device"] not in (ANY_DEVICE, *looks.devices):
+        st.session_state["capture_device"] = ANY_DEVICE
+
+
+def models() -> list[str]:
+    """Those tried here, those of stored runs, and the one that is shipped."""
+    cards, _ = state.cards()
+    stored = [card.model for card in cards if card.model]
+    now = [st.session_state["capture_model"]] if st.session_state["capture_model"] else []
+    return list(dict.fromkeys([*now, *recent_models(state.store().directory), *stored, "sample_runs/model"]))
+
+
+def choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
+    """What was typed, or what was dropped."""
+    source = st.segmented_control("Prompts", ["typed", "a file"], key="capture_source", required=True)
+    if source == "typed":
+        text = st.text_area(
+            "Prompts", height=196, key="capture_prompts", label_visibility="collapsed",
+            help="a line of three dashes (---) separates prompts",
+        )  # fmt: skip
+        st.caption("A line of three dashes (---) separates prompts.")
+        return split_prompts(text), None
+    dropped = st.file_uploader(
+        "A file of prompts", type=["txt", "jsonl"], max_upload_size=FILE_MB, key="capture_file", label_visibility="collapsed",
+        help=".jsonl: an object a line with prompt, text, token_ids or messages; any other file: one prompt a line",
+    )  # fmt: skip
+    if dropped is not None:
+        st.session_state["capture_dropped"] = PromptFile(words.file_name(dropped.name), dropped.getvalue())
+    elif st.session_state.get("capture_shows_file"):  # it was there a moment ago, so somebody took it away
+        st.session_state.pop("capture_dropped", None)
+    st.session_state["capture_shows_file"] = dropped is not None
+    file = st.session_state.get("capture_dropped")
+    if file is None:
+        st.caption(".jsonl with `prompt`, `text`, `token_ids` or `messages` in each line; any other file: one prompt a line.")
+    elif dropped is None:
+        st.caption(
+            f"{widgets.escaped(file.name)}, {words.size(len(file.content))}, as dropped before; drop another to replace it."
+        )
+    return (), file
+
+
+def choose() -> CaptureForm:
+    """Draw the form; what it says."""
+    left, right = st.columns(2, gap="medium")
+    with left:
+        model = st.selectbox(
+            "Model", models(), accept_new_options=True, key="capture_model",
+            help="a folder on this machine, or a hub id; type to add one",
+        )  # fmt: skip
+        prompts, file = choose_prompts()
+        is_chat = st.toggle("As a chat, through the tokenizer's chat template", key="capture_chat")
+        system = st.text_input("System message", key="capture_system", placeholder="none") if is_chat else ""
+    with right:
+        reference = st.selectbox("Reference path", BASES, accept_new_options=True, key="capture_reference")
+        variants = st.multiselect(
+            "Variant paths", list(dict.fromkeys([*SUGGESTED, *st.session_state["capture_variants"]])), accept_new_options=True,
+            key="capture_variants",
+            help="base+modifier: prefill is one forward of the whole prompt, decode goes token by token with a KV cache, batch:N puts "
+            "N-1 other prompts beside yours; type any other path of docs/paths.md, such as decode+threads:1 or prefill+attn:eager",
+        )  # fmt: skip
+        sweep = st.text_input(
+            "Sweep of the reference", key="capture_sweep", placeholder="batch=1,2,3,4,8",
+            help="a variant for each value: batch=1,2,3,4,8 puts the reference into batches of each size",
+        )  # fmt: skip
+        mode_field, count_field = st.columns([3, 2], vertical_alignment="bottom")
+        mode = mode_field.selectbox(
+            "What to do", [SCORE, CONTINUE], key="capture_mode",
+            help="score: logits at every position of the prompts. continue: each side goes on by its own argmax; where two sides "
+            "part, both texts and the logits that parted them are kept",
+        )  # fmt: skip
+        if mode == CONTINUE:
+            tokens = int(count_field.number_input("by tokens, at most", 1, 4096, key="capture_tokens"))
+            repeat = 1
+        else:
+            tokens = 0
+            repeat = int(
+                count_field.number_input(
+                    "Calls of each path", 1, 64, key="capture_repeat",
+                    help="separate calls, one after another: with reuse:N or blocks:N the first is fresh and the later ones read its cache",
+                )
+            )  # fmt: skip
+        first, second, third = st.columns([3, 3, 4])
+        dtype = first.selectbox("dtype", ["bfloat16", "float32", "float16"], key="capture_dtype")
+        device = second.selectbox("Device", [ANY_DEVICE, *looks.devices], key="capture_device")
+        kv = third.selectbox("Compare KV caches", list(KV), key="capture_kv", help="auto: where a path reads one")
+    name_field, keep_field = st.columns(2, gap="medium", vertical_alignment="bottom")
+    name = name_field.text_input("Name of the run", placeholder="model: reference against variants", key="capture_name")
+    keeps = keep_field.checkbox(
+        "If a side fails, keep the run of those before it", key="capture_keep",
+        help="for instance where a large batch runs out of memory; at least two sides must have finished",
+    )  # fmt: skip
+    st.session_state["capture_kept"] |= {
+        key: st.session_state[f"capture_{key}"] for key in FIRST if f"capture_{key}" in st.session_state
+    }
+    return CaptureForm(
+        model=model or "", prompts=prompts, file=file, is_chat=is_chat, system=system.strip(), reference=reference or "",
+        variants=tuple(variants), sweep=sweep.strip(), repeat=repeat, tokens=tokens, kv=KV[kv], dtype=dtype,
+        device="" if device == ANY_DEVICE else device, keeps_finished=keeps, name=name.strip(),
+    )  # fmt: skip
+
+
+def look_up(form: CaptureForm) -> Answer | None:
+    carried = looks.file(form.carried) if form.carried else None
+    return looks.look(st.session_state["viewer"], form.arguments(carried))
+
+
+def draw_costs(form: CaptureForm, answer: Answer) -> None:
+    """What will run, side by side, and what it takes."""
+    if answer.refusal:
+        st.warning(widgets.escaped(answer.refusal), icon=":material/block:")
+        return
+    costs = answer.costs
+    sides = pd.DataFrame(costs["sides"])
+    caches = [None if size is None else words.size(size) if size else "none" for size in sides["kv_bytes"].astype(object)]
+    shown = {
+        "side": sides["name"], "forwards": sides["forwards"], "positions": sides["positions"], "tokens computed": sides["tokens"],
+        "key/value cache": caches,
+    }  # fmt: skip
+    st.dataframe(
+        pd.DataFrame(shown), hide_index=True,
+        column_config={name: st.column_config.NumberColumn(format="localized") for name in ("forwards", "positions", "tokens computed")},
+    )  # fmt: skip
+    free = f", {words.size(costs['free_bytes'])} free beside them" if costs["free_bytes"] is not None else ""
+    lines = [
+        f"{words.plural(costs['prompts'], 'prompt')}, {words.plural(len(sides), 'side')}: {costs['forwards']:,} forwards of "
+        f"{costs['tokens']:,} tokens in all, in {costs['dtype']}.",
+        f"The logits take {words.size(costs['logits_bytes'])} of disk, the weights {words.size(costs['weight_bytes'])} on "
+        f"{costs['device']} ({widgets.escaped(costs['device_name'])}){free}.",
+    ]
+    if form.tokens:
+        lines.append(
+            "At most: no side parts, none ends its text early, and each token is computed once to choose it and once to keep its logits."
+        )
+    st.caption(" ".join(lines))
+
+
+def foreseen(form: CaptureForm) -> None:
+    """The preview; draws itself again until its dry run has answered."""
+    answer = look_up(form)
+    if answer is not None:
+        draw_costs(form, answer)
+    if answer is None or not answer.is_fresh:
+        st.session_state["capture_awaits"] = True
+        if answer is None:
+            st.caption(":material/hourglass_empty: Looking at the model and counting what this would run …")
+    elif st.session_state.pop("capture_awaits", False):
+        st.rerun()  # the whole page: what is offered depends on the devices there are, and there is nothing more to wait for
+
 
 st.title("Capture")
 st.caption(
     "Runs a causal language model down two or more paths that are equal in exact arithmetic, on the same tokens, and keeps every logit of each. "
     "It runs in a process of its own: leave this page, or close it, and it goes on."
 )
-jobs = state.jobs()
-cards, _ = state.cards()
-models = list(dict.fromkeys(["sample_runs/model", *(card.model for card in cards if card.model)]))
-
-left, right = st.columns(2)
-with left:
-    model = st.selectbox(
-        "Model",
-        models,
-        accept_new_options=True,
-        key="capture_model",
-        help="a folder on this machine, or a hub id; type to add one",
-    )
-    text = st.text_area(
-        "Prompts", height=220, key="capture_prompts", value="def __init__(self, name, parent=None):\n    self.name = name\n    self.parent =",
-        help="a line of three dashes (---) separates prompts",
-    )  # fmt: skip
-with right:
-    reference = st.selectbox("Reference path", BASES, accept_new_options=True, key="capture_reference")
-    variants = st.multiselect(
-        "Variant paths", SUGGESTED, default=["decode"], accept_new_options=True, key="capture_variants",
-        help="base+modifier: prefill is one forward of the whole prompt, decode goes token by token with a KV cache, batch:N puts N-1 other "
-        "prompts beside yours; type any other path of docs/paths.md, such as decode+threads:1 or prefill+attn:eager",
-    )  # fmt: skip
-    first, second = st.columns(2)
-    dtype = first.selectbox("dtype", ["bfloat16", "float32", "float16"], key="capture_dtype")
-    device = second.selectbox("Device", ["best there is", "cpu", "cuda"], key="capture_device")
-    name_field, repeat_field = st.columns([2, 1])
-    name = name_field.text_input("Name of the run", placeholder="model: reference against variants", key="capture_name")
-    repeat = int(
-        repeat_field.number_input(
-            "Calls of each path", 1, 64, key="capture_repeat",
-            help="separate calls, one after another: with reuse:N or blocks:N the first is fresh and the later ones read its cache",
-        )
-    )  # fmt: skip
-
-prompts = [part.strip("\n") for part in ("\n" + text + "\n").split("\n---\n")]
-prompts = [part for part in prompts if part.strip()]
-arguments = ["capture", "--model", model or "", *(f"--prompt={prompt}" for prompt in prompts), "--reference", reference or ""]
-arguments += [part for variant in variants for part in ("--variant", variant)]
-if repeat > 1:
-    arguments += ["--repeat", str(repeat)]
-arguments += ["--dtype", dtype]
-if device != "best there is":
-    arguments += ["--device", device]
-if name.strip():
-    arguments.append(f"--name={name.strip()}")
-
-missing = (
-    "Choose a model." if not model
-    else "Write at least one prompt." if not prompts
-    else "Choose at least one variant, or call the reference several times." if not variants and repeat == 1
-    else "That is too long for a command line; put it into a file and use --prompt-file on the command line."
-    if max(len(prompt.encode()) for prompt in prompts) > PROMPT_BYTES
-    else None
-)  # fmt: skip
-start, shown = st.columns([1, 4], vertical_alignment="center")
-if start.button("Capture", type="primary", disabled=missing is not None, key="capture_start", width="stretch"):
-    others = f" against {', '.join(variants)}" if variants else ""
-    title = name.strip() or f"{words.model_name(model or '')}: {reference}{others}{f', {repeat} calls' if repeat > 1 else ''}"
-    jobs.submit(arguments, title=title, device=device)
-    time.sleep(0.1)  # so that the list below shows it started
-shown.caption(
-    missing or f"{len(prompts)} prompt{'s' if len(prompts) > 1 else ''}, {(1 + len(variants)) * repeat} sides each, in {dtype}."
-)
-with st.expander("The same on the command line"):
-    st.code("python -m core " + shlex.join(arguments), language="bash", wrap_lines=True)
-
-
-def how_it_stands(job: Job) -> str:
-    """One line on a job."""
-    if job.state == "waiting":
-        return "waiting for the captures before it"
-    if job.state == "running" and job.rows_total:
-        rest = f", about {job.seconds_left:.0f} s left" if job.seconds_left is not None and job.rows_done < job.rows_total else ""
-        return f"{job.stage}: {job.rows_done:,} of {job.rows_total:,} positions, {job.seconds:.0f} s{rest}"
-    return f"{job.stage}, {job.seconds:.0f} s" if job.state == "running" else job.message or job.state
-
-
-def open_run(job: Job) -> None:
-    st.session_state["open_next"] = job.run_id
-    st.session_state["opened"] = True
-
-
-@st.fragment(run_every=1.0)
-def job_list() -> None:
-    listed = jobs.all()
-    if not listed:
-        st.caption("No captures yet since this dashboard started.")
-    for job in listed:
-        with st.container(border=True):
-            what, action = st.columns([5, 1], vertical_alignment="center")
-            what.markdown(f"**{widgets.escaped(job.title)}** — {job.state}")
-            if job.state == "failed":
-                what.error(job.message)
-            else:
-                what.caption(widgets.escaped(how_it_stands(job)))
-            if job.state == "running":
-                what.progress(job.share)
-            if job.state == "done":
-                if action.button("Open run", key=f"open_{job.number}", type="primary", width="stretch"):
-                    open_run(job)
-                    st.rerun()
-            elif job.state == "cancelling":
-                action.caption("cancelling")
-            elif job.is_over:
-                action.button("Dismiss", key=f"forget_{job.number}", on_click=jobs.forget, args=(job.number,), width="stretch")
-            else:
-                action.button("Cancel", key=f"cancel_{job.number}", on_click=jobs.cancel, args=(job.number,), width="stretch")
-
-
-st.subheader("Captures")
 if st.session_state.pop("opened", False):
     st.switch_page(PAGES / "overview.py")
-job_list()
+remembered()
+form = choose()
+start, shown = st.columns([1, 4], vertical_alignment="center")
+if start.button("Capture", type="primary", disabled=form.missing is not None, key="capture_start", width="stretch"):
+    answer = look_up(form)
+    device = str(answer.costs["device"]) if answer is not None and answer.costs else form.device or ANY_DEVICE
+    jobs.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
+    remember_model(state.store().directory, form.model.strip())
+    time.sleep(0.1)  # so that the list below shows it started
+shown.caption(form.missing or "What it will run and cost is below; it is checked again before anything runs.")
+if form.missing is None:
+    awaited = look_up(form)
+    st.fragment(foreseen, run_every=None if awaited is not None and awaited.is_fresh else 0.5)(form)
+with st.expander("The same on the command line"):
+    st.code(form.typed, language="bash", wrap_lines=True)
+st.subheader("Captures")
+job_list(jobs)

@@ -3,13 +3,17 @@
 import pandas as pd
 import streamlit as st
 
-from app import state, widgets, words
+from app import continuations, state, widgets, words
 
 view = widgets.head(
     "Flips",
     state.current_view(),
     "Positions at which the two sides prefer different next tokens, over all prompts. Margins in ULPs of {dtype}.",
 )
+if view.run.generations:
+    continuations.section(view)
+    st.subheader("Flips along the scored tokens")
+
 table = view.table
 flips = table[table["is_flip"]].reset_index(drop=True)
 if flips.empty:
@@ -73,7 +77,7 @@ if view.texts:
         (left, view.pair.reference, here["reference_token"]),
         (right, view.pair.variant, here["variant_token"]),
     ):
-        column.caption(f"`{name}` goes on with {widgets.table_texts([token], view.run)[0]}")
+        column.caption(f"`{widgets.code(name)}` goes on with {widgets.escaped(widgets.table_texts([token], view.run)[0])}")
         chosen = "" if pd.isna(token) else vocabulary.get(int(token), f"⟨token {int(token)}⟩")
         column.code(before + "▸" + words.visible(chosen) + "◂", language=None, wrap_lines=True)
 top = widgets.best_tokens(view)

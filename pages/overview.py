@@ -2,7 +2,8 @@
 
 import streamlit as st
 
-from app import charts, state, token_strip, widgets, words
+from app import caches, charts, continuations, state, token_strip, widgets, words
+from core.runs.caches import summarize
 
 view = widgets.head(
     "Overview",
@@ -53,6 +54,12 @@ figures[5].metric(
 if len(view.run.sides) > 2:
     groups = "  ".join("{ " + ", ".join(f"`{side.replace('`', chr(39))}`" for side in group) + " }" for group in view.run.classes)
     st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
+
+held = summarize(view.run.kv(view.pair.index))
+if held is not None:
+    widgets.finding("Key/value caches: " + caches.sentence(held), "kv_cache", "KV cache →", view)
+if view.run.generations:
+    widgets.finding("Continuations: " + continuations.outcome(view), "flips", "Flips →", view)
 
 left, right = st.columns([3, 1], vertical_alignment="bottom")
 left.subheader(f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {len(view.prompt_table):,} positions")

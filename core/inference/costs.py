@@ -23,7 +23,7 @@ from core.numerics.formats import format_named
 @dataclass(frozen=True)
 class SideCost:
     """One side, over all prompts. forwards: calls of the model; positions: rows of logits kept; tokens: what its forwards compute,
-    every row of the batch with its padding; kv_bytes: estimate of its largest key/value cache, 0 without one, None if unknown.
+    every row of the batch with its padding (where texts are generated, at most: none parts and none ends early); kv_bytes: estimate of its largest key/value cache, 0 without one, None if unknown.
     """
 
     name: str
@@ -113,6 +113,15 @@ def _walk_of_prompt(plan: CapturePlan, path: Path, number: int) -> list[int]:
         return _walk(path, plan.loaded, positions)
     given = plan.generations[number].given_positions
     return (_walk(path, plan.loaded, given) + [1] * (positions - given)) * 2
+
+
+def _forwards_of(plan: CapturePlan, path: Path, prompt: int) -> list[int]:
+    """Columns of each forward for one prompt. What is generated is computed token by token, once to find it and once to keep it."""
+    positions = len(plan.token_ids[prompt])
+    if not plan.generations:
+        return _walk(path, plan.loaded, positions)
+    given = plan.generations[prompt].given_positions
+    return [*_walk(path, plan.loaded, given), *[1] * (positions - given)] * 2
 
 
 def _walk(path: Path, loaded: LoadedModel, positions: int) -> list[int]:

@@ -110,23 +110,21 @@ def _figures(table: pd.DataFrame) -> CacheFigures:
 
 
 def merged(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Rows of equal `by` as one: sums, maxima, and means weighed by elements. Columns of `by`, then those of `kv` and `neq_share`.
-
-    The file does not count the elements that are finite on both sides, so rms and mean_ulps are exact where all are.
-    """
-    weights = table["elements"].to_numpy(float)
+    """Rows of equal `by` as one: sums, maxima, means over finite elements. Columns of `by`, then those of `kv` and `neq_share`."""
+    weights = table["finite"].to_numpy(float)
     weighed = table.assign(
         rms=table["rms"].to_numpy() ** 2 * weights,
         mean_ulps=table["mean_ulps"].to_numpy() * weights,
     )
     how = {
-        "elements": "sum", "neq": "sum", "max_abs": "max", "rms": "sum", "max_ulps": "max", "mean_ulps": "sum",
+        "elements": "sum", "neq": "sum", "finite": "sum", "max_abs": "max", "rms": "sum", "max_ulps": "max", "mean_ulps": "sum",
         "nonfinite_mismatch": "sum", "first_position": "min",
     }  # fmt: skip
     rows = weighed.groupby(by, sort=True).agg(how).reset_index()
+    finite = np.maximum(rows["finite"].to_numpy(float), 1)
+    rows["rms"] = np.sqrt(rows["rms"].to_numpy() / finite)
+    rows["mean_ulps"] = rows["mean_ulps"].to_numpy() / finite
     total = np.maximum(rows["elements"].to_numpy(float), 1)
-    rows["rms"] = np.sqrt(rows["rms"].to_numpy() / total)
-    rows["mean_ulps"] = rows["mean_ulps"].to_numpy() / total
     rows.insert(len(by) + 2, "neq_share", rows["neq"].to_numpy(float) / total)
     return rows
 
@@ -150,7 +148,7 @@ def by_head(table: pd.DataFrame, kind: str, measure: str) -> HeadGrid:
     return HeadGrid(kind, layers, heads, cells, is_mismatch)
 
 
-def by_position(run: RunReader, pair: int, prompt: int, *, max_columns: int = 800) -> dict[str, PositionGrid]:
+def by_position(run: RunReader, pair: int, prompt: int, *, max_columns: int = 400) -> dict[str, PositionGrid]:
     """Layers x positions of one prompt, for each kind that has rows; at most `max_columns` cells a layer."""
     positions = run.header.prompts[prompt].positions
     width = -(-positions // max_columns)

@@ -91,12 +91,14 @@ def kv_tables(pair: int, reference: KvPart, variant: KvPart, fmt: FloatFormat) -
 def _by_head(found: Differences, heads: int, count: int, width: int, first: int) -> dict[str, pa.Array]:
     """[heads] each."""
     neq = found.neq.reshape(heads, count)
-    finite = np.maximum(found.finite.reshape(heads, count).sum(1), 1)
+    held = found.finite.reshape(heads, count).sum(1)
+    finite = np.maximum(held, 1)
     begins = np.argmax(neq > 0, axis=1) if count else np.zeros(heads, np.int64)
     return {
         "head": pa.array(np.arange(heads, dtype=np.int32)),
         "elements": pa.array(np.full(heads, count * width, np.int64)),
         "neq": pa.array(neq.sum(1)),
+        "finite": pa.array(held),
         "max_abs": pa.array(found.max_abs.reshape(heads, count).max(1, initial=0.0)),
         "rms": pa.array(np.sqrt(found.sum_squares.reshape(heads, count).sum(1) / finite)),
         "max_ulps": pa.array(found.max_ulps.reshape(heads, count).max(1, initial=0)),
@@ -108,9 +110,11 @@ def _by_head(found: Differences, heads: int, count: int, width: int, first: int)
 
 def _by_position(found: Differences, heads: int, count: int, first: int) -> dict[str, pa.Array]:
     """[positions] each."""
+    finite = np.maximum(found.finite.reshape(heads, count).sum(0), 1)
     return {
         "position": pa.array(np.arange(first, first + count, dtype=np.int32)),
         "neq": pa.array(found.neq.reshape(heads, count).sum(0)),
+        "rms": pa.array(np.sqrt(found.sum_squares.reshape(heads, count).sum(0) / finite)),
         "max_ulps": pa.array(found.max_ulps.reshape(heads, count).max(0, initial=0)),
     }
 

@@ -26,7 +26,7 @@ from core.runs.tiles import TILE_BYTES, joined
 
 # Only what may be null becomes a nullable column: those are slower to compute with.
 _NULLABLE = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
-_KV = "prompt, layer, kind, head, elements, neq, max_abs, rms, max_ulps, mean_ulps, nonfinite_mismatch, first_position"
+_KV = "prompt, layer, kind, head, elements, neq, finite, max_abs, rms, max_ulps, mean_ulps, nonfinite_mismatch, first_position"
 _SUMMARY = ", ".join(f.name for f in fields(Summary))
 
 
@@ -210,9 +210,9 @@ class RunReader:
         return self._later_table("kv", _KV, "pair = ? ORDER BY prompt, layer, kind, head", [pair])
 
     def kv_positions(self, pair: int, prompt: int) -> pd.DataFrame:
-        """The same of one prompt by position, all heads together: layer, kind, position, neq, max_ulps."""
+        """The same of one prompt by position, all heads together: layer, kind, position, neq, rms, max_ulps."""
         where = "pair = ? AND prompt = ? ORDER BY layer, kind, position"
-        return self._later_table("kv_position", "layer, kind, position, neq, max_ulps", where, [pair, prompt])
+        return self._later_table("kv_position", "layer, kind, position, neq, rms, max_ulps", where, [pair, prompt])
 
     def _later_table(self, table: str, columns: str, where: str, values: list[int]) -> pd.DataFrame:
         """Rows of a table that version 1 of the schema did not have."""

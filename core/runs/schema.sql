@@ -1,5 +1,5 @@
 -- The run file, schema version 2. One file holds one run and is never changed once it is in place. Version 1 had no tables kv,
--- kv_position, generation and generated_token; such files are read as runs without them.
+-- kv_position, generation, generated_token and floor_position and no text in evidence; such files are read as runs without them.
 -- A *row* of a side is one position of one prompt. Figures are defined in the metric contract (docs/metrics.md).
 
 CREATE TABLE run (
@@ -162,19 +162,33 @@ COMMENT ON COLUMN ulp_tile.first_row IS 'first row of the cells; rows count posi
 COMMENT ON COLUMN ulp_tile.cells IS 'one cell for each group of tokens, ULPs, unsigned little-endian of the compute dtype''s width; all ones: NaN or infinity mismatch';
 
 CREATE TABLE evidence (
-    pair INTEGER NOT NULL, rung VARCHAR NOT NULL, control VARCHAR NOT NULL, figures VARCHAR NOT NULL, outcome VARCHAR NOT NULL
+    pair INTEGER NOT NULL, rung VARCHAR NOT NULL, control VARCHAR NOT NULL, figures VARCHAR NOT NULL, outcome VARCHAR NOT NULL,
+    says VARCHAR NOT NULL
 );
 COMMENT ON TABLE evidence IS 'what supports a verdict: one row a control';
 COMMENT ON COLUMN evidence.pair IS 'index of the pair';
 COMMENT ON COLUMN evidence.rung IS 'rung of the ladder';
 COMMENT ON COLUMN evidence.control IS 'what was run for it';
 COMMENT ON COLUMN evidence.figures IS 'JSON object of its figures, each name with its unit';
-COMMENT ON COLUMN evidence.outcome IS 'passed, failed or missing';
+COMMENT ON COLUMN evidence.outcome IS 'passed, failed, missing or noted';
+COMMENT ON COLUMN evidence.says IS 'what that says, in a sentence';
+
+CREATE TABLE floor_position (
+    pair INTEGER NOT NULL, compute_dtype VARCHAR NOT NULL, prompt INTEGER NOT NULL, position INTEGER NOT NULL,
+    pair_rms DOUBLE NOT NULL, floor_rms DOUBLE NOT NULL
+);
+COMMENT ON TABLE floor_position IS 'a judged pair beside the rounding floor, by position';
+COMMENT ON COLUMN floor_position.pair IS 'index of the pair';
+COMMENT ON COLUMN floor_position.compute_dtype IS 'dtype in which both were computed for the judgement';
+COMMENT ON COLUMN floor_position.prompt IS 'index of the prompt';
+COMMENT ON COLUMN floor_position.position IS '0-based token index in its prompt';
+COMMENT ON COLUMN floor_position.pair_rms IS 'root mean square of variant minus reference, logits';
+COMMENT ON COLUMN floor_position.floor_rms IS 'the same of reorderings of the reference, over all seeds, logits';
 
 CREATE TABLE kv (
     pair INTEGER NOT NULL, prompt INTEGER NOT NULL, layer INTEGER NOT NULL, kind VARCHAR NOT NULL, head INTEGER NOT NULL,
-    elements BIGINT NOT NULL, neq BIGINT NOT NULL, max_abs DOUBLE NOT NULL, rms DOUBLE NOT NULL, max_ulps BIGINT NOT NULL,
-    mean_ulps DOUBLE NOT NULL, nonfinite_mismatch BIGINT NOT NULL, first_position INTEGER
+    elements BIGINT NOT NULL, neq BIGINT NOT NULL, finite BIGINT NOT NULL, max_abs DOUBLE NOT NULL, rms DOUBLE NOT NULL,
+    max_ulps BIGINT NOT NULL, mean_ulps DOUBLE NOT NULL, nonfinite_mismatch BIGINT NOT NULL, first_position INTEGER
 );
 COMMENT ON TABLE kv IS 'key/value caches of a pair after the whole prompt; no rows where a side keeps none';
 COMMENT ON COLUMN kv.pair IS 'index of the pair';
@@ -184,6 +198,7 @@ COMMENT ON COLUMN kv.kind IS 'key or value';
 COMMENT ON COLUMN kv.head IS '0-based key/value head';
 COMMENT ON COLUMN kv.elements IS 'elements compared: positions that both caches hold x width of the head';
 COMMENT ON COLUMN kv.neq IS 'elements whose values differ; +0 equals -0, NaN equals NaN';
+COMMENT ON COLUMN kv.finite IS 'elements finite on both sides, over which distances are taken';
 COMMENT ON COLUMN kv.max_abs IS 'largest absolute difference, unit of the cache, over elements finite on both sides';
 COMMENT ON COLUMN kv.rms IS 'root mean square of the difference, unit of the cache';
 COMMENT ON COLUMN kv.max_ulps IS 'largest distance, ULPs of the compute dtype';
@@ -193,7 +208,7 @@ COMMENT ON COLUMN kv.first_position IS 'lowest position of the prompt where an e
 
 CREATE TABLE kv_position (
     pair INTEGER NOT NULL, prompt INTEGER NOT NULL, layer INTEGER NOT NULL, kind VARCHAR NOT NULL, position INTEGER NOT NULL,
-    neq BIGINT NOT NULL, max_ulps BIGINT NOT NULL
+    neq BIGINT NOT NULL, rms DOUBLE NOT NULL, max_ulps BIGINT NOT NULL
 );
 COMMENT ON TABLE kv_position IS 'the same by position, all heads together';
 COMMENT ON COLUMN kv_position.pair IS 'index of the pair';
@@ -202,6 +217,7 @@ COMMENT ON COLUMN kv_position.layer IS '0-based layer of the model';
 COMMENT ON COLUMN kv_position.kind IS 'key or value';
 COMMENT ON COLUMN kv_position.position IS '0-based token index in its prompt whose key or value it is';
 COMMENT ON COLUMN kv_position.neq IS 'elements whose values differ';
+COMMENT ON COLUMN kv_position.rms IS 'root mean square of the difference, unit of the cache';
 COMMENT ON COLUMN kv_position.max_ulps IS 'largest distance, ULPs of the compute dtype';
 
 CREATE TABLE generation (

@@ -33,7 +33,7 @@ _SMALL_RUN = 32 << 20  # bytes of logits
 _REQUIRED_TABLES = {"run", "prompt", "token", "vocabulary", "side", "logits", "side_position", "top_token"} | {
     "pair", "position", "ulp_histogram", "ulp_tile", "evidence",
 }  # fmt: skip
-_TABLES_OF_VERSION_2 = {"kv", "kv_position", "generation", "generated_token"}
+_TABLES_OF_VERSION_2 = {"kv", "kv_position", "generation", "generated_token", "floor_position"}
 _CONFIG: dict[str, Any] = {
     "threads": 2,
     "memory_limit": "320MB",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from app import jobs as job_module
 from app.jobs import Job, Jobs
 
 SHAPES = ("--prompt-file", "sample_runs/prompts/shapes.txt")
@@ -77,6 +81,26 @@ def test_what_is_left_is_estimated_from_what_is_done():
     assert Job(1, "t", "cpu", ()).seconds_left is None
 
 
+def test_the_estimate_leaves_out_what_went_before_the_rows_of_this_stage(jobs, monkeypatch, tmp_path):
+    source = """import json, time
+def say(**said):
+    print(json.dumps(said), flush=True)
+    time.sleep(0.5)
+say(stage="loading")
+say(stage="a writes", rows_done=1, rows_total=2)
+say(stage="a writes", rows_done=2, rows_total=2)
+say(stage="a", rows_done=10, rows_total=100)
+say(stage="a", rows_done=20, rows_total=100)
+time.sleep(60)
+"""
+    program(monkeypatch, tmp_path, source)
+    job = jobs.submit([], title="stages", device="cpu")
+    told = wait(jobs, job.number, lambda j: j.rows_done == 10)
+    assert told.seconds_left is None
+    told = wait(jobs, job.number, lambda j: j.rows_done == 20)
+    assert told.seconds_left == pytest.approx(0.5 * 80 / 10, rel=0.3)
+
+
 def test_a_process_that_cannot_be_understood_ends_in_a_sentence(jobs):
     job = jobs.submit(["nonsense"], title="odd", device="cpu")
     failed = wait(jobs, job.number, lambda j: j.is_over)
@@ -109,7 +133,134 @@ def test_stopping_starts_nothing_more(jobs):
 
 @pytest.mark.parametrize("text", ["5", "null", "[1]", "plain words", ""])
 def test_lines_that_are_no_object_of_json_mean_nothing(text):
-    from app.jobs import _object
+    from app.jobs import object_of
 
-    assert _object(text) == {}
-    assert _object('{"stage": "x"}') == {"stage": "x"}
+    assert object_of(text) == {}
+    assert object_of('{"stage": "x"}') == {"stage": "x"}
+
+
+def program(monkeypatch, tmp_path, source: str) -> None:
+    """In place of the command line: a program that is given the job's arguments."""
+    monkeypatch.setattr(job_module, "ROOT", tmp_path)
+    (tmp_path / "core").mkdir(exist_ok=True)
+    (tmp_path / "core" / "__main__.py").write_text(source)
+
+
+SLEEPS = 'import sys, time\nprint(\'{"stage": "begun"}\', flush=True)\ntime.sleep(float(sys.argv[1]))\n'
+
+
+def test_jobs_on_different_devices_run_side_by_side_and_those_on_one_in_order(jobs, monkeypatch, tmp_path):
+    program(monkeypatch, tmp_path, SLEEPS)
+    first = jobs.submit(["60"], title="1", device="cpu")
+    second = jobs.submit(["60"], title="2", device="cpu")
+    other = jobs.submit(["60"], title="3", device="cuda:0")
+    wait(jobs, first.number, lambda j: j.stage == "begun")
+    wait(jobs, other.number, lambda j: j.stage == "begun")
+    assert wait(jobs, second.number, lambda j: True).state == "waiting"
+    jobs.cancel(first.number)
+    wait(jobs, second.number, lambda j: j.state == "running")
+    assert wait(jobs, other.number, lambda j: True).state == "running"
+
+
+def test_a_job_whose_device_is_not_known_has_the_machine_for_itself(jobs, monkeypatch, tmp_path):
+    program(monkeypatch, tmp_path, SLEEPS)
+    first = jobs.submit(["60"], title="1", device="cuda:0")
+    unknown = jobs.submit(["60"], title="2", device=job_module.ANY_DEVICE)
+    behind = jobs.submit(["60"], title="3", device="cpu")  # does not overtake: the one before it would wait for ever
+    wait(jobs, first.number, lambda j: j.stage == "begun")
+    assert [job.state for job in jobs.all()] == ["waiting", "waiting", "running"]
+    jobs.cancel(first.number)
+    wait(jobs, unknown.number, lambda j: j.stage == "begun")
+    assert wait(jobs, behind.number, lambda j: True).state == "waiting"
+
+
+STUBBORN = """
+import signal, sys, time
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from core.runs.partial import Partial
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+held = Partial.make(Path(sys.argv[-1]), "stubborn")
+print('{{"stage": "begun"}}', flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_job_that_will_not_end_is_killed_after_two_seconds_and_what_it_began_is_swept(jobs, monkeypatch, tmp_path):
+    root = str(job_module.ROOT)
+    program(monkeypatch, tmp_path, STUBBORN.format(root=root).replace("from core", "sys.modules.pop('core', None)\nfrom core", 1))
+    (tmp_path / "runs").mkdir()
+    job = jobs.submit([], title="stubborn", device="cpu")
+    wait(jobs, job.number, lambda j: j.stage == "begun")
+    assert list((tmp_path / "runs").glob(".partial*"))
+    began = time.monotonic()
+    jobs.cancel(job.number)
+    assert wait(jobs, job.number, lambda j: j.is_over).state == "cancelled"
+    assert 1.5 < time.monotonic() - began < 4
+    assert not list((tmp_path / "runs").glob(".partial*"))
+
+
+@pytest.mark.model
+def test_a_dropped_file_is_there_for_its_job_and_gone_with_it(jobs, tmp_path):
+    dropped = job_module.PromptFile("../q.jsonl", b'{"text": "for x in y:"}\n{"text": "one more"}\n')
+    arguments = ["capture", "--model", "sample_runs/model", "--variant", "decode"]
+    job = jobs.submit(arguments, title="dropped", device="cpu", prompts=dropped)
+    path = Path(job.arguments[-1])
+    assert path.is_relative_to(tmp_path / "runs")
+    assert path.name == "q.jsonl"
+    assert path.read_bytes() == dropped.content
+    done = wait(jobs, job.number, lambda j: j.is_over)
+    assert done.state == "done", done.message
+    assert done.rows_total > 0
+    time.sleep(0.1)
+    assert not path.exists()
+    assert not list((tmp_path / "runs").glob(".partial*"))
+
+
+def test_a_run_that_was_kept_in_part_is_done_and_says_what_failed(jobs, monkeypatch, tmp_path):
+    source = """import sys
+print('{"stage": "done", "run_id": "kept"}')
+print("error: path 'static': out of memory. The run was kept.", file=sys.stderr)
+sys.exit(2)
+"""
+    program(monkeypatch, tmp_path, source)
+    job = jobs.submit([], title="kept", device="cpu")
+    done = wait(jobs, job.number, lambda j: j.is_over)
+    assert (done.state, done.run_id) == ("done", "kept")
+    assert done.message == "path 'static': out of memory. The run was kept."
+
+
+SERVER = """
+import os, sys, time
+from pathlib import Path
+from app.jobs import Jobs
+jobs = Jobs(Path(sys.argv[1]))
+prompt = ["--prompt-file", "sample_runs/prompts/scheduler.txt", "--reference", "decode", "--variant", "decode+batch:16"]
+jobs.submit(["capture", "--model", "sample_runs/model", *prompt], title="long", device="cpu")
+while not jobs.all()[0].rows_done:
+    time.sleep(0.05)
+os._exit(0)  # as by a signal: nothing is tidied up
+"""
+
+
+@pytest.mark.model
+def test_a_job_whose_server_is_gone_ends_too_and_leaves_nothing(tmp_path):
+    store = tmp_path / "runs"
+    subprocess.run([sys.executable, "-c", SERVER, str(store)], cwd=job_module.ROOT, check=True, timeout=90)
+    deadline = time.monotonic() + 20
+    while (left := _processes_of(str(store))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+    assert list(store.iterdir()) == []
+
+
+def _processes_of(text: str) -> list[Path]:
+    """Those with a text among their arguments."""
+    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if _reads(path, text)]
+
+
+def _reads(path: Path, text: str) -> bool:
+    try:
+        return text in path.read_text()
+    except OSError:
+        return False

@@ -100,7 +100,7 @@ def test_more_tokens_than_were_asked_for_are_no_generation():
 def test_files_of_the_first_schema_read_as_runs_without_caches(tmp_path):
     path = copied(tmp_path / "old.duckdb")
     with duckdb.connect(str(path)) as database:
-        for table in ("kv", "kv_position", "generation", "generated_token"):
+        for table in ("kv", "kv_position", "generation", "generated_token", "floor_position"):
             database.execute(f"DROP TABLE {table}")
         database.execute("UPDATE run SET schema_version = 1")
     with RunReader(path) as run:

@@ -1,0 +1,245 @@
+"""How far pure rounding moves this model's logits: the rounding floor of DESIGN section 6, and a pair measured with the same rule.
+
+noise ratio = rms of the pair / rms of the floor, both in one dtype. In float32 the same weights make the microscope: bfloat16 and
+float16 values are float32 values too, so the widened model is the same function and only its rounding is finer.
+
+Measured with `python -m benchmarks.floor` on sample_runs/model (3 layers, hidden 384), three prompts of 48 tokens, two CPU cores;
+rms of the difference to prefill, in logits:
+
+| | bfloat16 | float32 | noise ratios |
+|---|---|---|---|
+| 4 reorderings of its 22 linear maps | 1.4e-2 .. 1.5e-2 | 2.4e-6 .. 2.7e-6 | 1 |
+| decode | 1.7e-2 | 2.5e-6 | 1.1 and 1.0 |
+| prefill+attn:eager | 2.9e-2 | 1.4e-6 | 1.9 and 0.5 |
+| bug: one cached value of one head scaled by 1.01 | 2.0e-2 | 1.4e-3 | 1.3 and 560 |
+
+A reordered prefill costs a plain one and one pass that permutes the weights (about 5 ms for these 10 million): 3.1 times the plain
+one at 48 tokens in bfloat16, 1.6 times at 480; 2.5 and 1.3 times in float32. Prompts measured together share that pass. Decode
+keeps the permuted weights and costs 2.2 times the plain one in bfloat16 and 1.7 in float32: what is left is that every operation
+passes through Python, about 2 ms a token whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from core.errors import CaptureError
+from core.inference import memory
+from core.inference.conversion import converted, converted_bytes
+from core.inference.edge import foreign_errors_stop, quiet
+from core.inference.grammar import Pieces
+from core.inference.models import LoadedModel
+from core.inference.paths import open_path, parse_path
+from core.inference.reordering import reordered
+
+__all__ = ["Divergence", "Floor", "in_float32", "pair_divergence", "pooled_rms", "rounding_floor"]
+
+_PLAIN_BYTES = 256 << 20  # of plain logits at once: prompts that share a reordering share the cost of permuting the weights
+_REMEDY = "shorten the prompts, choose a smaller model or another device"
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How far one prompt's logits lie from the reference's, over the elements finite on both sides.
+
+    squares: sum of squared differences, float64 [positions]; elements: how many, int64 [positions]; nonfinite_mismatch: elements
+    where one side is NaN and the other not, or one or both are infinite and they differ.
+    """
+
+    squares: NDArray[np.float64]
+    elements: NDArray[np.int64]
+    nonfinite_mismatch: int
+
+    @property
+    def rms_by_position(self) -> NDArray[np.float64]:
+        """In logits; NaN where no element is finite on both sides. [positions]"""
+        with np.errstate(invalid="ignore"):
+            return np.sqrt(self.squares / self.elements)
+
+    @property
+    def rms(self) -> float:
+        """Over all positions, in logits."""
+        return pooled_rms([self])
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Reorderings of one path against the path itself. maps: linear maps reordered; divergences: [seeds][prompts]."""
+
+    path: str
+    compute_dtype: str
+    maps: int
+    seeds: tuple[int, ...]
+    divergences: tuple[tuple[Divergence, ...], ...]
+
+    @property
+    def rms(self) -> float:
+        """Over all seeds, prompts and positions, in logits."""
+        return pooled_rms([one for of_seed in self.divergences for one in of_seed])
+
+    @property
+    def rms_by_seed(self) -> tuple[float, ...]:
+        """Over all prompts and positions: how much the floor itself varies."""
+        return tuple(map(pooled_rms, self.divergences))
+
+
+def pooled_rms(divergences: Sequence[Divergence]) -> float:
+    """Root of the mean square over all elements of all of them, in logits; NaN if there is none."""
+    elements = sum(int(one.elements.sum()) for one in divergences)
+    return float(np.sqrt(sum(float(one.squares.sum()) for one in divergences) / elements)) if elements else float("nan")
+
+
+def rounding_floor(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    seeds: Sequence[int],
+    path: str = "prefill",
+    *,
+    dtype: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Floor:
+    """The path with its linear maps reordered, one order a seed, against the path as it is; prompts are token ids.
+
+    dtype: 'float32' to widen the weights meanwhile, None for the model's own; on_progress: (positions done, of how many). Of the
+    logits, only the plain side is kept, and of many prompts only that of a few at a time.
+    """
+    steps = parse_path(path)
+    _check(loaded, prompts)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise CaptureError(f"rounding floor: seeds are {list(seeds)}; expected at least one, and none twice.")
+    found: list[list[Divergence]] = [[] for _ in seeds]
+    maps = 0
+    tick = _ticker(on_progress, sum(map(len, prompts)) * (len(seeds) + 1))
+    with _computing(loaded, dtype, f"rounding floor of '{steps}'") as model, open_path(steps, model) as pieces_of:
+        for group in _groups(model, prompts):
+            plain = [_whole(pieces_of(prompt), tick) for prompt in group]
+            forwards = sum(steps.forwards(len(prompt)) for prompt in group)
+            for number, seed in enumerate(seeds):
+                keep = _spare_bytes(model) if forwards > 1 else 0
+                with reordered(model.model, seed, keep_bytes=keep) as reordering:
+                    pairs = zip(plain, group, strict=True)
+                    found[number] += [_divergence(side, pieces_of(prompt), tick) for side, prompt in pairs]
+                maps = max(maps, len(reordering))
+        if not maps:
+            raise CaptureError(f"rounding floor of '{steps}': no linear map ran that could be reordered; expected some.")
+        compute_dtype = steps.compute_dtype(model)
+    return Floor(str(steps), compute_dtype, maps, tuple(seeds), tuple(map(tuple, found)))
+
+
+def pair_divergence(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    reference: str,
+    variant: str,
+    *,
+    dtype: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> tuple[Divergence, ...]:
+    """Two paths against each other, a prompt at a time, with the floor's rule. -> one a prompt"""
+    paths = (parse_path(reference), parse_path(variant))
+    _check(loaded, prompts)
+    tick = _ticker(on_progress, sum(map(len, prompts)) * 2)
+    found = []
+    with _computing(loaded, dtype, f"'{paths[0]}' against '{paths[1]}'") as model:
+        for prompt in prompts:
+            with open_path(paths[0], model) as pieces_of:
+                plain = _whole(pieces_of(prompt), tick)
+            with open_path(paths[1], model) as pieces_of:
+                found.append(_divergence(plain, pieces_of(prompt), tick))
+    return tuple(found)
+
+
+@contextmanager
+def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
+    """The same function computed in float32: every weight keeps its value, and the original bits are put back."""
+    if loaded.dtype != "float32":
+        needed, free = converted_bytes(loaded, "float32"), memory.free_bytes(torch.device(loaded.device))
+        if free is not None and needed > free:
+            raise CaptureError(
+                f"model '{loaded.name}': its weights in float32 take another {memory.in_words(needed)}, {loaded.device} has "
+                f"{memory.in_words(free)} free; choose a smaller model or another device."
+            )
+    with converted(loaded, "float32") as widened:
+        yield widened
+
+
+@contextmanager
+def _computing(loaded: LoadedModel, dtype: str | None, where: str) -> Iterator[LoadedModel]:
+    if dtype not in (None, loaded.dtype, "float32"):
+        raise CaptureError(f"{where}: {loaded.dtype} weights cannot be computed with in {dtype} unrounded; expected float32.")
+    with quiet(), foreign_errors_stop(where, _REMEDY), torch.inference_mode():
+        if dtype in (None, loaded.dtype):
+            yield loaded
+        else:
+            with in_float32(loaded) as widened:
+                yield widened
+
+
+def _check(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
+    if not prompts:
+        raise CaptureError("a divergence is measured over at least one prompt; none was given.")
+    for number, prompt in enumerate(prompts, start=1):
+        if not len(prompt):
+            raise CaptureError(f"prompt {number} of {len(prompts)} is empty; expected at least one token.")
+        if loaded.context is not None and len(prompt) > loaded.context:
+            raise CaptureError(
+                f"prompt {number} of {len(prompts)} has {len(prompt)} tokens, the model's context is {loaded.context}; shorten it."
+            )
+
+
+def _groups(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    """The prompts in order, so many at a time that their plain logits take about _PLAIN_BYTES, and one at least."""
+    group: list[Sequence[int]] = []
+    rows = _PLAIN_BYTES // (loaded.vocab_size * loaded.torch_dtype.itemsize)
+    for prompt in prompts:
+        if group and sum(map(len, group)) + len(prompt) > rows:
+            yield group
+            group = []
+        group.append(prompt)
+    yield group
+
+
+def _spare_bytes(loaded: LoadedModel) -> int:
+    """What permuted weights may take between the forwards of a path: half of what is free, the rest is for the forwards."""
+    return (memory.free_bytes(torch.device(loaded.device)) or 0) // 2
+
+
+def _whole(pieces: Pieces, tick: Callable[[int], None]) -> torch.Tensor:
+    """All logits of a prompt, as they came. -> [positions, vocab]"""
+    kept = []
+    for _, logits in pieces:
+        kept.append(logits.clone())  # a view would keep alive what it is a view of, for every piece
+        tick(len(logits))
+    return torch.cat(kept)
+
+
+def _divergence(plain: torch.Tensor, pieces: Pieces, tick: Callable[[int], None]) -> Divergence:
+    """Piece by piece; differences in float64, which holds those of float32 values to 2^-53."""
+    squares, elements, mismatch = [], [], 0
+    for position, logits in pieces:
+        reference, variant = plain[position : position + len(logits)].double(), logits.double()
+        is_finite = reference.isfinite() & variant.isfinite()
+        is_same = (reference == variant) | (reference.isnan() & variant.isnan())
+        squares.append(torch.where(is_finite, reference - variant, 0.0).square().sum(1).cpu())
+        elements.append(is_finite.sum(1).cpu())
+        mismatch += int((~is_finite & ~is_same).sum())
+        tick(len(logits))
+    return Divergence(torch.cat(squares).numpy(), torch.cat(elements).numpy(), mismatch)
+
+
+def _ticker(on_progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+    done = 0
+
+    def tick(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if on_progress is not None:
+            on_progress(done, total)
+
+    return tick

@@ -1,0 +1,103 @@
+"""KV cache: which keys and values differ after the whole prompt, by layer and head, by layer and position."""
+
+from functools import partial
+
+import streamlit as st
+
+from app import caches, charts, state, widgets, words
+from core.runs.caches import MEASURES, by_head, by_layer, summarize
+from core.runs.kv import KINDS
+
+view = widgets.head(
+    "KV cache",
+    state.current_view(),
+    "The keys and values each side holds after the whole prompt, compared element by element. Distances in ULPs of {dtype}.",
+)
+everything = view.run.kv(view.pair.index)
+if everything.empty:
+    caches.nothing_to_compare(view)
+scope = "this prompt"
+if len(view.run.header.prompts) > 1:
+    scope = st.segmented_control("Figures of", ["this prompt", "all prompts"], default=scope, required=True, key="kv_scope")
+table = everything if scope == "all prompts" else everything[everything["prompt"] == view.prompt]
+found = summarize(table)
+if found is None:
+    st.info(f"Prompt {view.prompt} has no caches to compare, other prompts of this run have: choose all prompts above.")
+    st.stop()
+if not found.together.neq:
+    logits = view.table if scope == "all prompts" else view.prompt_table
+    st.success(
+        f"{caches.sentence(found)} That is {caches.shape(table)} of {scope}."
+        + (" The logits do differ: what parts the sides comes after these keys and values." if logits["neq"].any() else "")
+    )
+    st.stop()
+st.markdown(caches.sentence(found))
+if found.together.nonfinite_mismatch:
+    st.error(
+        f"NaN or infinity on one side only in {words.plural(found.together.nonfinite_mismatch, 'element')} of the caches. "
+        "No order of summation explains a NaN; an infinity can be an overflow of the dtype."
+    )
+caches.figures(found, view.dtype)
+
+measure = st.segmented_control(
+    "Measure", list(MEASURES), format_func=words.MEASURES.__getitem__, default="neq_share", required=True, key="kv_measure"
+)
+grids = [by_head(table, kind, measure) for kind in KINDS if (table["kind"] == kind).any()]
+st.plotly_chart(charts.cache_heads(grids, measure, view.dtype), key="kv_heads", theme="streamlit")
+st.caption(
+    f"Layers x key/value heads of {scope}, {caches.shape(table)}. Colour is {caches.MEANINGS[measure].format(dtype=view.dtype)}, one scale for both. Grey cells are equal in every element."
+)
+layers = by_layer(table)
+st.plotly_chart(charts.over_layers(layers, measure, view.dtype), key="kv_layers", theme="streamlit")
+st.caption(
+    f"The same by layer, all heads together, {scope}. Rounding grows smoothly with depth; a step at one layer is worth a look at that layer."
+)
+
+maps = state.kv_positions(view)
+differing = {kind: grid for kind, grid in maps.items() if grid.neq_share[grid.neq_share > 0].size}
+if differing:
+    title, which, what = st.columns([3, 1, 1.4], vertical_alignment="bottom")
+    title.subheader(f"Where in {'prompt ' + str(view.prompt) if len(view.run.header.prompts) > 1 else 'the prompt'}")
+    kind = next(iter(maps))
+    if len(maps) > 1:
+        kind = which.segmented_control("Of", list(KINDS), format_func="{}s".format, default="key", required=True, key="kv_kind")
+    measures = {name: words.MEASURES[name] for name in ("neq_share", "max_ulps")}
+    shown = what.segmented_control(
+        "Colour", list(measures), format_func=measures.__getitem__, default="neq_share", required=True, key="kv_colour"
+    )
+    grid = maps[kind]
+
+    def pick() -> None:
+        position = widgets.chosen_position("kv_map", 0)
+        if position is not None:
+            state.select(position=position)
+
+    st.plotly_chart(
+        charts.cache_positions(grid, shown, view.dtype, view.position), key="kv_map", on_select=pick, selection_mode="points",
+        theme="streamlit", config={"scrollZoom": False, "displaylogo": False},
+    )  # fmt: skip
+    wide = int(grid.edges[1] - grid.edges[0])
+    st.caption(
+        f"Layers x positions of the {kind}s, all heads together; colour is "
+        + (
+            f"the largest distance, ULPs of {view.dtype}, log scale."
+            if shown == "max_ulps"
+            else "the share of a position that differs."
+        )
+        + (f" A cell shows the largest of {wide} positions." if wide > 1 else "")
+        + (" Red squares: NaN or infinity on one side only." if grid.is_mismatch.any() else "")
+        + " Grey is equal, empty is held by one cache at most. The triangle marks the selected position; a click selects, dragging zooms in, a double click back out."
+    )
+
+st.subheader("By layer")
+st.dataframe(caches.rows(layers), hide_index=True, key="kv_table", column_config=caches.COLUMNS)
+st.caption(
+    f"All heads together, {scope}; largest and rms difference in the unit of the cache, distances in ULPs of {view.dtype}. "
+    "First position: the lowest at which an element differs."
+)
+name = f"{view.run.run_id}-kv-{view.pair.index}"
+with st.container(horizontal=True):
+    for label, rows, part in (("CSV by layer", layers, "layers"), ("CSV by prompt, layer and head", everything, "heads")):
+        st.download_button(
+            label, partial(rows.to_csv, index=False), f"{name}-{part}.csv", "text/csv", key=f"kv_{part}_csv", on_click="ignore"
+        )

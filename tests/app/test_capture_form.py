@@ -1,0 +1,114 @@
+"""The Capture page's form as a command line, and the models it remembers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.capture_form import PROMPT_BYTES, CaptureForm, split_prompts
+from app.jobs import PromptFile
+from app.recent import recent_models, remember_model
+from core.prompt_files import read_prompts
+
+FORM = CaptureForm("a/model", ("one", "two\nlines"))
+
+
+@pytest.mark.parametrize(
+    ("change", "missing", "added"),
+    [
+        ({}, [], []),
+        ({"is_chat": True, "system": "Be short."}, [], ["--chat", "--system=Be short."]),
+        ({"system": "left over"}, [], []),
+        ({"variants": (), "sweep": "batch=1,2"}, ["--variant", "decode"], ["--sweep=batch=1,2"]),
+        ({"repeat": 6}, [], ["--repeat", "6"]),
+        ({"kv": True}, [], ["--kv"]),
+        ({"kv": False}, [], ["--no-kv"]),
+        ({"device": "cuda:0"}, [], ["--device", "cuda:0"]),
+        ({"keeps_finished": True}, [], ["--keep-finished"]),
+        ({"name": "-odd"}, [], ["--name=-odd"]),
+    ],
+)
+def test_each_field_is_an_option_and_only_where_it_says_something(change, missing, added):
+    plain = [
+        "capture",
+        "--model",
+        "a/model",
+        "--prompt=one",
+        "--prompt=two\nlines",
+        "--reference",
+        "prefill",
+        "--variant",
+        "decode",
+    ]
+    plain += ["--dtype", "bfloat16"]
+    found = replace(FORM, **change).arguments()
+    assert sorted(found) == sorted([*(part for part in plain if part not in missing), *added])
+    assert shlex.split(replace(FORM, **change).typed) == ["python", "-m", "core", *found]
+
+
+def test_continuing_is_another_command_without_repeats():
+    found = replace(FORM, tokens=32, repeat=3).arguments()
+    assert found == ["generate", *FORM.arguments()[1:], "--tokens=32"]
+
+
+def test_a_dropped_file_stands_in_place_of_what_was_typed():
+    form = replace(FORM, file=PromptFile("q.jsonl", b"{}"))
+    assert not [part for part in form.arguments() if part.startswith("--prompt")]
+    assert form.typed.endswith("--prompts q.jsonl")
+    assert "--prompts=/there/q.jsonl" in form.arguments(Path("/there/q.jsonl"))
+    assert form.missing is None
+    assert form.carried == form.file
+
+
+def test_prompts_too_long_for_an_argument_are_carried_in_a_file_that_reads_back_as_them(tmp_path):
+    long = ("é\n" * PROMPT_BYTES, "short")
+    carried = replace(FORM, prompts=long).carried
+    assert carried is not None
+    (tmp_path / carried.name).write_bytes(carried.content)
+    assert tuple(prompt.text for prompt in read_prompts(tmp_path / carried.name)) == long
+    assert FORM.carried is None
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model": " "}, "Choose a model."),
+        ({"prompts": ()}, "Write at least one prompt"),
+        ({"reference": ""}, "Choose a reference path."),
+        ({"variants": ()}, "Choose at least one variant or a sweep"),
+    ],
+)
+def test_what_is_missing_is_said(change, sentence):
+    assert (replace(FORM, **change).missing or "").startswith(sentence)
+    assert FORM.missing is None
+    assert replace(FORM, variants=(), repeat=2).missing is None
+
+
+def test_a_line_of_three_dashes_separates_prompts_and_nothing_else_does():
+    assert split_prompts("a\n---\nb --- c\n\n---\n  \n---\n----\n") == ("a", "b --- c", "----")
+    assert split_prompts("a\r\n---\r\nb") == ("a", "b")
+    assert split_prompts(" \n") == ()
+
+
+def test_models_are_remembered_newest_first_once_each_and_twenty_of_them(tmp_path):
+    store = tmp_path / "runs"
+    assert recent_models(store) == []
+    for number in range(25):
+        remember_model(store, f"model {number}")
+    remember_model(store, "model 10")
+    assert recent_models(store)[:3] == ["model 10", "model 24", "model 23"]
+    assert len(recent_models(store)) == 20
+    assert [path.name for path in store.iterdir()] == [".recent-models.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "5", '["a", 5, null, "", "b"]'])
+def test_a_file_of_models_that_is_none_is_no_reason_to_fail(tmp_path, content):
+    (tmp_path / ".recent-models.json").write_text(content)
+    assert recent_models(tmp_path) == (["a", "b"] if content.startswith("[") else [])
+    remember_model(tmp_path, "c")
+    assert recent_models(tmp_path)[0] == "c"
+    assert json.loads((tmp_path / ".recent-models.json").read_text())[0] == "c"

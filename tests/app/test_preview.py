@@ -1,0 +1,91 @@
+"""Previews: dry runs of the real command line, the latest of each viewer."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from app import preview
+from app.jobs import PromptFile
+from app.preview import Answer, Previews
+
+CAPTURE = ("capture", "--model", "sample_runs/model", "--prompt", "for x in y:", "--variant")
+
+
+@pytest.fixture
+def previews(tmp_path, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    made = Previews(tmp_path / "runs")
+    yield made
+    made.stop()
+
+
+def waited(previews: Previews, viewer: str, arguments: tuple[str, ...], seconds: float = 60) -> Answer:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if (answer := previews.look(viewer, arguments)) is not None:
+            return answer
+        time.sleep(0.05)
+    raise AssertionError("no answer came")
+
+
+@pytest.mark.model
+def test_the_answer_has_the_figures_of_every_side_and_is_kept(previews, tmp_path):
+    assert previews.look("a", (*CAPTURE, "decode")) is None
+    costs = waited(previews, "a", (*CAPTURE, "decode")).costs
+    assert [side["name"] for side in costs["sides"]] == ["prefill", "decode"]
+    assert [side["forwards"] for side in costs["sides"]] == [1, costs["positions"]]
+    again = previews.look("b", (*CAPTURE, "decode"))
+    assert again is not None
+    assert again.costs == costs
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.model
+def test_a_refusal_is_the_sentence_of_the_command_line_and_asked_for_anew_after_a_while(previews, monkeypatch):
+    answer = waited(previews, "a", (*CAPTURE, "decode+batches:2"))
+    assert answer.refusal.startswith("path 'decode+batches:2': no modifier 'batches'")
+    assert previews.look("a", (*CAPTURE, "decode+batches:2")) is not None
+    monkeypatch.setattr(preview, "KEPT_REFUSAL_SECONDS", 0)
+    stale = previews.look("a", (*CAPTURE, "decode+batches:2"))
+    assert stale is not None
+    assert not stale.is_fresh
+    assert (*CAPTURE, "decode+batches:2") in previews._looks
+
+
+@pytest.mark.model
+def test_the_latest_form_of_a_viewer_wins_and_the_earlier_process_is_ended_unless_another_waits_for_it(previews):
+    first, second, third = ((*CAPTURE, f"decode+batch:{n}") for n in (2, 3, 4))
+    previews.look("a", first)
+    previews.look("a", second)
+    previews.look("b", second)
+    deadline = time.monotonic() + 20
+    while previews._looks[second].process is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    look = previews._looks[second]
+    assert first not in previews._looks
+    previews.look("a", third)  # b still waits for the second
+    assert not look.is_dropped
+    previews.look("b", third)
+    assert look.is_dropped
+    assert look.process.wait(10) == -9
+    assert waited(previews, "a", third).costs["sides"][1]["tokens"] == 4 * waited(previews, "b", third).costs["positions"]
+    assert previews._answers.keys() == {third}
+
+
+def test_what_no_process_can_be_given_is_a_sentence_too(previews):
+    assert "could not be looked up" in waited(previews, "a", ("capture", "--prompt=a\x00b")).refusal
+
+
+def test_a_dropped_file_is_kept_once_for_its_content_and_goes_with_the_server(previews, tmp_path):
+    dropped = PromptFile("q.txt", b"for x in y:")
+    path = previews.file(dropped)
+    assert path.read_bytes() == dropped.content
+    assert previews.file(PromptFile("q.txt", b"for x in y:")) == path
+    assert previews.file(PromptFile("q.txt", b"for x in z:")) != path
+    for number in range(preview._MOST_FILES):
+        previews.file(PromptFile("q.txt", str(number).encode()))
+    assert not path.exists()
+    previews.stop()
+    assert list((tmp_path / "runs").iterdir()) == []

@@ -1,0 +1,169 @@
+"""The Capture page: what it foretells, what it starts, and what it keeps of a viewer's form."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from core.runs.store import Store
+from tests.browser.driving import Dashboard, picture, settle, start
+
+pytestmark = pytest.mark.model
+COUNTED = re.compile(r"1 prompt, 2 sides: 24 forwards of 46 tokens in all")
+
+
+@pytest.fixture(scope="module")
+def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
+    """One of its own: jobs are listed for every viewer, and these tests leave some behind."""
+    running = start(tmp_path_factory.mktemp("capture-page") / "runs")
+    yield running
+    running.process.terminate()
+    running.process.wait(20)
+    Store(running.store).sweep()
+    assert list(running.store.glob(".partial-*")) == []  # nobody holds a dropped file any more
+
+
+def opened(page: Page, dashboard: Dashboard) -> None:
+    page.goto(f"{dashboard.url}/capture")
+    settle(page)
+
+
+def command(page: Page) -> str:
+    """The equivalent command, as the page shows it for copying."""
+    shown = page.locator("[data-testid=stCode]").first
+    if not shown.is_visible():
+        page.get_by_text("The same on the command line").click()
+    expect(shown).to_be_visible()
+    return shown.inner_text()
+
+
+def choose(page: Page, label: str, option: str) -> None:
+    page.get_by_role("combobox", name=label).click()
+    page.get_by_role("option", name=option, exact=True).click()
+    settle(page)
+
+
+def fill(page: Page, label: str, text: str) -> None:
+    field = page.get_by_role("textbox", name=label)
+    field.fill(text)
+    field.press("Tab")
+    settle(page)
+
+
+def test_the_page_foretells_forwards_positions_and_size_and_follows_the_form(page: Page, dashboard: Dashboard):
+    opened(page, dashboard)
+    expect(page.get_by_text(COUNTED)).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("The logits take 376.8 KB of disk")).to_be_visible()
+    fill(page, "Sweep of the reference", "batch=2,3")
+    expect(page.get_by_text("1 prompt, 4 sides: 26 forwards of 161 tokens in all")).to_be_visible(timeout=60_000)
+    picture(page, "capture-foretold")
+    fill(page, "Sweep of the reference", "batches=2,3")
+    expect(page.get_by_text("--sweep 'batches=2,3' is not known")).to_be_visible(timeout=60_000)
+    assert "'--sweep=batches=2,3'" in command(page) or "--sweep=batches=2,3" in command(page)
+
+
+def test_a_dropped_file_of_prompts_is_counted_captured_and_gone(page: Page, dashboard: Dashboard):
+    opened(page, dashboard)
+    page.get_by_role("radio", name="a file").or_(page.get_by_role("button", name="a file")).first.click()
+    settle(page)
+    lines = [{"text": "for step in path:"}, {"token_ids": [5, 6, 7]}, {"prompt": "return None"}]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    page.locator("input[type=file]").set_input_files({"name": "three.jsonl", "mimeType": "", "buffer": content})
+    settle(page)
+    expect(page.get_by_text("3 prompts, 2 sides:")).to_be_visible(timeout=60_000)
+    assert "--prompts three.jsonl" in command(page)
+    page.get_by_role("link", name="Near ties").click()
+    expect(page.locator("h1")).to_have_text("Near ties", timeout=15_000)
+    page.get_by_role("link", name="Capture").click()
+    expect(page.get_by_text("three.jsonl, 85 B, as dropped before")).to_be_visible(timeout=15_000)
+    settle(page)
+    fill(page, "Name of the run", "From a file")
+    page.get_by_role("button", name="Capture", exact=True).click()
+    page.get_by_role("button", name="Open run").first.click(timeout=60_000)
+    expect(page.locator("h1")).to_have_text("Overview", timeout=15_000)
+    settle(page)
+    assert "from-a-file" in page.url
+    expect(page.get_by_role("spinbutton", name="Prompt")).to_be_visible()  # which a run of one prompt has not
+    page.get_by_role("link", name="Capture").click()
+    settle(page)
+    page.locator("input[type=file]").set_input_files({"name": "one.txt", "mimeType": "", "buffer": b"one"})
+    settle(page)
+    assert "--prompts one.txt" in command(page)
+    page.get_by_role("button", name="Remove one.txt").or_(
+        page.locator("[data-testid=stFileUploaderDeleteBtn] button")
+    ).first.click()
+    expect(page.get_by_text("or drop a file of them")).to_be_visible(timeout=15_000)
+    for left in dashboard.store.glob(".partial-*"):
+        assert "preview" in left.name  # for dry runs to come; it goes with the server
+
+
+def test_a_form_is_as_it_was_left_after_a_look_at_another_page(page: Page, dashboard: Dashboard):
+    opened(page, dashboard)
+    fill(page, "Sweep of the reference", "batch=2,5")
+    choose(page, "dtype", "float32")
+    choose(page, "What to do", "continue the prompts")
+    before = command(page)
+    assert "core generate " in before
+    assert "--tokens=64" in before
+    assert "--dtype float32" in before
+    page.get_by_role("link", name="Near ties").click()
+    expect(page.locator("h1")).to_have_text("Near ties", timeout=15_000)
+    page.get_by_role("link", name="Capture").click()
+    expect(page.locator("h1")).to_have_text("Capture", timeout=15_000)
+    settle(page)
+    assert command(page) == before
+
+
+def test_a_chat_without_a_template_is_refused_in_the_preview(page: Page, dashboard: Dashboard):
+    opened(page, dashboard)
+    page.get_by_text("As a chat, through the tokenizer's chat template").click()
+    fill(page, "System message", "Be short.")
+    expect(page.get_by_text("has no chat template")).to_be_visible(timeout=60_000)
+    assert "--chat '--system=Be short.'" in command(page)
+    picture(page, "capture-refused")
+
+
+def test_a_model_that_was_tried_is_offered_to_the_next_viewer(page: Page, dashboard: Dashboard, browser: Browser):
+    opened(page, dashboard)
+    field = page.get_by_role("combobox", name="Model")
+    field.fill("no/such/model")
+    field.press("Enter")
+    settle(page)
+    page.get_by_role("button", name="Capture", exact=True).click()
+    expect(page.get_by_text("model 'no/such/model'").first).to_be_visible(timeout=60_000)
+    remembered = json.loads((dashboard.store / ".recent-models.json").read_text())
+    assert remembered[0] == "no/such/model"
+    other = browser.new_context().new_page()
+    opened(other, dashboard)
+    other.get_by_role("combobox", name="Model").click()
+    expect(other.get_by_role("option", name="no/such/model")).to_be_visible()
+    other.context.close()
+
+
+def test_a_running_capture_is_cancelled_within_three_seconds_of_the_click(page: Page, dashboard: Dashboard):
+    before = sorted(dashboard.store.glob("*.duckdb"))
+    opened(page, dashboard)
+    fill(page, "Name of the run", "To be cancelled")
+    page.get_by_role("textbox", name="Prompts").fill("for line in lines:\n    print(line)\n" * 60)
+    page.get_by_role("textbox", name="Prompts").press("Control+Enter")
+    settle(page)
+    page.get_by_role("button", name="Capture", exact=True).click()
+    expect(page.get_by_text(re.compile(r"of [\d,]+ positions,"))).to_be_visible(timeout=60_000)
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_text("cancelled; nothing was stored")).to_be_visible(timeout=4_000)  # two, and a tick of the list
+    assert sorted(dashboard.store.glob("*.duckdb")) == before
+    assert not [left for left in dashboard.store.glob(".partial-*") if "preview" not in left.name]
+
+
+def test_the_page_is_readable_in_the_dark_and_on_a_phone(browser: Browser, dashboard: Dashboard):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
+    page = context.new_page()
+    opened(page, dashboard)
+    expect(page.get_by_text(COUNTED)).to_be_visible(timeout=60_000)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    picture(page, "capture-dark-390")
+    context.close()
