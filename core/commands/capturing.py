@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,7 @@ from core.commands.console import (
 )
 from core.errors import CaptureError, UsageError
 from core.prompt_files import GivenPrompt, Message, read_prompts, read_whole
+from core.runs.partial import is_passing
 from core.runs.store import open_store
 from core.runs.writer import RunWriter
 
@@ -144,8 +146,12 @@ def check_progress(progress: str) -> None:
 
 
 def typed_command() -> str:
-    """The command line that repeats this one: how it reports and where it stores are no part of that."""
+    """The command line that repeats this one: how it reports and where it stores are no part of that.
+
+    Of a file that is there for this command only (dropped on a page) the name stays, which is its owner's own.
+    """
     given = [part for part in arguments_without(sys.argv[1:], "--progress", "--store") if part != "--json"]
+    given = [Path(part).name if before == "--prompts" and is_passing(part) else part for before, part in pairwise(["", *given])]
     return shlex.join(["python", "-m", "core", *given])
 
 

@@ -38,7 +38,7 @@ from core.inference.models import LoadedModel
 from core.inference.paths import open_path, parse_path
 from core.inference.reordering import reordered
 
-__all__ = ["Divergence", "Floor", "in_float32", "pair_divergence", "pooled_rms", "rounding_floor"]
+__all__ = ["Divergence", "Floor", "divergence", "in_float32", "pair_divergence", "pooled_rms", "rounding_floor", "whole_side"]
 
 _PLAIN_BYTES = 256 << 20  # of plain logits at once: prompts that share a reordering share the cost of permuting the weights
 _REMEDY = "shorten the prompts, choose a smaller model or another device"
@@ -118,13 +118,13 @@ def rounding_floor(
     tick = _ticker(on_progress, sum(map(len, prompts)) * (len(seeds) + 1))
     with _computing(loaded, dtype, f"rounding floor of '{steps}'") as model, open_path(steps, model) as pieces_of:
         for group in _groups(model, prompts):
-            plain = [_whole(pieces_of(prompt), tick) for prompt in group]
+            plain = [whole_side(pieces_of(prompt), tick) for prompt in group]
             forwards = sum(steps.forwards(len(prompt)) for prompt in group)
             for number, seed in enumerate(seeds):
                 keep = _spare_bytes(model) if forwards > 1 else 0
                 with reordered(model.model, seed, keep_bytes=keep) as reordering:
                     pairs = zip(plain, group, strict=True)
-                    found[number] += [_divergence(side, pieces_of(prompt), tick) for side, prompt in pairs]
+                    found[number] += [divergence(side, pieces_of(prompt), tick) for side, prompt in pairs]
                 maps = max(maps, len(reordering))
         if not maps:
             raise CaptureError(f"rounding floor of '{steps}': no linear map ran that could be reordered; expected some.")
@@ -149,9 +149,9 @@ def pair_divergence(
     with _computing(loaded, dtype, f"'{paths[0]}' against '{paths[1]}'") as model:
         for prompt in prompts:
             with open_path(paths[0], model) as pieces_of:
-                plain = _whole(pieces_of(prompt), tick)
+                plain = whole_side(pieces_of(prompt), tick)
             with open_path(paths[1], model) as pieces_of:
-                found.append(_divergence(plain, pieces_of(prompt), tick))
+                found.append(divergence(plain, pieces_of(prompt), tick))
     return tuple(found)
 
 
@@ -210,7 +210,7 @@ def _spare_bytes(loaded: LoadedModel) -> int:
     return (memory.free_bytes(torch.device(loaded.device)) or 0) // 2
 
 
-def _whole(pieces: Pieces, tick: Callable[[int], None]) -> torch.Tensor:
+def whole_side(pieces: Pieces, tick: Callable[[int], None] = lambda _: None) -> torch.Tensor:
     """All logits of a prompt, as they came. -> [positions, vocab]"""
     kept = []
     for _, logits in pieces:
@@ -219,7 +219,7 @@ def _whole(pieces: Pieces, tick: Callable[[int], None]) -> torch.Tensor:
     return torch.cat(kept)
 
 
-def _divergence(plain: torch.Tensor, pieces: Pieces, tick: Callable[[int], None]) -> Divergence:
+def divergence(plain: torch.Tensor, pieces: Pieces, tick: Callable[[int], None] = lambda _: None) -> Divergence:
     """Piece by piece; differences in float64, which holds those of float32 values to 2^-53."""
     squares, elements, mismatch = [], [], 0
     for position, logits in pieces:

@@ -20,7 +20,7 @@ from core.inference import memory
 from core.inference.edge import first_line, foreign_errors_stop, quiet
 from core.inference.token_text import token_texts
 from core.inference.weights import digest, weight_bytes
-from core.numerics.formats import format_named
+from core.numerics.formats import LOGIT_FORMATS, format_named
 
 _HUB_TIMEOUT_SECONDS = 10
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
@@ -133,6 +133,40 @@ def devices_here() -> list[tuple[str, str, int | None]]:
     cards = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in cards)]
     return [(str(device), name_of_device(device), memory.free_bytes(device)) for device in devices]
+
+
+class _NoTokenizer:
+    """Stands where a bare model came without its tokenizer: everything but real text can be had without one."""
+
+    pad_token_id = eos_token_id = bos_token_id = None
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        raise CaptureError(
+            "the model came without its tokenizer, and a batch is filled with real text; give one, or add neighbours:random."
+        )
+
+
+def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
+    """A model that is already in memory, as it is; `tokenizer` None: that of the folder it came from, or none at all."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    if dtype not in LOGIT_FORMATS:
+        raise CaptureError(f"the model is in {dtype}; expected {', '.join(LOGIT_FORMATS)}.")
+    name = str(getattr(model, "name_or_path", "") or type(model).__name__)
+    if tokenizer is None and Path(name).is_dir():
+        tokenizer = _tokenizer(name, _Source(name, Path(name), None), False)
+    if model.training:
+        raise CaptureError(f"a {type(model).__name__} in training mode drops activations at random; call model.eval() first.")
+    return LoadedModel(
+        model=model,
+        tokenizer=_NoTokenizer() if tokenizer is None else tokenizer,  # type: ignore[arg-type]
+        name=name,
+        revision="",
+        dtype=dtype,
+        device=str(model.device),
+        device_name=name_of_device(model.device),
+        context=_context(model.config),
+        vocab_size=_logit_width(model),
+    )
 
 
 def usable_device(asked: str | None) -> torch.device:

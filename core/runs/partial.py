@@ -45,6 +45,11 @@ class Partial:
             _living.discard(self)
 
 
+def is_passing(path: str) -> bool:
+    """Whether a path leads into such a directory, so that it will soon lead nowhere."""
+    return any(part.startswith(_PREFIX) for part in Path(path).parts)
+
+
 def remove_living() -> None:
     """Remove what this process is writing, whatever its writers are doing: for a process that ends at once, without unwinding."""
     for partial in list(_living):

@@ -1,0 +1,420 @@
+"""Judge a pair: run its controls, hold it against this model's own rounding floor, and say rounding or bug (docs/verdict.md).
+
+A side is a path of the grammar, or any callable: an engine, a kernel, a cache of one's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from core.errors import CaptureError
+from core.inference import memory
+from core.inference.bits import bits_of
+from core.inference.edge import foreign_errors_stop, is_out_of_memory, quiet
+from core.inference.floor import Divergence, divergence, in_float32, rounding_floor, whole_side
+from core.inference.grammar import Pieces, Step
+from core.inference.models import LoadedModel, loaded_from
+from core.inference.paths import Path, open_path, parse_path
+from core.verdict import (
+    BLOCKS,
+    FAILED,
+    FLOAT32,
+    MISSING,
+    NEIGHBOURS,
+    NOTED,
+    OWN_DTYPE,
+    PASSED,
+    RERUN,
+    STRUCTURE,
+    SYMMETRY,
+    Evidence,
+    FloorTest,
+    Structure,
+    Verdict,
+    conclude,
+    floor_test,
+    structure_of,
+)
+
+SEEDS = 4
+_EXACT_BYTES = 256 << 20  # of float64 logits at once
+_LOPSIDED = 3.0  # one side further from float64 than the other by more than this is worth a word
+
+Engine = Callable[[Any, torch.Tensor], torch.Tensor]
+"""(model, token_ids [positions]) -> logits [positions, vocab]"""
+Open = Callable[[LoadedModel], AbstractContextManager[Callable[[Sequence[int]], Pieces]]]
+
+
+@dataclass(frozen=True)
+class FloorRows:
+    """A pair beside the floor at every position of all prompts, in logits: what floor_position of a run file holds."""
+
+    compute_dtype: str
+    pair_rms: NDArray[np.float64]
+    floor_rms: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict with what a run keeps of it besides its evidence."""
+
+    verdict: Verdict
+    floors: tuple[FloorRows, ...]
+
+
+def judge(
+    model: LoadedModel | PreTrainedModel,
+    prompts: Sequence[Sequence[int] | torch.Tensor],
+    *,
+    reference: str | Engine = "prefill",
+    variant: str | Engine,
+    seeds: Sequence[int] = range(SEEDS),
+    tokenizer: Any = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> Verdict:
+    """Rounding, or a bug? Runs every control by itself.
+
+    A side is a path ("decode+batch:8") or any callable (model, token_ids[positions]) -> logits[positions, vocab]; it is called with
+    the model in its own dtype and again with the same weights in float32. `prompts` are token ids. CaptureError where something
+    cannot be run at all; what only a control needs is noted as missing instead.
+    """
+    loaded = model if isinstance(model, LoadedModel) else loaded_from(model, tokenizer)
+    ids = [tuple(int(token) for token in prompt) for prompt in prompts]
+    return judge_pair(loaded, ids, reference, variant, seeds=seeds, on_progress=on_progress).verdict
+
+
+def judge_pair(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    reference: str | Engine,
+    variant: str | Engine,
+    *,
+    seeds: Sequence[int] = range(SEEDS),
+    on_progress: Callable[[str], None] | None = None,
+) -> Judgement:
+    """The same, with the figures by position."""
+    say = on_progress or (lambda _: None)
+    sides = (_side(reference), _side(variant))
+    evidence: list[Evidence] = []
+    floors: list[FloorRows] = []
+    lengths = [len(ids) for ids in prompts]
+    with quiet(), torch.inference_mode(), foreign_errors_stop("judging", "shorten the prompts or choose a smaller model"):
+        say(f"both sides in {loaded.dtype}")
+        own, digests = _measure(loaded, prompts, sides)
+        say("both sides once more")
+        evidence.append(_rerun(sides, digests, _digests(loaded, prompts, sides)))
+        evidence += _neighbours(loaded, prompts, sides[1], digests[1], say)
+        is_identical = digests[0] == digests[1]
+        tests: dict[str, FloorTest] = {}
+        if loaded.dtype != "float32":
+            say(f"{len(seeds)} reorderings in {loaded.dtype}")
+            _against_floor(loaded, prompts, own, None, seeds, OWN_DTYPE, sides, evidence, floors, tests)
+        say(f"both sides and {len(seeds)} reorderings in float32")
+        errors = _microscope(loaded, prompts, own, seeds, sides, evidence, floors, tests, say)
+        if errors is not None:
+            evidence.append(_symmetry(sides, errors))
+    deciding = tests.get(FLOAT32)
+    blocks = sorted({*BLOCKS, *(int(v) for side in sides for v in side.block_sizes)})
+    shown = structure_of(deciding.outliers, lengths, blocks) if deciding is not None else None
+    if shown is not None and deciding is not None:
+        evidence.append(_structure(shown, deciding, lengths))
+    ratio = deciding.ratio if deciding is not None else (tests[OWN_DTYPE].ratio if OWN_DTYPE in tests else None)
+    first = shown.first if shown is not None else None
+    return Judgement(conclude(evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first), tuple(floors))
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A path or a callable, made ready the same way. block_sizes: values of its base, which may be those of blocks."""
+
+    name: str
+    open: Open
+    path: Path | None = None
+
+    @property
+    def block_sizes(self) -> tuple[Any, ...]:
+        return () if self.path is None else tuple(v for v in self.path.base.values if isinstance(v, int) and v > 1)
+
+
+def _side(given: str | Engine) -> _Side:
+    if isinstance(given, str):
+        path = parse_path(given)
+        return _Side(str(path), lambda loaded: open_path(path, loaded), path)
+    name = getattr(given, "__name__", type(given).__name__)
+    return _Side(name, lambda loaded: _open_engine(name, given, loaded))
+
+
+@contextmanager
+def _open_engine(name: str, engine: Engine, loaded: LoadedModel) -> Iterator[Callable[[Sequence[int]], Pieces]]:
+    def pieces(ids: Sequence[int]) -> Pieces:
+        logits = engine(loaded.model, torch.tensor(list(ids), dtype=torch.long, device=loaded.device))
+        if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != len(ids) or logits.shape[1] < 2:
+            came = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+            raise CaptureError(f"'{name}' gave {came}; expected logits [{len(ids)}, vocab].")
+        yield (
+            0,
+            logits.to(loaded.torch_dtype)
+            if torch.promote_types(logits.dtype, loaded.torch_dtype) == loaded.torch_dtype
+            else logits,
+        )
+
+    yield pieces
+
+
+def _pieces(side: _Side, loaded: LoadedModel, ids: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
+    with side.open(loaded) as pieces_of:
+        yield from pieces_of(ids)
+
+
+def _measure(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[_Side, _Side]
+) -> tuple[list[Divergence], list[str]]:
+    """(divergence of each prompt, digest of each side's bits)."""
+    found: list[Divergence] = []
+    hashes = [hashlib.sha256(), hashlib.sha256()]
+    for ids in prompts:
+        plain = whole_side(_pieces(sides[0], loaded, ids))
+        hashes[0].update(bits_of(plain).data)
+        found.append(divergence(plain, _hashed(_pieces(sides[1], loaded, ids), hashes[1])))
+    return found, [digest.hexdigest() for digest in hashes]
+
+
+def _hashed(pieces: Pieces, digest: Any) -> Pieces:
+    for position, logits in pieces:
+        digest.update(bits_of(logits).data)
+        yield position, logits
+
+
+def _digests(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: Sequence[_Side]) -> list[str]:
+    found = []
+    for side in sides:
+        digest = hashlib.sha256()
+        for ids in prompts:
+            for _ in _hashed(_pieces(side, loaded, ids), digest):
+                pass
+        found.append(digest.hexdigest())
+    return found
+
+
+def _rerun(sides: Sequence[_Side], first: Sequence[str], second: Sequence[str]) -> Evidence:
+    moved = [side.name for side, a, b in zip(sides, first, second, strict=True) if a != b]
+    control = " and ".join(f"'{side.name}'" for side in sides) + ", each called twice"
+    if moved:
+        names = " and ".join(f"'{name}'" for name in moved)
+        return Evidence(
+            RERUN,
+            control,
+            {"not_repeatable": moved},
+            FAILED,
+            f"{names} does not give the same bits twice: a kernel in it is nondeterministic.",
+        )
+    return Evidence(RERUN, control, {"not_repeatable": []}, PASSED, "Each side gives the same bits when it is called again.")
+
+
+def _neighbours(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: _Side, digest: str, say: Callable[[str], None]
+) -> list[Evidence]:
+    """Other contents in the other rows, their number and length held fixed: the prompt's own bits must not move."""
+    if side.path is None or side.path.rows < 2:
+        return []
+    kinds = {step.name: step.values for step in side.path.modifiers}
+    other = "same" if kinds.get("neighbours") == ("random",) else "random"
+    steps = tuple(step for step in side.path.modifiers if step.name != "neighbours")
+    changed = parse_path(str(replace(side.path, modifiers=(*steps, Step("neighbours", (other,))))))
+    say("other neighbours")
+    control = f"'{changed}' against '{side.path}'"
+    (found,) = _digests(loaded, prompts, [_side(str(changed))])
+    figures = {"rows": side.path.rows, "bit_identical": found == digest}
+    if found == digest:
+        return [Evidence(NEIGHBOURS, control, figures, PASSED, "What the other rows hold does not change a bit of this one's.")]
+    if _has_experts(loaded.model):
+        says = "What the other rows hold changes this one's bits; in a mixture of experts the rows share the experts' products, so that alone is no leak."
+        return [Evidence(NEIGHBOURS, control, figures, NOTED, says)]
+    says = "What the other rows hold changes this one's logits, though their number and length are the same: data leaks between rows."
+    return [Evidence(NEIGHBOURS, control, figures, FAILED, says)]
+
+
+def _has_experts(model: Any) -> bool:
+    config = model.config.get_text_config(decoder=True)
+    return any(
+        getattr(config, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
+    )
+
+
+def _squares(found: Sequence[Divergence]) -> NDArray[np.float64]:
+    """Mean square of each position of all prompts, 0 where nothing is finite on both sides. [positions]"""
+    return np.concatenate([one.squares / np.maximum(one.elements, 1) for one in found])
+
+
+def _against_floor(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], pair: Sequence[Divergence], dtype: str | None, seeds: Sequence[int],
+    rung: str, sides: tuple[_Side, _Side], evidence: list[Evidence], floors: list[FloorRows], tests: dict[str, FloorTest],
+) -> None:  # fmt: skip
+    """Adds the pair's row of the rung; missing where this model's maps cannot be reordered."""
+    shown = dtype or loaded.dtype
+    control = f"'{sides[1].name}' against '{sides[0].name}' in {shown}, beside {len(seeds)} reorderings of every linear map"
+    try:
+        floor = rounding_floor(loaded, prompts, list(seeds), "prefill", dtype=dtype)
+    except CaptureError as error:
+        evidence.append(Evidence(rung, control, {}, MISSING, f"The rounding floor in {shown} cannot be measured: {error}"))
+        return
+    squares = np.stack([_squares(of_seed) for of_seed in floor.divergences])
+    mean = _squares(pair)
+    test = floor_test(mean, squares, nonfinite=sum(one.nonfinite_mismatch for one in pair), is_16_bits=shown != "float32")
+    tests[rung] = test
+    floors.append(FloorRows(shown, np.sqrt(mean), np.sqrt(squares.mean(axis=0))))
+    lengths = [len(ids) for ids in prompts]
+    evidence.append(
+        Evidence(rung, control, _figures(test, mean, squares, floor.maps), _outcome(test), _says(test, shown, lengths))
+    )
+
+
+def _figures(test: FloorTest, pair: NDArray[np.float64], floor: NDArray[np.float64], maps: int) -> dict[str, Any]:
+    return {
+        "noise_ratio": test.ratio, "largest_ratio_allowed": test.largest_ratio, "pair_rms_logits": float(np.sqrt(pair.mean())),
+        "floor_rms_logits": float(np.sqrt(floor.mean())), "seed_ratios": list(test.seed_ratios), "linear_maps": maps,
+        "worst_position_ratio": test.worst, "position_ratio_allowed": test.threshold, "positions": len(pair),
+        "positions_beyond": len(test.outliers), "log_spread": test.spread, "nonfinite_mismatch": test.nonfinite,
+    }  # fmt: skip
+
+
+def _outcome(test: FloorTest) -> str:
+    return PASSED if test.is_passed else FAILED
+
+
+def _place(row: int, lengths: Sequence[int]) -> str:
+    for prompt, length in enumerate(lengths):
+        if row < length:
+            return f"position {row}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
+        row -= length
+    return f"row {row}"
+
+
+def _says(test: FloorTest, dtype: str, lengths: Sequence[int]) -> str:
+    if test.nonfinite:
+        return f"In {dtype}, {test.nonfinite:,} logits are NaN or infinite on one side and not on the other."
+    if test.ratio > test.largest_ratio:
+        return f"In {dtype} the pair is {test.ratio:,.3g} times this model's own rounding floor; rounding stays below {test.largest_ratio:g}."
+    if len(test.outliers):
+        where = _place(int(test.outliers[0]), lengths)
+        count = "one position stands" if len(test.outliers) == 1 else f"{len(test.outliers):,} positions stand"
+        return (
+            f"In {dtype} the pair as a whole is {test.ratio:.2f} times the rounding floor, but {count} out, {where} first: up to "
+            f"{test.worst:,.3g} times the floor there, where rounding stays below {test.threshold:.3g}."
+        )
+    return f"In {dtype} the pair is {test.ratio:.2f} times this model's own rounding floor, and no position stands out."
+
+
+def _microscope(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], own: Sequence[Divergence], seeds: Sequence[int],
+    sides: tuple[_Side, _Side], evidence: list[Evidence], floors: list[FloorRows], tests: dict[str, FloorTest], say: Callable[[str], None],
+) -> tuple[float, float] | None:  # fmt: skip
+    """The deciding rung. -> (rms to float64 of reference and variant in float32), None where that cannot be had."""
+    control = f"'{sides[1].name}' against '{sides[0].name}' in float32"
+    try:
+        if loaded.dtype == "float32":
+            pair = list(own)
+        else:
+            with in_float32(loaded) as widened:
+                pair, _ = _measure(widened, prompts, sides)
+    except CaptureError as error:
+        evidence.append(Evidence(FLOAT32, control, {}, MISSING, f"The pair cannot be run in float32: {error}"))
+        return None
+    dtype = None if loaded.dtype == "float32" else "float32"
+    _against_floor(loaded, prompts, pair, dtype, seeds, FLOAT32, sides, evidence, floors, tests)
+    say("a forward in float64")
+    try:
+        return _errors(loaded, prompts, sides)
+    except (CaptureError, RuntimeError, NotImplementedError) as error:
+        if not isinstance(error, CaptureError) and not is_out_of_memory(error) and "not implemented" not in str(error).lower():
+            reason = str(error).splitlines()[0]
+        else:
+            reason = str(error)
+        evidence.append(
+            Evidence(
+                SYMMETRY, "both sides in float32 against float64", {}, MISSING, f"A forward in float64 is not to be had: {reason}"
+            )
+        )
+        return None
+
+
+def _errors(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[_Side, _Side]) -> tuple[float, float]:
+    """rms of each side, computed in float32, to a plain forward of the same weights in float64; over as many prompts as fit."""
+    parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    free = memory.free_bytes(torch.device(loaded.device))
+    if free is not None and parameters * 12 > free:
+        raise CaptureError(
+            f"the weights in float64 take {memory.in_words(parameters * 8)}, {loaded.device} has {memory.in_words(free)} free."
+        )
+    most = _EXACT_BYTES // (8 * loaded.vocab_size)
+    chosen: list[Sequence[int]] = []
+    for ids in prompts:
+        if sum(map(len, chosen)) + len(ids) <= most or not chosen:
+            chosen.append(ids)
+    exact = _exact(loaded, chosen)
+    with in_float32(loaded) as widened:
+        found = [
+            [
+                divergence(plain, ((p, x) for p, x in _pieces(side, widened, ids)))
+                for plain, ids in zip(exact, chosen, strict=True)
+            ]
+            for side in sides
+        ]
+    reference, variant = (float(np.sqrt(_squares(of_side).mean())) for of_side in found)
+    return reference, variant
+
+
+def _exact(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    with torch.inference_mode(False), torch.no_grad():
+        model: Any = copy.deepcopy(loaded.model).double()
+    if _has_experts(model) and hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the grouped product of experts knows no float64
+    return [model(torch.tensor([list(ids)], device=loaded.device)).logits[0] for ids in prompts]
+
+
+def _symmetry(sides: Sequence[_Side], errors: tuple[float, float]) -> Evidence:
+    reference, variant = errors
+    figures = {"reference_rms_logits": reference, "variant_rms_logits": variant}
+    control = "both sides in float32 against a plain forward of the same weights in float64"
+    low, high = sorted(errors)
+    if high <= _LOPSIDED * max(low, np.finfo(np.float64).tiny):
+        return Evidence(
+            SYMMETRY, control, figures, PASSED, "Both sides are about equally far from float64: neither is the wrong one."
+        )
+    further = sides[int(variant > reference)].name
+    times = high / low if low else float("inf")
+    return Evidence(
+        SYMMETRY, control, figures, NOTED, f"'{further}' is {times:,.3g} times further from float64 than the other side."
+    )
+
+
+def _structure(shown: Structure, test: FloorTest, lengths: Sequence[int]) -> Evidence:
+    control = "positions of the float32 pair that stand out from the floor"
+    figures: dict[str, Any] = {
+        "positions": shown.rows, "first": list(shown.first) if shown.first else None, "starts": list(shown.starts), "block": shown.block,
+        "is_tail": shown.is_tail,
+    }  # fmt: skip
+    if not shown.rows:
+        says = "No position stands out from the floor" + (
+            ", it is larger everywhere alike." if test.ratio > test.largest_ratio else "."
+        )
+        return Evidence(STRUCTURE, control, figures, NOTED if test.ratio > test.largest_ratio else PASSED, says)
+    first = _place(int(test.outliers[0]), lengths)
+    parts = [f"It begins at {first}"]
+    if shown.rows == sum(lengths):
+        parts.append("and is everywhere")
+    elif shown.is_tail:
+        parts.append("and goes on to the end")
+    if shown.block:
+        parts.append(f"; every place where it begins is a multiple of {shown.block}, a block's boundary")
+    return Evidence(STRUCTURE, control, figures, NOTED, " ".join(parts).replace(" ;", ";") + ".")
