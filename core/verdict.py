@@ -9,12 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import UsageError
+from core.runs.records import (
+    FAILED,
+    FLOAT32,
+    MISSING,
+    NEIGHBOURS,
+    OWN_DTYPE,
+    PASSED,
+    RERUN,
+    RUNGS,
+    SAMPLER,
+    VALIDITY,
+    Evidence,
+)
 
 IDENTICAL = "identical"
 ROUNDING = "rounding"
@@ -24,13 +36,6 @@ INVALID_DUMP = "invalid dump"
 UNDECIDED = "undecided"
 VERDICTS = (IDENTICAL, ROUNDING, NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP, UNDECIDED)
 
-PASSED, FAILED, MISSING, NOTED = "passed", "failed", "missing", "noted"
-OUTCOMES = (PASSED, FAILED, MISSING, NOTED)
-
-VALIDITY, SAMPLER, RERUN, NEIGHBOURS = "validity", "sampler", "rerun", "neighbours"
-OWN_DTYPE, FLOAT32, SYMMETRY, STRUCTURE = "own dtype", "float32", "symmetry", "structure"
-RUNGS = (VALIDITY, SAMPLER, RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32, SYMMETRY, STRUCTURE)  # in the order in which they are asked
-
 # Noise ratios up to which a pair may be rounding; docs/verdict.md has the trial they were chosen by. In 16 bits another path may also
 # round between operations where the reference does not (a fused kernel), which reordering sums does not show.
 LARGEST_RATIO = 4.0
@@ -38,21 +43,6 @@ LARGEST_RATIO_16_BITS = 10.0
 FALSE_ALARM = 1e-3  # chance that one position of a pair of pure rounding stands out, over all of its positions together
 BLOCKS = (8, 16, 32, 64, 128, 256)  # block sizes that engines use
 _LEAST_SPREAD = 0.1  # of log ratios: a handful of positions can agree by luck, and a spread of 0 would make each an outlier
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """One row: which rung of the ladder, what was run for it, its figures with their units, how it came out, and what that says."""
-
-    rung: str
-    control: str
-    figures: dict[str, Any]
-    outcome: str
-    says: str
-
-    def __post_init__(self) -> None:
-        if self.rung not in RUNGS or self.outcome not in OUTCOMES:
-            raise UsageError(f"evidence of rung '{self.rung}', outcome '{self.outcome}' is not one of this ladder.")
 
 
 @dataclass(frozen=True)
@@ -114,8 +104,9 @@ def floor_test(
     fewer than half of the positions hardly moves), and the threshold is where one of all positions would pass by chance with
     probability `false_alarm` (Bonferroni); at least the largest ratio times the median in any case.
 
-    In 16 bits a product moves perhaps one element in a thousand, so at a position all may be equal by luck on one side and not on
-    the other: there each position is held against the floor of its own or of the average position, whichever is larger.
+    In 16 bits only the first question is asked. A product moves perhaps one element in a thousand there, and what the layers make
+    of that one varies by orders of magnitude from position to position, in rounding too; positions are held against the floor of
+    their own or of the average position, whichever is larger, and only shown.
     """
     seeds, positions = floor.shape
     if pair.shape != (positions,) or seeds < 2:
@@ -131,7 +122,7 @@ def floor_test(
     median = float(np.median(logs)) if len(logs) else 0.0
     spread = _LEAST_SPREAD if is_16_bits else max(_LEAST_SPREAD, _spread_of_seeds(floor), _robust_spread(logs))
     z = NormalDist().inv_cdf(1 - false_alarm / positions)
-    threshold = max(1.0, float(np.exp(median))) * max(largest, float(np.exp(z * spread)))
+    threshold = float("inf") if is_16_bits else max(1.0, float(np.exp(median))) * max(largest, float(np.exp(z * spread)))
     worst_row = int(np.argmax(by_position))
     return FloorTest(
         ratio=ratio,

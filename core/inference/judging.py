@@ -25,8 +25,7 @@ from core.inference.floor import Divergence, divergence, in_float32, rounding_fl
 from core.inference.grammar import Pieces, Step
 from core.inference.models import LoadedModel, loaded_from
 from core.inference.paths import Path, open_path, parse_path
-from core.verdict import (
-    BLOCKS,
+from core.runs.records import (
     FAILED,
     FLOAT32,
     MISSING,
@@ -38,13 +37,9 @@ from core.verdict import (
     STRUCTURE,
     SYMMETRY,
     Evidence,
-    FloorTest,
-    Structure,
-    Verdict,
-    conclude,
-    floor_test,
-    structure_of,
+    FloorRows,
 )
+from core.verdict import BLOCKS, FloorTest, Structure, Verdict, conclude, floor_test, structure_of
 
 SEEDS = 4
 _EXACT_BYTES = 256 << 20  # of float64 logits at once
@@ -53,15 +48,6 @@ _LOPSIDED = 3.0  # one side further from float64 than the other by more than thi
 Engine = Callable[[Any, torch.Tensor], torch.Tensor]
 """(model, token_ids [positions]) -> logits [positions, vocab]"""
 Open = Callable[[LoadedModel], AbstractContextManager[Callable[[Sequence[int]], Pieces]]]
-
-
-@dataclass(frozen=True)
-class FloorRows:
-    """A pair beside the floor at every position of all prompts, in logits: what floor_position of a run file holds."""
-
-    compute_dtype: str
-    pair_rms: NDArray[np.float64]
-    floor_rms: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -283,7 +269,7 @@ def _figures(test: FloorTest, pair: NDArray[np.float64], floor: NDArray[np.float
     return {
         "noise_ratio": test.ratio, "largest_ratio_allowed": test.largest_ratio, "pair_rms_logits": float(np.sqrt(pair.mean())),
         "floor_rms_logits": float(np.sqrt(floor.mean())), "seed_ratios": list(test.seed_ratios), "linear_maps": maps,
-        "worst_position_ratio": test.worst, "position_ratio_allowed": test.threshold, "positions": len(pair),
+        "worst_position_ratio": test.worst, "position_ratio_allowed": test.threshold if np.isfinite(test.threshold) else None, "positions": len(pair),
         "positions_beyond": len(test.outliers), "log_spread": test.spread, "nonfinite_mismatch": test.nonfinite,
     }  # fmt: skip
 
@@ -312,7 +298,8 @@ def _says(test: FloorTest, dtype: str, lengths: Sequence[int]) -> str:
             f"In {dtype} the pair as a whole is {test.ratio:.2f} times the rounding floor, but {count} out, {where} first: up to "
             f"{test.worst:,.3g} times the floor there, where rounding stays below {test.threshold:.3g}."
         )
-    return f"In {dtype} the pair is {test.ratio:.2f} times this model's own rounding floor, and no position stands out."
+    stands_out = ", and no position stands out" if np.isfinite(test.threshold) else ""
+    return f"In {dtype} the pair is {test.ratio:.2f} times this model's own rounding floor{stands_out}."
 
 
 def _microscope(

@@ -20,7 +20,7 @@ from core.errors import StoreError, UsageError
 from core.numerics import pyramid
 from core.numerics.formats import format_named
 from core.numerics.totals import Summary
-from core.runs.records import Generation, Prompt, Provenance, RunHeader, SideHeader
+from core.runs.records import RUNGS, Evidence, Generation, Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store import Database, check_size
 from core.runs.tiles import TILE_BYTES, joined
 
@@ -48,13 +48,15 @@ class StoredSide:
 
 @dataclass(frozen=True)
 class StoredPair:
-    """A pair of the run: index, the two sides' names, its summary, and its verdict if it was judged."""
+    """A pair of the run: index, the two sides' names, its summary, and its verdict, the sentence for it and the noise ratio if judged."""
 
     index: int
     reference: str
     variant: str
     summary: Summary
     verdict: str | None
+    because: str | None = None
+    noise_ratio: float | None = None
 
 
 def read_rows(database: Database, header: RunHeader, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
@@ -158,10 +160,27 @@ class RunReader:
 
     @cached_property
     def pairs(self) -> list[StoredPair]:
-        rows = self._database.rows(f"SELECT pair, reference, variant, verdict, {_SUMMARY} FROM pair ORDER BY pair")
+        judged = "because, noise_ratio" if self.schema_version >= 2 else "NULL, NULL"
+        rows = self._database.rows(f"SELECT pair, reference, variant, verdict, {judged}, {_SUMMARY} FROM pair ORDER BY pair")
         names = [side.name for side in self.sides]
         with self._decoding("list of pairs"):
-            return [StoredPair(row[0], names[row[1]], names[row[2]], Summary(*row[4:]), row[3]) for row in rows]
+            return [StoredPair(row[0], names[row[1]], names[row[2]], Summary(*row[6:]), *row[3:6]) for row in rows]
+
+    def evidence(self, pair: int) -> list[Evidence]:
+        """What a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""
+        if self.schema_version < 2:
+            return []
+        rows = self._database.rows("SELECT rung, control, figures, outcome, says FROM evidence WHERE pair = ?", [pair])
+        with self._decoding("evidence"):
+            found = [
+                Evidence(rung, control, json.loads(figures), outcome, says) for rung, control, figures, outcome, says in rows
+            ]
+            return sorted(found, key=lambda row: RUNGS.index(row.rung))
+
+    def floor_positions(self, pair: int) -> pd.DataFrame:
+        """A judged pair beside its rounding floor: compute_dtype, prompt, position, pair_rms, floor_rms (logits)."""
+        columns = "compute_dtype, prompt, position, pair_rms, floor_rms"
+        return self._later_table("floor_position", columns, "pair = ? ORDER BY compute_dtype, prompt, position", [pair])
 
     @property
     def classes(self) -> list[list[str]]:

@@ -8,9 +8,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from core.errors import UsageError
 from core.numerics.formats import FloatFormat, format_named
+
+PASSED, FAILED, MISSING, NOTED = "passed", "failed", "missing", "noted"
+OUTCOMES = (PASSED, FAILED, MISSING, NOTED)
+
+VALIDITY, SAMPLER, RERUN, NEIGHBOURS = "validity", "sampler", "rerun", "neighbours"
+OWN_DTYPE, FLOAT32, SYMMETRY, STRUCTURE = "own dtype", "float32", "symmetry", "structure"
+RUNGS = (VALIDITY, SAMPLER, RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32, SYMMETRY, STRUCTURE)  # in the order in which they are asked
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One row: which rung of the ladder, what was run for it, its figures with their units, how it came out, and what that says."""
+
+    rung: str
+    control: str
+    figures: dict[str, Any]
+    outcome: str
+    says: str
+
+    def __post_init__(self) -> None:
+        if self.rung not in RUNGS or self.outcome not in OUTCOMES:
+            raise UsageError(f"evidence of rung '{self.rung}', outcome '{self.outcome}' is not one of this ladder.")
+
+
+@dataclass(frozen=True)
+class FloorRows:
+    """A pair beside its rounding floor at every position of all prompts, prompts one after another: rms in logits. [positions] each"""
+
+    compute_dtype: str
+    pair_rms: NDArray[np.float64]
+    floor_rms: NDArray[np.float64]
 
 
 @dataclass(frozen=True)

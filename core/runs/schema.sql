@@ -92,7 +92,8 @@ CREATE TABLE pair (
     pair INTEGER NOT NULL, reference INTEGER NOT NULL, variant INTEGER NOT NULL, bit_identical BOOLEAN NOT NULL, neq BIGINT NOT NULL,
     neq_share DOUBLE NOT NULL, max_abs DOUBLE NOT NULL, rms DOUBLE NOT NULL, max_ulps BIGINT NOT NULL, mean_ulps DOUBLE NOT NULL,
     nonfinite_mismatch BIGINT NOT NULL, flips INTEGER NOT NULL, ties INTEGER NOT NULL, near_ties INTEGER NOT NULL, mean_kl DOUBLE,
-    max_kl DOUBLE, same_top1 DOUBLE NOT NULL, min_margin DOUBLE, is_histogram_exact BOOLEAN NOT NULL, verdict VARCHAR
+    max_kl DOUBLE, same_top1 DOUBLE NOT NULL, min_margin DOUBLE, is_histogram_exact BOOLEAN NOT NULL, verdict VARCHAR, because VARCHAR,
+    noise_ratio DOUBLE
 );
 COMMENT ON TABLE pair IS 'summary of the reference against each variant';
 COMMENT ON COLUMN pair.pair IS '0-based index';
@@ -115,6 +116,8 @@ COMMENT ON COLUMN pair.same_top1 IS 'share of positions with the same argmax';
 COMMENT ON COLUMN pair.min_margin IS 'smallest margin over both sides, logits';
 COMMENT ON COLUMN pair.is_histogram_exact IS 'false: distances of 65536 and more are rounded down to powers of two';
 COMMENT ON COLUMN pair.verdict IS 'identical, rounding, nondeterministic, bug suspected, invalid dump or undecided, with rows in evidence; null: not judged';
+COMMENT ON COLUMN pair.because IS 'the verdict in a sentence, null: not judged';
+COMMENT ON COLUMN pair.noise_ratio IS 'rms of the pair over rms of the rounding floor, both in float32 if they could be had; null where not measured';
 
 CREATE TABLE position (
     pair INTEGER NOT NULL, prompt INTEGER NOT NULL, position INTEGER NOT NULL, neq BIGINT NOT NULL, bit_identical BOOLEAN NOT NULL,

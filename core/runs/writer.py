@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from core.numerics.totals import PairTotal
 from core.runs.background import Background
 from core.runs.kv import KvPart, KvSpool, kv_tables
 from core.runs.reader import read_rows
-from core.runs.records import Generation, RunHeader
+from core.runs.records import Evidence, FloorRows, Generation, RunHeader
 from core.runs.store import SCHEMA_VERSION, Database, Store
 from core.runs.tiles import binary_rows, logits_table
 
@@ -29,7 +30,14 @@ _REFERENCE_BYTES = 96 << 20  # of the reference that are kept for the variants; 
 _FIGURE_ROWS = 512  # rows of figures that are inserted at a time: an insert costs 2 ms however small it is
 _INSERT_BYTES = 1 << 28  # Arrow's binary offsets are 32 bits: a gigabyte-wide chunk must not wrap them
 _OF_SIDES = ("logits", "side_position", "top_token", "generation", "generated_token")  # tables with a column `side`
-_OF_PAIRS = ("position", "ulp_tile", "kv", "kv_position")  # and those with a column `pair`, of the ones filled while sides arrive
+_OF_PAIRS = (
+    "position",
+    "ulp_tile",
+    "kv",
+    "kv_position",
+    "evidence",
+    "floor_position",
+)  # and those with a column `pair`, of the ones filled while sides arrive
 _SCHEMA = (Path(__file__).parent / "schema.sql").read_text()
 
 
@@ -50,6 +58,7 @@ class RunWriter:
         self._totals = [PairTotal() for _ in header.sides[1:]]
         self._recent = _RecentRows(_REFERENCE_BYTES)
         self._figures: dict[str, list[pa.Table]] = {}
+        self._verdicts: dict[int, tuple[str, str, float | None]] = {}
         self._figure_rows = 0
         raw_bytes = len(header.sides) * header.rows * header.vocab * header.format.itemsize
         self._hashing = Background("ulpscope-sha256", waiting=2)
@@ -158,6 +167,45 @@ class RunWriter:
                 "token_id": np.array(tokens, np.int32),
             }
             database.insert("generated_token", pa.table(steps))
+
+    def write_verdict(
+        self,
+        pair: int,
+        name: str,
+        because: str,
+        noise_ratio: float | None,
+        evidence: Sequence[Evidence],
+        floors: Sequence[FloorRows] = (),
+    ) -> None:
+        """The verdict of a pair with the rows it rests on. Once a pair, before `finish`."""
+        if not 0 <= pair < len(self.header.sides) - 1 or pair in self._verdicts:
+            raise UsageError(
+                f"a verdict of pair {pair} arrived; the run has {len(self.header.sides) - 1} pairs, and each has one."
+            )
+        for floor in floors:
+            if len(floor.pair_rms) != self.header.rows or len(floor.floor_rms) != self.header.rows:
+                raise UsageError(f"a floor of {len(floor.floor_rms)} positions arrived, the run has {self.header.rows}.")
+        self._verdicts[pair] = (name, because, noise_ratio)
+        self._storing.put(self._store_evidence, pair, tuple(evidence), tuple(floors))
+
+    def _store_evidence(self, pair: int, evidence: tuple[Evidence, ...], floors: tuple[FloorRows, ...]) -> None:
+        """In the storing thread."""
+        database = self._open_database()
+        for row in evidence:
+            figures = json.dumps(row.figures, allow_nan=False)
+            values = [pair, row.rung, row.control, figures, row.outcome, row.says]
+            database.execute("INSERT INTO evidence VALUES (?, ?, ?, ?, ?, ?)", values)
+        for floor in floors:
+            rows = len(self._places)
+            columns = {
+                "pair": np.full(rows, pair, np.int32),
+                "compute_dtype": pa.array([floor.compute_dtype] * rows, pa.string()),
+                "prompt": self._places[:, 0],
+                "position": self._places[:, 1],
+                "pair_rms": floor.pair_rms,
+                "floor_rms": floor.floor_rms,
+            }
+            database.insert("floor_position", pa.table(columns))
 
     def _open_database(self) -> Database:
         if self._database is None:
@@ -358,6 +406,7 @@ class RunWriter:
             figures = asdict(total.summary())
             values = {"pair": pair, "reference": 0, "variant": pair + 1, **figures}
             values["is_histogram_exact"] = total.is_histogram_exact
+            values["verdict"], values["because"], values["noise_ratio"] = self._verdicts.get(pair, (None, None, None))
             database.execute(
                 f"INSERT INTO pair ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})",
                 list(values.values()),

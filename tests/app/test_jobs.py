@@ -12,6 +12,7 @@ import pytest
 
 from app import jobs as job_module
 from app.jobs import Job, Jobs
+from core.runs.reader import RunReader
 
 SHAPES = ("--prompt-file", "sample_runs/prompts/shapes.txt")
 
@@ -212,6 +213,8 @@ def test_a_dropped_file_is_there_for_its_job_and_gone_with_it(jobs, tmp_path):
     done = wait(jobs, job.number, lambda j: j.is_over)
     assert done.state == "done", done.message
     assert done.rows_total > 0
+    with RunReader(tmp_path / "runs" / f"{done.run_id}.duckdb") as run:
+        assert run.header.provenance.command.endswith(" --prompts q.jsonl")
     time.sleep(0.1)
     assert not path.exists()
     assert not list((tmp_path / "runs").glob(".partial*"))

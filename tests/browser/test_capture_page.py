@@ -79,7 +79,7 @@ def test_a_dropped_file_of_prompts_is_counted_captured_and_gone(page: Page, dash
     page.get_by_role("link", name="Near ties").click()
     expect(page.locator("h1")).to_have_text("Near ties", timeout=15_000)
     page.get_by_role("link", name="Capture").click()
-    expect(page.get_by_text("three.jsonl, 85 B, as dropped before")).to_be_visible(timeout=15_000)
+    expect(page.get_by_text("three.jsonl, 81 B, as dropped before")).to_be_visible(timeout=15_000)
     settle(page)
     fill(page, "Name of the run", "From a file")
     page.get_by_role("button", name="Capture", exact=True).click()

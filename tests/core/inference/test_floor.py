@@ -117,7 +117,7 @@ def test_only_elements_finite_on_both_sides_count() -> None:
     inf, nan = float("inf"), float("nan")
     plain = torch.tensor([[1.0, 2.0, -inf, nan], [0.0, nan, inf, 5.0], [inf, nan, -inf, inf]])
     other = torch.tensor([[4.0, 2.0, -inf, nan], [4.0, 1.0, -inf, nan], [inf, nan, -inf, inf]])
-    found = floor._divergence(plain, iter([(0, other[:2]), (2, other[2:])]), lambda rows: None)
+    found = floor.divergence(plain, iter([(0, other[:2]), (2, other[2:])]), lambda rows: None)
     assert found.squares.tolist() == [9.0, 16.0, 0.0]
     assert found.elements.tolist() == [2, 1, 0]
     assert found.nonfinite_mismatch == 3  # NaN against 1, inf against -inf, 5 against NaN
@@ -129,7 +129,7 @@ def test_only_elements_finite_on_both_sides_count() -> None:
 
 def test_a_difference_too_small_for_float32_is_kept() -> None:
     plain, other = torch.full((1, 2), 1.0), torch.tensor([[1.0 + 2.0**-23, 1.0]])
-    found = floor._divergence(plain, iter([(0, other)]), lambda rows: None)
+    found = floor.divergence(plain, iter([(0, other)]), lambda rows: None)
     assert found.squares.tolist() == [2.0**-46]
 
 

@@ -10,7 +10,7 @@ from core.errors import UsageError
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.kv import KvPart
 from core.runs.reader import RunReader
-from core.runs.records import Generation
+from core.runs.records import Evidence, FloorRows, Generation
 from core.runs.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import calm_sides, copied, header_of
@@ -108,3 +108,25 @@ def test_files_of_the_first_schema_read_as_runs_without_caches(tmp_path):
         assert run.kv_positions(0, 0).empty
         assert run.generations == {}
         assert list(run.kv(0).columns)[:4] == ["prompt", "layer", "kind", "head"]
+
+
+def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
+    store, header = Store(tmp_path), header_of()
+    rows = [
+        Evidence("float32", "a pair", {"noise_ratio": 1.0}, "passed", "It is rounding."),
+        Evidence("rerun", "twice", {}, "passed", "Same bits."),
+    ]
+    floor = FloorRows("float32", np.arange(header.rows) / 7, np.arange(header.rows) / 9)
+    with RunWriter(store, header) as writer:
+        for side, bits in enumerate(calm_sides(header)):
+            writer.write(side, 0, bits)
+        writer.write_verdict(0, "rounding", "It is rounding.", 1.0, rows, [floor])
+        with pytest.raises(UsageError, match="each has one"):
+            writer.write_verdict(0, "rounding", "Again.", 1.0, rows)
+        path = store.path_of(writer.finish())
+    with RunReader(path) as run:
+        assert (run.pairs[0].verdict, run.pairs[0].because, run.pairs[0].noise_ratio) == ("rounding", "It is rounding.", 1.0)
+        assert run.evidence(0) == [rows[1], rows[0]]  # in the order of the ladder
+        table = run.floor_positions(0)
+        assert table["pair_rms"].tolist() == floor.pair_rms.tolist()
+        assert table["position"].tolist() == [0, 1, 2, 0, 1, 2, 3, 4]

@@ -1,0 +1,134 @@
+"""The statistics of the verdict on made figures, where what is rounding and what is not is known; and the order of the ladder."""
+
+import numpy as np
+import pytest
+
+from core.errors import UsageError
+from core.runs.records import FAILED, FLOAT32, MISSING, NEIGHBOURS, NOTED, OWN_DTYPE, PASSED, RERUN, SAMPLER, VALIDITY, Evidence
+from core.verdict import FALSE_ALARM, conclude, floor_test, structure_of
+
+POSITIONS = 4096
+
+
+def rounding(rng: np.random.Generator, seeds: int, positions: int = POSITIONS, spread: float = 0.3) -> np.ndarray:
+    """Mean squares: a scale of its own at each position (as contexts differ), times log-normal noise. [seeds, positions]"""
+    scale = np.exp(rng.normal(0, 1, positions)) * 1e-6
+    return (scale * np.exp(rng.normal(0, spread, (seeds, positions)))) ** 2
+
+
+def test_rounding_is_rarely_called_a_fault():
+    """200 pairs drawn as the floor is: at a false-alarm rate of one in a thousand, 200 draws have more than 2 with probability 1e-3."""
+    rng = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(200):
+        drawn = rounding(rng, 5, 512)
+        alarms += not floor_test(drawn[0], drawn[1:]).is_passed
+    assert FALSE_ALARM == 1e-3
+    assert alarms <= 2
+
+
+@pytest.mark.parametrize("factor", [24, 100, 1e4])
+def test_a_fault_at_one_position_of_4096_is_not_averaged_away(factor):
+    drawn = rounding(np.random.default_rng(1), 5)
+    pair = drawn[0].copy()
+    where = int(np.argsort(drawn[1:].mean(0))[POSITIONS // 2])  # a position of ordinary scale
+    pair[where] *= factor**2
+    found = floor_test(pair, drawn[1:])
+    assert not found.is_passed
+    assert found.outliers.tolist() == [where]
+    assert found.worst_row == where
+    if factor == 24:
+        assert found.ratio < 4  # over all positions it is invisible
+
+
+def test_a_pair_larger_everywhere_fails_as_a_whole_though_no_position_stands_out():
+    drawn = rounding(np.random.default_rng(2), 5)
+    found = floor_test(drawn[0] * 24**2, drawn[1:])
+    assert found.ratio == pytest.approx(24, rel=0.5)
+    assert not found.is_passed
+
+
+def test_a_path_that_rounds_a_little_more_than_reordering_is_rounding():
+    drawn = rounding(np.random.default_rng(3), 5)
+    assert floor_test(drawn[0] * 2.0**2, drawn[1:]).is_passed
+
+
+def test_positions_that_do_not_differ_at_all_are_no_outliers():
+    drawn = rounding(np.random.default_rng(4), 5)
+    pair = drawn[0].copy()
+    pair[: POSITIONS // 2] = 0
+    found = floor_test(pair, drawn[1:])
+    assert found.is_passed
+    assert found.by_position[0] == 0
+
+
+def test_a_nan_on_one_side_fails_whatever_the_figures():
+    drawn = rounding(np.random.default_rng(5), 5)
+    assert not floor_test(drawn[0], drawn[1:], nonfinite=1).is_passed
+
+
+def test_in_16_bits_only_the_whole_pair_is_judged():
+    """A position where the floor is 0 by luck is no outlier; ten times the whole floor is."""
+    drawn = rounding(np.random.default_rng(6), 5)
+    drawn[1:, 7] = 0
+    assert floor_test(drawn[0], drawn[1:], is_16_bits=True).is_passed
+    assert not floor_test(drawn[0] * 20**2, drawn[1:], is_16_bits=True).is_passed
+
+
+def test_a_floor_of_one_seed_has_no_spread_and_is_refused():
+    with pytest.raises(UsageError, match="at least two seeds"):
+        floor_test(np.ones(3), np.ones((1, 3)))
+
+
+def test_no_floor_and_no_difference_is_no_fault():
+    assert floor_test(np.zeros(8), np.zeros((4, 8))).is_passed
+    assert not floor_test(np.full(8, 1e-12), np.zeros((4, 8))).is_passed
+
+
+def test_blocks_are_recognised_by_where_faults_begin():
+    found = structure_of(np.array([32, 33, 34, 64, 65, 160]), [200])
+    assert found.block == 32
+    assert found.first == (0, 32)
+    assert found.starts == (32, 64, 160)
+    assert not found.is_tail
+    assert structure_of(np.array([32, 33, 70, 160]), [200]).block is None  # 70 is no multiple of 8
+    assert structure_of(np.arange(48, 100), [100]).is_tail
+    assert structure_of(np.array([], int), [100]).first is None
+
+
+def test_the_second_prompts_positions_are_its_own():
+    found = structure_of(np.array([64 + 16, 64 + 17]), [64, 64])
+    assert found.first == (1, 16)
+    assert found.starts == (16,)
+
+
+def row(rung, outcome, says="so it is."):
+    return Evidence(rung, "a control", {}, outcome, says)
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_identical", "name"),
+    [
+        ([row(VALIDITY, FAILED), row(FLOAT32, PASSED)], False, "invalid dump"),
+        ([row(SAMPLER, FAILED), row(FLOAT32, PASSED)], True, "bug suspected"),
+        ([row(FLOAT32, PASSED), row(RERUN, PASSED)], False, "rounding"),
+        ([row(FLOAT32, PASSED), row(RERUN, FAILED)], False, "nondeterministic"),
+        ([row(FLOAT32, FAILED), row(RERUN, FAILED)], False, "bug suspected"),
+        ([row(OWN_DTYPE, FAILED), row(FLOAT32, PASSED)], False, "bug suspected"),
+        ([row(NEIGHBOURS, FAILED), row(FLOAT32, PASSED)], False, "bug suspected"),
+        ([row(NEIGHBOURS, NOTED), row(FLOAT32, PASSED)], False, "rounding"),
+        ([row(RERUN, PASSED)], True, "identical"),
+        ([row(RERUN, FAILED)], False, "nondeterministic"),
+        ([row(OWN_DTYPE, PASSED), row(FLOAT32, MISSING)], False, "undecided"),
+        ([], False, "undecided"),
+        ([], True, "identical"),
+    ],
+)
+def test_the_first_rung_that_fails_decides(rows, is_identical, name):
+    assert conclude(rows, is_bit_identical=is_identical).name == name
+
+
+def test_undecided_names_the_control_and_the_command_that_supplies_it():
+    found = conclude([], is_bit_identical=False, missing_command="python -m core judge RUN")
+    assert "float32" in found.because
+    assert found.because.endswith("This would supply it: python -m core judge RUN")
