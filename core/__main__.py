@@ -10,7 +10,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from core.commands import capturing, comparing, generating, stored
+from core.commands import capturing, comparing, generating, judging, stored
 from core.commands.console import err
 from core.errors import UlpscopeError
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command()(comparing.compare)
 app.command()(comparing.ingest)
 app.command()(capturing.capture)
+app.command()(judging.judge)
 app.command()(generating.generate)
 app.command()(generating.search)
 app.command("list")(stored.list_)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,6 +70,10 @@ SeedOption = Annotated[int, typer.Option(help="Seed set before each side.")]
 KeepOption = Annotated[
     bool, typer.Option("--keep-finished", help="Where a later side fails, keep the run of those before it (two at least).")
 ]
+JudgeOption = Annotated[
+    bool,
+    typer.Option("--judge", help="Also run the controls that tell rounding from a bug: several times the work of the capture."),
+]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Check everything and say what would run and what it costs; no weights are read.")
 ]
@@ -94,6 +98,7 @@ def capture(
     trust_remote_code: TrustOption = False,
     name: NameOption = None,
     seed: SeedOption = 0,
+    judge: JudgeOption = False,
     keep_finished: KeepOption = False,
     dry_run: DryRunOption = False,
     progress: ProgressOption = "bar",
@@ -111,33 +116,76 @@ def capture(
 
     What that would cost:  --dry-run. docs/paths.md lists every path.
     """
-    check_progress(progress)
-    given = given_prompts(prompt, prompt_file, prompts, chat, system)
-    target = open_store(store)
-    with stoppable(), steps(progress) as say:
-        from core.inference.capture import plan_capture, run_capture
+    asked = Asked(prompt, prompt_file, prompts, chat, system, reference, variant, sweep, repeat, kv, name, seed)
+    if dry_run:
+        with stoppable():
+            print_costs(asked.plan(model, dtype, device, revision, trust_remote_code, weights=False), as_json_)
+        return
+    run_id, failure = captured(
+        asked, model=model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, judge=judge,
+        keep_finished=keep_finished, progress=progress, store=store,
+    )  # fmt: skip
+    tell_end(run_id, failure, progress, as_json_)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a capture is asked for, as the options give it."""
+
+    prompt: list[str] | None
+    prompt_file: list[Path] | None
+    prompts: list[Path] | None
+    chat: bool
+    system: str | None
+    reference: str
+    variant: list[str] | None
+    sweep: list[str] | None
+    repeat: int
+    kv: bool | None
+    name: str | None
+    seed: int
+
+    def given(self) -> list[GivenPrompt]:
+        return given_prompts(self.prompt, self.prompt_file, self.prompts, self.chat, self.system)
+
+    def plan(
+        self, model: str, dtype: str, device: str | None, revision: str | None, trust_remote_code: bool, *, weights: bool = True
+    ) -> CapturePlan:
+        """Everything checked, the model loaded; without `weights` only its shapes."""
+        given = self.given()
+        from core.inference.capture import plan_capture
         from core.inference.models import load_model
 
-        variants = variants_of(reference, variant, sweep, default=None if repeat > 1 else "decode")
-        if not dry_run:
-            say("loading the model", 0, 0)
+        variants = variants_of(self.reference, self.variant, self.sweep, default=None if self.repeat > 1 else "decode")
         loaded = load_model(
-            model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, weights=not dry_run
+            model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, weights=weights
         )
-        plan = plan_capture(
-            loaded, as_tokens(loaded, given, chat, system), reference, variants,
-            name=name, command=typed_command(), seed=seed, repeat=repeat, kv=kv,
+        return plan_capture(
+            loaded, as_tokens(loaded, given, self.chat, self.system), self.reference, variants,
+            name=self.name, command=typed_command(), seed=self.seed, repeat=self.repeat, kv=self.kv,
         )  # fmt: skip
-        if not dry_run:
-            with RunWriter(target, plan.header) as writer:
-                with keeping(writer, keep_finished) as failure:
-                    run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
-                say("writing the run file", 0, 0)
-                run_id = writer.finish(only_finished=bool(failure), note=" ".join(failure))
-    if dry_run:
-        print_costs(plan, as_json_)
-    else:
-        tell_end(run_id, failure, progress, as_json_)
+
+
+def captured(
+    asked: Asked, *, model: str, dtype: str, device: str | None, revision: str | None, trust_remote_code: bool, judge: bool,
+    keep_finished: bool, progress: str, store: Path | None,
+) -> tuple[str, list[str]]:  # fmt: skip
+    """Capture, and judge if that is asked for. -> (run id, sentences on what is less than was asked for)"""
+    check_progress(progress)
+    asked.given()  # refused before anything slow is begun
+    target = open_store(store)
+    with stoppable(), steps(progress) as say:
+        from core.inference.capture import run_capture
+
+        say("loading the model", 0, 0)
+        plan = asked.plan(model, dtype, device, revision, trust_remote_code)
+        with RunWriter(target, plan.header) as writer:
+            with keeping(writer, keep_finished) as failure:
+                run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
+            if judge:
+                failure += judge_pairs(plan, writer, say)
+            say("writing the run file", 0, 0)
+            return writer.finish(only_finished=keep_finished, note=" ".join(failure)), failure
 
 
 def check_progress(progress: str) -> None:
@@ -217,6 +265,26 @@ def keeping(writer: RunWriter, keep_finished: bool) -> Iterator[list[str]]:
         asked = [side.name for side in writer.header.sides]
         failed = ", ".join(f"'{side}'" for side in asked[len(finished) :])
         failure.append(f"{error} The run was kept without {failed}: {len(finished)} of {len(asked)} sides had finished.")
+
+
+def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Callable[[str, int, int], None]) -> list[str]:
+    """Run the controls of every finished pair into the run; the sentences of those that could not be judged."""
+    from core.inference.judging import judge_pair
+
+    failures = []
+    for pair, variant in enumerate(writer.finished_sides[1:]):
+
+        def tell(stage: str, variant: str = variant) -> None:
+            say(f"judging {variant}: {stage}", 0, 0)
+
+        try:
+            found = judge_pair(plan.loaded, plan.token_ids, str(plan.paths[0]), str(plan.paths[pair + 1]), on_progress=tell)
+        except CaptureError as error:
+            failures.append(f"'{variant}' was not judged: {error}")
+            continue
+        verdict = found.verdict
+        writer.write_verdict(pair, verdict.name, verdict.because, verdict.noise_ratio, verdict.evidence, found.floors)
+    return failures
 
 
 def tell_end(run_id: str, failure: list[str], progress: str, as_json_: bool) -> None:

@@ -16,6 +16,7 @@ from core.commands.capturing import (
     DeviceOption,
     DryRunOption,
     DtypeOption,
+    JudgeOption,
     KeepOption,
     KvOption,
     ModelOption,
@@ -34,6 +35,7 @@ from core.commands.capturing import (
     as_tokens,
     check_progress,
     given_prompts,
+    judge_pairs,
     keeping,
     print_costs,
     tell_end,
@@ -72,6 +74,7 @@ def generate(
     trust_remote_code: TrustOption = False,
     name: NameOption = None,
     seed: SeedOption = 0,
+    judge: JudgeOption = False,
     keep_finished: KeepOption = False,
     dry_run: DryRunOption = False,
     progress: ProgressOption = "bar",
@@ -110,8 +113,10 @@ def generate(
         with RunWriter(target, plan.header) as writer:
             with keeping(writer, keep_finished) as failure:
                 run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
+            if judge:
+                failure += judge_pairs(plan, writer, say)
             say("writing the run file", 0, 0)
-            run_id = writer.finish(only_finished=bool(failure), note=" ".join(failure))
+            run_id = writer.finish(only_finished=keep_finished, note=" ".join(failure))
     if progress == "bar" and not as_json_:
         with RunReader(target.path_of(run_id)) as run:
             print_continuations(run)

@@ -16,6 +16,7 @@ PAGES = {
     "near_ties": "Near ties",
     "heatmap": "ULP heatmap",
     "flips": "Flips",
+    "kv_cache": "KV cache",
     "capture": "Capture",
     "upload": "Upload",
 }

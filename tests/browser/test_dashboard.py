@@ -22,6 +22,7 @@ PAGES = {
     "near_ties": "Near ties",
     "heatmap": "ULP heatmap",
     "flips": "Flips",
+    "kv_cache": "KV cache",
     "capture": "Capture",
     "upload": "Upload",
 }
