@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from core.inference.edge import quiet
 from core.inference.models import LoadedModel, name_of_device, usable_device
 
-_TOKENIZER = Path(__file__).parents[1] / "sample_runs" / "model"
+TOKENIZER = Path(__file__).parents[1] / "sample_runs" / "model"
 SHAPES: dict[str, dict[str, int]] = {
     # hidden, MLP, layers, heads, key/value heads, vocabulary: of the published Llama 3 configurations
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256},
@@ -35,7 +35,7 @@ def random_model(shape: str, *, dtype: str = "bfloat16", device: str | None = No
     model.eval().requires_grad_(False)
     return LoadedModel(
         model=model,
-        tokenizer=AutoTokenizer.from_pretrained(_TOKENIZER),
+        tokenizer=AutoTokenizer.from_pretrained(TOKENIZER),
         name=f"llama-{shape}-random-weights",
         revision="seed 0",
         dtype=dtype,
