@@ -10,22 +10,30 @@ from concurrent.futures import Future, ThreadPoolExecutor
 class Background:
     """Runs what it is given one after another in its own thread.
 
-    At most `waiting` pieces are unfinished, so that memory stays bounded: `put` blocks until there is room. After an exception
-    nothing more runs, and every later `put` and `drain` raises it.
+    Unfinished pieces hold at most `waiting_bytes` together (or are a single one), so that memory stays bounded: `put` blocks until
+    there is room. After an exception nothing more runs, and every later `put` and `drain` raises it.
     """
 
-    def __init__(self, name: str, waiting: int) -> None:
+    def __init__(self, name: str, waiting_bytes: int) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._waiting = waiting
-        self._pieces: deque[Future] = deque()
+        self._waiting_bytes = waiting_bytes
+        self._pieces: deque[tuple[Future, int]] = deque()
+        self._held_bytes = 0
         self._error: BaseException | None = None
         self._is_closed = False
 
-    def put(self, work: Callable[..., object], *arguments: object) -> None:
+    def put(self, work: Callable[..., object], *arguments: object, size: int = 0) -> None:
+        """size: bytes that the arguments hold until the piece is done."""
         self._raise()
-        while len(self._pieces) >= self._waiting or (self._pieces and self._pieces[0].done()):
-            self._pieces.popleft().result()
-        self._pieces.append(self._pool.submit(self._run, work, arguments))
+        while self._pieces and (self._held_bytes + size > self._waiting_bytes or self._pieces[0][0].done()):
+            self._finish_first()
+        self._held_bytes += size
+        self._pieces.append((self._pool.submit(self._run, work, arguments), size))
+
+    def _finish_first(self) -> None:
+        piece, size = self._pieces.popleft()
+        self._held_bytes -= size
+        piece.result()
 
     def _run(self, work: Callable[..., object], arguments: tuple) -> None:
         if self._error is not None or self._is_closed:
@@ -43,7 +51,7 @@ class Background:
     def drain(self) -> None:
         """Wait until all is done."""
         while self._pieces:
-            self._pieces.popleft().result()
+            self._finish_first()
         self._raise()
 
     def close(self) -> None:

@@ -9,11 +9,15 @@ from pathlib import Path
 from core.errors import StoreError, UsageError
 from core.numerics.formats import format_named
 from core.runs.store import Database, Store, check_size, check_version, each_database
+from core.runs.verdicts import shown_verdict
 
 
 @dataclass(frozen=True)
 class RunCard:
-    """A run at a glance. flips, max_ulps (of the compute dtype), max_neq_share and nonfinite_mismatch are those of its worst pair."""
+    """A run at a glance. flips, max_ulps (of the compute dtype), max_neq_share and nonfinite_mismatch are those of its worst pair.
+
+    verdicts: those that are stored; pair_verdicts: what is shown for each pair, judged or not (core.runs.verdicts).
+    """
 
     run_id: str
     name: str
@@ -32,6 +36,7 @@ class RunCard:
     max_neq_share: float
     nonfinite_mismatch: int
     verdicts: str
+    pair_verdicts: tuple[str, ...]
     sides: tuple[str, ...]
     bytes: int
     is_read_only: bool
@@ -66,7 +71,9 @@ def _read_card(database: Database) -> RunCard:
     )
     check_version(path, [run[0] for run in runs])
     _, name, created, kind, model, compute_dtype, device, positions, vocab = runs[0]
-    pairs = database.rows("SELECT bit_identical, flips, max_ulps, neq_share, verdict, nonfinite_mismatch FROM run_file.pair")
+    pairs = database.rows(
+        "SELECT bit_identical, flips, max_ulps, neq_share, verdict, nonfinite_mismatch, pair FROM run_file.pair"
+    )
     sides = database.rows("SELECT side, name FROM run_file.side")
     prompts = database.rows("SELECT prompt FROM run_file.prompt")
     try:
@@ -77,6 +84,7 @@ def _read_card(database: Database) -> RunCard:
             max_ulps=max((pair[2] for pair in pairs), default=0), max_neq_share=max((pair[3] for pair in pairs), default=0.0),
             nonfinite_mismatch=max((pair[5] for pair in pairs), default=0),
             verdicts=", ".join(sorted({pair[4] for pair in pairs if pair[4] is not None})),
+            pair_verdicts=tuple(shown_verdict(kind, bool(pair[0]), pair[4]) for pair in sorted(pairs, key=lambda pair: pair[6])),
             sides=tuple(side[1] for side in sorted(sides)),
             bytes=check_size(path, len(sides) * positions * vocab * format_named(compute_dtype).itemsize),
             is_read_only=True,

@@ -26,6 +26,7 @@ from core.runs.store import SCHEMA_VERSION, Database, Store
 from core.runs.tiles import binary_rows, logits_table
 
 _COMMIT_BYTES = 64 << 20  # DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
+_WAITING_BYTES = 128 << 20  # of logits that wait to be stored: on a GPU the next forward runs meanwhile
 _REFERENCE_BYTES = 96 << 20  # of the reference that are kept for the variants; what is beyond is read back from the file
 _FIGURE_ROWS = 512  # rows of figures that are inserted at a time: an insert costs 2 ms however small it is
 _INSERT_BYTES = 1 << 28  # Arrow's binary offsets are 32 bits: a gigabyte-wide chunk must not wrap them
@@ -61,9 +62,9 @@ class RunWriter:
         self._verdicts: dict[int, tuple[str, str, float | None]] = {}
         self._figure_rows = 0
         raw_bytes = len(header.sides) * header.rows * header.vocab * header.format.itemsize
-        self._hashing = Background("ulpscope-sha256", waiting=2)
+        self._hashing = Background("ulpscope-sha256", _WAITING_BYTES)
         # The only thread that touches the database between begin and finish; it compares too, so that a forward never waits.
-        self._storing = Background("ulpscope-store", waiting=6)
+        self._storing = Background("ulpscope-store", _WAITING_BYTES)
         self._uncommitted = 0
         self._database: Database | None = None
         store.sweep()
@@ -115,8 +116,8 @@ class RunWriter:
         bits = np.ascontiguousarray(bits)
         self._open_database()
         places = self._places[row : row + len(bits)]
-        self._hashing.put(self._hashes[side].update, bits.data)
-        self._storing.put(self._store_logits, side, places, bits)
+        self._hashing.put(self._hashes[side].update, bits.data, size=bits.nbytes)
+        self._storing.put(self._store_logits, side, places, bits, size=bits.nbytes)
         self._rows_done[side] = row + len(bits)
         if side == 0:
             self._recent.add(row, bits)
@@ -133,7 +134,7 @@ class RunWriter:
             raise UsageError(f"a cache of side {side}, prompt {part.prompt} arrived; the run has no such.")
         if part.bits.dtype != self.header.format.carrier:
             raise UsageError(f"a cache of {part.bits.dtype} arrived, {self.header.format.carrier} expected.")
-        self._storing.put(self._store_kv, side, part)
+        self._storing.put(self._store_kv, side, part, size=part.bits.nbytes)
 
     def _store_kv(self, side: int, part: KvPart) -> None:
         """In the storing thread."""

@@ -15,7 +15,7 @@ def fail() -> None:
 
 def test_pieces_run_in_order():
     done: list[int] = []
-    background = Background("test", waiting=2)
+    background = Background("test", 100)
     for number in range(20):
         background.put(done.append, number)
     background.drain()
@@ -25,7 +25,7 @@ def test_pieces_run_in_order():
 
 def test_an_error_is_raised_at_every_later_step_and_nothing_more_runs():
     done: list[int] = []
-    background = Background("test", waiting=2)
+    background = Background("test", 100)
     background.put(fail)
     with pytest.raises(OSError, match="full"):
         background.drain()
@@ -40,10 +40,11 @@ def test_an_error_is_raised_at_every_later_step_and_nothing_more_runs():
 
 def test_putting_waits_while_too_much_is_unfinished():
     release, started = threading.Event(), threading.Event()
-    background = Background("test", waiting=1)
-    background.put(lambda: (started.set(), release.wait(10)))
+    background = Background("test", 100)
+    background.put(lambda: (started.set(), release.wait(10)), size=60)
     started.wait(10)
-    second = threading.Thread(target=background.put, args=(lambda: None,))
+    background.put(lambda: None, size=40)  # there is room for this
+    second = threading.Thread(target=background.put, args=(lambda: None,), kwargs={"size": 60})
     second.start()
     second.join(0.2)
     assert second.is_alive()  # it waits for room

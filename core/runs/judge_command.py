@@ -1,0 +1,87 @@
+"""How a stored capture is judged: the command a person types, and the arguments by which a program does it from the file alone.
+
+A run file may come from anybody. A person reads a command before running it; a program takes from it only options that name paths and
+dtypes, and the token ids that the run itself holds, so it reads no file that a stranger's command names and runs no code of a model.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from core.runs.reader import RunReader
+from core.runs.records import Generation
+
+_START = ["python", "-m", "core"]
+_VALUED = ("--reference", "--variant", "--sweep", "--repeat", "--dtype", "--device", "--seed")
+_FLAGS = ("--kv", "--no-kv")
+
+
+def typed(command: str) -> str | None:
+    """The stored command made one that judges; None where it cannot be."""
+    parts = _parts(command)
+    if parts is None:
+        return None
+    rest = [part for part in parts[1:] if part not in ("--judge", "--dry-run")]
+    if parts[0] == "capture":
+        return shlex.join([*_START, "judge", *rest])
+    return shlex.join([*_START, "generate", *rest, "--judge"]) if parts[0] == "generate" else None
+
+
+def _parts(command: str) -> list[str] | None:
+    """What follows `python -m core`."""
+    try:
+        parts = shlex.split(command)
+    except ValueError:
+        return None
+    return parts[3:] if parts[:3] == _START and len(parts) > 3 else None
+
+
+def arguments(run: RunReader, name: str) -> list[str] | None:
+    """Of `python -m core`, but for `--prompts` and the file of `prompts`; None where the run does not hold what it takes."""
+    about = run.header.provenance
+    if about.kind != "capture" or not about.model or about.model.startswith("-") or prompts(run) is None:
+        return None
+    parts = _parts(about.command) or []
+    is_repeatable = parts[:1] in (["capture"], ["generate"])
+    options = _chosen(parts) if is_repeatable else []
+    if not is_repeatable:
+        reference, *variants = (side.path for side in run.sides)
+        options = [f"--reference={reference}", *(f"--variant={path}" for path in variants), f"--dtype={run.header.compute_dtype}"]
+    asked = _continued(run)
+    start = ["generate", f"--tokens={asked}"] if asked else ["capture"]
+    revision = [f"--revision={about.revision}"] if about.revision and not about.revision.startswith("sha256:") else []
+    return [*start, "--judge", f"--model={about.model}", *revision, *options, f"--name={name}"]
+
+
+def _chosen(parts: list[str]) -> list[str]:
+    """Options of a command that say what is computed, each with its value in one argument; nothing else of it."""
+    found: list[str] = []
+    for place, part in enumerate(parts):
+        option, is_joined, value = part.partition("=")
+        if part in _FLAGS:
+            found.append(part)
+        elif option in _VALUED and is_joined:
+            found.append(f"{option}={value}")
+        elif part in _VALUED and place + 1 < len(parts):
+            found.append(f"{part}={parts[place + 1]}")
+    return found
+
+
+def prompts(run: RunReader) -> bytes | None:
+    """The run's token ids as a file of prompts (.jsonl); of prompts that the sides continued, what was given."""
+    asked = _continued(run)
+    rows = []
+    for index, prompt in enumerate(run.header.prompts):
+        if not prompt.token_ids:
+            return None
+        given = run.generations[index].given_positions if asked else prompt.positions
+        rows.append(json.dumps({"token_ids": list(prompt.token_ids[:given])}) + "\n")
+    return "".join(rows).encode()
+
+
+def _continued(run: RunReader) -> int:
+    """By how many tokens every prompt was continued; 0 where they were scored."""
+    made: dict[int, Generation] = run.generations
+    asked = {one.asked for one in made.values()}
+    return asked.pop() if len(made) == len(run.header.prompts) and len(asked) == 1 else 0

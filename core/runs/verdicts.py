@@ -1,0 +1,181 @@
+"""What is known of a pair's verdict, as people read it: a name, a sentence, and every rung of the ladder, run or not.
+
+Only what is stored is said: the pair's row, its evidence and its floor by position. A pair that was never judged has no evidence;
+what can be said of it without controls is that it is identical, and otherwise nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from core.runs.reader import RunReader, StoredPair
+from core.runs.records import (
+    FLOAT32,
+    NEIGHBOURS,
+    OWN_DTYPE,
+    PASSED,
+    RERUN,
+    RUNGS,
+    SAMPLER,
+    STRUCTURE,
+    SYMMETRY,
+    VALIDITY,
+    Evidence,
+    Provenance,
+)
+
+NOT_JUDGED = "not judged"
+_JUDGE = "`python -m core judge` runs it."
+_MODEL = "The model: capture the same pair with `python -m core judge`, or give the engine to `judge()` as a callable."
+
+# What would supply a rung of which nothing is stored, for captures and for uploads.
+_SUPPLY = {
+    "capture": {
+        VALIDITY: "It is for dumps; the logits of a capture come from the model itself.",
+        SAMPLER: "It needs tokens that an engine emitted beside its logits; the tokens of a capture are given.",
+        RERUN: _JUDGE,
+        NEIGHBOURS: "It needs a variant with other rows beside the prompt's, such as `decode+batch:8`.",
+        OWN_DTYPE: _JUDGE,
+        FLOAT32: _JUDGE,
+        SYMMETRY: _JUDGE,
+        STRUCTURE: "It follows from the float32 rung.",
+    },
+    "upload": {
+        VALIDITY: "A check of alignment needs `token_ids` in the dump.",
+        SAMPLER: "It needs the tokens that each side emitted.",
+        RERUN: "Call each path once more and put the logits into the dump as further sides.",
+        NEIGHBOURS: "Put the same prompt beside other requests, as many and as long, and its logits into the dump as a further side.",
+        OWN_DTYPE: _MODEL,
+        FLOAT32: _MODEL,
+        SYMMETRY: _MODEL,
+        STRUCTURE: "It follows from the float32 rung.",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A rung of the ladder with its rows of evidence; where there is none, `supply` says what would bring one."""
+
+    name: str
+    rows: tuple[Evidence, ...]
+    supply: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A pair's verdict for people. `name`: a verdict or 'not judged'; is_judged: whether a verdict is stored."""
+
+    name: str
+    sentence: str
+    rungs: tuple[Rung, ...]
+    is_judged: bool
+
+
+def shown_verdict(kind: str, is_bit_identical: bool, verdict: str | None) -> str:
+    """The stored verdict; of a pair that was not judged, what no evidence comes to: a dump's pair is undecided, never guessed."""
+    if verdict is not None:
+        return verdict
+    if is_bit_identical:
+        return "identical"
+    return "undecided" if kind == "upload" else NOT_JUDGED
+
+
+def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Finding:
+    """`positions`: the pair's figures by position, as `run.positions` gives them."""
+    about = run.header.provenance
+    evidence = run.evidence(pair.index)
+    rungs = tuple(
+        Rung(name, tuple(row for row in evidence if row.rung == name), _supply(about, name, run.header.compute_dtype))
+        for name in RUNGS
+    )
+    name = shown_verdict(about.kind, pair.summary.bit_identical, pair.verdict)
+    if pair.verdict is None:
+        return Finding(name, _not_judged(about, pair.summary.bit_identical), rungs, False)
+    sentence = pair.because or ""
+    if name == "rounding":
+        beside_floor = _beside_floor(evidence, run.header.compute_dtype) or sentence
+        sentence = " ".join(part for part in (beside_floor, _flips(positions, run.header.compute_dtype)) if part)
+    elif name == "bug suspected":
+        where = [row.says for row in evidence if row.rung == STRUCTURE and row.figures.get("first")]
+        sentence = " ".join([sentence, *where])
+    return Finding(name, sentence, rungs, True)
+
+
+def _supply(about: Provenance, rung: str, compute_dtype: str) -> str:
+    if rung == OWN_DTYPE and compute_dtype == "float32":
+        return "The run's own dtype is float32, which is the next rung."
+    return _SUPPLY[about.kind][rung]
+
+
+def _not_judged(about: Provenance, is_bit_identical: bool) -> str:
+    if is_bit_identical:
+        return "Every bit of every logit is the same on both sides."
+    if about.kind == "upload":
+        return (
+            "This dump came without controls, and whether rounding explains the difference is never guessed. The same pair in float32 beside a "
+            "float32 rounding floor would decide it; a rerun of each side would say whether a kernel is nondeterministic."
+        )
+    return "No controls were run, so nothing here says whether rounding explains the difference."
+
+
+def times(ratio: float) -> str:
+    """`0.96`, `24`, `15,300`: a ratio in the digits that matter."""
+    if not np.isfinite(ratio):
+        return "infinitely many"
+    if ratio < 10:
+        return f"{ratio:.2f}"
+    return f"{float(f'{ratio:.3g}'):,.0f}" if ratio >= 100 else f"{ratio:.3g}"
+
+
+def _ratio(evidence: Sequence[Evidence], rung: str) -> float | None:
+    """The noise ratio of the rung's one passed row; None where the rung has other rows too, for then its sentence says more."""
+    rows = [row for row in evidence if row.rung == rung]
+    value = rows[0].figures.get("noise_ratio") if len(rows) == 1 and rows[0].outcome == PASSED else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _beside_floor(evidence: Sequence[Evidence], compute_dtype: str) -> str | None:
+    """`1.25 times this model's own rounding floor in bfloat16, 0.96 times in float32.`"""
+    own, exact = _ratio(evidence, OWN_DTYPE), _ratio(evidence, FLOAT32)
+    if exact is None:
+        return None
+    if own is None:
+        return f"{times(exact)} times this model's own rounding floor in float32."
+    return f"{times(own)} times this model's own rounding floor in {compute_dtype}, {times(exact)} times in float32."
+
+
+def _flips(positions: pd.DataFrame, compute_dtype: str) -> str:
+    """`Both flips are near ties, with margins of at most 2 ULPs of bfloat16.`; '' where there is no flip.
+
+    In ULPs and not against the floor: in 16 bits a margin is a whole number of steps, while most logits do not move at all, so the
+    floor's rms is less than one step.
+    """
+    flips = positions[positions["is_flip"]]
+    near, count = int(flips["near_tie"].sum()), len(flips)
+    if not count:
+        return ""
+    if near < count:
+        return f"{near:,} of {count:,} flips {'is a near tie' if near == 1 else 'are near ties'}."
+    who = {1: "The one flip is a near tie", 2: "Both flips are near ties"}.get(count, f"All {count:,} flips are near ties")
+    most = flips[["reference_margin_ulps", "variant_margin_ulps"]].max(axis=None, skipna=True)
+    if pd.isna(most):
+        return f"{who}."
+    margins = "a margin" if count == 1 else "margins"
+    return f"{who}, with {margins} of at most {int(most):,} {'ULP' if most == 1 else 'ULPs'} of {compute_dtype}."
+
+
+def position_ratios(pair_rms: NDArray[np.float64], floor_rms: NDArray[np.float64], compute_dtype: str) -> NDArray[np.float64]:
+    """Pair over floor at every position of all prompts, as the verdict takes it. [positions]
+
+    A position whose floor is next to 0 has no scale of its own: in 16 bits it is held against the mean floor where that is larger, in
+    float32 against a hundredth of the median one (core.verdict.floor_test).
+    """
+    floor = floor_rms**2
+    least = float(floor.mean()) if compute_dtype != "float32" else float(np.median(floor)) * 1e-4
+    return pair_rms / np.sqrt(np.maximum(floor, max(least, np.finfo(np.float64).tiny)))
