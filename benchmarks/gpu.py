@@ -85,7 +85,7 @@ def measure(
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: CUDA if there is one")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu for a small shape")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--store", type=Path, help="where the runs are written; default: a temporary directory")

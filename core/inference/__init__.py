@@ -1,1 +1,18 @@
-"""The torch side: models, paths, capture. Empty on purpose: torch loads with the first module taken from here, not before."""
+"""The torch side: models, paths, capture. `judge` is the public door; torch loads when it is asked for, not before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from core.inference.judging import judge
+
+__all__ = ["judge"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "judge":
+        from core.inference.judging import judge
+
+        return judge
+    raise AttributeError(f"module 'core.inference' has no attribute '{name}'")

@@ -1,0 +1,135 @@
+"""Runs with a stored verdict of every name, their evidence in the words of core.inference.judging, floors and faults planted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.runs.reader import RunReader
+from core.runs.records import Evidence, FloorRows, Prompt, Provenance, RunHeader, SideHeader
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+
+POSITIONS, VOCAB = 96, 64
+COMMAND = "python -m core capture --model sample_runs/model --prompt 'a b' --reference prefill --variant decode --dtype bfloat16"
+
+RERUN_PASSED = Evidence(
+    "rerun", "'prefill' and 'decode', each called twice", {"not_repeatable": []}, "passed",
+    "Each side gives the same bits when it is called again.",
+)  # fmt: skip
+RERUN_FAILED = Evidence(
+    "rerun", "'prefill' and 'decode', each called twice", {"not_repeatable": ["decode"]}, "failed",
+    "'decode' does not give the same bits twice: a kernel in it is nondeterministic.",
+)  # fmt: skip
+
+
+def ratio_row(rung: str, dtype: str, ratio: float, outcome: str, says: str, **figures: Any) -> Evidence:
+    """A row of the own-dtype or the float32 rung."""
+    control = f"'decode' against 'prefill' in {dtype}, beside 4 reorderings of every linear map"
+    return Evidence(rung, control, {"noise_ratio": ratio, "linear_maps": 22, **figures}, outcome, says)
+
+
+OWN = ratio_row(
+    "own dtype", "bfloat16", 1.2504, "passed", "In bfloat16 the pair is 1.25 times this model's own rounding floor.",
+    position_ratio_allowed=None,
+)  # fmt: skip
+EXACT_PASSED = ratio_row(
+    "float32", "float32", 0.9557, "passed", "In float32 the pair is 0.96 times this model's own rounding floor, and no position stands out.",
+    position_ratio_allowed=4.38,
+)  # fmt: skip
+EXACT_FAILED = ratio_row(
+    "float32", "float32", 24.3, "failed", "In float32 the pair is 24.3 times this model's own rounding floor; rounding stays below 4.",
+    position_ratio_allowed=4.38,
+)  # fmt: skip
+EXACT_MISSING = Evidence(
+    "float32", "'decode' against 'prefill' in float32", {}, "missing", "The pair cannot be run in float32: the weights take 64 GB, cpu has 8 GB free."
+)  # fmt: skip
+BLOCKS = Evidence(
+    "structure", "positions of the float32 pair that stand out from the floor",
+    {"positions": 9, "first": [0, 32], "starts": [32, 64, 80], "block": 16, "is_tail": False}, "noted",
+    "It begins at position 32; every place where it begins is a multiple of 16, a block's boundary.",
+)  # fmt: skip
+INVALID = Evidence(
+    "validity", "the dump's logits", {"positions": 96}, "failed", "Every row of 'decode' holds 20 finite values: the dump keeps the best 20 logits only."
+)  # fmt: skip
+
+# name -> (sentence, noise ratio, rows)
+CASES: dict[str, tuple[str, float | None, list[Evidence]]] = {
+    "identical": ("Both sides are equal bit for bit.", None, [RERUN_PASSED]),
+    "rounding": (EXACT_PASSED.says, 0.9557, [RERUN_PASSED, OWN, EXACT_PASSED]),
+    "nondeterministic": (f"{RERUN_FAILED.says} Beyond that it is rounding: {EXACT_PASSED.says}", 0.9557, [RERUN_FAILED, OWN, EXACT_PASSED]),
+    "bug suspected": (EXACT_FAILED.says, 24.3, [RERUN_PASSED, OWN, EXACT_FAILED, BLOCKS]),
+    "invalid dump": (INVALID.says, None, [INVALID]),
+    "undecided": (EXACT_MISSING.says, 1.2504, [RERUN_PASSED, OWN, EXACT_MISSING]),
+}  # fmt: skip
+
+
+def planted_sides() -> list[np.ndarray]:
+    """bfloat16 bits, [positions, vocab] each: one ULP apart here and there, two flips at near ties (positions 10 and 70, both a ULP)."""
+    random = np.random.default_rng(0)
+    values = (random.standard_normal((POSITIONS, VOCAB)) * 3).astype(np.float32)
+    values[:, 0] = 16.0  # one clear winner; bfloat16 steps there are an eighth
+    values[[10, 70], 1] = 15.9375
+    reference = (values.view(np.uint32) >> 16).astype(np.uint16)
+    variant = reference ^ (random.random(reference.shape) < 0.3).astype(np.uint16)
+    variant[:, 0] = reference[:, 0]
+    variant[[10, 70], 1] = reference[[10, 70], 0] + 1
+    return [reference, variant]
+
+
+def floors(outliers: tuple[int, ...] = ()) -> list[FloorRows]:
+    """Of both dtypes: the pair a little above the floor, in float32 a thousand times so at `outliers`."""
+    random = np.random.default_rng(1)
+    shape = np.exp(random.normal(0, 0.4, POSITIONS))
+    found = []
+    for dtype, scale in (("bfloat16", 1e-2), ("float32", 3e-6)):
+        floor = shape * scale
+        pair = floor * np.exp(random.normal(0.1, 0.25, POSITIONS))
+        if dtype == "float32":
+            pair[list(outliers)] = floor[list(outliers)] * 1000
+        found.append(FloorRows(dtype, pair, floor))
+    return found
+
+
+def judged_run(
+    store: Store,
+    verdict: str | None,
+    *,
+    evidence: list[Evidence] | None = None,
+    kind: str = "capture",
+    command: str = COMMAND,
+    model: str = "sample_runs/model",
+    run_id: str | None = None,
+    with_token_ids: bool = True,
+) -> str:
+    """Writes a run whose one pair has this verdict; None: not judged."""
+    ids, texts = tuple(range(2, POSITIONS + 2)), tuple(f" w{i}" for i in range(POSITIONS))
+    sides = planted_sides()
+    if verdict == "identical":
+        sides[1] = sides[0].copy()
+    header = RunHeader(
+        f"Judged: {verdict}", "bfloat16", VOCAB, (Prompt(POSITIONS, ids, texts) if with_token_ids else Prompt(POSITIONS),),
+        (SideHeader("prefill", "prefill", "bfloat16"), SideHeader("decode", "decode", "bfloat16")),
+        Provenance(
+            kind, model, "sha256:c146", "cpu" if kind == "capture" else "", "a chip" if kind == "capture" else "", 0, command,
+            versions={"torch": "2.13.0+cpu"} if kind == "capture" else {},
+        ),
+        {i: f" w{i}" for i in range(VOCAB)},
+    )  # fmt: skip
+    with RunWriter(store, header, run_id=run_id) as writer:
+        for side, bits in enumerate(sides):
+            writer.write(side, 0, bits)
+        if verdict is not None:
+            because, noise_ratio, rows = CASES[verdict]
+            outliers = (32, 33, 34, 64, 65, 66, 80, 81, 82) if verdict == "bug suspected" else ()
+            has_floor = any(row.rung == "float32" and row.figures for row in rows)
+            writer.write_verdict(
+                0, verdict, because, noise_ratio, rows if evidence is None else evidence, floors(outliers) if has_floor else ()
+            )
+        return writer.finish()
+
+
+def reader(store: Store, run_id: str) -> RunReader:
+    return RunReader(Path(store.path_of(run_id)))
