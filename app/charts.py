@@ -282,6 +282,108 @@ def over_positions(table: pd.DataFrame, column: str, title: str, selected: int) 
     return _layout(figure, 260)
 
 
+def pair_and_floor(table: pd.DataFrame, selected: int, marked_dtype: str, flips: np.ndarray) -> go.Figure:
+    """rms of a pair and of its rounding floor at each position of a prompt, logits, log axis, in each dtype they were measured in.
+
+    `table`: compute_dtype, position, pair_rms, floor_rms of one prompt; flips: positions, marked on the pair in `marked_dtype`. A log
+    axis has no 0: where nothing differs there is a gap.
+    """
+    figure = go.Figure()
+    for dtype, rows in table.groupby("compute_dtype", sort=False):
+        positions = rows["position"].to_numpy(int)
+        pair, floor = (rows[name].to_numpy(float) for name in ("pair_rms", "floor_rms"))
+        is_first = not figure.data
+        figure.add_scatter(
+            x=positions, y=_positive(floor), mode="lines", line={"color": QUIET, "width": 1.6, "dash": "dot"}, name="rounding floor",
+            legendgroup="floor", showlegend=is_first, hoverinfo="skip",
+        )  # fmt: skip
+        figure.add_scatter(
+            x=positions, y=_positive(pair), line={"color": REFERENCE, "width": 1.6}, name="this pair", legendgroup="pair", showlegend=is_first,
+            customdata=np.stack([positions, floor], axis=1), **_CLICKABLE,
+            hovertemplate=f"position %{{x}}, {dtype}<br>pair %{{y:.3g}}, floor %{{customdata[1]:.3g}} logits<extra></extra>",
+        )  # fmt: skip
+        _add_flips(figure, positions, pair, flips if dtype == marked_dtype else flips[:0])
+        high = float(np.nanmax(_positive(np.concatenate([pair, floor])), initial=0.0))
+        if high > 0:
+            figure.add_annotation(
+                x=1, xref="paper", xanchor="right", y=np.log10(high), yanchor="bottom", text=f"<b>{dtype}</b>", showarrow=False,
+                font={"color": QUIET},
+            )  # fmt: skip
+    figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
+    figure.update_xaxes(title="position")
+    figure.update_yaxes(title="rms of the difference, logits", type="log", exponentformat="power", dtick=1)
+    return _layout(figure, 320, **_NEAREST_CLICK)
+
+
+def floor_ratio(
+    positions: np.ndarray, ratio: np.ndarray, threshold: float | None, selected: int, dtype: str, flips: np.ndarray
+) -> go.Figure:
+    """Pair over floor at each position of a prompt, log axis; the floor itself as a line at 1, the threshold dashed, what is beyond it red."""
+    figure = go.Figure()
+    figure.add_scatter(
+        x=positions, y=_positive(ratio), line={"color": REFERENCE, "width": 1.6}, name="pair over floor", customdata=positions[:, None],
+        hovertemplate="position %{x}: %{y:.3g} times the floor<extra></extra>", **_CLICKABLE,
+    )  # fmt: skip
+    _add_flips(figure, positions, ratio, flips)
+    figure.add_hline(y=1, line={"color": QUIET, "width": 1.2, "dash": "dot"})
+    if threshold is not None:
+        beyond = ratio > threshold
+        figure.add_hline(y=threshold, line={"color": MISMATCH, "width": 1.4, "dash": "dash"})
+        figure.add_annotation(
+            x=1, xref="paper", xanchor="right", y=np.log10(threshold), yanchor="bottom", text=f"rounding stays below {threshold:.3g}", showarrow=False
+        )  # fmt: skip
+        if beyond.any():
+            figure.add_scatter(
+                x=positions[beyond], y=ratio[beyond], mode="markers", name="stands out", customdata=positions[beyond][:, None],
+                marker={"color": MISMATCH, "size": 7}, hovertemplate="position %{x}: %{y:.4g} times the floor<extra></extra>",
+            )  # fmt: skip
+    figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
+    figure.update_xaxes(title="position")
+    known = ratio[ratio > 0]
+    is_wide = len(known) > 0 and known.max() > 30 * known.min()
+    figure.update_yaxes(title=f"times the floor, {dtype}", type="log", exponentformat="power", dtick=1 if is_wide else "D2")
+    return _layout(figure, 280, **_NEAREST_CLICK)
+
+
+def residues(outliers: np.ndarray, starts: np.ndarray, block: int) -> go.Figure:
+    """How many positions stand out at each place within a block of `block` positions; those at which a stretch of them begins in red."""
+    figure = go.Figure()
+    begin = np.bincount(starts % block, minlength=block)
+    every = np.bincount(outliers % block, minlength=block)
+    for name, counts, colour in (("begins", begin, MISMATCH), ("goes on", every - begin, QUIET)):
+        figure.add_bar(
+            x=np.arange(block), y=counts, name=name, marker_color=colour,
+            hovertemplate=f"position mod {block} = %{{x}}: {name} %{{y}} times<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title=f"position mod {block}", dtick=max(1, block // 16))
+    figure.update_yaxes(title="positions that stand out")
+    return _layout(figure, 260, barmode="stack", bargap=0.15)
+
+
+# A line takes no click, its markers do; these are not drawn, and the nearest one takes the click wherever it lands.
+_CLICKABLE: dict = {
+    "mode": "lines+markers",
+    "marker": {"size": 6, "opacity": 0},
+    "selected": {"marker": {"opacity": 0}},
+    "unselected": {"marker": {"opacity": 0}},
+}
+_NEAREST_CLICK: dict = {"hovermode": "closest", "hoverdistance": -1, "clickmode": "event+select", "dragmode": "zoom"}
+
+
+def _positive(values: np.ndarray) -> np.ndarray:
+    return np.where(values > 0, values, np.nan)
+
+
+def _add_flips(figure: go.Figure, positions: np.ndarray, values: np.ndarray, flips: np.ndarray) -> None:
+    """Flips on a line, where it has a point there."""
+    at = np.isin(positions, flips) & (values > 0)
+    if at.any():
+        figure.add_scatter(
+            x=positions[at], y=values[at], mode="markers", name="flip", customdata=positions[at][:, None],
+            marker={"color": VARIANT, "symbol": "x", "size": 9}, hovertemplate="flip at %{x}: %{y:.3g}<extra></extra>",
+        )  # fmt: skip
+
+
 def cache_heads(grids: list[HeadGrid], measure: str, dtype: str) -> go.Figure:
     """Layers x heads, keys beside values on one colour scale; cells in which nothing differs are faint grey."""
     most = max(len(grid.layers) for grid in grids)

@@ -224,7 +224,7 @@ def _why(view: state.View, found: Continuation) -> None:
             f"logit, {view.pair.reference}": [words.exact(v) for v in values[0]],
             f"logit, {view.pair.variant}": [words.exact(v) for v in values[1]],
         },
-        hide_index=True, key="parting_logits",
+        hide_index=True, key="parting_logits", placeholder="–",
     )  # fmt: skip
     st.caption(
         f"The two tokens at position {found.position}, logits of both sides. Margins of reference and variant: {margins}, ULPs of {view.dtype}; "
@@ -250,7 +250,7 @@ def _all(run: RunReader) -> None:
 
     st.dataframe(
         columns, hide_index=True, key="continuation_table", on_select=choose, selection_mode=["single-row", "single-cell"],
-        column_config=widgets.EXACT,
+        column_config=widgets.EXACT, placeholder="–",
     )  # fmt: skip
     st.caption(
         "Every continued prompt and variant. Margins as reference / variant at the position where they part, the largest difference there in logits. Click one to look at it."

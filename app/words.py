@@ -8,6 +8,37 @@ from core.runs.gallery import RunCard
 from core.runs.gate import percent
 
 MEASURES = {"neq_share": "share that differs", "max_ulps": "max ULPs", "rms": "rms difference"}
+# A verdict and the colour of its label, gravest first. A name a newer version wrote is grey.
+VERDICTS = {
+    "bug suspected": "red", "invalid dump": "violet", "nondeterministic": "orange", "undecided": "gray", "not judged": "gray",
+    "rounding": "blue", "identical": "green",
+}  # fmt: skip
+RUNGS = {
+    "validity": "Dump validity", "sampler": "Sampler", "rerun": "Rerun", "neighbours": "Neighbours", "own dtype": "Own dtype",
+    "float32": "float32 microscope", "symmetry": "Error symmetry", "structure": "Structure",
+}  # fmt: skip
+FIGURES = {
+    "noise_ratio": "noise ratio: pair over floor, rms over rms",
+    "largest_ratio_allowed": "largest noise ratio of rounding",
+    "pair_rms_logits": "rms of the pair, logits",
+    "floor_rms_logits": "rms of the floor, logits",
+    "seed_ratios": "each reordering over the others",
+    "linear_maps": "linear maps reordered",
+    "worst_position_ratio": "largest ratio at one position",
+    "position_ratio_allowed": "largest ratio of rounding at one position",
+    "positions_beyond": "positions beyond it",
+    "log_spread": "spread of log ratios (standard deviation)",
+    "nonfinite_mismatch": "logits NaN or infinite on one side only",
+    "reference_rms_logits": "rms of the reference to float64, logits",
+    "variant_rms_logits": "rms of the variant to float64, logits",
+    "not_repeatable": "sides that do not repeat",
+    "rows": "rows in the batch",
+    "bit_identical": "bit-identical",
+    "first": "first (prompt, position)",
+    "starts": "positions at which it begins",
+    "block": "block size",
+    "is_tail": "goes on to the end",
+}
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
@@ -76,3 +107,28 @@ def outcome(card: RunCard) -> str:
     if card.pairs == card.bit_identical_pairs:
         return "bit-identical"
     return f"up to {percent(card.max_neq_share)} of logits differ"
+
+
+def verdicts(card: RunCard) -> list[str]:
+    """The verdicts of a run's pairs, each once, the gravest first."""
+    return [name for name in VERDICTS if name in card.pair_verdicts] + sorted(set(card.pair_verdicts) - set(VERDICTS))
+
+
+def figure(value: object) -> str:
+    """One figure of a row of evidence, whatever JSON it is."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(figure(part) for part in value) or "none"
+    return str(value)
+
+
+def figure_name(key: str) -> str:
+    """What a figure of a row of evidence is called, with its unit."""
+    return FIGURES.get(key, key.replace("_", " "))

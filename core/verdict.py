@@ -6,7 +6,7 @@ mathematically identical reorderings of the same model, on the same prompts, in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
@@ -138,6 +138,11 @@ def floor_test(
     )
 
 
+def is_larger_everywhere(test: FloorTest) -> bool:
+    """Is the pair beyond the floor at nine of ten positions? Lowered precision is; jumps at some positions are not."""
+    return float(np.quantile(test.by_position, 0.1)) > test.largest_ratio
+
+
 def _others(floor: NDArray[np.float64]) -> NDArray[np.float64]:
     """Mean square of the other seeds, for each seed. [seeds, positions]"""
     return (floor.sum(axis=0) - floor) / (len(floor) - 1)
@@ -193,6 +198,27 @@ def structure_of(outliers: NDArray[np.int64], lengths: Sequence[int], blocks: Se
         set(places[prompts == p]) >= set(range(int(places[prompts == p].min()), lengths[p])) for p in np.unique(prompts)
     )
     return Structure(len(outliers), first, tuple(int(s) for s in starts[:64]), block, is_tail)
+
+
+def sampler_evidence(tokens: Sequence[int], argmaxes: Sequence[int | Collection[int]], side: str = "the side") -> Evidence:
+    """Is each emitted token the argmax of the logits it was chosen from? Right logits and a wrong token are a fault of the sampler.
+
+    tokens: what was emitted [positions]; argmaxes: of the same side's logits at the same positions, the lowest token id, or all ids
+    that share the largest logit where the sampler may take any of them.
+    """
+    if len(tokens) != len(argmaxes):
+        raise UsageError(f"{len(tokens)} emitted tokens against {len(argmaxes)} argmaxes; expected one for each.")
+    allowed = [{best} if isinstance(best, int | np.integer) else set(best) for best in argmaxes]
+    wrong = [position for position, token in enumerate(tokens) if token not in allowed[position]]
+    figures = {"tokens": len(tokens), "not_the_argmax": len(wrong), "first": wrong[0] if wrong else None}
+    control = f"emitted tokens against the argmax of {side}'s own logits"
+    if not wrong:
+        return Evidence(SAMPLER, control, figures, PASSED, "Every emitted token is the argmax of its own logits.")
+    says = (
+        f"{len(wrong):,} of {len(tokens):,} emitted tokens are not the argmax of their own logits, position {wrong[0]} first: the "
+        "sampler does not take the most likely token."
+    )
+    return Evidence(SAMPLER, control, figures, FAILED, says)
 
 
 def conclude(

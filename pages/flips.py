@@ -51,6 +51,7 @@ st.dataframe(
     on_select=choose,
     selection_mode=["single-row", "single-cell"],
     column_config=widgets.EXACT,
+    placeholder="–",
 )
 st.caption(
     f"{words.plural(len(flips), 'flip')} in {words.plural(len(table), 'position')}. Margins as reference / variant; largest differences in logits. Click one to look at it."
@@ -100,7 +101,7 @@ st.dataframe(
         "reference rank": ranks["reference_rank"] + 1, "variant rank": ranks["variant_rank"] + 1,
         "reference probability": ranks["reference_probability"], "variant probability": ranks["variant_probability"],
     },
-    hide_index=True, key="flip_ranks",
+    hide_index=True, key="flip_ranks", placeholder="–",
     column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in ("reference", "variant")}
     | {f"{side} logit": st.column_config.NumberColumn(format="%.9g") for side in ("reference", "variant")},
 )  # fmt: skip

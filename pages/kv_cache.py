@@ -90,10 +90,10 @@ if differing:
     )
 
 st.subheader("By layer")
-st.dataframe(caches.rows(layers), hide_index=True, key="kv_table", column_config=caches.COLUMNS)
+st.dataframe(caches.rows(layers), hide_index=True, key="kv_table", column_config=caches.COLUMNS, placeholder="–")
 st.caption(
     f"All heads together, {scope}; largest and rms difference in the unit of the cache, distances in ULPs of {view.dtype}. "
-    "First position: the lowest at which an element differs."
+    "First position: the lowest at which an element differs, – where none does."
 )
 name = f"{view.run.run_id}-kv-{view.pair.index}"
 with st.container(horizontal=True):

@@ -1,8 +1,8 @@
-"""Overview: the headline figures of a pair and the prompt as a strip of tokens."""
+"""Overview: the verdict, the headline figures of a pair and the prompt as a strip of tokens."""
 
 import streamlit as st
 
-from app import caches, charts, continuations, state, token_strip, widgets, words
+from app import caches, charts, continuations, state, token_strip, verdict, widgets, words
 from core.runs.caches import summarize
 
 view = widgets.head(
@@ -11,17 +11,7 @@ view = widgets.head(
     "Two sides of the same tokens, equal in exact arithmetic. Distances in ULPs of {dtype}, logits over a vocabulary of {vocab}.",
 )
 summary, header = view.pair.summary, view.run.header
-elements = header.rows * header.vocab
-
-if summary.bit_identical:
-    st.success("Bit-identical: every bit of every logit is the same on both sides.")
-else:
-    change = "positions changes its" if summary.flips == 1 else "positions change their"
-    flips = f"**{summary.flips} of {header.rows:,} {change} argmax**" if summary.flips else "no argmax changes"
-    st.markdown(
-        f"{words.share(summary.neq, elements)} logits differ; {flips}. Verdict: **{view.pair.verdict or 'not judged'}** — "
-        "whether rounding explains it needs controls that this run does not hold (a rerun, the rounding floor, a float32 pair)."
-    )
+verdict.verdict(view)
 if summary.nonfinite_mismatch:
     st.error(
         f"{summary.nonfinite_mismatch:,} logits are NaN or infinite on one side and not on the other. No order of summation explains a NaN; an infinity can be an overflow of the dtype."
@@ -104,7 +94,7 @@ with st.expander("Provenance and sides"):
         "run": view.run.run_id, "created (UTC)": f"{view.run.created:%Y-%m-%d %H:%M:%S}", "kind": about.kind, "model": about.model,
         "revision": about.revision, "device": f"{about.device} {about.device_name}".strip(), "command": about.command, "note": about.note, **about.versions,
     }  # fmt: skip
-    st.table({name: value for name, value in facts.items() if value}, border="horizontal")
+    st.table({name: widgets.escaped(str(value)) for name, value in facts.items() if value}, border="horizontal")
     st.dataframe(
         [
             {"side": s.name, "saved as": s.source_dtype, "bit-identical class": s.bit_class, "sha256 of its bits": s.sha256}

@@ -18,26 +18,29 @@ if all(card.is_read_only for card in cards):
         "Upload a dump of your own engine, or capture a run, and it joins them here."
     )
 
-search, dtype, only = st.columns([3, 1, 1], vertical_alignment="bottom")
+search, dtype, judged, only = st.columns([3, 1, 1.4, 1], vertical_alignment="bottom")
 text = search.text_input("Search", placeholder="name, model or side", key="gallery_search").lower()
 dtypes = sorted({card.compute_dtype for card in cards})
 wanted = dtype.selectbox("dtype", ["any", *dtypes], key="gallery_dtype")
+verdicts = [name for name in words.VERDICTS if any(name in card.pair_verdicts for card in cards)]
+verdict = judged.selectbox("Verdict", ["any", *verdicts], key="gallery_verdict", help="of any of the run's pairs")
 flips_only = only.toggle("with flips", key="gallery_flips")
 shown = [
     card
     for card in cards
     if text in " ".join((card.name, card.model, card.run_id, *card.sides)).lower()
     and wanted in ("any", card.compute_dtype)
+    and verdict in ("any", *card.pair_verdicts)
     and (card.flips or not flips_only)
 ]
 
 table = pd.DataFrame(
     {
         "name": [card.name for card in shown],
+        "verdict": [words.verdicts(card) for card in shown],
         "outcome": [words.outcome(card) for card in shown],
         "flips": [card.flips for card in shown],
         "max ULPs": [card.max_ulps for card in shown],
-        "verdict": [card.verdicts or "not judged" for card in shown],
         "dtype": [card.compute_dtype for card in shown],
         "device": [card.device for card in shown],
         "positions": [card.positions for card in shown],
@@ -59,9 +62,12 @@ def choose() -> None:
 
 
 st.dataframe(
-    table, key="gallery", hide_index=True, on_select=choose, selection_mode=["single-row", "single-cell"], width="stretch",
+    table, key="gallery", hide_index=True, on_select=choose, selection_mode=["single-row", "single-cell"], width="stretch", placeholder="–",
     column_config={
         "name": st.column_config.TextColumn(width="medium"),
+        "verdict": st.column_config.MultiselectColumn(
+            options=list(words.VERDICTS), color=list(words.VERDICTS.values()), help="of the run's pairs, the gravest first"
+        ),
         "positions": st.column_config.NumberColumn(format="localized"),
         "max ULPs": st.column_config.NumberColumn(format="localized", help="largest distance, in ULPs of the run's dtype"),
         "flips": st.column_config.NumberColumn(help="positions whose argmax differs"),

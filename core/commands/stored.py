@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlencode
 
 import typer
 from rich.markup import escape
@@ -19,6 +20,7 @@ from core.runs.continuations import continuations
 from core.runs.export import export_npz
 from core.runs.gallery import list_runs
 from core.runs.gate import percent
+from core.runs.issue_text import issue_text
 from core.runs.reader import RunReader
 from core.runs.report import as_json, report_of_run
 from core.runs.store import open_store
@@ -37,7 +39,7 @@ def list_(store: StoreOption = None, as_json_: JsonOption = False) -> None:
         for card in cards:
             table.add_row(
                 card.run_id, escape(card.name), Path(card.model).name if card.model else "", card.compute_dtype, card.device,
-                f"{card.positions:,}", str(card.pairs), str(card.flips), f"{card.max_ulps:,}", card.verdicts or "not judged",
+                f"{card.positions:,}", str(card.pairs), str(card.flips), f"{card.max_ulps:,}", ", ".join(dict.fromkeys(card.pair_verdicts)),
             )  # fmt: skip
         out.print(table if cards else "no runs yet; `python -m core capture` or `python -m core ingest` makes one.")
     for run in broken:
@@ -47,11 +49,22 @@ def list_(store: StoreOption = None, as_json_: JsonOption = False) -> None:
 def show(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")],
     positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a report for an issue thread, verdict and evidence included.")
+    ] = False,
+    variant: Annotated[str | None, typer.Option(help="With --markdown: report this variant only.")] = None,
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
     """Show a run: where it comes from, its sides and their digests, its pairs and flips."""
+    if as_json_ and markdown:
+        raise UsageError("--json and --markdown are two forms of the same; give one.")
+    if variant is not None and not markdown:
+        raise UsageError("--variant chooses what --markdown reports; give both.")
     with RunReader(open_store(store).path_of(run_id)) as run:
+        if markdown:
+            sys.stdout.write(_markdown(run, variant))
+            return
         header, about = run.header, run.header.provenance
         pairs, classes = report_of_run(run)
         report = as_json(
@@ -85,6 +98,15 @@ def show(
                 out.print(flip_table(pair, run.vocabulary, len(header.prompts) > 1))
         _print_caches(run)
         print_continuations(run)
+
+
+def _markdown(run: RunReader, variant: str | None) -> str:
+    """The report of one variant, or of all; its address is that of a dashboard, wherever one runs."""
+    pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
+    if not pairs:
+        raise UsageError(f"no variant '{variant}'; there are {', '.join(pair.variant for pair in run.pairs)}.")
+    place = {"run": run.run_id, **({"variant": variant} if variant is not None else {})}
+    return issue_text(run, pairs, f"/overview?{urlencode(place)}")
 
 
 def _print_caches(run: RunReader) -> None:

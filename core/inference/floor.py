@@ -38,7 +38,17 @@ from core.inference.models import LoadedModel
 from core.inference.paths import open_path, parse_path
 from core.inference.reordering import reordered
 
-__all__ = ["Divergence", "Floor", "divergence", "in_float32", "pair_divergence", "pooled_rms", "rounding_floor", "whole_side"]
+__all__ = [
+    "Divergence",
+    "Floor",
+    "check_prompts",
+    "divergence",
+    "in_float32",
+    "pair_divergence",
+    "pooled_rms",
+    "rounding_floor",
+    "whole_side",
+]
 
 _PLAIN_BYTES = 256 << 20  # of plain logits at once: prompts that share a reordering share the cost of permuting the weights
 _REMEDY = "shorten the prompts, choose a smaller model or another device"
@@ -110,7 +120,7 @@ def rounding_floor(
     logits, only the plain side is kept, and of many prompts only that of a few at a time.
     """
     steps = parse_path(path)
-    _check(loaded, prompts)
+    check_prompts(loaded, prompts)
     if not seeds or len(set(seeds)) < len(seeds):
         raise CaptureError(f"rounding floor: seeds are {list(seeds)}; expected at least one, and none twice.")
     found: list[list[Divergence]] = [[] for _ in seeds]
@@ -143,7 +153,7 @@ def pair_divergence(
 ) -> tuple[Divergence, ...]:
     """Two paths against each other, a prompt at a time, with the floor's rule. -> one a prompt"""
     paths = (parse_path(reference), parse_path(variant))
-    _check(loaded, prompts)
+    check_prompts(loaded, prompts)
     tick = _ticker(on_progress, sum(map(len, prompts)) * 2)
     found = []
     with _computing(loaded, dtype, f"'{paths[0]}' against '{paths[1]}'") as model:
@@ -181,7 +191,8 @@ def _computing(loaded: LoadedModel, dtype: str | None, where: str) -> Iterator[L
                 yield widened
 
 
-def _check(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
+def check_prompts(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
+    """CaptureError where there is none, or one is empty or longer than the model's context."""
     if not prompts:
         raise CaptureError("a divergence is measured over at least one prompt; none was given.")
     for number, prompt in enumerate(prompts, start=1):

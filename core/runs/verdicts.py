@@ -110,12 +110,12 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
 def _supply(about: Provenance, rung: str, compute_dtype: str) -> str:
     if rung == OWN_DTYPE and compute_dtype == "float32":
         return "The run's own dtype is float32, which is the next rung."
-    return _SUPPLY[about.kind][rung]
+    return _SUPPLY[about.kind].get(rung, _JUDGE)
 
 
 def _not_judged(about: Provenance, is_bit_identical: bool) -> str:
     if is_bit_identical:
-        return "Every bit of every logit is the same on both sides."
+        return "Bit-identical: every bit of every logit is the same on both sides."
     if about.kind == "upload":
         return (
             "This dump came without controls, and whether rounding explains the difference is never guessed. The same pair in float32 beside a "
