@@ -11,47 +11,96 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from core.inference.capture import plan_capture, run_capture  # noqa: E402  (the path above comes first)
+from benchmarks.mutations import neighbours_block_at_one_position  # noqa: E402  (the path above comes first)
+from core.commands.capturing import judge_pairs  # noqa: E402
+from core.inference.capture import plan_capture, run_capture  # noqa: E402
+from core.inference.generation import plan_generation  # noqa: E402
+from core.inference.judging import Engine  # noqa: E402
 from core.inference.models import load_model  # noqa: E402
+from core.inference.paths import BASES, Base, Setting  # noqa: E402
+from core.prompt_files import GivenPrompt, read_prompts, read_whole  # noqa: E402
 from core.runs.dumps import open_dump  # noqa: E402
 from core.runs.reader import RunReader  # noqa: E402
 from core.runs.store import Store  # noqa: E402
 from core.runs.writer import RunWriter  # noqa: E402
 
 MODEL = "sample_runs/model"
+BUG = "another_requests_block"
 STEPS = 4500  # 2.8 passes over the corpus
 
-# run id, name, dtype, prompts, reference, variants
+
+@dataclass(frozen=True)
+class Wanted:
+    """One run: its id and name, dtype, prompts (names of text files, or one file of prompts), reference and variants.
+
+    tokens: let every side continue the prompts by so many; bug: a variant of a walk with a planted fault, which no command names.
+    """
+
+    run_id: str
+    name: str
+    dtype: str
+    prompts: tuple[str, ...]
+    reference: str
+    variants: tuple[str, ...]
+    tokens: int = 0
+    bug: tuple[str, Engine] | None = None
+
+    @property
+    def command(self) -> str:
+        """What repeats it."""
+        if self.bug is not None:
+            return "python sample_runs/build.py runs"
+        given = [("--prompts" if p.endswith(".jsonl") else "--prompt-file", f"sample_runs/prompts/{p}") for p in self.prompts]
+        files = [part for pair in given for part in pair]
+        paths = ["--reference", self.reference, *(part for v in self.variants for part in ("--variant", v))]
+        does = ["generate", "--judge"] if self.tokens else ["judge"]
+        tokens = ["--tokens", str(self.tokens)] if self.tokens else []
+        return shlex.join(["python", "-m", "core", *does, "--model", MODEL, *files, *paths, *tokens, "--dtype", self.dtype])
+
+
 RUNS = [
-    ("fresh-against-cached", "Fresh against cached, bfloat16", "bfloat16", ("scheduler", "parser"), "prefill", ("decode",)),
-    (
-        "batch-1-against-n",
-        "Batch 1 against N, bfloat16",
-        "bfloat16",
-        ("parser",),
-        "decode",
+    Wanted("fresh-against-cached", "Fresh against cached, bfloat16", "bfloat16", ("scheduler.txt", "parser.txt"), "prefill", ("decode",)),
+    Wanted(
+        "batch-1-against-n", "Batch 1 against N, bfloat16", "bfloat16", ("parser.txt",), "decode",
         ("decode+batch:2", "decode+batch:8", "prefill"),
     ),
-    (
-        "float32-three-paths",
-        "Fresh, cached and batched, float32",
-        "float32",
-        ("shapes",),
-        "prefill",
+    Wanted(
+        "float32-three-paths", "Fresh, cached and batched, float32", "float32", ("shapes.txt",), "prefill",
         ("decode", "decode+batch:4"),
     ),
-]
+    Wanted(
+        "continuations-that-part", "Greedy continuations that part, bfloat16", "bfloat16", ("parting.jsonl",), "prefill", ("decode",),
+        tokens=40,
+    ),
+    Wanted(
+        "injected-bug", "Injected bug: another request's block for one token", "bfloat16", ("shapes.txt",), "prefill", (BUG,),
+        bug=(BUG, neighbours_block_at_one_position),
+    ),
+]  # fmt: skip
 
 
 def prompt(name: str) -> str:
     return (HERE / "prompts" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def prompts_of(wanted: Wanted) -> list[str]:
+    given = [found for name in wanted.prompts for found in _read(HERE / "prompts" / name)]
+    return [found.text or "" for found in given]
+
+
+def _read(path: Path) -> list[GivenPrompt]:
+    return read_prompts(path) if path.suffix == ".jsonl" else [read_whole(path)]
 
 
 def build_model() -> None:
@@ -62,17 +111,43 @@ def build_model() -> None:
 
 def build_runs() -> None:
     store = Store(HERE)
-    for run_id, name, dtype, prompts, reference, variants in RUNS:
-        (HERE / f"{run_id}.duckdb").unlink(missing_ok=True)
-        files = [part for p in prompts for part in ("--prompt-file", f"sample_runs/prompts/{p}.txt")]
-        paths = ["--reference", reference, *(part for v in variants for part in ("--variant", v))]
-        command = shlex.join(["python", "-m", "core", "capture", "--model", MODEL, *files, *paths, "--dtype", dtype])
-        loaded = load_model(MODEL, dtype=dtype, device="cpu")
-        plan = plan_capture(loaded, [prompt(p) for p in prompts], reference, variants, name=name, command=command)
-        with RunWriter(store, plan.header, run_id=run_id) as writer:
-            run_capture(plan, writer)
-            writer.finish()
-        print(f"{run_id}: captured")
+    for wanted in RUNS:
+        (HERE / f"{wanted.run_id}.duckdb").unlink(missing_ok=True)
+        loaded = load_model(MODEL, dtype=wanted.dtype, device="cpu")
+        about = {"name": wanted.name, "command": wanted.command}
+        with planted(wanted.bug):
+            if wanted.tokens:
+                plan = plan_generation(
+                    loaded, prompts_of(wanted), wanted.reference, wanted.variants, tokens=wanted.tokens, **about
+                )
+            else:
+                plan = plan_capture(loaded, prompts_of(wanted), wanted.reference, wanted.variants, **about)
+            with RunWriter(store, plan.header, run_id=wanted.run_id) as writer:
+                run_capture(plan, writer)
+                failures = judge_pairs(plan, writer, lambda *_: None)
+                if failures:
+                    raise SystemExit(failures[0])
+                note = "A planted fault, not a finding: the variant is wrong on purpose, to show what a suspected bug looks like."
+                writer.finish(note=note if wanted.bug else "")
+        print(f"{wanted.run_id}: captured and judged", flush=True)
+
+
+@contextmanager
+def planted(bug: tuple[str, Engine] | None) -> Iterator[None]:
+    """The faulty walk is a base of the grammar for as long as its run is made."""
+    if bug is None:
+        yield
+        return
+    name, engine = bug
+
+    def walk(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+        yield 0, engine(setting.loaded.model, torch.tensor(setting.prompt))
+
+    BASES[name] = Base(walk, forwards=lambda positions: positions)
+    try:
+        yield
+    finally:
+        del BASES[name]
 
 
 class _Rows:
@@ -90,7 +165,7 @@ class _Rows:
 
 def captured_bits(text: str, reference: str, variant: str) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], tuple[str, ...]]:
     """bfloat16 bits of two paths [positions, vocab], token ids and texts."""
-    plan = plan_capture(load_model(MODEL, dtype="bfloat16", device="cpu"), [text], reference, [variant])
+    plan = plan_capture(load_model(MODEL, dtype="bfloat16", device="cpu"), [text], reference, [variant], kv=False)
     rows = _Rows(2)
     run_capture(plan, rows)
     tokens = plan.header.prompts[0]
@@ -139,8 +214,8 @@ def build_readme() -> None:
         "## Run files",
         "",
     ]
-    for run_id, name, dtype, *_ in RUNS:
-        path = HERE / f"{run_id}.duckdb"
+    for wanted in RUNS:
+        name, dtype, path = wanted.name, wanted.dtype, HERE / f"{wanted.run_id}.duckdb"
         with RunReader(path) as run:
             about, header = run.header.provenance, run.header
             versions = about.versions
@@ -158,13 +233,18 @@ def build_readme() -> None:
                 "|---|---|---|",
                 *(f"| `{side.name}` | `{side.sha256}` | {side.bit_class} |" for side in run.sides),
                 "",
-                "| variant | differing logits | max abs | max ULPs | flips | near ties |",
-                "|---|---|---|---|---|---|",
+                "| variant | differing logits | max abs | max ULPs | flips | near ties | verdict | noise ratio |",
+                "|---|---|---|---|---|---|---|---|",
             ]
             for pair in run.pairs:
                 s = pair.summary
                 differing = f"{s.neq:,} ({s.neq_share:.1%})"
-                lines.append(f"| `{pair.variant}` | {differing} | {s.max_abs:.6g} | {s.max_ulps:,} | {s.flips} | {s.near_ties} |")
+                ratio = "" if pair.noise_ratio is None else f"{pair.noise_ratio:.3g}"
+                lines.append(
+                    f"| `{pair.variant}` | {differing} | {s.max_abs:.6g} | {s.max_ulps:,} | {s.flips} | {s.near_ties} | {pair.verdict} | {ratio} |"
+                )
+            if about.note:
+                lines += ["", about.note]
             lines.append("")
     lines += ["## Dumps", ""]
     for path in sorted((HERE / "dumps").glob("*.npz")):

@@ -63,11 +63,43 @@ def test_fresh_against_cached_and_batch_1_against_n_diverge_in_bfloat16_and_flip
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: p.stem)
+def test_every_sample_pair_carries_a_verdict_with_its_evidence(path):
+    expected = "bug suspected" if path.stem == "injected-bug" else "rounding"
+    with RunReader(path) as run:
+        for pair in run.pairs:
+            assert pair.verdict == expected
+            assert {"rerun", "float32"} <= {row.rung for row in run.evidence(pair.index)}
+            assert pair.because in [row.says for row in run.evidence(pair.index)]
+            assert len(run.floor_positions(pair.index)) >= run.header.rows
+
+
+def test_the_injected_bug_is_labelled_as_one():
+    with RunReader(FOLDER / "injected-bug.duckdb") as run:
+        assert run.header.name.startswith("Injected bug")
+        assert "wrong on purpose" in run.header.provenance.note
+
+
+def test_the_continuations_part_where_their_logits_flip():
+    with RunReader(FOLDER / "continuations-that-part.duckdb") as run:
+        assert len(run.generations) == len(run.header.prompts) == 2
+        figures = run.positions(0)
+        for prompt, made in run.generations.items():
+            parting = made.parting(1)
+            assert parting is not None
+            here = figures[(figures["prompt"] == prompt) & (figures["position"] == parting)].iloc[0]
+            assert here["is_flip"]
+            step = parting - made.given_positions + 1
+            assert (here["reference_token"], here["variant_token"]) == (made.tokens[0][step], made.tokens[1][step])
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda p: p.stem)
 def test_captures_know_where_they_come_from(path):
     with RunReader(path) as run:
         about = run.header.provenance
         assert about.kind == "capture"
-        assert about.command.startswith("python -m core capture --model sample_runs/model")
+        assert about.command.startswith(
+            ("python -m core judge --model sample_runs/model", "python -m core generate --judge", "python sample_runs/build.py")
+        )
         assert {"torch", "transformers", "threads", "cpu_capability"} <= set(about.versions)
         assert all(prompt.token_texts for prompt in run.header.prompts)
         assert len(run.vocabulary) == run.header.vocab
