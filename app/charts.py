@@ -303,16 +303,15 @@ def pair_and_floor(table: pd.DataFrame, selected: int, marked_dtype: str, flips:
             hovertemplate=f"position %{{x}}, {dtype}<br>pair %{{y:.3g}}, floor %{{customdata[1]:.3g}} logits<extra></extra>",
         )  # fmt: skip
         _add_flips(figure, positions, pair, flips if dtype == marked_dtype else flips[:0])
-        high = float(np.nanmax(_positive(np.concatenate([pair, floor])), initial=0.0))
-        if high > 0:
+        if (floor > 0).any():  # at the end of its lines, where nothing is drawn over it
             figure.add_annotation(
-                x=1, xref="paper", xanchor="right", y=np.log10(high), yanchor="bottom", text=f"<b>{dtype}</b>", showarrow=False,
+                x=1, xref="paper", xanchor="left", y=np.log10(np.median(floor[floor > 0])), text=str(dtype), showarrow=False,
                 font={"color": QUIET},
             )  # fmt: skip
     figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
     figure.update_xaxes(title="position")
     figure.update_yaxes(title="rms of the difference, logits", type="log", exponentformat="power", dtick=1)
-    return _layout(figure, 320, **_NEAREST_CLICK)
+    return _layout(figure, 320, **_NEAREST_CLICK).update_layout(margin={"r": 62})
 
 
 def floor_ratio(

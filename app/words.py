@@ -18,6 +18,7 @@ RUNGS = {
     "float32": "float32 microscope", "symmetry": "Error symmetry", "structure": "Structure",
 }  # fmt: skip
 FIGURES = {
+    "compute_dtype": "dtype",
     "noise_ratio": "noise ratio: pair over floor, rms over rms",
     "largest_ratio_allowed": "largest noise ratio of rounding",
     "pair_rms_logits": "rms of the pair, logits",

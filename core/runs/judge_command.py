@@ -23,7 +23,7 @@ def typed(command: str) -> str | None:
     if parts is None:
         return None
     rest = [part for part in parts[1:] if part not in ("--judge", "--dry-run")]
-    if parts[0] == "capture":
+    if parts[0] in ("capture", "judge"):
         return shlex.join([*_START, "judge", *rest])
     return shlex.join([*_START, "generate", *rest, "--judge"]) if parts[0] == "generate" else None
 
@@ -43,7 +43,7 @@ def arguments(run: RunReader, name: str) -> list[str] | None:
     if about.kind != "capture" or not about.model or about.model.startswith("-") or prompts(run) is None:
         return None
     parts = _parts(about.command) or []
-    is_repeatable = parts[:1] in (["capture"], ["generate"])
+    is_repeatable = parts[:1] in (["capture"], ["judge"], ["generate"])
     options = _chosen(parts) if is_repeatable else []
     if not is_repeatable:
         reference, *variants = (side.path for side in run.sides)

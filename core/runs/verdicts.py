@@ -99,8 +99,8 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
         return Finding(name, _not_judged(about, pair.summary.bit_identical), rungs, False)
     sentence = pair.because or ""
     if name == "rounding":
-        beside_floor = _beside_floor(evidence, run.header.compute_dtype) or sentence
-        sentence = " ".join(part for part in (beside_floor, _flips(positions, run.header.compute_dtype)) if part)
+        own = _in_own_dtype(evidence, run.header.compute_dtype)
+        sentence = " ".join(part for part in (sentence, own, _flips(positions, run.header.compute_dtype)) if part)
     elif name == "bug suspected":
         where = [row.says for row in evidence if row.rung == STRUCTURE and row.figures.get("first")]
         sentence = " ".join([sentence, *where])
@@ -115,7 +115,7 @@ def _supply(about: Provenance, rung: str, compute_dtype: str) -> str:
 
 def _not_judged(about: Provenance, is_bit_identical: bool) -> str:
     if is_bit_identical:
-        return "Bit-identical: every bit of every logit is the same on both sides."
+        return "Both sides are equal bit for bit."
     if about.kind == "upload":
         return (
             "This dump came without controls, and whether rounding explains the difference is never guessed. The same pair in float32 beside a "
@@ -133,21 +133,13 @@ def times(ratio: float) -> str:
     return f"{float(f'{ratio:.3g}'):,.0f}" if ratio >= 100 else f"{ratio:.3g}"
 
 
-def _ratio(evidence: Sequence[Evidence], rung: str) -> float | None:
-    """The noise ratio of the rung's one passed row; None where the rung has other rows too, for then its sentence says more."""
-    rows = [row for row in evidence if row.rung == rung]
-    value = rows[0].figures.get("noise_ratio") if len(rows) == 1 and rows[0].outcome == PASSED else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _beside_floor(evidence: Sequence[Evidence], compute_dtype: str) -> str | None:
-    """`1.25 times this model's own rounding floor in bfloat16, 0.96 times in float32.`"""
-    own, exact = _ratio(evidence, OWN_DTYPE), _ratio(evidence, FLOAT32)
-    if exact is None:
-        return None
-    if own is None:
-        return f"{times(exact)} times this model's own rounding floor in float32."
-    return f"{times(own)} times this model's own rounding floor in {compute_dtype}, {times(exact)} times in float32."
+def _in_own_dtype(evidence: Sequence[Evidence], compute_dtype: str) -> str:
+    """`In bfloat16 it is 1.25 times the floor.`; '' where the rung was not passed or its row has no ratio."""
+    row = next((row for row in evidence if row.rung == OWN_DTYPE and row.outcome == PASSED), None)
+    ratio = row.figures.get("noise_ratio") if row is not None else None
+    if not isinstance(ratio, int | float) or isinstance(ratio, bool):
+        return ""
+    return f"In {compute_dtype} it is {times(ratio)} times the floor."
 
 
 def _flips(positions: pd.DataFrame, compute_dtype: str) -> str:
@@ -174,8 +166,8 @@ def position_ratios(pair_rms: NDArray[np.float64], floor_rms: NDArray[np.float64
     """Pair over floor at every position of all prompts, as the verdict takes it. [positions]
 
     A position whose floor is next to 0 has no scale of its own: in 16 bits it is held against the mean floor where that is larger, in
-    float32 against a hundredth of the median one (core.verdict.floor_test).
+    wider dtypes against a hundredth of the median one (core.verdict.floor_test).
     """
     floor = floor_rms**2
-    least = float(floor.mean()) if compute_dtype != "float32" else float(np.median(floor)) * 1e-4
+    least = float(floor.mean()) if compute_dtype in ("bfloat16", "float16") else float(np.median(floor)) * 1e-4
     return pair_rms / np.sqrt(np.maximum(floor, max(least, np.finfo(np.float64).tiny)))

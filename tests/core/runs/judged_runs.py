@@ -79,15 +79,15 @@ def planted_sides() -> list[np.ndarray]:
     return [reference, variant]
 
 
-def floors(outliers: tuple[int, ...] = ()) -> list[FloorRows]:
-    """Of both dtypes: the pair a little above the floor, in float32 a thousand times so at `outliers`."""
+def floors(outliers: tuple[int, ...] = (), is_wider: bool = False) -> list[FloorRows]:
+    """Of both dtypes, or of float64 too: the pair a little above the floor, beyond 16 bits a thousand times so at `outliers`."""
     random = np.random.default_rng(1)
     shape = np.exp(random.normal(0, 0.4, POSITIONS))
     found = []
-    for dtype, scale in (("bfloat16", 1e-2), ("float32", 3e-6)):
+    for dtype, scale in (("bfloat16", 1e-2), ("float32", 3e-6), ("float64", 5e-15))[: 2 + is_wider]:
         floor = shape * scale
         pair = floor * np.exp(random.normal(0.1, 0.25, POSITIONS))
-        if dtype == "float32":
+        if dtype != "bfloat16":
             pair[list(outliers)] = floor[list(outliers)] * 1000
         found.append(FloorRows(dtype, pair, floor))
     return found
@@ -103,6 +103,7 @@ def judged_run(
     model: str = "sample_runs/model",
     run_id: str | None = None,
     with_token_ids: bool = True,
+    wider_floor: bool = False,
 ) -> str:
     """Writes a run whose one pair has this verdict; None: not judged."""
     ids, texts = tuple(range(2, POSITIONS + 2)), tuple(f" w{i}" for i in range(POSITIONS))
@@ -126,7 +127,12 @@ def judged_run(
             outliers = (32, 33, 34, 64, 65, 66, 80, 81, 82) if verdict == "bug suspected" else ()
             has_floor = any(row.rung == "float32" and row.figures for row in rows)
             writer.write_verdict(
-                0, verdict, because, noise_ratio, rows if evidence is None else evidence, floors(outliers) if has_floor else ()
+                0,
+                verdict,
+                because,
+                noise_ratio,
+                rows if evidence is None else evidence,
+                floors(outliers, wider_floor) if has_floor else (),
             )
         return writer.finish()
 

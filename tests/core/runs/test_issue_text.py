@@ -36,7 +36,7 @@ EXPECTED = """\
 
 #### `decode` against `prefill`: rounding
 
-1.25 times this model's own rounding floor in bfloat16, 0.96 times in float32. Both flips are near ties, with margins of at most 1 ULP of bfloat16.
+In float32 the pair is 0.96 times this model's own rounding floor, and no position stands out. In bfloat16 it is 1.25 times the floor. Both flips are near ties, with margins of at most 1 ULP of bfloat16.
 
 | figure |  |
 | --- | --- |
@@ -108,28 +108,28 @@ def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(stor
 
 
 @pytest.mark.parametrize(
-    ("own", "exact", "sentence"),
+    ("figures", "sentence"),
     [
-        (1.2504, 0.9557, "1.25 times this model's own rounding floor in bfloat16, 0.96 times in float32."),
-        (3.0, 0.9557, "3.00 times this model's own rounding floor in bfloat16, 0.96 times in float32."),
-        (None, 1.04, "1.04 times this model's own rounding floor in float32."),
+        ({"noise_ratio": 1.2504}, "In bfloat16 it is 1.25 times the floor."),
+        ({"noise_ratio": 3}, "In bfloat16 it is 3.00 times the floor."),
+        ({"noise_ratio": 0.0312}, "In bfloat16 it is 0.03 times the floor."),
     ],
 )
-def test_the_sentence_changes_when_the_row_does(store, own, exact, sentence):
-    rows = [RERUN_PASSED, dataclasses.replace(EXACT_PASSED, figures={"noise_ratio": exact})]
-    rows += [] if own is None else [dataclasses.replace(OWN, figures={"noise_ratio": own})]
-    assert said(store, judged_run(store, "rounding", evidence=rows)).startswith(sentence)
+def test_the_sentence_changes_when_the_row_does(store, figures, sentence):
+    rows = [RERUN_PASSED, EXACT_PASSED, dataclasses.replace(OWN, figures=figures)]
+    assert said(store, judged_run(store, "rounding", evidence=rows)).startswith(f"{EXACT_PASSED.says} {sentence}")
+
+
+@pytest.mark.parametrize("figures", [{}, {"noise_ratio": "a lot"}, {"noise_ratio": None}, {"noise_ratio": True}])
+def test_where_a_row_has_no_ratio_none_is_said(store, figures):
+    rows = [EXACT_PASSED, dataclasses.replace(OWN, figures=figures)]
+    assert "In bfloat16 it is" not in said(store, judged_run(store, "rounding", evidence=rows))
 
 
 def test_a_bugs_sentence_names_the_place_that_the_structure_row_names(store):
     rows = CASES["bug suspected"][2]
     assert "multiple of 16" in said(store, judged_run(store, "bug suspected"))
     assert "multiple of 16" not in said(store, judged_run(store, "bug suspected", evidence=[r for r in rows if r is not BLOCKS]))
-
-
-def test_where_figures_are_missing_the_stored_sentence_stands(store):
-    rows = [dataclasses.replace(EXACT_PASSED, figures={"noise_ratio": "a lot"})]
-    assert said(store, judged_run(store, "rounding", evidence=rows)).startswith(EXACT_PASSED.says)
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,13 @@ def test_every_verdict_there_is_has_a_case_here():
     assert set(CASES) == set(VERDICTS)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "float16"])
 def test_ratios_by_position_are_those_the_verdict_was_taken_from(dtype):
     random = np.random.default_rng(0)
     floor = np.exp(random.normal(0, 1, (4, 500))) * 1e-6
     floor[:, 7] = 0
     pair = np.exp(random.normal(0, 1, 500)) * 1e-6
-    test = floor_test(pair**2, floor**2, is_16_bits=dtype != "float32")
+    test = floor_test(pair**2, floor**2, is_16_bits="16" in dtype)
     ours = position_ratios(pair, np.sqrt((floor**2).mean(axis=0)), dtype)
     assert ours == pytest.approx(test.by_position, rel=1e-9)
 
@@ -168,7 +168,7 @@ def test_names_and_tokens_of_strangers_stay_text(store):
         header_of("float32", (4,), 8),
         name="`a` | [x](http://evil) <img src=x>\n# b",
         provenance=Provenance("capture", "a|b`c", "", "@someone", "", 0, "", "see https://evil and @all | <b>"),
-        vocabulary={i: "`|``\n|" for i in range(8)},
+        vocabulary=dict.fromkeys(range(8), "`|``\n|"),
     )
     header = dataclasses.replace(
         header, sides=(SideHeader("ref|`", "prefill", "float32"), SideHeader("v\n|", "decode", "float32"))
@@ -213,7 +213,7 @@ JUDGE = "python -m core judge --model m --prompt 'a b' --variant decode"
     [
         ("python -m core capture --model m --prompt 'a b' --variant decode", JUDGE),
         ("python -m core capture --model m --prompt 'a b' --variant decode --judge", JUDGE),
-        ("python -m core judge --model m", None),
+        ("python -m core judge --model m", "python -m core judge --model m"),
         ("python -m core generate --model m --tokens 4", "python -m core generate --model m --tokens 4 --judge"),
         ("python -m core search --model m", None),
         ("python -m core capture --prompt 'a; rm -rf /'", "python -m core judge --prompt 'a; rm -rf /'"),

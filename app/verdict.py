@@ -1,0 +1,271 @@
+"""The verdict at the head of the overview: a label, a sentence, the ladder with its evidence, how to judge, the report to copy.
+
+Everything it says is stored with the run; core.runs.verdicts turns rows into sentences.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import urlencode
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from app import charts, state, widgets, words
+from app.jobs import ANY_DEVICE, ROOT, Job, PromptFile
+from core.runs import judge_command
+from core.runs.issue_text import issue_text
+from core.runs.records import FAILED, FLOAT32, MISSING, NOTED, OWN_DTYPE, PASSED, STRUCTURE, Evidence
+from core.runs.verdicts import NOT_JUDGED, Finding, Rung, finding, position_ratios
+
+_ICONS = {
+    "bug suspected": ":material/bug_report:", "invalid dump": ":material/block:", "nondeterministic": ":material/shuffle:",
+    "undecided": ":material/help:", NOT_JUDGED: ":material/hourglass_empty:", "rounding": ":material/check:", "identical": ":material/drag_handle:",
+}  # fmt: skip
+_OUTCOMES = {
+    PASSED: (":material/check_circle:", "green"), FAILED: (":material/cancel:", "red"), MISSING: (":material/help:", "orange"),
+    NOTED: (":material/info:", "blue"),
+}  # fmt: skip
+_HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
+
+
+def verdict(view: state.View) -> None:
+    """Label and sentence, the evidence, what judges the run where nothing did."""
+    found = finding(view.run, view.pair, view.table)
+    with st.container(border=True, key="verdict"):
+        st.badge(found.name, icon=_ICONS.get(found.name), color=words.VERDICTS.get(found.name, "gray"))  # type: ignore[arg-type]
+        st.markdown(f"**{widgets.escaped(_opening(found.sentence))}**")
+        _differing(view)
+    if not found.is_judged:
+        _how_to_judge(view)
+    _ladder(view, found)
+    _report(view)
+
+
+def _opening(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _differing(view: state.View) -> None:
+    """How much differs, which is no verdict."""
+    summary, header = view.pair.summary, view.run.header
+    if summary.bit_identical:
+        st.markdown(
+            f"Bit-identical: all {header.rows * header.vocab:,} logits are the same on both sides, signs of zeros included."
+        )
+        return
+    change = "positions changes its" if summary.flips == 1 else "positions change their"
+    flips = f"**{summary.flips} of {header.rows:,} {change} argmax**" if summary.flips else "no argmax changes"
+    st.markdown(f"{words.share(summary.neq, header.rows * header.vocab)} logits differ; {flips}.")
+
+
+def _ladder(view: state.View, found: Finding) -> None:
+    """Every rung in order; one with a row of evidence unfolds to its figures, one without says what would supply it."""
+    with st.container(key="ladder"):
+        for rung in found.rungs:
+            for number, row in enumerate(rung.rows):
+                _row(view, rung, row, f"rung_{rung.name}_{number}".replace(" ", "_"))
+            if not rung.rows:
+                title = words.RUNGS.get(rung.name, rung.name)
+                st.expander(
+                    f":gray[**{title}** · not run · {rung.supply}]", type="step", icon=":material/radio_button_unchecked:"
+                )
+
+
+def _row(view: state.View, rung: Rung, row: Evidence, key: str) -> None:
+    icon, colour = _OUTCOMES[row.outcome]
+    title = words.RUNGS.get(rung.name, rung.name)
+    label = f"**{title}** · :{colour}[{row.outcome}] · {widgets.escaped(row.says)}"
+    step = st.expander(label, type="step", icon=icon, key=key, on_change="rerun")
+    with step:
+        st.caption(f"Control: {widgets.escaped(row.control)}")
+        if step.open:  # charts that nobody sees are not sent
+            _figures(row)
+            _charts(view, row)
+
+
+def _figures(row: Evidence) -> None:
+    if row.figures:
+        shown = {words.figure_name(key): widgets.escaped(words.figure(value)) for key, value in row.figures.items()}
+        st.table(shown, border="horizontal")
+
+
+def _charts(view: state.View, row: Evidence) -> None:
+    """Pair and floor by position for the rungs that have one; where in a block faults begin, for the structure."""
+    floors = view.run.floor_positions(view.pair.index)
+    deciding = row if row.rung != STRUCTURE else _deciding(view)
+    dtype = _dtype(view, deciding) if deciding is not None else ""
+    of_dtype = floors[floors["compute_dtype"] == dtype]
+    if of_dtype.empty or deciding is None:
+        return
+    ratios = position_ratios(of_dtype["pair_rms"].to_numpy(float), of_dtype["floor_rms"].to_numpy(float), dtype)
+    if row.rung == STRUCTURE:
+        _residues(row, deciding, of_dtype, ratios)
+        return
+    here = (of_dtype["prompt"] == view.prompt).to_numpy()
+    table = view.prompt_table
+    flips = table.loc[table["is_flip"], "position"].to_numpy(int)
+    which = f"prompt {view.prompt}" if len(view.run.header.prompts) > 1 else "the prompt"
+    if row.rung == FLOAT32:
+        shown = floors[floors["prompt"] == view.prompt]
+        _clickable(charts.pair_and_floor(shown, view.position, view.dtype, flips), f"floor_pair_{dtype}")
+        st.caption(
+            f"Root mean square of the difference at each position of {which}, in logits: this pair, and the rounding floor, which is the mean of the "
+            "reorderings. Where a line has a gap, nothing differs. A click selects the position."
+        )
+    threshold = row.figures.get("position_ratio_allowed")
+    is_threshold = isinstance(threshold, int | float) and not isinstance(threshold, bool) and threshold > 0
+    figure = charts.floor_ratio(
+        of_dtype["position"].to_numpy(int)[here], ratios[here], float(threshold) if is_threshold else None, view.position, dtype, flips  # type: ignore[arg-type]
+    )  # fmt: skip
+    _clickable(figure, f"floor_ratio_{dtype}")
+    beyond = int((ratios[~here] > float(threshold)).sum()) if is_threshold else 0  # type: ignore[arg-type]
+    st.caption(
+        f"Pair over floor at each position of {which}, both in {dtype}; the dotted line is the floor itself, in a gap nothing differs."
+        + ("" if is_threshold else " In 16 bits positions are shown and not judged: what one moved element becomes varies by orders of magnitude.")
+        + (f" {words.plural(beyond, 'position')} of other prompts {'stands' if beyond == 1 else 'stand'} out too." if beyond else "")
+    )  # fmt: skip
+
+
+def _dtype(view: state.View, row: Evidence) -> str:
+    """In which a row of a ratio was measured; rows name it since there are several on one rung."""
+    named = {OWN_DTYPE: view.dtype, FLOAT32: "float32"}.get(row.rung, "")
+    return str(row.figures.get("compute_dtype", named))
+
+
+def _deciding(view: state.View) -> Evidence | None:
+    """The row that the structure is read from: the last of the float32 rung that passed or failed."""
+    rows = [row for row in view.run.evidence(view.pair.index) if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)]
+    return rows[-1] if rows else None
+
+
+def _residues(row: Evidence, deciding: Evidence, floors: pd.DataFrame, ratios: np.ndarray) -> None:
+    """Only where the evidence names a block and the deciding rung its threshold."""
+    block, threshold = row.figures.get("block"), deciding.figures.get("position_ratio_allowed")
+    if not isinstance(block, int) or not 2 <= block <= 4096 or not isinstance(threshold, int | float):
+        return
+    beyond = floors.loc[ratios > threshold, ["prompt", "position"]].to_numpy(int)
+    if not len(beyond):
+        return
+    is_start = np.ones(len(beyond), bool)
+    is_start[1:] = (np.diff(beyond[:, 1]) != 1) | (np.diff(beyond[:, 0]) != 0)
+    st.plotly_chart(charts.residues(beyond[:, 1], beyond[is_start, 1], block), key="floor_residues", theme="streamlit")
+    st.caption(
+        f"Positions of all prompts that stand out from the floor, by their place in blocks of {block}. Rounding knows no blocks; a cache made of them does."
+    )
+
+
+def _clickable(figure: object, key: str) -> None:
+    def pick() -> None:
+        position = widgets.chosen_position(key, 0)
+        if position is not None:
+            state.select(position=position)
+
+    st.plotly_chart(
+        figure,
+        key=key,
+        on_select=pick,
+        selection_mode="points",
+        theme="streamlit",
+        config={"scrollZoom": False, "displaylogo": False},
+    )
+
+
+def _how_to_judge(view: state.View) -> None:
+    """The command that judges this run, and a button for it; for a dump, what to bring."""
+    about = view.run.header.provenance
+    if about.kind == "upload":
+        if not view.pair.summary.bit_identical:
+            st.markdown(
+                "To decide it, have the model compute the pair here, with every control: put your own paths or prompts into the command below, "
+                "or hand your engine to `core.inference.judge` as a callable. To find out about nondeterminism alone, "
+                "add each call once more to the dump as a further side: the sides that agree bit for bit form classes."
+            )
+            st.code(
+                "python -m core judge --model MODEL --prompt-file PROMPT --reference prefill --variant decode", language="bash"
+            )
+        return
+    command = judge_command.typed(about.command)
+    if command is not None:
+        st.markdown("This captures the pairs again and runs every control beside them, several times the work of the capture:")
+        st.code(command, language="bash", wrap_lines=True)
+    _judge_here(view)
+
+
+def _judge_here(view: state.View) -> None:
+    """A button that judges the run's own tokens in a process of its own, and how that stands."""
+    run, model = view.run, view.run.header.provenance.model
+    name = f"{run.header.name}, judged"
+    arguments = judge_command.arguments(run, name)
+    tokens = judge_command.prompts(run)
+    if arguments is None or tokens is None:
+        return
+    if not is_loadable(model):
+        st.caption(f"The model's folder `{widgets.code(model)}` is not on this machine; run the command where it is.")
+        return
+    title = f"Judge {run.header.name} ({run.run_id})"
+    last = _job(title)
+    if last is None or last.is_over:
+        device = next((part.partition("=")[2] for part in arguments if part.startswith("--device=")), ANY_DEVICE)
+        st.button(
+            "Judge it here" if last is None else "Judge it again", icon=":material/gavel:", key="judge",
+            help="captures the same tokens again, with every control, in a process of its own; the result is a new run beside this one",
+            on_click=_start, args=(arguments, title, device, tokens),
+        )  # fmt: skip
+    if last is not None:
+        st.fragment(_progress, run_every=None if last.is_over else 1.0)(title)
+
+
+def _start(arguments: list[str], title: str, device: str, tokens: bytes) -> None:
+    state.jobs().submit(arguments, title=title, device=device, prompts=PromptFile("tokens.jsonl", tokens))
+
+
+def _job(title: str) -> Job | None:
+    return next((job for job in state.jobs().all() if job.title == title), None)
+
+
+def _progress(title: str) -> None:
+    """How the judging stands; draws the page anew when it is over."""
+    job = _job(title)
+    if job is None:
+        return
+    if not job.is_over:
+        st.session_state["judge_awaits"] = title
+        counted = f", {job.rows_done:,} of {job.rows_total:,} positions" if job.rows_total else ""
+        stage = widgets.escaped(job.stage) if job.state == "running" else job.state
+        st.caption(f":material/hourglass_empty: {stage}{counted}, {job.seconds:.0f} s. It goes on if you leave this page.")
+        return
+    if st.session_state.pop("judge_awaits", None) == title:
+        st.rerun()
+    if job.state == "failed":
+        st.error(widgets.escaped(job.message))
+    elif job.state == "done":
+        if job.message:
+            st.warning(widgets.escaped(job.message))
+        if st.button("Open the judged run", key="open_judged", type="primary"):
+            st.session_state["open_next"] = job.run_id
+            st.rerun()
+    else:
+        st.caption(widgets.escaped(job.message or job.state))
+
+
+def is_loadable(model: str) -> bool:
+    """A folder that is there, or what may be a hub id. Relative folders are those of the directory that jobs run in."""
+    try:
+        return (ROOT / Path(model).expanduser()).is_dir() or (_HUB_ID.fullmatch(model) is not None)
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
+def _report(view: state.View) -> None:
+    report = st.expander("Copy report", icon=":material/content_copy:", key="copy_report", on_change="rerun")
+    if report.open:
+        report.caption("Markdown for an issue thread. The button at the right of the text copies it.")
+        report.code(issue_text(view.run, [view.pair], link(view)), language="markdown", wrap_lines=True)
+
+
+def link(view: state.View) -> str:
+    """The address of this view."""
+    return f"{(st.context.url or '/overview').split('?')[0]}?{urlencode(state.address(view))}"
