@@ -29,7 +29,7 @@ def walk(
     model: Any,
     ids: torch.Tensor,
     stops: Sequence[int],
-    after: Callable[[DynamicCache, int], None] = lambda *_: None,
+    after: Callable[[Any, int], None] = lambda *_: None,
     arguments: Callable[[int, int], dict[str, Any]] = lambda *_: {},
 ) -> torch.Tensor:
     """Forwards that end before each of `stops` and before the end; `after`(cache, stop) is called after each. -> [positions, vocab]
@@ -46,7 +46,7 @@ def walk(
     return torch.cat(parts)
 
 
-def cache_of(model: Any, ids: torch.Tensor) -> DynamicCache:
+def cache_of(model: Any, ids: torch.Tensor) -> Any:
     """What a forward of these tokens leaves behind."""
     cache = DynamicCache(config=model.config)
     model(input_ids=ids[None], past_key_values=cache, use_cache=True)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import DynamicCache
 
 from benchmarks.engines import (
     BLOCK,
@@ -40,7 +39,7 @@ from core.inference.setting import Setting
 Slots = slice | int
 
 
-def _always(loaded: LoadedModel) -> bool:
+def _always(_: LoadedModel) -> bool:
     return True
 
 
@@ -93,13 +92,13 @@ def positions_off_by_one_after_the_prefix(model: Any, ids: torch.Tensor) -> torc
     )
 
 
-def _overwriting(other: Callable[[Any, torch.Tensor], DynamicCache], stop: int, slots: Slots) -> Engine:
+def _overwriting(other: Callable[[Any, torch.Tensor], Any], stop: int, slots: Slots) -> Engine:
     """Some slots hold the keys and values that `other` left in them."""
 
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
         left = other(model, ids)
 
-        def after(cache: DynamicCache, at: int) -> None:
+        def after(cache: Any, at: int) -> None:
             if at == stop:
                 for layer, stale in zip(cache.layers, left.layers, strict=True):
                     layer.keys[:, :, slots], layer.values[:, :, slots] = stale.keys[:, :, slots], stale.values[:, :, slots]
@@ -109,11 +108,11 @@ def _overwriting(other: Callable[[Any, torch.Tensor], DynamicCache], stop: int, 
     return engine
 
 
-def _another_prompt(model: Any, ids: torch.Tensor) -> DynamicCache:
+def _another_prompt(model: Any, ids: torch.Tensor) -> Any:
     return cache_of(model, other_tokens(ids)[:PREFIX])
 
 
-def _rejected_draft(model: Any, ids: torch.Tensor) -> DynamicCache:
+def _rejected_draft(model: Any, ids: torch.Tensor) -> Any:
     """The prompt's own prefix, then two tokens of a draft that was rejected."""
     return cache_of(model, torch.cat([ids[:PREFIX], other_tokens(ids)[:2]]))
 
@@ -123,7 +122,7 @@ def neighbours_block_at_one_position(model: Any, ids: torch.Tensor) -> torch.Ten
     foreign = cache_of(model, other_tokens(ids)[:PREFIX])
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def after(cache: DynamicCache, at: int) -> None:
+    def after(cache: Any, at: int) -> None:
         if at == PREFIX:
             for layer, other in zip(cache.layers, foreign.layers, strict=True):
                 kept.append((layer.keys[:, :, -BLOCK:].clone(), layer.values[:, :, -BLOCK:].clone()))
@@ -135,21 +134,21 @@ def neighbours_block_at_one_position(model: Any, ids: torch.Tensor) -> torch.Ten
     return walk(model, ids, [PREFIX, PREFIX + 1], after)
 
 
-def _at(stop: int, change: Callable[[DynamicCache], None]) -> Engine:
+def _at(stop: int, change: Callable[[Any], None]) -> Engine:
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return walk(model, ids, [stop], lambda cache, at: change(cache) if at == stop else None)
 
     return engine
 
 
-def _block_table_shifted(cache: DynamicCache) -> None:
+def _block_table_shifted(cache: Any) -> None:
     """The first block is lost, the last is read twice."""
     for layer in cache.layers:
         layer.keys = torch.cat([layer.keys[:, :, BLOCK:], layer.keys[:, :, -BLOCK:]], dim=2)
         layer.values = torch.cat([layer.values[:, :, BLOCK:], layer.values[:, :, -BLOCK:]], dim=2)
 
 
-def _last_block_one_slot_late(cache: DynamicCache) -> None:
+def _last_block_one_slot_late(cache: Any) -> None:
     """Each token of the last block was written one slot on: its first slot is empty, its last token is lost."""
     for layer in cache.layers:
         for tensor in (layer.keys, layer.values):
@@ -160,7 +159,7 @@ def _last_block_one_slot_late(cache: DynamicCache) -> None:
 def trimmed_one_short(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """The cache keeps one token more than the block boundary says, so that token is seen twice."""
 
-    def after(cache: DynamicCache, at: int) -> None:
+    def after(cache: Any, at: int) -> None:
         if at == PREFIX:
             for layer in cache.layers:
                 layer.keys = torch.cat([layer.keys, layer.keys[:, :, -1:]], dim=2)
@@ -169,7 +168,7 @@ def trimmed_one_short(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return walk(model, ids, [PREFIX], after, lambda start, stop: {"position_ids": torch.arange(start, stop)[None]})
 
 
-def _one_layer_not_updated(cache: DynamicCache) -> None:
+def _one_layer_not_updated(cache: Any) -> None:
     """One layer's slot of the newest token was never written."""
     cache.layers[1].keys[:, :, -1] = 0
     cache.layers[1].values[:, :, -1] = 0
@@ -178,7 +177,7 @@ def _one_layer_not_updated(cache: DynamicCache) -> None:
 def scaled_value(factor: float, slots: Slots = -3) -> Engine:
     """Cached values of one head of one layer are scaled; by default those of one token."""
 
-    def change(cache: DynamicCache) -> None:
+    def change(cache: Any) -> None:
         cache.layers[0].values[:, 0, slots] *= factor
 
     return _at(PREFIX, change)
@@ -187,7 +186,7 @@ def scaled_value(factor: float, slots: Slots = -3) -> Engine:
 def _stored(round_trip: Callable[[torch.Tensor], torch.Tensor]) -> Engine:
     """The cache is kept in fewer bits than the model computes in."""
 
-    def after(cache: DynamicCache, _: int) -> None:
+    def after(cache: Any, _: int) -> None:
         for layer in cache.layers:
             layer.keys, layer.values = round_trip(layer.keys), round_trip(layer.values)
 
@@ -216,7 +215,7 @@ def future_key_visible(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """One query sees the key after its own."""
 
     def change(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
-        mask[:, :, 20, 21] = True
+        mask[:, :, 10, 11] = True
         return original(module, query, key, value, mask, options)
 
     with attention(model, change):
@@ -252,8 +251,12 @@ def _left_padded(model: Any, ids: torch.Tensor, **arguments: torch.Tensor) -> to
 
 
 def left_padding_unmasked(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Padding before the prompt is attended to; positions are right."""
-    return _left_padded(model, ids, position_ids=(torch.arange(-5, len(ids)).clamp_min(0))[None])
+    """Padding before the prompt is attended to; positions are right.
+
+    A mask of ones is given, because without any transformers reads positions that begin anew as several sequences, and masks them.
+    """
+    seen = torch.ones((1, len(ids) + 5), dtype=torch.long)
+    return _left_padded(model, ids, attention_mask=seen, position_ids=torch.arange(-5, len(ids)).clamp_min(0)[None])
 
 
 def left_padding_without_positions(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -390,7 +393,7 @@ def rotary_scaled_beyond_a_length(model: Any, ids: torch.Tensor) -> torch.Tensor
     rotary = model.model.rotary_emb
     with ExitStack() as stack:
 
-        def after(_: DynamicCache, at: int) -> None:
+        def after(_: Any, at: int) -> None:
             if at == 24:
                 stack.enter_context(replaced(rotary, "inv_freq", rotary.inv_freq / 2))
 

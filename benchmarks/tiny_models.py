@@ -5,6 +5,8 @@ Every parameter is drawn, biases and norms too: transformers leaves biases at 0 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import (
@@ -49,6 +51,7 @@ CONFIGS = {
         **_SHAPE, head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW, attn_logit_softcapping=5.0, final_logit_softcapping=10.0
     ),
     "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "mixtral-ties": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
     "mistral-window": lambda: MistralConfig(**_SHAPE, sliding_window=WINDOW),
 }  # fmt: skip
 
@@ -63,8 +66,17 @@ def tiny_model(name: str, dtype: str = "float32", seed: int = 7) -> LoadedModel:
             for parameter in model.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+            if name == "mixtral-ties":
+                _tie_two_experts(model, generator)
         model = model.to(getattr(torch, dtype)).eval().requires_grad_(False)
         return loaded_from(model, _tokenizer())
+
+
+def _tie_two_experts(model: Any, generator: torch.Generator) -> None:
+    """The router's scores of the first two experts nearly tie at every token, so that in float32 rounding chooses between them."""
+    for layer in model.model.layers:
+        gate = layer.mlp.gate.weight
+        gate[1] = gate[0] * (1 + 1e-7 * torch.randn(gate[0].shape, generator=generator))
 
 
 def tiny_prompts(loaded: LoadedModel, tokens: int = TOKENS) -> list[tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 python -m benchmarks.trial                        # every model, every case: the tables of docs/verdict.md
 python -m benchmarks.trial --model llama --quick  # one model, without what compiles
+python -m benchmarks.trial --drawn 20             # false alarms: pairs of pure rounding on models of other weights
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 
 import torch
@@ -17,21 +18,24 @@ import torch
 from benchmarks.engines import prefill
 from benchmarks.mutations import MUTATIONS, Mutation, scaled_value
 from benchmarks.tiny_models import CONFIGS, tiny_model, tiny_prompts
-from benchmarks.variations import SLOW_PATHS, VARIATIONS
+from benchmarks.variations import SLOW_PATHS, VARIATIONS, in_two_halves, reordering
 from core.errors import CaptureError
 from core.inference.bases import BASES
 from core.inference.edge import quiet
-from core.inference.grammar import Base
 from core.inference.judging import judge_pair
 from core.inference.models import LoadedModel, load_model
-from core.runs.records import FAILED, FLOAT32, RUNGS
+from core.runs.records import FAILED, FLOAT32, OWN_DTYPE, SAMPLER
 from core.verdict import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING, Verdict, conclude, sampler_evidence
 
 SAMPLES = FilePath(__file__).parents[1] / "sample_runs"
 TOKENS = 48
 SHIPPED = ("shipped bfloat16", "shipped float32")
-MODELS = (*CONFIGS, *SHIPPED)
-FACTORS = (1.0001, 1.001, 1.01, 1.1)
+IN_FLOAT32 = (*CONFIGS, SHIPPED[1])
+IN_BFLOAT16 = (*(f"{name} bfloat16" for name in CONFIGS), SHIPPED[0])
+COMPILED = ("llama", "gpt2", SHIPPED[1])  # half a minute of compiling each
+MODELS = (*IN_FLOAT32, *IN_BFLOAT16)
+DRAWN = ("decode", "chunked:5", "reuse:31", "prefill+attn:eager", "decode+batch:3", in_two_halves, reordering(101))
+FACTORS = (1.00001, 1.0001, 1.001, 1.01, 1.1)
 _FAULTS = (BUG_SUSPECTED, INVALID_DUMP)
 _HARMLESS = (IDENTICAL, ROUNDING, NONDETERMINISTIC)
 
@@ -40,7 +44,8 @@ _HARMLESS = (IDENTICAL, ROUNDING, NONDETERMINISTIC)
 class Trial:
     """One case on one model. verdict None: the model cannot take this path, `because` says why.
 
-    rung: that decided, '' where none failed; worst: largest ratio to the floor at one position, in the dtype that decided.
+    rung: that decided, '' where none failed; noise_ratio and worst: over all positions and the largest at one, in the dtype that
+    decided; own_ratio: in the model's own dtype where that has 16 bits; nonfinite: logits NaN or infinite on one side only.
     """
 
     model: str
@@ -51,6 +56,8 @@ class Trial:
     rung: str = ""
     noise_ratio: float | None = None
     worst: float | None = None
+    own_ratio: float | None = None
+    nonfinite: int = 0
 
     @property
     def is_right(self) -> bool:
@@ -61,7 +68,8 @@ class Trial:
 def model_named(name: str) -> tuple[LoadedModel, list[tuple[int, ...]]]:
     """(model, prompts) of MODELS; CaptureError where the shipped model is not built."""
     if name not in SHIPPED:
-        loaded = tiny_model(name)
+        kind, _, dtype = name.partition(" ")
+        loaded = tiny_model(kind, dtype or "float32")
         return loaded, tiny_prompts(loaded)
     loaded = load_model(str(SAMPLES / "model"), dtype=name.split()[1], device="cpu")
     texts = [file.read_text() for file in sorted((SAMPLES / "prompts").glob("*.txt"))]
@@ -75,11 +83,17 @@ def try_case(case: Mutation, name: str, loaded: LoadedModel, prompts: Sequence[S
         verdict = _verdict(case, loaded, prompts)
     except CaptureError as error:
         return Trial(name, case.name, is_bug, None, str(error))
-    failed = [row for row in verdict.evidence if row.outcome == FAILED]
-    rung = min((row.rung for row in failed), key=RUNGS.index, default="") if verdict.name in _FAULTS else ""
-    in_float32 = [row.figures for row in verdict.evidence if row.rung == FLOAT32 and row.figures]
-    worst = in_float32[-1]["worst_position_ratio"] if in_float32 else None
-    return Trial(name, case.name, is_bug, verdict.name, verdict.because, rung, verdict.noise_ratio, worst)
+    decided = [row.rung for row in verdict.evidence if row.outcome == FAILED and row.says == verdict.because]
+    measured = [row.figures for row in verdict.evidence if row.rung == FLOAT32 and row.figures]
+    is_float64 = bool(measured) and measured[-1]["compute_dtype"] == "float64"
+    rung = "float64" if decided == [FLOAT32] and is_float64 else "".join(decided)
+    own = [row.figures["noise_ratio"] for row in verdict.evidence if row.rung == OWN_DTYPE and row.figures]
+    return Trial(
+        name, case.name, is_bug, verdict.name, verdict.because, rung, verdict.noise_ratio,
+        measured[-1]["worst_position_ratio"] if measured else None,
+        own[0] if own else None,
+        measured[-1]["nonfinite_mismatch"] if measured else 0,
+    )  # fmt: skip
 
 
 def _verdict(case: Mutation, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Verdict:
@@ -100,7 +114,7 @@ def _verdict(case: Mutation, loaded: LoadedModel, prompts: Sequence[Sequence[int
 def _registered(case: Mutation) -> Iterator[None]:
     """A base of the case's own is one of the grammar meanwhile."""
     if case.base is not None:
-        BASES["mutated"] = Base(case.base, at_once=lambda positions: positions, forwards=lambda positions: 1, reads_cache=False)
+        BASES["mutated"] = replace(BASES["prefill"], compute=case.base)
     try:
         yield
     finally:
@@ -118,7 +132,7 @@ def run_trial(names: Sequence[str], is_quick: bool = True, on_trial: Callable[[T
     found = []
     for name in names:
         loaded, prompts = model_named(name)
-        for case in cases_of(loaded, is_quick):
+        for case in cases_of(loaded, is_quick or name not in COMPILED):
             found.append(try_case(case, name, loaded, prompts))
             on_trial(found[-1])
     return found
@@ -153,6 +167,22 @@ def table(trials: Sequence[Trial]) -> Iterator[str]:
         yield ""
 
 
+def margins(trials: Sequence[Trial]) -> Iterator[str]:
+    """Lines of Markdown: how far the same function stays below the thresholds, and bugs that are decided by a floor above them."""
+    yield "| model | same function: largest ratio | at one position | in 16 bits | bugs: smallest ratio | at one position |"
+    yield "|---|---|---|---|---|---|"
+    for name in dict.fromkeys(trial.model for trial in trials):
+        own = [trial for trial in trials if trial.model == name and trial.noise_ratio is not None and trial.worst is not None]
+        same = [trial for trial in own if not trial.is_bug]
+        bugs = [trial for trial in own if trial.is_bug and not trial.nonfinite and trial.rung != SAMPLER]
+        figures = [
+            max((trial.noise_ratio or 0 for trial in same), default=0), max((trial.worst or 0 for trial in same), default=0),
+            max((trial.own_ratio for trial in same if trial.own_ratio is not None), default=None),
+            min((trial.noise_ratio or 0 for trial in bugs), default=0), min((trial.worst or 0 for trial in bugs), default=0),
+        ]  # fmt: skip
+        yield f"| {name} | {' | '.join('' if figure is None else _short(figure) for figure in figures)} |"
+
+
 def _cell(trial: Trial | None) -> str:
     if trial is None:
         return ""
@@ -161,12 +191,18 @@ def _cell(trial: Trial | None) -> str:
     figures = "" if trial.noise_ratio is None else f" {_short(trial.noise_ratio)}"
     if trial.worst is not None:
         figures += f", {_short(trial.worst)}"
+    if trial.nonfinite:
+        figures = " NaN or infinite"
+    if trial.rung == SAMPLER:
+        figures = ""
     mark = "" if trial.is_right else "**WRONG** "
     return f"{mark}{trial.rung or trial.verdict}{figures}"
 
 
 def _short(ratio: float) -> str:
-    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}" if ratio < 1000 else f"{ratio:.0e}".replace("e+0", "e")
+    if ratio < 10:
+        return f"{ratio:.2f}"
+    return f"{ratio:.0f}" if ratio < 1000 else f"{ratio:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
 def limits(names: Sequence[str]) -> Iterator[str]:
@@ -186,10 +222,31 @@ def limits(names: Sequence[str]) -> Iterator[str]:
             )
 
 
+def drawn(names: Sequence[str], count: int) -> Iterator[str]:
+    """Lines of Markdown: pairs of pure rounding on tiny models of `count` other weights each, two prompts of 90 random tokens."""
+    yield "| model | pairs of pure rounding | called bugs | largest ratio | at one position | share of what is allowed there |"
+    yield "|---|---|---|---|---|---|"
+    for name in (name for name in names if name in CONFIGS):
+        figures, alarms = [], 0
+        for seed in range(count):
+            loaded = tiny_model(name, seed=100 + seed)
+            generator = torch.Generator().manual_seed(seed)
+            prompts = torch.randint(1, loaded.token_limit, (2, 90), generator=generator).tolist()
+            for variant in DRAWN:
+                verdict = judge_pair(loaded, prompts, "prefill", variant).verdict
+                figures.append([row.figures for row in verdict.evidence if row.rung == FLOAT32 and row.figures][-1])
+                alarms += verdict.name not in _HARMLESS
+        ratios = [each["noise_ratio"] for each in figures]
+        worst = [each["worst_position_ratio"] for each in figures]
+        shares = [each["worst_position_ratio"] / each["position_ratio_allowed"] for each in figures]
+        yield f"| {name} | {len(figures)} | {alarms} | {_short(max(ratios))} | {_short(max(worst))} | {_short(max(shares))} |"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=MODELS, help="only these; may be given several times")
     parser.add_argument("--quick", action="store_true", help="leave out what compiles, and the detection limits")
+    parser.add_argument("--drawn", type=int, metavar="N", help="instead: false alarms on models of N other weights each")
     parser.add_argument("--threads", type=int, default=1, help="of torch, where a case does not say otherwise")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -199,13 +256,20 @@ def main() -> int:
         sign = "-" if trial.verdict is None else "ok" if trial.is_right else "WRONG"
         print(f"{sign:6}{trial.model:18}{trial.case:52}{_cell(trial):44}{'' if trial.is_right else trial.because}", flush=True)
 
+    if given.drawn:
+        with quiet():
+            for line in drawn(names, given.drawn):
+                print(line, flush=True)
+        return 0
     with quiet():
         trials = run_trial(names, given.quick, say)
         print()
-        for line in (*summary(trials), "", *table(trials)):
+        for line in (*summary(trials), "", *margins(trials)):
             print(line)
+        for group in (IN_FLOAT32, IN_BFLOAT16):
+            print("", *table([trial for trial in trials if trial.model in group]), sep="\n")
         if not given.quick:
-            for line in limits(names):
+            for line in limits([name for name in names if name in ("llama", "gpt2", "gemma2", "mixtral", SHIPPED[0])]):
                 print(line, flush=True)
     return int(any(trial.verdict is not None and not trial.is_right for trial in trials))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import DynamicCache
 
 from benchmarks.engines import PREFIX, Engine, attention, hooked, is_windowed, layers, prefill, replaced, walk
 from benchmarks.mutations import Mutation, _of
@@ -18,7 +17,7 @@ from core.inference.models import LoadedModel
 from core.inference.reordering import reordered
 
 
-def _never(loaded: LoadedModel) -> bool:
+def _never(_: LoadedModel) -> bool:
     return False
 
 
@@ -28,7 +27,9 @@ def _same(
     return Mutation(name, engine, applies=applies, changes=_never, **options)
 
 
-def _reordering(seed: int) -> Engine:
+def reordering(seed: int) -> Engine:
+    """Every linear map sums in an order drawn from the seed."""
+
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
         with reordered(model, seed):
             return prefill(model, ids)
@@ -92,7 +93,7 @@ def attention_in_parts(model: Any, ids: torch.Tensor) -> torch.Tensor:
 def slots_in_another_order(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Cached tokens lie in another order: keys carry their positions, and a sum has no order."""
 
-    def after(cache: DynamicCache, at: int) -> None:
+    def after(cache: Any, at: int) -> None:
         if at == PREFIX:
             for layer in cache.layers:
                 layer.keys, layer.values = layer.keys.flip(2), layer.values.flip(2)
@@ -115,7 +116,7 @@ def last_row_of_a_batch(model: Any, ids: torch.Tensor) -> torch.Tensor:
 def head_token_by_token(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """The head multiplies one position at a time."""
 
-    def change(arguments: Any, output: torch.Tensor) -> torch.Tensor:
+    def change(arguments: Any, _: torch.Tensor) -> torch.Tensor:
         head = model.get_output_embeddings()
         return torch.stack([torch.nn.functional.linear(row, head.weight) for row in arguments[0][0]])[None]
 
@@ -173,7 +174,7 @@ def on_three_threads(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 def nondeterministic_sums(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Sums in another order at every call, as with atomic additions."""
-    return _reordering(1000 + next(_calls))(model, ids)
+    return reordering(1000 + next(_calls))(model, ids)
 
 
 _calls = itertools.count()
@@ -215,13 +216,13 @@ PATHS = (
     "decode+threads:3",
     "prefill+sdpa:math",
 )
-SLOW_PATHS = ("prefill+compile", "decode+compile")  # half a minute of compiling each
+SLOW_PATHS = ("prefill+compile", "decode+compile")
 
 VARIATIONS: tuple[Mutation, ...] = (
     *(_same(path, path=path) for path in PATHS),
     _same("decode+batch:3 against decode", path="decode+batch:3", reference="decode"),
     _same("static against chunked:5", path="static", reference="chunked:5"),
-    *(_same(f"reordering of seed {seed}", _reordering(seed)) for seed in (101, 102, 103)),
+    *(_same(f"reordering of seed {seed}", reordering(seed)) for seed in (101, 102, 103)),
     _same("float64, rounded at the end", in_float64),
     _same("products in two halves", in_two_halves),
     _same("attention in parts of 7 keys", attention_in_parts, lambda loaded: not _of("gemma2")(loaded)),

@@ -94,6 +94,7 @@ def floor_test(
     *,
     nonfinite: int = 0,
     is_16_bits: bool = False,
+    own_rounding: NDArray[np.float64] | None = None,
     false_alarm: float = FALSE_ALARM,
 ) -> FloorTest:
     """Mean squares of a pair [positions] against those of reorderings [seeds, positions], in the same dtype.
@@ -102,27 +103,35 @@ def floor_test(
     hide? For the second, log ratios of rounding are taken as normal around the pair's own median: their spread is the larger of
     what the reorderings show against each other and of what the pair itself shows (median absolute deviation, which a fault at
     fewer than half of the positions hardly moves), and the threshold is where one of all positions would pass by chance with
-    probability `false_alarm` (Bonferroni); at least the largest ratio times the median in any case.
+    probability `false_alarm` (Bonferroni); at least the largest ratio times the median in any case. A pair that fails as a whole is
+    no measure of rounding: there the reorderings alone say which positions stand out, so that the fault has a place.
 
     In 16 bits only the first question is asked. A product moves perhaps one element in a thousand there, and what the layers make
     of that one varies by orders of magnitude from position to position, in rounding too; positions are held against the floor of
-    their own or of the average position, whichever is larger, and only shown.
+    their own or of the average position, whichever is larger, and only shown. And sums are kept in float32, so in a narrow model
+    another order of them may move nothing at all, where another kernel rounds elsewhere and moves all: the floor is the larger of the
+    reorderings and of `own_rounding` [positions], mean squares of a forward in 16 bits to the same one in float32.
     """
     seeds, positions = floor.shape
     if pair.shape != (positions,) or seeds < 2:
         raise UsageError(f"a pair {pair.shape} against a floor {floor.shape}; expected [positions] and at least two seeds of it.")
     largest = LARGEST_RATIO_16_BITS if is_16_bits else LARGEST_RATIO
     mean = floor.mean(axis=0)
+    total = float(floor.mean())
+    if own_rounding is not None:
+        mean, total = np.maximum(mean, own_rounding), max(total, float(own_rounding.mean()))
     least = mean.mean() if is_16_bits else np.median(mean) * 1e-4  # a position whose floor is next to 0 has no scale of its own
     mean = np.maximum(mean, max(float(least), np.finfo(np.float64).tiny))
     by_position = np.sqrt(pair / mean)
-    total = float(floor.mean())
     ratio = float(np.sqrt(pair.mean() / total)) if total > 0 else (0.0 if not pair.any() else float("inf"))
-    logs = np.log(by_position[by_position > 0])
-    median = float(np.median(logs)) if len(logs) else 0.0
-    spread = _LEAST_SPREAD if is_16_bits else max(_LEAST_SPREAD, _spread_of_seeds(floor), _robust_spread(logs))
+    spread, median = _LEAST_SPREAD if is_16_bits else max(_LEAST_SPREAD, _spread_of_seeds(floor)), 1.0
+    differs = by_position > 0
+    if not is_16_bits and ratio <= largest:  # beyond that the pair's own figures are those of a fault, which has failed already
+        median = max(1.0, float(np.median(by_position)))
+        if 2 * differs.sum() > positions:  # of a pair equal at most positions, the others are no measure of themselves
+            spread = max(spread, _robust_spread(np.log(by_position[differs])))
     z = NormalDist().inv_cdf(1 - false_alarm / positions)
-    threshold = float("inf") if is_16_bits else max(1.0, float(np.exp(median))) * max(largest, float(np.exp(z * spread)))
+    threshold = float("inf") if is_16_bits else median * max(largest, float(np.exp(z * spread)))
     worst_row = int(np.argmax(by_position))
     return FloorTest(
         ratio=ratio,

@@ -28,7 +28,7 @@ from core.commands.console import (
     steps,
     stoppable,
 )
-from core.errors import CaptureError, UsageError
+from core.errors import CaptureError, UlpscopeError, UsageError
 from core.prompt_files import GivenPrompt, Message, read_prompts, read_whole
 from core.runs.partial import is_passing
 from core.runs.store import open_store
@@ -205,10 +205,15 @@ def typed_command() -> str:
 
 def variants_of(reference: str, variant: list[str] | None, sweep: list[str] | None, *, default: str | None) -> list[str]:
     """The variants that were asked for, those of every sweep included; `default` where there are none."""
+    from core.inference.paths import parse_path
     from core.inference.sides import sweep as swept
 
-    found = [*(variant or []), *(path for text in sweep or [] for path in swept(reference, text))]
-    return found or ([default] if default else [])
+    swept_paths = [path for text in sweep or [] for path in swept(reference, text)]
+    own = str(parse_path(reference))
+    found = [*(variant or []), *(path for path in swept_paths if path != own)]  # the reference may be a value of its own sweep
+    if not found and default:
+        found = ["prefill" if own == default else default]
+    return found
 
 
 def given_prompts(
@@ -279,7 +284,7 @@ def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Callable[[str, int, i
 
         try:
             found = judge_pair(plan.loaded, plan.token_ids, str(plan.paths[0]), str(plan.paths[pair + 1]), on_progress=tell)
-        except CaptureError as error:
+        except UlpscopeError as error:  # the capture is whole, and is kept
             failures.append(f"'{variant}' was not judged: {error}")
             continue
         verdict = found.verdict
@@ -295,6 +300,7 @@ def tell_end(run_id: str, failure: list[str], progress: str, as_json_: bool) -> 
         announce(run_id, as_json_)
     for sentence in failure:
         err.print(f"error: {sentence}", markup=False, soft_wrap=True)
+    if failure:
         raise typer.Exit(2)
 
 

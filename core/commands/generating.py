@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -158,6 +159,8 @@ def search(
     check_progress(progress)
     if max_prompts is not None and max_prompts < 1:
         raise UsageError(f"--max-prompts {max_prompts}: a search tries at least one prompt.")
+    if flips < 1 or tokens < 0:
+        raise UsageError("a search looks for at least one flip; check --flips and --tokens.")
     given = given_prompts(prompt, prompt_file, prompts, chat, system)[:max_prompts]
     target = open_store(store)
     run_id = None
@@ -184,7 +187,13 @@ def search(
                 else plan_capture(loaded, chosen, reference, [variant], **about)
             )
             run_id = _keep(plan, target, say)
-    _tell_found(found, given_names=[item.where for item in given], run_id=run_id, as_json_=as_json_ or progress == "json")
+    _tell_found(
+        found,
+        given_names=[item.where for item in given],
+        run_id=run_id,
+        as_json_=as_json_ or progress == "json",
+        is_one_line=progress == "json",
+    )
     if len(found.flipped_prompts) < flips:
         raise typer.Exit(1)
 
@@ -199,11 +208,15 @@ def _keep(plan: CapturePlan, target: Store, say: Callable[[str, int, int], None]
         return writer.finish()
 
 
-def _tell_found(found: Found, *, given_names: list[str], run_id: str | None, as_json_: bool) -> None:
+def _tell_found(found: Found, *, given_names: list[str], run_id: str | None, as_json_: bool, is_one_line: bool) -> None:
     if as_json_:
         told = asdict(found)
         told["skipped"] = [{"prompt": number, "reason": reason} for number, reason in found.skipped]
-        print_json({"stage": "done", "run_id": run_id, **told})
+        told = {"stage": "done", "run_id": run_id, **told}
+        if is_one_line:
+            sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+        else:
+            print_json(told)
         return
     for _, reason in found.skipped[:5]:
         err.print(f"skipped: {reason}", markup=False)

@@ -13,3 +13,10 @@ def bits_of(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
     """The bits of a float tensor on any device. Same shape; on a CPU the same memory where it is contiguous."""
     itemsize = tensor.dtype.itemsize
     return tensor.contiguous().view(_SIGNED[itemsize]).cpu().numpy().view(f"<u{itemsize}")
+
+
+def own_bits(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
+    """The same in memory of its own where the tensor is a small part of something larger, which would live as long as they do."""
+    if tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return bits_of(tensor)

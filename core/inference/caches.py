@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import Cache
 
-from core.inference.bits import bits_of
+from core.inference.bits import own_bits
 from core.runs.kv import KvPart
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvP
             first, slots = _slots(layer, tensor.shape[2], watch.setting)
             if slots.start < slots.stop:
                 own = tensor[watch.setting.row, :, slots].to(dtype)
-                yield KvPart(prompt, index, kind, first, bits_of(own))
+                yield KvPart(prompt, index, kind, first, own_bits(own))
 
 
 def _slots(layer: Any, stored: int, setting: Setting) -> tuple[int, slice]:

@@ -16,10 +16,10 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from core.errors import CaptureError
+from core.errors import CaptureError, UsageError
 from core.inference import memory
 from core.inference.bases import without_cache
-from core.inference.bits import bits_of
+from core.inference.bits import own_bits
 from core.inference.caches import CacheWatch, kv_parts
 from core.inference.edge import first_line, foreign_errors_stop, quiet
 from core.inference.models import LoadedModel
@@ -89,6 +89,8 @@ def plan_capture(
     `repeat` calls every path so many times; see core.inference.sides. `kv`: compare the key/value caches; None: where a path
     reads one. `generations`, one a prompt: what the sides made of its first positions; see core.inference.generation.
     """
+    if not 0 <= seed < 1 << 63:
+        raise UsageError(f"--seed {seed}: expected a whole number from 0 to 2^63 - 1.")
     sides = sides_of(reference, variants, repeat)
     paths = tuple(side.path for side in sides)
     check_paths(loaded, paths, None)
@@ -222,7 +224,7 @@ class _Gather:
 
     def _write(self, logits: torch.Tensor) -> None:
         with torch_errors_stop(self._plan.paths[self._side]):
-            bits = bits_of(logits)
+            bits = own_bits(logits)
         self._sink.write(self._side, self._row, bits)
         self._row += len(bits)
 
@@ -265,10 +267,10 @@ def _check_batches(loaded: LoadedModel, paths: Sequence[Path], token_ids: Sequen
     longest = max(len(ids) for ids in token_ids)
     free = memory.free_bytes(torch.device(loaded.device))
     for path in paths:
-        needed = path.logits_bytes(loaded, longest)
+        needed = path.working_bytes(loaded, longest)
         if free is not None and needed > free:
             raise CaptureError(
-                f"path '{path}': logits of {path.rows} x {longest} positions take {memory.in_words(needed)}, {loaded.device} has "
+                f"path '{path}': a batch of {path.rows} x {longest} positions takes at least {memory.in_words(needed)}, {loaded.device} has "
                 f"{memory.in_words(free)} free; lower batch:N, shorten the prompts or choose a narrower dtype."
             )
     if any(path.has_real_neighbours for path in paths):

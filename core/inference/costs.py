@@ -115,15 +115,6 @@ def _walk_of_prompt(plan: CapturePlan, path: Path, number: int) -> list[int]:
     return (_walk(path, plan.loaded, given) + [1] * (positions - given)) * 2
 
 
-def _forwards_of(plan: CapturePlan, path: Path, prompt: int) -> list[int]:
-    """Columns of each forward for one prompt. What is generated is computed token by token, once to find it and once to keep it."""
-    positions = len(plan.token_ids[prompt])
-    if not plan.generations:
-        return _walk(path, plan.loaded, positions)
-    given = plan.generations[prompt].given_positions
-    return [*_walk(path, plan.loaded, given), *[1] * (positions - given)] * 2
-
-
 def _walk(path: Path, loaded: LoadedModel, positions: int) -> list[int]:
     """Columns of each forward that the path makes for a prompt of so many tokens, padding included."""
     left, right = _padding(path)
@@ -188,10 +179,10 @@ def _experts_without_numbers(model: Any) -> Iterator[None]:
 def _refuse_too_large(plan: CapturePlan, free: int | None) -> None:
     longest = max(len(ids) for ids in plan.token_ids)
     for path in plan.paths:
-        needed = path.logits_bytes(plan.loaded, longest)
+        needed = path.working_bytes(plan.loaded, longest)
         if free is not None and needed > free:
             raise CaptureError(
-                f"path '{path}': logits of {path.rows} x {longest} positions take {memory.in_words(needed)}, {plan.loaded.device} "
+                f"path '{path}': a batch of {path.rows} x {longest} positions takes at least {memory.in_words(needed)}, {plan.loaded.device} "
                 f"has {memory.in_words(max(0, free))} free beside the weights; lower batch:N, shorten the prompts or choose a "
                 "narrower dtype."
             )

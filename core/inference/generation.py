@@ -154,13 +154,15 @@ def _checked(
     _refuse(loaded, paths)
     ids = [tokens_of(loaded, prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1)]
     _check_room(loaded, ids, tokens)
+    for length in sorted({len(given) + tokens - 1 for given in ids}):
+        _refuse(loaded, paths, length)
     return ids, paths
 
 
-def _refuse(loaded: LoadedModel, paths: Sequence[Path]) -> None:
+def _refuse(loaded: LoadedModel, paths: Sequence[Path], positions: int | None = None) -> None:
     check_paths(loaded, paths, None)
     for path in paths:
-        reason = path.cannot_continue(loaded)
+        reason = path.cannot_continue(loaded, positions)
         if reason:
             raise CaptureError(f"path '{path}': {reason}.")
 

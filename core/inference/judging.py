@@ -41,7 +41,6 @@ from core.runs.records import (
 )
 from core.verdict import (
     BLOCKS,
-    LARGEST_RATIO,
     FloorTest,
     Structure,
     Verdict,
@@ -118,7 +117,13 @@ def judge_pair(
         tests: dict[str, FloorTest] = {}
         if loaded.dtype != "float32":
             say(f"{len(seeds)} reorderings in {loaded.dtype}")
-            _against_floor(loaded, prompts, own, None, seeds, OWN_DTYPE, sides, evidence, floors, tests)
+            own_rounding = _own_rounding(loaded, prompts)
+            _against_floor(
+                loaded, prompts, own, None, seeds, OWN_DTYPE, sides, evidence, floors, tests, own_rounding=own_rounding
+            )
+            if own_rounding is None and evidence[-1].outcome == FAILED and not tests[OWN_DTYPE].nonfinite:
+                doubt = "Reorderings alone do not show all that rounding to 16 bits does, and float32, which would, does not fit."
+                evidence[-1] = replace(evidence[-1], outcome=NOTED, says=f"{evidence[-1].says} {doubt}")
         say(f"both sides and {len(seeds)} reorderings in float32")
         _microscope(loaded, prompts, own, seeds, sides, evidence, floors, tests)
         if FLOAT32 in tests and _asks_for_float64(loaded, tests[FLOAT32]):
@@ -279,7 +284,7 @@ def _squares(found: Sequence[Divergence]) -> NDArray[np.float64]:
 def _against_floor(
     loaded: LoadedModel, prompts: Sequence[Sequence[int]], pair: Sequence[Divergence], dtype: str | None, seeds: Sequence[int],
     rung: str, sides: tuple[_Side, _Side], evidence: list[Evidence], floors: list[FloorRows], tests: dict[str, FloorTest],
-    key: str | None = None,
+    key: str | None = None, own_rounding: NDArray[np.float64] | None = None,
 ) -> None:  # fmt: skip
     """Adds the pair's row of the rung, and its test under `key` or the rung; missing where this model's maps cannot be reordered."""
     shown = dtype or loaded.dtype
@@ -290,20 +295,59 @@ def _against_floor(
         evidence.append(Evidence(rung, control, {}, MISSING, f"The rounding floor in {shown} cannot be measured: {error}"))
         return
     squares = np.stack([_squares(of_seed) for of_seed in floor.divergences])
+    if own_rounding is not None:
+        control += f", and the same forward in {shown} and in float32"
     mean = _squares(pair)
     test = floor_test(
-        mean, squares, nonfinite=sum(one.nonfinite_mismatch for one in pair), is_16_bits=shown not in ("float32", FLOAT64)
+        mean,
+        squares,
+        nonfinite=sum(one.nonfinite_mismatch for one in pair),
+        is_16_bits=shown not in ("float32", FLOAT64),
+        own_rounding=own_rounding,
     )
     tests[key or rung] = test
-    floors.append(FloorRows(shown, np.sqrt(mean), np.sqrt(squares.mean(axis=0))))
+    at_positions = squares.mean(axis=0) if own_rounding is None else np.maximum(squares.mean(axis=0), own_rounding)
+    floors.append(FloorRows(shown, np.sqrt(mean), np.sqrt(at_positions)))
     lengths = [len(ids) for ids in prompts]
     evidence.append(
-        Evidence(rung, control, _figures(test, mean, squares, floor.maps), _outcome(test), _says(test, shown, lengths))
+        Evidence(
+            rung, control, _figures(test, shown, mean, at_positions, floor.maps), _outcome(test), _says(test, shown, lengths)
+        )
     )
 
 
-def _figures(test: FloorTest, pair: NDArray[np.float64], floor: NDArray[np.float64], maps: int) -> dict[str, Any]:
+def _own_rounding(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> NDArray[np.float64] | None:
+    """Mean squares of a plain forward in 16 bits to the same one in float32; None where float32 does not fit. [positions]
+
+    Of as many prompts as fit; the others are given the mean of those.
+    """
+    chosen = _as_many_as(prompts, _EXACT_BYTES // (loaded.torch_dtype.itemsize * loaded.vocab_size))
+    side = _side("prefill")
+    narrow = [whole_side(_pieces(side, loaded, ids)) for ids in chosen]
+    try:
+        with in_float32(loaded) as widened:
+            found = [divergence(plain, _pieces(side, widened, ids)) for plain, ids in zip(narrow, chosen, strict=True)]
+    except CaptureError:
+        return None
+    known = {id(ids): _squares([one]) for ids, one in zip(chosen, found, strict=True)}
+    mean = float(_squares(found).mean())
+    return np.concatenate([known.get(id(ids), np.full(len(ids), mean)) for ids in prompts])
+
+
+def _as_many_as(prompts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
+    """The prompts whose positions are at most `most` together; at least one."""
+    chosen: list[Sequence[int]] = []
+    for ids in prompts:
+        if sum(map(len, chosen)) + len(ids) <= most or not chosen:
+            chosen.append(ids)
+    return chosen
+
+
+def _figures(
+    test: FloorTest, dtype: str, pair: NDArray[np.float64], floor: NDArray[np.float64], maps: int
+) -> dict[str, Any]:  # fmt: skip
     return {
+        "compute_dtype": dtype,
         "noise_ratio": test.ratio, "largest_ratio_allowed": test.largest_ratio, "pair_rms_logits": float(np.sqrt(pair.mean())),
         "floor_rms_logits": float(np.sqrt(floor.mean())), "seed_ratios": list(test.seed_ratios), "linear_maps": maps,
         "worst_position_ratio": test.worst, "position_ratio_allowed": test.threshold if np.isfinite(test.threshold) else None, "positions": len(pair),
@@ -361,12 +405,10 @@ def _asks_for_float64(loaded: LoadedModel, test: FloorTest) -> bool:
     """May the float32 rung of this model mean nothing, one way or the other?
 
     A router that chooses experts is no continuous function: where two experts' scores nearly tie, rounding picks another expert and
-    the position jumps, in the pair (which then fails) or in a reordering (whose floor then hides a fault). In float64 such a tie has
-    to be 2^29 times nearer, and a fault is as large as it was. A pair that is larger at every position alike is no matter of ties.
+    the position jumps, in the pair (which then fails) or in the reorderings (whose floor then hides a fault). In float64 such a tie
+    has to be 2^29 times nearer, and a fault is as large as it was. What is larger at every position alike is no matter of ties.
     """
-    if not _has_experts(loaded.model) or test.nonfinite or is_larger_everywhere(test):
-        return False
-    return not test.is_passed or max(test.seed_ratios) > LARGEST_RATIO
+    return _has_experts(loaded.model) and not test.nonfinite and not is_larger_everywhere(test)
 
 
 def _second_microscope(
@@ -375,7 +417,7 @@ def _second_microscope(
 ) -> None:  # fmt: skip
     """The pair and its floor in float64, which take the float32 rung's place; what float32 showed is noted."""
     place = next(number for number, row in enumerate(evidence) if row.rung == FLOAT32)
-    in_single = evidence.pop(place)
+    single = evidence[place]
     try:
         compiled = next((side.name for side in sides if side.is_one_piece), None)
         if compiled is not None:
@@ -384,14 +426,16 @@ def _second_microscope(
             pair = _divergences(widened, prompts, sides)
             _against_floor(widened, prompts, pair, None, seeds, FLOAT32, sides, evidence, floors, tests, key=FLOAT64)
     except CaptureError as error:
-        says = (
-            f"{in_single.says} In a mixture of experts rounding alone may do that, by another expert at a near tie of the router; the "
-            f"same in float64, which would tell, cannot be had: {error}"
+        outcome, doubt = (
+            (PASSED, "hide a fault behind the floor")
+            if single.outcome == PASSED
+            else (MISSING, "do that to the pair without a fault")
         )
-        evidence.insert(place, replace(in_single, outcome=MISSING, says=says))
+        says = f"{single.says} A near tie of the router between two experts can {doubt}; float64, which would tell, cannot be had: {error}"
+        evidence[place] = replace(single, outcome=outcome, says=says)
         return
-    says = f"{in_single.says} In a mixture of experts rounding alone may do that, by another expert at a near tie of the router, so float64 decides."
-    evidence.insert(place, replace(in_single, outcome=NOTED, says=says))
+    says = f"{single.says} Near ties of the router between two experts make that uncertain in a mixture of experts, so float64 decides."
+    evidence[place] = replace(single, outcome=NOTED, says=says)
 
 
 def _divergences(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[_Side, _Side]) -> list[Divergence]:
@@ -423,11 +467,7 @@ def _symmetry(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tupl
 
 def _errors(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[_Side, _Side]) -> tuple[float, float]:
     """rms of each side, computed in float32, to a plain forward of the same weights in float64; over as many prompts as fit."""
-    most = _EXACT_BYTES // (8 * loaded.vocab_size)
-    chosen: list[Sequence[int]] = []
-    for ids in prompts:
-        if sum(map(len, chosen)) + len(ids) <= most or not chosen:
-            chosen.append(ids)
+    chosen = _as_many_as(prompts, _EXACT_BYTES // (8 * loaded.vocab_size))
     with in_float64(loaded) as widened:
         model: Any = widened.model
         exact = [model(torch.tensor([list(ids)], device=loaded.device)).logits[0] for ids in chosen]

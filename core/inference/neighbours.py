@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from math import gcd
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -14,12 +15,21 @@ from core.errors import CaptureError
 from core.inference.edge import quiet
 
 _TEXT = Path(__file__).with_name("neighbours.txt")
+_KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, list[int]] = WeakKeyDictionary()
 _GOLDEN = 0.6180339887498949  # steps of this share of the text fall nowhere near each other for long
 
 
 @cache
 def _text() -> str:
     return _TEXT.read_text(encoding="utf-8")
+
+
+def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Once a tokenizer: a continuation asks for neighbours at every step."""
+    if tokenizer not in _KNOWN:
+        with quiet():
+            _KNOWN[tokenizer] = [int(token) for token in tokenizer(_text(), add_special_tokens=False)["input_ids"]]
+    return _KNOWN[tokenizer]
 
 
 def neighbour_rows(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], count: int) -> torch.Tensor:
@@ -31,8 +41,7 @@ def neighbour_rows(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], count
     prompt = [int(token) for token in ids]
     if count == 0:
         return torch.empty((0, len(prompt)), dtype=torch.long)
-    with quiet():
-        text = list(tokenizer(_text(), add_special_tokens=False)["input_ids"])
+    text = _tokens_of_text(tokenizer)
     # A prompt that opens with the tokenizer's own first token has neighbours that do, as any request to a server would.
     opening = prompt[:1] if len(prompt) > 1 and prompt[0] == tokenizer.bos_token_id else []
     length = len(prompt) - len(opening)

@@ -69,6 +69,21 @@ class Path:
             columns = min(columns, columns_at_once(self.rows, loaded.vocab_size, loaded.torch_dtype.itemsize))
         return self.rows * columns * loaded.vocab_size * loaded.torch_dtype.itemsize
 
+    def working_bytes(self, loaded: LoadedModel, positions: int) -> int:
+        """Bytes a forward of this path needs at least beside the weights: logits, one layer's activations, the cache it reads."""
+        text = loaded.model.config.get_text_config(decoder=True)
+        hidden = int(getattr(text, "hidden_size", 0) or 0)
+        wide = int(getattr(text, "intermediate_size", 0) or 4 * hidden)
+        heads = int(getattr(text, "num_attention_heads", 0) or 1)
+        kv_heads = int(getattr(text, "num_key_value_heads", 0) or heads)
+        layers = int(getattr(text, "num_hidden_layers", 0) or 1)
+        padding = sum(MODIFIERS[step.name].columns(*step.values) for step in self.modifiers)
+        columns = BASES[self.base.name].at_once(positions, *self.base.values) + padding
+        elements = self.rows * columns * (2 * hidden + wide)
+        if self.reads_cache:
+            elements += self.rows * (positions + padding) * layers * 2 * kv_heads * (hidden // heads)
+        return self.logits_bytes(loaded, positions) + elements * loaded.torch_dtype.itemsize
+
     def forwards(self, positions: int) -> int:
         """Calls of the model that a prompt of so many tokens takes."""
         return BASES[self.base.name].forwards(positions, *self.base.values)
@@ -99,11 +114,14 @@ class Path:
         found += [MODIFIERS[step.name].refuse(loaded, others, *step.values) for step in self.modifiers]
         return next((sentence for sentence in found if sentence), None)
 
-    def cannot_continue(self, loaded: LoadedModel) -> str | None:
-        """Why nothing can be generated after a prompt on this path and what to do about it, or None."""
+    def cannot_continue(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
+        """Why nothing can be generated after a prompt on this path and what to do about it, or None.
+
+        `positions`: of the prompt and what is to follow, as far as it is fed; None: whatever their number.
+        """
         if any(MODIFIERS[step.name].ends_prompt(*step.values) for step in self.modifiers):
             return "padding after the prompt leaves no place for what follows it; choose pad:left"
-        return without_cache(loaded, None)
+        return without_cache(loaded, positions)
 
     def _values(self) -> Others:
         return {step.name: step.values for step in self.modifiers}

@@ -95,8 +95,7 @@ def search(
     `tokens` = 0 compares the argmax at every position of the prompt; otherwise both sides continue the prompt greedily by up to
     so many tokens, and a prompt counts where they part. A prompt too long or empty is skipped, not an end of the search.
     """
-    if flips < 1 or tokens < 0 or (minutes is not None and minutes <= 0):
-        raise UsageError("a search looks for at least one flip, in more than no time; check --flips, --minutes and --tokens.")
+    check_budget(flips, minutes, tokens)
     paths = (parse_path(reference), parse_path(variant))
     if paths[0] == paths[1]:
         raise UsageError(f"path '{paths[0]}' is searched against itself; name another variant.")
@@ -117,7 +116,15 @@ def search(
             state.add(found, positions, closest)
             if on_progress is not None:
                 on_progress(state.progress)
+            if state.is_over:
+                break
     return state.result(skipped)
+
+
+def check_budget(flips: int, minutes: float | None, tokens: int) -> None:
+    """UsageError where a search of these could find nothing, or never end."""
+    if flips < 1 or tokens < 0 or (minutes is not None and not 0 < minutes < float("inf")):
+        raise UsageError("a search looks for at least one flip, in more than no time; check --flips, --max-minutes and --tokens.")
 
 
 class _State:
@@ -159,8 +166,7 @@ class _State:
     def add(self, found: Sequence[Flip], positions: int, closest: float | None) -> None:
         self._prompts += 1
         self._positions += positions
-        if self._hits < self._wanted:  # the rest of a batch is counted, but no more is taken than was asked for
-            self._flips += found
+        self._flips += found
         if closest is not None and not found:
             self._closest = closest if self._closest is None else min(self._closest, closest)
 
@@ -193,17 +199,23 @@ def _by_score(loaded: LoadedModel, paths: tuple[Path, Path], seed: int) -> _Comp
             places = (ours.tokens != theirs.tokens).nonzero()[:, 0].tolist()
             found = [
                 Flip(
-                    number, place, int(ours.tokens[place]), int(theirs.tokens[place]), float(ours.margins[place]),
-                    float(theirs.margins[place]),
+                    number, place, int(ours.tokens[place]), int(theirs.tokens[place]), _margin(ours, place),
+                    _margin(theirs, place),
                 )
                 for place in places
             ]  # fmt: skip
             closest = float(torch.minimum(ours.margins, theirs.margins).nan_to_num(torch.inf).min())
-            yield found, len(ids), closest
+            yield found, len(ids), closest if closest < torch.inf else None
             if state.is_late:
                 return
 
     return compare
+
+
+def _margin(scored: _Scored, place: int) -> float | None:
+    """In logits; None where it is no finite number."""
+    margin = float(scored.margins[place])
+    return margin if abs(margin) < torch.inf else None
 
 
 def _scores(loaded: LoadedModel, path: Path, prompts: Sequence[Sequence[int]], seed: int) -> Iterator[_Scored]:

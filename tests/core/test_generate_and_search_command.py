@@ -67,3 +67,31 @@ def test_wrong_budgets_are_refused_before_a_model_is_loaded(cli):
     done = cli("search", *MODEL, "--prompt", "x", "--max-prompts", "0")
     assert done.returncode == 2
     assert "a search tries at least one prompt" in done.stderr
+
+
+@pytest.mark.model
+def test_for_programs_every_line_of_a_search_is_one_object(cli):
+    done = cli("search", *MODEL, "--prompt", "def main():", "--variant", "prefill+batch:2", "--progress", "json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines[-1]["stage"] == "done"
+
+
+@pytest.mark.model
+def test_the_reference_may_be_decode_without_naming_a_variant_and_a_value_of_its_own_sweep(cli):
+    done = cli("capture", *MODEL, "--prompt", "def main():", "--reference", "decode", "--json")
+    assert done.returncode == 0, done.stderr
+    with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
+        assert [side.name for side in run.sides] == ["decode", "prefill"]
+    done = cli(
+        "capture",
+        *MODEL,
+        "--prompt",
+        "def main():",
+        "--reference",
+        "decode+batch:1",
+        "--sweep",
+        "batch=1,2",
+        "--dry-run",
+        "--json",
+    )
+    assert [side["path"] for side in json.loads(done.stdout)["sides"]] == ["decode+batch:1", "decode+batch:2"]

@@ -5,7 +5,7 @@ import pytest
 
 from core.errors import UsageError
 from core.runs.records import FAILED, FLOAT32, MISSING, NEIGHBOURS, NOTED, OWN_DTYPE, PASSED, RERUN, SAMPLER, VALIDITY, Evidence
-from core.verdict import FALSE_ALARM, conclude, floor_test, structure_of
+from core.verdict import FALSE_ALARM, conclude, floor_test, is_larger_everywhere, sampler_evidence, structure_of
 
 POSITIONS = 4096
 
@@ -41,11 +41,68 @@ def test_a_fault_at_one_position_of_4096_is_not_averaged_away(factor):
         assert found.ratio < 4  # over all positions it is invisible
 
 
-def test_a_pair_larger_everywhere_fails_as_a_whole_though_no_position_stands_out():
+def test_a_pair_larger_everywhere_fails_as_a_whole():
     drawn = rounding(np.random.default_rng(2), 5)
     found = floor_test(drawn[0] * 24**2, drawn[1:])
     assert found.ratio == pytest.approx(24, rel=0.5)
     assert not found.is_passed
+    assert is_larger_everywhere(found)
+
+
+def test_a_fault_at_most_positions_still_begins_where_it_begins():
+    """Two positions of three: the pair's own median is then the fault, and would hide where it starts."""
+    drawn = rounding(np.random.default_rng(7), 5, 300)
+    pair = drawn[0].copy()
+    pair[100:] *= 1e4**2
+    found = floor_test(pair, drawn[1:])
+    assert found.outliers.tolist() == list(range(100, 300))
+    assert not is_larger_everywhere(found)
+
+
+def test_a_fault_at_the_only_position_that_differs_is_found():
+    drawn = rounding(np.random.default_rng(8), 5, 300)
+    pair = np.zeros(300)
+    pair[40] = drawn[1:, 40].mean() * 30**2
+    found = floor_test(pair, drawn[1:])
+    assert found.outliers.tolist() == [40]
+    pair[40] = drawn[1:, 40].mean() * 2**2
+    assert floor_test(pair, drawn[1:]).is_passed
+
+
+def test_in_16_bits_the_floor_is_what_rounding_to_16_bits_does_where_reorderings_move_nothing():
+    """In a narrow model sums kept in float32 round to the same 16 bits in any order."""
+    drawn = rounding(np.random.default_rng(9), 5)
+    degenerate = drawn[1:] * 1e-4**2
+    assert not floor_test(drawn[0], degenerate, is_16_bits=True).is_passed
+    found = floor_test(drawn[0], degenerate, is_16_bits=True, own_rounding=drawn[1])
+    assert found.is_passed
+    assert found.ratio == pytest.approx(1, rel=0.5)
+    assert not floor_test(drawn[0] * 20**2, degenerate, is_16_bits=True, own_rounding=drawn[1]).is_passed
+    assert floor_test(drawn[0], drawn[1:], is_16_bits=True, own_rounding=drawn[1] * 1e-8).ratio == pytest.approx(1, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "argmaxes", "wrong"),
+    [
+        ([5, 6, 7], [5, 6, 7], []),
+        ([5, 9, 8], [5, 6, 7], [1, 2]),
+        ([5, 6], [{5, 9}, (6, 7)], []),  # ties: any of them may be taken
+        ([5, 8], [{5, 9}, (6, 7)], [1]),
+        ([np.int64(5)], np.array([5]), []),
+        ([], [], []),
+    ],
+)
+def test_a_token_that_is_not_the_argmax_of_its_own_logits_is_the_samplers_fault(tokens, argmaxes, wrong):
+    row = sampler_evidence(tokens, argmaxes)
+    assert row.rung == SAMPLER
+    assert row.outcome == (FAILED if wrong else PASSED)
+    assert row.figures == {"tokens": len(tokens), "not_the_argmax": len(wrong), "first": wrong[0] if wrong else None}
+    assert conclude([row], is_bit_identical=True).name == ("bug suspected" if wrong else "identical")
+
+
+def test_tokens_without_their_logits_are_refused():
+    with pytest.raises(UsageError, match=r"^3 emitted tokens against 2 argmaxes; expected one for each\.$"):
+        sampler_evidence([1, 2, 3], [1, 2])
 
 
 def test_a_path_that_rounds_a_little_more_than_reordering_is_rounding():

@@ -14,7 +14,7 @@ import torch
 
 from core.errors import CaptureError, UlpscopeError, UsageError
 from core.inference import paths, setting
-from core.inference.bits import bits_of
+from core.inference.bits import bits_of, own_bits
 from core.inference.capture import CapturePlan, Progress, plan_capture, run_capture
 from core.inference.models import LoadedModel, load_model
 from core.inference.paths import Base, Setting
@@ -207,7 +207,7 @@ def test_text_that_is_no_text_is_one_sentence(llama: LoadedModel) -> None:
 
 def test_logits_that_cannot_fit_are_refused_before_any_forward(llama: LoadedModel) -> None:
     with pytest.raises(
-        CaptureError, match=r"^path 'prefill\+batch:999999999': logits of 999999999 x 1 positions take .* GB, cpu has "
+        CaptureError, match=r"^path 'prefill\+batch:999999999': a batch of 999999999 x 1 positions takes at least .* GB, cpu has "
     ):
         plan_capture(llama, ["x"], "prefill", ["prefill+batch:999999999"])
 
@@ -277,3 +277,26 @@ def test_modifiers_are_undone_when_a_capture_breaks(llama: LoadedModel, monkeypa
         run_capture(plan_capture(llama, PROMPTS, "prefill+watched", ["decode"]), FullDisk())
     assert caught.traceback
     assert events == ["entered", "left"]  # the traceback keeps frames alive: nothing but closing undoes it
+
+
+@pytest.mark.model
+def test_the_bits_handed_over_keep_nothing_larger_alive(llama: LoadedModel) -> None:
+    """Of a batch only the prompt's row is handed over; as a view it would keep the logits of all rows."""
+    sink = collect(plan_capture(llama, PROMPTS, "prefill+batch:8", ["decode+batch:4"]))
+    for chunks in sink.sides:
+        for bits in chunks:
+            held = bits
+            while isinstance(held.base, np.ndarray):
+                held = held.base
+            assert held.nbytes <= 2 * bits.nbytes
+    large = torch.zeros((8, 4, 16))
+    assert own_bits(large[3]).base is not None
+    assert not np.shares_memory(own_bits(large[3]), large.numpy())
+    assert np.shares_memory(own_bits(large), large.numpy())  # the twin: what is whole is not copied
+
+
+@pytest.mark.model
+def test_a_seed_that_torch_does_not_take_is_refused_in_a_sentence(llama: LoadedModel) -> None:
+    for seed in (-1, 1 << 63, 99999999999999999999):
+        with pytest.raises(UsageError, match=f"--seed {seed}: expected a whole number"):
+            plan_capture(llama, ["x"], "prefill", ["decode"], seed=seed)

@@ -164,12 +164,12 @@ def test_the_size_of_the_run_file_is_that_of_every_logit(model_folders):
 def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, monkeypatch):
     loaded = shapes(model_folders["llama"])
     plan = plan_capture(loaded, PROMPTS, "prefill+batch:64", ["decode"])
-    needed = plan.paths[0].logits_bytes(loaded, max(map(len, plan.token_ids)))
+    needed = plan.paths[0].working_bytes(loaded, max(map(len, plan.token_ids)))
     monkeypatch.setattr(costs.memory, "free_bytes", lambda device: needed + loaded.weight_bytes)
     assert costs_of(plan).free_bytes == needed
     monkeypatch.setattr(costs.memory, "free_bytes", lambda device: needed + loaded.weight_bytes - 1)
     with pytest.raises(
-        CaptureError, match=r"path 'prefill\+batch:64': logits of 64 x \d+ positions take .* free beside the weights"
+        CaptureError, match=r"path 'prefill\+batch:64': a batch of 64 x \d+ positions takes at least .* free beside the weights"
     ):
         costs_of(plan)
 

@@ -204,3 +204,11 @@ def test_progress_counts_prompts_over_all_sides(llama: LoadedModel) -> None:
     plan_generation(llama, ["def walk", "x = 1"], "prefill", ["decode"], tokens=3, on_progress=told.append)
     assert [step.prompts_done for step in told] == [1, 2, 3, 4]
     assert {step.prompts_total for step in told} == {4}
+
+
+@pytest.mark.model
+def test_rotary_frequencies_that_change_on_the_way_are_refused_before_anything_is_computed(model_of) -> None:  # type: ignore[no-untyped-def]
+    """The prompt is short enough, the continuation is not: keys cached before would be rotated otherwise."""
+    with pytest.raises(CaptureError, match="rotates all keys otherwise once a prompt exceeds 24 tokens"):
+        plan_generation(model_of("longrope"), ["def walk(self)"], "prefill", ["prefill+batch:2"], tokens=30)
+    plan_generation(model_of("longrope"), ["def walk(self)"], "prefill", ["prefill+batch:2"], tokens=3)

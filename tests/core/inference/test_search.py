@@ -145,3 +145,27 @@ def test_batches_grow_and_lose_no_prompt() -> None:
     assert [len(batch) for batch in batches] == [4, 8, 16, 32, 64, 64, 12]
     assert [prompt for batch in batches for prompt in batch] == prompts
     assert torch.get_num_threads() >= 1
+
+
+@pytest.mark.model
+def test_what_was_searched_and_what_was_found_are_counted_alike(shipped: LoadedModel, expected: list[list[int]]) -> None:
+    """It ends with the prompt that was still missing: nothing beyond it is computed, counted or left out."""
+    found = search(shipped, PROMPTS, "prefill", "decode", flips=1)
+    first = next(n for n, positions in enumerate(expected) if positions)
+    assert found.prompts == first + 1
+    assert [flip.position for flip in found.flips] == expected[first]
+
+
+@pytest.mark.model
+def test_margins_that_are_no_numbers_are_not_told_as_such(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def nothing(loaded, path, prompts, seed):  # type: ignore[no-untyped-def]
+        for ids in prompts:
+            tokens = torch.full((len(ids),), int("batch" in str(path)))
+            yield module._Scored(tokens, torch.full((len(ids),), torch.nan, dtype=torch.double))
+
+    monkeypatch.setattr(module, "_scores", nothing)
+    found = search(llama, ["def walk(self)"], "prefill", "prefill+batch:2")
+    assert {flip.reference_margin for flip in found.flips} == {None}
+    assert found.closest is None
+    with pytest.raises(UsageError, match="--max-minutes"):
+        search(llama, ["x"], "prefill", "decode", minutes=float("nan"))
