@@ -12,7 +12,7 @@ from benchmarks.timing import Line
 TOKENS = 4096
 PATHS = {
     "prefill and chunked:512": ("prefill", "chunked:512"),
-    "prefill and prefill+batch:4": ("prefill", "prefill+batch:4"),
+    "prefill and prefill+batch:16": ("prefill", "prefill+batch:16"),
 }
 SIDE_FLOAT32 = TOKENS * 128256 * 4
 

@@ -117,7 +117,7 @@ COMMENT ON COLUMN pair.min_margin IS 'smallest margin over both sides, logits';
 COMMENT ON COLUMN pair.is_histogram_exact IS 'false: distances of 65536 and more are rounded down to powers of two';
 COMMENT ON COLUMN pair.verdict IS 'identical, rounding, nondeterministic, bug suspected, invalid dump or undecided, with rows in evidence; null: not judged';
 COMMENT ON COLUMN pair.because IS 'the verdict in a sentence, null: not judged';
-COMMENT ON COLUMN pair.noise_ratio IS 'rms of the pair over rms of the rounding floor, both in float32 if they could be had; null where not measured';
+COMMENT ON COLUMN pair.noise_ratio IS 'rms of the pair over rms of the rounding floor, both in float32 (float64 for a mixture of experts) if they could be had; null where not measured';
 
 CREATE TABLE position (
     pair INTEGER NOT NULL, prompt INTEGER NOT NULL, position INTEGER NOT NULL, neq BIGINT NOT NULL, bit_identical BOOLEAN NOT NULL,
