@@ -84,7 +84,7 @@ RUNS = [
         tokens=40,
     ),
     Wanted(
-        "injected-bug", "Injected bug: another request's block for one token", "bfloat16", ("shapes.txt",), "prefill", (BUG,),
+        "injected-bug", "Injected bug: another request's block for one token", "bfloat16", ("short.txt",), "prefill", (BUG,),
         bug=(BUG, neighbours_block_at_one_position),
     ),
 ]  # fmt: skip

@@ -23,9 +23,9 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_there_are_three_runs_and_two_dumps_within_forty_megabytes():
+def test_the_runs_and_dumps_stay_within_forty_megabytes():
     dumps = sorted((FOLDER / "dumps").glob("*.npz"))
-    assert len(RUNS) >= 3
+    assert len(RUNS) >= 5
     assert len(dumps) >= 2
     assert sum(path.stat().st_size for path in (*RUNS, *dumps)) <= 40_000_000
 

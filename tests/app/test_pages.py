@@ -154,7 +154,7 @@ def test_a_broken_file_is_named_and_harms_no_other_run(own_store):
     app = opened("runs")
     assert not app.exception
     assert "broken.duckdb" in said(app)
-    assert "4 of 4 runs" in said(app)
+    assert "6 of 6 runs" in said(app)
 
 
 def test_a_deleted_run_is_gone_and_sample_runs_have_no_delete_button(own_store):
