@@ -9,7 +9,8 @@ run: $(VENV)/.runtime
 	$(BIN)/python -m streamlit run app/main.py
 
 test: $(VENV)/.development browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto -m "not browser"
+	$(BIN)/python -m pytest -m browser
 
 quick: $(VENV)/.development
 	$(BIN)/python -m pytest -n auto -m "not browser and not model and not slow and not gpu"

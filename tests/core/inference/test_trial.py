@@ -1,10 +1,12 @@
 """The verdict on trial: every injected bug is called one, and no other way to compute the same function is (benchmarks/trial.py).
 
-The normal run takes every case on three tiny models, a router of near ties among them; the slow one every model of the trial.
+The normal run takes every case on two tiny models, a router of near ties among them. Every model of the trial, in both dtypes, takes
+half an hour: `python -m benchmarks.trial` prints its table, and ULPSCOPE_WHOLE_TRIAL=1 has these tests run it.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from benchmarks.variations import VARIATIONS
 from core.inference.float64 import in_float64
 from core.runs.records import NEIGHBOURS, SAMPLER
 
-QUICK = ("gpt2", "gemma2", "mixtral-ties")
+QUICK = ("gpt2", "mixtral-ties")
 SHIPPED_MODEL = Path(__file__).parents[3] / "sample_runs" / "model" / "config.json"
 
 
@@ -58,6 +60,7 @@ def test_every_bug_is_called_one_and_nothing_else_is(name: str) -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("ULPSCOPE_WHOLE_TRIAL"), reason="takes half an hour; ULPSCOPE_WHOLE_TRIAL=1 runs it")
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in QUICK])
 def test_it_holds_on_every_model_of_the_trial(name: str) -> None:
     if name in SHIPPED and not SHIPPED_MODEL.is_file():
