@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import torch
 
+from benchmarks.scratch import scratch
 from benchmarks.timing import Line, interleaved
 from core.inference.capture import plan_capture, run_capture
 from core.inference.models import load_model
@@ -33,8 +33,8 @@ def run() -> list[Line]:
     length = min(TOKENS, loaded.context or TOKENS)
     ids = torch.randint(1, loaded.token_limit, (length,), generator=torch.Generator().manual_seed(0)).tolist()
     lines = []
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
-        store = Store(Path(name))
+    with scratch() as name:
+        store = Store(name)
         for variant in ("decode", "prefill+batch:4"):
             plan = plan_capture(loaded, [ids], "prefill", [variant])
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
+from benchmarks.scratch import scratch
 from benchmarks.timing import Line
 
 TOKENS = 4096
@@ -46,7 +45,7 @@ print(idle, status("VmHWM"))
 def run() -> list[Line]:
     lines = []
     for name, (reference, variant) in PATHS.items():
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        with scratch() as folder:
             done = subprocess.run(
                 [sys.executable, "-c", _CHILD, folder, str(TOKENS), reference, variant],
                 capture_output=True,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.random_models import SHAPES, random_model, random_prompt
+from benchmarks.scratch import scratch
 from core.errors import UlpscopeError
 from core.inference.capture import plan_capture, run_capture
 from core.inference.models import LoadedModel
@@ -93,8 +93,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object a pair")
     given = parser.parse_args(arguments)
     try:
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
-            store = Store(given.store or Path(name))
+        with scratch() as name:
+            store = Store(given.store or name)
             loaded = random_model(given.shape, dtype=given.dtype, device=given.device)
             ids = random_prompt(loaded, given.tokens)
             if not given.json:

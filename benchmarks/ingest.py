@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.logits import pair
+from benchmarks.scratch import scratch
 from benchmarks.timing import Line, interleaved
 from core.numerics.formats import BFLOAT16, widen
 from core.runs.ingest import ingest
@@ -35,8 +35,7 @@ def take_in(dump: Path, directory: Path) -> None:
 def run() -> list[Line]:
     a, b = pair(BFLOAT16)
     lines = []
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:  # the disk that runs lie on: /tmp may be memory
-        folder = Path(name)
+    with scratch() as folder:
         narrow, wide = folder / "narrow.npz", folder / "wide.npz"
         np.savez(narrow, reference=a, variant=b, compute_dtype="bfloat16")
         np.savez(wide, reference=widen(a, BFLOAT16).view(np.float32), variant=widen(b, BFLOAT16).view(np.float32))

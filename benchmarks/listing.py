@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.logits import pair
+from benchmarks.scratch import scratch
 from benchmarks.timing import Line, interleaved
 from core.numerics.formats import BFLOAT16
 from core.runs.gallery import list_runs
@@ -20,8 +19,7 @@ RUNS = 1000
 
 def run() -> list[Line]:
     a, b = pair(BFLOAT16, rows=4, vocab=2048)
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
-        folder = Path(name)
+    with scratch() as folder:
         np.savez(folder / "dump.npz", reference=a, variant=b, compute_dtype="bfloat16")
         store = Store(folder / "store")
         first = store.path_of(ingest(store, [folder / "dump.npz"]))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 from numpy.lib import format as npy_format
 
+from benchmarks.scratch import scratch
 from benchmarks.timing import Line
 
 ROWS, VOCAB = 8192, 128256  # 2.1 GB a side of bfloat16
@@ -58,12 +58,10 @@ def run() -> list[Line]:
         return [
             Line("memory, 4.2 GB dump", "<= 600 MB", "not run", f"needs {NEEDED / 1e9:.1f} GB of disk, {free / 1e9:.1f} are free")
         ]
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
-        dump = Path(name) / "dump.npz"
+    with scratch() as name:
+        dump = name / "dump.npz"
         write_dump(dump, ROWS, VOCAB)
-        done = subprocess.run(
-            [sys.executable, "-c", _CHILD, dump, Path(name) / "store"], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run([sys.executable, "-c", _CHILD, dump, name / "store"], capture_output=True, text=True, check=True)
         idle, peak, seconds = (float(word) for word in done.stdout.split())
         size = dump.stat().st_size
     return [

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.logits import POSITIONS, VOCAB, pair
+from benchmarks.scratch import scratch
 from benchmarks.timing import Line
 from core.numerics.formats import BFLOAT16
 from core.runs.ingest import ingest
@@ -21,8 +20,7 @@ DRAWS = 60
 
 def run() -> list[Line]:
     a, b = pair(BFLOAT16)
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
-        folder = Path(name)
+    with scratch() as folder:
         np.savez(folder / "dump.npz", reference=a, variant=b, compute_dtype="bfloat16")
         store = Store(folder / "store")
         path = store.path_of(ingest(store, [folder / "dump.npz"]))

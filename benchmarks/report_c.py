@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaConfig
 
 from benchmarks.random_models import TOKENIZER
+from benchmarks.scratch import scratch
 from core.inference.capture import plan_capture, run_capture
 from core.inference.models import LoadedModel, loaded_from
 from core.runs.reader import RunReader
@@ -67,10 +66,10 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     loaded = model_of(given.hidden)
     ids = torch.randint(4096, (given.prompt + given.response,), generator=torch.Generator().manual_seed(0)).tolist()
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with scratch() as folder:
         for name, (neq, elements) in (
             ("the thread's own lines", by_the_thread(loaded, ids, given.prompt)),
-            (f"prefill : reuse:{given.prompt}", by_a_capture(loaded, ids, given.prompt, Store(Path(folder)))),
+            (f"prefill : reuse:{given.prompt}", by_a_capture(loaded, ids, given.prompt, Store(folder))),
         ):
             print(f"{name}: {neq:,} of {elements:,} elements of layer 0's keys differ")
     return 0
