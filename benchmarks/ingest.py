@@ -11,7 +11,7 @@ from benchmarks.logits import pair
 from benchmarks.scratch import scratch
 from benchmarks.timing import Line, interleaved
 from core.numerics.formats import BFLOAT16, widen
-from core.runs.ingest import ingest
+from core.uploads.ingest import ingest
 from core.runs.store import Store
 
 ROUNDS = 5

@@ -11,7 +11,7 @@ from benchmarks.scratch import scratch
 from benchmarks.timing import Line, interleaved
 from core.numerics.formats import BFLOAT16
 from core.runs.gallery import list_runs
-from core.runs.ingest import ingest
+from core.uploads.ingest import ingest
 from core.runs.store import Store
 
 RUNS = 1000

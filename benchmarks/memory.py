@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from core.numerics.divergence import compare
 from core.numerics.formats import BFLOAT16
-from core.runs.ingest import ingest
+from core.uploads.ingest import ingest
 from core.runs.store import Store
 
 def status(key):  # VmHWM, not ru_maxrss: a child inherits its parent's

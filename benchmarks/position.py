@@ -11,7 +11,7 @@ from benchmarks.logits import POSITIONS, VOCAB, pair
 from benchmarks.scratch import scratch
 from benchmarks.timing import Line
 from core.numerics.formats import BFLOAT16
-from core.runs.ingest import ingest
+from core.uploads.ingest import ingest
 from core.runs.reader import RunReader
 from core.runs.store import Store
 

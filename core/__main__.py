@@ -10,7 +10,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from core.commands import capturing, comparing, generating, judging, stored
+from core.commands import capturing, comparing, generating, judging, stored, verdicts
 from core.commands.console import err
 from core.errors import UlpscopeError
 
@@ -28,6 +28,7 @@ app.command()(comparing.compare)
 app.command()(comparing.ingest)
 app.command()(capturing.capture)
 app.command()(judging.judge)
+app.command()(verdicts.verdict)
 app.command()(generating.generate)
 app.command()(generating.search)
 app.command("list")(stored.list_)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,13 @@ from core.runs.records import (
     FLOAT32,
     MISSING,
     NEIGHBOURS,
+    NOTED,
     OWN_DTYPE,
     PASSED,
     RERUN,
     RUNGS,
     SAMPLER,
+    STRUCTURE,
     VALIDITY,
     Evidence,
 )
@@ -42,6 +45,11 @@ LARGEST_RATIO = 4.0
 LARGEST_RATIO_16_BITS = 10.0
 FALSE_ALARM = 1e-3  # chance that one position of a pair of pure rounding stands out, over all of its positions together
 BLOCKS = (8, 16, 32, 64, 128, 256)  # block sizes that engines use
+# How far a pair of pure rounding shrinks from 16 bits to float32, as a share of what the two precisions differ by; `python -m
+# benchmarks.shrink` has the trial. Between the two it is undecided.
+SHRINKS_LIKE_ROUNDING = 0.05
+SHRINKS_TOO_LITTLE = 0.001
+STANDS_OUT_ALONE = 100.0  # times the median position in float32; of rounding without a floor beside it 17 were seen
 _LEAST_SPREAD = 0.1  # of log ratios: a handful of positions can agree by luck, and a spread of 0 would make each an outlier
 
 
@@ -163,6 +171,94 @@ def floor_test(
     )
 
 
+def place_in_words(row: int, lengths: Sequence[int]) -> str:
+    """`position 3 of prompt 1`: a row of prompts of these lengths, one after another; of a single prompt the position alone."""
+    for prompt, length in enumerate(lengths):
+        if row < length:
+            return f"position {row}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
+        row -= length
+    return f"row {row}"
+
+
+def floor_evidence(
+    test: FloorTest, rung: str, dtype: str, control: str, pair: NDArray[np.float64], floor: NDArray[np.float64],
+    lengths: Sequence[int], maps: int = 0,
+) -> Evidence:  # fmt: skip
+    """The row of a pair [positions] that was held against a floor [positions], both mean squares; maps: linear maps reordered, 0 if none."""
+    figures: dict[str, Any] = {
+        "compute_dtype": dtype,
+        "noise_ratio": test.ratio if np.isfinite(test.ratio) else None, "largest_ratio_allowed": test.largest_ratio,
+        "pair_rms_logits": float(np.sqrt(pair.mean())), "floor_rms_logits": float(np.sqrt(floor.mean())), "seed_ratios": list(test.seed_ratios),
+        "worst_position_ratio": test.worst, "position_ratio_allowed": test.threshold if np.isfinite(test.threshold) else None,
+        "positions": len(pair), "positions_beyond": len(test.outliers), "log_spread": test.spread, "nonfinite_mismatch": test.nonfinite,
+    }  # fmt: skip
+    if maps:
+        figures["linear_maps"] = maps
+    return Evidence(rung, control, figures, PASSED if test.is_passed else FAILED, _says(test, dtype, lengths))
+
+
+def _says(test: FloorTest, dtype: str, lengths: Sequence[int]) -> str:
+    if test.nonfinite:
+        return f"In {dtype}, {test.nonfinite:,} logits are NaN or infinite on one side and not on the other."
+    if test.ratio > test.largest_ratio:
+        return f"In {dtype} the pair is {test.ratio:,.3g} times this model's own rounding floor; rounding stays below {test.largest_ratio:g}."
+    if len(test.outliers):
+        where = place_in_words(int(test.outliers[0]), lengths)
+        count = "one position stands" if len(test.outliers) == 1 else f"{len(test.outliers):,} positions stand"
+        return (
+            f"In {dtype} the pair as a whole is {test.ratio:.2f} times the rounding floor, but {count} out, {where} first: up to "
+            f"{test.worst:,.3g} times the floor there, where rounding stays below {test.threshold:.3g}."
+        )
+    stands_out = ", and no position stands out" if np.isfinite(test.threshold) else ""
+    return f"In {dtype} the pair is {test.ratio:.2f} times this model's own rounding floor{stands_out}."
+
+
+@dataclass(frozen=True)
+class ShrinkTest:
+    """A pair in 16 bits beside the same pair in float32, where no floor is to be had.
+
+    shrink: how many times smaller the pair is in float32; full: how many times finer float32 is; share: shrink over full;
+    moved: of the positions that differ in float32, the share that differs in 16 bits too; worst: the largest position in float32
+    over the median one; worst_row: where. outcome: passed, failed, or missing, which says that a floor is needed.
+    """
+
+    shrink: float
+    full: float
+    share: float
+    moved: float
+    worst: float
+    worst_row: int
+    outcome: str
+
+
+def shrink_test(narrow: NDArray[np.float64], wide: NDArray[np.float64], significand_bits: int) -> ShrinkTest:
+    """Mean squares of a pair [positions] in a dtype of so many significand bits (bfloat16 8, float16 11), and in float32 (24).
+
+    Rounding errors are proportional to the unit roundoff (Higham, Accuracy and Stability of Numerical Algorithms, section 2.2), so
+    a pair of pure rounding shrinks with it, by a factor that is a fixed share of 2^(24 - bits) for a model; a fault is another
+    function and does not shrink. Positions equal in float32 say nothing and are left out. Where hardly any position moves in 16
+    bits (another order of sums that rounds to the same bits), the pair's size there is no measure, and only a floor decides.
+    """
+    if narrow.shape != wide.shape or narrow.ndim != 1:
+        raise UsageError(f"a pair {narrow.shape} against the same in float32 {wide.shape}; expected [positions] of both.")
+    full = 2.0 ** (24 - significand_bits)
+    differs = wide > 0
+    if not differs.any():  # equal in float32, rounding apart in 16 bits
+        return ShrinkTest(float("inf"), full, float("inf"), 1.0, 0.0, 0, PASSED)
+    coarse, fine = np.sqrt(narrow), np.sqrt(wide)
+    shrink = float(np.sqrt(narrow[differs].mean() / wide[differs].mean()))
+    moved = float((narrow[differs] > 0).mean())
+    relative = fine / np.median(fine[differs])
+    stands_out = (relative > STANDS_OUT_ALONE) & (coarse > 0) & (coarse < SHRINKS_TOO_LITTLE * full * fine)
+    worst_row = int(np.argmax(relative))
+    outcome = MISSING
+    if stands_out.any() or (shrink < SHRINKS_TOO_LITTLE * full and moved >= 0.5):
+        outcome = FAILED
+    elif shrink >= SHRINKS_LIKE_ROUNDING * full:
+        outcome = PASSED
+    return ShrinkTest(shrink, full, shrink / full, moved, float(relative[worst_row]), worst_row, outcome)
+
+
 def is_larger_everywhere(test: FloorTest) -> bool:
     """Is the pair beyond the floor at nine of ten positions? Lowered precision is; jumps at some positions are not."""
     return float(np.quantile(test.by_position, 0.1)) > test.largest_ratio
@@ -223,6 +319,29 @@ def structure_of(outliers: NDArray[np.int64], lengths: Sequence[int], blocks: Se
         set(places[prompts == p]) >= set(range(int(places[prompts == p].min()), lengths[p])) for p in np.unique(prompts)
     )
     return Structure(len(outliers), first, tuple(int(s) for s in starts[:64]), block, is_tail)
+
+
+def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]) -> Evidence:
+    """Where the positions that stand out from the deciding floor lie. Never decides."""
+    control = "positions of the float32 pair that stand out from the floor"
+    figures: dict[str, Any] = {
+        "positions": shown.rows, "first": list(shown.first) if shown.first else None, "starts": list(shown.starts), "block": shown.block,
+        "is_tail": shown.is_tail,
+    }  # fmt: skip
+    if not shown.rows:
+        says = "No position stands out from the floor" + (
+            ", it is larger everywhere alike." if test.ratio > test.largest_ratio else "."
+        )
+        return Evidence(STRUCTURE, control, figures, NOTED if test.ratio > test.largest_ratio else PASSED, says)
+    first = place_in_words(int(test.outliers[0]), lengths)
+    parts = [f"It begins at {first}"]
+    if shown.rows == sum(lengths):
+        parts.append("and is everywhere")
+    elif shown.is_tail:
+        parts.append("and goes on to the end")
+    if shown.block:
+        parts.append(f"; every place where it begins is a multiple of {shown.block}, a block's boundary")
+    return Evidence(STRUCTURE, control, figures, NOTED, " ".join(parts).replace(" ;", ";") + ".")
 
 
 def sampler_evidence(tokens: Sequence[int], argmaxes: Sequence[int | Collection[int]], side: str = "the side") -> Evidence:

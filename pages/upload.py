@@ -9,7 +9,7 @@ from app import state, words
 from app.widgets import PAGES
 from core.errors import UlpscopeError
 from core.runs.dumps import open_dump
-from core.runs.ingest import store_dump
+from core.uploads.ingest import store_dump
 
 st.title("Upload")
 st.caption(

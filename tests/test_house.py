@@ -17,12 +17,27 @@ ROOMS = {
     "core.numerics": ("core.errors",),
     "core.runs": ("core.errors", "core.numerics"),
     "core.verdict": ("core.errors", "core.runs.records"),
-    "core.inference": ("core.errors", "core.numerics", "core.runs", "core.verdict"),
+    "core.uploads": ("core.errors", "core.numerics", "core.runs", "core.verdict"),
+    "core.inference": ("core.errors", "core.numerics", "core.runs", "core.verdict", "core.uploads"),
     "core.prompt_files": ("core.errors",),
-    "core.commands": ("core.errors", "core.numerics", "core.runs", "core.verdict", "core.inference", "core.prompt_files"),
+    "core.commands": (
+        "core.errors",
+        "core.numerics",
+        "core.runs",
+        "core.verdict",
+        "core.uploads",
+        "core.inference",
+        "core.prompt_files",
+    ),
     "core": ("core",),
-    "app": ("core.errors", "core.numerics", "core.runs", "core.verdict"),  # not inference: a viewer never loads torch
-    "pages": ("app", "core.errors", "core.numerics", "core.runs", "core.verdict"),
+    "app": (
+        "core.errors",
+        "core.numerics",
+        "core.runs",
+        "core.verdict",
+        "core.uploads",
+    ),  # not inference: a viewer never loads torch
+    "pages": ("app", "core.errors", "core.numerics", "core.runs", "core.verdict", "core.uploads"),
 }
 # A library and the only places that may import it.
 LIBRARIES = {
@@ -96,6 +111,8 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("core/runs/reader.py", "def f():\n    from core.inference import capture"),
         ("core/runs/reader.py", "from core import inference"),
         ("core/runs/reader.py", "from core import verdict"),
+        ("core/runs/reader.py", "from core.uploads import ingest"),
+        ("core/uploads/judging.py", "from core.inference import floor"),
         ("core/runs/__init__.py", "from ..inference import paths"),
         ("core/runs/reader.py", "if TYPE_CHECKING:\n    import torch"),
         ("core/runs/reader.py", "import importlib\nimportlib.import_module('torch.nn')"),
@@ -152,7 +169,11 @@ HEAVY = ("torch", "transformers", "streamlit", "plotly")
 
 
 def test_reading_and_writing_runs_loads_neither_torch_nor_streamlit() -> None:
-    rooms = [path for path in _modules() if path.relative_to(ROOT).as_posix().startswith(("core/numerics/", "core/runs/"))]
+    rooms = [
+        path
+        for path in _modules()
+        if path.relative_to(ROOT).as_posix().startswith(("core/numerics/", "core/runs/", "core/uploads/"))
+    ]
     names = [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__") for path in rooms]
     assert len(names) > 10
     assert _loaded_by("\n".join(f"import {name}" for name in names), HEAVY) == ""

@@ -13,10 +13,10 @@ from core.commands.console import JsonOption, StoreOption, announce, err, number
 from core.errors import UlpscopeError, UsageError
 from core.runs.dumps import open_dump
 from core.runs.gate import Gate, percent
-from core.runs.ingest import ingest as ingest_dump
 from core.runs.reader import RunReader
 from core.runs.report import PairReport, as_json, report_of_dump, report_of_run
 from core.runs.store import open_store
+from core.uploads.ingest import ingest as ingest_dump
 
 
 def compare(

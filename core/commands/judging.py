@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -77,13 +77,7 @@ def judge(
         keep_finished=keep_finished, progress=progress, store=store,
     )  # fmt: skip
     with RunReader(open_store(store).path_of(run_id)) as run:
-        pairs = [
-            {
-                "reference": pair.reference, "variant": pair.variant, "verdict": pair.verdict, "because": pair.because,
-                "noise_ratio": pair.noise_ratio, "evidence": [asdict(row) for row in run.evidence(pair.index)],
-            }
-            for pair in run.pairs
-        ]  # fmt: skip
+        pairs = verdicts_as_json(run)
         if as_json_:
             print_json({"run_id": run_id, "pairs": pairs})
         elif progress != "json":
@@ -98,6 +92,17 @@ def judge(
         raise typer.Exit(2)
     if is_suspected:
         raise typer.Exit(1)
+
+
+def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
+    """One object a pair, its evidence included."""
+    return [
+        {
+            "reference": pair.reference, "variant": pair.variant, "verdict": pair.verdict, "because": pair.because,
+            "noise_ratio": pair.noise_ratio, "evidence": [asdict(row) for row in run.evidence(pair.index)],
+        }
+        for pair in run.pairs
+    ]  # fmt: skip
 
 
 def print_verdicts(run: RunReader) -> None:

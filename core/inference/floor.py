@@ -39,11 +39,15 @@ from core.inference.paths import open_path, parse_path
 from core.inference.reordering import reordered
 
 __all__ = [
+    "EXACT_BYTES",
     "Divergence",
     "Floor",
+    "as_many_as",
     "check_prompts",
     "divergence",
     "in_float32",
+    "mean_squares",
+    "own_rounding_of",
     "pair_divergence",
     "pooled_rms",
     "rounding_floor",
@@ -51,6 +55,7 @@ __all__ = [
 ]
 
 _PLAIN_BYTES = 256 << 20  # of plain logits at once: prompts that share a reordering share the cost of permuting the weights
+EXACT_BYTES = 256 << 20  # of float64 logits at once
 _REMEDY = "shorten the prompts, choose a smaller model or another device"
 
 
@@ -242,6 +247,39 @@ def divergence(plain: torch.Tensor, pieces: Pieces, tick: Callable[[int], None] 
         mismatch += int((~is_finite & ~is_same).sum())
         tick(len(logits))
     return Divergence(torch.cat(squares).numpy(), torch.cat(elements).numpy(), mismatch)
+
+
+def mean_squares(found: Sequence[Divergence]) -> NDArray[np.float64]:
+    """Mean square of each position of all prompts, 0 where nothing is finite on both sides. [positions]"""
+    return np.concatenate([one.squares / np.maximum(one.elements, 1) for one in found])
+
+
+def own_rounding_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> NDArray[np.float64] | None:
+    """Mean squares of a plain forward in 16 bits to the same one in float32; None where float32 does not fit. [positions]
+
+    Of as many prompts as fit; the others are given the mean of those.
+    """
+    chosen = as_many_as(prompts, EXACT_BYTES // (loaded.torch_dtype.itemsize * loaded.vocab_size))
+    plain = parse_path("prefill")
+    with open_path(plain, loaded) as pieces_of:
+        narrow = [whole_side(pieces_of(ids)) for ids in chosen]
+    try:
+        with in_float32(loaded) as widened, open_path(plain, widened) as pieces_of:
+            found = [divergence(side, pieces_of(ids)) for side, ids in zip(narrow, chosen, strict=True)]
+    except CaptureError:
+        return None
+    known = {id(ids): mean_squares([one]) for ids, one in zip(chosen, found, strict=True)}
+    mean = float(mean_squares(found).mean())
+    return np.concatenate([known.get(id(ids), np.full(len(ids), mean)) for ids in prompts])
+
+
+def as_many_as(prompts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
+    """The prompts whose positions are at most `most` together; at least one."""
+    chosen: list[Sequence[int]] = []
+    for ids in prompts:
+        if sum(map(len, chosen)) + len(ids) <= most or not chosen:
+            chosen.append(ids)
+    return chosen
 
 
 def _ticker(on_progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:

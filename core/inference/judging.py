@@ -20,7 +20,18 @@ from core.errors import CaptureError, UlpscopeError
 from core.inference.bits import bits_of
 from core.inference.edge import first_line, foreign_errors_stop, quiet
 from core.inference.float64 import in_float64
-from core.inference.floor import Divergence, check_prompts, divergence, in_float32, rounding_floor, whole_side
+from core.inference.floor import (
+    EXACT_BYTES,
+    Divergence,
+    as_many_as,
+    check_prompts,
+    divergence,
+    in_float32,
+    mean_squares,
+    own_rounding_of,
+    rounding_floor,
+    whole_side,
+)
 from core.inference.grammar import Pieces, Step
 from core.inference.models import LoadedModel, loaded_from
 from core.inference.modifiers import MODIFIERS
@@ -34,7 +45,6 @@ from core.runs.records import (
     OWN_DTYPE,
     PASSED,
     RERUN,
-    STRUCTURE,
     SYMMETRY,
     Evidence,
     FloorRows,
@@ -42,17 +52,17 @@ from core.runs.records import (
 from core.verdict import (
     BLOCKS,
     FloorTest,
-    Structure,
     Verdict,
     conclude,
+    floor_evidence,
     floor_test,
     is_larger_everywhere,
+    structure_evidence,
     structure_of,
 )
 
 SEEDS = 4
 FLOAT64 = "float64"
-_EXACT_BYTES = 256 << 20  # of float64 logits at once
 _LOPSIDED = 3.0  # one side further from float64 than the other by more than this is worth a word
 
 Engine = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -117,7 +127,7 @@ def judge_pair(
         tests: dict[str, FloorTest] = {}
         if loaded.dtype != "float32":
             say(f"{len(seeds)} reorderings in {loaded.dtype}")
-            own_rounding = _own_rounding(loaded, prompts)
+            own_rounding = own_rounding_of(loaded, prompts)
             _against_floor(
                 loaded, prompts, own, None, seeds, OWN_DTYPE, sides, evidence, floors, tests, own_rounding=own_rounding
             )
@@ -136,7 +146,7 @@ def judge_pair(
     blocks = sorted({*BLOCKS, *(int(v) for side in sides for v in side.block_sizes)})
     shown = structure_of(deciding.outliers, lengths, blocks) if deciding is not None else None
     if shown is not None and deciding is not None:
-        evidence.append(_structure(shown, deciding, lengths))
+        evidence.append(structure_evidence(shown, deciding, lengths))
     ratio = deciding.ratio if deciding is not None else (tests[OWN_DTYPE].ratio if OWN_DTYPE in tests else None)
     first = shown.first if shown is not None else None
     return Judgement(conclude(evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first), tuple(floors))
@@ -276,11 +286,6 @@ def _has_experts(model: Any) -> bool:
     )
 
 
-def _squares(found: Sequence[Divergence]) -> NDArray[np.float64]:
-    """Mean square of each position of all prompts, 0 where nothing is finite on both sides. [positions]"""
-    return np.concatenate([one.squares / np.maximum(one.elements, 1) for one in found])
-
-
 def _against_floor(
     loaded: LoadedModel, prompts: Sequence[Sequence[int]], pair: Sequence[Divergence], dtype: str | None, seeds: Sequence[int],
     rung: str, sides: tuple[_Side, _Side], evidence: list[Evidence], floors: list[FloorRows], tests: dict[str, FloorTest],
@@ -294,10 +299,10 @@ def _against_floor(
     except CaptureError as error:
         evidence.append(Evidence(rung, control, {}, MISSING, f"The rounding floor in {shown} cannot be measured: {error}"))
         return
-    squares = np.stack([_squares(of_seed) for of_seed in floor.divergences])
+    squares = np.stack([mean_squares(of_seed) for of_seed in floor.divergences])
     if own_rounding is not None:
         control += f", and the same forward in {shown} and in float32"
-    mean = _squares(pair)
+    mean = mean_squares(pair)
     test = floor_test(
         mean,
         squares,
@@ -309,78 +314,7 @@ def _against_floor(
     at_positions = squares.mean(axis=0) if own_rounding is None else np.maximum(squares.mean(axis=0), own_rounding)
     floors.append(FloorRows(shown, np.sqrt(mean), np.sqrt(at_positions)))
     lengths = [len(ids) for ids in prompts]
-    evidence.append(
-        Evidence(
-            rung, control, _figures(test, shown, mean, at_positions, floor.maps), _outcome(test), _says(test, shown, lengths)
-        )
-    )
-
-
-def _own_rounding(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> NDArray[np.float64] | None:
-    """Mean squares of a plain forward in 16 bits to the same one in float32; None where float32 does not fit. [positions]
-
-    Of as many prompts as fit; the others are given the mean of those.
-    """
-    chosen = _as_many_as(prompts, _EXACT_BYTES // (loaded.torch_dtype.itemsize * loaded.vocab_size))
-    side = _side("prefill")
-    narrow = [whole_side(_pieces(side, loaded, ids)) for ids in chosen]
-    try:
-        with in_float32(loaded) as widened:
-            found = [divergence(plain, _pieces(side, widened, ids)) for plain, ids in zip(narrow, chosen, strict=True)]
-    except CaptureError:
-        return None
-    known = {id(ids): _squares([one]) for ids, one in zip(chosen, found, strict=True)}
-    mean = float(_squares(found).mean())
-    return np.concatenate([known.get(id(ids), np.full(len(ids), mean)) for ids in prompts])
-
-
-def _as_many_as(prompts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
-    """The prompts whose positions are at most `most` together; at least one."""
-    chosen: list[Sequence[int]] = []
-    for ids in prompts:
-        if sum(map(len, chosen)) + len(ids) <= most or not chosen:
-            chosen.append(ids)
-    return chosen
-
-
-def _figures(
-    test: FloorTest, dtype: str, pair: NDArray[np.float64], floor: NDArray[np.float64], maps: int
-) -> dict[str, Any]:  # fmt: skip
-    return {
-        "compute_dtype": dtype,
-        "noise_ratio": test.ratio, "largest_ratio_allowed": test.largest_ratio, "pair_rms_logits": float(np.sqrt(pair.mean())),
-        "floor_rms_logits": float(np.sqrt(floor.mean())), "seed_ratios": list(test.seed_ratios), "linear_maps": maps,
-        "worst_position_ratio": test.worst, "position_ratio_allowed": test.threshold if np.isfinite(test.threshold) else None, "positions": len(pair),
-        "positions_beyond": len(test.outliers), "log_spread": test.spread, "nonfinite_mismatch": test.nonfinite,
-    }  # fmt: skip
-
-
-def _outcome(test: FloorTest) -> str:
-    return PASSED if test.is_passed else FAILED
-
-
-def _place(row: int, lengths: Sequence[int]) -> str:
-    for prompt, length in enumerate(lengths):
-        if row < length:
-            return f"position {row}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
-        row -= length
-    return f"row {row}"
-
-
-def _says(test: FloorTest, dtype: str, lengths: Sequence[int]) -> str:
-    if test.nonfinite:
-        return f"In {dtype}, {test.nonfinite:,} logits are NaN or infinite on one side and not on the other."
-    if test.ratio > test.largest_ratio:
-        return f"In {dtype} the pair is {test.ratio:,.3g} times this model's own rounding floor; rounding stays below {test.largest_ratio:g}."
-    if len(test.outliers):
-        where = _place(int(test.outliers[0]), lengths)
-        count = "one position stands" if len(test.outliers) == 1 else f"{len(test.outliers):,} positions stand"
-        return (
-            f"In {dtype} the pair as a whole is {test.ratio:.2f} times the rounding floor, but {count} out, {where} first: up to "
-            f"{test.worst:,.3g} times the floor there, where rounding stays below {test.threshold:.3g}."
-        )
-    stands_out = ", and no position stands out" if np.isfinite(test.threshold) else ""
-    return f"In {dtype} the pair is {test.ratio:.2f} times this model's own rounding floor{stands_out}."
+    evidence.append(floor_evidence(test, rung, shown, control, mean, at_positions, lengths, floor.maps))
 
 
 def _microscope(
@@ -467,7 +401,7 @@ def _symmetry(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tupl
 
 def _errors(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[_Side, _Side]) -> tuple[float, float]:
     """rms of each side, computed in float32, to a plain forward of the same weights in float64; over as many prompts as fit."""
-    chosen = _as_many_as(prompts, _EXACT_BYTES // (8 * loaded.vocab_size))
+    chosen = as_many_as(prompts, EXACT_BYTES // (8 * loaded.vocab_size))
     with in_float64(loaded) as widened:
         model: Any = widened.model
         exact = [model(torch.tensor([list(ids)], device=loaded.device)).logits[0] for ids in chosen]
@@ -475,27 +409,5 @@ def _errors(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[
         found = [
             [divergence(plain, _pieces(side, widened, ids)) for plain, ids in zip(exact, chosen, strict=True)] for side in sides
         ]
-    reference, variant = (float(np.sqrt(_squares(of_side).mean())) for of_side in found)
+    reference, variant = (float(np.sqrt(mean_squares(of_side).mean())) for of_side in found)
     return reference, variant
-
-
-def _structure(shown: Structure, test: FloorTest, lengths: Sequence[int]) -> Evidence:
-    control = "positions of the float32 pair that stand out from the floor"
-    figures: dict[str, Any] = {
-        "positions": shown.rows, "first": list(shown.first) if shown.first else None, "starts": list(shown.starts), "block": shown.block,
-        "is_tail": shown.is_tail,
-    }  # fmt: skip
-    if not shown.rows:
-        says = "No position stands out from the floor" + (
-            ", it is larger everywhere alike." if test.ratio > test.largest_ratio else "."
-        )
-        return Evidence(STRUCTURE, control, figures, NOTED if test.ratio > test.largest_ratio else PASSED, says)
-    first = _place(int(test.outliers[0]), lengths)
-    parts = [f"It begins at {first}"]
-    if shown.rows == sum(lengths):
-        parts.append("and is everywhere")
-    elif shown.is_tail:
-        parts.append("and goes on to the end")
-    if shown.block:
-        parts.append(f"; every place where it begins is a multiple of {shown.block}, a block's boundary")
-    return Evidence(STRUCTURE, control, figures, NOTED, " ".join(parts).replace(" ;", ";") + ".")

@@ -20,8 +20,8 @@ from core.errors import DumpError, UsageError
 from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, values_of
 from core.runs.arrays import Elements, StoredArray, in_c_order, shown
 from core.runs.containers import MAX_SIDES, Container, open_container
-from core.runs.records import Provenance, RunHeader, SideHeader
-from core.runs.reserved import RESERVED, Layout, read_reserved
+from core.runs.records import Generation, Provenance, RunHeader, SideHeader
+from core.runs.reserved import EMITTED, Layout, Reserved, is_reserved, read_reserved
 from core.runs.source_bits import Source, has_number, looks_normalised, source_of
 
 GIB = 1 << 30
@@ -45,7 +45,8 @@ class Dump:
     """An opened dump; a context manager. Made by `open_dump`.
 
     sides, vocab, prompts, compute_dtype: as in a RunHeader; rows: positions of all prompts together; dtype_reason: 'declared', 'detected',
-    'array dtype' or 'override', a colon, and words to show; meta: the dump's JSON text or ''; warnings: sentences to show.
+    'array dtype' or 'override', a colon, and words to show; meta: the dump's JSON text or ''; warnings: sentences to show;
+    generations: what each side emitted, by prompt, where the dump says so.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Dump:
         dtype_reason: str,
         meta: str,
         warnings: list[str],
+        generations: tuple[Generation, ...] = (),
     ) -> None:
         self._stack, self._sides, self._format = stack, sides, fmt
         self._arrays = [side.source.array for side in sides]
@@ -66,6 +68,7 @@ class Dump:
         self.compute_dtype, self.dtype_reason = fmt.name, dtype_reason
         self.meta = meta
         self.warnings = tuple(warnings)
+        self.generations = generations
 
     def __enter__(self) -> Self:
         return self
@@ -135,11 +138,13 @@ class Dump:
 
 
 def open_dump(
-    paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None, max_bytes: int = 64 * GIB
-) -> Dump:
+    paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None, max_bytes: int = 64 * GIB,
+    fewest_sides: int = 2,
+) -> Dump:  # fmt: skip
     """Opens one npz or safetensors file of two or more sides, or two files of one array each. DumpError where it cannot be taken.
 
     `reference` names the side to compare with; else it is the one called 'reference', else the first. `compute_dtype` overrides what the dump declares or what would be detected; `max_bytes` limits each file, packed and unpacked.
+    `fewest_sides`: 1 where a single side is of use, which makes no run.
     """
     stack = ExitStack()
     try:
@@ -147,14 +152,16 @@ def open_dump(
             raise UsageError(f"a dump is one file or a pair of files, not {len(paths)}; put more than two sides into one npz.")
         override = format_named(compute_dtype) if compute_dtype else None
         containers = [open_container(Path(path), stack, max_bytes) for path in paths]
-        return _understand(containers, override, reference, stack)
+        return _understand(containers, override, reference, stack, fewest_sides)
     except BaseException:
         stack.close()
         raise
 
 
-def _understand(containers: list[Container], override: FloatFormat | None, reference: str | None, stack: ExitStack) -> Dump:
-    named = _named_arrays(containers)
+def _understand(
+    containers: list[Container], override: FloatFormat | None, reference: str | None, stack: ExitStack, fewest_sides: int
+) -> Dump:
+    named = _named_arrays(containers, fewest_sides)
     layout_of_sides = _common_shape(named)
     reserved = [read_reserved(container, layout_of_sides) for container in containers]
     declared = [extra.compute_dtype for extra in reserved]
@@ -186,25 +193,64 @@ def _understand(containers: list[Container], override: FloatFormat | None, refer
             f"{dump_name}: one position of all {len(sides)} sides takes {target.itemsize * layout.vocab * len(sides) // MIB} MiB; "
             f"expected at most {ROW_BYTES_TOGETHER // MIB}: put the sides into several dumps."
         )
-    dump = Dump(stack, sides, layout, target, reason, next((r.meta for r in reserved if r.meta), ""), [])
+    generations = _generations(dump_name, [side.header.name for side in sides], named, reserved, layout)
+    dump = Dump(stack, sides, layout, target, reason, next((r.meta for r in reserved if r.meta), ""), [], generations)
     dump.warnings = tuple(_warnings(dump, dump_name))
     return dump
 
 
-def _named_arrays(containers: list[Container]) -> dict[str, tuple[int, StoredArray]]:
+def _generations(
+    dump_name: str, sides: list[str], named: dict[str, tuple[int, StoredArray]], reserved: list[Reserved], layout: Layout
+) -> tuple[Generation, ...]:
+    """What each side emitted, by prompt: the tokens from the first that was not given on."""
+    emitted: dict[str, tuple[int, ...]] = {}
+    for place, extra in enumerate(reserved):
+        only = [name for name, (owner, _) in named.items() if owner == place]
+        for key, tokens in extra.emitted.items():
+            name = key or (only[0] if len(only) == 1 else "")
+            if name not in only:
+                raise DumpError(
+                    f"{extra.file}: '{EMITTED}{':' if key else ''}{shown(key, 60)}' belongs to no side; expected '{EMITTED}:SIDE', of "
+                    f"{', '.join(shown(side, 40) for side in only[:8])}."
+                )
+            emitted[name] = tokens
+    lacking = [name for name in sides if name not in emitted]
+    if emitted and lacking:
+        raise DumpError(
+            f"{dump_name}: has '{EMITTED}' tokens of some sides but not of '{shown(lacking[0], 60)}'; expected all or none."
+        )
+    texts = {i: text for p in layout.prompts for i, text in zip(p.token_ids, p.token_texts, strict=False)}
+    found, start = [], 0
+    for index, prompt in enumerate(layout.prompts if emitted else ()):
+        rows = [emitted[name][start : start + prompt.positions] for name in sides]
+        start += prompt.positions
+        given = {next((place for place, token in enumerate(row) if token >= 0), len(row)) for row in rows}
+        first = given.pop()
+        if given or any(token < 0 for row in rows for token in row[first:]):
+            raise DumpError(
+                f"{dump_name}: '{EMITTED}' tokens of prompt {index} begin at different positions or leave some out; expected -1 for every "
+                "position whose next token was given, the same on every side, and tokens from there to the end."
+            )
+        if first < prompt.positions:
+            words = tuple("".join(texts[t] for t in row[first:]) if all(t in texts for t in row[first:]) else "" for row in rows)
+            found.append(Generation(index, first + 1, prompt.positions - first, tuple(row[first:] for row in rows), words))
+    return tuple(found)
+
+
+def _named_arrays(containers: list[Container], fewest_sides: int) -> dict[str, tuple[int, StoredArray]]:
     """Side name -> (which file, array), in file order."""
     found = [
-        {key: array for key, array in container.arrays.items() if key not in RESERVED or container.kind == "npy"}
+        {key: array for key, array in container.arrays.items() if not is_reserved(key) or container.kind == "npy"}
         for container in containers
     ]
     if len(containers) == 1:
         only, arrays = containers[0], found[0]
-        if only.kind == "npy":
+        if only.kind == "npy" and fewest_sides > 1:
             raise DumpError(f"{only.name}: holds one array; expected two sides: give a second file, or both arrays in one npz.")
-        if not 2 <= len(arrays) <= MAX_SIDES:
+        if not fewest_sides <= len(arrays) <= MAX_SIDES:
             keys = ", ".join(f"'{shown(key, 40)}'" for key in list(arrays)[:3]) or "none"
             raise DumpError(
-                f"{only.name}: holds {len(arrays)} sides ({keys}); expected 2 to {MAX_SIDES}: save every side under its own key, or give "
+                f"{only.name}: holds {len(arrays)} sides ({keys}); expected {fewest_sides} to {MAX_SIDES}: save every side under its own key, or give "
                 "a second file."
             )
         return {key: (0, array) for key, array in arrays.items()}
@@ -214,7 +260,7 @@ def _named_arrays(containers: list[Container]) -> dict[str, tuple[int, StoredArr
                 f"{container.name}: holds {len(arrays)} sides; expected one array in each of two files that make a pair."
             )
     names = ["".join(c if c.isprintable() else "?" for c in container.path.stem)[:200] for container in containers]
-    if names[0] == names[1] or any(name in RESERVED or not name.strip() for name in names):
+    if names[0] == names[1] or any(is_reserved(name) or not name.strip() for name in names):
         names = ["reference", "variant"]
     return {name: (place, next(iter(found[place].values()))) for place, name in enumerate(names)}
 

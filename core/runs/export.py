@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from core.errors import DumpError, StoreError, UsageError
 from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, narrow, widen
 from core.runs.containers import check_key
-from core.runs.records import RunHeader
-from core.runs.reserved import RESERVED, TEXT_BYTES
+from core.runs.records import Generation, RunHeader
+from core.runs.reserved import EMITTED, TEXT_BYTES, is_reserved
 
 ROWS_BYTES = 8 << 20  # read and written at a time
 
@@ -32,6 +32,11 @@ class ExportableRun(Protocol):
     @property
     def header(self) -> RunHeader: ...
 
+    @property
+    def generations(self) -> dict[int, Generation]:
+        """What the sides emitted, by prompt."""
+        ...
+
     def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
         """Bits in the compute dtype. [stop - start, vocab]"""
         ...
@@ -39,6 +44,9 @@ class ExportableRun(Protocol):
 
 def export_npz(run: ExportableRun, path: Path, *, overwrite: bool = False) -> None:
     """Writes every side in the bits and dtype it came in, with `compute_dtype`, and `token_ids` and `tokens` where all are known.
+
+    A dump that said which tokens were emitted gets them back as `emitted:SIDE`. A capture's continuations are no such tokens: each
+    side went on from its own, while its logits here are of the reference's.
 
     bfloat16 becomes uint16 bits (numpy's 2-byte void where the compute dtype is another, so that it still says what it is). The file
     appears complete or not at all; StoreError where it cannot be written or would replace another.
@@ -74,7 +82,7 @@ def _check_name(name: str) -> None:
         check_key("export", name)
     except DumpError as error:
         raise UsageError(f"side '{name}' cannot be a key of an npz: {error}") from None
-    if name in RESERVED:
+    if is_reserved(name):
         raise UsageError(f"side '{name}' cannot be exported: its name is a reserved key of a dump; expected another name.")
 
 
@@ -94,7 +102,22 @@ def _write(run: ExportableRun, archive: zipfile.ZipFile) -> None:
         # A unicode array gives every text the room of the longest; one absurdly long text is not worth gigabytes of padding.
         if 4 * max(map(len, texts)) * len(texts) <= TEXT_BYTES and any(texts):
             _write_array(archive, "tokens", np.array(texts, np.str_).reshape(leading))
+    if header.provenance.kind == "upload" and run.generations:
+        for place, side in enumerate(header.sides):
+            _write_array(archive, f"{EMITTED}:{side.name}", _emitted(run, place).reshape(leading))
     _write_array(archive, "compute_dtype", np.array(header.compute_dtype))
+
+
+def _emitted(run: ExportableRun, side: int) -> NDArray[np.int64]:
+    """-1 for every row whose next token was given. [rows]"""
+    parts = []
+    for index, prompt in enumerate(run.header.prompts):
+        part = np.full(prompt.positions, -1, np.int64)
+        made = run.generations.get(index)
+        if made is not None:
+            part[made.given_positions - 1 :] = made.tokens[side]
+        parts.append(part)
+    return np.concatenate(parts)
 
 
 def _write_array(archive: zipfile.ZipFile, key: str, array: NDArray[Any]) -> None:

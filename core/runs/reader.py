@@ -13,25 +13,19 @@ from types import TracebackType
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from core.errors import StoreError, UsageError
 from core.numerics import pyramid
 from core.numerics.formats import format_named
 from core.numerics.totals import Summary
+from core.runs.figures import DECODING, NULLABLE, Figures, read_rows, read_window
 from core.runs.records import RUNGS, Evidence, Generation, Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store import Database, check_size
-from core.runs.tiles import TILE_BYTES, joined
+from core.runs.tiles import joined
 
-# Only what may be null becomes a nullable column: those are slower to compute with.
-_NULLABLE = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
 _KV = "prompt, layer, kind, head, elements, neq, finite, max_abs, rms, max_ulps, mean_ulps, nonfinite_mismatch, first_position"
 _SUMMARY = ", ".join(f.name for f in fields(Summary))
-
-
-# What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records and arrays.
-DECODING = (UsageError, TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, pa.ArrowException)
 
 
 @dataclass(frozen=True)
@@ -57,43 +51,6 @@ class StoredPair:
     verdict: str | None
     because: str | None = None
     noise_ratio: float | None = None
-
-
-def read_rows(database: Database, header: RunHeader, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
-    """Bits of rows [start, stop) of a side. [rows, vocab], the compute dtype's carrier."""
-    return read_window(database, header, side, (start, stop), (0, header.vocab))
-
-
-def read_window(
-    database: Database, header: RunHeader, side: int, rows: tuple[int, int], tokens: tuple[int, int]
-) -> NDArray[np.unsignedinteger]:
-    """Bits of a rectangle, reading only the tiles it touches. [rows, tokens]; both ranges half open."""
-    for what, (start, stop), size in (("rows", rows, header.rows), ("tokens", tokens, header.vocab)):
-        if not 0 <= start < stop <= size:
-            raise UsageError(f"{what} {start} to {stop} asked for; expected a range within 0 to {size}.")
-    per_tile = TILE_BYTES // header.format.itemsize
-    first_tile, last_tile = tokens[0] // per_tile, (tokens[1] - 1) // per_tile
-    places = header.places()[rows[0] : rows[1]]
-    (first_prompt, first), (last_prompt, last) = places[0], places[-1]
-    found = database.table(
-        """SELECT prompt, position, tile, bits FROM logits
-           WHERE side = ? AND prompt BETWEEN ? AND ? AND (prompt > ? OR position >= ?) AND (prompt < ? OR position <= ?)
-             AND tile BETWEEN ? AND ?""",
-        [side, first_prompt, last_prompt, first_prompt, first, last_prompt, last, first_tile, last_tile],
-    )
-    try:
-        keys = np.stack([found.column(name).to_numpy().astype(np.int64) for name in ("prompt", "position", "tile")])
-        order = np.lexsort(keys[::-1])
-        if not np.array_equal(order, np.arange(len(order))):  # rows lie in insertion order, which is this one
-            found = found.take(order)
-        bits = joined(found.column("bits"), header.format.carrier).reshape(len(places), -1)
-    except DECODING as error:
-        what = f"the logits of side {side} make no sense ({error})"
-        raise StoreError(f"{database.path.name}: {what}; the file is damaged.") from error
-    first_token = first_tile * per_tile
-    if bits.shape[1] != min((last_tile + 1) * per_tile, header.vocab) - first_token:
-        raise StoreError(f"{database.path.name}: side {side} lacks logits of rows {rows[0]} to {rows[1]}; the file is damaged.")
-    return bits[:, tokens[0] - first_token : tokens[1] - first_token]
 
 
 class RunReader:
@@ -128,6 +85,11 @@ class RunReader:
             yield
         except DECODING as error:
             raise StoreError(f"{self.path.name}: its {what} makes no sense ({error}); the file is damaged.") from error
+
+    @cached_property
+    def figures(self) -> Figures:
+        """What was measured by position, whoever asks."""
+        return Figures(self._database, self.header)
 
     def _read_header(self) -> tuple[datetime, RunHeader]:
         row = self._database.rows(
@@ -201,15 +163,7 @@ class RunReader:
 
     def positions(self, pair: int) -> pd.DataFrame:
         """Figures of a pair, one row a position of every prompt, columns of the table `position` (null where undefined)."""
-        found = self._database.table(
-            """SELECT prompt, position, neq, bit_identical, max_abs, rms, max_ulps, max_ulps_token, mean_ulps, nonfinite_mismatch,
-                      reference_token, variant_token, is_flip, reference_margin, variant_margin, reference_margin_ulps,
-                      variant_margin_ulps, near_tie, is_tie, kl
-               FROM position WHERE pair = ? ORDER BY prompt, position""",
-            [pair],
-        )
-        with self._decoding("table of positions"):
-            return found.to_pandas(types_mapper=_NULLABLE.get)
+        return self.figures.positions(pair)
 
     def top_tokens(self, side: int, prompt: int, position: int) -> pd.DataFrame:
         """The largest logits of a side at a position: rank, token_id, logit, probability."""
@@ -239,7 +193,7 @@ class RunReader:
             return pd.DataFrame(columns=columns.split(", "))
         found = self._database.table(f"SELECT {columns} FROM {table} WHERE {where}", values)
         with self._decoding(f"table {table}"):
-            return found.to_pandas(types_mapper=_NULLABLE.get)
+            return found.to_pandas(types_mapper=NULLABLE.get)
 
     @cached_property
     def generations(self) -> dict[int, Generation]:
@@ -267,8 +221,7 @@ class RunReader:
 
     def logsumexp(self, side: int) -> NDArray[np.float64]:
         """Of every row of a side, in nats, NaN where undefined. [rows]"""
-        found = self._database.table("SELECT logsumexp FROM side_position WHERE side = ? ORDER BY prompt, position", [side])
-        return found.column("logsumexp").to_numpy()
+        return self.figures.logsumexp(side)
 
     def at(self, side: int, prompt: int, position: int) -> NDArray[np.unsignedinteger]:
         """All logits of a side at one position, as bits. [vocab]"""

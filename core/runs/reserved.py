@@ -1,4 +1,4 @@
-"""The reserved keys of a dump: token_ids, tokens, prompt_lengths, compute_dtype, meta. Read, checked, and laid over its rows."""
+"""The reserved keys of a dump: token_ids, tokens, prompt_lengths, compute_dtype, meta, and `emitted` for each side. Read, checked, and laid over its rows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ from core.runs.containers import Container
 from core.runs.records import Prompt
 
 RESERVED = ("token_ids", "tokens", "prompt_lengths", "compute_dtype", "meta")
+EMITTED = "emitted"  # in a file of one side; `emitted:SIDE` beside several
 TEXT_BYTES = 64 << 20  # the texts of all tokens, as an array
 META_BYTES = 4 << 20
 MAX_TOKEN_ID = (1 << 31) - 1
+
+
+def is_reserved(key: str) -> bool:
+    """Whether a key of a dump is no side."""
+    return key in RESERVED or key == EMITTED or key.startswith(f"{EMITTED}:")
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Reserved:
-    """What one file says beside its logits. lengths: positions of each prompt; token_ids, texts: of all rows, or empty."""
+    """What one file says beside its logits. lengths: positions of each prompt; token_ids, texts: of all rows, or empty.
+
+    emitted: by side ('' for the only side of the file), the token chosen from the logits of each row, -1 where it was given.
+    """
 
     file: str
     vocab: int
@@ -44,6 +53,7 @@ class Reserved:
     texts: tuple[str, ...]
     compute_dtype: FloatFormat | None
     meta: str
+    emitted: dict[str, tuple[int, ...]]
 
     def over(self, other: Reserved | None) -> Layout:
         """The layout of a dump, filled up from the second file of a pair; the two must not contradict each other."""
@@ -87,23 +97,28 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
         with foreign_errors(f"{container.name}: 'meta'", "one JSON text"):
             json.loads(meta)
     ids = _token_ids(arrays["token_ids"], counts) if "token_ids" in arrays else ()
-    return Reserved(container.name, shape[-1], lengths, ids, _tokens(container, counts), compute_dtype, meta)
+    emitted = {
+        key.partition(":")[2]: _emitted(array, counts)
+        for key, array in arrays.items()
+        if key == EMITTED or key.startswith(f"{EMITTED}:")
+    }
+    return Reserved(container.name, shape[-1], lengths, ids, _tokens(container, counts), compute_dtype, meta, emitted)
 
 
 def _refusal(container: Container, key: str, found: str, expected: str) -> DumpError:
     return DumpError(f"{container.name}: '{key}' {found}; expected {expected}.")
 
 
-def _whole_numbers(array: StoredArray, shape_fits: bool, expected: str) -> NDArray[Any]:
-    """A small array of integers, loaded once its dtype and shape are known to be right. Flat, C order."""
+def _whole_numbers(array: StoredArray, shape_fits: bool, expected: str, *, lowest: int = 0) -> NDArray[Any]:
+    """A small array of integers from `lowest` up, loaded once its dtype and shape are known to be right. Flat, C order."""
     if array.dtype.kind not in "iu":
         raise array.refusal(f"has the dtype {shown(array.dtype)}", "whole numbers")
     if not shape_fits:
         raise array.refusal(f"has shape {shown(array.shape)}", expected)
     values = load(array).reshape(-1)
-    if int(values.min()) < 0 or int(values.max()) > MAX_TOKEN_ID:
-        wrong = values[(values < 0) | (values > MAX_TOKEN_ID)][0]
-        raise array.refusal(f"holds {wrong}", f"numbers from 0 to {MAX_TOKEN_ID}")
+    if int(values.min()) < lowest or int(values.max()) > MAX_TOKEN_ID:
+        wrong = values[(values < lowest) | (values > MAX_TOKEN_ID)][0]
+        raise array.refusal(f"holds {wrong}", f"numbers from {lowest} to {MAX_TOKEN_ID}")
     return values
 
 
@@ -123,6 +138,10 @@ def _one_each(counts: tuple[int, int]) -> str:
 
 def _token_ids(array: StoredArray, counts: tuple[int, int]) -> tuple[int, ...]:
     return tuple(_whole_numbers(array, _fits(array.shape, counts), _one_each(counts)).tolist())
+
+
+def _emitted(array: StoredArray, counts: tuple[int, int]) -> tuple[int, ...]:
+    return tuple(_whole_numbers(array, _fits(array.shape, counts), _one_each(counts), lowest=-1).tolist())
 
 
 def _prompt_lengths(array: StoredArray, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -81,6 +81,26 @@ class Database:
             # The connection itself: a cursor would be another one and not see the open transaction.
             return cls(path, connection, partial(_itself, connection))
 
+    @classmethod
+    def to_change(cls, path: Path) -> Database:
+        """A file that nobody else can see yet, opened to be written to; shut in like a reader, for it may come from anybody."""
+        with _edge(path):
+            connection = duckdb.connect(":memory:", config=_CONFIG)
+            try:
+                connection.execute(f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb)")
+                connection.execute("USE run_file")
+                connection.execute("SET enable_external_access = false")
+            except BaseException:
+                connection.close()
+                raise
+            database = cls(path, connection, partial(_itself, connection))
+        try:
+            database.refuse_views()
+        except BaseException:
+            database.abandon()
+            raise
+        return database
+
     def table(self, sql: str, values: Sequence[Any] = ()) -> pa.Table:
         """The result of a query as an Arrow table."""
         with _edge(self.path):

@@ -19,11 +19,12 @@ from core.numerics import pyramid
 from core.numerics.divergence import RowFigures, SideRows, compare
 from core.numerics.totals import PairTotal
 from core.runs.background import Background
+from core.runs.figures import Figures, read_rows
 from core.runs.kv import KvPart, KvSpool, kv_tables
-from core.runs.reader import read_rows
 from core.runs.records import Evidence, FloorRows, Generation, RunHeader
 from core.runs.store import SCHEMA_VERSION, Database, Store
 from core.runs.tiles import binary_rows, logits_table
+from core.runs.verdict_rows import insert_evidence
 
 _COMMIT_BYTES = 64 << 20  # DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
 _WAITING_BYTES = 128 << 20  # of logits that wait to be stored: on a GPU the next forward runs meanwhile
@@ -191,22 +192,7 @@ class RunWriter:
 
     def _store_evidence(self, pair: int, evidence: tuple[Evidence, ...], floors: tuple[FloorRows, ...]) -> None:
         """In the storing thread."""
-        database = self._open_database()
-        for row in evidence:
-            figures = json.dumps(row.figures, allow_nan=False)
-            values = [pair, row.rung, row.control, figures, row.outcome, row.says]
-            database.execute("INSERT INTO evidence VALUES (?, ?, ?, ?, ?, ?)", values)
-        for floor in floors:
-            rows = len(self._places)
-            columns = {
-                "pair": np.full(rows, pair, np.int32),
-                "compute_dtype": pa.array([floor.compute_dtype] * rows, pa.string()),
-                "prompt": self._places[:, 0],
-                "position": self._places[:, 1],
-                "pair_rms": floor.pair_rms,
-                "floor_rms": floor.floor_rms,
-            }
-            database.insert("floor_position", pa.table(columns))
+        insert_evidence(self._open_database(), pair, self._places, evidence, floors)
 
     def _open_database(self) -> Database:
         if self._database is None:
@@ -288,6 +274,14 @@ class RunWriter:
         whole = [done == self.header.rows for done in self._rows_done]
         count = len(whole) if all(whole) else whole.index(False)
         return tuple(side.name for side in self.header.sides[:count])
+
+    def figures(self) -> Figures:
+        """What was measured, once every row of every side has been written; for a verdict that rests on it."""
+        if any(done != self.header.rows for done in self._rows_done):
+            raise UsageError(f"run '{self.header.name}': figures are asked for before its last row has been written.")
+        self._storing.drain()
+        self._insert_figures()
+        return Figures(self._open_database(), self.header)
 
     def finish(self, *, only_finished: bool = False, note: str = "") -> str:
         """Write summaries and provenance, put the file in its place, return the run's id.

@@ -11,7 +11,7 @@ from benchmarks.engines import prefill, replaced
 from benchmarks.mutations import scaled_value
 from benchmarks.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError, UsageError
-from core.inference import float64, judging
+from core.inference import float64, floor, judging
 from core.inference.float64 import in_float64
 from core.inference.judging import judge, judge_pair
 from core.inference.models import LoadedModel
@@ -211,7 +211,8 @@ def test_16_bits_without_float32_only_note_what_reorderings_do_not_explain(narro
     def too_large(_: LoadedModel) -> Any:
         raise CaptureError("its weights in float32 take another 9 TB.")
 
-    monkeypatch.setattr(judging, "in_float32", too_large)
+    for module in (judging, floor):
+        monkeypatch.setattr(module, "in_float32", too_large)
     verdict = judge_pair(narrow, [PROMPT], "prefill", lambda model, ids: prefill(model, ids).roll(1, 0)).verdict
     assert verdict.name == "undecided"
     assert rows(verdict)[OWN_DTYPE].outcome == NOTED

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from core.runs.dumps import open_dump
-from core.runs.ingest import ingest
 from core.runs.reader import RunReader
 from core.runs.report import as_json, report_of_dump, report_of_run
 from core.runs.store import Store
+from core.uploads.ingest import ingest
 
 CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
 CASE = pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)

@@ -10,7 +10,7 @@ import pytest
 from core.errors import StoreError, UsageError
 from core.runs.dumps import open_dump
 from core.runs.export import export_npz
-from core.runs.records import Prompt, Provenance, RunHeader, SideHeader
+from core.runs.records import Generation, Prompt, Provenance, RunHeader, SideHeader
 
 CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
 
@@ -22,6 +22,7 @@ class HeldRun:
     header: RunHeader
     bits: list[np.ndarray]
     calls: list[int] = field(default_factory=list)
+    generations: dict[int, Generation] = field(default_factory=dict)
 
     def read_rows(self, side: int, start: int, stop: int) -> np.ndarray:
         self.calls.append(stop - start)
@@ -34,6 +35,7 @@ def _opened(path: Path) -> HeldRun:
         return HeldRun(
             dump.header("run", Provenance("upload")),
             [np.concatenate([chunk[i] for chunk in chunks]) for i in range(len(dump.sides))],
+            generations={made.prompt: made for made in dump.generations},
         )
 
 

@@ -1,4 +1,4 @@
-"""Dump on disk to stored, analysed run: one pass over the file, memory bounded by its chunks."""
+"""Dump on disk to stored, analysed run with what can be said of it: one pass over the file, memory bounded by its chunks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from core.runs.dumps import Dump, open_dump
 from core.runs.records import Provenance
 from core.runs.store import Store
 from core.runs.writer import RunWriter
+from core.uploads.filling import Filling
+from core.uploads.judging import judge_upload
+from core.uploads.validity import validity
 
 
 def ingest(
@@ -33,14 +36,22 @@ def ingest(
 def store_dump(
     store: Store, dump: Dump, *, name: str, model: str = "", on_progress: Callable[[int, int], None] | None = None
 ) -> str:
-    """Store an opened dump as a run; returns its id."""
+    """Store an opened dump as a run, with its verdict as far as it goes without controls; returns its id."""
     meta = f"meta {dump.meta}" if dump.meta else ""
     note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, meta) if part)
     header = dump.header(name, Provenance(kind="upload", model=model, note=note))
+    fillings = [Filling(header.format) for _ in header.sides]
     with RunWriter(store, header) as writer:
         for row, sides in dump.chunks():
             for index, bits in enumerate(sides):
                 writer.write(index, row, bits)
+                fillings[index].see(bits)
             if on_progress is not None:
                 on_progress(row + len(sides[0]), dump.rows)
+        for generation in dump.generations:
+            writer.write_generation(generation)
+        figures = writer.figures()
+        checks = [validity(figures, pair, (fillings[0], fillings[pair + 1])) for pair in range(len(header.sides) - 1)]
+        for found in judge_upload(figures, checks, dump.generations, writer.run_id):
+            writer.write_verdict(found.pair, found.name, found.because, found.noise_ratio, found.evidence, found.floors)
         return writer.finish()

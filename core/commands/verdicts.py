@@ -1,0 +1,104 @@
+"""`verdict`: what a stored run's verdict is, and for an upload what its controls make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from core.commands.capturing import DeviceOption, RevisionOption, TrustOption
+from core.commands.console import JsonOption, StoreOption, err, out, print_json, progress_bar, stoppable
+from core.commands.judging import print_verdicts, verdicts_as_json
+from core.errors import UsageError
+from core.runs.reader import RunReader
+from core.runs.store import Store, open_store
+from core.uploads.controls import ModelControls, measure_controls
+from core.uploads.revising import check_upload, judge_stored
+from core.verdict import BUG_SUSPECTED
+
+Files = list[Path] | None
+
+
+def verdict(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")],
+    rerun: Annotated[
+        Files, typer.Option(help="A dump of the same sides, called once more; one side is enough, twice for two files of one.")
+    ] = None,
+    neighbours: Annotated[
+        Files, typer.Option(help="A dump of the same sides beside other requests, as many and as long as before.")
+    ] = None,
+    float32: Annotated[Files, typer.Option("--float32", help="A dump of the same sides, computed in float32.")] = None,
+    floor: Annotated[
+        Files,
+        typer.Option(
+            help="A float32 dump of three or more ways to compute the same logits (batch sizes, kernels); the first is what the others "
+            "are compared with."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Folder or hub id of the model: measures the rounding floor on the dump's own tokens.")
+    ] = None,
+    mixture_of_experts: Annotated[
+        bool, typer.Option("--mixture-of-experts", help="The rows of a batch share experts: other neighbours may change bits.")
+    ] = False,
+    device: DeviceOption = None,
+    revision: RevisionOption = None,
+    trust_remote_code: TrustOption = False,
+    name: Annotated[str | None, typer.Option(help="What to call the judged run. Default: its name, and 'judged'.")] = None,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Print a run's verdict with its evidence; with controls, judge an uploaded run and store it with the new verdict.
+
+    Exit code 1: a bug is suspected in some pair. The old run stays; the new one has the same bits and an id of its own.
+
+    For example:  python -m core verdict 20261121-1200-dump --float32 pair_in_float32.npz
+    """
+    target = open_store(store)
+    with RunReader(target.path_of(run_id)) as run:
+        if any((rerun, neighbours, float32, floor, model)):
+            check_upload(run)
+            with stoppable(), progress_bar() as progress:
+                told = model_controls_of(run, model, device, revision, trust_remote_code) if model else None
+                task = progress.add_task("reading controls", total=None)
+                controls = measure_controls(
+                    run.figures, rerun=rerun or (), neighbours=neighbours or (), float32=float32 or (), floor=floor or (),
+                    has_experts=mixture_of_experts, model=told,
+                    on_progress=lambda done, total: progress.update(task, completed=done, total=total),
+                )  # fmt: skip
+                given = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor}
+                said = [f"{what} {' and '.join(path.name for path in paths)}" for what, paths in given.items() if paths]
+                note = "Controls: " + ", ".join([*said, *([f"model {model}"] if model else [])]) + "."
+                judged = judge_stored(target, run, controls, name=name, note=note)
+            _tell(target, judged, as_json_)
+        else:
+            _tell(target, run.run_id, as_json_)
+
+
+def model_controls_of(
+    run: RunReader, model: str, device: str | None, revision: str | None, trust_remote_code: bool
+) -> ModelControls:
+    from core.inference.dump_controls import model_controls
+    from core.inference.models import load_model
+
+    header = run.header
+    if not all(prompt.token_ids for prompt in header.prompts):  # before gigabytes of weights are read
+        raise UsageError("this dump has no token_ids, so no model can be run on its tokens; save them with the logits.")
+    loaded = load_model(model, dtype=header.compute_dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
+    return model_controls(loaded, run.figures, on_progress=lambda stage: err.print(stage, markup=False))
+
+
+def _tell(store: Store, run_id: str, as_json_: bool) -> None:
+    with RunReader(store.path_of(run_id)) as run:
+        pairs = verdicts_as_json(run)
+        if as_json_:
+            print_json({"run_id": run.run_id, "pairs": pairs})
+        else:
+            out.print(run.run_id, markup=False)
+            print_verdicts(run)
+            for pair in pairs:
+                if pair["verdict"] is None:
+                    out.print(f"not judged  {pair['variant']} against {pair['reference']}", markup=False)
+    if any(pair["verdict"] == BUG_SUSPECTED for pair in pairs):
+        raise typer.Exit(1)

@@ -1,0 +1,93 @@
+"""A stored run with another verdict: a new run of the same bits, for runs never change."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from core.errors import StoreError
+from core.runs.reader import RunReader
+from core.runs.records import Evidence, FloorRows
+from core.runs.store import SCHEMA_VERSION, Database, Store
+from core.runs.verdict_rows import insert_evidence
+
+
+@dataclass(frozen=True)
+class PairVerdict:
+    """The verdict of one pair with all it rests on."""
+
+    pair: int
+    name: str
+    because: str
+    noise_ratio: float | None
+    evidence: tuple[Evidence, ...]
+    floors: tuple[FloorRows, ...] = ()
+
+
+class Revision:
+    """`with Revision(store, run, name) as revision:` the id it will have is known at once; `finish` puts it in place, leaving does not.
+
+    The new run holds the old one's sides, figures and tokens bit for bit, and verdicts of its own. StoreError for a run of an older schema.
+    """
+
+    def __init__(self, store: Store, run: RunReader, name: str) -> None:
+        if run.schema_version < SCHEMA_VERSION:
+            raise StoreError(
+                f"run '{run.run_id}' was stored by an older ULPscope; export it and ingest the npz to give it a verdict."
+            )
+        self._store, self._run, self._name = store, run, name
+        self._created = datetime.now(UTC)
+        store.sweep()
+        self._partial = store.new_partial(name, self._created)
+        self.run_id = self._partial.path.stem
+
+    def __enter__(self) -> Revision:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._partial.remove()
+
+    def finish(self, verdicts: Sequence[PairVerdict], note: str) -> str:
+        """Write the verdicts, put the run in its place, return its id. `note` is added to the run's own."""
+        path = self._partial.path
+        _copy(self._run.path, path)
+        database = Database.to_change(path)
+        try:
+            self._write(database, verdicts, note)
+            database.close()
+        except BaseException:
+            database.abandon()
+            raise
+        self._store.place(path, self.run_id)
+        return self.run_id
+
+    def _write(self, database: Database, verdicts: Sequence[PairVerdict], note: str) -> None:
+        about = self._run.header.provenance
+        places = np.array(self._run.header.places(), np.int32)
+        created = self._created.replace(tzinfo=None)
+        notes = " ".join(part for part in (about.note, note) if part)
+        database.execute("BEGIN")
+        database.execute("UPDATE run SET run_id = ?, name = ?, created = ?, note = ?", [self.run_id, self._name, created, notes])
+        for verdict in verdicts:
+            for table in ("evidence", "floor_position"):
+                database.execute(f"DELETE FROM {table} WHERE pair = ?", [verdict.pair])
+            database.execute(
+                "UPDATE pair SET verdict = ?, because = ?, noise_ratio = ? WHERE pair = ?",
+                [verdict.name, verdict.because, verdict.noise_ratio, verdict.pair],
+            )
+            insert_evidence(database, verdict.pair, places, verdict.evidence, verdict.floors)
+        database.execute("COMMIT")
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        raise StoreError(
+            f"run '{source.stem}' cannot be copied ({error.strerror}); nothing was changed. It takes as much disk again."
+        ) from error

@@ -1,0 +1,48 @@
+"""Rows that one single value fills: a dump cut to its top k, or a vocabulary that was masked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.numerics.formats import FloatFormat, values_of
+
+_SAMPLED = 32  # places of a row that are looked at before it is counted
+_SHARE = 0.5  # of a row that one value fills; of real logits the commonest value is a few per cent, also in bfloat16
+
+
+@dataclass
+class Filling:
+    """One side as it passes by. rows: how many are filled by one value to more than a half; kept: the least number of other logits."""
+
+    fmt: FloatFormat
+    rows: int = 0
+    kept: int = 0
+    value: float = float("nan")
+    first_row: int | None = None
+    _seen: int = field(default=0, repr=False)
+
+    def see(self, bits: NDArray[np.unsignedinteger]) -> None:
+        """The next rows. [rows, vocab] bits of the compute dtype.
+
+        A row is counted whole only where a third of 32 evenly spread places agree: a row of which one value fills more than nine
+        tenths is missed with a chance below 1e-15, and looking at places costs nothing beside reading.
+        """
+        places = np.unique(np.linspace(0, bits.shape[1] - 1, min(_SAMPLED, bits.shape[1])).astype(np.int64))
+        sampled = np.sort(bits[:, places], axis=1)
+        need = max(2, len(places) // 3)
+        is_run = sampled[:, need - 1 :] == sampled[:, : sampled.shape[1] - need + 1]
+        for row in np.flatnonzero(is_run.any(axis=1)):
+            value = sampled[row, int(np.argmax(is_run[row]))]
+            others = bits.shape[1] - int((bits[row] == value).sum())
+            if others < (1 - _SHARE) * bits.shape[1]:
+                self._add(self._seen + int(row), others, float(values_of(np.array([value]), self.fmt)[0]))
+        self._seen += len(bits)
+
+    def _add(self, row: int, others: int, value: float) -> None:
+        if self.first_row is None:
+            self.first_row, self.kept, self.value = row, others, value
+        self.kept = min(self.kept, others)
+        self.rows += 1

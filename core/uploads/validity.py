@@ -1,0 +1,204 @@
+"""Can a dump's two sides be compared at all? And what do they show by themselves, without a control?
+
+Every check is a row of evidence, of the rungs `validity`, `sampler` and `structure`. Nothing here says rounding: that takes a control.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from core.runs.figures import Figures
+from core.runs.records import FAILED, NOTED, PASSED, STRUCTURE, VALIDITY, Evidence, Generation, RunHeader
+from core.uploads.filling import Filling
+from core.verdict import BLOCKS, place_in_words, sampler_evidence, structure_of
+
+_SHIFTS = (-2, -1, 1, 2)
+_LEAST_ROWS = 8  # fewer say nothing about a shift
+_LEAST_TOKENS = 4  # different argmaxes, or every shift agrees
+_AGREES, _MORE_OFTEN = 0.5, 2.0  # a shift is believed where half of the rows agree under it, and twice as many as without one
+_NORMALISED = 0.05  # nats; rounding of bfloat16 at a log-probability near -10 is 0.02
+_RANKS = 20
+
+
+def validity(figures: Figures, pair: int, fillings: tuple[Filling, Filling]) -> list[Evidence]:
+    """Rows of the rung `validity` for one pair; `fillings`: of the reference and the variant."""
+    header = figures.header
+    names = (header.sides[0].name, header.sides[pair + 1].name)
+    positions = figures.positions(pair)
+    return [
+        _tokens(header),
+        _alignment(header, positions, names),
+        _scale(figures, pair, names),
+        _truncation(header, fillings, names),
+        _numbers(header, positions),
+    ]
+
+
+def _tokens(header: RunHeader) -> Evidence:
+    control = "shapes of the sides, and the dump's token ids against the vocabulary"
+    highest = max((max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids), default=-1)
+    figures = {"positions": header.rows, "vocab": header.vocab, "highest_token_id": highest if highest >= 0 else None}
+    if highest >= header.vocab:
+        says = f"The dump's token ids go up to {highest:,}, beyond its vocabulary of {header.vocab:,}: they are not those of these logits."
+        return Evidence(VALIDITY, control, figures, FAILED, says)
+    shape = f"Both sides are {header.rows:,} {'position' if header.rows == 1 else 'positions'} x {header.vocab:,} tokens"
+    if highest < 0:
+        return Evidence(
+            VALIDITY, control, figures, NOTED, f"{shape}. Which tokens they are of is not known: the dump has no token_ids."
+        )
+    return Evidence(VALIDITY, control, figures, PASSED, f"{shape}, of the same token ids.")
+
+
+def _alignment(header: RunHeader, positions: pd.DataFrame, names: tuple[str, str]) -> Evidence:
+    """Do rows of the two sides agree best where they stand, or one further along?"""
+    control = "argmaxes of one side against those of the other, one and two rows earlier and later"
+    argmaxes = positions[["reference_token", "variant_token"]].to_numpy(float, na_value=np.nan)
+    bounds = np.cumsum([0, *(prompt.positions for prompt in header.prompts)])
+    parts = [argmaxes[start:stop] for start, stop in pairwise(bounds)]
+    agreed = {shift: _agreement(parts, shift) for shift in (0, *_SHIFTS)}
+    figures = {f"same_argmax_shifted_by_{shift}": share for shift, (share, _) in agreed.items()}
+    best = max(_SHIFTS, key=lambda shift: agreed[shift][0])
+    share, compared = agreed[best]
+    varied = len(np.unique(argmaxes[np.isfinite(argmaxes)])) >= _LEAST_TOKENS
+    if varied and compared >= _LEAST_ROWS and share >= _AGREES and share > _MORE_OFTEN * agreed[0][0]:
+        rows = f"{abs(best)} {'row' if abs(best) == 1 else 'rows'}"
+        says = (
+            f"The sides do not stand beside each other: '{names[1]}' has the argmax of '{names[0]}' at {share:.0%} of positions when it is read "
+            f"{rows} {'later' if best > 0 else 'earlier'}, and at {agreed[0][0]:.0%} as it is. Either the dump was saved with an offset, or one "
+            "engine returned the logits of another step."
+        )
+        return Evidence(VALIDITY, control, figures, FAILED, says)
+    if not varied or agreed[0][1] < _LEAST_ROWS:
+        return Evidence(VALIDITY, control, figures, NOTED, "Too few different argmaxes to tell whether one side is shifted.")
+    says = f"No shift of one side agrees better: the argmax is the same at {agreed[0][0]:.1%} of positions as they stand."
+    return Evidence(VALIDITY, control, figures, PASSED, says)
+
+
+def _agreement(parts: Sequence[NDArray[np.float64]], shift: int) -> tuple[float, int]:
+    """(share of rows t where variant[t + shift] has the argmax of reference[t], how many rows have both), over all prompts."""
+    same = compared = 0
+    for part in parts:
+        reference = part[max(0, -shift) : len(part) - max(0, shift), 0]
+        variant = part[max(0, shift) : len(part) - max(0, -shift), 1]
+        is_known = np.isfinite(reference) & np.isfinite(variant)
+        same += int((reference == variant)[is_known].sum())
+        compared += int(is_known.sum())
+    return (same / compared if compared else 0.0), compared
+
+
+def _scale(figures: Figures, pair: int, names: tuple[str, str]) -> Evidence:
+    """Logits, log-probabilities or probabilities? By the logsumexp of every row, which is 0 for log-probabilities."""
+    control = "logsumexp of every row of both sides"
+    kinds, measured = [], {}
+    for side, name in ((0, "reference"), (pair + 1, "variant")):
+        values = figures.logsumexp(side)
+        values = values[np.isfinite(values)]
+        best = figures.best_tokens(side, 1)["logit"].to_numpy(float)
+        kinds.append(_kind(values, best, figures.header.vocab))
+        measured[f"{name}_least_logsumexp"] = float(values.min()) if len(values) else None
+        measured[f"{name}_largest_logsumexp"] = float(values.max()) if len(values) else None
+    if kinds[0] != kinds[1]:
+        says = f"'{names[0]}' holds {kinds[0]} and '{names[1]}' holds {kinds[1]}: one is not the other's divergence."
+        return Evidence(VALIDITY, control, measured, FAILED, says)
+    if kinds[0] != "logits":
+        says = f"Both sides hold {kinds[0]}, not logits: ULPs, margins and rms are of those."
+        return Evidence(VALIDITY, control, measured, NOTED, says)
+    return Evidence(VALIDITY, control, measured, PASSED, "Both sides hold logits, not probabilities.")
+
+
+def _kind(logsumexp: NDArray[np.float64], best: NDArray[np.float64], vocab: int) -> str:
+    """What rows with these logsumexp and largest values are: the sum of exp(p) over probabilities p lies between V and V + e - 2."""
+    if not len(logsumexp):
+        return "logits"
+    if (np.abs(logsumexp) < _NORMALISED).all() and (best <= 0).all():
+        return "log-probabilities"
+    low, high = np.log(vocab + 1.0), np.log(vocab + np.e - 1)
+    is_probable = (logsumexp > low - 0.02 / vocab) & (logsumexp < high + 0.02 / vocab)
+    return "probabilities" if is_probable.all() and ((best > 0) & (best <= 1)).all() else "logits"
+
+
+def _truncation(header: RunHeader, fillings: tuple[Filling, Filling], names: tuple[str, str]) -> Evidence:
+    control = "rows that one single value fills to more than a half"
+    figures = {
+        "reference_filled_rows": fillings[0].rows, "variant_filled_rows": fillings[1].rows,
+        "least_other_logits": min((filling.kept for filling in fillings if filling.rows), default=None),
+    }  # fmt: skip
+    filled = [(name, filling) for name, filling in zip(names, fillings, strict=True) if filling.rows]
+    if not filled:
+        return Evidence(VALIDITY, control, figures, PASSED, "Rows hold a logit for every token, not for the best few.")
+    who = " and ".join(f"'{name}'" for name, _ in filled)
+    most = max(filled, key=lambda pair: pair[1].rows)[1]
+    where = "every position" if most.rows == header.rows else f"{most.rows:,} of {header.rows:,} positions"
+    says = (
+        f"{who} {'holds' if len(filled) == 1 else 'hold'} one value, {most.value:g}, for more than half of the vocabulary at {where} (as few as "
+        f"{most.kept:,} other logits): cut to the top k, or masked. Save the logits before that."
+    )
+    return Evidence(VALIDITY, control, figures, FAILED, says)
+
+
+def _numbers(header: RunHeader, positions: pd.DataFrame) -> Evidence:
+    control = "NaN and infinities of one side against the other"
+    wrong = positions["nonfinite_mismatch"].to_numpy(np.int64)
+    rows = np.flatnonzero(wrong)
+    figures = {
+        "nonfinite_mismatch": int(wrong.sum()), "positions": len(rows), "first": list(header.places()[rows[0]]) if len(rows) else None,
+    }  # fmt: skip
+    if not len(rows):
+        return Evidence(VALIDITY, control, figures, PASSED, "No logit is NaN or infinite on one side only.")
+    where = place_in_words(int(rows[0]), [prompt.positions for prompt in header.prompts])
+    count = int(wrong.sum())
+    says = (
+        f"{count:,} {'logit is' if count == 1 else 'logits are'} NaN or infinite on one side only, {where} first: rows that were never written, a "
+        "kernel that made them, or an overflow of the dtype. No order of summation makes a NaN of numbers."
+    )
+    return Evidence(VALIDITY, control, figures, FAILED, says)
+
+
+def sampling(figures: Figures, pair: int, generations: Sequence[Generation]) -> list[Evidence]:
+    """Rows of the rung `sampler`, one a side, where the dump says which tokens were emitted. Of tokens that tie, any will do."""
+    found = []
+    header = figures.header
+    for side in (0, pair + 1) if generations else ():
+        best = figures.best_tokens(side, _RANKS)
+        top = best.groupby(["prompt", "position"])["logit"].transform("max")
+        allowed = best[best["logit"] == top].groupby(["prompt", "position"])["token_id"].agg(set).to_dict()
+        emitted = [
+            (token, allowed.get((made.prompt, made.given_positions - 1 + step), set()))
+            for made in generations
+            for step, token in enumerate(made.tokens[side])
+        ]
+        if emitted:
+            tokens, sets = zip(*emitted, strict=True)
+            found.append(sampler_evidence(tokens, sets, f"'{header.sides[side].name}'"))
+    return found
+
+
+def structure(figures: Figures, pair: int) -> list[Evidence]:
+    """Where the sides begin to differ at all, which takes no control: the rung `structure`, which never decides."""
+    header = figures.header
+    positions = figures.positions(pair)
+    rows = np.flatnonzero(~positions["bit_identical"].to_numpy(bool))
+    if not len(rows):
+        return []
+    shown = structure_of(rows, [prompt.positions for prompt in header.prompts], BLOCKS)
+    assert shown.first is not None
+    measured = {
+        "positions": shown.rows, "of": header.rows, "first": list(shown.first), "starts": list(shown.starts), "block": shown.block,
+        "is_tail": shown.is_tail,
+    }  # fmt: skip
+    control = "positions with a bit that differs"
+    if shown.rows == header.rows:
+        says = "The one position differs." if header.rows == 1 else "Every position differs, the first included."
+        return [Evidence(STRUCTURE, control, measured, NOTED, says)]
+    position = shown.first[1]
+    where = place_in_words(int(rows[0]), [prompt.positions for prompt in header.prompts])
+    before = f"; the {position:,} before it are equal bit for bit" if position > 1 else ""
+    after = " From there on every position differs." if shown.is_tail else ""
+    block = f" Every place where differences begin is a multiple of {shown.block}." if shown.block else ""
+    count = f"{shown.rows:,} of {header.rows:,} positions differ, {where} first{before}."
+    return [Evidence(STRUCTURE, control, measured, NOTED, f"{count}{after}{block}")]

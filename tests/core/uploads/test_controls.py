@@ -1,0 +1,202 @@
+"""Controls raise the verdict of a dump: rounding stays rounding, planted faults are caught, and what is no control is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import DumpError, StoreError, UsageError
+from core.runs.export import export_npz
+from core.runs.reader import RunReader
+from core.runs.records import FAILED, FLOAT32, NEIGHBOURS, NOTED, PASSED, RERUN, STRUCTURE
+from core.runs.store import Store
+from core.uploads.controls import measure_controls
+from core.uploads.ingest import ingest
+from core.uploads.revising import judge_stored
+from tests.core.runs.made_runs import made
+from tests.core.uploads.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
+
+X, HEAD = states()
+FAULT = with_fault(X)
+FLOOR = {f"way_{order}": in_float32(X, HEAD, order) for order in (11, 12, 13, 14, 15)}
+
+
+def judged(folder: Path, variant: np.ndarray, *, name: str | None = None, **controls: Any) -> RunReader:
+    """A bfloat16 dump whose variant is `variant`, judged with controls given as dicts of arrays."""
+    store = Store(folder / "store")
+    given = {what: [saved(folder / f"{what}.npz", **arrays)] for what, arrays in controls.items() if isinstance(arrays, dict)}
+    flags = {what: value for what, value in controls.items() if not isinstance(value, dict)}
+    dump = saved(folder / "dump.npz", reference=in_bfloat16(X, HEAD, 1), variant=variant, token_ids=np.arange(ROWS))
+    with RunReader(store.path_of(ingest(store, [dump]))) as run:
+        new = judge_stored(store, run, measure_controls(run.figures, **given, **flags), name=name)
+    return RunReader(store.path_of(new))
+
+
+def row_of(run: RunReader, rung: str) -> Any:
+    return next(row for row in run.evidence(0) if row.rung == rung)
+
+
+def test_a_float32_pair_alone_raises_undecided_to_rounding(tmp_path):
+    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(X, HEAD, 2)}
+    run = judged(tmp_path, in_bfloat16(X, HEAD, 2), float32=pair)
+    assert run.pairs[0].verdict == "rounding"
+    assert "it shrinks as rounding does" in run.pairs[0].because
+
+
+def test_a_fault_does_not_shrink_and_is_called_a_bug(tmp_path):
+    """The twin. The same fault is within the rounding of bfloat16 in size."""
+    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(FAULT, HEAD, 2)}
+    run = judged(tmp_path, in_bfloat16(FAULT, HEAD, 2), float32=pair)
+    assert run.pairs[0].verdict == "bug suspected"
+    assert "rounding shrinks with the precision, and this does not" in run.pairs[0].because
+
+
+def test_a_fault_at_one_position_is_called_a_bug_with_its_place(tmp_path):
+    one = with_fault(X, rows=[29], factor=1.5)
+    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(one, HEAD, 2)}
+    run = judged(tmp_path, in_bfloat16(one, HEAD, 2), float32=pair)
+    assert run.pairs[0].verdict == "bug suspected"
+    (tmp_path / "b").mkdir()
+    run = judged(tmp_path / "b", in_bfloat16(one, HEAD, 2), float32=pair, floor=FLOOR)
+    assert run.pairs[0].verdict == "bug suspected"
+    structure = row_of(run, STRUCTURE)
+    assert structure.says == "It begins at position 29."
+    assert structure.figures["starts"] == [29]
+
+
+@pytest.mark.parametrize(("is_fault", "verdict"), [(False, "rounding"), (True, "bug suspected")])
+def test_a_floor_of_other_ways_decides_by_the_noise_ratio(is_fault, verdict, tmp_path):
+    x = FAULT if is_fault else X
+    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(x, HEAD, 2)}
+    run = judged(tmp_path, in_bfloat16(x, HEAD, 2), float32=pair, floor=FLOOR)
+    (stored,) = run.pairs
+    assert stored.verdict == verdict
+    assert (stored.noise_ratio > 100) if is_fault else (0.5 < stored.noise_ratio < 2)
+    row = row_of(run, FLOAT32)
+    assert row.outcome == (FAILED if is_fault else PASSED)
+    floors = run.floor_positions(0)
+    assert set(floors["compute_dtype"]) == {"float32"}
+    assert len(floors) == ROWS
+    expected = np.sqrt(np.mean([(pair["variant"].astype(np.float64) - pair["reference"]) ** 2]))
+    assert row.figures["pair_rms_logits"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_equal_bits_in_16_bits_hide_no_fault_where_float32_and_a_floor_are_given(tmp_path):
+    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(FAULT, HEAD, 2)}
+    run = judged(tmp_path, in_bfloat16(X, HEAD, 1), float32=pair, floor=FLOOR)
+    assert run.pairs[0].verdict == "bug suspected"
+
+
+@pytest.mark.parametrize("side", ["reference", "variant"])
+def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(side, tmp_path):
+    variant = in_bfloat16(X, HEAD, 2)
+    again = {"reference": in_bfloat16(X, HEAD, 1), "variant": variant}
+    run = judged(tmp_path, variant, rerun=again)
+    assert (run.pairs[0].verdict, row_of(run, RERUN).outcome) == ("undecided", PASSED)
+    moved = {**again, side: in_bfloat16(X, HEAD, 9)}
+    (tmp_path / "b").mkdir()
+    run = judged(tmp_path / "b", variant, rerun=moved)
+    assert (run.pairs[0].verdict, row_of(run, RERUN).outcome) == ("nondeterministic", FAILED)
+    assert row_of(run, RERUN).figures["not_repeatable"] == [side]
+    one_bit = {**again, side: again[side].copy()}
+    one_bit[side][ROWS - 1, 0] = np.nextafter(np.float32(one_bit[side][ROWS - 1, 0]) * np.float32(1.0078125), np.float32(0))
+    one_bit[side] = (one_bit[side].view(np.uint32) & 0xFFFF0000).view(np.float32)
+    (tmp_path / "c").mkdir()
+    run = judged(tmp_path / "c", variant, rerun=one_bit)
+    assert row_of(run, RERUN).outcome == FAILED
+
+
+def test_one_side_alone_may_be_called_again(tmp_path):
+    variant = in_bfloat16(X, HEAD, 2)
+    run = judged(tmp_path, variant, rerun={"variant": variant})
+    assert "'reference' was not called again" in row_of(run, RERUN).says
+
+
+def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(tmp_path):
+    variant = in_bfloat16(X, HEAD, 2)
+    run = judged(tmp_path, variant, neighbours={"variant": variant})
+    assert (run.pairs[0].verdict, row_of(run, NEIGHBOURS).outcome) == ("undecided", PASSED)
+    leaked = variant.copy()
+    leaked[3] = variant[4]
+    for folder, experts, verdict, outcome in (("b", False, "bug suspected", FAILED), ("c", True, "undecided", NOTED)):
+        (tmp_path / folder).mkdir()
+        run = judged(tmp_path / folder, variant, neighbours={"variant": leaked}, has_experts=experts)
+        assert (run.pairs[0].verdict, row_of(run, NEIGHBOURS).outcome) == (verdict, outcome)
+
+
+def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_path):
+    variant = in_bfloat16(X, HEAD, 2)
+    run = judged(tmp_path, variant, name="with a rerun", rerun={"variant": variant})
+    store = Store(tmp_path / "store")
+    old = next(path for path in store.paths() if path != run.path)
+    with RunReader(old) as before:
+        assert [side.sha256 for side in before.sides] == [side.sha256 for side in run.sides]
+        assert before.pairs[0].verdict == "undecided"
+        assert not [row for row in before.evidence(0) if row.rung == RERUN]
+        assert f"Judged from run {before.run_id}." in run.header.provenance.note
+        for each in (before, run):
+            export_npz(each, tmp_path / f"{each.run_id}.npz")
+        first, second = (np.load(tmp_path / f"{each.run_id}.npz") for each in (before, run))
+        assert all(np.array_equal(first[key].view(np.uint8), second[key].view(np.uint8)) for key in ("reference", "variant"))
+    assert run.header.name == "with a rerun"
+    assert f"verdict {run.run_id}" in run.pairs[0].because
+    assert [path.name for path in (tmp_path / "store").iterdir() if path.name.startswith(".")] == []
+
+
+REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
+    "fewer positions": ("rerun", {"variant": in_bfloat16(X, HEAD, 2)[:-1]}, "47 positions x 600 tokens; the run has 48 x 600"),
+    "other tokens": ("rerun", {"variant": in_bfloat16(X, HEAD, 2), "token_ids": np.arange(ROWS) + 1}, "other token_ids than the run"),
+    "other names": ("rerun", {"nobody": in_bfloat16(X, HEAD, 2)}, "not sides of the run"),
+    "float32 values in a rerun": ("rerun", {"variant": in_float32(X, HEAD, 2)}, "which is no bfloat16 value"),
+    "an upcast pair": (
+        "float32", {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)}, "holds bfloat16 values only",
+    ),
+    "half a pair": ("float32", {"variant": in_float32(X, HEAD, 2)}, "expected 2"),
+    "two ways": ("floor", {"a": in_float32(X, HEAD, 2), "b": in_float32(X, HEAD, 3)}, "2 sides"),
+    "equal ways": ("floor", dict.fromkeys("abc", in_float32(X, HEAD, 2)), "equal bit for bit, so they show no rounding"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_what_is_no_control_is_refused_in_a_sentence_and_changes_nothing(case, tmp_path):
+    what, arrays, sentence = REFUSED[case]
+    with pytest.raises(DumpError, match=sentence):
+        judged(tmp_path, in_bfloat16(X, HEAD, 2), **{what: arrays})
+    assert len(Store(tmp_path / "store").paths()) == 1
+
+
+def test_a_capture_is_not_judged_as_a_dump(tmp_path):
+    store = Store(tmp_path)
+    with RunReader(made(store)) as run, pytest.raises(UsageError, match="is a capture"):
+        judge_stored(store, run, measure_controls(run.figures))
+
+
+def test_a_file_that_holds_a_view_is_not_written_to(tmp_path, monkeypatch):
+    """A run file may come from anybody: copying and changing it runs nothing of it."""
+    import duckdb
+
+    variant = in_bfloat16(X, HEAD, 2)
+    store = Store(tmp_path / "store")
+    path = store.path_of(ingest(store, [saved(tmp_path / "d.npz", reference=in_bfloat16(X, HEAD, 1), variant=variant)]))
+    run = RunReader(path)
+    real = path.read_bytes()
+    with duckdb.connect(str(tmp_path / "bad.duckdb")) as shell:
+        shell.execute("CREATE VIEW evidence AS SELECT 1 AS pair")
+    monkeypatch.setattr(
+        "core.runs.revision._copy", lambda source, target: target.write_bytes((tmp_path / "bad.duckdb").read_bytes())
+    )
+    with pytest.raises(StoreError, match="view"):
+        judge_stored(store, run, measure_controls(run.figures))
+    assert store.paths() == [path]
+    assert path.read_bytes() == real
+
+
+def test_figures_of_evidence_are_json_without_nan(tmp_path):
+    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(X, HEAD, 1)}
+    run = judged(tmp_path, in_bfloat16(X, HEAD, 2), float32=pair)
+    assert run.pairs[0].verdict == "rounding"
+    assert "In float32 the two sides are equal" in run.pairs[0].because
+    for row in run.evidence(0):
+        json.dumps(row.figures, allow_nan=False)

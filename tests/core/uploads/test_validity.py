@@ -1,0 +1,227 @@
+"""What can be said of a dump by itself. Each planted fault is called `invalid dump` with its own sentence; sound dumps are undecided."""
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from core.numerics.formats import BFLOAT16, FLOAT32
+from core.runs.reader import RunReader
+from core.runs.records import FAILED, MISSING, NOTED, PASSED, SAMPLER, STRUCTURE, VALIDITY
+from core.runs.records import FLOAT32 as FLOAT32_RUNG
+from core.runs.store import Store
+from core.uploads.filling import Filling
+from core.uploads.ingest import ingest
+from tests.core.uploads.engine_dumps import ROWS, VOCAB, in_bfloat16, in_float32, saved, states
+
+X, HEAD = states()
+PLAIN = in_bfloat16(X, HEAD, 1)
+OTHER = in_bfloat16(X, HEAD, 2)
+
+
+def stored(folder: Path, **arrays: Any) -> RunReader:
+    store = Store(folder / "store")
+    return RunReader(store.path_of(ingest(store, [saved(folder / "dump.npz", **arrays)])))
+
+
+def outcomes(run: RunReader) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for row in run.evidence(0):
+        found.setdefault(row.rung, []).append(row.outcome)
+    return found
+
+
+def test_a_sound_dump_is_undecided_and_names_the_command_with_its_own_id(tmp_path):
+    run = stored(tmp_path, reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS))
+    (pair,) = run.pairs
+    assert pair.verdict == "undecided"
+    assert f"python -m core verdict {run.run_id} --float32" in pair.because
+    assert outcomes(run) == {VALIDITY: [PASSED] * 5, FLOAT32_RUNG: [MISSING], STRUCTURE: [NOTED]}
+
+
+def test_equal_sides_are_identical(tmp_path):
+    assert stored(tmp_path, reference=PLAIN, variant=PLAIN).pairs[0].verdict == "identical"
+
+
+def _top(logits: np.ndarray, k: int, fill: float) -> np.ndarray:
+    cut = np.full_like(logits, fill)
+    best = np.argsort(-logits, axis=1)[:, :k]
+    np.put_along_axis(cut, best, np.take_along_axis(logits, best, 1), 1)
+    return cut
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    wide = logits.astype(np.float64)
+    return (wide - np.log(np.exp(wide).sum(1, keepdims=True))).astype(np.float32)
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    return np.exp(_log_softmax(logits))
+
+
+def _with_nan(logits: np.ndarray) -> np.ndarray:
+    changed = logits.copy()
+    changed[7, 3] = np.nan
+    return changed
+
+
+INVALID = {
+    "top 20, the rest -inf": (PLAIN, _top(OTHER, 20, -np.inf), "cut to the top k"),
+    "top 20 on both sides": (_top(PLAIN, 20, -1e4), _top(OTHER, 20, -1e4), "'reference' and 'variant' hold one value, -10000"),
+    "top 20, the rest 0": (PLAIN, _top(OTHER, 20, 0.0), "for more than half of the vocabulary at every position"),
+    "one row only": (PLAIN, np.concatenate([_top(OTHER[:1], 20, -1e4), OTHER[1:]]), f"at 1 of {ROWS} positions"),
+    "rows one late": (PLAIN, np.concatenate([OTHER[:1], OTHER[:-1]]), "1 row later"),
+    "rows one early": (PLAIN, np.concatenate([OTHER[1:], OTHER[-1:]]), "1 row earlier"),
+    "rows two late": (PLAIN, np.concatenate([OTHER[:2], OTHER[:-2]]), "2 rows later"),
+    "log-probabilities on one side": (PLAIN, _log_softmax(OTHER), "'reference' holds logits and 'variant' holds log-probabilities"),
+    "probabilities on one side": (PLAIN, _softmax(OTHER), "'variant' holds probabilities"),
+    "a NaN on one side": (PLAIN, _with_nan(OTHER), "1 logit is NaN or infinite on one side only, position 7 first"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", INVALID, ids=str)
+def test_a_dump_that_cannot_be_compared_is_called_invalid_with_the_reason(case, tmp_path):
+    reference, variant, sentence = INVALID[case]
+    (pair,) = stored(tmp_path, reference=reference, variant=variant).pairs
+    assert pair.verdict == "invalid dump"
+    assert sentence in pair.because
+
+
+def test_token_ids_beyond_the_vocabulary_are_not_those_of_the_logits(tmp_path):
+    (pair,) = stored(tmp_path, reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS) + VOCAB).pairs
+    assert pair.verdict == "invalid dump"
+
+
+def test_log_probabilities_on_both_sides_are_noted(tmp_path):
+    run = stored(tmp_path, reference=_log_softmax(PLAIN), variant=_log_softmax(OTHER))
+    assert run.pairs[0].verdict == "undecided"
+    assert "Both sides hold log-probabilities" in " ".join(row.says for row in run.evidence(0))
+
+
+def test_a_mask_on_half_of_the_vocabulary_is_no_truncation(tmp_path):
+    """The twin of the truncated ones: what one value fills to less than a half."""
+    masked = [side.copy() for side in (PLAIN, OTHER)]
+    for side in masked:
+        side[:, : VOCAB // 2 - 1] = -np.inf
+    run = stored(tmp_path, reference=masked[0], variant=masked[1])
+    assert run.pairs[0].verdict == "undecided"
+
+
+@pytest.mark.parametrize("fmt", [BFLOAT16, FLOAT32], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("share", [0.95, 0.8])
+def test_filled_rows_are_counted_exactly_wherever_the_others_lie(fmt, share):
+    random = np.random.default_rng(0)
+    values = random.standard_normal((40, 5000)).astype(fmt.values)
+    filled = random.choice(40, 11, replace=False)
+    kept = round(5000 * (1 - share))
+    for row in filled:
+        where = random.choice(5000, 5000 - kept, replace=False)
+        values[row, where] = -3.0
+    watch = Filling(fmt)
+    for start in range(0, 40, 7):
+        watch.see(values[start : start + 7].view(fmt.carrier))
+    assert watch.rows == 11
+    assert watch.first_row == min(filled)
+    assert watch.value == -3.0
+    assert kept - 30 <= watch.kept <= kept  # a drawn logit may be -3.0 too
+
+
+def test_logits_of_bfloat16_with_their_many_equal_values_are_not_filled():
+    values = (np.random.default_rng(1).standard_normal((200, 5000)) * 0.01 + 5).astype(ml_dtypes.bfloat16)
+    assert len(np.unique(values)) < 10  # as coarse as it gets
+    watch = Filling(BFLOAT16)
+    watch.see(values.view(np.uint16))
+    share = max(np.bincount(row.view(np.uint16)).max() for row in values) / 5000
+    assert (watch.rows > 0) == (share > 0.5)
+
+
+def test_the_first_difference_and_its_block_are_found_without_a_control(tmp_path):
+    variant = np.concatenate([PLAIN[:32], OTHER[32:]])
+    run = stored(tmp_path, reference=PLAIN, variant=variant)
+    (row,) = [row for row in run.evidence(0) if row.rung == STRUCTURE]
+    assert row.says.startswith(f"16 of {ROWS} positions differ, position 32 first; the 32 before it are equal bit for bit.")
+    assert "From there on every position differs. Every place where differences begin is a multiple of 32." in row.says
+
+
+# ---- what was emitted
+
+
+def _emitted(logits: np.ndarray, given: int = 4) -> np.ndarray:
+    tokens = logits.argmax(1)
+    tokens[:given] = -1
+    return tokens
+
+
+def test_emitted_tokens_that_are_the_argmax_pass_and_another_is_the_samplers_fault(tmp_path):
+    right = {"emitted:reference": _emitted(PLAIN), "emitted:variant": _emitted(OTHER)}
+    run = stored(tmp_path, reference=PLAIN, variant=OTHER, **right)
+    assert outcomes(run)[SAMPLER] == [PASSED, PASSED]
+    assert run.pairs[0].verdict == "undecided"
+    assert run.generations[0].given_positions == 5
+    assert run.generations[0].tokens[1] == tuple(OTHER.argmax(1)[4:])
+    wrong = {**right, "emitted:variant": np.where(np.arange(ROWS) == 20, 3, right["emitted:variant"])}
+    (tmp_path / "b").mkdir()
+    run = stored(tmp_path / "b", reference=PLAIN, variant=OTHER, **wrong)
+    assert outcomes(run)[SAMPLER] == [PASSED, FAILED]
+    assert run.pairs[0].verdict == "bug suspected"
+    assert "not the argmax of their own logits" in run.pairs[0].because
+
+
+def test_of_tokens_that_tie_any_may_be_emitted(tmp_path):
+    tied = PLAIN.copy()
+    tied[10, [5, 300]] = 40.0
+    tokens = tied.argmax(1)
+    tokens[10] = 300
+    run = stored(tmp_path, reference=tied, variant=OTHER, **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)})
+    assert outcomes(run)[SAMPLER] == [PASSED, PASSED]
+
+
+@pytest.mark.parametrize(
+    ("emitted", "sentence"),
+    [
+        ({"emitted:reference": _emitted(PLAIN)}, "not of 'variant'; expected all or none"),
+        ({"emitted:nobody": _emitted(PLAIN)}, "belongs to no side"),
+        ({"emitted": _emitted(PLAIN)}, "belongs to no side"),
+        ({"emitted:reference": _emitted(PLAIN), "emitted:variant": _emitted(PLAIN, 5)}, "begin at different positions"),
+        ({"emitted:reference": _emitted(PLAIN)[1:], "emitted:variant": _emitted(PLAIN)}, "expected one for each position"),
+        ({"emitted:reference": _emitted(PLAIN) - 1, "emitted:variant": _emitted(PLAIN)}, "numbers from -1"),
+        ({"emitted:reference": _emitted(PLAIN) * 1.0, "emitted:variant": _emitted(PLAIN)}, "whole numbers"),
+    ],
+)
+def test_odd_emitted_tokens_are_refused_in_a_sentence(emitted, sentence, tmp_path):
+    from core.errors import DumpError
+
+    store = Store(tmp_path / "store")
+    with pytest.raises(DumpError, match=sentence.replace("(", r"\(")):
+        ingest(store, [saved(tmp_path / "dump.npz", reference=PLAIN, variant=OTHER, **emitted)])
+    assert store.paths() == []
+
+
+def test_emitted_tokens_come_back_from_an_export(tmp_path):
+    from core.runs.export import export_npz
+
+    emitted = {"emitted:reference": _emitted(PLAIN), "emitted:variant": _emitted(OTHER)}
+    run = stored(tmp_path, reference=PLAIN, variant=OTHER, **emitted)
+    export_npz(run, tmp_path / "out.npz")
+    out = np.load(tmp_path / "out.npz")
+    for key, tokens in emitted.items():
+        assert np.array_equal(out[key], tokens)
+
+
+def test_one_prompt_of_several_may_have_emitted_nothing(tmp_path):
+    tokens = [_emitted(side).reshape(2, ROWS // 2) for side in (PLAIN, OTHER)]
+    for each in tokens:
+        each[0] = -1
+        each[1, 0] = -1
+    sides = [side.reshape(2, ROWS // 2, VOCAB) for side in (PLAIN, OTHER)]
+    run = stored(tmp_path, reference=sides[0], variant=sides[1], **{"emitted:reference": tokens[0], "emitted:variant": tokens[1]})
+    assert list(run.generations) == [1]
+    assert outcomes(run)[SAMPLER] == [PASSED, PASSED]
+
+
+def test_float32_logits_lack_a_floor_and_not_a_pair(tmp_path):
+    run = stored(tmp_path, reference=in_float32(X, HEAD, 1), variant=in_float32(X, HEAD, 2))
+    assert run.pairs[0].verdict == "undecided"
+    assert "--floor WAYS_IN_FLOAT32.npz" in run.pairs[0].because
