@@ -19,6 +19,7 @@ from core.runs import judge_command
 from core.runs.issue_text import issue_text
 from core.runs.records import FAILED, FLOAT32, MISSING, NOTED, OWN_DTYPE, PASSED, STRUCTURE, Evidence
 from core.runs.verdicts import NOT_JUDGED, Finding, Rung, finding, position_ratios
+from core.verdict import NONDETERMINISTIC, UNDECIDED
 
 _ICONS = {
     "bug suspected": ":material/bug_report:", "invalid dump": ":material/block:", "nondeterministic": ":material/shuffle:",
@@ -36,12 +37,32 @@ def verdict(view: state.View) -> None:
     found = finding(view.run, view.pair, view.table)
     with st.container(border=True, key="verdict"):
         st.badge(found.name, icon=_ICONS.get(found.name), color=words.VERDICTS.get(found.name, "gray"))  # type: ignore[arg-type]
-        st.markdown(f"**{widgets.escaped(_opening(found.sentence))}**")
+        st.markdown(_marked(_opening(found.sentence), bold=True))
         _differing(view)
-    if not found.is_judged:
+    is_upload = view.run.header.provenance.kind == "upload"
+    if is_upload and found.name in (UNDECIDED, NONDETERMINISTIC):
+        _controls_to_bring(view)
+    elif not is_upload and not found.is_judged:
         _how_to_judge(view)
     _ladder(view, found)
     _report(view)
+
+
+def _marked(text: str, *, bold: bool = False) -> str:
+    """A stored sentence as markdown: what stands between backticks is code, the rest is text, whatever it holds."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a backtick that stands alone
+        parts = [text.replace("`", "'")]
+    return "".join((f"`{part}`" if part else "") if place % 2 else _text(part, bold) for place, part in enumerate(parts))
+
+
+def _text(part: str, bold: bool) -> str:
+    """Escaped; bold between its outer blanks, for markdown takes no bold that begins with one."""
+    core = part.strip()
+    if not core or not bold:
+        return widgets.escaped(part)
+    start = part.index(core)
+    return f"{part[:start]}**{widgets.escaped(core)}**{part[start + len(core) :]}"
 
 
 def _opening(sentence: str) -> str:
@@ -77,7 +98,7 @@ def _ladder(view: state.View, found: Finding) -> None:
 def _row(view: state.View, rung: Rung, row: Evidence, key: str) -> None:
     icon, colour = _OUTCOMES[row.outcome]
     title = words.RUNGS.get(rung.name, rung.name)
-    label = f"**{title}** · :{colour}[{row.outcome}] · {widgets.escaped(row.says)}"
+    label = f"**{title}** · :{colour}[{row.outcome}] · {_marked(row.says)}"
     step = st.expander(label, type="step", icon=icon, key=key, on_change="rerun")
     with step:
         st.caption(f"Control: {widgets.escaped(row.control)}")
@@ -173,20 +194,40 @@ def _clickable(figure: object, key: str) -> None:
     )
 
 
-def _how_to_judge(view: state.View) -> None:
-    """The command that judges this run, and a button for it; for a dump, what to bring."""
-    about = view.run.header.provenance
-    if about.kind == "upload":
-        if not view.pair.summary.bit_identical:
-            st.markdown(
-                "To decide it, have the model compute the pair here, with every control: put your own paths or prompts into the command below, "
-                "or hand your engine to `core.inference.judge` as a callable. To find out about nondeterminism alone, "
-                "add each call once more to the dump as a further side: the sides that agree bit for bit form classes."
-            )
-            st.code(
-                "python -m core judge --model MODEL --prompt-file PROMPT --reference prefill --variant decode", language="bash"
-            )
+def _controls_to_bring(view: state.View) -> None:
+    """What would decide about an upload: the commands, with this run's id in them."""
+    run = view.run
+    command = f"python -m core verdict {run.run_id}"
+    if run.schema_version < 2:
         return
+    is_wide = run.header.compute_dtype == "float32"
+    ways = (
+        []
+        if is_wide
+        else [("the same two sides, computed in float32 with the same weights and tokens", "--float32 PAIR_IN_FLOAT32.npz")]
+    )
+    ways.append(
+        (
+            "and"
+            * (not is_wide)
+            + " a rounding floor: the reference in float32 computed in three or more ways that are equal in exact arithmetic "
+            "(batch sizes, kernels), where the pair alone is not clear",
+            "--floor WAYS_IN_FLOAT32.npz",
+        )
+    )
+    if all(prompt.token_ids for prompt in run.header.prompts):
+        ways.append(("or the model, which measures its floor on this dump's tokens", "--model MODEL"))
+    ways.append(("whether a kernel is nondeterministic: each side called once more", "--rerun AGAIN.npz"))
+    with st.expander("Controls that would decide it", icon=":material/rule:", key="controls_to_bring"):
+        for what, option in ways:
+            st.caption(what[:1].upper() + what[1:])
+            st.code(f"{command} {option}", language="bash", wrap_lines=True)
+        st.caption("The judged run is a new one, of the same bits; options may be combined. docs/verdict.md has the method.")
+
+
+def _how_to_judge(view: state.View) -> None:
+    """The command that judges this capture, and a button for it."""
+    about = view.run.header.provenance
     command = judge_command.typed(about.command)
     if command is not None:
         st.markdown("This captures the pairs again and runs every control beside them, several times the work of the capture:")

@@ -97,7 +97,7 @@ def try_case(case: Mutation, name: str, loaded: LoadedModel, prompts: Sequence[S
 
 
 def _verdict(case: Mutation, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Verdict:
-    with _registered(case):
+    with registered(case):
         variant = case.path or case.engine
         assert variant is not None
         verdict = judge_pair(loaded, prompts, case.reference, variant).verdict
@@ -111,7 +111,7 @@ def _verdict(case: Mutation, loaded: LoadedModel, prompts: Sequence[Sequence[int
 
 
 @contextmanager
-def _registered(case: Mutation) -> Iterator[None]:
+def registered(case: Mutation) -> Iterator[None]:
     """A base of the case's own is one of the grammar meanwhile."""
     if case.base is not None:
         BASES["mutated"] = replace(BASES["prefill"], compute=case.base)

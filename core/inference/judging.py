@@ -152,6 +152,13 @@ def judge_pair(
     return Judgement(conclude(evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first), tuple(floors))
 
 
+def measured_pair(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], reference: str | Engine, variant: str | Engine
+) -> list[Divergence]:
+    """Two sides against each other in the model's dtype, without a control: one divergence a prompt."""
+    return _divergences(loaded, prompts, (_side(reference), _side(variant)))
+
+
 @dataclass(frozen=True)
 class _Side:
     """A path or a callable, made ready the same way. block_sizes: values of its base, which may be those of blocks."""

@@ -31,7 +31,7 @@ from core.runs.records import (
 
 NOT_JUDGED = "not judged"
 _JUDGE = "`python -m core judge` runs it."
-_MODEL = "The model: capture the same pair with `python -m core judge`, or give the engine to `judge()` as a callable."
+_MODEL = "Where the model is at hand, `python -m core verdict {run} --model MODEL`; the dump needs its token_ids."
 
 # What would supply a rung of which nothing is stored, for captures and for uploads.
 _SUPPLY = {
@@ -46,14 +46,14 @@ _SUPPLY = {
         STRUCTURE: "It follows from the float32 rung.",
     },
     "upload": {
-        VALIDITY: "A check of alignment needs `token_ids` in the dump.",
-        SAMPLER: "It needs the tokens that each side emitted.",
-        RERUN: "Call each path once more and put the logits into the dump as further sides.",
-        NEIGHBOURS: "Put the same prompt beside other requests, as many and as long, and its logits into the dump as a further side.",
+        VALIDITY: "This run was stored before dumps were checked; export it and ingest the npz.",
+        SAMPLER: "Save the tokens that each side emitted in the dump, as `emitted:SIDE`, with -1 where the next token was given.",
+        RERUN: "Call each side once more, and `python -m core verdict {run} --rerun AGAIN.npz`.",
+        NEIGHBOURS: "Run the same prompt beside other requests, as many and as long, and `python -m core verdict {run} --neighbours BESIDE_OTHERS.npz`.",
         OWN_DTYPE: _MODEL,
-        FLOAT32: _MODEL,
+        FLOAT32: "Compute both sides in float32, and `python -m core verdict {run} --float32 PAIR_IN_FLOAT32.npz`.",
         SYMMETRY: _MODEL,
-        STRUCTURE: "It follows from the float32 rung.",
+        STRUCTURE: "It says where differences begin.",
     },
 }
 
@@ -91,7 +91,7 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
     about = run.header.provenance
     evidence = run.evidence(pair.index)
     rungs = tuple(
-        Rung(name, tuple(row for row in evidence if row.rung == name), _supply(about, name, run.header.compute_dtype))
+        Rung(name, tuple(row for row in evidence if row.rung == name), _supply(about, name, run.header.compute_dtype, run.run_id))
         for name in RUNGS
     )
     name = shown_verdict(about.kind, pair.summary.bit_identical, pair.verdict)
@@ -107,10 +107,10 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
     return Finding(name, sentence, rungs, True)
 
 
-def _supply(about: Provenance, rung: str, compute_dtype: str) -> str:
+def _supply(about: Provenance, rung: str, compute_dtype: str, run_id: str) -> str:
     if rung == OWN_DTYPE and compute_dtype == "float32":
         return "The run's own dtype is float32, which is the next rung."
-    return _SUPPLY[about.kind].get(rung, _JUDGE)
+    return _SUPPLY[about.kind].get(rung, _JUDGE).replace("{run}", run_id)
 
 
 def _not_judged(about: Provenance, is_bit_identical: bool) -> str:
@@ -118,8 +118,8 @@ def _not_judged(about: Provenance, is_bit_identical: bool) -> str:
         return "Both sides are equal bit for bit."
     if about.kind == "upload":
         return (
-            "This dump came without controls, and whether rounding explains the difference is never guessed. The same pair in float32 beside a "
-            "float32 rounding floor would decide it; a rerun of each side would say whether a kernel is nondeterministic."
+            "This dump was stored before uploads were judged, and whether rounding explains the difference is never guessed. The same pair in "
+            "float32 would decide it."
         )
     return "No controls were run, so nothing here says whether rounding explains the difference."
 

@@ -192,8 +192,8 @@ def test_a_dump_without_controls_is_undecided_and_says_what_is_missing(own_store
     assert "undecided" in label(app)
     page = said(app)
     assert "The same pair in float32" in page
-    assert "Call each path once more" in page
-    assert "core.inference.judge" in page
+    assert "Call each side once more" in page
+    assert f"python -m core verdict {app.query_params['run']} --model MODEL" in page
     assert not [button for button in app.button if button.key == "judge"]
 
 

@@ -5,7 +5,15 @@ import pytest
 
 from core.errors import UsageError
 from core.runs.records import FAILED, FLOAT32, MISSING, NEIGHBOURS, NOTED, OWN_DTYPE, PASSED, RERUN, SAMPLER, VALIDITY, Evidence
-from core.verdict import FALSE_ALARM, conclude, floor_test, is_larger_everywhere, sampler_evidence, structure_of
+from core.verdict import (
+    FALSE_ALARM,
+    conclude,
+    floor_test,
+    is_larger_everywhere,
+    sampler_evidence,
+    shrink_test,
+    structure_of,
+)
 
 POSITIONS = 4096
 
@@ -205,3 +213,40 @@ def test_a_test_can_ask_for_rounding_and_is_shown_the_evidence_otherwise():
     assert bug.check(allowed=["bug suspected"]) is bug
     with pytest.raises(UsageError, match="'fine' is no verdict"):
         rounding.check(allowed=["fine"])
+
+
+# ---- a float32 pair without a floor
+
+
+@pytest.mark.parametrize(("bits", "full"), [(8, 65536), (11, 8192)])
+def test_a_pair_that_shrinks_with_the_precision_passes_and_one_that_does_not_fails(bits, full):
+    """Unit roundoffs: 2^-8 of bfloat16, 2^-11 of float16, 2^-24 of float32 (IEEE 754)."""
+    wide = rounding(np.random.default_rng(3), 1)[0]
+    found = shrink_test(wide * (full * 0.2) ** 2, wide, bits)
+    assert (found.outcome, found.full) == (PASSED, full)
+    assert found.share == pytest.approx(0.2)
+    assert shrink_test(wide, wide, bits).outcome == FAILED
+    assert shrink_test(wide * (full * 0.01) ** 2, wide, bits).outcome == MISSING
+
+
+def test_a_position_that_does_not_shrink_is_not_averaged_away():
+    wide = rounding(np.random.default_rng(4), 1, spread=0.1)[0]
+    narrow = wide * (65536 * 0.2) ** 2
+    where = int(np.argsort(wide)[POSITIONS // 2])
+    wide[where] *= 1e5**2
+    narrow[where] = wide[where]
+    found = shrink_test(narrow, wide, 8)
+    assert (found.outcome, found.worst_row) == (FAILED, where)
+
+
+def test_where_hardly_a_position_moves_in_16_bits_only_a_floor_decides():
+    wide = rounding(np.random.default_rng(5), 1)[0]
+    narrow = np.zeros_like(wide)
+    narrow[:9] = wide[:9]
+    assert shrink_test(narrow, wide, 8).outcome == MISSING
+    assert shrink_test(narrow, np.zeros_like(wide), 8).outcome == PASSED
+
+
+def test_figures_of_different_positions_are_refused():
+    with pytest.raises(UsageError, match="positions"):
+        shrink_test(np.ones(3), np.ones(4), 8)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import shrink
 from benchmarks.engines import prefill
 from benchmarks.mutations import MUTATIONS
 from benchmarks.tiny_models import CONFIGS, tiny_model, tiny_prompts
@@ -123,3 +124,15 @@ def test_what_is_wrong_is_marked_in_the_table_and_missing_in_the_count() -> None
     assert "| a missed bug | **WRONG** rounding 0.90, 1.20 |" in lines
     assert "| an alarm | **WRONG** float32 5.00, 9.00 |" in lines
     assert "| not possible | refused |" in lines
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_a_float32_pair_without_a_floor_calls_no_bug_rounding_and_no_rounding_a_bug() -> None:
+    """`python -m benchmarks.shrink` runs every model; docs/verdict.md has its table."""
+    found = [one for one in shrink.run_trial(["llama bfloat16"]) if one.test is not None]
+    bugs = [one for one in found if one.is_bug]
+    assert len(bugs) >= 20
+    assert len(found) - len(bugs) >= 20
+    assert [one.case for one in found if one.is_wrong] == []
+    assert sum(one.test is not None and one.test.outcome == "failed" for one in bugs) >= len(bugs) - 1

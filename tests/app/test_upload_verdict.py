@@ -1,0 +1,62 @@
+"""An uploaded run on the overview: its verdict, every check it rests on, and the commands that supply what is missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from app.verdict import _marked
+from core.runs.store import Store
+from core.uploads.ingest import ingest
+from tests.app.test_verdict_page import label, opened, said
+from tests.core.uploads.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states
+
+X, HEAD = states()
+PLAIN, OTHER = in_bfloat16(X, HEAD, 1), in_bfloat16(X, HEAD, 2)
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch) -> Store:
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    return Store(tmp_path / "runs")
+
+
+def test_an_undecided_dump_names_the_commands_with_its_id(own_store, tmp_path):
+    run_id = ingest(own_store, [saved(tmp_path / "d.npz", reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS))])
+    app = opened(run=run_id)
+    assert "undecided" in label(app)
+    commands = [block.value for block in app.code]
+    for option in ("--float32 PAIR_IN_FLOAT32.npz", "--floor WAYS_IN_FLOAT32.npz", "--model MODEL", "--rerun AGAIN.npz"):
+        assert f"python -m core verdict {run_id} {option}" in commands
+    assert "No shift of one side agrees better" in said(app)
+    assert f"`python -m core verdict {run_id} --float32 PAIR_IN_FLOAT32.npz`" in said(app)
+
+
+def test_without_token_ids_no_model_is_asked_for_and_float32_needs_a_floor(own_store, tmp_path):
+    wide = [in_float32(X, HEAD, order) for order in (1, 2)]
+    run_id = ingest(own_store, [saved(tmp_path / "d.npz", reference=wide[0], variant=wide[1])])
+    commands = " ".join(block.value for block in opened(run=run_id).code)
+    assert "--floor" in commands
+    assert "--model" not in commands
+    assert "--float32" not in commands
+
+
+def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):
+    run_id = ingest(own_store, [saved(tmp_path / "d.npz", reference=PLAIN, variant=np.roll(OTHER, 1, axis=0))])
+    app = opened(run=run_id)
+    assert "invalid dump" in label(app)
+    assert "1 row later" in said(app)
+    assert not [block for block in app.code if "verdict" in block.value]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("run `a b` now.", "**run** `a b`**now\\.**"),
+        ("one ` alone *x*", "**one ' alone \\*x\\***"),
+        ("`<b>x</b>` [l](http://e)", "`<b>x</b>` **\\[l\\]\\(http\\://e\\)**"),
+        ("``", ""),
+    ],
+)
+def test_only_what_stands_between_backticks_is_code(text, shown):
+    assert _marked(text, bold=True).replace(" ", "") == shown.replace(" ", "")

@@ -1,0 +1,139 @@
+"""A model beside a dump: its floor decides, a dump of another model is told from one of this, and a wrong side is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.engines import prefill
+from benchmarks.tiny_models import tiny_model, tiny_prompts
+from core.errors import UsageError
+from core.inference.dump_controls import model_controls
+from core.inference.floor import in_float32, whole_side
+from core.inference.models import LoadedModel
+from core.inference.paths import open_path, parse_path
+from core.runs.reader import RunReader
+from core.runs.records import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, SYMMETRY
+from core.runs.store import Store
+from core.uploads.controls import measure_controls
+from core.uploads.ingest import ingest
+from core.uploads.revising import judge_stored
+from tests.core.uploads.engine_dumps import saved
+
+pytestmark = pytest.mark.model
+BLOCK = 7  # rows of the variant that a fault replaces by their neighbours'
+
+
+@pytest.fixture(scope="module")
+def narrow() -> LoadedModel:
+    return tiny_model("llama", "bfloat16")
+
+
+def _side(loaded: LoadedModel, path: str, prompts: list[tuple[int, ...]]) -> np.ndarray:
+    with torch.inference_mode(), open_path(parse_path(path), loaded) as pieces_of:
+        return np.concatenate([whole_side(pieces_of(ids)).float().numpy() for ids in prompts])
+
+
+def _dumps(loaded: LoadedModel, folder: Path, variant: str = "decode") -> tuple[Path, Path, list[tuple[int, ...]]]:
+    """(the pair in its own dtype, the pair in float32, the prompts)"""
+    prompts = [ids[:40] for ids in tiny_prompts(loaded)]
+    about = {"token_ids": np.concatenate(prompts), "prompt_lengths": [len(ids) for ids in prompts]}
+    paths = {"reference": "prefill", "variant": variant}
+    own = saved(folder / "own.npz", **about, **{side: _side(loaded, path, prompts) for side, path in paths.items()})
+    with in_float32(loaded) as wide:
+        pair = saved(folder / "pair.npz", **about, **{side: _side(wide, path, prompts) for side, path in paths.items()})
+    return own, pair, prompts
+
+
+def _judged(store: Store, dump: Path, loaded: LoadedModel, **given: list[Path]) -> RunReader:
+    with RunReader(store.path_of(ingest(store, [dump]))) as run:
+        told = model_controls(loaded, run.figures)
+        new = judge_stored(store, run, measure_controls(run.figures, model=told, **given))
+    return RunReader(store.path_of(new))
+
+
+def _outcomes(run: RunReader) -> dict[str, str]:
+    return {row.rung: row.outcome for row in run.evidence(0)}
+
+
+def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor(narrow, tmp_path):
+    own, pair, _ = _dumps(narrow, tmp_path)
+    run = _judged(Store(tmp_path / "s"), own, narrow, float32=[pair])
+    assert run.pairs[0].verdict == "rounding"
+    assert 0.2 < run.pairs[0].noise_ratio < 4
+    outcomes = _outcomes(run)
+    assert (outcomes[OWN_DTYPE], outcomes[FLOAT32], outcomes[SYMMETRY]) == (PASSED, PASSED, PASSED)
+    assert set(run.floor_positions(0)["compute_dtype"]) == {"bfloat16", "float32"}
+
+
+def test_without_the_float32_pair_the_model_alone_decides_nothing_about_a_pair_within_its_floor(narrow, tmp_path):
+    own, _, _ = _dumps(narrow, tmp_path)
+    run = _judged(Store(tmp_path / "s"), own, narrow)
+    assert run.pairs[0].verdict == "undecided"
+    assert _outcomes(run)[OWN_DTYPE] == PASSED
+
+
+def test_a_side_that_is_not_what_the_model_computes_is_named(narrow, tmp_path):
+    own, _, _ = _dumps(narrow, tmp_path)
+    arrays = dict(np.load(own))
+    arrays["variant"][5 : 5 + BLOCK] = arrays["variant"][4 : 4 + BLOCK][::-1]
+    run = _judged(Store(tmp_path / "s"), saved(tmp_path / "bad.npz", **arrays), narrow)
+    assert run.pairs[0].verdict == "bug suspected"
+    assert "'variant' is not:" in run.pairs[0].because
+
+
+def test_a_dump_of_another_model_gets_no_verdict_from_this_one(narrow, tmp_path):
+    own, _, _ = _dumps(tiny_model("llama", "bfloat16", seed=5), tmp_path)
+    run = _judged(Store(tmp_path / "s"), own, narrow)
+    assert run.pairs[0].verdict == "undecided"
+    (row,) = [row for row in run.evidence(0) if row.rung == OWN_DTYPE]
+    assert row.outcome == MISSING
+    assert "Neither side is what" in row.says
+
+
+def test_a_float32_dump_needs_only_the_model(tmp_path):
+    loaded = tiny_model("gpt2", "float32")
+    prompts = [ids[:40] for ids in tiny_prompts(loaded)]
+    about = {"token_ids": np.concatenate(prompts), "prompt_lengths": [len(ids) for ids in prompts]}
+    sides = {side: _side(loaded, path, prompts) for side, path in (("reference", "prefill"), ("variant", "decode+batch:3"))}
+    run = _judged(Store(tmp_path / "s"), saved(tmp_path / "d.npz", **about, **sides), loaded)
+    assert run.pairs[0].verdict == "rounding"
+    sides["variant"][11] *= 1.0001
+    run = _judged(Store(tmp_path / "t"), saved(tmp_path / "e.npz", **about, **sides), loaded)
+    assert run.pairs[0].verdict == "bug suspected"
+    assert _outcomes(run)[FLOAT32] == FAILED
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda arrays: arrays.pop("token_ids"), "has no token_ids"),
+        (lambda arrays: arrays.update({k: arrays[k][:, :-1] for k in ("reference", "variant")}), "not of one model"),
+    ],
+)
+def test_a_dump_that_no_model_can_be_run_on_is_refused(change, sentence, narrow, tmp_path):
+    own, _, _ = _dumps(narrow, tmp_path)
+    arrays = dict(np.load(own))
+    change(arrays)
+    store = Store(tmp_path / "s")
+    with (
+        RunReader(store.path_of(ingest(store, [saved(tmp_path / "odd.npz", **arrays)]))) as run,
+        pytest.raises(UsageError, match=sentence),
+    ):
+        model_controls(narrow, run.figures)
+
+
+def test_the_model_comes_back_bit_for_bit(narrow, tmp_path):
+    own, _, prompts = _dumps(narrow, tmp_path)
+    before = {name: tensor.clone() for name, tensor in narrow.model.state_dict().items()}
+    with torch.inference_mode():
+        first = prefill(narrow.model, torch.tensor(prompts[0]))
+    store = Store(tmp_path / "s")
+    with RunReader(store.path_of(ingest(store, [own]))) as run:
+        model_controls(narrow, run.figures)
+    assert all(torch.equal(before[name], tensor) for name, tensor in narrow.model.state_dict().items())
+    with torch.inference_mode():
+        assert torch.equal(first, prefill(narrow.model, torch.tensor(prompts[0])))
