@@ -11,8 +11,8 @@ from benchmarks.logits import pair
 from benchmarks.scratch import scratch
 from benchmarks.timing import Line, interleaved
 from core.numerics.formats import BFLOAT16, widen
-from core.uploads.ingest import ingest
 from core.runs.store import Store
+from core.uploads.ingest import ingest
 
 ROUNDS = 5
 

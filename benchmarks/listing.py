@@ -11,8 +11,8 @@ from benchmarks.scratch import scratch
 from benchmarks.timing import Line, interleaved
 from core.numerics.formats import BFLOAT16
 from core.runs.gallery import list_runs
-from core.uploads.ingest import ingest
 from core.runs.store import Store
+from core.uploads.ingest import ingest
 
 RUNS = 1000
 

@@ -11,9 +11,9 @@ from benchmarks.logits import POSITIONS, VOCAB, pair
 from benchmarks.scratch import scratch
 from benchmarks.timing import Line
 from core.numerics.formats import BFLOAT16
-from core.uploads.ingest import ingest
 from core.runs.reader import RunReader
 from core.runs.store import Store
+from core.uploads.ingest import ingest
 
 DRAWS = 60
 
