@@ -18,8 +18,8 @@ from benchmarks.trial import SHIPPED, cases_of, model_named, registered
 from core.errors import CaptureError
 from core.inference.edge import quiet
 from core.inference.floor import in_float32, mean_squares
-from core.inference.judging import measured_pair
 from core.inference.models import LoadedModel
+from core.inference.on_trial import divergences_of, side_of
 from core.numerics.formats import format_named
 from core.runs.records import FAILED, MISSING, PASSED
 from core.verdict import ShrinkTest, shrink_test
@@ -50,9 +50,10 @@ def try_case(case: Mutation, name: str, loaded: LoadedModel, prompts: Sequence[S
     assert variant is not None
     try:
         with quiet(), torch.inference_mode(), registered(case):
-            narrow = measured_pair(loaded, prompts, case.reference, variant)
+            pair = (side_of(case.reference), side_of(variant))
+            narrow = divergences_of(loaded, prompts, pair)
             with in_float32(loaded) as widened:
-                wide = measured_pair(widened, prompts, case.reference, variant)
+                wide = divergences_of(widened, prompts, pair)
     except CaptureError as error:
         return Shrunk(name, case.name, is_bug, None, str(error))
     if any(one.nonfinite_mismatch for one in (*narrow, *wide)):

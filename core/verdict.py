@@ -27,6 +27,7 @@ from core.runs.records import (
     RUNGS,
     SAMPLER,
     STRUCTURE,
+    SYMMETRY,
     VALIDITY,
     Evidence,
 )
@@ -50,6 +51,7 @@ BLOCKS = (8, 16, 32, 64, 128, 256)  # block sizes that engines use
 SHRINKS_LIKE_ROUNDING = 0.05
 SHRINKS_TOO_LITTLE = 0.001
 STANDS_OUT_ALONE = 100.0  # times the median position in float32; of rounding without a floor beside it 17 were seen
+_LOPSIDED = 3.0  # one side further from float64 than the other by more than this is worth a word
 _LEAST_SPREAD = 0.1  # of log ratios: a handful of positions can agree by luck, and a spread of 0 would make each an outlier
 
 
@@ -342,6 +344,18 @@ def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]
     if shown.block:
         parts.append(f"; every place where it begins is a multiple of {shown.block}, a block's boundary")
     return Evidence(STRUCTURE, control, figures, NOTED, " ".join(parts).replace(" ;", ";") + ".")
+
+
+def symmetry_evidence(control: str, names: tuple[str, str], errors: tuple[float, float]) -> Evidence:
+    """Which of two sides, by name, is further from float64, by their rms to it in logits? Of two that only round, neither. Never decides."""
+    figures = {"reference_rms_logits": errors[0], "variant_rms_logits": errors[1]}
+    low, high = sorted(errors)
+    if high <= _LOPSIDED * max(low, np.finfo(np.float64).tiny):
+        says = "Both sides are about equally far from float64: neither is the wrong one."
+        return Evidence(SYMMETRY, control, figures, PASSED, says)
+    further = names[int(errors[1] > errors[0])]
+    times = f"{high / low:,.3g} times further from float64 than the other side" if low else "the only one that is not at float64"
+    return Evidence(SYMMETRY, control, figures, NOTED, f"'{further}' is {times}.")
 
 
 def sampler_evidence(tokens: Sequence[int], argmaxes: Sequence[int | Collection[int]], side: str = "the side") -> Evidence:

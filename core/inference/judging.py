@@ -5,9 +5,7 @@ A side is a path of the grammar, or any callable: an engine, a kernel, a cache o
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +14,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from core.errors import CaptureError, UlpscopeError
-from core.inference.bits import bits_of
-from core.inference.edge import first_line, foreign_errors_stop, quiet
+from core.errors import CaptureError
+from core.inference.edge import foreign_errors_stop, quiet
 from core.inference.float64 import in_float64
 from core.inference.floor import (
     EXACT_BYTES,
@@ -30,12 +27,9 @@ from core.inference.floor import (
     mean_squares,
     own_rounding_of,
     rounding_floor,
-    whole_side,
 )
-from core.inference.grammar import Pieces, Step
 from core.inference.models import LoadedModel, loaded_from
-from core.inference.modifiers import MODIFIERS
-from core.inference.paths import Path, open_path, parse_path
+from core.inference.on_trial import Engine, Side, digests_of, divergences_of, measure, pieces_of_side, side_of
 from core.runs.records import (
     FAILED,
     FLOAT32,
@@ -59,15 +53,11 @@ from core.verdict import (
     is_larger_everywhere,
     structure_evidence,
     structure_of,
+    symmetry_evidence,
 )
 
 SEEDS = 4
 FLOAT64 = "float64"
-_LOPSIDED = 3.0  # one side further from float64 than the other by more than this is worth a word
-
-Engine = Callable[[Any, torch.Tensor], torch.Tensor]
-"""(model, token_ids [positions]) -> logits [positions, vocab]"""
-Open = Callable[[LoadedModel], AbstractContextManager[Callable[[Sequence[int]], Pieces]]]
 
 
 @dataclass(frozen=True)
@@ -109,181 +99,262 @@ def judge_pair(
     on_progress: Callable[[str], None] | None = None,
 ) -> Judgement:
     """The same, with the figures by position."""
-    say = on_progress or (lambda _: None)
     check_prompts(loaded, prompts)
     if len(set(seeds)) < max(2, len(seeds)):
         raise CaptureError(f"judging: seeds are {list(seeds)}; expected at least two, and none twice.")
-    sides = (_side(reference), _side(variant))
-    evidence: list[Evidence] = []
-    floors: list[FloorRows] = []
-    lengths = [len(ids) for ids in prompts]
     with quiet(), torch.inference_mode(), foreign_errors_stop("judging", "shorten the prompts or choose a smaller model"):
-        say(f"both sides in {loaded.dtype}")
-        own, digests = _measure(loaded, prompts, sides)
-        say("both sides once more")
-        evidence.append(_rerun(sides, digests, _digests(loaded, prompts, sides)))
-        evidence += _neighbours(loaded, prompts, sides[1], digests[1], say)
-        is_identical = digests[0] == digests[1]
-        tests: dict[str, FloorTest] = {}
+        ladder = _Ladder(loaded, prompts, (side_of(reference), side_of(variant)), list(seeds), on_progress or (lambda _: None))
+        return ladder.climb()
+
+
+class _Ladder:
+    """One pair on trial. `evidence`, `floors`, `tests` and `measured` fill up from rung to rung.
+
+    tests: of the pair, by rung, FLOAT64 where that takes float32's place; measured: mean squares of the reorderings by dtype.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        prompts: Sequence[Sequence[int]],
+        sides: tuple[Side, Side],
+        seeds: list[int],
+        say: Callable[[str], None],
+    ) -> None:
+        self.loaded, self.prompts, self.sides, self.seeds, self.say = loaded, prompts, sides, seeds, say
+        self.lengths = [len(ids) for ids in prompts]
+        self.evidence: list[Evidence] = []
+        self.floors: list[FloorRows] = []
+        self.tests: dict[str, FloorTest] = {}
+        self.measured: dict[str, NDArray[np.float64]] = {}
+
+    def climb(self) -> Judgement:
+        """Every rung in turn."""
+        loaded, count = self.loaded, len(self.seeds)
+        self.say(f"both sides in {loaded.dtype}")
+        own, digests = measure(loaded, self.prompts, self.sides)
+        self.say("both sides once more")
+        self.evidence.append(_rerun(self.sides, digests, digests_of(loaded, self.prompts, self.sides)))
+        self._other_neighbours(digests[1])
         if loaded.dtype != "float32":
-            say(f"{len(seeds)} reorderings in {loaded.dtype}")
-            own_rounding = own_rounding_of(loaded, prompts)
-            _against_floor(
-                loaded, prompts, own, None, seeds, OWN_DTYPE, sides, evidence, floors, tests, own_rounding=own_rounding
-            )
-            if own_rounding is None and evidence[-1].outcome == FAILED and not tests[OWN_DTYPE].nonfinite:
-                doubt = "Reorderings alone do not show all that rounding to 16 bits does, and float32, which would, does not fit."
-                evidence[-1] = replace(evidence[-1], outcome=NOTED, says=f"{evidence[-1].says} {doubt}")
-        say(f"both sides and {len(seeds)} reorderings in float32")
-        _microscope(loaded, prompts, own, seeds, sides, evidence, floors, tests)
-        if FLOAT32 in tests and _asks_for_float64(loaded, tests[FLOAT32]):
-            say(f"both sides and {len(seeds)} reorderings in float64")
-            _second_microscope(loaded, prompts, seeds, sides, evidence, floors, tests)
-        if FLOAT32 in tests:
-            say("a forward in float64")
-            evidence.append(_symmetry(loaded, prompts, sides))
-    deciding = tests.get(FLOAT64, tests.get(FLOAT32))
-    blocks = sorted({*BLOCKS, *(int(v) for side in sides for v in side.block_sizes)})
-    shown = structure_of(deciding.outliers, lengths, blocks) if deciding is not None else None
-    if shown is not None and deciding is not None:
-        evidence.append(structure_evidence(shown, deciding, lengths))
-    ratio = deciding.ratio if deciding is not None else (tests[OWN_DTYPE].ratio if OWN_DTYPE in tests else None)
-    first = shown.first if shown is not None else None
-    return Judgement(conclude(evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first), tuple(floors))
+            self.say(f"{count} reorderings in {loaded.dtype}")
+            self._own_dtype(own)
+        self.say(f"both sides and {count} reorderings in float32")
+        self._microscope(own)
+        if FLOAT32 in self.tests and _asks_for_float64(loaded, self.tests[FLOAT32]):
+            self.say(f"both sides and {count} reorderings in float64")
+            self._second_microscope()
+        self._other_row(digests[1])
+        if FLOAT32 in self.tests:
+            self.say("a forward in float64")
+            self._symmetry()
+        return self._concluded(is_identical=digests[0] == digests[1])
 
+    def _concluded(self, *, is_identical: bool) -> Judgement:
+        deciding = self.tests.get(FLOAT64, self.tests.get(FLOAT32))
+        first, ratio = None, self.tests[OWN_DTYPE].ratio if OWN_DTYPE in self.tests else None
+        if deciding is not None:
+            blocks = sorted({*BLOCKS, *(int(v) for side in self.sides for v in side.block_sizes)})
+            shown = structure_of(deciding.outliers, self.lengths, blocks)
+            first, ratio = shown.first, deciding.ratio
+            self.evidence.append(structure_evidence(shown, deciding, self.lengths))
+        verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
+        return Judgement(verdict, tuple(self.floors))
 
-def measured_pair(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], reference: str | Engine, variant: str | Engine
-) -> list[Divergence]:
-    """Two sides against each other in the model's dtype, without a control: one divergence a prompt."""
-    return _divergences(loaded, prompts, (_side(reference), _side(variant)))
+    # ---- rungs
 
+    def _other_neighbours(self, digest: str) -> None:
+        """Other contents in the other rows, their number and length held fixed: the prompt's own bits must not move."""
+        side = self.sides[1]
+        if side.rows < 2:
+            return
+        changed = side.with_modifier("neighbours", "same" if side.value_of("neighbours") == "random" else "random")
+        self.say("other neighbours")
+        control = f"'{changed.name}' against '{side.name}'"
+        (found,) = digests_of(self.loaded, self.prompts, [changed])
+        figures = {"rows": side.rows, "bit_identical": found == digest}
+        if found == digest:
+            outcome, says = PASSED, "What the other rows hold does not change a bit of this one's."
+        elif _has_experts(self.loaded.model):
+            outcome, says = NOTED, (
+                "What the other rows hold changes this one's bits; in a mixture of experts the rows share the experts' products, so that "
+                "alone is no leak."
+            )  # fmt: skip
+        else:
+            outcome, says = FAILED, (
+                "What the other rows hold changes this one's logits, though their number and length are the same: data leaks between rows."
+            )  # fmt: skip
+        self.evidence.append(Evidence(NEIGHBOURS, control, figures, outcome, says))
 
-@dataclass(frozen=True)
-class _Side:
-    """A path or a callable, made ready the same way. block_sizes: values of its base, which may be those of blocks."""
+    def _other_row(self, digest: str) -> None:
+        """The same prompt in another row. Kernels may sum rows in different orders (on a CPU they do, by thread), which is rounding and
+        is held against the floor like any other; what is more than that depends on the row.
+        """
+        side = self.sides[1]
+        if side.rows < 2:
+            return
+        here = int(side.value_of("row") or 0)
+        there = (here + side.rows // 2) % side.rows if here else side.rows - 1
+        moved = side.with_modifier("row", there)
+        self.say("another row")
+        control = f"'{moved.name}' against '{side.name}'"
+        figures: dict[str, Any] = {"rows": side.rows, "row": here, "other_row": there}
+        (found,) = digests_of(self.loaded, self.prompts, [moved])
+        if found == digest:
+            says = f"Row {there} of {side.rows} gives the same bits as row {here}."
+            self.evidence.append(Evidence(NEIGHBOURS, control, {**figures, "bit_identical": True}, PASSED, says))
+            return
+        figures["bit_identical"] = False
+        dtype = next((name for name in (FLOAT64, "float32") if name in self.measured), None)
+        test = None if dtype is None else self._row_test(dtype, (side, moved))
+        if test is None:
+            says = f"Row {there} of {side.rows} gives other bits than row {here}; whether by more than rounding takes a floor."
+            self.evidence.append(Evidence(NEIGHBOURS, control, figures, NOTED, says))
+            return
+        figures |= {
+            "compute_dtype": dtype, "noise_ratio": test.ratio if np.isfinite(test.ratio) else None, "worst_position_ratio": test.worst,
+            "positions_beyond": len(test.outliers), "nonfinite_mismatch": test.nonfinite,
+        }  # fmt: skip
+        if test.is_passed:
+            says = f"Row {there} of {side.rows} gives other bits than row {here}, by {test.ratio:.2f} times the rounding floor in {dtype}."
+            self.evidence.append(Evidence(NEIGHBOURS, control, figures, PASSED, says))
+            return
+        worst = max(test.ratio, test.worst)
+        says = (
+            f"The same prompt in row {there} of {side.rows} gives other logits than in row {here}: up to {worst:,.3g} times the rounding floor in "
+            f"{dtype}. What is computed depends on the row."
+        )
+        self.evidence.append(Evidence(NEIGHBOURS, control, figures, FAILED, says))
 
-    name: str
-    open: Open
-    path: Path | None = None
-
-    @property
-    def block_sizes(self) -> tuple[Any, ...]:
-        return () if self.path is None else tuple(v for v in self.path.base.values if isinstance(v, int) and v > 1)
-
-    @property
-    def is_one_piece(self) -> bool:
-        """Does a compiler make its kernels, out of reach of whoever looks on?"""
-        return self.path is not None and any(MODIFIERS[step.name].is_one_piece for step in self.path.modifiers)
-
-
-def _side(given: str | Engine) -> _Side:
-    if isinstance(given, str):
-        path = parse_path(given)
-        return _Side(str(path), lambda loaded: open_path(path, loaded), path)
-    name = getattr(given, "__name__", type(given).__name__)
-    return _Side(name, lambda loaded: _open_engine(name, given, loaded))
-
-
-@contextmanager
-def _open_engine(name: str, engine: Engine, loaded: LoadedModel) -> Iterator[Callable[[Sequence[int]], Pieces]]:
-    def pieces(ids: Sequence[int]) -> Pieces:
+    def _row_test(self, dtype: str, sides: tuple[Side, Side]) -> FloorTest | None:
         try:
-            logits = engine(loaded.model, torch.tensor(list(ids), dtype=torch.long, device=loaded.device))
-        except UlpscopeError:
-            raise
-        except Exception as error:  # whatever an engine raises: a control it cannot run is a missing one, no end of the judgement
-            raise CaptureError(f"'{name}' failed in {loaded.dtype}: {type(error).__name__}: {first_line(error)}.") from error
-        if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != len(ids) or logits.shape[1] < 2:
-            came = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-            raise CaptureError(f"'{name}' gave {came}; expected logits [{len(ids)}, vocab].")
-        is_exact = torch.promote_types(logits.dtype, loaded.torch_dtype) == loaded.torch_dtype
-        yield 0, logits.to(loaded.device, loaded.torch_dtype if is_exact else logits.dtype)
+            with in_float64(self.loaded) if dtype == FLOAT64 else in_float32(self.loaded) as widened:
+                apart = divergences_of(widened, self.prompts, sides)
+        except CaptureError:
+            return None
+        nonfinite = sum(one.nonfinite_mismatch for one in apart)
+        return floor_test(mean_squares(apart), self.measured[dtype], nonfinite=nonfinite)
 
-    yield pieces
+    def _own_dtype(self, own: Sequence[Divergence]) -> None:
+        own_rounding = own_rounding_of(self.loaded, self.prompts)
+        self._against_floor(self.loaded, own, None, OWN_DTYPE, own_rounding=own_rounding)
+        row = self.evidence[-1]
+        if own_rounding is None and row.outcome == FAILED and not self.tests[OWN_DTYPE].nonfinite:
+            doubt = "Reorderings alone do not show all that rounding to 16 bits does, and float32, which would, does not fit."
+            self.evidence[-1] = replace(row, outcome=NOTED, says=f"{row.says} {doubt}")
 
+    def _against_floor(
+        self,
+        loaded: LoadedModel,
+        pair: Sequence[Divergence],
+        dtype: str | None,
+        rung: str,
+        *,
+        key: str | None = None,
+        own_rounding: NDArray[np.float64] | None = None,
+    ) -> None:
+        """Adds the pair's row of the rung, and its test under `key` or the rung; missing where this model's maps cannot be reordered."""
+        shown = dtype or loaded.dtype
+        reference, variant = self.sides
+        control = (
+            f"'{variant.name}' against '{reference.name}' in {shown}, beside {len(self.seeds)} reorderings of every linear map"
+        )
+        try:
+            floor = rounding_floor(loaded, self.prompts, self.seeds, "prefill", dtype=dtype)
+        except CaptureError as error:
+            says = f"The rounding floor in {shown} cannot be measured: {error}"
+            self.evidence.append(Evidence(rung, control, {}, MISSING, says))
+            return
+        squares = np.stack([mean_squares(of_seed) for of_seed in floor.divergences])
+        if own_rounding is not None:
+            control += f", and the same forward in {shown} and in float32"
+        mean = mean_squares(pair)
+        test = floor_test(
+            mean,
+            squares,
+            nonfinite=sum(one.nonfinite_mismatch for one in pair),
+            is_16_bits=shown not in ("float32", FLOAT64),
+            own_rounding=own_rounding,
+        )
+        self.tests[key or rung] = test
+        self.measured[shown] = squares
+        at_positions = squares.mean(axis=0) if own_rounding is None else np.maximum(squares.mean(axis=0), own_rounding)
+        self.floors.append(FloorRows(shown, np.sqrt(mean), np.sqrt(at_positions)))
+        self.evidence.append(floor_evidence(test, rung, shown, control, mean, at_positions, self.lengths, floor.maps))
 
-def _pieces(side: _Side, loaded: LoadedModel, ids: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
-    with side.open(loaded) as pieces_of:
-        yield from pieces_of(ids)
+    def _microscope(self, own: Sequence[Divergence]) -> None:
+        """The deciding rung: the pair in float32."""
+        if self.loaded.dtype == "float32":
+            self._against_floor(self.loaded, own, None, FLOAT32)
+            return
+        try:
+            with in_float32(self.loaded) as widened:
+                pair, _ = measure(widened, self.prompts, self.sides)
+        except CaptureError as error:
+            control = f"'{self.sides[1].name}' against '{self.sides[0].name}' in float32"
+            self.evidence.append(Evidence(FLOAT32, control, {}, MISSING, f"The pair cannot be run in float32: {error}"))
+            return
+        self._against_floor(self.loaded, pair, "float32", FLOAT32)
 
-
-def _measure(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[_Side, _Side]
-) -> tuple[list[Divergence], list[str]]:
-    """(divergence of each prompt, digest of each side's bits)."""
-    found: list[Divergence] = []
-    hashes = [hashlib.sha256(), hashlib.sha256()]
-    for ids in prompts:
-        plain = whole_side(_pieces(sides[0], loaded, ids))
-        hashes[0].update(bits_of(plain).data)
-        found.append(divergence(plain, _hashed(_as_wide(plain, sides, _pieces(sides[1], loaded, ids)), hashes[1])))
-    return found, [digest.hexdigest() for digest in hashes]
-
-
-def _as_wide(plain: torch.Tensor, sides: tuple[_Side, _Side], pieces: Pieces) -> Pieces:
-    for position, logits in pieces:
-        if logits.shape[1] != plain.shape[1]:
-            raise CaptureError(
-                f"'{sides[1].name}' gave logits of {logits.shape[1]} tokens, '{sides[0].name}' of {plain.shape[1]}; "
-                "both sides need the same vocabulary."
+    def _second_microscope(self) -> None:
+        """The pair and its floor in float64, which take the float32 rung's place; what float32 showed is noted."""
+        place = next(number for number, row in enumerate(self.evidence) if row.rung == FLOAT32)
+        single = self.evidence[place]
+        try:
+            compiled = next((side.name for side in self.sides if side.is_one_piece), None)
+            if compiled is not None:
+                raise CaptureError(f"'{compiled}' is compiled.")
+            with in_float64(self.loaded) as widened:
+                pair = divergences_of(widened, self.prompts, self.sides)
+                self._against_floor(widened, pair, None, FLOAT32, key=FLOAT64)
+        except CaptureError as error:
+            outcome, doubt = (
+                (PASSED, "hide a fault behind the floor")
+                if single.outcome == PASSED
+                else (MISSING, "do that to the pair without a fault")
             )
-        yield position, logits
+            says = f"{single.says} A near tie of the router between two experts can {doubt}; float64, which would tell, cannot be had: {error}"
+            self.evidence[place] = replace(single, outcome=outcome, says=says)
+            return
+        says = f"{single.says} Near ties of the router between two experts make that uncertain in a mixture of experts, so float64 decides."
+        self.evidence[place] = replace(single, outcome=NOTED, says=says)
+
+    def _symmetry(self) -> None:
+        """Which side is further from the truth? Of two that only round, neither."""
+        control = "both sides in float32 against a plain forward of the same weights in float64"
+        try:
+            with foreign_errors_stop("float64", "choose a smaller model"):
+                errors = self._errors()
+        except CaptureError as error:
+            self.evidence.append(Evidence(SYMMETRY, control, {}, MISSING, f"A forward in float64 is not to be had: {error}"))
+            return
+        names = (self.sides[0].name, self.sides[1].name)
+        self.evidence.append(symmetry_evidence(control, names, errors))
+
+    def _errors(self) -> tuple[float, float]:
+        """rms of each side, computed in float32, to a plain forward of the same weights in float64; over as many prompts as fit."""
+        loaded = self.loaded
+        chosen = as_many_as(self.prompts, EXACT_BYTES // (8 * loaded.vocab_size))
+        with in_float64(loaded) as widened:
+            model: Any = widened.model
+            exact = [model(torch.tensor([list(ids)], device=loaded.device)).logits[0] for ids in chosen]
+        with in_float32(loaded) as widened:
+            found = [
+                [divergence(plain, pieces_of_side(side, widened, ids)) for plain, ids in zip(exact, chosen, strict=True)]
+                for side in self.sides
+            ]
+        reference, variant = (float(np.sqrt(mean_squares(of_side).mean())) for of_side in found)
+        return reference, variant
 
 
-def _hashed(pieces: Pieces, digest: Any) -> Pieces:
-    for position, logits in pieces:
-        digest.update(bits_of(logits).data)
-        yield position, logits
-
-
-def _digests(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: Sequence[_Side]) -> list[str]:
-    found = []
-    for side in sides:
-        digest = hashlib.sha256()
-        for ids in prompts:
-            for _ in _hashed(_pieces(side, loaded, ids), digest):
-                pass
-        found.append(digest.hexdigest())
-    return found
-
-
-def _rerun(sides: Sequence[_Side], first: Sequence[str], second: Sequence[str]) -> Evidence:
+def _rerun(sides: Sequence[Side], first: Sequence[str], second: Sequence[str]) -> Evidence:
     moved = [side.name for side, a, b in zip(sides, first, second, strict=True) if a != b]
     control = " and ".join(f"'{side.name}'" for side in sides) + ", each called twice"
     if moved:
         names = " and ".join(f"'{name}'" for name in moved)
-        return Evidence(
-            RERUN,
-            control,
-            {"not_repeatable": moved},
-            FAILED,
-            f"{names} does not give the same bits twice: a kernel in it is nondeterministic.",
-        )
+        says = f"{names} does not give the same bits twice: a kernel in it is nondeterministic."
+        return Evidence(RERUN, control, {"not_repeatable": moved}, FAILED, says)
     return Evidence(RERUN, control, {"not_repeatable": []}, PASSED, "Each side gives the same bits when it is called again.")
-
-
-def _neighbours(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: _Side, digest: str, say: Callable[[str], None]
-) -> list[Evidence]:
-    """Other contents in the other rows, their number and length held fixed: the prompt's own bits must not move."""
-    if side.path is None or side.path.rows < 2:
-        return []
-    kinds = {step.name: step.values for step in side.path.modifiers}
-    other = "same" if kinds.get("neighbours") == ("random",) else "random"
-    steps = tuple(step for step in side.path.modifiers if step.name != "neighbours")
-    changed = parse_path(str(replace(side.path, modifiers=(*steps, Step("neighbours", (other,))))))
-    say("other neighbours")
-    control = f"'{changed}' against '{side.path}'"
-    (found,) = _digests(loaded, prompts, [_side(str(changed))])
-    figures = {"rows": side.path.rows, "bit_identical": found == digest}
-    if found == digest:
-        return [Evidence(NEIGHBOURS, control, figures, PASSED, "What the other rows hold does not change a bit of this one's.")]
-    if _has_experts(loaded.model):
-        says = "What the other rows hold changes this one's bits; in a mixture of experts the rows share the experts' products, so that alone is no leak."
-        return [Evidence(NEIGHBOURS, control, figures, NOTED, says)]
-    says = "What the other rows hold changes this one's logits, though their number and length are the same: data leaks between rows."
-    return [Evidence(NEIGHBOURS, control, figures, FAILED, says)]
 
 
 def _has_experts(model: Any) -> bool:
@@ -291,55 +362,6 @@ def _has_experts(model: Any) -> bool:
     return any(
         getattr(config, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
     )
-
-
-def _against_floor(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], pair: Sequence[Divergence], dtype: str | None, seeds: Sequence[int],
-    rung: str, sides: tuple[_Side, _Side], evidence: list[Evidence], floors: list[FloorRows], tests: dict[str, FloorTest],
-    key: str | None = None, own_rounding: NDArray[np.float64] | None = None,
-) -> None:  # fmt: skip
-    """Adds the pair's row of the rung, and its test under `key` or the rung; missing where this model's maps cannot be reordered."""
-    shown = dtype or loaded.dtype
-    control = f"'{sides[1].name}' against '{sides[0].name}' in {shown}, beside {len(seeds)} reorderings of every linear map"
-    try:
-        floor = rounding_floor(loaded, prompts, list(seeds), "prefill", dtype=dtype)
-    except CaptureError as error:
-        evidence.append(Evidence(rung, control, {}, MISSING, f"The rounding floor in {shown} cannot be measured: {error}"))
-        return
-    squares = np.stack([mean_squares(of_seed) for of_seed in floor.divergences])
-    if own_rounding is not None:
-        control += f", and the same forward in {shown} and in float32"
-    mean = mean_squares(pair)
-    test = floor_test(
-        mean,
-        squares,
-        nonfinite=sum(one.nonfinite_mismatch for one in pair),
-        is_16_bits=shown not in ("float32", FLOAT64),
-        own_rounding=own_rounding,
-    )
-    tests[key or rung] = test
-    at_positions = squares.mean(axis=0) if own_rounding is None else np.maximum(squares.mean(axis=0), own_rounding)
-    floors.append(FloorRows(shown, np.sqrt(mean), np.sqrt(at_positions)))
-    lengths = [len(ids) for ids in prompts]
-    evidence.append(floor_evidence(test, rung, shown, control, mean, at_positions, lengths, floor.maps))
-
-
-def _microscope(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], own: Sequence[Divergence], seeds: Sequence[int],
-    sides: tuple[_Side, _Side], evidence: list[Evidence], floors: list[FloorRows], tests: dict[str, FloorTest],
-) -> None:  # fmt: skip
-    """The deciding rung: the pair in float32."""
-    if loaded.dtype == "float32":
-        _against_floor(loaded, prompts, own, None, seeds, FLOAT32, sides, evidence, floors, tests)
-        return
-    try:
-        with in_float32(loaded) as widened:
-            pair, _ = _measure(widened, prompts, sides)
-    except CaptureError as error:
-        control = f"'{sides[1].name}' against '{sides[0].name}' in float32"
-        evidence.append(Evidence(FLOAT32, control, {}, MISSING, f"The pair cannot be run in float32: {error}"))
-        return
-    _against_floor(loaded, prompts, pair, "float32", seeds, FLOAT32, sides, evidence, floors, tests)
 
 
 def _asks_for_float64(loaded: LoadedModel, test: FloorTest) -> bool:
@@ -350,71 +372,3 @@ def _asks_for_float64(loaded: LoadedModel, test: FloorTest) -> bool:
     has to be 2^29 times nearer, and a fault is as large as it was. What is larger at every position alike is no matter of ties.
     """
     return _has_experts(loaded.model) and not test.nonfinite and not is_larger_everywhere(test)
-
-
-def _second_microscope(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sides: tuple[_Side, _Side], evidence: list[Evidence],
-    floors: list[FloorRows], tests: dict[str, FloorTest],
-) -> None:  # fmt: skip
-    """The pair and its floor in float64, which take the float32 rung's place; what float32 showed is noted."""
-    place = next(number for number, row in enumerate(evidence) if row.rung == FLOAT32)
-    single = evidence[place]
-    try:
-        compiled = next((side.name for side in sides if side.is_one_piece), None)
-        if compiled is not None:
-            raise CaptureError(f"'{compiled}' is compiled.")
-        with in_float64(loaded) as widened:
-            pair = _divergences(widened, prompts, sides)
-            _against_floor(widened, prompts, pair, None, seeds, FLOAT32, sides, evidence, floors, tests, key=FLOAT64)
-    except CaptureError as error:
-        outcome, doubt = (
-            (PASSED, "hide a fault behind the floor")
-            if single.outcome == PASSED
-            else (MISSING, "do that to the pair without a fault")
-        )
-        says = f"{single.says} A near tie of the router between two experts can {doubt}; float64, which would tell, cannot be had: {error}"
-        evidence[place] = replace(single, outcome=outcome, says=says)
-        return
-    says = f"{single.says} Near ties of the router between two experts make that uncertain in a mixture of experts, so float64 decides."
-    evidence[place] = replace(single, outcome=NOTED, says=says)
-
-
-def _divergences(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[_Side, _Side]) -> list[Divergence]:
-    found = []
-    for ids in prompts:
-        plain = whole_side(_pieces(sides[0], loaded, ids))
-        found.append(divergence(plain, _as_wide(plain, sides, _pieces(sides[1], loaded, ids))))
-    return found
-
-
-def _symmetry(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[_Side, _Side]) -> Evidence:
-    """Which side is further from the truth? Of two that only round, neither."""
-    control = "both sides in float32 against a plain forward of the same weights in float64"
-    try:
-        with foreign_errors_stop("float64", "choose a smaller model"):
-            reference, variant = _errors(loaded, prompts, sides)
-    except CaptureError as error:
-        return Evidence(SYMMETRY, control, {}, MISSING, f"A forward in float64 is not to be had: {error}")
-    figures = {"reference_rms_logits": reference, "variant_rms_logits": variant}
-    low, high = sorted((reference, variant))
-    if high <= _LOPSIDED * max(low, np.finfo(np.float64).tiny):
-        return Evidence(
-            SYMMETRY, control, figures, PASSED, "Both sides are about equally far from float64: neither is the wrong one."
-        )
-    further = sides[int(variant > reference)].name
-    times = f"{high / low:,.3g} times further from float64 than the other side" if low else "the only one that is not at float64"
-    return Evidence(SYMMETRY, control, figures, NOTED, f"'{further}' is {times}.")
-
-
-def _errors(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[_Side, _Side]) -> tuple[float, float]:
-    """rms of each side, computed in float32, to a plain forward of the same weights in float64; over as many prompts as fit."""
-    chosen = as_many_as(prompts, EXACT_BYTES // (8 * loaded.vocab_size))
-    with in_float64(loaded) as widened:
-        model: Any = widened.model
-        exact = [model(torch.tensor([list(ids)], device=loaded.device)).logits[0] for ids in chosen]
-    with in_float32(loaded) as widened:
-        found = [
-            [divergence(plain, _pieces(side, widened, ids)) for plain, ids in zip(exact, chosen, strict=True)] for side in sides
-        ]
-    reference, variant = (float(np.sqrt(mean_squares(of_side).mean())) for of_side in found)
-    return reference, variant

@@ -14,10 +14,8 @@ from core.runs.records import (
     FAILED,
     FLOAT32,
     MISSING,
-    NOTED,
     OWN_DTYPE,
     PASSED,
-    SYMMETRY,
     Evidence,
     FloorRows,
     Generation,
@@ -36,9 +34,9 @@ from core.verdict import (
     shrink_test,
     structure_evidence,
     structure_of,
+    symmetry_evidence,
 )
 
-_LOPSIDED = 3.0  # one side further from float64 than the other by more than this is worth a word
 _FOREIGN = 10.0  # both sides further from the model's own logits than this many of its floors: the dump is of another model
 
 
@@ -202,22 +200,7 @@ def _symmetry(figures: Figures, pair: int, controls: Controls) -> list[Evidence]
     if any(name not in model.errors for name in names):
         return []
     control = f"both sides as uploaded against {model.name} in float64"
-    reference, variant = (model.errors[name] for name in names)
-    measured = {"reference_rms_logits": reference, "variant_rms_logits": variant}
-    low, high = sorted((reference, variant))
-    if high <= _LOPSIDED * max(low, np.finfo(np.float64).tiny):
-        says = "Both sides are about equally far from float64: neither is the wrong one."
-        return [Evidence(SYMMETRY, control, measured, PASSED, says)]
-    further = names[int(variant > reference)]
-    return [
-        Evidence(
-            SYMMETRY,
-            control,
-            measured,
-            NOTED,
-            f"'{further}' is {high / low:,.3g} times further from float64 than the other side.",
-        )
-    ]
+    return [symmetry_evidence(control, names, (model.errors[names[0]], model.errors[names[1]]))]
 
 
 def _lengths(header: RunHeader) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,13 @@ from benchmarks.mutations import scaled_value
 from benchmarks.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError, UsageError
 from core.inference import float64, floor, judging
+from core.inference.bases import BASES
 from core.inference.float64 import in_float64
+from core.inference.grammar import Pieces
 from core.inference.judging import judge, judge_pair
 from core.inference.models import LoadedModel
+from core.inference.reordering import reordered
+from core.inference.setting import Setting
 from core.runs.records import FAILED, FLOAT32, MISSING, NEIGHBOURS, NOTED, OWN_DTYPE, PASSED, RERUN, STRUCTURE, SYMMETRY, Evidence
 from core.verdict import Verdict
 from tests.core.inference.test_modifiers import state
@@ -332,11 +337,58 @@ def test_lowered_precision_of_experts_is_seen_in_float32_without_float64() -> No
 def test_neighbours_that_move_bits_of_experts_are_noted_only(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny_model("mixtral")
     digests = iter(range(100))
-    monkeypatch.setattr(judging, "_digests", lambda loaded, prompts, sides: [str(next(digests)) for _ in sides])
+    monkeypatch.setattr(judging, "digests_of", lambda loaded, prompts, sides: [str(next(digests)) for _ in sides])
     found = judge_pair(loaded, [PROMPT], "prefill", "prefill+batch:2").verdict
-    assert rows(found)[NEIGHBOURS].outcome == NOTED
+    assert next(row for row in found.evidence if row.rung == NEIGHBOURS).outcome == NOTED
     dense = judge_pair(tiny_model("llama"), [PROMPT], "prefill", "prefill+batch:2").verdict
-    assert rows(dense)[NEIGHBOURS].outcome == FAILED
+    assert next(row for row in dense.evidence if row.rung == NEIGHBOURS).outcome == FAILED
+
+
+def _other_row(verdict: Verdict) -> Evidence:
+    return next(row for row in verdict.evidence if row.rung == NEIGHBOURS and "other_row" in row.figures)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("variant", ["decode+batch:8", "prefill+batch:3+row:1", "prefill+batch:2+pad:left:3"])
+def test_the_prompt_in_another_row_is_rounding(variant: str, small: LoadedModel) -> None:
+    verdict = judge_pair(small, [PROMPT], "prefill", variant).verdict
+    assert verdict.name in ("rounding", "identical")
+    assert _other_row(verdict).outcome == PASSED
+
+
+@pytest.mark.model
+def test_other_bits_in_another_row_are_held_against_the_floor(small: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on two threads in float32, where rows 5 and 7 of 8 are summed in another order than row 0. Here: a reordering by row."""
+    monkeypatch.setitem(BASES, "by_row", replace(BASES["prefill"], compute=_summed_by_row))
+    verdict = judge_pair(small, [PROMPT], "prefill", "by_row+batch:4").verdict
+    row = _other_row(verdict)
+    assert (row.outcome, row.figures["bit_identical"]) == (PASSED, False)
+    assert 0 < row.figures["noise_ratio"] < 4
+    assert verdict.name == "identical"  # in row 0
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_computed_in_another_row_only_is_a_bug(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: the pair itself is sound, because its prompt is in row 0."""
+    monkeypatch.setitem(BASES, "by_row", replace(BASES["prefill"], compute=_wrong_in_later_rows))
+    verdict = judge_pair(tiny_model("llama", dtype), [PROMPT], "prefill", "by_row+batch:4").verdict
+    assert _other_row(verdict).outcome == FAILED
+    assert verdict.name == "bug suspected"
+    assert "depends on the row" in verdict.because
+
+
+def _summed_by_row(setting: Setting) -> Pieces:
+    if setting.row == 0:
+        yield from BASES["prefill"].compute(setting)
+        return
+    with reordered(setting.loaded.model, 7):
+        yield from list(BASES["prefill"].compute(setting))
+
+
+def _wrong_in_later_rows(setting: Setting) -> Pieces:
+    for position, logits in BASES["prefill"].compute(setting):
+        yield position, logits * (1 + 1e-3 * setting.row)
 
 
 # float64.

@@ -56,7 +56,7 @@ def test_every_bug_is_called_one_and_nothing_else_is(name: str) -> None:
     assert decided["sums in another order at every call"].verdict == "nondeterministic"
     assert decided["prefill"].verdict == "identical"
     leak = decided["a neighbour's row leaks through a shared buffer"]
-    assert leak.rung == ("float64" if name == "mixtral-ties" else NEIGHBOURS)  # experts share products among rows: no proof
+    assert leak.rung == NEIGHBOURS
 
 
 @pytest.mark.model

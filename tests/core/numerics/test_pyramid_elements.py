@@ -1,0 +1,79 @@
+"""Cells that the stored pyramid does not hold: single distances and differences, and rows in the order of rank."""
+
+import numpy as np
+import pytest
+
+from core.numerics import pyramid
+from core.numerics.elements import distances
+from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, values_of
+
+FORMATS = [BFLOAT16, FLOAT16, FLOAT32]
+
+
+def any_bits(fmt: FloatFormat, rows: int = 12, vocab: int = 700, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Two sides of any bit patterns, a third of them equal, the first row finite."""
+    rng = np.random.default_rng(seed)
+    a, b = (rng.integers(0, 1 << fmt.bits, (rows, vocab), dtype=np.uint64).astype(fmt.carrier) for _ in range(2))
+    b[:, ::3] = a[:, ::3]
+    a[0] &= fmt.carrier.type((1 << (fmt.bits - 2)) - 1)
+    b[0] = a[0] ^ fmt.carrier.type(1)
+    return a, b
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+def test_distances_of_any_bit_patterns_are_those_of_the_slow_way(fmt):
+    a, b = any_bits(fmt)
+    got = pyramid.element_ulps(a, b, fmt)
+    assert got.dtype == fmt.carrier
+    assert np.array_equal(got, distances(a, b, fmt))
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+def test_differences_of_any_bit_patterns_are_those_of_the_values(fmt):
+    a, b = any_bits(fmt)
+    got = pyramid.element_differences(a, b, fmt)
+    x, y = values_of(a, fmt), values_of(b, fmt)
+    is_finite = np.isfinite(x) & np.isfinite(y)
+    with np.errstate(all="ignore"):
+        assert np.array_equal(got.view(np.float32)[is_finite], np.abs(x - y)[is_finite])
+    is_same = (x == y) | (np.isnan(x) & np.isnan(y))
+    assert np.array_equal(got[~is_finite], np.where(is_same[~is_finite], 0, 0xFFFFFFFF))
+
+
+def test_bits_of_differences_are_in_the_order_of_the_differences():
+    values = np.array([0.0, 1e-45, 1e-38, 0.1, 0.25, 3.0, 1e38, np.inf], np.float32)
+    assert (np.diff(values.view(np.uint32).astype(np.int64)) > 0).all()
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+def test_rows_by_rank_are_largest_first_equal_ones_by_id_and_nan_last(fmt):
+    rng = np.random.default_rng(1)
+    values = np.round(rng.standard_normal((5, 900)) * 4, 1).astype(np.float32)
+    values[0, :6] = [np.nan, np.inf, -np.inf, -0.0, 0.0, np.nan]
+    bits = values.astype(fmt.values).view(fmt.carrier)
+    exact = values_of(bits, fmt)
+    for row, got in zip(exact, pyramid.descending(bits, fmt).tolist(), strict=True):
+        expected = sorted(range(900), key=lambda j: (np.isnan(row[j]), 0.0 if np.isnan(row[j]) else -float(row[j]), j))
+        assert got == expected
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+def test_rows_by_rank_hold_every_token_once_whatever_the_bits(fmt):
+    bits, _ = any_bits(fmt, seed=3)
+    order = pyramid.descending(bits, fmt)
+    assert np.array_equal(np.sort(order, axis=1), np.tile(np.arange(bits.shape[1], dtype=np.uint32), (len(bits), 1)))
+    assert np.array_equal(pyramid.taken(bits, order), np.take_along_axis(bits, order.astype(np.int64), 1))
+
+
+@pytest.mark.parametrize(("positions", "tokens"), [(1, 1), (1, 32), (4, 4), (64, 7), (3, 1000)])
+def test_the_compiled_maxima_are_those_of_numpy(positions, tokens):
+    cells = np.random.default_rng(2).integers(0, 1 << 16, (130, 333), dtype=np.uint16)
+    assert np.array_equal(pyramid.maxima(cells, positions, tokens), pyramid.pool(cells, positions, tokens))
+
+
+def test_a_mean_in_place_of_a_maximum_would_be_seen():
+    """The twin: the mean of a cell with one differing element is not its maximum."""
+    cells = np.zeros((64, 64), np.uint16)
+    cells[17, 33] = 1
+    assert pyramid.maxima(cells, 64, 64).tolist() == [[1]]
+    assert cells.mean().astype(np.uint16) == 0
