@@ -346,6 +346,36 @@ def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]
     return Evidence(STRUCTURE, control, figures, NOTED, " ".join(parts).replace(" ;", ";") + ".")
 
 
+def growth_evidence(
+    control: str, names: Sequence[str], pair: NDArray[np.float64], floor: NDArray[np.float64], dtype: str, test: FloorTest
+) -> Evidence:
+    """Where over the modules, in the order in which they run, a pair leaves the floor; rms of both [modules]. Never decides.
+
+    `test`: of the pair's logits. A module leaves the floor where the pair is more times as large as logits may be.
+    """
+    tiny = np.finfo(np.float64).tiny
+    ratios = np.where(pair > 0, pair / np.maximum(floor, tiny), 0.0)
+    beyond = np.flatnonzero(ratios > test.largest_ratio)
+    figures: dict[str, Any] = {
+        "compute_dtype": dtype, "first_module": names[beyond[0]] if len(beyond) else None, "modules": list(names),
+        "pair_rms": [float(x) for x in pair], "floor_rms": [float(x) for x in floor],
+    }  # fmt: skip
+    if not pair.any():
+        return Evidence(STRUCTURE, control, figures, PASSED, "No module's output differs at all.")
+    if not len(beyond) and not test.is_passed:
+        says = "No module leaves the floor: what is wrong comes after them, in the head or in which row or position is returned."
+        return Evidence(STRUCTURE, control, figures, NOTED, says)
+    if not len(beyond):
+        most = float(ratios.max()) if len(ratios) else 0.0
+        says = f"From module to module it grows as the floor does: at most {most:.2f} times it anywhere in the model."
+        return Evidence(STRUCTURE, control, figures, PASSED, says)
+    first = int(beyond[0])
+    before = f", at most {ratios[:first].max():.2f} times in what runs before it" if first else ""
+    larger = "out of nothing" if floor[first] <= tiny else f"{ratios[first]:,.3g} times the floor there"
+    says = f"In the model it enters at {names[first]}: {larger}{before}."
+    return Evidence(STRUCTURE, control, figures, NOTED, says)
+
+
 def symmetry_evidence(control: str, names: tuple[str, str], errors: tuple[float, float]) -> Evidence:
     """Which of two sides, by name, is further from float64, by their rms to it in logits? Of two that only round, neither. Never decides."""
     figures = {"reference_rms_logits": errors[0], "variant_rms_logits": errors[1]}

@@ -28,6 +28,7 @@ from core.inference.floor import (
     own_rounding_of,
     rounding_floor,
 )
+from core.inference.layers import growth_over_modules
 from core.inference.models import LoadedModel, loaded_from
 from core.inference.on_trial import Engine, Side, digests_of, divergences_of, measure, pieces_of_side, side_of
 from core.runs.records import (
@@ -39,6 +40,7 @@ from core.runs.records import (
     OWN_DTYPE,
     PASSED,
     RERUN,
+    STRUCTURE,
     SYMMETRY,
     Evidence,
     FloorRows,
@@ -50,6 +52,7 @@ from core.verdict import (
     conclude,
     floor_evidence,
     floor_test,
+    growth_evidence,
     is_larger_everywhere,
     structure_evidence,
     structure_of,
@@ -58,6 +61,8 @@ from core.verdict import (
 
 SEEDS = 4
 FLOAT64 = "float64"
+_SEEDS_OF_MODULES = 2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
+_WANTED = 64  # positions that stand out and are looked at whatever the memory
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,7 @@ class _Ladder:
             shown = structure_of(deciding.outliers, self.lengths, blocks)
             first, ratio = shown.first, deciding.ratio
             self.evidence.append(structure_evidence(shown, deciding, self.lengths))
+            self._over_modules(deciding)
         verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
         return Judgement(verdict, tuple(self.floors))
 
@@ -318,6 +324,27 @@ class _Ladder:
             return
         says = f"{single.says} Near ties of the router between two experts make that uncertain in a mixture of experts, so float64 decides."
         self.evidence[place] = replace(single, outcome=NOTED, says=says)
+
+    def _over_modules(self, deciding: FloorTest) -> None:
+        """At which module the pair leaves the floor, in the dtype that decided; only of paths, whose forwards are known."""
+        paths = [side.path for side in self.sides]
+        if paths[0] is None or paths[1] is None or any(side.is_one_piece for side in self.sides):
+            return
+        self.say("module by module")
+        dtype = FLOAT64 if FLOAT64 in self.tests else "float32"
+        try:
+            with in_float64(self.loaded) if dtype == FLOAT64 else in_float32(self.loaded) as widened:
+                wanted = [*deciding.outliers[:_WANTED].tolist(), deciding.worst_row]
+                found = growth_over_modules(widened, self.prompts, paths[0], paths[1], self.seeds[:_SEEDS_OF_MODULES], wanted)
+        except CaptureError as error:
+            control = "outputs of every block, both sides"
+            self.evidence.append(Evidence(STRUCTURE, control, {}, MISSING, f"The modules cannot be compared: {error}"))
+            return
+        control = (
+            f"outputs of {len(found.names)} modules at {found.positions} positions, both sides in {dtype}, beside "
+            f"{min(len(self.seeds), _SEEDS_OF_MODULES)} reorderings of every linear map"
+        )
+        self.evidence.append(growth_evidence(control, found.names, found.pair_rms, found.floor_rms, dtype, deciding))
 
     def _symmetry(self) -> None:
         """Which side is further from the truth? Of two that only round, neither."""

@@ -20,6 +20,7 @@ from core.inference.head import columns_at_once
 from core.inference.models import LoadedModel
 from core.inference.modifiers import MODIFIERS
 from core.inference.setting import Setting, rows_of_a_chunk
+from core.inference.trace import LayerTrace
 
 __all__ = [
     "BASES",
@@ -201,15 +202,18 @@ class OpenPath:
 
 
 @contextmanager
-def open_path(path: Path, loaded: LoadedModel, watch: CacheWatch | None = None) -> Iterator[OpenPath]:
+def open_path(
+    path: Path, loaded: LoadedModel, watch: CacheWatch | None = None, trace: LayerTrace | None = None
+) -> Iterator[OpenPath]:
     """The model made ready for the path. `watch` sees the cache that each forward leaves; with one, every forward keeps a cache.
+    `trace` is told which positions each forward computes.
 
     What the modifiers change (weights, threads, kernels) stays changed for the whole process until the end of the `with`, so only
     one path can be open at a time.
     """
     _refuse(path, loaded, None)
     with ExitStack() as stack:
-        setting = Setting(loaded, watch=watch)
+        setting = Setting(loaded, watch=watch, trace=trace)
         for step in path.modifiers:
             setting = stack.enter_context(MODIFIERS[step.name].change(setting, *step.values))
         yield OpenPath(path, setting, loaded)

@@ -14,6 +14,7 @@ from core.inference.caches import CacheWatch
 from core.inference.head import columns_at_once, sliced_logits
 from core.inference.models import LoadedModel
 from core.inference.neighbours import neighbour_rows
+from core.inference.trace import LayerTrace
 
 CHUNK_BYTES = 8 << 20  # logits leave the device and reach the sink in pieces of about this size
 
@@ -32,7 +33,8 @@ class Setting:
 
     left, right: padding tokens before and after every row, masked; call: what computes a forward, None for the model itself;
     room: tokens that will follow the prompt, for which a cache that is allocated beforehand needs space; watch: is told of the
-    cache that each forward leaves behind, and has forwards that need none make one.
+    cache that each forward leaves behind, and has forwards that need none make one; trace: is told which positions each forward
+    computes, and where in its batch.
     """
 
     loaded: LoadedModel
@@ -45,6 +47,7 @@ class Setting:
     call: Callable[..., Any] | None = None
     room: int = 0
     watch: CacheWatch | None = None
+    trace: LayerTrace | None = None
 
     @property
     def positions(self) -> int:
@@ -107,6 +110,8 @@ class Setting:
             arguments["position_ids"] = self.position_ids[:, first:last]
         skipped = self.left + start - first
         position, step = start, rows_of_a_chunk(self.loaded)
+        if self.trace is not None:
+            self.trace.expect(self, skipped, start, stop)
         for logits in self._slices(arguments, last - first, skipped, skipped + stop - start):
             self._note(cache)
             for piece in logits[self.row].split(step):

@@ -102,7 +102,11 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
         own = _in_own_dtype(evidence, run.header.compute_dtype)
         sentence = " ".join(part for part in (sentence, own, _flips(positions, run.header.compute_dtype)) if part)
     elif name == "bug suspected":
-        where = [row.says for row in evidence if row.rung == STRUCTURE and row.figures.get("first")]
+        where = [
+            row.says
+            for row in evidence
+            if row.rung == STRUCTURE and (row.figures.get("first") or row.figures.get("first_module"))
+        ]
         sentence = " ".join([sentence, *where])
     return Finding(name, sentence, rungs, True)
 

@@ -1,0 +1,95 @@
+"""Where in the model two paths part: the output of every module of every block, at the same positions, beside the rounding floor there.
+
+Of the reference only chosen positions are kept; the other side, and each reordering, is compared with them as it runs, so no second
+trace is ever in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.inference.models import LoadedModel
+from core.inference.paths import Path, open_path, parse_path
+from core.inference.reordering import reordered
+from core.inference.trace import LayerTrace, traced_modules, watched
+
+KEPT_BYTES = 256 << 20  # of the reference's outputs at once
+
+
+def _run(loaded: LoadedModel, path: Path, ids: Sequence[int], trace: LayerTrace) -> None:
+    with open_path(path, loaded, trace=trace) as pieces_of, watched(loaded.model, trace):
+        for _ in pieces_of(ids):
+            pass
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How far a pair and its floor are apart at each module. names: in the order in which they run; rms: [modules], in units of the
+    module's output; positions: how many were looked at.
+    """
+
+    names: tuple[str, ...]
+    pair_rms: NDArray[np.float64]
+    floor_rms: NDArray[np.float64]
+    positions: int
+
+
+def growth_over_modules(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    reference: Path,
+    variant: Path,
+    seeds: Sequence[int],
+    wanted: Sequence[int] = (),
+) -> Growth:
+    """Both paths and the reorderings of prefill, module by module, in the dtype that `loaded` is in.
+
+    wanted: rows (positions of all prompts, one after another) that must be looked at; of the others as many as fit, evenly spread.
+    CaptureError where the model has no blocks.
+    """
+    chosen = _chosen(loaded, [len(ids) for ids in prompts], wanted)
+    plain = parse_path("prefill")
+    pair: dict[str, list[NDArray[np.float64]]] = {}
+    floor: dict[str, list[NDArray[np.float64]]] = {}
+    for ids, positions in zip(prompts, chosen, strict=True):
+        if not positions:
+            continue
+        kept = LayerTrace(positions)
+        _run(loaded, reference, ids, kept)
+        compared = LayerTrace(positions, kept)
+        _run(loaded, variant, ids, compared)
+        if str(reference) != "prefill":
+            kept = LayerTrace(positions)
+            _run(loaded, plain, ids, kept)
+        for name, squares in compared.squares.items():
+            pair.setdefault(name, []).append(squares)
+        for seed in seeds:
+            moved = LayerTrace(positions, kept)
+            with reordered(loaded.model, seed):
+                _run(loaded, plain, ids, moved)
+            for name, squares in moved.squares.items():
+                floor.setdefault(name, []).append(squares)
+    names = tuple(name for name in pair if name in floor)
+    pair_rms, floor_rms = (np.array([_rms(of[name]) for name in names]) for of in (pair, floor))
+    return Growth(names, pair_rms, floor_rms, sum(map(len, chosen)))
+
+
+def _rms(squares: Sequence[NDArray[np.float64]]) -> float:
+    return float(np.sqrt(np.concatenate(squares).mean()))
+
+
+def _chosen(loaded: LoadedModel, lengths: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
+    """Positions of each prompt that KEPT_BYTES have room for: the wanted ones first, then others evenly spread."""
+    text = loaded.model.config.get_text_config(decoder=True)
+    bytes_a_row = len(traced_modules(loaded.model)) * int(getattr(text, "hidden_size", 0) or 1) * loaded.torch_dtype.itemsize
+    room, total = max(1, KEPT_BYTES // bytes_a_row), sum(lengths)
+    first = list(wanted)[:room]
+    spread = np.linspace(0, total - 1, min(total, max(0, room - len(first)))).astype(int).tolist()
+    rows = sorted({*first, *spread})
+    begins = np.cumsum([0, *lengths])
+    return [[row - int(start) for row in rows if start <= row < stop] for start, stop in pairwise(begins)]

@@ -1,0 +1,98 @@
+"""What the modules of a model put out while a path runs, at chosen positions of a prompt: kept, or compared with what was kept.
+
+Modules are watched by forward hooks, which read and change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from core.errors import CaptureError
+
+if TYPE_CHECKING:
+    from core.inference.setting import Setting
+
+
+@dataclass
+class LayerTrace:
+    """What modules put out for a prompt, at chosen positions: kept, or compared with what another trace kept.
+
+    positions: which of the prompt, ascending; against: the trace to compare with, None to keep. kept: by module, [chosen, width];
+    squares: by module, mean squares of the difference, 0 until a position has passed [chosen]. Modules in the order in which they ran.
+    """
+
+    positions: Sequence[int]
+    against: LayerTrace | None = None
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    squares: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    _expected: tuple[int, int, int, int] | None = None  # row, first column, first position, position after the last
+
+    def expect(self, setting: Setting, skipped: int, start: int, stop: int) -> None:
+        """The next forward computes positions start..stop-1 of the prompt, in columns from `skipped` on, in the setting's row."""
+        self._expected = (setting.row, skipped, start, stop)
+
+    def see(self, name: str, output: Any) -> None:
+        """What a module put out. What is no [rows, columns, width] of this forward is left out, at every call alike."""
+        first = output[0] if isinstance(output, tuple) and output else output
+        if self._expected is None or not isinstance(first, torch.Tensor) or first.ndim != 3:
+            return
+        row, skipped, start, stop = self._expected
+        if first.shape[0] <= row or first.shape[1] < skipped + stop - start:
+            return
+        places = [place for place, position in enumerate(self.positions) if start <= position < stop]
+        if not places:
+            return
+        columns = torch.tensor([skipped + self.positions[place] - start for place in places], device=first.device)
+        found = first[row].index_select(0, columns).detach()
+        if self.against is None:
+            if name not in self.kept:
+                self.kept[name] = found.new_zeros((len(self.positions), found.shape[1]))
+            self.kept[name][places] = found
+            return
+        plain = self.against.kept.get(name)
+        if plain is None or plain.shape[1] != found.shape[1]:
+            return
+        squares = (found.double() - plain[places].double()).square().mean(1).cpu().numpy()
+        self.squares.setdefault(name, np.zeros(len(self.positions)))[places] = squares
+
+
+def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
+    """Embedding, every block with its direct parts (norms, attention, MLP), what follows the blocks; by name, in the model's order."""
+    count = int(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
+    lists = ((name, part) for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList))
+    name, module = next(((name, part) for name, part in lists if len(part) == count), ("", None))
+    if module is None or not count:
+        raise CaptureError(f"a {type(model).__name__} has no list of {count} blocks to look into.")
+    owner_name = name.rpartition(".")[0]
+    owner = model.get_submodule(owner_name)
+    found = {}
+    for child_name, child in owner.named_children():
+        path = f"{owner_name}.{child_name}".lstrip(".")
+        if child is not module:
+            found[path] = child
+            continue
+        for index, block in enumerate(module):
+            for part_name, part in block.named_children():
+                found[f"{path}.{index}.{part_name}"] = part
+            found[f"{path}.{index}"] = block
+    return found
+
+
+@contextmanager
+def watched(model: Any, trace: LayerTrace) -> Iterator[None]:
+    """The trace sees every output of the traced modules meanwhile."""
+    handles = []
+    try:
+        for name, module in traced_modules(model).items():
+            handles.append(module.register_forward_hook(lambda _, __, output, name=name: trace.see(name, output)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

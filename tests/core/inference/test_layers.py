@@ -1,0 +1,145 @@
+"""Where in the model two paths part: planted faults are found at the module they are in, rounding at none, and watching changes no bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache
+
+from benchmarks.tiny_models import tiny_model, tiny_prompts
+from core.errors import CaptureError
+from core.inference import layers
+from core.inference.bases import BASES
+from core.inference.floor import whole_side
+from core.inference.grammar import Pieces
+from core.inference.judging import judge_pair
+from core.inference.layers import growth_over_modules
+from core.inference.models import LoadedModel
+from core.inference.paths import open_path, parse_path
+from core.inference.setting import Setting
+from core.inference.trace import LayerTrace, traced_modules, watched
+from core.runs.records import MISSING, PASSED, STRUCTURE, Evidence
+
+pytestmark = pytest.mark.model
+BLOCKS = {"llama": "model.layers.{}", "gpt2": "transformer.h.{}", "gemma2": "model.layers.{}", "mixtral": "model.layers.{}"}
+
+
+@pytest.fixture(scope="module", params=list(BLOCKS))
+def loaded(request: pytest.FixtureRequest) -> LoadedModel:
+    return tiny_model(request.param)
+
+
+def _scaled_cache(layer: int) -> Callable[[Setting], Pieces]:
+    def compute(setting: Setting) -> Pieces:
+        cache = DynamicCache(config=setting.loaded.model.config)
+        for position in range(setting.positions):
+            yield position, setting.forward(position, position + 1, cache)
+            if position == 3:
+                cache.layers[layer].values[setting.row, 0, :4] *= 1.01
+
+    return compute
+
+
+def _rows(found: list[Evidence]) -> Evidence:
+    return next(row for row in found if row.rung == STRUCTURE and "modules" in row.figures)
+
+
+def _judged(loaded: LoadedModel, variant: str) -> Evidence:
+    return _rows(list(judge_pair(loaded, tiny_prompts(loaded), "prefill", variant).verdict.evidence))
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_a_fault_in_the_cache_of_a_layer_enters_at_that_layers_attention(layer, loaded, monkeypatch):
+    monkeypatch.setitem(BASES, "faulty", replace(BASES["decode"], compute=_scaled_cache(layer)))
+    row = _judged(loaded, "faulty")
+    first = row.figures["first_module"]
+    assert first.startswith(
+        BLOCKS[loaded.model.config.model_type if "gemma" not in loaded.model.config.model_type else "gemma2"].format(layer)
+    )
+    assert "attn" in first
+    assert f"enters at {first}" in row.says
+
+
+@pytest.mark.parametrize("variant", ["decode", "chunked:7", "prefill+batch:3+row:1", "prefill+pad:left:3", "reuse:9"])
+def test_rounding_enters_nowhere(variant, loaded):
+    """The twin."""
+    row = _judged(loaded, variant)
+    assert row.outcome == PASSED
+    assert row.figures["first_module"] is None
+
+
+def test_what_is_wrong_after_the_modules_is_said_to_be(loaded, monkeypatch):
+    def rolled(setting: Setting) -> Pieces:
+        for position, logits in BASES["prefill"].compute(setting):
+            yield position, logits.roll(1, 0)
+
+    monkeypatch.setitem(BASES, "rolled", replace(BASES["prefill"], compute=rolled))
+    row = _judged(loaded, "rolled")
+    assert row.figures["first_module"] is None
+    assert row.says == "No module's output differs at all."
+
+
+@pytest.mark.parametrize(
+    "path", ["prefill", "decode+batch:3+row:2+pad:left:4", "blocks:8", "reuse:7", "static", "chunked:5+pad:right:3"]
+)
+def test_what_is_kept_is_what_the_module_puts_out_at_those_positions(path, loaded):
+    """Against hidden_states of transformers' own forward; paths that round otherwise, to a tolerance a thousand times below the values."""
+    ids = tiny_prompts(loaded)[0]
+    positions = [0, 3, 11, 12, len(ids) - 1]
+    with torch.inference_mode():
+        states = loaded.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        trace = LayerTrace(positions)
+        with open_path(parse_path(path), loaded, trace=trace) as pieces_of, watched(loaded.model, trace):
+            for _ in pieces_of(ids):
+                pass
+    block = BLOCKS[{"gpt2": "gpt2", "gemma2": "gemma2", "mixtral": "mixtral"}.get(loaded.model.config.model_type, "llama")]
+    for layer in range(len(states) - 2):  # the last of transformers' is behind the final norm
+        found = trace.kept[block.format(layer)]
+        expected = states[layer + 1][0, positions]
+        assert torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_watching_changes_no_bit_and_leaves_no_hook(loaded):
+    ids = tiny_prompts(loaded)[0]
+    before = _hooks(loaded)
+    with torch.inference_mode():
+        with open_path(parse_path("decode"), loaded) as pieces_of:
+            bare = whole_side(pieces_of(ids))
+        trace = LayerTrace(range(len(ids)))
+        with open_path(parse_path("decode"), loaded, trace=trace) as pieces_of, watched(loaded.model, trace):
+            seen = whole_side(pieces_of(ids))
+    assert torch.equal(bare, seen)
+    assert _hooks(loaded) == before
+
+
+def _hooks(loaded: LoadedModel) -> dict[str, int]:
+    """transformers leaves some of its own once hidden states were asked for."""
+    return {name: len(module._forward_hooks) for name, module in traced_modules(loaded.model).items()}
+
+
+def test_memory_is_bounded_and_the_wanted_positions_come_first(monkeypatch):
+    loaded = tiny_model("llama")
+    prompts = tiny_prompts(loaded)
+    each = len(traced_modules(loaded.model)) * 64 * 4
+    monkeypatch.setattr(layers, "KEPT_BYTES", 6 * each)
+    last = sum(map(len, prompts)) - 1
+    with torch.inference_mode():
+        found = growth_over_modules(loaded, prompts, parse_path("prefill"), parse_path("decode"), [0], [last, 5])
+    assert found.positions <= 6
+    assert layers._chosen(loaded, [len(ids) for ids in prompts], [last, 5])[1][-1] == len(prompts[1]) - 1
+    assert np.isfinite(found.pair_rms).all()
+
+
+def test_a_model_without_blocks_misses_only_this(monkeypatch):
+    def refuse(model: object) -> None:
+        raise CaptureError("a Thing has no list of 3 blocks to look into.")
+
+    monkeypatch.setattr(layers, "traced_modules", refuse)
+    loaded = tiny_model("llama")
+    verdict = judge_pair(loaded, tiny_prompts(loaded), "prefill", "decode").verdict
+    assert verdict.name == "rounding"
+    assert [row.outcome for row in verdict.evidence if row.rung == STRUCTURE] == [PASSED, MISSING]
