@@ -10,7 +10,7 @@ if str(ROOT) not in sys.path:  # `streamlit run` puts only app/ on the path
 import streamlit as st  # noqa: E402  (the path above comes first)
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
-from app import state, widgets  # noqa: E402
+from app import copy_link, state, stepper, widgets  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
 
@@ -31,19 +31,26 @@ def draw() -> None:
     st.set_page_config(page_title="ULPscope", page_icon=str(ROOT / "app" / "favicon.png"), layout="wide")
     pages = [st.Page(ROOT / "pages" / f"{name}.py", title=title, url_path=name, default=name == "runs") for name, title in PAGES]
     page = st.navigation(pages, position="hidden")
+    name = page.url_path or "runs"
     links = st.sidebar.container()
+    state.adopt_link(name)
     view = widgets.sidebar()
     if view is not None:
         state.settle_window(view)
     st.session_state["view"] = view
-    if st.session_state.pop("unknown_run", False) and page.url_path not in ("", "runs"):
+    if st.session_state.pop("astray", False) and name != "runs":
         st.switch_page(pages[0])
-    said = state.address(view)
-    state.write_address(said)
+    state.settle_settings(name)
+    state.write_address(state.address(view))
     with links:  # links that carry the selection: the built-in ones drop it, and putting it back costs a step of the history
         for target in pages:
-            st.page_link(target, query_params=said)
+            st.page_link(target, query_params=state.address(view, target.url_path or "runs"))
         st.divider()
+        left, right = st.columns(2)
+        with left:
+            copy_link.copy_link()
+        with right:
+            stepper.keys()
     widgets.say_complaints()
     try:
         page.run()

@@ -1,7 +1,8 @@
 """What the viewer looks at: the store, the open run, and the one selection (run, variant, prompt, position) behind every page.
 
-The selection lives in the session and in the address bar: a link restores it, and every change is written back, so the address
-is the share link. Readers and tables are cached by file and time of change, never by array.
+The selection lives in the session and in the address bar, and with it what the page's own controls are set to: a link restores
+both, and every change is written back, so the address is the share link. Readers and tables are cached by file and time of change,
+never by array.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
+from app import page_settings
 from app.jobs import Jobs
 from core.errors import StoreError
 from core.runs.caches import PositionGrid, by_position
 from core.runs.gallery import BrokenRun, RunCard, list_runs
+from core.runs.heatmap import Measure, Order, is_offered
 from core.runs.reader import RunReader, StoredPair
 from core.runs.store import Store, open_store
-from core.runs.views import HeatmapWindow, heatmap_window, row_of, top_of_both
+from core.runs.views import row_of, top_of_both
 
-LINKED = ("run", "variant", "prompt", "position", "rows", "tokens")  # rows and tokens: the heatmap's window
+# rows, tokens (a range of columns), order and cells: the heatmap's window; token: the logit selected there
+LINKED = ("run", "variant", "prompt", "position", "rows", "tokens", "order", "cells", "token")
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,8 @@ def _positions(path: str, changed: int, size: int, pair: int) -> pd.DataFrame:
 
 
 @st.cache_resource(max_entries=32, show_spinner=False)
-def _window(path: str, changed: int, size: int, pair: int, rows: tuple[int, int], tokens: tuple[int, int]) -> HeatmapWindow:
-    return heatmap_window(_reader(path, changed, size), pair, rows, tokens)
+def _histogram(path: str, changed: int, size: int, pair: int) -> dict[int, int]:
+    return _reader(path, changed, size).histogram(pair)
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
@@ -131,9 +135,9 @@ def positions(run: RunReader, pair: int) -> pd.DataFrame:
     return _positions(*_stamp(run.path), pair)
 
 
-def window(view: View, rows: tuple[int, int], tokens: tuple[int, int]) -> HeatmapWindow:
-    """The heatmap of a rectangle of the view's pair."""
-    return _window(*_stamp(view.run.path), view.pair.index, rows, tokens)
+def histogram(view: View) -> dict[int, int]:
+    """ULP distance to number of elements; a float32 pair can have a hundred thousand distances, which take 0.15 s to read."""
+    return _histogram(*_stamp(view.run.path), view.pair.index)
 
 
 def kv_positions(view: View) -> dict[str, PositionGrid]:
@@ -146,19 +150,51 @@ def top(view: View) -> pd.DataFrame:
     return _top(*_stamp(view.run.path), view.pair.index, view.prompt, view.position)
 
 
-def adopt_link() -> None:
-    """Take the selection out of the address: at the start of a session, and whenever it is not what was written last (Back)."""
-    said = {key: st.query_params[key] for key in LINKED if key in st.query_params}
+def stamp(view: View) -> str:
+    """Which prompt of which pair of which run: what a position belongs to."""
+    return f"{view.run.run_id} {view.pair.index} {view.prompt}"
+
+
+def file_stamp(view: View) -> str:
+    """The same with the file and its time of change, for caches."""
+    return f"{stamp(view)} {_stamp(view.run.path)}"
+
+
+def adopt_link(page: str) -> None:
+    """Take what the address says: at the start of a session, and whenever it is not what was written last (Back)."""
+    names = (*LINKED, *(setting.name for setting in page_settings.of_page(page)))
+    said = {key: st.query_params[key] for key in names if key in st.query_params}
     written = st.session_state.get("written")
     if said and said != written:
-        for key in LINKED:
+        for key in names:
             st.session_state.pop(f"linked_{key}", None)
         for key, value in said.items():
             st.session_state[f"linked_{key}"] = value
+            if len(st.query_params.get_all(key)) > 1:
+                complain(f"The link names {key} more than once; the last one counts.")
         st.session_state["written"] = said
         if written is not None:  # Back within the session: what the older address does not name is at its default
-            for key in ("rows", "tokens"):
-                st.session_state.setdefault(f"linked_{key}", "")
+            for key in names:
+                if key not in ("run", "variant", "prompt", "position"):
+                    st.session_state.setdefault(f"linked_{key}", "")
+    st.session_state["page"] = page
+
+
+def settle_settings(page: str) -> None:
+    """Give the page's own controls the values of the link, else those they had when the page was left."""
+    kept = st.session_state.setdefault("settings", {})
+    for setting in page_settings.of_page(page):
+        asked = linked(setting.name)
+        value = None if asked is None or asked == "" else setting.parsed(asked)
+        if asked is not None:
+            if asked and value is None:
+                complain(
+                    f"The link asks for {setting.name} '{clipped(asked)}'; there is {setting.expected}. Showing the default."
+                )
+            st.session_state[setting.key] = setting.default if value is None else value
+        elif setting.key not in st.session_state:  # the widget was not on the last page
+            st.session_state[setting.key] = kept.get(setting.key, setting.default)
+        kept[setting.key] = st.session_state[setting.key]
 
 
 def linked(key: str) -> str | None:
@@ -167,20 +203,33 @@ def linked(key: str) -> str | None:
 
 
 def linked_number(key: str, lowest: int, highest: int) -> int | None:
-    """A number out of the link, moved into its range; a word to the viewer if it was none or lay outside."""
+    """A number out of the link; if it is none or lies outside, the nearest, and the viewer goes to the gallery with a sentence."""
     text = linked(key)
     if text is None:
         return None
-    try:
-        value = int(text)
-    except ValueError:
-        complain(f"The link asks for {key} '{text[:40]}', which is no number; showing {key} {lowest}.")
+    value = page_settings.whole(text)
+    if value is None:
+        go_astray(
+            f"The link asks for {key} '{clipped(text)}', which is no number that a {key} can be; {key} {lowest} is selected."
+        )
         return lowest
     if not lowest <= value <= highest:
         nearest = min(max(value, lowest), highest)
-        complain(f"The link asks for {key} {value}; this run has {lowest} to {highest}. Showing {nearest}.")
+        go_astray(f"The link asks for {key} {value}; this run has {lowest} to {highest}, and {nearest} is selected.")
         return nearest
     return value
+
+
+def clipped(text: str) -> str:
+    """The beginning of what a link says, for a sentence."""
+    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return shown if len(shown) <= 60 else f"{shown[:60]}…"
+
+
+def go_astray(sentence: str) -> None:
+    """What was asked for is not there: say so, and show the gallery instead of another view under the old link."""
+    complain(sentence)
+    st.session_state["astray"] = True
 
 
 def linked_range(key: str, full: tuple[int, int]) -> tuple[int, int] | None:
@@ -199,7 +248,7 @@ def linked_range(key: str, full: tuple[int, int]) -> tuple[int, int] | None:
 
 
 def complain(sentence: str) -> None:
-    """Keep a sentence for the top of the page."""
+    """Keep a sentence for the top of the page. It is shown as plain text, so it may quote a link."""
     st.session_state.setdefault("complaints", []).append(sentence)
 
 
@@ -218,39 +267,110 @@ def current_view() -> View | None:
     return st.session_state.get("view")
 
 
-def address(view: View | None) -> dict[str, str]:
-    """What the address bar says of a view: the share link."""
+def address(view: View | None, page: str | None = None) -> dict[str, str]:
+    """What the address bar says of a view on a page (the open one where none is named): the share link."""
     if view is None:
         return {}
     said = {"run": view.run.run_id, "variant": view.pair.variant, "prompt": str(view.prompt), "position": str(view.position)}
     if len(view.run.header.prompts) == 1:
         del said["prompt"]
-    for axis, full in heatmap_extent(view).items():
-        span = st.session_state.get(f"heatmap_{axis}", full)
-        if span != full:
-            said[axis] = f"{span[0]}:{span[1]}"
+    said |= _heatmap_address(view)
+    kept = st.session_state.get("settings", {})
+    for setting in page_settings.of_page(page or st.session_state.get("page", "overview")):
+        word = setting.said(kept.get(setting.key, setting.default))
+        if word is not None:
+            said[setting.name] = word
     return said
 
 
 def write_address(said: dict[str, str]) -> None:
     """Make the address bar say it, in one step: every change of the address is an entry in the browser's history."""
-    if {key: st.query_params.get(key) for key in said} != said or any(
-        key in st.query_params for key in LINKED if key not in said
-    ):
+    names = {*LINKED, *(setting.name for setting in page_settings.SETTINGS)}
+    if {key: st.query_params.get(key) for key in said} != said or any(key in st.query_params for key in names - said.keys()):
         st.query_params.from_dict(said)
     st.session_state["written"] = said
 
 
+@dataclass(frozen=True)
+class HeatmapWindow:
+    """What of the heatmap is looked at: rows and columns, half open, what the columns are, and what the cells hold."""
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    order: Order = "id"
+    measure: Measure = "ulps"
+
+
 def heatmap_extent(view: View) -> dict[str, tuple[int, int]]:
-    """The whole run as the heatmap's axes, half open."""
+    """The whole run as the heatmap's axes, half open; the address and the session know the columns as tokens."""
     return {"rows": (0, view.run.header.rows), "tokens": (0, view.run.header.vocab)}
 
 
+def heatmap_window(view: View) -> HeatmapWindow:
+    """The heatmap's window of this session."""
+    full = heatmap_extent(view)
+    kept = st.session_state
+    return HeatmapWindow(
+        kept.get("heatmap_rows", full["rows"]), kept.get("heatmap_tokens", full["tokens"]), kept.get("heatmap_order", "id"),
+        kept.get("heatmap_cells", "ulps"),
+    )  # fmt: skip
+
+
+def set_heatmap_window(view: View, window: HeatmapWindow) -> None:
+    """Remember a window, moved into the run."""
+    for axis, (first, last) in heatmap_extent(view).items():
+        span = window.rows if axis == "rows" else window.columns
+        start = min(max(span[0], first), last - 1)
+        st.session_state[f"heatmap_{axis}"] = (start, min(max(span[1], start + 1), last))
+    st.session_state["heatmap_order"] = window.order
+    st.session_state["heatmap_cells"] = window.measure
+
+
+def heatmap_token(view: View) -> int | None:
+    """The token selected on the heatmap, if one is."""
+    token = st.session_state.get("heatmap_token")
+    return token if token is not None and token < view.run.header.vocab else None
+
+
+def _heatmap_address(view: View) -> dict[str, str]:
+    """What the address says of the heatmap: nothing of what is at its default."""
+    window = heatmap_window(view)
+    full = heatmap_extent(view)
+    spans = {"rows": window.rows, "tokens": window.columns}
+    said = {axis: f"{span[0]}:{span[1]}" for axis, span in spans.items() if span != full[axis]}
+    if window.order != "id":
+        said["order"] = window.order
+    if window.measure != "ulps":
+        said["cells"] = window.measure
+    token = heatmap_token(view)
+    return said if token is None else said | {"token": str(token)}
+
+
 def settle_window(view: View) -> None:
-    """Take the heatmap's window out of the link if it is there; a window belongs to its run."""
+    """Take the heatmap's window and token out of the link if they are there; they belong to their run."""
     is_new_run = st.session_state.get("heatmap_run") != view.run.run_id
     st.session_state["heatmap_run"] = view.run.run_id
+    is_linked = False
     for axis, full in heatmap_extent(view).items():
         said = linked_range(axis, full)
         if said is not None or is_new_run:
             st.session_state[f"heatmap_{axis}"] = said or full
+            is_linked = True
+    for name, default, other in (("order", "id", "rank"), ("cells", "ulps", "difference")):
+        text = linked(name)
+        if text is not None or is_new_run:
+            st.session_state[f"heatmap_{name}"] = other if text == other else default
+            is_linked = True
+    window = heatmap_window(view)
+    if not is_offered(view.run, window.order, window.measure):
+        set_heatmap_window(view, HeatmapWindow(window.rows, window.columns))
+    if is_linked:
+        st.session_state["heatmap_serial"] = ""  # the browser follows; see app/heatmap.py
+    token = linked("token")
+    if token is not None or is_new_run:
+        number = page_settings.whole(token or "")
+        st.session_state["heatmap_token"] = number if number is not None and 0 <= number < view.run.header.vocab else None
+        if token and st.session_state["heatmap_token"] is None:
+            complain(
+                f"The link asks for token '{clipped(token)}'; this run has 0 to {view.run.header.vocab - 1}. None is selected."
+            )

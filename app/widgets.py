@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
@@ -9,7 +10,7 @@ from typing import NoReturn
 import pandas as pd
 import streamlit as st
 
-from app import charts, state, words
+from app import charts, state, stepper, words
 from core.errors import UlpscopeError
 from core.runs.gallery import RunCard
 from core.runs.reader import RunReader
@@ -19,29 +20,32 @@ EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("larges
     "KL, nats": st.column_config.NumberColumn(format="%.4g")
 }
 PAGES = Path(__file__).resolve().parents[1] / "pages"
+_SIGNS = re.compile(r"[\\`*_{}\[\]()#+\-.!|<>~$:]")
+_ADDRESS = re.compile(r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE)  # markdown links them even where every sign is escaped
 
 
 def sidebar() -> state.View | None:
     """Draw the selection (run, variant, prompt, position) and return what it selects; None where there is no run."""
-    state.adopt_link()
     cards, _ = state.cards()
-    if not cards:
-        return None
     by_id = {card.run_id: card for card in cards}
     asked = state.linked("run")
     if asked is not None and asked not in by_id:
-        state.complain(f"There is no run '{asked[:80]}' here (any more); these are the runs there are.")
-        st.session_state["unknown_run"] = True
+        state.go_astray(f"There is no run '{state.clipped(asked)}' here (any more); these are the runs there are.")
     elif asked is not None:
         st.session_state["run"] = asked
-    if (new := st.session_state.pop("open_next", None)) in by_id:
+    new = st.session_state.pop("open_next", None)
+    if new is not None and new not in by_id:
+        state.go_astray(f"The run '{state.clipped(new)}' was deleted meanwhile; these are the runs there are.")
+        st.session_state.pop("opened", None)  # or the gallery would go on to another run
+    elif new is not None:
         new_run()
         st.session_state["run"] = new
     last = st.session_state.get("run")
     if last is not None and last not in by_id:
-        state.complain(f"The run '{last}' was deleted meanwhile; these are the runs there are.")
-        st.session_state["unknown_run"] = True
+        state.go_astray(f"The run '{state.clipped(last)}' was deleted meanwhile; these are the runs there are.")
         new_run()
+    if not cards:
+        return None
     if last not in by_id:
         st.session_state["run"] = _worth_opening(cards).run_id
     with st.sidebar:
@@ -78,7 +82,9 @@ def _pick_within(run_id: str) -> state.View:
     if asked is not None and asked in names:
         st.session_state["variant"] = asked
     elif asked is not None:
-        state.complain(f"This run has no variant '{asked[:60]}'; showing '{names[0]}'.")
+        state.go_astray(
+            f"The link asks for variant '{state.clipped(asked)}'; this run has {_listed(names)}, and '{names[0]}' is selected."
+        )
     if st.session_state.get("variant") not in names:
         st.session_state["variant"] = names[0]
     variant = st.selectbox(
@@ -94,9 +100,7 @@ def _pick_within(run_id: str) -> state.View:
     table = state.positions(run, pair.index)
     position = int(st.number_input(f"Position, 0 to {last:,}", 0, last, key="position")) if last else 0
     view = state.View(run, pair, prompt, position, table)
-    _stepper(view, "flip", "is_flip")
-    if pair.summary.nonfinite_mismatch:
-        _stepper(view, "NaN", "nonfinite_mismatch")
+    stepper.stepper(view)
     if view.texts:
         st.caption(f"scores the token after `{words.visible(view.texts[position])}`")
     return view
@@ -112,19 +116,9 @@ def _twins(run: RunReader) -> dict[str, str]:
     return labels
 
 
-def _stepper(view: state.View, what: str, column: str) -> None:
-    """Two buttons to the previous and next position of this prompt at which `column` is true or not zero; none if there is none."""
-    places = view.prompt_table.loc[view.prompt_table[column].astype(bool), "position"].tolist()
-    if not places:
-        return
-    earlier, later = [p for p in places if p < view.position], [p for p in places if p > view.position]
-    for side, label, there, target in (
-        (0, f"◂ {what}", earlier, max(earlier, default=0)),
-        (1, f"{what} ▸", later, min(later, default=0)),
-    ):
-        if side == 0:
-            columns = st.columns(2)
-        columns[side].button(label, disabled=not there, width="stretch", on_click=state.select, kwargs={"position": target})
+def _listed(names: list[str]) -> str:
+    """The first few, quoted."""
+    return ", ".join(f"'{name}'" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _settle(key: str, highest: int) -> None:
@@ -159,8 +153,8 @@ def code(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Names come from files of others: no markdown, no HTML."""
-    return "".join(f"\\{c}" if c in "\\`*_{}[]()#+-.!|<>~$:" else c for c in text)
+    """Names come from files of others, and quotes from links: no markdown, no HTML, no addresses that turn into links."""
+    return _SIGNS.sub(r"\\\g<0>", _ADDRESS.sub("\N{WORD JOINER}", text))
 
 
 def empty() -> NoReturn:
@@ -179,7 +173,7 @@ def finding(said: str, page: str, label: str, view: state.View) -> None:
     """One line on what another page shows, with a link to it that keeps the selection."""
     left, right = st.columns([5, 1], vertical_alignment="center")
     left.markdown(said)
-    right.page_link(PAGES / f"{page}.py", label=label, query_params=state.address(view))
+    right.page_link(PAGES / f"{page}.py", label=label, query_params=state.address(view, page))
 
 
 def best_tokens(view: state.View) -> pd.DataFrame:
@@ -194,7 +188,7 @@ def best_tokens(view: state.View) -> pd.DataFrame:
 
 def say_complaints() -> None:
     for sentence in state.complaints():
-        st.warning(sentence)
+        st.warning(escaped(sentence))
 
 
 def chosen_position(key: str, place: int) -> int | None:

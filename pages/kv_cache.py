@@ -18,7 +18,7 @@ if everything.empty:
     caches.nothing_to_compare(view)
 scope = "this prompt"
 if len(view.run.header.prompts) > 1:
-    scope = st.segmented_control("Figures of", ["this prompt", "all prompts"], default=scope, required=True, key="kv_scope")
+    scope = st.segmented_control("Figures of", ["this prompt", "all prompts"], required=True, key="kv_scope") or scope
 table = everything if scope == "all prompts" else everything[everything["prompt"] == view.prompt]
 found = summarize(table)
 if found is None:
@@ -39,8 +39,9 @@ if found.together.nonfinite_mismatch:
     )
 caches.figures(found, view.dtype)
 
-measure = st.segmented_control(
-    "Measure", list(MEASURES), format_func=words.MEASURES.__getitem__, default="neq_share", required=True, key="kv_measure"
+measure = (
+    st.segmented_control("Measure", list(MEASURES), format_func=words.MEASURES.__getitem__, required=True, key="kv_measure")
+    or "neq_share"
 )
 grids = [by_head(table, kind, measure) for kind in KINDS if (table["kind"] == kind).any()]
 st.plotly_chart(charts.cache_heads(grids, measure, view.dtype), key="kv_heads", theme="streamlit")
@@ -60,10 +61,11 @@ if differing:
     title.subheader(f"Where in {'prompt ' + str(view.prompt) if len(view.run.header.prompts) > 1 else 'the prompt'}")
     kind = next(iter(maps))
     if len(maps) > 1:
-        kind = which.segmented_control("Of", list(KINDS), format_func="{}s".format, default="key", required=True, key="kv_kind")
+        kind = which.segmented_control("Of", list(KINDS), format_func="{}s".format, required=True, key="kv_kind") or kind
     measures = {name: words.MEASURES[name] for name in ("neq_share", "max_ulps")}
-    shown = what.segmented_control(
-        "Colour", list(measures), format_func=measures.__getitem__, default="neq_share", required=True, key="kv_colour"
+    shown = (
+        what.segmented_control("Colour", list(measures), format_func=measures.__getitem__, required=True, key="kv_colour")
+        or "neq_share"
     )
     grid = maps[kind]
 

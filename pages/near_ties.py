@@ -36,7 +36,7 @@ st.subheader(f"Best tokens at position {view.position}")
 widgets.best_tokens(view)
 
 st.subheader("Margins")
-threshold = st.slider("Threshold, ULPs", 0, 64, 4, key="threshold")
+threshold = st.slider("Threshold, ULPs", 0, 64, key="threshold")
 st.plotly_chart(charts.margin_distribution(table, threshold, view.dtype), key="margins", theme="streamlit")
 close = table[(table["reference_margin_ulps"] <= threshold) | (table["variant_margin_ulps"] <= threshold)]
 st.caption(

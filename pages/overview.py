@@ -3,6 +3,7 @@
 import streamlit as st
 
 from app import caches, charts, continuations, state, token_strip, verdict, widgets, words
+from app.page_settings import COLOURS
 from core.runs.caches import summarize
 
 view = widgets.head(
@@ -53,14 +54,10 @@ if view.run.generations:
 
 left, right = st.columns([3, 1], vertical_alignment="bottom")
 left.subheader(f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {len(view.prompt_table):,} positions")
-colour = right.selectbox("Colour by", list(token_strip.COLOURS), key="strip_colour")
-stamp = f"{view.run.run_id} {view.pair.index} {view.prompt}"
-token_strip.token_strip(
-    view.prompt_table, header.prompts[view.prompt], colour, view.position, stamp, lambda position: state.select(position=position)
-)
+colour = right.selectbox("Colour by", list(COLOURS), key="strip_colour")
+token_strip.token_strip(view, colour)
 st.caption(
-    "Each token coloured by the logits at its position, which score the next token; flips are bold and underlined, positions with NaN or infinity on one side only are red. "
-    "· is a space, ↵ a line end. A click selects the position on every page."
+    "Each token coloured by the logits at its position, which score the next token. · is a space, ↵ a line end. A click selects the position on every page."
     + (
         ""
         if view.texts
@@ -80,7 +77,7 @@ with charts_left:
         "Largest absolute difference at each position of this prompt, in logits; flips marked, the selected position as a line."
     )
 with charts_right:
-    st.plotly_chart(charts.ulp_histogram(view.run.histogram(view.pair.index), view.dtype), key="ulp_histogram", theme="streamlit")
+    st.plotly_chart(charts.ulp_histogram(state.histogram(view), view.dtype), key="ulp_histogram", theme="streamlit")
     st.caption(
         f"The logits of the pair that are finite on both sides, by distance, ULPs of {view.dtype}, log counts. Large distances belong to logits near 0, where steps are tiny."
     )

@@ -18,12 +18,21 @@ if all(card.is_read_only for card in cards):
         "Upload a dump of your own engine, or capture a run, and it joins them here."
     )
 
+
+def offered(options: list[str], key: str) -> list[str]:
+    """The filter's options, with the one that a link or an earlier visit chose although no run has it."""
+    chosen = st.session_state.get(key)
+    return options if chosen is None or chosen in options else [*options, chosen]
+
+
 search, dtype, judged, only = st.columns([3, 1, 1.4, 1], vertical_alignment="bottom")
 text = search.text_input("Search", placeholder="name, model or side", key="gallery_search").lower()
 dtypes = sorted({card.compute_dtype for card in cards})
-wanted = dtype.selectbox("dtype", ["any", *dtypes], key="gallery_dtype")
+wanted = dtype.selectbox("dtype", offered(["any", *dtypes], "gallery_dtype"), key="gallery_dtype")
 verdicts = [name for name in words.VERDICTS if any(name in card.pair_verdicts for card in cards)]
-verdict = judged.selectbox("Verdict", ["any", *verdicts], key="gallery_verdict", help="of any of the run's pairs")
+verdict = judged.selectbox(
+    "Verdict", offered(["any", *verdicts], "gallery_verdict"), key="gallery_verdict", help="of any of the run's pairs"
+)
 flips_only = only.toggle("with flips", key="gallery_flips")
 shown = [
     card
@@ -87,7 +96,7 @@ if view is not None and card is not None:
     with st.container(border=True):
         st.markdown(f"**Selected: {widgets.escaped(card.name)}**  \n`{card.run_id}`")
         open_it, file, npz, remove, _ = st.columns([1, 1.6, 1.4, 1.8, 2], vertical_alignment="center")
-        open_it.page_link(PAGES / "overview.py", label="**Open** →")
+        open_it.page_link(PAGES / "overview.py", label="**Open** →", query_params=state.address(view, "overview"))
         file.markdown(f"[Download .duckdb](/files/{card.run_id}.duckdb)")
         npz.markdown(f"[Download .npz](/files/{card.run_id}.npz)")
         if card.is_read_only:

@@ -9,10 +9,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from core.runs.caches import by_layer, summarize
-from core.runs.ingest import ingest
 from core.runs.kv import KvPart
 from core.runs.reader import RunReader
 from core.runs.store import Store
+from core.uploads.ingest import ingest
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
 
 ROOT = Path(__file__).resolve().parents[2]

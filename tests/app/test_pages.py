@@ -78,26 +78,6 @@ def test_changing_the_position_changes_the_address():
     assert "Best tokens at position 17" in said(app)
 
 
-def test_a_link_to_an_unknown_run_gets_a_sentence_and_the_gallery():
-    app = opened("runs", run="no-such-run")
-    assert not app.exception
-    assert "There is no run 'no-such-run'" in said(app)
-
-
-@pytest.mark.parametrize(
-    ("position", "sentence"), [("99999", "this run has 0 to 286"), ("-1", "this run has"), ("x", "is no number")]
-)
-def test_a_link_to_an_impossible_position_gets_a_sentence(position, sentence):
-    app = opened("runs", run="batch-1-against-n", position=position)
-    assert not app.exception
-    assert sentence in said(app)
-
-
-def test_a_link_to_an_unknown_variant_gets_a_sentence():
-    app = opened("runs", run="batch-1-against-n", variant="nonsense")
-    assert "no variant 'nonsense'" in said(app)
-
-
 def test_the_first_flip_can_be_reached_from_the_flips_page():
     app = opened("flips", run="fresh-against-cached", position="0")
     next(button for button in app.button if "first flip" in button.label).click().run()
@@ -106,18 +86,9 @@ def test_the_first_flip_can_be_reached_from_the_flips_page():
     assert app.query_params["position"] == "144"
 
 
-def test_flip_buttons_walk_from_flip_to_flip():
-    app = opened("overview", run="fresh-against-cached", prompt="1", position="0")
-    walked = []
-    for _ in range(3):
-        next(button for button in app.button if button.label == "flip ▸").click().run()
-        walked.append(app.query_params["position"])
-    assert walked == ["30", "36", "239"]
-
-
 def test_a_bit_identical_pair_is_said_to_be_one(tmp_path, own_store):
-    from core.runs.ingest import ingest
     from core.runs.store import Store
+    from core.uploads.ingest import ingest
 
     run_id = ingest(Store(own_store), [ROOT / "tests" / "cases" / "identical_bf16_bits.npz"])
     for page in PAGES:
@@ -129,8 +100,8 @@ def test_a_bit_identical_pair_is_said_to_be_one(tmp_path, own_store):
 
 @pytest.mark.parametrize("case", ["nonfinite_fp32", "six_repeats_bf16", "one_ulp_bf16_void", "flips_fp16", "bf16_upcast_to_fp32"])
 def test_every_page_draws_a_dump_of_every_form(case, own_store):
-    from core.runs.ingest import ingest
     from core.runs.store import Store
+    from core.uploads.ingest import ingest
 
     run_id = ingest(Store(own_store), [ROOT / "tests" / "cases" / f"{case}.npz"])
     for page in PAGES:
@@ -139,8 +110,8 @@ def test_every_page_draws_a_dump_of_every_form(case, own_store):
 
 
 def test_nan_mismatches_are_called_more_than_rounding(own_store):
-    from core.runs.ingest import ingest
     from core.runs.store import Store
+    from core.uploads.ingest import ingest
 
     run_id = ingest(Store(own_store), [ROOT / "tests" / "cases" / "nonfinite_fp32.npz"])
     assert "order of summation" in said(opened("overview", run=run_id))
@@ -172,8 +143,8 @@ def test_a_deleted_run_is_gone_and_sample_runs_have_no_delete_button(own_store):
 def test_run_names_and_token_texts_are_rendered_inert(own_store):
     import numpy as np
 
-    from core.runs.ingest import ingest
     from core.runs.store import Store
+    from core.uploads.ingest import ingest
 
     own_store.mkdir()
     dump = own_store / "evil.npz"
@@ -202,10 +173,10 @@ def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
 
 
 def test_nan_is_never_outlined_as_the_argmax(own_store):
-    from core.runs.ingest import ingest
     from core.runs.reader import RunReader
     from core.runs.store import Store
     from core.runs.views import top_of_both
+    from core.uploads.ingest import ingest
 
     store = Store(own_store)
     with RunReader(store.path_of(ingest(store, [ROOT / "tests" / "cases" / "nonfinite_fp32.npz"]))) as run:

@@ -1,0 +1,91 @@
+"""What a page's own controls are set to (colour, threshold, filter): kept over page switches, and part of its link.
+
+One table says what each is called in the address and what it may be; app/state.py reads and writes it. A control at its default is
+not in the address. Its widget is drawn with the `key` and without a default, because its value comes from the session.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from app import words
+from core.numerics.formats import LOGIT_FORMATS
+from core.runs.kv import KINDS
+
+COLOURS = {  # of the strip of tokens, and the figure each shows
+    "largest difference": "max_abs",
+    "max ULPs": "max_ulps",
+    "mean ULPs": "mean_ulps",
+    "differing logits": "neq",
+    "KL": "kl",
+    "near ties": "margin",
+    "flips": "is_flip",
+}
+LONGEST_TEXT = 120
+_WHOLE = re.compile(r"-?[0-9]{1,15}", re.ASCII)
+
+
+def whole(text: str) -> int | None:
+    """A whole number out of a link; None for anything else, and that includes `1e3`, `1_000`, ` 7` and digits beyond ASCII."""
+    return int(text) if _WHOLE.fullmatch(text) else None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One control: on which page, its name in the address, the key of its widget, its default.
+
+    `options` has the word in the address for each value; `span` the lowest and highest whole number; with neither it is free text.
+    """
+
+    page: str
+    name: str
+    key: str
+    default: str | int | bool
+    options: dict[str, str | bool] = field(default_factory=dict)
+    span: tuple[int, int] | None = None
+
+    def parsed(self, text: str) -> str | int | bool | None:
+        """The value that a link asks for; None if it is none."""
+        if self.options:
+            return self.options.get(text)
+        if self.span is not None:
+            value = whole(text)
+            return value if value is not None and self.span[0] <= value <= self.span[1] else None
+        return "".join(c for c in text if c.isprintable())[:LONGEST_TEXT]
+
+    def said(self, value: object) -> str | None:
+        """What the address says of a value; None for the default, and for what is no value of this control."""
+        if value == self.default:
+            return None
+        if self.options:
+            return next((word for word, option in self.options.items() if option == value), None)
+        return str(value)
+
+    @property
+    def expected(self) -> str:
+        """What a link may say, in words."""
+        return f"{self.span[0]} to {self.span[1]}" if self.span is not None else ", ".join(self.options)
+
+
+def _words(values: Iterable[str]) -> dict[str, str | bool]:
+    return {value.replace(" ", "-").lower(): value for value in values}
+
+
+SETTINGS = (
+    Setting("runs", "search", "gallery_search", ""),
+    Setting("runs", "dtype", "gallery_dtype", "any", _words(["any", *LOGIT_FORMATS])),
+    Setting("runs", "verdict", "gallery_verdict", "any", _words(["any", *words.VERDICTS])),
+    Setting("runs", "flips", "gallery_flips", False, {"only": True, "any": False}),
+    Setting("overview", "colour", "strip_colour", "largest difference", _words(COLOURS)),
+    Setting("near_ties", "threshold", "threshold", 4, span=(0, 64)),
+    Setting("kv_cache", "of", "kv_scope", "this prompt", _words(["this prompt", "all prompts"])),
+    Setting("kv_cache", "measure", "kv_measure", "neq_share", _words(words.MEASURES)),
+    Setting("kv_cache", "kind", "kv_kind", "key", _words(KINDS)),
+    Setting("kv_cache", "colour", "kv_colour", "neq_share", _words(["neq_share", "max_ulps"])),
+)
+
+
+def of_page(page: str) -> list[Setting]:
+    return [setting for setting in SETTINGS if setting.page == page]

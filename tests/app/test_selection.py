@@ -1,0 +1,317 @@
+"""One selection in the address: what a link restores, what it may not say, and what the steps and the strip are given."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app import page_settings, state, stepper, token_strip
+from core.runs.reader import RunReader
+from core.runs.records import Prompt
+
+ROOT = Path(__file__).resolve().parents[2]
+MAIN = str(ROOT / "app" / "main.py")
+PAGES = ("runs", "overview", "near_ties", "flips", "kv_cache", "capture", "upload")
+RUN = "fresh-against-cached"  # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
+    """A new viewer's page at an address."""
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    for key, value in link.items():
+        app.query_params[key] = value
+    app._page_hash = "" if page == "runs" else _page_hash(page)
+    return app.run()
+
+
+def _page_hash(page: str) -> str:
+    from streamlit.util import calc_hash
+
+    return calc_hash(page)
+
+
+def warnings(app: AppTest) -> str:
+    """The sentences at the top, as a reader sees them."""
+    return "\n".join(str(element.value).replace("\\", "").replace("\N{WORD JOINER}", "") for element in app.warning)
+
+
+def title(app: AppTest) -> str:
+    return app.title[0].value
+
+
+NOT_THERE = {
+    "an unknown run": ({"run": "no-such-run"}, "There is no run 'no-such-run'"),
+    "an empty run": ({"run": ""}, "There is no run ''"),
+    "a path": ({"run": "../../etc/passwd"}, "There is no run '../../etc/passwd'"),
+    "markup": ({"run": "![x](http://x.example/y.png)<script>"}, "There is no run '![x](http://x.example/y.png)<script>'"),
+    "control characters": ({"run": "a\x00b\n# c\u202e"}, "There is no run 'a\N{REPLACEMENT CHARACTER}b"),
+    "a very long run": ({"run": "r" * 5000}, "There is no run '" + "r" * 60 + "…'"),
+    "an unknown variant": ({"run": RUN, "variant": "nonsense"}, "asks for variant 'nonsense'; this run has 'decode'"),
+    "a prompt too far": ({"run": RUN, "prompt": "2"}, "asks for prompt 2; this run has 0 to 1"),
+    "a position too far": ({"run": RUN, "prompt": "1", "position": "287"}, "asks for position 287; this run has 0 to 286"),
+    "a negative position": ({"run": RUN, "position": "-1"}, "asks for position -1; this run has 0 to 441"),
+    "a huge position": ({"run": RUN, "position": "9" * 14}, f"asks for position {'9' * 14}; this run has"),
+    "too many digits": ({"run": RUN, "position": "9" * 6000}, "is no number that a position can be"),
+    "a fraction": ({"run": RUN, "position": "1.5"}, "'1.5', which is no number that a position can be"),
+    "an exponent": ({"run": RUN, "position": "1e2"}, "'1e2', which is no number"),
+    "what only Python reads": ({"run": RUN, "position": "1_0"}, "'1_0', which is no number"),
+    "other digits": ({"run": RUN, "position": "\u0663"}, "which is no number"),
+    "spaces": ({"run": RUN, "position": " 7"}, "which is no number"),
+    "a word": ({"run": RUN, "prompt": "NaN"}, "'NaN', which is no number that a prompt can be"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", ["overview", "runs", "capture"])
+@pytest.mark.parametrize(("link", "sentence"), NOT_THERE.values(), ids=NOT_THERE)
+def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(page, link, sentence):
+    app = followed(page, **link)
+    assert not app.exception
+    assert not app.error
+    assert title(app) == "Runs"
+    assert sentence in warnings(app)
+
+
+def test_a_link_to_what_is_there_gets_no_sentence_and_its_page():
+    """The twin of the test above."""
+    app = followed("overview", run=RUN, variant="decode", prompt="1", position="286", colour="kl")
+    assert title(app) == "Overview"
+    assert warnings(app) == ""
+    assert dict(app.query_params) == {"run": RUN, "variant": "decode", "prompt": "1", "position": "286", "colour": "kl"}
+
+
+def test_a_sentence_that_quotes_a_link_is_plain_text():
+    app = followed(run="![x](http://x.example/y.png) <b>$x$</b> [a](b)")
+    raw = app.warning[0].value
+    assert "\\!\\[x\\]\\(http\N{WORD JOINER}\\:" in raw
+    assert r"\<b\>\$x\$" in raw
+
+
+def test_of_repeated_parameters_the_last_counts_and_that_is_said():
+    app = followed("overview", run=RUN, prompt="1", position=["3", "36"])
+    assert "names position more than once" in warnings(app)
+    assert app.query_params["position"] == "36"
+
+
+def test_parameters_of_others_are_left_out_of_the_address():
+    app = followed("overview", run=RUN, prompt="1", utm_source="x", colour="mean-ulps", threshold="9")
+    assert title(app) == "Overview"
+    assert "utm_source" not in app.query_params
+    assert "threshold" not in app.query_params  # a setting of another page
+    assert app.query_params["colour"] == "mean-ulps"
+
+
+def test_a_link_without_a_store_gets_a_sentence_and_the_empty_state(monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    app = followed("flips", run="gone", position="x")
+    assert not app.exception
+    assert "There is no run 'gone'" in warnings(app)
+    assert "No runs yet" in app.info[0].value
+
+
+def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
+    app = followed("capture", run=RUN)
+    app.session_state["open_next"] = "captured-and-deleted"  # what the button leaves behind
+    app.session_state["opened"] = True
+    app.run()
+    assert not app.exception
+    assert title(app) == "Runs"
+    assert "The run 'captured-and-deleted' was deleted meanwhile" in warnings(app)
+    assert "opened" not in app.session_state  # or the gallery would go on to another run
+    assert app.query_params["run"] == RUN
+
+
+def test_open_run_opens_a_run_that_is_there(own_store):
+    """The twin of the test above."""
+    own_store.mkdir()
+    shutil.copy(ROOT / "sample_runs" / "batch-1-against-n.duckdb", own_store / "mine.duckdb")
+    app = followed("capture", run=RUN)
+    app.session_state["open_next"] = "mine"
+    app.session_state["opened"] = True
+    app.run()
+    assert title(app) == "Overview"
+    assert app.query_params["run"] == "mine"
+
+
+LINKED_SETTINGS = {
+    "overview": {"colour": "near-ties"},
+    "near_ties": {"threshold": "17"},
+    "kv_cache": {"of": "all-prompts", "measure": "rms", "kind": "value", "colour": "max_ulps"},
+    "runs": {"search": "fresh", "dtype": "bfloat16", "verdict": "rounding", "flips": "only"},
+}
+
+
+@pytest.mark.parametrize("page", LINKED_SETTINGS)
+def test_a_link_restores_what_the_pages_own_controls_were_set_to(page):
+    said = LINKED_SETTINGS[page]
+    assert {setting.name for setting in page_settings.of_page(page)} == set(said)
+    app = followed(page, run=RUN, prompt="1", position="36", **said)
+    assert not app.exception
+    assert warnings(app) == ""
+    for setting in page_settings.of_page(page):
+        assert app.session_state[setting.key] == setting.parsed(said[setting.name])
+        assert app.query_params[setting.name] == said[setting.name]
+    app.run()
+    assert {name: app.query_params[name] for name in said} == said
+
+
+@pytest.mark.parametrize("value", ["nonsense", "-1", "65", "4.0", "9" * 5000, "<b>", "\x00"])
+@pytest.mark.parametrize("page", ["overview", "near_ties", "kv_cache", "runs"])
+def test_a_link_with_impossible_settings_gets_sentences_and_the_defaults(page, value):
+    settings = [setting for setting in page_settings.of_page(page) if setting.name != "search"]
+    app = followed(page, run=RUN, prompt="1", **{setting.name: value for setting in settings})
+    assert not app.exception
+    assert not app.error
+    for setting in settings:
+        assert f"asks for {setting.name} '" in warnings(app)
+        assert app.session_state[setting.key] == setting.default
+        assert setting.name not in app.query_params
+
+
+def test_settings_outlive_a_page_switch_and_are_in_their_pages_link_only():
+    app = followed("overview", run=RUN, prompt="1")
+    app.selectbox(key="strip_colour").set_value("mean ULPs").run()
+    assert app.query_params["colour"] == "mean-ulps"
+    app.switch_page("../pages/near_ties.py").run()
+    assert "colour" not in app.query_params
+    app.slider(key="threshold").set_value(9).run()
+    assert app.query_params["threshold"] == "9"
+    app.query_params.clear()  # as a switch by st.switch_page does; links carry their page's own
+    app.switch_page("../pages/overview.py").run()
+    assert app.selectbox(key="strip_colour").value == "mean ULPs"
+    assert app.query_params["colour"] == "mean-ulps"
+    assert "threshold" not in app.query_params
+
+
+def test_every_setting_says_what_it_reads():
+    for setting in page_settings.SETTINGS:
+        assert setting.said(setting.default) is None
+        for word, value in setting.options.items():
+            assert setting.parsed(word) == value
+            assert setting.said(value) == (None if value == setting.default else word)
+
+
+def view_of(run: RunReader, prompt: int = 0, position: int = 0) -> state.View:
+    return state.View(run, run.pairs[0], prompt, position, run.positions(0))
+
+
+def test_steps_lead_to_the_positions_that_sql_finds():
+    with RunReader(ROOT / "sample_runs" / f"{RUN}.duckdb") as run:
+        found = stepper.steps(view_of(run, prompt=1))
+        rows = run._database.rows("SELECT position, is_flip, near_tie, max_abs FROM position WHERE prompt = 1 ORDER BY position")
+    places = {kind["name"]: kind["places"] for kind in found["kinds"]}
+    assert places == {"flip": [30, 36, 239], "near tie": [row[0] for row in rows if row[2]]}
+    assert found["worst"] == max(rows, key=lambda row: (row[3], -row[0]))[0]
+    assert found["last"] == 286
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"position": 36, "number": 5}, "36"), ({"position": 999, "number": 5}, "286"), ({"position": -4, "number": 5}, "0"),
+        ({"position": "36", "number": 5}, "7"), ({"position": 36.5, "number": 5}, "7"), ({"position": 36}, "7"),
+        ({"position": 36, "number": 5, "stamp": "another-run 0 1"}, "7"), (["x"], "7"), (None, "7"), ({}, "7"),
+    ],
+)  # fmt: skip
+def test_what_the_browser_asks_for_is_checked(asked, expected, monkeypatch):
+    """[position, stamp, number] as the component sends it; anything else is left alone."""
+    with RunReader(ROOT / "sample_runs" / f"{RUN}.duckdb") as run:
+        view = view_of(run, prompt=1, position=7)
+        session: dict = {"view": view, "position": 7, "stepper": {"go": {"stamp": state.stamp(view), **asked} if isinstance(asked, dict) else asked}}  # fmt: skip
+        monkeypatch.setattr("streamlit.session_state", session)
+        stepper._go()
+    assert str(session["position"]) == expected
+
+
+def table(**columns: object) -> pd.DataFrame:
+    """Three positions: equal, a near tie, a flip."""
+    figures = {
+        "max_abs": [0.0, 0.25, 1.0], "max_ulps": [0, 10, 1000], "mean_ulps": [0.0, 0.5, 2.0], "neq": [0, 5, 10], "kl": [0.0, 1e-6, 1e-2],
+        "reference_margin": [4.0, 0.5, 0.1], "variant_margin": [4.0, 0.75, 0.2], "is_flip": [False, False, True], "near_tie": [False, True, True],
+    }  # fmt: skip
+    return pd.DataFrame({**figures, **columns})
+
+
+@pytest.mark.parametrize(
+    ("colour", "levels", "ends"),
+    [
+        ("largest difference", [0, 25, 100], ("0", "1")),
+        ("mean ULPs", [0, 25, 100], ("0", "2")),
+        ("differing logits", [0, 50, 100], ("0", "10")),
+        ("max ULPs", [0, 13, 100], ("10", "1,000")),  # 0.7 of 0.7 + ln 100
+        ("KL", [0, 7, 100], ("1e-06", "0.01")),  # 0.7 of 0.7 + ln 10000
+        ("near ties", [0, 100, 100], ("0", "1 or more: near tie")),
+        ("flips", [0, 30, 100], (None, None)),
+    ],
+)
+def test_heat_runs_from_nothing_to_the_largest_and_the_legend_has_both_ends(colour, levels, ends):
+    heat = token_strip.heat(table(), colour, "bfloat16")
+    assert heat.levels.tolist() == levels
+    assert (heat.low, heat.high) == ends
+
+
+@pytest.mark.parametrize("colour", page_settings.COLOURS)
+def test_nothing_differs_nothing_is_coloured(colour):
+    equal = table(
+        max_abs=[0.0] * 3,
+        max_ulps=[0] * 3,
+        mean_ulps=[0.0] * 3,
+        neq=[0] * 3,
+        kl=[0.0] * 3,
+        is_flip=[False] * 3,
+        near_tie=[False] * 3,
+    )
+    heat = token_strip.heat(equal, colour, "float32")
+    assert heat.levels.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("colour", page_settings.COLOURS)
+def test_undefined_figures_are_not_coloured(colour):
+    odd = table(kl=[None, np.nan, 1.0], reference_margin=[np.nan] * 3, variant_margin=[np.nan] * 3)
+    levels = token_strip.heat(odd, colour, "float32").levels
+    assert ((levels >= 0) & (levels <= 100)).all()
+    if colour == "KL":
+        assert levels.tolist() == [0, 0, 100]
+
+
+def test_the_strip_sends_a_list_a_figure_and_no_object_a_token():
+    with RunReader(ROOT / "sample_runs" / f"{RUN}.duckdb") as run:
+        view = view_of(run)
+        sent = token_strip.columns(view.prompt_table, run.header.prompts[0], run.vocabulary, run.header.vocab, view.dtype, "KL")
+        first = view.prompt_table.iloc[0]
+    lists = {name: column for name, column in sent.items() if isinstance(column, list)}
+    assert {len(column) for column in lists.values()} == {442}
+    assert all(not isinstance(value, dict | list) for column in lists.values() for value in column)
+    assert sent["max_ulps"][0] == first["max_ulps"]
+    assert sent["reference_margin"][0] == first["reference_margin_ulps"]
+    assert sent["texts"] == list(run.header.prompts[0].token_texts)
+
+
+def test_a_prompt_without_texts_or_ids_sends_neither():
+    figures = table(
+        nonfinite_mismatch=[0, 2, 0], reference_token=pd.array([1, None, 2], "Int32"), variant_token=pd.array([1, 3, 2], "Int32"),
+        reference_margin_ulps=pd.array([1, None, 2], "Int64"), variant_margin_ulps=pd.array([1, 3, 2], "Int64"),
+    )  # fmt: skip
+    sent = token_strip.columns(figures, Prompt(3), {1: "<b>"}, 8, "float32", "KL")
+    assert sent["texts"] is None
+    assert sent["ids"] is None
+    assert sent["names"] == {1: "<b>"}
+    assert sent["reference"] == [1, None, 2]
+    assert sent["reference_margin"] == [1, None, 2]
+    assert sent["odd"] == [0, 2, 0]
+
+
+def test_every_name_in_the_address_means_one_thing_on_a_page():
+    for page in {setting.page for setting in page_settings.SETTINGS}:
+        names = [*state.LINKED, *(setting.name for setting in page_settings.of_page(page))]
+        assert len(names) == len(set(names))

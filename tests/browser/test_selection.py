@@ -1,0 +1,322 @@
+"""One selection in a real Chromium: steps and keys, the link that restores a view, Back, and links to what is not there."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from urllib.parse import parse_qs, quote, urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, TimeoutError, expect
+
+from tests.browser.driving import Dashboard, picture, settle
+
+# Prompt 1 of this run has 287 positions and flips at 30, 36 and 239; its largest difference is at 204.
+AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
+
+
+def opened(page: Page, dashboard: Dashboard, path: str) -> None:
+    page.goto(f"{dashboard.url}/{path}")
+    settle(page)
+
+
+def expect_position(page: Page, position: int) -> None:
+    expect(page.get_by_role("heading", name=f"Best tokens at position {position}", exact=True)).to_be_visible(timeout=15_000)
+    expect(page).to_have_url(re.compile(rf"[?&]position={position}(&|$)"), timeout=15_000)
+
+
+@pytest.mark.parametrize(
+    ("key", "position"),
+    [
+        ("ArrowRight", 37), ("ArrowLeft", 35), ("Shift+ArrowRight", 239), ("Shift+ArrowLeft", 30), ("n", 239), ("p", 30), ("w", 204),
+        ("t", None), ("Shift+t", None),
+    ],
+)  # fmt: skip
+def test_a_key_steps_the_position(page: Page, dashboard: Dashboard, key: str, position: int | None):
+    opened(page, dashboard, f"near_ties?{AT_36}")
+    if position is None:
+        label = page.get_by_text(re.compile(r"^near tie \d+ of 26$"))
+        before = int(label.inner_text().split()[2])
+        page.keyboard.press(key)
+        expect(page.get_by_text(f"near tie {before + (-1 if 'Shift' in key else 1)} of 26")).to_be_visible(timeout=15_000)
+        settle(page)
+        assert "position=36" not in page.url
+        return
+    page.keyboard.press(key)
+    expect_position(page, position)
+
+
+def test_buttons_step_from_flip_to_flip_and_count_them(page: Page, dashboard: Dashboard):
+    opened(page, dashboard, "overview?run=fresh-against-cached&prompt=1&position=0")
+    expect(page.get_by_text("3 flips")).to_be_visible()
+    expect(page.get_by_role("button", name="previous flip")).to_be_disabled()
+    for number, position in enumerate((30, 36, 239), start=1):
+        page.get_by_role("button", name="next flip").click()
+        expect_position(page, position)
+        expect(page.get_by_text(f"flip {number} of 3")).to_be_visible()
+    expect(page.get_by_role("button", name="next flip")).to_be_disabled()
+    page.get_by_role("button", name="largest difference: 204").click()
+    expect_position(page, 204)
+
+
+@pytest.mark.parametrize("key", ["Control+ArrowRight", "Alt+ArrowDown", "Meta+n", "ArrowDown", "a"])
+def test_other_keys_step_nothing(page: Page, dashboard: Dashboard, key: str):
+    opened(page, dashboard, f"near_ties?{AT_36}")
+    page.keyboard.press(key)
+    page.wait_for_timeout(700)
+    settle(page)
+    assert "position=36" in page.url
+
+
+def test_keys_in_a_field_or_a_slider_stay_there(page: Page, dashboard: Dashboard):
+    opened(page, dashboard, f"near_ties?{AT_36}")
+    page.get_by_label("Position, 0 to 286").click()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("n")
+    page.get_by_role("slider").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page).to_have_url(re.compile("threshold=5"), timeout=15_000)
+    settle(page)
+    assert "position=36" in page.url
+    page.locator("[data-testid=stDataFrame] .dvn-scroller").first.click(position={"x": 60, "y": 50})
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("n")
+    page.wait_for_timeout(700)
+    assert "position=36" in page.url
+    page.get_by_role("heading", name="Near ties").click()  # the twin: outside of them the same keys do step
+    page.keyboard.press("n")
+    expect_position(page, 239)
+
+
+def test_one_press_is_one_step_after_many_page_switches(page: Page, dashboard: Dashboard):
+    opened(page, dashboard, f"overview?{AT_36}")
+    for name in ("Near ties", "Flips", "Runs", "Overview", "Near ties"):
+        page.get_by_role("link", name=name, exact=True).click()
+        expect(page.locator("h1")).to_have_text(name, timeout=15_000)
+        settle(page)
+    page.keyboard.press("ArrowRight")
+    expect_position(page, 37)
+    settle(page)
+    assert "position=37" in page.url
+
+
+def test_keys_pressed_faster_than_the_server_answers_lose_no_step(page: Page, dashboard: Dashboard):
+    opened(page, dashboard, f"near_ties?{AT_36}")
+    for _ in range(25):
+        page.keyboard.press("ArrowRight")
+    expect_position(page, 61)
+    page.wait_for_timeout(700)
+    settle(page)
+    assert "position=61" in page.url
+    assert page.get_by_label("Position, 0 to 286").input_value() == "61"
+
+
+def test_a_chosen_position_holds_after_keys(page: Page, dashboard: Dashboard):
+    """What another control selects counts, and the next key starts from there."""
+    opened(page, dashboard, f"near_ties?{AT_36}")
+    page.keyboard.press("ArrowRight")
+    expect_position(page, 37)
+    settle(page)
+    page.get_by_label("Position, 0 to 286").fill("100")
+    page.get_by_label("Position, 0 to 286").press("Enter")
+    expect_position(page, 100)
+    page.get_by_role("heading", name="Near ties").click()
+    page.keyboard.press("ArrowRight")
+    expect_position(page, 101)
+
+
+def test_the_keys_are_listed(page: Page, dashboard: Dashboard):
+    opened(page, dashboard, f"overview?{AT_36}")
+    page.get_by_role("button", name="Keys").click()
+    expect(page.get_by_text("previous, next near tie")).to_be_visible()
+
+
+def viewer(browser: Browser, **options: object) -> Page:
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)  # type: ignore[arg-type]
+    return context.new_page()
+
+
+def copied(page: Page) -> str:
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.get_by_text("Copied", exact=True)).to_be_visible()
+    return page.evaluate("navigator.clipboard.readText()")
+
+
+VIEWS = {  # the gallery is at the bare address
+    "": "search=fresh&dtype=bfloat16",
+    "overview": "colour=mean-ulps",
+    "near_ties": "threshold=17",
+    "heatmap": "rows=470:500&tokens=128:512",
+    "flips": "",
+    "kv_cache": "of=all-prompts&measure=rms&kind=value&colour=max_ulps",
+    "capture": "",
+    "upload": "",
+}
+
+
+def shown(page: Page) -> list[str]:
+    """What a reader sees: the text of the page and of the sidebar, and what every control holds."""
+    return page.evaluate(
+        """() => {
+          const seen = [document.querySelector('[data-testid=stMain]').innerText, document.querySelector('[data-testid=stSidebarUserContent]').innerText];
+          document.querySelectorAll('input, [role=slider]').forEach((e) => seen.push(e.ariaLabel + '=' + (e.value ?? e.ariaValueNow)));
+          document.querySelectorAll('[role=radio], [role=switch], [role=checkbox]').forEach((e) => seen.push(e.innerText + '=' + (e.ariaChecked ?? e.checked)));
+          const strip = [...document.querySelectorAll('[data-testid=stBidiComponentIsolated]')].map((e) => e.shadowRoot).find((r) => r && r.querySelector('.strip'));
+          if (strip) {
+            seen.push('here ' + strip.querySelector('.here')?.dataset.position, strip.querySelector('.legend').innerText);
+            seen.push([...strip.querySelectorAll('.strip .token')].map((e) => e.style.backgroundColor).join());
+          }
+          return seen;
+        }"""
+    )
+
+
+def expect_shown(page: Page, expected: list[str]) -> None:
+    """Once everything has arrived; charts and previews of a command come in later than the script ends."""
+    until = time.monotonic() + 15
+    while shown(page) != expected and time.monotonic() < until:
+        page.wait_for_timeout(300)
+    assert shown(page) == expected
+
+
+def choose(page: Page, label: str, option: str) -> None:
+    """An option of a select box, opened again where a redraw closed it."""
+    for _ in range(3):
+        page.get_by_role("combobox", name=re.compile(label)).click()
+        with suppress(TimeoutError):
+            page.get_by_role("option", name=option, exact=True).click(timeout=4_000)
+            break
+    settle(page)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_copied_link_opens_as_exactly_the_same_view_for_a_new_viewer(browser: Browser, dashboard: Dashboard, name: str):
+    page = viewer(browser, permissions=["clipboard-read", "clipboard-write"])
+    opened(page, dashboard, f"{name}?{AT_36}&{VIEWS[name]}")
+    page.wait_for_timeout(1500)
+    link = copied(page)
+    assert link == page.url.split("#")[0]
+    said = {key: values[-1] for key, values in parse_qs(urlsplit(link).query).items()}
+    wanted = {key: values[-1] for key, values in parse_qs(f"{AT_36}&{VIEWS[name]}").items()}
+    assert said == wanted
+    expect(page.get_by_text("Copied", exact=True)).to_be_hidden(timeout=10_000)
+    other = viewer(browser)
+    other.goto(link)
+    if name == "capture":  # nothing of a run is on it, and its preview of a command is another one for every viewer
+        expect(other.locator("h1")).to_have_text("Capture", timeout=15_000)
+        assert other.url == link
+        page.context.close()
+        other.context.close()
+        return
+    settle(other)
+    assert other.url == link
+    before = shown(page)
+    expect_shown(other, before)
+    plain = viewer(browser)  # the twin: without its settings the page looks different
+    if VIEWS[name] and name != "heatmap":  # a picture, not text; what its window shows has tests of its own
+        plain.goto(f"{dashboard.url}/{name}?{AT_36}")
+        settle(plain)
+        plain.wait_for_timeout(1500)
+        assert shown(plain) != before
+    for each in (page, other, plain):
+        each.context.close()
+
+
+def test_a_link_made_by_clicking_opens_as_the_same_view(browser: Browser, dashboard: Dashboard):
+    page = viewer(browser, permissions=["clipboard-read", "clipboard-write"])
+    opened(page, dashboard, "overview?run=batch-1-against-n")
+    choose(page, "^Variant", "prefill")
+    choose(page, "Colour by", "KL")
+    page.locator(".token[data-position='41']").click()
+    expect_position(page, 41)
+    settle(page)
+    link = copied(page)
+    expect(page.get_by_text("Copied", exact=True)).to_be_hidden(timeout=10_000)
+    before = shown(page)
+    other = viewer(browser)
+    other.goto(link)
+    settle(other)
+    assert parse_qs(urlsplit(link).query)["variant"] == ["prefill"]
+    expect_shown(other, before)
+    page.context.close()
+    other.context.close()
+
+
+def test_without_a_clipboard_the_link_is_there_to_be_copied_by_hand(browser: Browser, dashboard: Dashboard):
+    page = viewer(browser)
+    page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined}); document.execCommand = () => false;")
+    opened(page, dashboard, f"overview?{AT_36}")
+    page.get_by_role("button", name="Copy link").click()
+    field = page.get_by_label("Link to this view")
+    expect(field).to_be_visible()
+    assert field.input_value() == page.url
+    selected = field.evaluate("(e) => e.value.slice(e.selectionStart, e.selectionEnd)")
+    assert selected == page.url
+    page.context.close()
+
+
+def test_without_the_newer_clipboard_the_older_way_copies(browser: Browser, dashboard: Dashboard):
+    page = viewer(browser)
+    page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined});")
+    opened(page, dashboard, f"overview?{AT_36}")
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.get_by_text("Copied", exact=True)).to_be_visible()
+    page.context.close()
+
+
+def test_back_undoes_a_setting_and_a_step_one_at_a_time(page: Page, dashboard: Dashboard):
+    opened(page, dashboard, f"overview?{AT_36}")
+    choose(page, "Colour by", "KL")
+    expect(page).to_have_url(re.compile("colour=kl"), timeout=15_000)
+    settle(page)
+    page.keyboard.press("Escape")
+    page.get_by_role("heading", name="Overview").click()
+    page.keyboard.press("n")
+    expect_position(page, 239)
+    settle(page)
+    page.get_by_role("link", name="Near ties", exact=True).click()
+    expect(page.locator("h1")).to_have_text("Near ties", timeout=15_000)
+    settle(page)
+    assert "colour" not in page.url
+    page.go_back()
+    expect(page.locator("h1")).to_have_text("Overview", timeout=15_000)
+    expect_position(page, 239)
+    settle(page)
+    assert "colour=kl" in page.url
+    page.go_back()
+    expect_position(page, 36)
+    settle(page)
+    assert "colour=kl" in page.url
+    page.go_back()
+    expect(page).not_to_have_url(re.compile("colour"), timeout=15_000)
+    settle(page)
+    expect(page.locator(".legend .unit").get_by_text("largest difference, logits")).to_be_visible(timeout=15_000)
+    page.go_forward()
+    expect(page.locator(".legend .unit").get_by_text("KL, nats, log scale")).to_be_visible(timeout=15_000)
+
+
+@pytest.mark.parametrize(
+    ("link", "sentence"),
+    [
+        ("run=" + quote("![x](http://x.example/y.png)<img src=http://x.example/z.png>"), "There is no run '![x](http"),
+        ("run=fresh-against-cached&position=-3", "this run has 0 to 441"),
+        ("run=fresh-against-cached&position=1e9", "'1e9', which is no number"),
+        ("run=fresh-against-cached&prompt=7", "asks for prompt 7; this run has 0 to 1"),
+        ("run=fresh-against-cached&variant=" + quote("<script>alert(1)</script>"), "asks for variant '<script>alert(1)</script>'"),
+    ],
+)  # fmt: skip
+def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(page: Page, dashboard: Dashboard, link: str, sentence: str):
+    opened(page, dashboard, f"near_ties?{link}")
+    expect(page.locator("h1")).to_have_text("Runs", timeout=15_000)
+    expect(page.locator("[data-testid=stAlert]").filter(has_text=sentence)).to_be_visible()
+    assert page.locator("[data-testid=stAlert] img, [data-testid=stAlert] a").count() == 0
+
+
+def test_the_sidebar_fits_in_both_themes(browser: Browser, dashboard: Dashboard):
+    for scheme in ("light", "dark"):
+        page = viewer(browser, color_scheme=scheme)
+        opened(page, dashboard, f"overview?{AT_36}")
+        expect(page.get_by_role("button", name="next near tie")).to_be_in_viewport()
+        picture(page, f"selection-{scheme}")
+        page.context.close()
