@@ -29,6 +29,7 @@ _OUTCOMES = {
     PASSED: (":material/check_circle:", "green"), FAILED: (":material/cancel:", "red"), MISSING: (":material/help:", "orange"),
     NOTED: (":material/info:", "blue"),
 }  # fmt: skip
+_OF_MODULES = ("modules", "pair_rms", "floor_rms")  # figures of a row, one value a module
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
 
@@ -108,13 +109,17 @@ def _row(view: state.View, rung: Rung, row: Evidence, key: str) -> None:
 
 
 def _figures(row: Evidence) -> None:
-    if row.figures:
-        shown = {words.figure_name(key): widgets.escaped(words.figure(value)) for key, value in row.figures.items()}
+    figures = {key: value for key, value in row.figures.items() if key not in _OF_MODULES}  # those are drawn
+    if figures:
+        shown = {words.figure_name(key): widgets.escaped(words.figure(value)) for key, value in figures.items()}
         st.table(shown, border="horizontal")
 
 
 def _charts(view: state.View, row: Evidence) -> None:
-    """Pair and floor by position for the rungs that have one; where in a block faults begin, for the structure."""
+    """Pair and floor by position for the rungs that have one, by module or in blocks for the structure."""
+    if row.rung == STRUCTURE and "modules" in row.figures:
+        _modules(row)
+        return
     floors = view.run.floor_positions(view.pair.index)
     deciding = row if row.rung != STRUCTURE else _deciding(view)
     dtype = _dtype(view, deciding) if deciding is not None else ""
@@ -148,6 +153,29 @@ def _charts(view: state.View, row: Evidence) -> None:
         + ("" if is_threshold else " In 16 bits positions are shown and not judged: what one moved element becomes varies by orders of magnitude.")
         + (f" {words.plural(beyond, 'position')} of other prompts {'stands' if beyond == 1 else 'stand'} out too." if beyond else "")
     )  # fmt: skip
+
+
+def _modules(row: Evidence) -> None:
+    """Nothing where the three lists are not of one length: a run file may come from anybody."""
+    names, pair, floor = (row.figures.get(key) for key in _OF_MODULES)
+    if not (
+        isinstance(names, list)
+        and isinstance(pair, list)
+        and isinstance(floor, list)
+        and len(names) == len(pair) == len(floor) > 0
+    ):
+        return
+    if not all(isinstance(value, int | float) for value in (*pair, *floor)):
+        return
+    first = row.figures.get("first_module")
+    figure = charts.over_modules(
+        [str(name) for name in names], np.array(pair, float), np.array(floor, float), first if isinstance(first, str) else None
+    )
+    st.plotly_chart(figure, key="over_modules", theme="streamlit")
+    st.caption(
+        "Root mean square of the difference at the output of every module, over the positions looked at, in units of that output: this pair, and "
+        "the rounding floor. Where a line has a gap, nothing differs."
+    )
 
 
 def _dtype(view: state.View, row: Evidence) -> str:

@@ -39,6 +39,36 @@ FIGURES = {
     "starts": "positions at which it begins",
     "block": "block size",
     "is_tail": "goes on to the end",
+    "first_module": "module at which it leaves the floor",
+    "other_row": "the other row",
+    "of": "of",
+    "vocab": "vocabulary",
+    "highest_token_id": "highest token id",
+    "reference_least_logsumexp": "least logsumexp of the reference, nats",
+    "reference_largest_logsumexp": "largest logsumexp of the reference, nats",
+    "variant_least_logsumexp": "least logsumexp of the variant, nats",
+    "variant_largest_logsumexp": "largest logsumexp of the variant, nats",
+    "reference_filled_rows": "rows of the reference that one value fills",
+    "variant_filled_rows": "rows of the variant that one value fills",
+    "least_other_logits": "least number of other logits in such a row",
+    "same_argmax_shifted_by_0": "same argmax as they stand",
+    "same_argmax_shifted_by_-2": "the variant read 2 rows earlier",
+    "same_argmax_shifted_by_-1": "the variant read 1 row earlier",
+    "same_argmax_shifted_by_1": "the variant read 1 row later",
+    "same_argmax_shifted_by_2": "the variant read 2 rows later",
+    "rerun_rms_logits": "rms of the rerun to its first call, logits",
+    "rerun_neq": "logits that differ in the rerun, by side",
+    "called_again": "sides called again",
+    "rms_logits": "rms to the first call, logits",
+    "neq": "logits that differ",
+    "own_dtype_rms_logits": "rms of the pair in its own dtype, logits",
+    "times_smaller_in_float32": "how many times smaller it is in float32",
+    "times_finer_float32_is": "how many times finer float32 is",
+    "positions_that_move_in_own_dtype": "share of positions that move in the own dtype too",
+    "worst_position": "(prompt, position) of it",
+    "not_the_argmax": "tokens that are not the argmax",
+    "reference_noise_ratio": "reference to the model, in rounding floors",
+    "variant_noise_ratio": "variant to the model, in rounding floors",
 }
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
@@ -127,6 +157,8 @@ def figure(value: object) -> str:
         return f"{value:.4g}"
     if isinstance(value, list):
         return ", ".join(figure(part) for part in value) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {figure(part)}" for name, part in value.items()) or "none"
     return str(value)
 
 

@@ -326,16 +326,15 @@ class _Ladder:
         self.evidence[place] = replace(single, outcome=NOTED, says=says)
 
     def _over_modules(self, deciding: FloorTest) -> None:
-        """At which module the pair leaves the floor, in the dtype that decided; only of paths, whose forwards are known."""
-        paths = [side.path for side in self.sides]
-        if paths[0] is None or paths[1] is None or any(side.is_one_piece for side in self.sides):
+        """At which module the pair leaves the floor, in the dtype that decided; a compiled side has no modules to look at."""
+        if any(side.is_one_piece for side in self.sides):
             return
         self.say("module by module")
         dtype = FLOAT64 if FLOAT64 in self.tests else "float32"
         try:
             with in_float64(self.loaded) if dtype == FLOAT64 else in_float32(self.loaded) as widened:
                 wanted = [*deciding.outliers[:_WANTED].tolist(), deciding.worst_row]
-                found = growth_over_modules(widened, self.prompts, paths[0], paths[1], self.seeds[:_SEEDS_OF_MODULES], wanted)
+                found = growth_over_modules(widened, self.prompts, self.sides, self.seeds[:_SEEDS_OF_MODULES], wanted)
         except CaptureError as error:
             control = "outputs of every block, both sides"
             self.evidence.append(Evidence(STRUCTURE, control, {}, MISSING, f"The modules cannot be compared: {error}"))

@@ -13,17 +13,18 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from core.errors import CaptureError
 from core.inference.models import LoadedModel
-from core.inference.paths import Path, open_path, parse_path
+from core.inference.on_trial import Side, pieces_of_side, side_of
 from core.inference.reordering import reordered
 from core.inference.trace import LayerTrace, traced_modules, watched
 
 KEPT_BYTES = 256 << 20  # of the reference's outputs at once
 
 
-def _run(loaded: LoadedModel, path: Path, ids: Sequence[int], trace: LayerTrace) -> None:
-    with open_path(path, loaded, trace=trace) as pieces_of, watched(loaded.model, trace):
-        for _ in pieces_of(ids):
+def _run(loaded: LoadedModel, side: Side, trace: LayerTrace) -> None:
+    with watched(loaded.model, trace):
+        for _ in pieces_of_side(side, loaded, trace.prompt, trace):
             pass
 
 
@@ -42,39 +43,40 @@ class Growth:
 def growth_over_modules(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    reference: Path,
-    variant: Path,
+    sides: tuple[Side, Side],
     seeds: Sequence[int],
     wanted: Sequence[int] = (),
 ) -> Growth:
-    """Both paths and the reorderings of prefill, module by module, in the dtype that `loaded` is in.
+    """Both sides and the reorderings of prefill, module by module, in the dtype that `loaded` is in.
 
     wanted: rows (positions of all prompts, one after another) that must be looked at; of the others as many as fit, evenly spread.
-    CaptureError where the model has no blocks.
+    CaptureError where the model has no blocks, or where a side computes positions in forwards that cannot be followed.
     """
     chosen = _chosen(loaded, [len(ids) for ids in prompts], wanted)
-    plain = parse_path("prefill")
+    plain = side_of("prefill")
     pair: dict[str, list[NDArray[np.float64]]] = {}
     floor: dict[str, list[NDArray[np.float64]]] = {}
     for ids, positions in zip(prompts, chosen, strict=True):
         if not positions:
             continue
-        kept = LayerTrace(positions)
-        _run(loaded, reference, ids, kept)
-        compared = LayerTrace(positions, kept)
-        _run(loaded, variant, ids, compared)
-        if str(reference) != "prefill":
-            kept = LayerTrace(positions)
-            _run(loaded, plain, ids, kept)
+        kept = LayerTrace(ids, positions)
+        _run(loaded, sides[0], kept)
+        compared = LayerTrace(ids, positions, kept)
+        _run(loaded, sides[1], compared)
+        if sides[0].name != plain.name:
+            kept = LayerTrace(ids, positions)
+            _run(loaded, plain, kept)
         for name, squares in compared.squares.items():
             pair.setdefault(name, []).append(squares)
         for seed in seeds:
-            moved = LayerTrace(positions, kept)
+            moved = LayerTrace(ids, positions, kept)
             with reordered(loaded.model, seed):
-                _run(loaded, plain, ids, moved)
+                _run(loaded, plain, moved)
             for name, squares in moved.squares.items():
                 floor.setdefault(name, []).append(squares)
-    names = tuple(name for name in pair if name in floor)
+    names = tuple(name for name in pair if name in floor and np.isfinite(np.concatenate(pair[name])).all())
+    if not names:
+        raise CaptureError(f"'{sides[1].name}' computes positions in forwards that could not be followed.")
     pair_rms, floor_rms = (np.array([_rms(of[name]) for name in names]) for of in (pair, floor))
     return Growth(names, pair_rms, floor_rms, sum(map(len, chosen)))
 

@@ -18,10 +18,11 @@ from core.inference.grammar import Pieces, Step
 from core.inference.models import LoadedModel
 from core.inference.modifiers import MODIFIERS
 from core.inference.paths import Path, open_path, parse_path
+from core.inference.trace import LayerTrace
 
 Engine = Callable[[Any, torch.Tensor], torch.Tensor]
 """(model, token_ids [positions]) -> logits [positions, vocab]"""
-Open = Callable[[LoadedModel], AbstractContextManager[Callable[[Sequence[int]], Pieces]]]
+Open = Callable[[LoadedModel, LayerTrace | None], AbstractContextManager[Callable[[Sequence[int]], Pieces]]]
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,9 @@ def side_of(given: str | Engine) -> Side:
     """A path by its name, or a callable under its own."""
     if isinstance(given, str):
         path = parse_path(given)
-        return Side(str(path), lambda loaded: open_path(path, loaded), path)
+        return Side(str(path), lambda loaded, trace: open_path(path, loaded, trace=trace), path)
     name = getattr(given, "__name__", type(given).__name__)
-    return Side(name, lambda loaded: _open_engine(name, given, loaded))
+    return Side(name, lambda loaded, _: _open_engine(name, given, loaded))
 
 
 @contextmanager
@@ -85,9 +86,11 @@ def _open_engine(name: str, engine: Engine, loaded: LoadedModel) -> Iterator[Cal
     yield pieces
 
 
-def pieces_of_side(side: Side, loaded: LoadedModel, ids: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
-    """(first position, logits [positions, vocab]) of a prompt, in order."""
-    with side.open(loaded) as pieces_of:
+def pieces_of_side(
+    side: Side, loaded: LoadedModel, ids: Sequence[int], trace: LayerTrace | None = None
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """(first position, logits [positions, vocab]) of a prompt, in order. `trace` is told which positions each forward of a path computes."""
+    with side.open(loaded, trace) as pieces_of:
         yield from pieces_of(ids)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import Cache
 
 from core.errors import CaptureError
 
@@ -24,19 +25,40 @@ if TYPE_CHECKING:
 class LayerTrace:
     """What modules put out for a prompt, at chosen positions: kept, or compared with what another trace kept.
 
-    positions: which of the prompt, ascending; against: the trace to compare with, None to keep. kept: by module, [chosen, width];
-    squares: by module, mean squares of the difference, 0 until a position has passed [chosen]. Modules in the order in which they ran.
+    prompt: token ids; positions: which of them, ascending; against: the trace to compare with, None to keep. kept: by module,
+    [chosen, width]; squares: by module, mean squares of the difference [chosen]; modules in the order in which they ran. Both are NaN at a
+    position that no forward has computed.
     """
 
+    prompt: Sequence[int]
     positions: Sequence[int]
     against: LayerTrace | None = None
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
     squares: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     _expected: tuple[int, int, int, int] | None = None  # row, first column, first position, position after the last
+    _is_told: bool = False
 
     def expect(self, setting: Setting, skipped: int, start: int, stop: int) -> None:
         """The next forward computes positions start..stop-1 of the prompt, in columns from `skipped` on, in the setting's row."""
         self._expected = (setting.row, skipped, start, stop)
+        self._is_told = True
+
+    def begin(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A forward of the model begins. If nobody told which positions it computes (a callable's own), its tokens and its cache do:
+        the row that holds the prompt's tokens from the cache's length on; of any other forward nothing is kept.
+        """
+        if self._is_told:
+            self._is_told = False
+            return
+        self._expected = None
+        ids, cache = named.get("input_ids", arguments[0] if arguments else None), named.get("past_key_values")
+        if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
+            return
+        start = int(cache.get_seq_length()) if isinstance(cache, Cache) else 0
+        stop = start + ids.shape[1]
+        row = next((row for row, tokens in enumerate(ids.tolist()) if tokens == list(self.prompt[start:stop])), None)
+        if row is not None:
+            self._expected = (row, 0, start, stop)
 
     def see(self, name: str, output: Any) -> None:
         """What a module put out. What is no [rows, columns, width] of this forward is left out, at every call alike."""
@@ -53,14 +75,14 @@ class LayerTrace:
         found = first[row].index_select(0, columns).detach()
         if self.against is None:
             if name not in self.kept:
-                self.kept[name] = found.new_zeros((len(self.positions), found.shape[1]))
+                self.kept[name] = found.new_full((len(self.positions), found.shape[1]), float("nan"))
             self.kept[name][places] = found
             return
         plain = self.against.kept.get(name)
         if plain is None or plain.shape[1] != found.shape[1]:
             return
         squares = (found.double() - plain[places].double()).square().mean(1).cpu().numpy()
-        self.squares.setdefault(name, np.zeros(len(self.positions)))[places] = squares
+        self.squares.setdefault(name, np.full(len(self.positions), np.nan))[places] = squares
 
 
 def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
@@ -88,7 +110,7 @@ def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
 @contextmanager
 def watched(model: Any, trace: LayerTrace) -> Iterator[None]:
     """The trace sees every output of the traced modules meanwhile."""
-    handles = []
+    handles = [model.register_forward_pre_hook(lambda _, given, named: trace.begin(given, named), with_kwargs=True)]
     try:
         for name, module in traced_modules(model).items():
             handles.append(module.register_forward_hook(lambda _, __, output, name=name: trace.see(name, output)))

@@ -298,3 +298,34 @@ def test_floors_of_a_stored_run_are_those_that_were_written(own_store):
     with RunReader(own_store.path_of(judged_run(own_store, "rounding"))) as run:
         table = run.floor_positions(0)
     assert table[table["compute_dtype"] == "float32"]["pair_rms"].tolist() == floors()[1].pair_rms.tolist()
+
+
+MODULES = {
+    "modules": ["model.embed_tokens", "model.layers.0.self_attn", "model.layers.0", "<b>x</b>"],
+    "pair_rms": [0.0, 1e-6, 2e-6, 1e-3],
+    "floor_rms": [0.0, 1e-6, 1e-6, 1e-6],
+    "first_module": "<b>x</b>",
+}
+
+
+def test_the_structure_unfolds_to_the_growth_over_modules(own_store):
+    row = Evidence("structure", "outputs of 4 modules", MODULES, "noted", "In the model it enters at layer 0.")
+    run_id = judged_run(own_store, "bug suspected", evidence=[row])
+    app = opened(run=run_id, open_=("rung_structure_0",))
+    assert "at the output of every module" in said(app)
+    assert "In the model it enters at layer 0" in said(app)
+    figure = charts.over_modules(MODULES["modules"], np.array(MODULES["pair_rms"]), np.array(MODULES["floor_rms"]), "<b>x</b>")
+    drawn = figure.to_json()
+    assert "<b>x" not in drawn.replace("\\u003c", "<")
+    assert np.isnan(figure.data[1].y[0])  # a log axis has no 0
+    assert figure.data[1].y[3] == 1e-3
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"pair_rms": [1.0]}, {"modules": "abc"}, {"floor_rms": ["x", 1, 2, 3]}, {"modules": [], "pair_rms": [], "floor_rms": []}],
+)
+def test_lists_of_modules_that_make_no_sense_draw_nothing(own_store, odd):
+    row = Evidence("structure", "c", MODULES | odd, "noted", "says")
+    app = opened(run=judged_run(own_store, "bug suspected", evidence=[row]), open_=("rung_structure_0",))
+    assert "at the output of every module" not in said(app)

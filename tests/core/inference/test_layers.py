@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from benchmarks.mutations import MUTATIONS
 from benchmarks.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
 from core.inference import layers
@@ -19,6 +20,7 @@ from core.inference.grammar import Pieces
 from core.inference.judging import judge_pair
 from core.inference.layers import growth_over_modules
 from core.inference.models import LoadedModel
+from core.inference.on_trial import side_of
 from core.inference.paths import open_path, parse_path
 from core.inference.setting import Setting
 from core.inference.trace import LayerTrace, traced_modules, watched
@@ -92,7 +94,7 @@ def test_what_is_kept_is_what_the_module_puts_out_at_those_positions(path, loade
     positions = [0, 3, 11, 12, len(ids) - 1]
     with torch.inference_mode():
         states = loaded.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
-        trace = LayerTrace(positions)
+        trace = LayerTrace(ids, positions)
         with open_path(parse_path(path), loaded, trace=trace) as pieces_of, watched(loaded.model, trace):
             for _ in pieces_of(ids):
                 pass
@@ -109,7 +111,7 @@ def test_watching_changes_no_bit_and_leaves_no_hook(loaded):
     with torch.inference_mode():
         with open_path(parse_path("decode"), loaded) as pieces_of:
             bare = whole_side(pieces_of(ids))
-        trace = LayerTrace(range(len(ids)))
+        trace = LayerTrace(ids, range(len(ids)))
         with open_path(parse_path("decode"), loaded, trace=trace) as pieces_of, watched(loaded.model, trace):
             seen = whole_side(pieces_of(ids))
     assert torch.equal(bare, seen)
@@ -128,7 +130,7 @@ def test_memory_is_bounded_and_the_wanted_positions_come_first(monkeypatch):
     monkeypatch.setattr(layers, "KEPT_BYTES", 6 * each)
     last = sum(map(len, prompts)) - 1
     with torch.inference_mode():
-        found = growth_over_modules(loaded, prompts, parse_path("prefill"), parse_path("decode"), [0], [last, 5])
+        found = growth_over_modules(loaded, prompts, (side_of("prefill"), side_of("decode")), [0], [last, 5])
     assert found.positions <= 6
     assert layers._chosen(loaded, [len(ids) for ids in prompts], [last, 5])[1][-1] == len(prompts[1]) - 1
     assert np.isfinite(found.pair_rms).all()
@@ -143,3 +145,29 @@ def test_a_model_without_blocks_misses_only_this(monkeypatch):
     verdict = judge_pair(loaded, tiny_prompts(loaded), "prefill", "decode").verdict
     assert verdict.name == "rounding"
     assert [row.outcome for row in verdict.evidence if row.rung == STRUCTURE] == [PASSED, MISSING]
+
+
+# ---- callables: nobody tells which positions their forwards compute
+
+
+@pytest.mark.parametrize(
+    "case", ["value cache of one head x 1.01", "one head's output x 1.01", "one stale slot of an earlier request"]
+)
+def test_the_forwards_of_a_callable_are_followed_by_their_tokens_and_cache(case):
+    loaded = tiny_model("llama")
+    mutation = next(each for each in MUTATIONS if each.name == case)
+    found = judge_pair(loaded, tiny_prompts(loaded), "prefill", mutation.engine).verdict
+    assert found.name == "bug suspected"
+    assert "self_attn" in _rows(list(found.evidence)).figures["first_module"]
+
+
+def test_a_callable_whose_forwards_cannot_be_followed_is_said_to_be():
+    loaded = tiny_model("llama")
+
+    def by_embeddings(model, ids):
+        return model(inputs_embeds=model.get_input_embeddings()(ids[None])).logits[0]
+
+    found = judge_pair(loaded, tiny_prompts(loaded), "prefill", by_embeddings).verdict
+    assert found.name == "identical"
+    (row,) = [row for row in found.evidence if row.rung == STRUCTURE and row.outcome == MISSING]
+    assert "could not be followed" in row.says

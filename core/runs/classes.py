@@ -1,0 +1,125 @@
+"""Sides that are equal bit for bit form a class; classes against each other, and against the value that was swept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.numerics.divergence import compare
+from core.numerics.totals import PairTotal, Summary
+from core.runs.reader import RunReader
+
+_CHUNK_BYTES = 32 << 20  # a side
+
+
+@dataclass(frozen=True)
+class BitClass:
+    """Sides of equal bits. index: the first of them, which stands for all; members: names, in the run's order."""
+
+    index: int
+    members: tuple[str, ...]
+
+
+def classes_of(run: RunReader) -> list[BitClass]:
+    """In order of first appearance; the reference's is the first."""
+    found: dict[int, list[tuple[int, str]]] = {}
+    for side in run.sides:
+        found.setdefault(side.bit_class, []).append((side.index, side.name))
+    return [BitClass(members[0][0], tuple(name for _, name in members)) for members in found.values()]
+
+
+def bytes_to_compare(run: RunReader) -> int:
+    """How much is read to compare every two classes: what is stored as pairs of the reference is not read again."""
+    others = len(classes_of(run)) - 1
+    side = run.header.rows * run.header.vocab * run.header.format.itemsize
+    return others * (others - 1) * side
+
+
+def pairwise(run: RunReader, on_progress: Callable[[int, int], None] | None = None) -> dict[tuple[int, int], Summary]:
+    """Summary of every two classes (i, j), i < j, places in `classes_of`. Those of the reference's class are the stored ones.
+
+    `on_progress(rows done, rows in all)`. The summary of (i, j) takes class i as the reference.
+    """
+    groups = classes_of(run)
+    stored = {pair.index + 1: pair.summary for pair in run.pairs}
+    found = {(0, place): stored[group.index] for place, group in enumerate(groups) if place}
+    wanted = [(i, j) for i in range(1, len(groups)) for j in range(i + 1, len(groups))]
+    done, total = 0, len(wanted) * run.header.rows
+    for i, j in wanted:
+        sums = PairTotal()
+        for start, stop in _chunks(run):
+            first, second = (run.read_rows(groups[place].index, start, stop) for place in (i, j))
+            sums.add(compare(first, second, run.header.format))
+            done += stop - start
+            if on_progress is not None:
+                on_progress(done, total)
+        found[(i, j)] = sums.summary()
+    return found
+
+
+def _chunks(run: RunReader) -> Iterator[tuple[int, int]]:
+    header = run.header
+    at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))
+    for start in range(0, header.rows, at_once):
+        yield start, min(start + at_once, header.rows)
+
+
+def matrix(pairs: dict[tuple[int, int], Summary], count: int, measure: str) -> NDArray[np.float64]:
+    """One figure of every two classes, the same both ways, 0 on the diagonal; `measure`: of a Summary. [count, count]"""
+    values = np.zeros((count, count))
+    for (i, j), summary in pairs.items():
+        values[i, j] = values[j, i] = getattr(summary, measure)
+    return values
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Sides whose paths differ in one value. name: the step (`batch`); values: of each side, None where it has no such step."""
+
+    name: str
+    sides: tuple[int, ...]
+    values: tuple[int, ...]
+
+
+# What a path without the step has: `prefill` is `prefill+batch:1`. Other steps have no value that stands for their absence.
+_ABSENT = {"batch": 1}
+
+
+def sweep_of(run: RunReader) -> Sweep | None:
+    """The one step in which the paths of the sides differ, where it is a number of at least three values; else None.
+
+    The reference may be of another path altogether (`decode : decode+batch:2, :4, ...` or `prefill : reuse:1, reuse:2`): what counts
+    are the variants, and the reference joins where it fits.
+    """
+    steps = [_steps(side.path) for side in run.sides]
+    if any(not found for found in steps):
+        return None
+    variants = steps[1:]
+    names = {name for found in variants for name in found}
+    varying = [name for name in names if len({found.get(name) for found in variants}) > 1]
+    if len(varying) != 1:
+        return None
+    name = varying[0]
+    sides, values = [], []
+    for index, found in enumerate(steps):
+        text = found.get(name, (str(_ABSENT[name]),) if name in _ABSENT else ())
+        rest = {key: value for key, value in found.items() if key != name}
+        fits = rest == {key: value for key, value in variants[0].items() if key != name}
+        if len(text) == 1 and text[0].isdigit() and fits:
+            sides.append(index)
+            values.append(int(text[0]))
+        elif index:
+            return None
+    return Sweep(name, tuple(sides), tuple(values)) if len(set(values)) >= 3 else None
+
+
+def _steps(path: str) -> dict[str, tuple[str, ...]]:
+    """`decode+batch:8` -> {'decode': (), 'batch': ('8',)}; {} of what is no path."""
+    found = {}
+    for part in path.split("+") if path else []:
+        name, *values = part.split(":")
+        found[name] = tuple(values)
+    return found
