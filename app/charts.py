@@ -15,7 +15,6 @@ from plotly.subplots import make_subplots
 
 from app.words import MEASURES, visible
 from core.runs.caches import HeadGrid, PositionGrid
-from core.runs.views import HeatmapWindow
 
 REFERENCE = "#0072B2"
 VARIANT = "#D55E00"
@@ -191,48 +190,6 @@ def top_bars(top: pd.DataFrame, reference: str, variant: str) -> go.Figure:
     return _layout(figure, 380, barmode="group", bargap=0.25, bargroupgap=0.06)
 
 
-def heatmap(window: HeatmapWindow, highest: int, dtype: str, selected_row: int | None, axis_title: str) -> go.Figure:
-    """Largest ULP distance of each cell on a log scale that is fixed for the pair; equal cells are left empty."""
-    ulps = window.ulps
-    colour = np.where(ulps > 0, np.log2(np.maximum(ulps, 1)), np.nan).astype(np.float32)
-    rows = (window.row_edges[:-1] + window.row_edges[1:] - 1) / 2
-    tokens = (window.token_edges[:-1] + window.token_edges[1:] - 1) / 2
-    top = max(1.0, float(np.log2(max(highest, 2))))
-    ticks = list(range(0, int(top) + 1, max(1, int(top) // 6)))
-    figure = go.Figure()
-    figure.add_heatmap(
-        z=colour, x=tokens, y=rows, zmin=0, zmax=top, colorscale=ULPS, customdata=np.nan_to_num(ulps).astype(np.int32 if highest < 2**31 else np.float64),
-        hovertemplate="row %{y}, token %{x}<br>%{customdata:,} ULPs<extra></extra>",
-        colorbar={"title": {"text": f"ULPs of<br>{dtype}"}, "tickvals": ticks, "ticktext": [f"{1 << p:,}" for p in ticks], "thickness": 14},
-    )  # fmt: skip
-    if window.is_mismatch.any():
-        i, j = np.nonzero(window.is_mismatch)
-        figure.add_scatter(
-            x=tokens[j], y=rows[i], mode="markers", marker={"color": MISMATCH, "symbol": "square", "size": 5}, name="NaN or infinity on one side",
-            hovertemplate="row %{y}, token %{x}<br>NaN or infinity on one side<extra></extra>",
-        )  # fmt: skip
-    differing = ulps > 0
-    if 0 < differing.sum() <= SPARSE_CELLS:  # a cell may be less than a pixel high: what differs alone is drawn as a point
-        i, j = np.nonzero(differing)
-        _add_points(figure, tokens[j], rows[i], {"color": colour[i, j], "cmin": 0, "cmax": top, "colorscale": ULPS})
-    if selected_row is not None and window.row_edges[0] <= selected_row < window.row_edges[-1]:
-        # Beside the map, not across it: a line would cover the very row one looks for.
-        figure.add_scatter(
-            x=[float(window.token_edges[0]) - 0.5], y=[selected_row], mode="markers", name="selected", showlegend=False, hoverinfo="skip",
-            cliponaxis=False, marker={"color": FLIP, "symbol": "triangle-right", "size": 14},
-        )  # fmt: skip
-    figure.update_xaxes(
-        title="token id", range=[float(window.token_edges[0]) - 0.5, float(window.token_edges[-1]) - 0.5], showgrid=False
-    )
-    figure.update_yaxes(
-        title=axis_title,
-        showgrid=False,
-        dtick=1 if len(rows) <= 16 else None,
-        range=[float(window.row_edges[-1]) - 0.5, float(window.row_edges[0]) - 0.5],
-    )
-    return _layout(figure, 520, dragmode="select", newselection={"line": {"color": FLIP, "width": 2}})
-
-
 def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
     """Elements by ULP distance, in doubling bins, log counts."""
     top = max(histogram, default=0).bit_length()
@@ -367,6 +324,40 @@ _CLICKABLE: dict = {
     "unselected": {"marker": {"opacity": 0}},
 }
 _NEAREST_CLICK: dict = {"hovermode": "closest", "hoverdistance": -1, "clickmode": "event+select", "dragmode": "zoom"}
+
+
+def over_modules(names: list[str], pair: np.ndarray, floor: np.ndarray, first: str | None) -> go.Figure:
+    """rms of a pair and of its rounding floor at the output of every module, in the order in which they run, log axis.
+
+    Units are those of each module's output. first: the module at which the pair leaves the floor, marked. Blocks, which a name that
+    ends in a number is, are labelled; their parts are told by hovering.
+    """
+    figure = go.Figure()
+    places = np.arange(len(names))
+    shown = [_inert(name) for name in names]
+    figure.add_scatter(
+        x=places, y=_positive(floor), mode="lines", line={"color": QUIET, "width": 1.6, "dash": "dot"}, name="rounding floor", hoverinfo="skip",
+    )  # fmt: skip
+    figure.add_scatter(
+        x=places, y=_positive(pair), mode="lines+markers", line={"color": REFERENCE, "width": 1.6}, marker={"size": 5}, name="this pair",
+        customdata=np.stack([np.array(shown, object), floor.astype(object)], axis=1),
+        hovertemplate="%{customdata[0]}<br>pair %{y:.3g}, floor %{customdata[1]:.3g}<extra></extra>",
+    )  # fmt: skip
+    if first in names:
+        place = names.index(first)
+        figure.add_vline(x=place, line={"color": MISMATCH, "width": 1.4, "dash": "dash"})
+        figure.add_annotation(
+            x=place, y=1, yref="paper", yanchor="bottom", text=shown[place], showarrow=False, font={"color": MISMATCH},
+            xanchor="left" if place < len(names) / 2 else "right",
+        )  # fmt: skip
+    blocks = [place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()]
+    step = max(1, -(-len(blocks) // 12))
+    figure.update_xaxes(
+        title="module, in the order in which they run; ticks are the ends of blocks", tickvals=blocks[::step],
+        ticktext=[names[place].rpartition(".")[2] for place in blocks[::step]],
+    )  # fmt: skip
+    figure.update_yaxes(title="rms of the difference", type="log", exponentformat="power", dtick=1)
+    return _layout(figure, 320)
 
 
 def _positive(values: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from app import tiles
 from core.errors import UlpscopeError
 from core.runs.export import export_npz
 from core.runs.reader import RunReader
@@ -44,4 +45,4 @@ def run_npz(request: Request) -> Response:
     )
 
 
-ROUTES = [Route("/files/{run_id}.duckdb", run_file), Route("/files/{run_id}.npz", run_npz)]
+ROUTES = [Route("/files/{run_id}.duckdb", run_file), Route("/files/{run_id}.npz", run_npz), *tiles.ROUTES]

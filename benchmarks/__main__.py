@@ -8,7 +8,7 @@ import sys
 
 from benchmarks.timing import Line, table
 
-ALL = ("kernel", "ingest", "position", "listing", "capture", "capture_memory", "search", "pages", "memory")
+ALL = ("kernel", "ingest", "position", "listing", "capture", "capture_memory", "search", "pages", "heatmap", "memory")
 
 
 def main(names: list[str]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
@@ -33,10 +32,10 @@ WATCH = """() => {
 }"""
 
 
-def _rerun(page: Page, act: Callable[[], None] | None = None) -> float:
-    """Milliseconds from a key or click until the script has run and rests; the key r where nothing else is done."""
+def _rerun(page: Page) -> float:
+    """Milliseconds from the key r until the script has run and rests."""
     page.evaluate(WATCH)
-    act() if act else page.keyboard.press("r")
+    page.keyboard.press("r")
     taken = page.evaluate("window.rerun")
     if taken is None:
         raise RuntimeError("the page did not run again")
@@ -50,23 +49,6 @@ def _open(page: Page, url: str) -> float:
     page.wait_for_selector("h1", timeout=30_000)
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=30_000)
     return time.perf_counter() - began
-
-
-def _zoom(page: Page, url: str) -> Line:
-    """In and out by the buttons: until the script rests, the new figure is on its way to be drawn."""
-    taken = []
-    _open(page, url)
-    page.wait_for_timeout(1500)
-    for _ in range(ROUNDS):
-        for name in ("Rows at the position", "Whole run"):
-            taken.append(_rerun(page, page.get_by_role("button", name=name).click))
-            page.wait_for_timeout(700)
-    return Line(
-        "heatmap zoom step",
-        "<= 300 ms",
-        f"{statistics.median(taken):.0f} ms",
-        f"729 x 4096 logits, median of {len(taken)}, drawing not counted",
-    )
 
 
 def run() -> list[Line]:
@@ -104,7 +86,6 @@ def run() -> list[Line]:
                     f"median of {ROUNDS}; opening it by a link {opened:.2f} s",
                 )
             )
-        lines.append(_zoom(page, f"{dashboard.url}/heatmap?run=fresh-against-cached&prompt=1&position=36"))
         dashboard.process.terminate()
         dashboard.process.wait(20)
         browser.close()

@@ -173,6 +173,11 @@ def floor_test(
     )
 
 
+def three_digits(ratio: float) -> str:
+    """`15,300`, `24.1`, `0.532`: three digits that matter, without an exponent below a billion."""
+    return f"{float(f'{ratio:.3g}'):,.0f}" if 1000 <= ratio < 1e9 else f"{ratio:.3g}"
+
+
 def place_in_words(row: int, lengths: Sequence[int]) -> str:
     """`position 3 of prompt 1`: a row of prompts of these lengths, one after another; of a single prompt the position alone."""
     for prompt, length in enumerate(lengths):
@@ -203,13 +208,13 @@ def _says(test: FloorTest, dtype: str, lengths: Sequence[int]) -> str:
     if test.nonfinite:
         return f"In {dtype}, {test.nonfinite:,} logits are NaN or infinite on one side and not on the other."
     if test.ratio > test.largest_ratio:
-        return f"In {dtype} the pair is {test.ratio:,.3g} times this model's own rounding floor; rounding stays below {test.largest_ratio:g}."
+        return f"In {dtype} the pair is {three_digits(test.ratio)} times this model's own rounding floor; rounding stays below {test.largest_ratio:g}."
     if len(test.outliers):
         where = place_in_words(int(test.outliers[0]), lengths)
         count = "one position stands" if len(test.outliers) == 1 else f"{len(test.outliers):,} positions stand"
         return (
             f"In {dtype} the pair as a whole is {test.ratio:.2f} times the rounding floor, but {count} out, {where} first: up to "
-            f"{test.worst:,.3g} times the floor there, where rounding stays below {test.threshold:.3g}."
+            f"{three_digits(test.worst)} times the floor there, where rounding stays below {test.threshold:.3g}."
         )
     stands_out = ", and no position stands out" if np.isfinite(test.threshold) else ""
     return f"In {dtype} the pair is {test.ratio:.2f} times this model's own rounding floor{stands_out}."
@@ -371,7 +376,7 @@ def growth_evidence(
         return Evidence(STRUCTURE, control, figures, PASSED, says)
     first = int(beyond[0])
     before = f", at most {ratios[:first].max():.2f} times in what runs before it" if first else ""
-    larger = "out of nothing" if floor[first] <= tiny else f"{ratios[first]:,.3g} times the floor there"
+    larger = "out of nothing" if floor[first] <= tiny else f"{three_digits(ratios[first])} times the floor there"
     says = f"In the model it enters at {names[first]}: {larger}{before}."
     return Evidence(STRUCTURE, control, figures, NOTED, says)
 
@@ -384,7 +389,11 @@ def symmetry_evidence(control: str, names: tuple[str, str], errors: tuple[float,
         says = "Both sides are about equally far from float64: neither is the wrong one."
         return Evidence(SYMMETRY, control, figures, PASSED, says)
     further = names[int(errors[1] > errors[0])]
-    times = f"{high / low:,.3g} times further from float64 than the other side" if low else "the only one that is not at float64"
+    times = (
+        f"{three_digits(high / low)} times further from float64 than the other side"
+        if low
+        else "the only one that is not at float64"
+    )
     return Evidence(SYMMETRY, control, figures, NOTED, f"'{further}' is {times}.")
 
 

@@ -57,6 +57,7 @@ from core.verdict import (
     structure_evidence,
     structure_of,
     symmetry_evidence,
+    three_digits,
 )
 
 SEEDS = 4
@@ -227,7 +228,7 @@ class _Ladder:
             return
         worst = max(test.ratio, test.worst)
         says = (
-            f"The same prompt in row {there} of {side.rows} gives other logits than in row {here}: up to {worst:,.3g} times the rounding floor in "
+            f"The same prompt in row {there} of {side.rows} gives other logits than in row {here}: up to {three_digits(worst)} times the rounding floor in "
             f"{dtype}. What is computed depends on the row."
         )
         self.evidence.append(Evidence(NEIGHBOURS, control, figures, FAILED, says))

@@ -39,6 +39,7 @@ RANKED_WORK = 1 << 26  # logits that one tile may put in order of rank where sin
 # Logits of whole rows that one picture may read: single logits lie in blocks of 32 to 64 tiles, so a row is read whole. 130 ms.
 MOST_READ = 48 << 20
 WHOLE_RUN = 1 << 30  # a pair of more logits than this is shown in ULPs by token id only: the rest would read all of it first
+_LEVELS = 32  # more than any axis has
 READ_ELEMENTS = 1 << 21  # logits of a side that are in memory at a time
 
 
@@ -77,9 +78,12 @@ def is_offered(run: RunReader, order: Order, measure: Measure) -> bool:
 
 
 def finest_columns(run: RunReader, order: Order, measure: Measure) -> list[int]:
-    """For every row level the lowest column level that a tile may have, so that no tile reads more than a bounded share of the run."""
-    levels = range(largest_level(run.header.rows, TILE_ROWS) + 1)
-    return [next(c for c in range(32) if _work_fits(run, order, measure, r, c)) for r in levels]
+    """For every row level the column level from which on no tile reads more than a bounded share of the run."""
+    found = []
+    for row_level in range(largest_level(run.header.rows, TILE_ROWS) + 1):
+        too_much = [c for c in range(_LEVELS) if not _work_fits(run, order, measure, row_level, c)]
+        found.append(too_much[-1] + 1 if too_much else 0)
+    return found
 
 
 def _work_fits(run: RunReader, order: Order, measure: Measure, row_level: int, column_level: int) -> bool:
@@ -234,7 +238,8 @@ def element(run: RunReader, pair: int, row: int, token: int) -> Element:
     fmt = run.header.format
     prompt, position = place_of(run, row)
     bits = [run.at(side, prompt, position) for side in (0, pair + 1)]
-    values = [values_of(side, fmt).astype(np.float64) for side in bits]
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        values = [values_of(side, fmt).astype(np.float64) for side in bits]
     ulps = int(pyramid.element_ulps(bits[0][None, token : token + 1], bits[1][None, token : token + 1], fmt)[0, 0])
     is_mismatch = ulps == (1 << fmt.bits) - 1
     reference, variant = (float(side[token]) for side in values)

@@ -1,79 +1,32 @@
-"""What a page shows of a run, put together from the file: a window of the heatmap, the logits at a position, the worst elements."""
+"""What a page shows of a run, put together from the file: the logits at a position, one logit, the worst elements."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from core.errors import UsageError
-from core.numerics import pyramid
 from core.numerics.elements import distances, mismatch_mark
 from core.numerics.formats import values_of
 from core.runs.reader import RunReader
-
-RAW_ELEMENTS = 4 << 20  # a window of at most this many elements is computed from the logits themselves: 60 ms of distances
-
-
-@dataclass(frozen=True)
-class HeatmapWindow:
-    """Largest ULP distances of a rectangle. `ulps` [cells of rows, cells of tokens] float64, NaN marks a NaN or infinity mismatch.
-
-    Cell (i, j) covers rows `row_edges[i]` to `row_edges[i + 1]` (half open) and tokens `token_edges[j]` to `token_edges[j + 1]`.
-    """
-
-    ulps: NDArray[np.float64]
-    is_mismatch: NDArray[np.bool_]
-    row_edges: NDArray[np.int64]
-    token_edges: NDArray[np.int64]
-
-
-def heatmap_window(
-    run: RunReader, pair: int, rows: tuple[int, int], tokens: tuple[int, int], *, max_rows: int = 300, max_columns: int = 600
-) -> HeatmapWindow:
-    """Rows and tokens [start, stop) pooled by maximum to at most `max_rows` x `max_columns` cells: nothing that differs is lost.
-
-    Small windows are computed from the logits, large ones from the stored pyramid; there the window grows outwards to whole cells.
-    """
-    header = run.header
-    if not (0 <= rows[0] < rows[1] <= header.rows and 0 <= tokens[0] < tokens[1] <= header.vocab):
-        raise UsageError(f"rows {rows} x tokens {tokens} do not lie in {header.rows} rows x {header.vocab} tokens.")
-    height, width = rows[1] - rows[0], tokens[1] - tokens[0]
-    if height * width <= RAW_ELEMENTS:
-        reference = run.read_window(0, rows, tokens)
-        variant = run.read_window(pair + 1, rows, tokens)
-        cells = distances(reference, variant, header.format)
-        level_rows, level_tokens, first_row, first_token = 1, 1, rows[0], tokens[0]
-    else:
-        level = 0
-        while level + 1 < run.levels() and all(
-            span <= wanted
-            for span, wanted in zip(pyramid.cell_shape(level + 1), (height / max_rows, width / max_columns), strict=True)
-        ):
-            level += 1
-        level_rows, level_tokens = pyramid.cell_shape(level)
-        first_row, first_token = rows[0] // level_rows * level_rows, tokens[0] // level_tokens * level_tokens
-        cells = run.ulp_cells(pair, level, (first_row, rows[1])).astype(np.uint64)
-        cells = cells[:, tokens[0] // level_tokens : -(-tokens[1] // level_tokens)]
-    tall, wide = -(-cells.shape[0] // max_rows), -(-cells.shape[1] // max_columns)
-    pooled = pyramid.pool(cells, tall, wide)
-    is_mismatch = pooled == mismatch_mark(header.format)
-    row_edges = first_row + np.minimum(np.arange(pooled.shape[0] + 1) * tall, cells.shape[0]) * level_rows
-    token_edges = first_token + np.minimum(np.arange(pooled.shape[1] + 1) * wide, cells.shape[1]) * level_tokens
-    return HeatmapWindow(
-        ulps=np.where(is_mismatch, np.nan, pooled.astype(np.float64)),
-        is_mismatch=is_mismatch,
-        row_edges=np.minimum(row_edges, header.rows),
-        token_edges=np.minimum(token_edges, header.vocab),
-    )
 
 
 def row_of(run: RunReader, prompt: int, position: int) -> int:
     """The row of a position: prompts lie one after another."""
     return sum(p.positions for p in run.header.prompts[:prompt]) + position
+
+
+def place_of(run: RunReader, row: int) -> tuple[int, int]:
+    """(prompt, position) of a row."""
+    first = 0
+    for index, prompt in enumerate(run.header.prompts):
+        if first <= row < first + prompt.positions:
+            return index, row - first
+        first += prompt.positions
+    raise UsageError(f"row {row} asked for; the run has {first} rows.")
 
 
 def _texts(run: RunReader, token_ids: Iterable[int]) -> pd.Series:
@@ -96,13 +49,13 @@ def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: in
         logits = values_of(run.at(side, prompt, position), run.header.format).astype(np.float64)
         chosen = logits[ids]
         table[f"{name}_logit"] = chosen
-        table[f"{name}_rank"] = [_rank(logits, token) for token in ids]
+        table[f"{name}_rank"] = [rank_of(logits, token) for token in ids]
         with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
             table[f"{name}_probability"] = np.exp(chosen - run.logsumexp(side)[row])
     return pd.DataFrame(table)
 
 
-def _rank(logits: NDArray[np.float64], token: int) -> int:
+def rank_of(logits: NDArray[np.float64], token: int) -> int:
     """How many tokens stand before this one: larger, or equal with a lower id; NaNs come last, in order of their ids."""
     value = logits[token]
     if np.isnan(value):

@@ -35,6 +35,7 @@ from core.verdict import (
     structure_evidence,
     structure_of,
     symmetry_evidence,
+    three_digits,
 )
 
 _FOREIGN = 10.0  # both sides further from the model's own logits than this many of its floors: the dump is of another model
@@ -143,7 +144,7 @@ def _shrink_row(
     if not np.isfinite(test.shrink):
         says = f"In float32 the two sides are equal, so their difference in {header.compute_dtype} is rounding."
         return Evidence(FLOAT32, control, measured, PASSED, says)
-    smaller = f"In float32 the pair is {test.shrink:,.3g} times smaller than in {header.compute_dtype}"
+    smaller = f"In float32 the pair is {three_digits(test.shrink)} times smaller than in {header.compute_dtype}"
     finer = f"which is {test.full:,.0f} times coarser"
     if test.outcome == PASSED:
         return Evidence(FLOAT32, control, measured, PASSED, f"{smaller}, {finer}: it shrinks as rounding does.")
@@ -152,7 +153,7 @@ def _shrink_row(
         return Evidence(FLOAT32, control, measured, MISSING, says)
     if test.share >= 0.05:
         where = place_in_words(test.worst_row, _lengths(header))
-        says = f"{smaller} on the whole, but {where} does not shrink with it: it stands {test.worst:,.3g} times above the median position in float32."
+        says = f"{smaller} on the whole, but {where} does not shrink with it: it stands {three_digits(test.worst)} times above the median position in float32."
         return Evidence(FLOAT32, control, measured, FAILED, says)
     says = f"{smaller}, {finer}: rounding shrinks with the precision, and this does not, so the two sides compute different functions."
     return Evidence(FLOAT32, control, measured, FAILED, says)
@@ -173,14 +174,14 @@ def _own_dtype(
     }
     if min(far.values()) > _FOREIGN:
         says = (
-            f"Neither side is what {model.name} computes for these tokens: they are {min(far.values()):,.3g} and {max(far.values()):,.3g} of its "
+            f"Neither side is what {model.name} computes for these tokens: they are {three_digits(min(far.values()))} and {three_digits(max(far.values()))} of its "
             "rounding floors away. Another checkpoint, other weights (quantised?), or other token ids; its floor says nothing of this dump."
         )
         return [Evidence(OWN_DTYPE, control, measured, MISSING, says)]
     near, other = sorted(names, key=far.__getitem__)
     if far[other] > _FOREIGN:
         says = (
-            f"'{near}' is what {model.name} computes, {far[near]:.2f} rounding floors away; '{other}' is not: {far[other]:,.3g} floors away, where "
+            f"'{near}' is what {model.name} computes, {far[near]:.2f} rounding floors away; '{other}' is not: {three_digits(far[other])} floors away, where "
             f"rounding stays below {_FOREIGN:g}."
         )
         return [Evidence(OWN_DTYPE, control, measured, FAILED, says)]

@@ -1,0 +1,184 @@
+"""The routes of the heatmap: what they answer, what they refuse, and that what is kept stays bounded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from app import state, tiles
+from core.runs.reader import RunReader
+from core.runs.store import Store
+from tests.core.runs.made_runs import calm_sides, header_of, write_run
+
+ROW, TOKEN = 40, 1234
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    return Store(tmp_path / "runs")
+
+
+@pytest.fixture
+def client(store: Store) -> Iterator[TestClient]:
+    """A server with the run `one`: 70 x 3000 in two prompts; one element differs by one ULP."""
+    header = header_of("bfloat16", (30, 40), 3000)
+    sides = calm_sides(header)
+    sides[1] = sides[0].copy()
+    sides[1][ROW, TOKEN] ^= 1
+    write_run(store, header, sides, "one")
+    with TestClient(Starlette(routes=tiles.ROUTES)) as served:
+        yield served
+
+
+def tile(client: TestClient, **query: str):
+    return client.get("/tiles/one/0", params={"order": "id", "measure": "ulps", "level": "0,0", "tile": "0,1"} | query)
+
+
+def test_a_tile_holds_its_cells_as_they_are(client):
+    answer = tile(client)
+    assert answer.status_code == 200
+    cells = np.frombuffer(answer.content, "<u2").reshape(64, 1024)
+    assert np.argwhere(cells).tolist() == [[ROW, TOKEN - 1024]]
+    assert cells.max() == 1
+
+
+def test_a_tile_in_which_nothing_differs_has_no_body(client):
+    assert tile(client, tile="0,0").content == b""
+    assert tile(client, tile="1,0").status_code == 200
+
+
+@pytest.mark.parametrize(("measure", "itemsize"), [("ulps", 2), ("difference", 4)])
+@pytest.mark.parametrize("order", ["id", "rank"])
+def test_the_whole_run_is_one_tile_at_its_coarsest_levels(client, order, measure, itemsize):
+    answer = tile(client, level="1,2", tile="0,0", order=order, measure=measure)
+    cells = np.frombuffer(answer.content, f"<u{itemsize}").reshape(35, 750)
+    assert np.argwhere(cells)[:, 0].tolist() == [ROW // 2]
+
+
+def test_a_tile_is_kept_by_the_browser_only_under_the_stamp_of_the_file(client, store):
+    with RunReader(store.path_of("one")) as run:
+        stamp = tiles.stamp(run)
+    assert "immutable" in tile(client, v=stamp).headers["cache-control"]
+    assert tile(client, v="1-1").headers["cache-control"] == "no-store"
+    assert tile(client).headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"level": "0"}, {"level": "0,0,0"}, {"level": "x,0"}, {"level": "-1,0"}, {"level": "99,0"}, {"level": "0,1000000000000"},
+        {"level": "9" * 5000 + ",0"}, {"level": "٣,0"}, {"tile": "2,0"}, {"tile": "0,3"}, {"tile": ""}, {"order": "token"}, {"measure": ""},
+    ],
+    ids=lambda query: str(query)[:40],
+)  # fmt: skip
+def test_bad_numbers_are_refused_with_a_sentence(client, query):
+    answer = tile(client, **query)
+    assert answer.status_code == 400
+    assert "asked for" in answer.text or "no number" in answer.text
+    assert len(answer.text) < 300
+
+
+@pytest.mark.parametrize("pair", ["1", "x", "-1", "1e3"])
+def test_a_pair_that_is_not_there_is_refused(client, pair):
+    assert (
+        client.get(f"/tiles/one/{pair}", params={"order": "id", "measure": "ulps", "level": "0,0", "tile": "0,0"}).status_code
+        == 400
+    )
+
+
+@pytest.mark.parametrize("run_id", ["none", "%2e%2e", "..%2f..%2fREADME", "<b>x", "one%00"])
+@pytest.mark.parametrize("end", ["", "/largest"])
+def test_a_run_that_is_not_there_is_not_found(client, run_id, end):
+    assert client.get(f"/tiles/{run_id}/0{end}").status_code == 404
+
+
+def largest(client: TestClient, **query: str):
+    return client.get(
+        "/tiles/one/0/largest", params={"rows": "0:70", "columns": "0:3000", "order": "id", "measure": "ulps"} | query
+    )
+
+
+@pytest.mark.parametrize("query", [{}, {"order": "rank"}, {"measure": "difference"}, {"rows": "40:41", "columns": "1234:1235"}])
+def test_the_element_of_a_rectangle_is_told_exactly(client, query):
+    answer = largest(client, **query)
+    assert answer.status_code == 200
+    told = answer.json()
+    assert (told["row"], told["token"], told["apart"]) == (ROW, TOKEN, "1 ULP of bfloat16")
+    assert told["where"] == "prompt 1, position 10"
+    assert float(told["difference"].removeprefix("difference ")) == float(told["variant"]) - float(told["reference"])
+
+
+@pytest.mark.parametrize("query", [{"rows": "5:5"}, {"rows": "0:71"}, {"columns": "0:3001"}, {"rows": "0"}, {"rows": "a:b"}])
+def test_a_rectangle_that_is_none_is_refused(client, query):
+    assert largest(client, **query).status_code == 400
+
+
+def test_a_run_that_is_deleted_and_written_anew_is_answered_anew(client, store):
+    before = tile(client).content
+    state.delete("one")
+    assert tile(client).status_code == 404
+    header = header_of("bfloat16", (30, 40), 3000)
+    write_run(store, header, calm_sides(header, seed=1), "one")
+    assert tile(client).content != before
+
+
+def test_nothing_is_written_by_looking(client, store):
+    before = {path: path.stat().st_mtime_ns for path in store.directory.rglob("*")}
+    for order in ("id", "rank"):
+        tile(client, order=order, measure="difference")
+    assert {path: path.stat().st_mtime_ns for path in store.directory.rglob("*")} == before
+
+
+def test_what_is_kept_stays_below_its_limit_and_the_latest_stay():
+    kept = tiles.Kept(10_000)
+    for number in range(100):
+        kept.get((number,), lambda: np.zeros(1000, np.uint8))
+        assert kept.kept_bytes <= 10_000
+    made = []
+    kept.get((99,), lambda: made.append(99) or np.zeros(1, np.uint8))
+    kept.get((0,), lambda: made.append(0) or np.zeros(1, np.uint8))
+    assert made == [0]
+
+
+def test_empty_arrays_count_too():
+    kept = tiles.Kept(10_000)
+    for number in range(1000):
+        kept.get((number,), lambda: np.zeros(0, np.uint8))
+    assert len(kept._arrays) < 100
+
+
+def test_what_many_ask_for_at_once_is_made_once():
+    kept, made = tiles.Kept(1 << 20), []
+
+    def make() -> np.ndarray:
+        made.append(1)
+        time.sleep(0.05)
+        return np.zeros(10, np.uint8)
+
+    threads = [threading.Thread(target=lambda: kept.get(("same",), make)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+
+
+def test_what_could_not_be_made_is_tried_again():
+    kept = tiles.Kept(1 << 20)
+
+    def fail() -> np.ndarray:
+        raise OSError("gone")
+
+    for _ in range(2):
+        with pytest.raises(OSError, match="gone"):
+            kept.get(("key",), fail)
+    assert kept.get(("key",), lambda: np.ones(1, np.uint8)).tolist() == [1]

@@ -1,0 +1,324 @@
+"""The heatmap in a real Chromium: one differing logit among twelve million is seen, reached and told; windows are links."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from core.numerics.formats import BFLOAT16, values_of
+from core.runs.records import Prompt
+from core.runs.store import Store
+from tests.browser.driving import Dashboard, picture, settle
+from tests.core.runs.made_runs import calm_sides, header_of, write_run
+
+ROWS, VOCAB, ROW, TOKEN = 600, 20000, 417, 15321
+TEXT = "<img src=x onerror=alert(1)>"
+# Pixels of the map that are neither empty nor the frame, as [x, y, red, green, blue] in its own coordinates, 0 to 1.
+COLOURED = """(canvas) => {
+  const [left, top, width, height] = canvas.dataset.plot.split(",").map(Number);
+  const ratio = canvas.width / canvas.clientWidth;
+  const [x, y, w, h] = [left, top, width, height].map((v) => Math.round(v * ratio));
+  const pixels = canvas.getContext("2d").getImageData(x + 2, y + 2, w - 4, h - 4).data;
+  const found = [];
+  for (let i = 0; i < pixels.length; i += 4)
+    if (pixels[i + 3] === 255) found.push([(2 + (i / 4) % (w - 4)) / w, (2 + Math.floor(i / 4 / (w - 4))) / h, ...pixels.slice(i, i + 3)]);
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def runs(dashboard: Dashboard) -> Iterator[dict[str, list[np.ndarray]]]:
+    """`one-differs`: one logit one ULP apart; `none-differs`: the same without it. Gone afterwards: other tests count runs."""
+    header = header_of("bfloat16", (400, 200), VOCAB)
+    header = replace(header, prompts=(Prompt(400), Prompt(200)), vocabulary={TOKEN: TEXT})
+    sides = calm_sides(header)
+    sides[1] = sides[0].copy()
+    store = Store(dashboard.store)
+    none = write_run(store, header, sides, "none-differs")
+    sides[1][ROW, TOKEN] ^= 1
+    one = write_run(store, header, sides, "one-differs")
+    yield {"one-differs": sides}
+    for path in (none, one):
+        path.unlink()
+
+
+def opened(page: Page, dashboard: Dashboard, link: str) -> Locator:
+    page.goto(f"{dashboard.url}/heatmap?{link}")
+    settle(page)
+    return drawn(page)
+
+
+def drawn(page: Page) -> Locator:
+    page.wait_for_timeout(80)  # a change of the view is noticed at once, its tiles are asked for 40 ms later
+    page.wait_for_selector("canvas[data-state=drawn]", timeout=30_000)
+    return page.locator("canvas[data-state]")
+
+
+def window(canvas: Locator) -> tuple[float, float, float, float]:
+    """First and last row, first and last column of what is drawn."""
+    rows, columns = (canvas.get_attribute("data-window") or "").split(",")
+    return (*map(float, rows.split(":")), *map(float, columns.split(":")))  # type: ignore[return-value]
+
+
+def place(canvas: Locator, row: float, column: float) -> tuple[float, float]:
+    """Where on the screen a row and column are drawn."""
+    box = canvas.bounding_box()
+    assert box is not None
+    left, top, width, height = (float(v) for v in (canvas.get_attribute("data-plot") or "").split(","))
+    y0, y1, x0, x1 = window(canvas)
+    return box["x"] + left + (column - x0) / (x1 - x0) * width, box["y"] + top + (row - y0) / (y1 - y0) * height
+
+
+def test_one_differing_logit_is_seen_clicked_reached_and_told(page: Page, dashboard: Dashboard, runs):
+    canvas = opened(page, dashboard, "run=one-differs")
+    coloured = canvas.evaluate(COLOURED)
+    assert 9 <= len(coloured) <= 100  # a point of five pixels or so
+    assert abs(np.mean([p[0] for p in coloured]) - TOKEN / VOCAB) < 0.01
+    assert abs(np.mean([p[1] for p in coloured]) - ROW / ROWS) < 0.01
+    picture(page, "heatmap-one-differs")
+
+    page.mouse.click(*place(canvas, ROW + 0.5, TOKEN))
+    expect(page.get_by_role("heading", name=f"at position {ROW - 400}").first).to_be_visible(timeout=15_000)
+    settle(page)
+    assert "prompt=1" in page.url
+    assert f"position={ROW - 400}" in page.url
+    assert f"token={TOKEN}" in page.url
+
+    for _ in range(40):
+        page.mouse.move(*place(canvas, ROW + 0.5, TOKEN + 0.5))
+        page.mouse.wheel(0, -300)
+        drawn(page)
+        y0, y1, x0, x1 = window(canvas)
+        assert y0 <= ROW < y1
+        assert x0 <= TOKEN < x1
+        assert canvas.evaluate(COLOURED), (y0, y1, x0, x1)  # at every zoom
+        if (y1 - y0, x1 - x0) == (4, 8):
+            break
+    assert (y1 - y0, x1 - x0) == (4, 8)
+    assert canvas.get_attribute("data-level") == "0,0"
+    page.mouse.move(*place(canvas, ROW + 0.4, TOKEN + 0.4))
+    tip = page.locator(".tip")
+    values = [f"{float(values_of(side[ROW, TOKEN], BFLOAT16)):.9g}" for side in runs["one-differs"]]
+    expect(tip).to_contain_text(f"prompt 1, position {ROW - 400}", timeout=10_000)
+    for text in (f"side_0: {values[0]}", f"side_1: {values[1]}", "1 ULP of bfloat16", TEXT.replace(" ", "·"), f"({TOKEN})"):
+        expect(tip).to_contain_text(text)
+    assert tip.locator("img").count() == 0  # a token's text is text
+    picture(page, "heatmap-single-logits")
+
+
+def test_where_nothing_differs_nothing_is_drawn(page: Page, dashboard: Dashboard, runs):
+    """The twin of the test above: the look at the canvas does tell an empty map."""
+    assert opened(page, dashboard, "run=none-differs").evaluate(COLOURED) == []
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 1.5])
+def test_one_differing_logit_is_seen_whatever_the_pixels_of_the_screen(browser: Browser, dashboard: Dashboard, runs, ratio):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, device_scale_factor=ratio, color_scheme="dark")
+    page = context.new_page()
+    for rows, tokens in (("0:600", "0:20000"), ("300:450", "0:20000"), ("0:600", "15000:15400"), ("416:420", "15318:15326")):
+        canvas = opened(page, dashboard, f"run=one-differs&rows={rows}&tokens={tokens}")
+        coloured = canvas.evaluate(COLOURED)
+        assert coloured
+        y0, y1, x0, x1 = window(canvas)
+        assert abs(np.mean([p[1] for p in coloured]) - (ROW + 0.5 - y0) / (y1 - y0)) < 0.02
+        assert abs(np.mean([p[0] for p in coloured]) - (TOKEN + 0.5 - x0) / (x1 - x0)) < 0.02
+    context.close()
+
+
+def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, dashboard: Dashboard, browser: Browser):
+    canvas = opened(page, dashboard, "run=fresh-against-cached")
+    whole = page.get_by_role("button", name="Whole run")
+    expect(whole).to_be_disabled()
+    assert window(canvas) == (0, 729, 0, 4096)
+    page.mouse.move(*place(canvas, 364.5, 2048))
+    page.mouse.wheel(0, -400)
+    drawn(page)
+    y0, y1, x0, x1 = window(canvas)
+    assert (y0 + y1) / 2 == pytest.approx(364.5, abs=2)
+    assert (x0 + x1) / 2 == pytest.approx(2048, abs=10)
+    assert (y1 - y0) / 729 == pytest.approx((x1 - x0) / 4096)
+    assert 0.2 < (y1 - y0) / 729 < 0.5
+
+    start, stop = place(canvas, 364, 2048), place(canvas, 364 + (y1 - y0) / 4, 2048 + (x1 - x0) / 4)
+    page.mouse.move(*start)
+    page.mouse.down()
+    page.mouse.move(*stop, steps=6)
+    page.mouse.up()
+    drawn(page)
+    moved = window(canvas)
+    assert moved[0] == pytest.approx(y0 - (y1 - y0) / 4, abs=2)
+    assert moved[2] == pytest.approx(x0 - (x1 - x0) / 4, abs=10)
+    page.wait_for_url(re.compile("rows="), timeout=15_000)
+    settle(page)
+    assert "position=0" in page.url  # a drag selects nothing
+    linked = {axis: [int(n) for n in re.search(rf"{axis}=(\d+)(?:%3A|:)(\d+)", page.url).groups()] for axis in ("rows", "tokens")}
+    assert linked["rows"] == [int(moved[0]), int(np.ceil(moved[1]))]
+    assert linked["tokens"] == [int(moved[2]), int(np.ceil(moved[3]))]
+    assert window(canvas) == moved  # what came back from the server moved nothing
+    picture(page, "heatmap-zoomed")
+
+    other = browser.new_context().new_page()  # a colleague opens the link
+    other.goto(page.url)
+    settle(other)
+    assert window(drawn(other)) == (*linked["rows"], *linked["tokens"])
+    other.context.close()
+
+    page.go_back()  # a gesture can be undone
+    expect(whole).to_be_disabled(timeout=15_000)
+    page.go_forward()
+    expect(whole).to_be_enabled(timeout=15_000)
+    settle(page)
+    assert window(drawn(page)) == (*linked["rows"], *linked["tokens"])
+    whole.click()
+    expect(whole).to_be_disabled(timeout=15_000)
+    page.wait_for_url(re.compile("heatmap(?!.*rows=)"), timeout=15_000)
+
+
+def test_the_wheel_over_an_axis_zooms_along_it_only(page: Page, dashboard: Dashboard):
+    canvas = opened(page, dashboard, "run=batch-1-against-n")
+    box = canvas.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 20, box["y"] + 250)
+    page.mouse.wheel(0, -300)
+    drawn(page)
+    y0, y1, x0, x1 = window(canvas)
+    assert (x0, x1) == (0, 4096)
+    assert y1 - y0 < 150
+
+
+def test_the_keyboard_reaches_everything(page: Page, dashboard: Dashboard):
+    canvas = opened(page, dashboard, "run=batch-1-against-n")
+    canvas.focus()
+    page.keyboard.press("+")
+    page.keyboard.press("+")
+    drawn(page)
+    assert window(canvas)[1] - window(canvas)[0] == pytest.approx(287 / 4)
+    before = window(canvas)
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowLeft")
+    drawn(page)
+    after = window(canvas)
+    assert after[0] > before[0]
+    assert after[2] < before[2]
+    expect(page.locator(".tip")).to_be_visible(timeout=10_000)  # what is at the middle is told
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name=re.compile("Token .* at position"))).to_be_visible(timeout=15_000)
+    settle(page)
+    position = int(re.search(r"position=(\d+)", page.url).group(1))
+    assert after[0] <= position < after[1]
+    canvas.focus()
+    page.keyboard.press("0")
+    drawn(page)
+    assert window(canvas) == (0, 287, 0, 4096)
+
+
+def test_rank_and_difference_are_drawn_and_linked(page: Page, dashboard: Dashboard):
+    canvas = opened(page, dashboard, "run=batch-1-against-n&position=89")
+    by_id = canvas.evaluate(COLOURED)
+    page.get_by_role("button", name="rank", exact=True).click()
+    drawn(page)
+    page.wait_for_url(re.compile("order=rank"), timeout=15_000)
+    by_rank = canvas.evaluate(COLOURED)
+    assert by_rank != by_id
+    page.get_by_role("button", name="largest difference", exact=True).click()
+    drawn(page)
+    page.wait_for_url(re.compile("cells=difference"), timeout=15_000)
+    settle(page)
+    assert canvas.evaluate(COLOURED) != by_rank
+    picture(page, "heatmap-rank")
+    link = page.url
+    expect(page.get_by_role("button", name="rank", exact=True)).to_have_attribute("aria-pressed", "true")
+    page.goto(link)
+    settle(page)
+    drawn(page)
+    expect(page.get_by_role("button", name="largest difference", exact=True)).to_have_attribute("aria-pressed", "true")
+
+
+def test_colours_need_no_tile_and_a_tile_is_fetched_once(page: Page, dashboard: Dashboard):
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/tiles/" in request.url else None)
+    canvas = opened(page, dashboard, "run=batch-1-against-n")
+    first = len(asked)
+    assert first > 0
+    before = canvas.evaluate(COLOURED)
+    for name in ("linear", "this view", "log", "whole pair"):
+        page.get_by_role("button", name=name, exact=True).click()
+        drawn(page)
+        page.wait_for_timeout(100)
+        if name == "linear":
+            assert canvas.evaluate(COLOURED) != before
+    assert canvas.evaluate(COLOURED) == before
+    assert len(asked) == first
+    page.get_by_role("button", name="Zoom in").click()
+    drawn(page)
+    page.get_by_role("button", name="Zoom out").click()
+    drawn(page)
+    assert len(asked) == len(set(asked))
+    assert canvas.evaluate(COLOURED) == before
+
+
+def test_a_click_does_not_draw_the_canvas_anew(page: Page, dashboard: Dashboard):
+    canvas = opened(page, dashboard, "run=batch-1-against-n")
+    canvas.evaluate("(canvas) => { canvas.mark = 'the same'; }")
+    page.mouse.click(*place(canvas, 150.5, 2000))
+    expect(page.get_by_role("heading", name="Furthest apart at position 150")).to_be_visible(timeout=15_000)
+    settle(page)
+    assert canvas.evaluate("(canvas) => canvas.mark") == "the same"
+    assert "position=150" in page.url
+
+
+def test_another_run_or_variant_replaces_what_is_drawn(page: Page, dashboard: Dashboard):
+    canvas = opened(page, dashboard, "run=batch-1-against-n&rows=80:97&tokens=0:400")
+    before = canvas.evaluate(COLOURED)
+    page.get_by_role("combobox", name=re.compile("^Variant")).click()
+    page.get_by_role("option", name=re.compile("^prefill")).click()
+    settle(page)
+    drawn(page)
+    assert window(canvas) == (80, 97, 0, 400)
+    assert canvas.evaluate(COLOURED) != before
+
+
+def test_a_tile_that_fails_is_said_in_a_sentence(page: Page, dashboard: Dashboard):
+    page.route(
+        "**/tiles/**",
+        lambda route: route.fulfill(status=409, body="run.duckdb: <b>its</b> heatmap makes no sense; the file is damaged."),
+    )
+    page.goto(f"{dashboard.url}/heatmap?run=batch-1-against-n")
+    settle(page)
+    page.wait_for_selector("canvas[data-state=failed]", timeout=15_000)
+    expect(page.locator(".status")).to_contain_text("<b>its</b> heatmap makes no sense")
+    assert page.locator(".status b").count() == 0
+    page.unroute("**/tiles/**")
+    page.get_by_role("button", name="Zoom in").click()
+    drawn(page)
+
+
+def test_two_fingers_zoom(browser: Browser, dashboard: Dashboard):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
+    page = context.new_page()
+    canvas = opened(page, dashboard, "run=batch-1-against-n")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    assert box is not None
+    middle = (box["x"] + 200, box["y"] + 200)
+
+    def fingers(apart: float) -> list[dict[str, float]]:
+        return [{"x": middle[0] + way * apart / 2, "y": middle[1], "id": i} for i, way in enumerate((-1, 1))]
+
+    touch = context.new_cdp_session(page)
+    touch.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": fingers(60)})
+    for apart in (80, 100, 120):
+        touch.send("Input.dispatchTouchEvent", {"type": "touchMove", "touchPoints": fingers(apart)})
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    drawn(page)
+    y0, y1, x0, x1 = window(canvas)
+    assert (x1 - x0) / 4096 == pytest.approx(0.5, rel=0.15)
+    assert (y1 - y0) / 287 == pytest.approx(0.5, rel=0.15)
+    assert json.loads(canvas.get_attribute("data-view") or "")["x0"] == x0
+    context.close()
