@@ -20,7 +20,9 @@ PAGES = (
     ("near_ties", "Near ties"),
     ("heatmap", "ULP heatmap"),
     ("flips", "Flips"),
+    ("repeats", "Repeats"),
     ("kv_cache", "KV cache"),
+    ("compare", "Compare runs"),
     ("capture", "Capture"),
     ("upload", "Upload"),
 )

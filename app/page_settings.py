@@ -23,6 +23,10 @@ COLOURS = {  # of the strip of tokens, and the figure each shows
     "near ties": "margin",
     "flips": "is_flip",
 }
+SORTS = {  # of the gallery, and what each is called
+    "newest": "newest first", "oldest": "oldest first", "name": "name", "verdict": "gravest verdict", "flips": "most flips",
+    "max ULPs": "largest max ULPs", "positions": "most positions",
+}  # fmt: skip
 LONGEST_TEXT = 120
 _WHOLE = re.compile(r"-?[0-9]{1,15}", re.ASCII)
 
@@ -45,6 +49,7 @@ class Setting:
     default: str | int | bool
     options: dict[str, str | bool] = field(default_factory=dict)
     span: tuple[int, int] | None = None
+    longest: int = LONGEST_TEXT
 
     def parsed(self, text: str) -> str | int | bool | None:
         """The value that a link asks for; None if it is none."""
@@ -53,7 +58,7 @@ class Setting:
         if self.span is not None:
             value = whole(text)
             return value if value is not None and self.span[0] <= value <= self.span[1] else None
-        return "".join(c for c in text if c.isprintable())[:LONGEST_TEXT]
+        return "".join(c for c in text if c.isprintable())[: self.longest]
 
     def said(self, value: object) -> str | None:
         """What the address says of a value; None for the default, and for what is no value of this control."""
@@ -77,9 +82,15 @@ SETTINGS = (
     Setting("runs", "search", "gallery_search", ""),
     Setting("runs", "dtype", "gallery_dtype", "any", _words(["any", *LOGIT_FORMATS])),
     Setting("runs", "verdict", "gallery_verdict", "any", _words(["any", *words.VERDICTS])),
-    Setting("runs", "flips", "gallery_flips", False, {"only": True, "any": False}),
+    Setting("runs", "flips", "gallery_flips", "any", {"only": "with flips", "none": "without flips", "any": "any"}),
+    Setting("runs", "device", "gallery_device", ""),
+    Setting("runs", "tag", "gallery_tag", ""),
+    Setting("runs", "sort", "gallery_sort", "newest", _words(SORTS)),
     Setting("overview", "colour", "strip_colour", "largest difference", _words(COLOURS)),
     Setting("near_ties", "threshold", "threshold", 4, span=(0, 64)),
+    Setting("repeats", "figure", "class_measure", "neq", _words(["neq", "max_abs", "max_ulps", "flips"])),
+    Setting("compare", "with", "compare_with", "", longest=1000),
+    Setting("compare", "by", "compare_by", "max_abs", _words(["max_abs", "max_ulps", "rms", "kl"])),
     Setting("kv_cache", "of", "kv_scope", "this prompt", _words(["this prompt", "all prompts"])),
     Setting("kv_cache", "measure", "kv_measure", "neq_share", _words(words.MEASURES)),
     Setting("kv_cache", "kind", "kv_kind", "key", _words(KINDS)),

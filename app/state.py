@@ -7,8 +7,10 @@ never by array.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -16,11 +18,13 @@ import streamlit as st
 from app import page_settings
 from app.jobs import Jobs
 from core.errors import StoreError
+from core.runs import labels
 from core.runs.caches import PositionGrid, by_position
-from core.runs.gallery import BrokenRun, RunCard, list_runs
+from core.runs.gallery import BrokenRun, RunCard, arranged, prompt_texts, read_runs
 from core.runs.heatmap import Measure, Order, is_offered
 from core.runs.reader import RunReader, StoredPair
 from core.runs.store import Store, open_store
+from core.runs.trash import Discarded
 from core.runs.views import row_of, top_of_both
 
 # rows, tokens (a range of columns), order and cells: the heatmap's window; token: the logit selected there
@@ -64,6 +68,11 @@ def store() -> Store:
     return open_store()
 
 
+def stamp_of(run: RunReader) -> tuple[str, int, int]:
+    """The run's file with its time of change and size, for caches of what is in it."""
+    return _stamp(run.path)
+
+
 def _stamp(path: Path) -> tuple[str, int, int]:
     try:
         status = path.stat()
@@ -97,9 +106,39 @@ def _kv_positions(path: str, changed: int, size: int, pair: int, prompt: int) ->
     return by_position(_reader(path, changed, size), pair, prompt)
 
 
+@st.cache_resource(show_spinner=False)
+def _kept(kind: str) -> dict[tuple[str, int, int], Any]:
+    """What was read of each file, for all viewers: of a thousand runs, only the one that came is read."""
+    return {}
+
+
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _cards(stamps: tuple[tuple[str, int, int], ...]) -> tuple[list[RunCard], list[BrokenRun]]:
-    return list_runs(open_store())
+    kept = _kept("card")
+    known = {stamp: kept.get(stamp) for stamp in stamps}
+    read = read_runs([Path(stamp[0]) for stamp, card in known.items() if card is None])
+    found = {Path(stamp[0]): card or read[Path(stamp[0])] for stamp, card in known.items()}
+    kept |= {stamp: card for stamp in stamps if isinstance(card := found[Path(stamp[0])], RunCard)}
+    _forget(kept, stamps)
+    return arranged(open_store(), found)
+
+
+def _forget(kept: dict[tuple[str, int, int], Any], stamps: tuple[tuple[str, int, int], ...]) -> None:
+    """Keep no more of what is gone than of what is there: it may come back out of the trash."""
+    if len(kept) > 2 * len(stamps) + 100:
+        for stamp in set(kept) - set(stamps):
+            kept.pop(stamp, None)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _labels(directory: str, stamps: object) -> tuple[dict[str, labels.Labels], list[str]]:
+    return labels.read_all(Path(directory))
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _names(stamps: tuple[tuple[str, int, int], ...]) -> dict[Path, str]:
+    found = read_runs([Path(stamp[0]) for stamp in stamps])
+    return {path: path.stem if isinstance(card, StoreError) else card.name for path, card in found.items()}
 
 
 @st.cache_resource(show_spinner=False)
@@ -109,14 +148,51 @@ def jobs() -> Jobs:
 
 
 def cards() -> tuple[list[RunCard], list[BrokenRun]]:
-    """All runs, newest first, and the files that are none; read again only when a file has come, gone or changed."""
+    """All runs, newest first, and the files that are none; only a file that has come or changed is read."""
+    return _cards(_stamps(store().paths()))
+
+
+def _stamps(paths: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
     stamps = []
-    for path in store().paths():
+    for path in paths:
         try:
             stamps.append(_stamp(path))
         except StoreError:
             continue  # deleted between the listing and the look
-    return _cards(tuple(stamps))
+    return tuple(stamps)
+
+
+def searchable() -> dict[str, str]:
+    """Run id to the beginnings of its prompts; read once a file, at the first search (1 ms a run)."""
+    stamps, kept = _stamps(store().paths()), _kept("prompts")
+    missing = [stamp for stamp in stamps if stamp not in kept]
+    texts = prompt_texts([Path(stamp[0]) for stamp in missing]) if missing else {}
+    kept |= {stamp: texts[Path(stamp[0])] for stamp in missing}
+    _forget(kept, stamps)
+    return {Path(stamp[0]).stem: kept[stamp] for stamp in stamps}
+
+
+def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
+    """Labels by run id, and a sentence on each file of labels that cannot be read."""
+    directory = store().directory
+    return _labels(str(directory), labels.stamps(directory))
+
+
+def label(run_id: str, new: labels.Labels) -> None:
+    """Write the labels of a run; what had to be put aside for that is said."""
+    aside = labels.write(store().directory, run_id, new)
+    if aside:
+        complain(f"The damaged labels of run '{clipped(run_id)}' were put aside as {clipped(aside)}.")
+
+
+def discarded() -> list[Discarded]:
+    """The runs in the trash, the latest deleted first."""
+    return store().discarded()
+
+
+def names_of(runs: list[Discarded]) -> dict[Path, str]:
+    """What they were called; their ids where the files cannot be read."""
+    return _names(_stamps(run.path for run in runs))
 
 
 def open_run(run_id: str) -> RunReader:
@@ -124,9 +200,21 @@ def open_run(run_id: str) -> RunReader:
 
 
 def delete(run_id: str) -> None:
-    """Delete a run and let go of its file, or the disk would not get its space back."""
+    """Delete a run for good and let go of its file, or the disk would not get its space back."""
     stamp = _stamp(store().path_of(run_id))
     store().delete(run_id)
+    _let_go(stamp)
+
+
+def discard(run_id: str) -> str:
+    """Move a run into the trash; returns the entry. Its file is let go of, for the day on which the trash is emptied."""
+    stamp = _stamp(store().path_of(run_id))
+    entry = store().discard(run_id)
+    _let_go(stamp)
+    return entry
+
+
+def _let_go(stamp: tuple[str, int, int]) -> None:
     _reader(*stamp).close()
     _reader.clear(*stamp)
 

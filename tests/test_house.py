@@ -45,7 +45,7 @@ LIBRARIES = {
     "torch": ("core/inference/",),
     "transformers": ("core/inference/",),
     "streamlit": ("app/", "pages/"),
-    "plotly": ("app/charts.py",),
+    "plotly": ("app/charts/",),
 }
 
 
@@ -132,7 +132,7 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("app/state.py", "import plotly.graph_objects as go"),
         ("app/state.py", "from transformers import AutoTokenizer"),
         ("app/state.py", "from core.inference.paths import parse_path"),
-        ("app/charts.py", "from pages import flips"),
+        ("app/charts/margins.py", "from pages import flips"),
         ("pages/flips.py", "from plotly import express"),
         ("pages/flips.py", "import torch"),
     ],
@@ -150,7 +150,7 @@ def test_a_planted_import_across_the_rooms_is_caught(path: str, planted: str) ->
         ("core/__main__.py", "from core.commands import capturing"),
         ("core/commands/capturing.py", "def capture():\n    from core.inference import capture"),
         ("core/verdict.py", "from core.runs.records import Prompt\nimport json"),
-        ("app/charts.py", "import plotly.graph_objects as go\nimport streamlit as st\nfrom core.numerics import pyramid"),
+        ("app/charts/margins.py", "import plotly.graph_objects as go\nimport streamlit as st\nfrom core.numerics import pyramid"),
         ("pages/flips.py", "import streamlit as st\nfrom app import charts, state\nfrom core.runs.reader import RunReader"),
         ("core/runs/reader.py", "import torchish\nfrom numpy import core"),
     ],

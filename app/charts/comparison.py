@@ -1,0 +1,48 @@
+"""Pairs of several runs over each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from app.charts.style import inert, layout
+
+RUNS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe-Ito: here a colour is a run, not a side
+
+
+def runs_by_distance(curves: list[tuple[str, NDArray[np.float64], NDArray[np.float64]]]) -> go.Figure:
+    """Share of logits at least so many ULPs apart, one step line a run, both axes logarithmic. curves: name, ULPs, share."""
+    figure = go.Figure()
+    for place, (name, ulps, share) in enumerate(curves):
+        figure.add_scatter(
+            x=ulps, y=share, mode="lines", line={"color": RUNS[place % len(RUNS)], "width": 2, "shape": "vh"}, name=inert(name),
+            hovertemplate="%{y:.3g} of the logits are at least %{x:,} ULPs apart<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title="ULPs of each run's own dtype", type="log", exponentformat="power", dtick=1)
+    figure.update_yaxes(title="share at least so far apart", type="log", exponentformat="power", dtick=1)
+    return layout(figure, 320)
+
+
+def runs_by_position(
+    curves: list[tuple[str, NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]], title: str, selected: int
+) -> go.Figure:
+    """A figure at each position of a prompt, one line a run, flips marked. curves: name, positions, values, positions that flip."""
+    figure = go.Figure()
+    for place, (name, at, values, flips) in enumerate(curves):
+        colour = RUNS[place % len(RUNS)]
+        shown = np.where(values > 0, values, np.nan)
+        figure.add_scatter(
+            x=at, y=shown, mode="lines", line={"color": colour, "width": 1.6}, name=inert(name), legendgroup=str(place),
+            hovertemplate="position %{x}: %{y:.3g}<extra>" + inert(name) + "</extra>",
+        )  # fmt: skip
+        marked = np.isin(at, flips)
+        if marked.any():
+            figure.add_scatter(
+                x=at[marked], y=shown[marked], mode="markers", marker={"color": colour, "size": 9, "symbol": "x"}, legendgroup=str(place),
+                showlegend=False, hovertemplate="flip at position %{x}<extra>" + inert(name) + "</extra>",
+            )  # fmt: skip
+    figure.add_vline(x=selected, line={"color": "#8A93A0", "width": 1.2, "dash": "dot"})
+    figure.update_xaxes(title="position")
+    figure.update_yaxes(title=title, type="log", exponentformat="power", dtick=1)
+    return layout(figure, 320)

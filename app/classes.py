@@ -1,0 +1,130 @@
+"""Parts of the Repeats page: what the classes are, their figures, and the comparison of every two, which may take reading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+from numpy.typing import NDArray
+
+from app import state, words
+from core.numerics.totals import Summary
+from core.runs.classes import BitClass, Sweep, bytes_to_compare, matrix, pairwise
+from core.runs.reader import RunReader
+
+MEASURES = {"neq": "differing logits", "max_abs": "largest difference", "max_ulps": "max ULPs", "flips": "flips"}
+COLUMNS = {
+    "share": st.column_config.NumberColumn("share", format="percent"),
+    "differing logits": st.column_config.NumberColumn(format="localized"),
+    "max ULPs": st.column_config.NumberColumn(format="localized"),
+    "largest difference": st.column_config.NumberColumn(format="%.9g"),
+}
+WITHOUT_ASKING = 256 << 20  # bytes that are read without a click: about a quarter of a second
+
+
+def sentence(run: RunReader, groups: list[BitClass]) -> None:
+    """How many classes, in words; what to do where there is nothing to repeat."""
+    sides = len(run.sides)
+    if len(groups) == 1:
+        st.success(f"All {sides} sides are equal bit for bit.")
+    else:
+        together = [group for group in groups if len(group.members) > 1]
+        alone = f", {words.plural(len(groups) - len(together), 'side')} alone in {'its' if len(groups) - len(together) == 1 else 'their'} class"
+        st.markdown(f"**{sides} sides in {len(groups)} classes of equal bits**{alone if len(together) < len(groups) else ''}.")
+    if sides == 2:
+        st.caption(
+            "More sides say more: `--repeat 6` calls each path six times, `--sweep batch=1,2,3,4,8` adds a side for each size."
+        )
+
+
+def members(run: RunReader, groups: list[BitClass]) -> pd.DataFrame:
+    """One row a class, figures against the reference's; None where it is that class."""
+    of_side = {pair.index + 1: pair.summary for pair in run.pairs}
+    rows = []
+    for number, group in enumerate(groups):
+        summary = of_side.get(group.index)
+        elements = run.header.rows * run.header.vocab
+        rows.append(
+            {
+                "class": number,
+                "sides": ", ".join(words.visible(name) for name in group.members),
+                "count": len(group.members),
+                "differing logits": None if summary is None else summary.neq,
+                "share": None if summary is None else summary.neq / elements,
+                "largest difference": None if summary is None else summary.max_abs,
+                "max ULPs": None if summary is None else summary.max_ulps,
+                "flips": None if summary is None else summary.flips,
+            }
+        )
+    integers = dict.fromkeys(("differing logits", "max ULPs", "flips"), "Int64")
+    return pd.DataFrame(rows).astype(integers)
+
+
+def choose(groups: list[BitClass]) -> Callable[[], None]:
+    """A click on a class selects its first side, where that is a variant."""
+
+    def chosen() -> None:
+        rows = st.session_state["classes"]["selection"]["rows"]
+        if rows and rows[0] < len(groups):
+            group = groups[rows[0]]
+            name = group.members[0] if group.index else next(iter(group.members[1:]), None)
+            if name is not None:
+                state.select(variant=name)
+
+    return chosen
+
+
+def swept(run: RunReader, sweep: Sweep) -> pd.DataFrame:
+    """value, side, class, neq_share, max_abs, flips of every side of the sweep, by value; those of the reference are 0."""
+    of_side = {pair.index + 1: pair.summary for pair in run.pairs}
+    rows = []
+    for index, value in zip(sweep.sides, sweep.values, strict=True):
+        summary = of_side.get(index)
+        rows.append(
+            {
+                "value": value,
+                "side": run.sides[index].name,
+                "class": run.sides[index].bit_class,
+                "neq_share": 0.0 if summary is None else summary.neq_share,
+                "max_abs": 0.0 if summary is None else summary.max_abs,
+                "flips": 0 if summary is None else summary.flips,
+            }
+        )
+    return pd.DataFrame(rows).sort_values("value", kind="stable")
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _compared(run_id: str, stamp: tuple[str, int, int]) -> dict[tuple[int, int], Summary]:  # noqa: ARG001  (the key of the cache)
+    run = state.open_run(run_id)
+    if bytes_to_compare(run) <= WITHOUT_ASKING:
+        return pairwise(run)
+    what = "Comparing every two classes"
+    bar = st.progress(0.0, what)
+
+    def tick(done: int, rows: int) -> None:
+        bar.progress(done / rows, f"{what}: {done:,} of {rows:,} positions")
+
+    found = pairwise(run, tick)
+    bar.empty()
+    return found
+
+
+def every_two(run: RunReader, groups: list[BitClass]) -> dict[tuple[int, int], Summary] | None:
+    """Summaries of every two classes; None until the viewer has asked, where they take much reading."""
+    total = bytes_to_compare(run)
+    asked = st.session_state.setdefault("classes_asked", set())
+    if total > WITHOUT_ASKING and run.run_id not in asked:
+        count = len(groups) * (len(groups) - 1) // 2
+        st.markdown(f"Comparing {words.plural(count, 'pair')} of classes reads {words.size(total)}.")
+        st.button("Compare every two", icon=":material/grid_on:", on_click=asked.add, args=(run.run_id,))
+        return None
+    return _compared(run.run_id, state.stamp_of(run))
+
+
+def grid(pairs: dict[tuple[int, int], Summary], count: int, measure: str) -> NDArray[np.float64]:
+    """[count, count], NaN on the diagonal."""
+    values = matrix(pairs, count, measure)
+    values[np.diag_indices(count)] = np.nan
+    return values

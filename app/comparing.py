@@ -1,0 +1,155 @@
+"""Parts of the Compare page: which runs, their headline figures side by side, the flips they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from app import state, widgets, words
+from core.errors import UlpscopeError
+from core.runs.comparison import Compared, FlipSet, headline
+from core.runs.reader import RunReader
+
+MOST = 5  # runs beside the first: six colours can be told apart
+BY = {"max_abs": "largest difference, logits", "max_ulps": "max ULPs", "rms": "rms difference, logits", "kl": "KL, nats"}
+_SEPARATOR, _PAIR = ",", "~"  # of the address: run~2,run~0
+
+
+def asked() -> list[tuple[str, int | None]]:
+    """Runs, each with the index of its pair or None, that the page's setting names."""
+    found = []
+    for part in str(st.session_state.get("compare_with", "")).split(_SEPARATOR):
+        run_id, _, index = part.strip().partition(_PAIR)
+        if run_id:
+            found.append((run_id, int(index) if index.isdigit() and len(index) < 6 else None))
+    return found[:MOST]
+
+
+def _ask(chosen: Sequence[tuple[str, int | None]]) -> None:
+    st.session_state["compare_with"] = _SEPARATOR.join(
+        run_id if index is None else f"{run_id}{_PAIR}{index}" for run_id, index in chosen
+    )
+
+
+def pick(view: state.View) -> list[Compared]:
+    """The controls that choose runs, and what they chose, the sidebar's pair first."""
+    cards = [card for card in state.cards()[0] if card.run_id != view.run.run_id]
+    labels = {card.run_id: f"{card.name} · {card.compute_dtype}{f' · {card.device}' if card.device else ''}" for card in cards}
+    twice = {label for label in labels.values() if list(labels.values()).count(label) > 1}
+    labels = {run_id: f"{label} · {run_id}" if label in twice else label for run_id, label in labels.items()}
+    wanted = asked()
+    gone = [run_id for run_id, _ in wanted if run_id not in labels and run_id != view.run.run_id]
+    if gone:
+        st.warning(f"There is no run {', '.join(widgets.code(run_id[:60]) for run_id in gone)} here (any more).")
+    indices = {run_id: index for run_id, index in wanted if run_id in labels}
+    st.session_state["compare_runs"] = list(indices)
+
+    def changed() -> None:
+        _ask([(run_id, indices.get(run_id)) for run_id in st.session_state["compare_runs"]])
+
+    st.multiselect(
+        "Compare with", list(labels), format_func=labels.__getitem__, key="compare_runs", max_selections=MOST, on_change=changed,
+        placeholder="Choose one or more runs",
+    )  # fmt: skip
+    compared = [Compared(view.run, view.pair, view.table)]
+    choices = {}
+    for run_id, index in indices.items():
+        try:
+            run = state.open_run(run_id)
+        except UlpscopeError as error:
+            st.error(str(error))
+            continue
+        choices[run_id] = _place(run, index, view.pair.variant)
+        compared.append(Compared(run, run.pairs[choices[run_id]], state.positions(run, choices[run_id])))
+    _variants(compared[1:], choices, indices)
+    return compared
+
+
+def _place(run: RunReader, index: int | None, variant: str) -> int:
+    """The pair that was asked for, else the one of the same variant, else the first."""
+    if index is not None and index < len(run.pairs):
+        return index
+    return next((pair.index for pair in run.pairs if pair.variant == variant), 0)
+
+
+def _variants(compared: Sequence[Compared], choices: dict[str, int], indices: dict[str, int | None]) -> None:
+    """A choice of the variant for every run that has several."""
+    several = [one for one in compared if len(one.run.pairs) > 1]
+    for column, one in zip(st.columns(max(1, len(several))), several, strict=False):
+        run_id, key = one.run.run_id, f"compare_variant_{one.run.run_id}"
+        st.session_state[key] = choices[run_id]
+
+        def changed(run_id: str = run_id, key: str = key) -> None:
+            _ask([(other, st.session_state[key] if other == run_id else indices[other]) for other in indices])
+
+        names = {pair.index: f"{pair.index}: {pair.variant}" for pair in one.run.pairs}
+        column.selectbox(
+            f"Variant of {widgets.escaped(one.run.header.name)}",
+            list(names),
+            format_func=names.__getitem__,
+            key=key,
+            on_change=changed,
+        )
+
+
+def names(compared: Sequence[Compared]) -> list[str]:
+    """Of the pairs, short and each its own: the run's name, and its variant where that tells two apart."""
+    plain = [one.run.header.name for one in compared]
+    return [
+        name if plain.count(name) == 1 else f"{name} · {one.pair.variant} · {place + 1}"
+        for place, (name, one) in enumerate(zip(plain, compared, strict=True))
+    ]
+
+
+def provenance(compared: Sequence[Compared], titles: Sequence[str]) -> pd.DataFrame:
+    """What differs in where the runs come from: one row a fact that is not the same everywhere, one column a run."""
+    facts = []
+    for one in compared:
+        about, header = one.run.header.provenance, one.run.header
+        facts.append(
+            {
+                "reference": one.pair.reference, "variant": one.pair.variant, "verdict": one.pair.verdict or "not judged",
+                "dtype": header.compute_dtype, "model": words.model_name(about.model), "revision": about.revision,
+                "device": f"{about.device} {about.device_name}".strip(), "positions": f"{header.rows:,}", "vocabulary": f"{header.vocab:,}",
+                "created (UTC)": f"{one.run.created:%Y-%m-%d %H:%M}", **about.versions,
+            }
+        )  # fmt: skip
+    keys = list(dict.fromkeys(key for each in facts for key in each))
+    rows = {key: [each.get(key, "") for each in facts] for key in keys}
+    differing = {key: values for key, values in rows.items() if len(set(values)) > 1}
+    return pd.DataFrame.from_dict(differing, orient="index", columns=list(titles))
+
+
+def figures(compared: Sequence[Compared], titles: Sequence[str]) -> pd.DataFrame:
+    """One row a measure, one column a run, with its ratio to the first in brackets where it says something."""
+    rows = {}
+    for row in headline(compared):
+        cells: list[str] = []
+        for value, ratio in zip(row["values"], row["ratios"], strict=True):  # type: ignore[call-overload]
+            text = _shown(str(row["measure"]), value)
+            cells.append(text if ratio is None or len(cells) == 0 else f"{text}  ({ratio:.3g}x)")
+        rows[str(row["measure"])] = cells
+    return pd.DataFrame.from_dict(rows, orient="index", columns=list(titles))
+
+
+def _shown(measure: str, value: float | None) -> str:
+    if value is None:
+        return "undefined"
+    if measure in ("flips", "near ties", "max ULPs"):
+        return f"{int(value):,}"
+    return f"{value:.2%}" if measure in ("differing logits, share", "same top-1") else f"{value:.4g}"
+
+
+def flips(found: Sequence[FlipSet], compared: Sequence[Compared], titles: Sequence[str]) -> pd.DataFrame:
+    """One row a position: where, and in each run the two tokens, or nothing where it does not flip."""
+    rows = []
+    for one in found:
+        row: dict[str, object] = {"prompt": one.prompt, "position": one.position, "in": f"{sum(one.flips)} of {len(compared)}"}
+        for title, tokens, each in zip(titles, one.tokens, compared, strict=True):
+            texts = [] if tokens is None else [words.token(token, each.run.vocabulary.get(token)) for token in tokens]
+            row[title] = " → ".join(texts)
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    return table.drop(columns="prompt") if len(compared[0].run.header.prompts) == 1 and len(table) else table

@@ -1,0 +1,47 @@
+"""Repeats: sides of equal bits as classes, every two classes against each other, and a sweep over its value."""
+
+import streamlit as st
+
+from app import charts, classes, state, widgets, words
+from core.runs.classes import classes_of, sweep_of
+
+view = widgets.head(
+    "Repeats",
+    state.current_view(),
+    "All sides of the run at once: those that are equal bit for bit form a class. Distances in ULPs of {dtype}, logits over a vocabulary of {vocab}.",
+)
+run = view.run
+groups = classes_of(run)
+classes.sentence(run, groups)
+st.dataframe(
+    classes.members(run, groups), hide_index=True, key="classes", column_config=classes.COLUMNS, on_select=classes.choose(groups),
+    selection_mode="single-row",
+)  # fmt: skip
+st.caption(
+    "One row a class, in order of first appearance; figures are of its first side against the reference's class, over all positions. A click selects that side on every page."
+)
+
+sweep = sweep_of(run)
+if sweep is not None:
+    st.subheader(f"Over {sweep.name}")
+    st.plotly_chart(charts.sweep(classes.swept(run, sweep), sweep.name, view.dtype), key="sweep", theme="streamlit")
+    st.caption(
+        f"Each side against the reference `{widgets.code(run.sides[0].name)}`, by its {widgets.code(sweep.name)}; sides of one class have one colour. Share of logits that differ, largest difference in logits, flips."
+    )
+
+if len(groups) > 2:
+    title, what = st.columns([2, 3], vertical_alignment="bottom")
+    title.subheader("Every two classes")
+    measure = (
+        what.segmented_control(
+            "Figure", list(classes.MEASURES), format_func=classes.MEASURES.__getitem__, required=True, key="class_measure"
+        )
+        or "neq"
+    )
+    pairs = classes.every_two(run, groups)
+    if pairs is not None:
+        figure = charts.class_matrix(classes.grid(pairs, len(groups), measure), [group.members[0] for group in groups], measure)
+        st.plotly_chart(figure, key="class_matrix", theme="streamlit")
+        st.caption(
+            f"{classes.MEASURES[measure]} of every two classes, {words.plural(run.header.rows, 'position')} x {run.header.vocab:,} logits; a class is named by its first side. Grey: equal bits."
+        )

@@ -1,0 +1,111 @@
+"""The Repeats and Compare pages on every sample run and on made ones; figures are those of the run files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app import charts, comparing
+from core.runs.classes import classes_of
+from core.runs.gallery import list_runs
+from core.runs.store import Store, open_store
+from tests.app.test_selection import followed
+from tests.app.test_verdict_page import opened, said
+from tests.core.runs.test_classes import stored
+
+SAMPLES = ["fresh-against-cached", "batch-1-against-n", "float32-three-paths", "continuations-that-part", "injected-bug"]
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch) -> Store:
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    return Store(tmp_path / "runs")
+
+
+def table(app: AppTest, key: str):
+    return next(frame.value for frame in app.dataframe if frame.key == key or getattr(frame.proto, "id", "").find(key) >= 0)
+
+
+@pytest.mark.parametrize("run", SAMPLES)
+def test_every_sample_run_shows_its_classes(run):
+    app = opened("repeats", run=run)
+    groups = classes_of(__import__("app.state", fromlist=["state"]).open_run(run))
+    shown = table(app, "classes")
+    assert len(shown) == len(groups)
+    assert shown["count"].sum() == sum(len(group.members) for group in groups)
+
+
+def test_a_sweep_is_drawn_over_its_values_and_classes_against_each_other(own_store, tmp_path):
+    run = stored(own_store.directory, ["decode"] + [f"decode+batch:{n}" for n in (2, 3, 4, 8)], [0, 1, 1, 2, 3])
+    app = opened("repeats", run=run.run_id)
+    assert "5 sides in 4 classes of equal bits" in said(app)
+    assert "Over batch" in said(app)
+    assert "Every two classes" in said(app)
+    shown = table(app, "classes")
+    assert shown["differing logits"].tolist()[1:] == [pair.summary.neq for pair in (run.pairs[0], run.pairs[2], run.pairs[3])]
+
+
+def test_a_large_comparison_waits_to_be_asked_for(own_store, monkeypatch):
+    monkeypatch.setattr("app.classes.WITHOUT_ASKING", 10)
+    run = stored(own_store.directory, ["decode", "decode+batch:2", "decode+batch:4"], [0, 1, 2])
+    app = opened("repeats", run=run.run_id)
+    (button,) = [each for each in app.button if each.label == "Compare every two"]
+    assert "reads" in said(app)
+    button.click().run()
+    assert not app.exception
+    assert "of every two classes" in said(app)
+
+
+def test_equal_sides_are_said_to_be(own_store):
+    run = stored(own_store.directory, ["decode", "decode+batch:2", "decode+batch:4"], [0, 0, 0])
+    assert "All 3 sides are equal bit for bit" in said(opened("repeats", run=run.run_id))
+
+
+def test_two_runs_stand_side_by_side_with_ratios(own_store):
+    app = followed("compare", run="fresh-against-cached", **{"with": "float32-three-paths"})
+    figures = app.dataframe[0].value
+    assert figures.shape[1] == 2
+    first, second = figures.loc["flips"]
+    assert first == "4"
+    assert second.startswith("0")
+    assert "bfloat16" in said(app) or "dtype" in " ".join(str(t.value) for t in app.table)
+    assert "different tokens" in said(app)
+
+
+def test_runs_of_the_same_tokens_name_the_flips_they_share(own_store):
+    first = stored(own_store.directory, ["decode", "decode+batch:2"], [0, 3])
+    second = stored(own_store.directory, ["decode", "decode+batch:4"], [0, 3])
+    app = followed("compare", run=first.run_id, **{"with": second.run_id})
+    count = first.pairs[0].summary.flips
+    if count:
+        assert f"{count} of {count} position" in said(app)
+    else:
+        assert "No run has a flip" in said(app)
+
+
+@pytest.mark.parametrize(
+    "asked", ["nothing", "nothing~3", "batch-1-against-n~99", "~", ",,,", "<b>x</b>", "batch-1-against-n~x" * 40]
+)
+def test_links_that_make_no_sense_are_a_sentence_at_most(asked):
+    app = followed("compare", run="fresh-against-cached", **{"with": asked})
+    assert not app.exception
+
+
+def test_a_variant_out_of_a_link_is_the_one_compared():
+    cards = {card.run_id: card for card in list_runs(open_store())[0]}
+    assert cards["batch-1-against-n"].pairs == 3
+    app = followed("compare", run="fresh-against-cached", **{"with": "batch-1-against-n~2"})
+    boxes = [box for box in app.selectbox if box.label.startswith("Variant of")]
+    assert [box.value for box in boxes] == [2]
+    boxes[0].set_value(1).run()
+    assert app.session_state["compare_with"] == "batch-1-against-n~1"
+    assert app.query_params["with"] == ["batch-1-against-n~1"] or app.query_params["with"] == "batch-1-against-n~1"
+
+
+def test_names_of_others_are_inert_in_the_figures():
+    figure = charts.class_matrix(np.array([[np.nan, 3.0], [3.0, np.nan]]), ["<b>a</b>", "b" * 90], "neq")
+    assert "<b>a" not in figure.to_json().replace("\\u003c", "<")
+    figure = charts.runs_by_distance([("<i>x</i>", np.array([1.0]), np.array([0.5]))])
+    assert "<i>x" not in figure.to_json().replace("\\u003c", "<")
+    assert comparing.MOST + 1 <= 6
