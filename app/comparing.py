@@ -14,6 +14,7 @@ from core.runs.reader import RunReader
 
 MOST = 5  # runs beside the first: six colours can be told apart
 BY = {"max_abs": "largest difference, logits", "max_ulps": "max ULPs", "rms": "rms difference, logits", "kl": "KL, nats"}
+SHORT = {"max_abs": "difference", "max_ulps": "ULPs", "rms": "rms", "kl": "KL"}
 _SEPARATOR, _PAIR = ",", "~"  # of the address: run~2,run~0
 
 
@@ -96,7 +97,7 @@ def _variants(compared: Sequence[Compared], choices: dict[str, int], indices: di
 
 def names(compared: Sequence[Compared]) -> list[str]:
     """Of the pairs, short and each its own: the run's name, and its variant where that tells two apart."""
-    plain = [one.run.header.name for one in compared]
+    plain = ["".join(c if c.isprintable() else "?" for c in one.run.header.name)[:60] for one in compared]
     return [
         name if plain.count(name) == 1 else f"{name} · {one.pair.variant} · {place + 1}"
         for place, (name, one) in enumerate(zip(plain, compared, strict=True))

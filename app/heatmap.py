@@ -39,7 +39,7 @@ button { font: inherit; font-size: 0.8rem; line-height: 1.3; padding: 0.25rem 0.
 button:first-of-type { border-radius: var(--st-base-radius) 0 0 var(--st-base-radius); }
 button:last-of-type { border-radius: 0 var(--st-base-radius) var(--st-base-radius) 0; }
 button:hover:enabled { border-color: var(--st-primary-color); position: relative; }
-button[aria-pressed="true"] { color: var(--st-primary-color); border-color: var(--st-primary-color); position: relative;
+button[aria-pressed="true"] { color: color-mix(in srgb, var(--st-primary-color) 75%, var(--st-text-color)); border-color: var(--st-primary-color); position: relative;
   background: color-mix(in srgb, var(--st-primary-color) 12%, transparent); }
 button:disabled { opacity: 0.45; cursor: default; }
 button:focus-visible, canvas:focus-visible { outline: 2px solid var(--st-primary-color); outline-offset: 1px; }

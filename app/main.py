@@ -31,6 +31,7 @@ PAGES = (
 def draw() -> None:
     """One viewer's script run."""
     st.set_page_config(page_title="ULPscope", page_icon=str(ROOT / "app" / "favicon.png"), layout="wide")
+    st.html(ROOT / "app" / "style.css")
     pages = [st.Page(ROOT / "pages" / f"{name}.py", title=title, url_path=name, default=name == "runs") for name, title in PAGES]
     page = st.navigation(pages, position="hidden")
     name = page.url_path or "runs"

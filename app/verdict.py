@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import charts, state, widgets, words
+from app import charts, exports, state, widgets, words
 from app.jobs import ANY_DEVICE, ROOT, Job, PromptFile
 from core.runs import judge_command
 from core.runs.issue_text import issue_text
@@ -38,7 +38,7 @@ def verdict(view: state.View) -> None:
     found = finding(view.run, view.pair, view.table)
     with st.container(border=True, key="verdict"):
         st.badge(found.name, icon=_ICONS.get(found.name), color=words.VERDICTS.get(found.name, "gray"))  # type: ignore[arg-type]
-        st.markdown(_marked(_opening(found.sentence), bold=True))
+        st.markdown(_marked(words.opening(found.sentence), bold=True))
         _differing(view)
     is_upload = view.run.header.provenance.kind == "upload"
     if is_upload and found.name in (UNDECIDED, NONDETERMINISTIC):
@@ -64,10 +64,6 @@ def _text(part: str, bold: bool) -> str:
         return widgets.escaped(part)
     start = part.index(core)
     return f"{part[:start]}**{widgets.escaped(core)}**{part[start + len(core) :]}"
-
-
-def _opening(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
 
 
 def _differing(view: state.View) -> None:
@@ -171,7 +167,7 @@ def _modules(row: Evidence) -> None:
     figure = charts.over_modules(
         [str(name) for name in names], np.array(pair, float), np.array(floor, float), first if isinstance(first, str) else None
     )
-    st.plotly_chart(figure, key="over_modules", theme="streamlit")
+    st.plotly_chart(figure, key="over_modules", theme="streamlit", config=_config("over-modules"))
     st.caption(
         "Root mean square of the difference at the output of every module, over the positions looked at, in units of that output: this pair, and "
         "the rounding floor. Where a line has a gap, nothing differs."
@@ -200,10 +196,16 @@ def _residues(row: Evidence, deciding: Evidence, floors: pd.DataFrame, ratios: n
         return
     is_start = np.ones(len(beyond), bool)
     is_start[1:] = (np.diff(beyond[:, 1]) != 1) | (np.diff(beyond[:, 0]) != 0)
-    st.plotly_chart(charts.residues(beyond[:, 1], beyond[is_start, 1], block), key="floor_residues", theme="streamlit")
+    figure = charts.residues(beyond[:, 1], beyond[is_start, 1], block)
+    st.plotly_chart(figure, key="floor_residues", theme="streamlit", config=_config("residues"))
     st.caption(
         f"Positions of all prompts that stand out from the floor, by their place in blocks of {block}. Rounding knows no blocks; a cache made of them does."
     )
+
+
+def _config(what: str) -> dict:
+    view = state.current_view()
+    return exports.charts_config(what if view is None else exports.file_stem(view, what))
 
 
 def _clickable(figure: object, key: str) -> None:
@@ -218,7 +220,7 @@ def _clickable(figure: object, key: str) -> None:
         on_select=pick,
         selection_mode="points",
         theme="streamlit",
-        config={"scrollZoom": False, "displaylogo": False},
+        config=_config(key.replace("_", "-")),
     )
 
 
@@ -248,7 +250,7 @@ def _controls_to_bring(view: state.View) -> None:
     ways.append(("whether a kernel is nondeterministic: each side called once more", "--rerun AGAIN.npz"))
     with st.expander("Controls that would decide it", icon=":material/rule:", key="controls_to_bring"):
         for what, option in ways:
-            st.caption(what[:1].upper() + what[1:])
+            st.caption(words.opening(what))
             st.code(f"{command} {option}", language="bash", wrap_lines=True)
         st.caption("The judged run is a new one, of the same bits; options may be combined. docs/verdict.md has the method.")
 

@@ -90,6 +90,11 @@ def share(count: int, total: int) -> str:
     return f"{count:,} of {total:,} ({percent(count / total)})"
 
 
+def opening(sentence: str) -> str:
+    """With a capital at the beginning."""
+    return sentence[:1].upper() + sentence[1:]
+
+
 def plural(count: int, noun: str) -> str:
     """`1 flip`, `2,000 flips`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -375,7 +375,12 @@ def growth_evidence(
         says = f"From module to module it grows as the floor does: at most {most:.2f} times it anywhere in the model."
         return Evidence(STRUCTURE, control, figures, PASSED, says)
     first = int(beyond[0])
-    before = f", at most {ratios[:first].max():.2f} times in what runs before it" if first else ""
+    largest = float(ratios[:first].max()) if first else 0.0
+    before = (
+        f", at most {largest:.2f} times in what runs before it"
+        if largest
+        else ", and nothing differs in what runs before it" * bool(first)
+    )
     larger = "out of nothing" if floor[first] <= tiny else f"{three_digits(ratios[first])} times the floor there"
     says = f"In the model it enters at {names[first]}: {larger}{before}."
     return Evidence(STRUCTURE, control, figures, NOTED, says)

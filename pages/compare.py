@@ -16,19 +16,25 @@ if len(compared) == 1:
     st.info("Choose a run to compare with: the same prompts before and after an upgrade, in another dtype, on another device.")
     st.stop()
 titles = comparing.names(compared)
-shown = [words.visible(title) for title in titles]
-differs = comparing.provenance(compared, shown)
+differs = comparing.provenance(compared, [widgets.escaped(title) for title in titles])
 if not differs.empty:
     st.subheader("What is not the same")
     st.table(differs.map(widgets.escaped), border="horizontal")
 st.subheader("Figures")
-st.dataframe(comparing.figures(compared, shown), key="compare_figures")
+st.dataframe(comparing.figures(compared, titles), key="compare_figures")
 dtypes = {one.run.header.compute_dtype for one in compared}
 st.caption(
     "Over all positions of each pair; in brackets the ratio to the first run. ULPs are of each run's own dtype"
     + (": those of different dtypes are different lengths." if len(dtypes) > 1 else f", {dtypes.pop()}.")
 )
 
+left, right = st.columns(2, vertical_alignment="bottom")
+by = (
+    right.segmented_control(
+        "By position", list(comparing.BY), format_func=comparing.SHORT.__getitem__, required=True, key="compare_by"
+    )
+    or "max_abs"
+)
 left, right = st.columns(2)
 with left:
     curves = [(title, *distribution(one.run.histogram(one.pair.index))) for title, one in zip(titles, compared, strict=True)]
@@ -36,14 +42,12 @@ with left:
     st.caption("Share of the logits that are at least so many ULPs apart; the left end is the share that differs.")
 is_same = same_tokens(compared)
 with right:
-    by = st.session_state.get("compare_by", "max_abs")
     lines = []
     for title, one in zip(titles, compared, strict=True):
         table = one.table[one.table["prompt"] == view.prompt]
         at = table["position"].to_numpy(int)
         lines.append((title, at, table[by].to_numpy(float, na_value=np.nan), at[table["is_flip"].to_numpy(bool)]))
     st.plotly_chart(charts.runs_by_position(lines, comparing.BY[by], view.position), key="compare_positions", theme="streamlit")
-    st.segmented_control("By position", list(comparing.BY), format_func=comparing.BY.__getitem__, required=True, key="compare_by")
     st.caption("At each position of the selected prompt, crosses are flips; where a line has a gap, nothing differs.")
 
 st.subheader("Flips that they share, and that they do not")
@@ -67,6 +71,6 @@ def choose() -> None:
 
 
 st.dataframe(
-    comparing.flips(found, compared, shown), hide_index=True, key="compare_flips", on_select=choose, selection_mode="single-row"
+    comparing.flips(found, compared, titles), hide_index=True, key="compare_flips", on_select=choose, selection_mode="single-row"
 )
 st.caption("Reference's token → variant's token, where the run flips. A click selects the position on every page.")

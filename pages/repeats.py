@@ -15,7 +15,7 @@ groups = classes_of(run)
 classes.sentence(run, groups)
 st.dataframe(
     classes.members(run, groups), hide_index=True, key="classes", column_config=classes.COLUMNS, on_select=classes.choose(groups),
-    selection_mode="single-row",
+    selection_mode="single-row", placeholder="–",
 )  # fmt: skip
 st.caption(
     "One row a class, in order of first appearance; figures are of its first side against the reference's class, over all positions. A click selects that side on every page."
@@ -43,5 +43,5 @@ if len(groups) > 2:
         figure = charts.class_matrix(classes.grid(pairs, len(groups), measure), [group.members[0] for group in groups], measure)
         st.plotly_chart(figure, key="class_matrix", theme="streamlit")
         st.caption(
-            f"{classes.MEASURES[measure]} of every two classes, {words.plural(run.header.rows, 'position')} x {run.header.vocab:,} logits; a class is named by its first side. Grey: equal bits."
+            f"{words.opening(classes.MEASURES[measure])} of every two classes, over {words.plural(run.header.rows, 'position')} x {run.header.vocab:,} logits; a class is named by its first side, and is empty against itself."
         )

@@ -29,7 +29,7 @@ def class_matrix(values: NDArray[np.float64], names: list[str], measure: str) ->
     )  # fmt: skip
     figure.add_heatmap(
         z=shade, x=places, y=places, colorscale=ULPS, showscale=False, xgap=2, ygap=2, customdata=values,
-        text=[[_figure(float(value), measure) for value in row] for row in np.asarray(values)],
+        text=[[_figure(float(value), measure) for value in row] for row in values],
         hovertemplate="class %{y} against class %{x}: %{text}<extra></extra>",
     )  # fmt: skip
     if len(names) <= 12:
@@ -37,7 +37,7 @@ def class_matrix(values: NDArray[np.float64], names: list[str], measure: str) ->
             if not np.isnan(values[i, j]):
                 is_dark = values[i, j] > 0 and _is_dark(shade, i, j)
                 figure.add_annotation(
-                    x=j, y=i, text=_figure(values[i, j], measure), showarrow=False,
+                    x=j, y=i, text=_figure(float(values[i, j]), measure), showarrow=False,
                     font={"color": QUIET if values[i, j] == 0 else "#FFFFFF" if is_dark else "#101418", "size": 12},
                 )  # fmt: skip
     ticks = {"tickvals": places, "range": [-0.5, len(names) - 0.5]}
