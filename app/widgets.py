@@ -134,7 +134,10 @@ def _new_prompt() -> None:
 
 def head(title: str, view: state.View | None, what: str) -> state.View:
     """Title, what is looked at, and a sentence on what is shown; stops with an empty state where there is no run."""
-    st.title(title)
+    left, right = st.columns([5, 1.2], vertical_alignment="bottom")
+    left.title(title)
+    with right.popover("Definitions", icon=":material/menu_book:", width="stretch"):
+        st.markdown(_definitions())
     if view is None:
         empty()
     run, header = view.run, view.run.header
@@ -145,6 +148,13 @@ def head(title: str, view: state.View | None, what: str) -> state.View:
     )
     st.caption(what.format(dtype=header.compute_dtype, vocab=f"{header.vocab:,}", run=run.run_id))
     return view
+
+
+@st.cache_data(show_spinner=False)
+def _definitions() -> str:
+    """docs/metrics.md from its definitions on: what every figure is, its unit and how it is computed."""
+    text = (PAGES.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
+    return text[text.index("**Ordinal.**") :]
 
 
 def code(text: str) -> str:

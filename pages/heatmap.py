@@ -45,7 +45,7 @@ if selected is not None:
 
 title, order = st.columns([3, 1.3], vertical_alignment="bottom")
 title.subheader(f"Furthest apart at position {view.position}")
-by = order.segmented_control("Order by", ["difference", "ULPs"], default="difference", required=True, key="worst_by")
+by = order.segmented_control("Order by", ["difference", "ULPs"], required=True, key="worst_by")
 worst = worst_elements(run, pair.index, view.prompt, view.position, by_ulps=by == "ULPs")
 if worst.empty:
     st.write("No logit differs at this position.")

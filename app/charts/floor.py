@@ -107,7 +107,7 @@ def over_modules(names: list[str], pair: np.ndarray, floor: np.ndarray, first: s
         place = names.index(first)
         figure.add_vline(x=place, line={"color": MISMATCH, "width": 1.4, "dash": "dash"})
         figure.add_annotation(
-            x=place, y=1, yref="paper", yanchor="bottom", text=shown[place], showarrow=False, font={"color": MISMATCH},
+            x=place, y=1, yref="paper", yanchor="top", xshift=5 if place < len(names) / 2 else -5, text=shown[place], showarrow=False, font={"color": MISMATCH},
             xanchor="left" if place < len(names) / 2 else "right",
         )  # fmt: skip
     blocks = [place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()]

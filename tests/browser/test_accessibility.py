@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from app.main import PAGES
 from tests.browser.driving import Dashboard, settle
@@ -30,32 +30,36 @@ def faults(page: Page) -> list[str]:
     ]
 
 
-def opened(browser: Browser, dashboard: Dashboard, address: str, scheme: str, width: int) -> Page:
-    page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()  # type: ignore[arg-type]
+def opened(page: Page, dashboard: Dashboard, address: str) -> None:
     page.goto(f"{dashboard.url}/{address}")
     settle(page)
     page.wait_for_timeout(600)
-    return page
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", [name for name, _ in PAGES])
-def test_no_page_has_a_serious_fault(name, scheme, browser: Browser, dashboard: Dashboard):
-    address = f"{'' if name == 'runs' else name}?{SELECTION}" + ("&with=fresh-against-cached" if name == "compare" else "")
-    page = opened(browser, dashboard, address, scheme, 1280)
-    assert faults(page) == []
-    page.context.close()
 
 
 @pytest.mark.parametrize("name", [name for name, _ in PAGES])
-def test_nor_on_a_telephone(name, browser: Browser, dashboard: Dashboard):
-    page = opened(browser, dashboard, f"{'' if name == 'runs' else name}?{SELECTION}", "light", 390)
+def test_no_page_has_a_serious_fault(name, page: Page, dashboard: Dashboard):
+    """One visit: light, then as narrow as a telephone, then dark and wide again."""
+    page.emulate_media(color_scheme="light")
+    opened(
+        page,
+        dashboard,
+        f"{'' if name == 'runs' else name}?{SELECTION}" + ("&with=fresh-against-cached" if name == "compare" else ""),
+    )
     assert faults(page) == []
-    page.context.close()
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_timeout(400)
+    assert faults(page) == []
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.emulate_media(color_scheme="dark")
+    page.reload()
+    settle(page)
+    page.wait_for_timeout(600)
+    assert page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor") == "rgb(17, 21, 27)"
+    assert faults(page) == []
 
 
-def test_a_planted_fault_is_found(browser: Browser, dashboard: Dashboard):
-    page = opened(browser, dashboard, f"flips?{SELECTION}", "light", 1280)
+def test_a_planted_fault_is_found(page: Page, dashboard: Dashboard):
+    opened(page, dashboard, f"flips?{SELECTION}")
     page.evaluate(
         """() => {
             const faint = document.createElement('p');
@@ -66,4 +70,3 @@ def test_a_planted_fault_is_found(browser: Browser, dashboard: Dashboard):
     )
     rules = {fault.split(":")[0] for fault in faults(page)}
     assert {"color-contrast", "button-name"} <= rules
-    page.context.close()

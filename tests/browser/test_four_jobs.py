@@ -1,0 +1,112 @@
+"""The four jobs of the design, walked as their people would: from the start page, from a shell, from somebody's link."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.driving import ROOT, Dashboard, picture, settle
+from tests.core.uploads.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
+
+X, HEAD = states()
+
+
+def core(dashboard: Dashboard, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command line on the dashboard's store."""
+    return subprocess.run(
+        [sys.executable, "-m", "core", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "ULPSCOPE_STORE": str(dashboard.store)},
+    )  # fmt: skip
+
+
+def test_an_inference_engineer_uploads_a_dump_and_the_control_it_asks_for(page: Page, dashboard: Dashboard, tmp_path: Path):
+    """'Run 1 differs from run 2: is my KV reuse broken?'"""
+    dump = saved(
+        tmp_path / "reuse.npz",
+        reference=in_bfloat16(X, HEAD, 1),
+        variant=in_bfloat16(with_fault(X), HEAD, 2),
+        token_ids=np.arange(ROWS),
+    )
+    pair = saved(tmp_path / "reuse32.npz", reference=in_float32(X, HEAD, 1), variant=in_float32(with_fault(X), HEAD, 2))
+    page.goto(dashboard.url)
+    settle(page)
+    page.locator("input[type=file]").first.set_input_files(dump)
+    page.get_by_role("button", name="Save as a run").click(timeout=20_000)
+    expect(page.locator("h1")).to_have_text("Overview", timeout=30_000)
+    settle(page)
+    expect(page.get_by_text("undecided").first).to_be_visible()
+    run_id = page.url.split("run=")[1].split("&")[0]
+    page.get_by_text("Controls that would decide it").click()
+    expect(page.get_by_text(f"python -m core verdict {run_id} --float32 PAIR_IN_FLOAT32.npz").last).to_be_visible()
+    picture(page, "job-1-undecided")
+
+    done = core(dashboard, "verdict", run_id, "--float32", pair, "--json")  # what the page told them to type
+    assert done.returncode == 1, done.stderr
+    judged = json.loads(done.stdout)["run_id"]
+    page.goto(f"{dashboard.url}/overview?run={judged}")
+    settle(page)
+    expect(page.get_by_text("bug suspected").first).to_be_visible()
+    expect(page.get_by_text("rounding shrinks with the precision, and this does not").first).to_be_visible()
+    page.get_by_text("Copy report").click()
+    expect(page.get_by_text("| float32 | failed |").first).to_be_visible()
+    picture(page, "job-1-judged")
+
+
+def test_a_qa_engineer_finds_what_moved_the_golden_test(page: Page, dashboard: Dashboard, tmp_path: Path):
+    """'The golden test moved.' The gate fails in a shell; the stored dump shows which tokens flipped."""
+    golden, today = in_bfloat16(X, HEAD, 1), in_bfloat16(X, HEAD, 1)
+    best, second = np.argsort(-golden[17])[:2]
+    today[17, [best, second]] = today[17, [second, best]]
+    files = [saved(tmp_path / f"{name}.npz", logits=logits) for name, logits in (("golden", golden), ("today", today))]
+    done = core(dashboard, "compare", *files, "--fail-on", "flips")
+    assert done.returncode == 1
+    assert "gate failed" in done.stderr
+    stored = core(dashboard, "ingest", *files, "--json")
+    run_id = json.loads(stored.stdout)["run_id"]
+    page.goto(f"{dashboard.url}/flips?run={run_id}")
+    settle(page)
+    expect(page.get_by_text("1 flip in 48 positions").first).to_be_visible()
+    page.get_by_role("button", name="Go to the first flip, position 17").click()
+    settle(page)
+    assert "position=17" in page.url
+    picture(page, "job-2-flip")
+
+
+def test_a_kernel_author_learns_at_which_module_a_fault_enters(page: Page, dashboard: Dashboard):
+    """'At which layer does it first differ?' From the start page, over the injected bug."""
+    page.goto(f"{dashboard.url}/overview?run=injected-bug")
+    settle(page)
+    expect(page.get_by_text("In the model it enters at model.layers.0.self_attn").first).to_be_visible()
+    page.get_by_text("In the model it enters at").last.click()
+    expect(page.get_by_text("Root mean square of the difference at the output of every module")).to_be_visible(timeout=15_000)
+    picture(page, "job-3-modules")
+
+
+def test_a_team_sees_the_same_position_of_the_same_run(browser: Browser, dashboard: Dashboard):
+    """One walks from the start page to a flip and copies the link; a colleague's browser, which has never been here, opens it."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, permissions=["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.goto(f"{dashboard.url}/near_ties?run=batch-1-against-n&variant=prefill")
+    settle(page)
+    page.keyboard.press("n")  # the next flip
+    page.wait_for_url("**position=30*", timeout=15_000)
+    settle(page)
+    page.get_by_role("button", name="Copy link").click()
+    link = page.evaluate("navigator.clipboard.readText()")
+    context.close()
+    colleague = browser.new_context(viewport={"width": 1280, "height": 900})
+    other = colleague.new_page()
+    other.goto(link)
+    settle(other)
+    expect(other.locator("h1")).to_have_text("Near ties")
+    expect(other.get_by_text("Best tokens at position 30")).to_be_visible()
+    expect(other.get_by_text("flip 1 of 3")).to_be_visible()
+    assert other.locator("[data-testid=stException]").count() == 0
+    picture(other, "job-4-link")
+    colleague.close()
