@@ -27,6 +27,8 @@ SORTS = {  # of the gallery, and what each is called
     "newest": "newest first", "oldest": "oldest first", "name": "name", "verdict": "gravest verdict", "flips": "most flips",
     "max ULPs": "largest max ULPs", "positions": "most positions",
 }  # fmt: skip
+# Thresholds of a margin in logits: a sequence of 1, 2, 5 from well below a step of bfloat16 at logits of 8 (0.0625) on.
+LOGIT_STEPS = ("0", "0.001", "0.002", "0.005", "0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1", "2", "5", "10")
 LONGEST_TEXT = 120
 _WHOLE = re.compile(r"-?[0-9]{1,15}", re.ASCII)
 
@@ -88,6 +90,12 @@ SETTINGS = (
     Setting("runs", "sort", "gallery_sort", "newest", _words(SORTS)),
     Setting("overview", "colour", "strip_colour", "largest difference", _words(COLOURS)),
     Setting("near_ties", "threshold", "threshold", 4, span=(0, 64)),
+    Setting("near_ties", "logits", "threshold_logits", "0.1", {step: step for step in LOGIT_STEPS}),
+    Setting("near_ties", "unit", "threshold_unit", "ULPs", {"ulps": "ULPs", "logits": "logits"}),
+    Setting("near_ties", "of", "near_ties_of", "this prompt", _words(["this prompt", "all prompts"])),
+    Setting("flips", "list", "flips_listed", "flips", _words(["flips", "flips and near ties"])),
+    *(Setting(page, "top", "top_form", "logits", _words(["logits", "ranks"])) for page in ("overview", "near_ties", "flips")),
+    Setting("heatmap", "by", "worst_by", "difference", {"difference": "difference", "ulps": "ULPs"}),
     Setting("repeats", "figure", "class_measure", "neq", _words(["neq", "max_abs", "max_ulps", "flips"])),
     Setting("compare", "with", "compare_with", "", longest=1000),
     Setting("compare", "by", "compare_by", "max_abs", _words(["max_abs", "max_ulps", "rms", "kl"])),

@@ -7,7 +7,9 @@ never by array.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,8 +114,14 @@ def _kept(kind: str) -> dict[tuple[str, int, int], Any]:
     return {}
 
 
+def _digest(stamps: tuple) -> str:
+    """For a key: Streamlit takes 45 ms to hash the stamps of a thousand files by itself."""
+    return hashlib.sha256(repr(stamps).encode("utf-8", "backslashreplace")).hexdigest()
+
+
 @st.cache_resource(max_entries=4, show_spinner=False)
-def _cards(stamps: tuple[tuple[str, int, int], ...]) -> tuple[list[RunCard], list[BrokenRun]]:
+def _cards(digest: str, _stamps: tuple[tuple[str, int, int], ...]) -> tuple[list[RunCard], list[BrokenRun]]:
+    stamps = _stamps
     kept = _kept("card")
     known = {stamp: kept.get(stamp) for stamp in stamps}
     read = read_runs([Path(stamp[0]) for stamp, card in known.items() if card is None])
@@ -131,13 +139,13 @@ def _forget(kept: dict[tuple[str, int, int], Any], stamps: tuple[tuple[str, int,
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
-def _labels(directory: str, stamps: object) -> tuple[dict[str, labels.Labels], list[str]]:
+def _labels(directory: str, digest: str) -> tuple[dict[str, labels.Labels], list[str]]:
     return labels.read_all(Path(directory))
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
-def _names(stamps: tuple[tuple[str, int, int], ...]) -> dict[Path, str]:
-    found = read_runs([Path(stamp[0]) for stamp in stamps])
+def _names(digest: str, _stamps: tuple[tuple[str, int, int], ...]) -> dict[Path, str]:
+    found = read_runs([Path(stamp[0]) for stamp in _stamps])
     return {path: path.stem if isinstance(card, StoreError) else card.name for path, card in found.items()}
 
 
@@ -149,7 +157,8 @@ def jobs() -> Jobs:
 
 def cards() -> tuple[list[RunCard], list[BrokenRun]]:
     """All runs, newest first, and the files that are none; only a file that has come or changed is read."""
-    return _cards(_stamps(store().paths()))
+    stamps = _stamps(store().paths())
+    return _cards(_digest(stamps), stamps)
 
 
 def _stamps(paths: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
@@ -163,11 +172,11 @@ def _stamps(paths: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
 
 
 def searchable() -> dict[str, str]:
-    """Run id to the beginnings of its prompts; read once a file, at the first search (1 ms a run)."""
+    """Run id to the beginnings of its prompts, case folded; read once a file, at the first search (1 ms a run)."""
     stamps, kept = _stamps(store().paths()), _kept("prompts")
     missing = [stamp for stamp in stamps if stamp not in kept]
     texts = prompt_texts([Path(stamp[0]) for stamp in missing]) if missing else {}
-    kept |= {stamp: texts[Path(stamp[0])] for stamp in missing}
+    kept |= {stamp: texts[Path(stamp[0])].casefold() for stamp in missing}
     _forget(kept, stamps)
     return {Path(stamp[0]).stem: kept[stamp] for stamp in stamps}
 
@@ -175,7 +184,7 @@ def searchable() -> dict[str, str]:
 def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
     """Labels by run id, and a sentence on each file of labels that cannot be read."""
     directory = store().directory
-    return _labels(str(directory), labels.stamps(directory))
+    return _labels(str(directory), _digest(labels.stamps(directory)))
 
 
 def label(run_id: str, new: labels.Labels) -> None:
@@ -192,7 +201,8 @@ def discarded() -> list[Discarded]:
 
 def names_of(runs: list[Discarded]) -> dict[Path, str]:
     """What they were called; their ids where the files cannot be read."""
-    return _names(_stamps(run.path for run in runs))
+    stamps = _stamps(run.path for run in runs)
+    return _names(_digest(stamps), stamps)
 
 
 def open_run(run_id: str) -> RunReader:
@@ -215,7 +225,8 @@ def discard(run_id: str) -> str:
 
 
 def _let_go(stamp: tuple[str, int, int]) -> None:
-    _reader(*stamp).close()
+    with suppress(StoreError):  # it was not open, and is not there to be opened any more
+        _reader(*stamp).close()
     _reader.clear(*stamp)
 
 

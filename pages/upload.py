@@ -5,7 +5,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from app import state, words
+from app import state, uploading, words
 from app.widgets import PAGES
 from core.errors import UlpscopeError
 from core.runs.dumps import open_dump
@@ -16,9 +16,7 @@ st.caption(
     "One npz or safetensors file with two or more sides, or two files (npy, npz, safetensors) of one array each. A side is [positions, vocab] logits; "
     "every bit is kept. Nothing is stored before you save it."
 )
-files = st.file_uploader(
-    "Dump", type=["npz", "npy", "safetensors"], accept_multiple_files=True, key=f"dump_{st.session_state.get('uploads', 0)}"
-)
+files = uploading.chosen()
 if not files:
     with st.expander("What may be in a dump", expanded=True):
         st.markdown(
@@ -79,7 +77,7 @@ try:
                 else "no tokens"
             )
             st.markdown(
-                f"{prompts}**{dump.rows:,} positions x {dump.vocab:,} tokens**, {tokens}; compute dtype **{dump.compute_dtype}** ({dump.dtype_reason})."
+                f"{prompts}**{words.plural(dump.rows, 'position')} x {dump.vocab:,} tokens**, {tokens}; compute dtype **{dump.compute_dtype}** ({dump.dtype_reason})."
             )
             for warning in dump.warnings:
                 st.warning(warning)
@@ -95,6 +93,7 @@ except UlpscopeError as error:
     st.error(str(error))
 
 if run_id := st.session_state.pop("uploaded", None):
-    st.session_state["uploads"] = st.session_state.get("uploads", 0) + 1
+    uploading.finished()
+    st.session_state.pop("handed_over", None)
     st.session_state["open_next"] = run_id
     st.switch_page(PAGES / "overview.py")

@@ -167,7 +167,7 @@ def delete(
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Delete runs for good. Sample runs are refused."""
+    """Delete runs and their tags and notes for good (the dashboard keeps what it deletes for a week). Sample runs are refused."""
     target = open_store(store)
     full = list(dict.fromkeys(target.path_of(run_id).stem for run_id in run_ids))
     if not yes and sys.stdin.isatty() and not typer.confirm(f"Delete {', '.join(full)} for good?"):

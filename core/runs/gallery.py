@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +11,10 @@ from core.errors import StoreError, UsageError
 from core.numerics.formats import format_named
 from core.runs.store import Database, Store, check_size, check_version, each_database
 from core.runs.verdicts import shown_verdict
+
+SEARCHED_CHARACTERS = 2000  # of the beginning of each prompt
+_SEARCHED_PROMPTS = 64  # of a run, so that a thousand runs of many prompts do not fill the memory
+_LONGEST_TOKEN = 200  # characters; the vocabularies there are stay below it
 
 
 @dataclass(frozen=True)
@@ -52,15 +57,41 @@ class BrokenRun:
 
 def list_runs(store: Store) -> tuple[list[RunCard], list[BrokenRun]]:
     """All runs of a store, newest first, and the files that are none."""
+    return arranged(store, read_runs(store.paths()))
+
+
+def read_runs(paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
+    """What each file says of its run, or why it is none."""
+    return dict(each_database(paths, _read_card))
+
+
+def arranged(store: Store, found: Mapping[Path, RunCard | StoreError]) -> tuple[list[RunCard], list[BrokenRun]]:
+    """Newest first, and apart from them the files that are no runs. found: of `read_runs`, of files of the store."""
     cards: list[RunCard] = []
     broken: list[BrokenRun] = []
     is_read_only = {folder: not store.is_writable(folder / "any") for folder in (store.directory, *store.read_only)}
-    for path, found in each_database(store.paths(), _read_card):
-        if isinstance(found, StoreError):
-            broken.append(BrokenRun(path, str(found)))
+    for path, card in found.items():
+        if isinstance(card, StoreError):
+            broken.append(BrokenRun(path, str(card)))
         else:
-            cards.append(replace(found, is_read_only=is_read_only[path.parent]))
+            cards.append(replace(card, is_read_only=is_read_only[path.parent]))
     return sorted(cards, key=lambda card: (card.created, card.run_id), reverse=True), broken
+
+
+def prompt_texts(paths: Sequence[Path]) -> dict[Path, str]:
+    """The beginnings of each run's prompts, a line each, to search in; empty where there are no texts or the file is no run."""
+    found = each_database(paths, _read_prompt_texts)
+    return {path: "" if isinstance(text, StoreError) else text for path, text in found}
+
+
+def _read_prompt_texts(database: Database) -> str:
+    """Joined and cut by the database, so that a foreign file cannot send more than a run has."""
+    rows = database.rows(
+        "SELECT prompt, string_agg(left(text, ?), '' ORDER BY position) FROM run_file.token "
+        "WHERE prompt < ? AND position < ? AND text IS NOT NULL GROUP BY prompt ORDER BY prompt",
+        [_LONGEST_TOKEN, _SEARCHED_PROMPTS, SEARCHED_CHARACTERS],
+    )
+    return "\n".join(text[:SEARCHED_CHARACTERS] for _, text in rows)
 
 
 def _read_card(database: Database) -> RunCard:

@@ -46,6 +46,11 @@ def said(app: AppTest) -> str:
     return "\n".join(str(element.value) for kind in kinds for element in getattr(app, kind))
 
 
+def plain(app: AppTest) -> str:
+    """The same as a reader sees it, without the signs that keep names of others from being markdown."""
+    return said(app).replace("\\", "")
+
+
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("run", SAMPLES)
 def test_every_page_draws_every_sample_run(page, run):
@@ -124,20 +129,8 @@ def test_a_broken_file_is_named_and_harms_no_other_run(own_store):
     shutil.copy(ROOT / "sample_runs" / "batch-1-against-n.duckdb", own_store / "copy.duckdb")
     app = opened("runs")
     assert not app.exception
-    assert "broken.duckdb" in said(app)
+    assert "broken.duckdb" in plain(app)
     assert "6 of 6 runs" in said(app)
-
-
-def test_a_deleted_run_is_gone_and_sample_runs_have_no_delete_button(own_store):
-    own_store.mkdir()
-    shutil.copy(ROOT / "sample_runs" / "batch-1-against-n.duckdb", own_store / "mine.duckdb")
-    app = opened("runs", run="mine")
-    app.button(key="delete").click().run()
-    assert not app.exception
-    assert not (own_store / "mine.duckdb").exists()
-    sample = opened("runs", run="batch-1-against-n")
-    assert not [button for button in sample.button if button.key == "delete"]
-    assert (ROOT / "sample_runs" / "batch-1-against-n.duckdb").exists()
 
 
 def test_run_names_and_token_texts_are_rendered_inert(own_store):

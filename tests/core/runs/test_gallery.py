@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -18,8 +19,9 @@ import pytest
 
 from core.errors import StoreError
 from core.runs import store as store_module
-from core.runs.gallery import list_runs
+from core.runs.gallery import arranged, list_runs, prompt_texts, read_runs
 from core.runs.reader import RunReader
+from core.runs.records import Prompt
 from core.runs.store import Database, Store
 from core.runs.writer import _SCHEMA
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
@@ -323,3 +325,36 @@ def test_a_thousand_runs_are_listed_by_one_instance_a_thread(tmp_path: Path, mon
     cards, broken = list_runs(store)
     assert (len(cards), broken) == (1000, [])
     assert 1 <= len(opened) <= store_module._LISTING_THREADS
+
+
+def test_prompts_are_read_to_be_searched_the_beginning_of_each(tmp_path: Path) -> None:
+    long = Prompt(3000, tuple(range(3000)), tuple(f"{i % 10}" for i in range(3000)))
+    untold = Prompt(4, (1, 2, 3, 4))
+    header = header_of(lengths=(3, 2), vocab=16)
+    header = replace(header, prompts=(long, untold, Prompt(2, (1, 2), (" Ünder", "lined"))))
+    path = write_run(Store(tmp_path), header, calm_sides(header))
+    foreign = tmp_path / "foreign.duckdb"
+    foreign.write_text("no run")
+    texts = prompt_texts([path, foreign])
+    first, last = texts[path].split("\n")
+    assert first == "0123456789" * 200
+    assert last == " Ünderlined"
+    assert texts[foreign] == ""
+
+
+def test_a_foreign_file_cannot_send_more_text_than_is_searched(tmp_path: Path) -> None:
+    path = copied(tmp_path / "big.duckdb")
+    _shell(path, "INSERT INTO token SELECT p, i, 1, repeat('x', 5000) FROM range(100) a(p), range(50) b(i)")
+    (text,) = prompt_texts([path]).values()
+    assert len(text) <= 64 * (2000 + 1)
+
+
+def test_reading_file_by_file_is_listing_all(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for name in ("a", "b", "c"):
+        copied(tmp_path / f"{name}.duckdb")
+    (tmp_path / "broken.duckdb").touch()
+    apart = {path: card for one in store.paths() for path, card in read_runs([one]).items()}
+    together, broken = list_runs(store)
+    assert arranged(store, apart)[0] == together
+    assert [run.path for run in broken] == [run.path for run in arranged(store, apart)[1]]

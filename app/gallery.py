@@ -1,0 +1,399 @@
+"""The parts of the gallery: what is asked for, the table of runs, what can be done with the ticked ones, and the trash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import quote
+
+import pandas as pd
+import streamlit as st
+
+from app import page_settings, state, widgets, words
+from app.widgets import PAGES
+from core.errors import UlpscopeError
+from core.runs import labels as labelling
+from core.runs.gallery import RunCard
+from core.runs.labels import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, Labels
+from core.runs.trash import Discarded
+
+FLIPS = ("any", "with flips", "without flips")
+COLUMNS = {
+    "name": st.column_config.TextColumn(width=240),
+    "verdict": st.column_config.MultiselectColumn(
+        options=list(words.VERDICTS), color=list(words.VERDICTS.values()), help="of the run's pairs, the gravest first"
+    ),
+    "flips": st.column_config.NumberColumn(help="positions whose argmax differs"),
+    "max ULPs": st.column_config.NumberColumn(format="localized", help="largest distance, in ULPs of the run's dtype"),
+    "tags": st.column_config.ListColumn(),
+    "positions": st.column_config.NumberColumn(format="localized"),
+    "created": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC"),
+}
+_TRASH_COLUMNS = {"deleted": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC")}
+_ROW = 33  # pixels, at the theme's size of type
+_MOST_ROWS = 16  # that are shown without scrolling
+_FILTER = 155  # pixels: five beside each other on a laptop, two on a phone
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the gallery is to show; an empty text, or 'any', asks for nothing."""
+
+    text: str = ""
+    dtype: str = "any"
+    device: str = ""
+    verdict: str = "any"
+    flips: str = "any"
+    tag: str = ""
+    sort: str = "newest"
+
+    @property
+    def sought(self) -> list[str]:
+        """The words that a run has to have, all of them."""
+        return self.text.casefold().split()
+
+
+def matching(cards: Iterable[RunCard], asked: Asked, labels: Mapping[str, Labels], prompts: Mapping[str, str]) -> list[RunCard]:
+    """The runs asked for, in order. prompts: run id to case-folded text, needed where words are sought."""
+    shown = []
+    for card in cards:
+        attached = labels.get(card.run_id, Labels())
+        if (
+            asked.dtype in ("any", card.compute_dtype)
+            and asked.device in ("", card.device)
+            and (asked.verdict == "any" or asked.verdict in card.pair_verdicts)
+            and asked.flips in ("any", "with flips" if card.flips else "without flips")
+            and (not asked.tag or asked.tag in attached.tags)
+            and _has(card, attached, prompts.get(card.run_id, ""), asked.sought)
+        ):
+            shown.append(card)
+    return ordered(shown, asked.sort)
+
+
+def _has(card: RunCard, attached: Labels, prompts: str, sought: list[str]) -> bool:
+    if not sought:
+        return True
+    said = "\n".join((card.name, card.model, card.run_id, *card.sides, *attached.tags, attached.note)).casefold()
+    return all(word in said or word in prompts for word in sought)
+
+
+def ordered(cards: list[RunCard], sort: str) -> list[RunCard]:
+    """Runs that the order calls equal stay newest first, as they come."""
+    gravity = {name: place for place, name in enumerate(words.VERDICTS)}
+    keys: dict[str, Callable[[RunCard], tuple]] = {
+        "name": lambda card: (card.name.casefold(),),
+        "verdict": lambda card: (min((gravity.get(name, len(gravity)) for name in card.pair_verdicts), default=len(gravity)),),
+        "flips": lambda card: (-card.flips,),
+        "max ULPs": lambda card: (-card.max_ulps,),
+        "positions": lambda card: (-card.positions,),
+    }
+    if sort == "oldest":
+        return cards[::-1]
+    return sorted(cards, key=keys[sort]) if sort in keys else cards
+
+
+def ask(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> Asked:
+    """Draw the search, the filters and the order."""
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+        text = st.text_input(
+            "Search", type="search", placeholder="name, model, side, prompt, tag or note", key="gallery_search", width="stretch",
+            max_chars=page_settings.LONGEST_TEXT,
+        )  # fmt: skip
+        sort = st.selectbox(
+            "Sort", list(page_settings.SORTS), format_func=page_settings.SORTS.__getitem__, key="gallery_sort", width=170
+        )
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+        verdicts = [name for name in words.VERDICTS if any(name in card.pair_verdicts for card in cards)]
+        verdict = st.selectbox("Verdict", _offered(["any", *verdicts], "gallery_verdict"), key="gallery_verdict", width=_FILTER)
+        flips = st.selectbox("Flips", FLIPS, key="gallery_flips", width=_FILTER)
+        dtypes = sorted({card.compute_dtype for card in cards})
+        dtype = st.selectbox("dtype", _offered(["any", *dtypes], "gallery_dtype"), key="gallery_dtype", width=_FILTER)
+        devices = sorted({card.device for card in cards if card.device})
+        device = st.selectbox(
+            "Device", _offered(["", *devices], "gallery_device"), format_func=_or_any, key="gallery_device", width=_FILTER
+        )
+        tags = sorted({tag for attached in labels.values() for tag in attached.tags}, key=str.casefold)
+        tag = st.selectbox("Tag", _offered(["", *tags], "gallery_tag"), format_func=_or_any, key="gallery_tag", width=_FILTER)
+    return Asked(text, dtype, device, verdict, flips, tag, sort)
+
+
+def _offered(options: list[str], key: str) -> list[str]:
+    """The filter's options, with the one that a link or an earlier visit chose although no run has it."""
+    chosen = st.session_state.get(key)
+    return options if chosen is None or chosen in options else [*options, chosen]
+
+
+def _or_any(option: str) -> str:
+    return option or "any"
+
+
+def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
+    """The runs; a click on a cell opens its run, a tick marks it.
+
+    The browser knows rows by their number, so the widget belongs to exactly these runs in this order: a tick never moves to another run.
+    """
+    ids = [card.run_id for card in shown]
+    known = "\0".join([str(st.session_state.get("gallery_serial", 0)), *ids])
+    key = f"gallery_{hashlib.sha256(known.encode('utf-8', 'backslashreplace')).hexdigest()[:16]}"
+
+    def choose() -> None:
+        selection = st.session_state[key]["selection"]
+        if selection["cells"]:
+            state.select(run=ids[selection["cells"][0][0]])
+            widgets.new_run()
+            st.session_state["opened"] = True
+        hidden = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
+        st.session_state["ticked"] = hidden + [ids[row] for row in selection["rows"]]
+
+    ticked = set(st.session_state.get("ticked", ()))
+    st.dataframe(
+        _rows(shown, labels), key=key, hide_index=True, on_select=choose, selection_mode=["multi-row", "single-cell"],
+        selection_default={"selection": {"rows": [row for row, run_id in enumerate(ids) if run_id in ticked]}},
+        width="stretch", height=_height(len(ids)), placeholder="–", column_config=COLUMNS,
+        alt="the runs, one row each",
+    )  # fmt: skip
+
+
+def _height(rows: int, most: int = _MOST_ROWS) -> Literal["content"] | int:
+    """As high as its rows, or of a height that shows half a row more than `most`, so that one sees it goes on."""
+    return "content" if rows <= most else int(_ROW * (most + 1.5))
+
+
+def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
+    attached = [labels.get(card.run_id, Labels()) for card in shown]
+    return pd.DataFrame(
+        {
+            "name": [card.name for card in shown],
+            "verdict": [words.verdicts(card) for card in shown],
+            "flips": [card.flips for card in shown],
+            "max ULPs": [card.max_ulps for card in shown],
+            "tags": [list(each.tags) for each in attached],
+            "dtype": [card.compute_dtype for card in shown],
+            "device": [card.device or None for card in shown],
+            "positions": [card.positions for card in shown],
+            "outcome": [words.outcome(card) for card in shown],
+            "sides": [" · ".join(card.sides) for card in shown],
+            "model": [words.model_name(card.model) or None for card in shown],
+            "created": [card.created for card in shown],
+            "size": [words.size(card.bytes) for card in shown],
+            "note": [" ".join(each.note.split())[:120] or None for each in attached],
+        }
+    )
+
+
+def panel(cards: Sequence[RunCard], shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
+    """What can be done with the ticked runs; where none is ticked, with the run of the sidebar."""
+    by_id = {card.run_id: card for card in cards}
+    ticked = [by_id[run_id] for run_id in st.session_state.get("ticked", ()) if run_id in by_id]
+    hidden = len({card.run_id for card in ticked} - {card.run_id for card in shown})
+    view = state.current_view()
+    with st.container(border=True, key="actions"):
+        if len(ticked) > 1:
+            _several(ticked, hidden, labels)
+        elif ticked:
+            _one(ticked[0], labels, "Ticked, not shown" if hidden else "Ticked", {"run": ticked[0].run_id})
+        elif view is not None and view.run.run_id in by_id:
+            _one(by_id[view.run.run_id], labels, "Selected", state.address(view, "overview"))
+        else:
+            st.caption("Tick runs to tag, download or delete them.")
+
+
+def _one(card: RunCard, labels: Mapping[str, Labels], how: str, address: dict[str, str]) -> None:
+    attached = labels.get(card.run_id, Labels())
+    st.markdown(f"{how}: **{widgets.escaped(card.name)}** · `{widgets.code(card.run_id)}`")
+    if attached.note:
+        st.caption(widgets.escaped(attached.note).replace("\n", "  \n"))
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.page_link(PAGES / "overview.py", label="**Open** →", query_params=address)
+        st.markdown(f"[Run file](/files/{_quoted(card.run_id)}.duckdb)", width="content")
+        st.markdown(f"[npz](/files/{_quoted(card.run_id)}.npz)", width="content")
+        with st.popover("Tags & note"):
+            _label_form(card, attached, labels)
+        if card.is_read_only:
+            st.caption("sample, read-only", width="content")
+        else:
+            st.button("Delete", key="delete", on_click=_discard, args=([card],), help=_OF_DELETE)
+
+
+_OF_DELETE = "It can be had back for a week."
+
+
+def _quoted(run_id: str) -> str:
+    """A run's id within a link in markdown."""
+    return quote(run_id, safe="")
+
+
+def _label_form(card: RunCard, attached: Labels, labels: Mapping[str, Labels]) -> None:
+    # The keys change with what is stored, so that the form shows it and not what was typed for an earlier state.
+    stored = hashlib.sha256(repr((card.run_id, attached)).encode()).hexdigest()[:12]
+    with st.form(f"labels_{stored}", border=False):
+        known = sorted({tag for each in labels.values() for tag in each.tags}, key=str.casefold)
+        tags = st.multiselect(
+            "Tags", known, default=list(attached.tags), key=f"tags_{stored}", accept_new_options=True, max_selections=MOST_TAGS,
+            placeholder="choose, or type a new one", help=f"At most {MOST_TAGS}, of {LONGEST_TAG} characters each.",
+        )  # fmt: skip
+        note = st.text_area("Note", attached.note, key=f"note_{stored}", max_chars=LONGEST_NOTE)
+        st.caption("Kept beside the run file, which stays as it is. If two people save at once, the last one counts.")
+        if st.form_submit_button("Save", type="primary"):
+            with _said():
+                state.label(card.run_id, labelling.labels_of(tags, note))
+            st.rerun()
+
+
+def _several(ticked: list[RunCard], hidden: int, labels: Mapping[str, Labels]) -> None:
+    own = [card for card in ticked if not card.is_read_only]
+    size = words.size(sum(card.bytes for card in ticked))
+    st.markdown(f"**{len(ticked)} runs ticked** · {size}" + (f" · {hidden} of them not shown" if hidden else ""))
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+        known = sorted({tag for each in labels.values() for tag in each.tags}, key=str.casefold)
+        tag = st.selectbox(
+            "Tag", known, index=None, key="tag_of_several", accept_new_options=True, placeholder="choose or type", width=200
+        )
+        st.button("Add tag", key="add_tag", on_click=_tag, args=(ticked, tag, True), disabled=not tag)
+        st.button("Remove tag", key="remove_tag", on_click=_tag, args=(ticked, tag, False), disabled=not tag)
+        if own:
+            st.button(f"Delete {words.plural(len(own), 'run')}", key="delete", on_click=_discard, args=(own,), help=_OF_DELETE)
+        st.button("Untick all", key="untick", type="tertiary", on_click=_untick)
+        if len(own) < len(ticked):
+            st.caption(f"{words.plural(len(ticked) - len(own), 'sample run')}, read-only", width="content")
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """What ULPscope raises on purpose becomes a sentence at the top of the page."""
+    try:
+        yield
+    except UlpscopeError as error:
+        state.complain(str(error))
+
+
+def _untick() -> None:
+    st.session_state["ticked"] = []
+    st.session_state["gallery_serial"] = st.session_state.get("gallery_serial", 0) + 1  # the browser's ticks go with its table
+
+
+def _tag(cards: Sequence[RunCard], tag: str, is_wanted: bool) -> None:
+    """Add a tag to every run, or take it away. The labels are read anew: another viewer may have changed them."""
+    labels, _ = state.all_labels()
+    for card in cards:
+        attached = labels.get(card.run_id, Labels())
+        with _said():
+            (wanted,) = labelling.labels_of([tag], "").tags or ("",)
+            tags = [*attached.tags, wanted] if is_wanted else [each for each in attached.tags if each != wanted]
+            state.label(card.run_id, labelling.labels_of(tags, attached.note))
+
+
+def _discard(cards: Sequence[RunCard]) -> None:
+    gone = []
+    for card in cards:
+        with _said():
+            gone.append((state.discard(card.run_id), card))
+    if gone:
+        first = gone[0][1]
+        what = f"'{first.name}'" if len(gone) == 1 else words.plural(len(gone), "run")
+        st.session_state["undo"] = ([entry for entry, _ in gone], f"Deleted {what}.")
+    ids = {card.run_id for _, card in gone}
+    st.session_state["ticked"] = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
+    if st.session_state.get("run") in ids:  # or the sidebar would call it deleted by somebody
+        st.session_state.pop("run")
+        widgets.new_run()
+
+
+def _restore(entries: Iterable[str]) -> None:
+    for entry in entries:
+        with _said():
+            state.store().restore(entry)
+    st.session_state.pop("undo", None)
+
+
+def _purge(entries: Iterable[str]) -> None:
+    for entry in entries:
+        state.store().purge_trash(entry=entry)
+
+
+def undo_line(trash: Sequence[Discarded]) -> None:
+    """The last deletion of this viewer, as long as it can be undone."""
+    entries, sentence = st.session_state.get("undo", ([], ""))
+    there = {run.entry for run in trash}
+    if not any(entry in there for entry in entries):
+        return
+    with st.container(horizontal=True, vertical_alignment="center", key="undo_line"):
+        st.markdown(widgets.escaped(sentence), width="content")
+        st.button("Undo", key="undo_delete", on_click=_restore, args=([entry for entry in entries if entry in there],))
+
+
+def trash_list(trash: Sequence[Discarded]) -> None:
+    """What was deleted within a week: put back, or deleted for good. Drawn when it is unfolded."""
+    if not trash:
+        return
+    size = words.size(sum(run.bytes for run in trash))
+    fold = st.expander(
+        f"Recently deleted: {words.plural(len(trash), 'run')}, {size}", key="trash_fold", on_change="rerun", type="compact"
+    )
+    if not fold.open:
+        return
+    with fold:
+        names = state.names_of(list(trash))
+        key = f"trash_{hashlib.sha256(' '.join(run.entry for run in trash).encode()).hexdigest()[:16]}"
+        st.dataframe(
+            pd.DataFrame(
+                {
+                    "name": [names.get(run.path, run.run_id) for run in trash],
+                    "deleted": [run.deleted for run in trash],
+                    "size": [words.size(run.bytes) for run in trash],
+                    "run": [run.run_id for run in trash],
+                }
+            ),
+            key=key, hide_index=True, on_select="rerun", selection_mode="multi-row", column_config=_TRASH_COLUMNS,
+            height=_height(len(trash), most=6), alt="the deleted runs, one row each",
+        )  # fmt: skip
+        rows = (st.session_state.get(key) or {}).get("selection", {}).get("rows", [])
+        entries = [trash[row].entry for row in rows if row < len(trash)]
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.button("Restore", key="restore", on_click=_restore, args=(entries,), disabled=not entries)
+            st.button("Delete for good", key="purge", on_click=_purge, args=(entries,), disabled=not entries)
+            st.caption(
+                "Tick some. A run that was deleted a week ago goes for good when the next run is written.", width="content"
+            )
+
+
+def first_visit(cards: Sequence[RunCard]) -> None:
+    """For who has no run yet: what this is, and two sample runs worth opening. It goes with the first run of one's own."""
+    if not all(card.is_read_only for card in cards):
+        return
+    with st.container(border=True, key="first_visit"):
+        st.markdown(
+            "**Rounding, or a bug?** The same model on the same tokens gives other logits along another path: token by token with a "
+            "cache, in a larger batch, with another kernel. ULPscope keeps both sides bit for bit and shows where, and by how many ULPs, "
+            "they part. Whether rounding explains it is measured against this model's own rounding floor: what mere reorderings of its "
+            "sums do to the same logits."
+        )
+        flip = max((card for card in cards if "rounding" in card.pair_verdicts), key=lambda card: card.flips, default=None)
+        bug = next((card for card in cards if "bug suspected" in card.pair_verdicts), None)
+        with st.container(horizontal=True, gap="small"):
+            if flip is not None and flip.flips:
+                st.page_link(
+                    PAGES / "overview.py", label="**Open a flip that rounding explains** →", query_params=_first_flip(flip)
+                )
+            if bug is not None:
+                st.page_link(PAGES / "overview.py", label="**Open an injected bug** →", query_params={"run": bug.run_id})
+            if cards:  # else the empty gallery says what to do
+                st.page_link(PAGES / "capture.py", label="**Capture a run** →")
+
+
+def _first_flip(card: RunCard) -> dict[str, str]:
+    """The address of the run's first flip; of the run, where that cannot be read."""
+    address = {"run": card.run_id}
+    with suppress(UlpscopeError):
+        run = state.open_run(card.run_id)
+        for pair in run.pairs:
+            positions = state.positions(run, pair.index)
+            flips = positions[positions["is_flip"]]
+            if not flips.empty:
+                first = flips.iloc[0]
+                prompt = {"prompt": str(first["prompt"])} if len(run.header.prompts) > 1 else {}
+                return address | {"variant": pair.variant} | prompt | {"position": str(first["position"])}
+    return address

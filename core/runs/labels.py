@@ -1,0 +1,190 @@
+"""Tags and a note of a run, kept beside the run files: those are immutable, and sample runs are read-only.
+
+One small JSON file a run, `.labels/RUN_ID.json` in the writable directory of the store, written whole under another name and renamed. So two
+processes that label two runs lose nothing; of two that label one run at once the last counts. Files there may come from anybody: what
+cannot be read is a sentence and no labels, and it is put aside, not overwritten, when new labels are written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.errors import StoreError, UsageError
+
+FOLDER = ".labels"
+LONGEST_TAG = 40  # characters
+MOST_TAGS = 20
+LONGEST_NOTE = 4000  # characters
+_LARGEST_FILE = 64 << 10  # bytes; the largest labels there can be take 29 KB in the longest form that JSON has
+_SUFFIX = ".json"
+_WRITING = ".writing-"
+_ABANDONED_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a person attached to a run. Tags are cleaned by `labels_of` or `_parsed`; UsageError for more than is kept."""
+
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for tag in self.tags:
+            if not 0 < len(tag) <= LONGEST_TAG:
+                raise UsageError(f"the tag '{tag[:LONGEST_TAG]}…' has {len(tag)} characters; a tag has 1 to {LONGEST_TAG}.")
+        if len(self.tags) > MOST_TAGS:
+            raise UsageError(f"{len(self.tags)} tags; a run has at most {MOST_TAGS}.")
+        if len(self.note) > LONGEST_NOTE:
+            raise UsageError(f"the note has {len(self.note):,} characters; at most {LONGEST_NOTE:,} are kept.")
+
+
+def labels_of(tags: Iterable[str], note: str) -> Labels:
+    """Labels as a person typed them: control characters go, blanks are one space, a tag counts once."""
+    cleaned = (" ".join("".join(c if c.isprintable() else " " for c in tag).split()) for tag in tags)
+    lines = note.replace("\r\n", "\n").replace("\r", "\n")
+    return Labels(
+        tuple(dict.fromkeys(tag for tag in cleaned if tag)),
+        "".join(c for c in lines if c.isprintable() or c in "\n\t").strip(),
+    )
+
+
+def read_all(store: Path) -> tuple[dict[str, Labels], list[str]]:
+    """The labels of every run that has some, by run id, and a sentence on each file that could not be read."""
+    found, damaged = {}, []
+    for entry in _entries(store):
+        run_id = entry.name.removesuffix(_SUFFIX)
+        try:
+            labels = read(store, run_id)
+        except StoreError as error:
+            damaged.append(str(error))
+        else:
+            if labels != Labels():
+                found[run_id] = labels
+    return found, damaged
+
+
+def read(store: Path, run_id: str) -> Labels:
+    """The labels of one run, none where there is no file; StoreError where it cannot be read."""
+    path = path_of(store, run_id)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # neither a link nor a wait for a pipe
+    except FileNotFoundError:
+        return Labels()
+    except OSError as error:
+        raise _damaged(path, str(error.strerror).lower()) from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _damaged(path, "not a regular file")
+        body = os.read(descriptor, _LARGEST_FILE + 1)
+    except OSError as error:
+        raise _damaged(path, str(error.strerror).lower()) from error
+    finally:
+        os.close(descriptor)
+    return _parsed(path, body)
+
+
+def write(store: Path, run_id: str, labels: Labels) -> str | None:
+    """Replace the labels of a run; no labels leave no file. Returns where a damaged file was put aside, if there was one."""
+    path = path_of(store, run_id)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = _put_aside(store, run_id)
+        if labels == Labels():
+            path.unlink(missing_ok=True)
+        else:
+            _replace(path, json.dumps({"tags": labels.tags, "note": labels.note}, ensure_ascii=False).encode())
+    except OSError as error:
+        raise StoreError(f"the labels of run '{run_id}' cannot be written ({error.strerror}); they are as they were.") from error
+    return aside
+
+
+def forget(store: Path, run_id: str) -> None:
+    """The run is gone for good, and so are its labels."""
+    with suppress(OSError, UsageError):
+        path_of(store, run_id).unlink()
+
+
+def path_of(store: Path, run_id: str) -> Path:
+    if not run_id or "/" in run_id or "\0" in run_id:
+        raise UsageError(f"'{run_id[:80]!a}' is not a run id.")
+    return store / FOLDER / f"{run_id}{_SUFFIX}"
+
+
+def stamps(store: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """(name, time of change, size, inode) of every file of labels: equal where nothing has changed."""
+    seen = []
+    for entry in _entries(store):
+        with suppress(OSError):
+            status = entry.stat(follow_symlinks=False)
+            seen.append((entry.name, status.st_mtime_ns, status.st_size, status.st_ino))
+    return tuple(sorted(seen))
+
+
+def tidy(store: Path) -> None:
+    """Remove what killed writers left behind an hour ago or earlier."""
+    for path in (store / FOLDER).glob(f"{_WRITING}*"):
+        with suppress(OSError):
+            if time.time() - path.lstat().st_mtime > _ABANDONED_SECONDS:
+                path.unlink()
+
+
+def _entries(store: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(store / FOLDER) as entries:
+            yield from (entry for entry in entries if entry.name.endswith(_SUFFIX) and not entry.name.startswith(_WRITING))
+    except OSError:  # not there yet, or no directory
+        return
+
+
+def _parsed(path: Path, body: bytes) -> Labels:
+    if len(body) > _LARGEST_FILE:
+        raise _damaged(path, f"more than {_LARGEST_FILE:,} bytes")
+    try:
+        said = json.loads(body)
+        tags, note = said["tags"], said["note"]
+        if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags) or not isinstance(note, str):
+            raise TypeError("tags are a list of texts, the note is a text")
+        return labels_of(tags, note)
+    except (ValueError, TypeError, KeyError, RecursionError, UsageError) as error:
+        raise _damaged(path, "no JSON object with tags and a note within bounds") from error
+
+
+def _damaged(path: Path, why: str) -> StoreError:
+    name = path.name.encode("utf-8", "backslashreplace").decode()
+    return StoreError(f"{FOLDER}/{name}: no labels are read from it ({why}); new ones would put it aside, not overwrite it.")
+
+
+def _put_aside(store: Path, run_id: str) -> str | None:
+    path = path_of(store, run_id)
+    try:
+        read(store, run_id)
+    except StoreError:
+        short = re.sub(r"[^A-Za-z0-9._-]", "_", run_id)[:100]
+        aside = path.with_name(f"{short}.damaged-{secrets.token_hex(4)}")
+        path.rename(aside)
+        return f"{FOLDER}/{aside.name}"
+    return None
+
+
+def _replace(path: Path, body: bytes) -> None:
+    """Whole and on the disk before it has its name."""
+    writing = path.with_name(f"{_WRITING}{secrets.token_hex(8)}")
+    try:
+        with writing.open("xb") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        writing.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            writing.unlink()
+        raise

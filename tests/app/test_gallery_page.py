@@ -1,0 +1,443 @@
+"""The gallery: what is asked for is what is shown, deletions are undone, labels stay beside the runs, and a drop starts an upload."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app import page_settings, state
+from app.gallery import Asked, matching
+from core.runs import labels
+from core.runs.gallery import RunCard, list_runs
+from core.runs.labels import Labels
+from core.runs.store import Store
+from tests.core.runs.judged_runs import judged_run
+from tests.core.runs.made_runs import copied
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = {"injected-bug", "continuations-that-part", "float32-three-paths", "batch-1-against-n", "fresh-against-cached"}
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch) -> Store:
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    return Store(tmp_path / "runs", [ROOT / "sample_runs"])
+
+
+@pytest.fixture
+def mine(own_store: Store) -> Path:
+    """A run of one's own."""
+    own_store.directory.mkdir()
+    return Path(shutil.copy(ROOT / "sample_runs" / "batch-1-against-n.duckdb", own_store.directory / "mine.duckdb"))
+
+
+def opened(**link: str) -> AppTest:
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    for key, value in link.items():
+        app.query_params[key] = value
+    return app.run()
+
+
+def said(app: AppTest) -> str:
+    kinds = ("title", "markdown", "caption", "info", "warning", "error")
+    texts = [str(element.value) for kind in kinds for element in getattr(app, kind)]
+    return "\n".join([*texts, *(fold.label for fold in app.expander)]).replace("\\", "")
+
+
+def names(app: AppTest) -> list[str]:
+    assert not app.exception
+    return app.dataframe[0].value["name"].tolist()
+
+
+def keys(app: AppTest) -> set[str]:
+    return {str(button.key) for button in app.button}
+
+
+CARD = RunCard(
+    run_id="one", name="First", created=datetime(2026, 11, 20), kind="capture", model="org/Small-Model", compute_dtype="bfloat16", device="cpu",
+    prompts=1, positions=100, vocab=10, pairs=1, bit_identical_pairs=0, flips=0, max_ulps=7, max_neq_share=0.5, nonfinite_mismatch=0,
+    verdicts="rounding", pair_verdicts=("rounding",), sides=("prefill", "decode"), bytes=1, is_read_only=False,
+)  # fmt: skip
+CARDS = [  # newest first, as they come
+    dataclasses.replace(CARD, run_id="three", name="café", device="cuda", flips=2, positions=50, pair_verdicts=("bug suspected", "rounding")),
+    dataclasses.replace(CARD, run_id="two", name="B", compute_dtype="float32", max_ulps=900, pair_verdicts=("of a later version",), device=""),
+    CARD,
+]  # fmt: skip
+LABELS = {"one": Labels(("nightly", "vLLM"), "look at the Second block"), "two": Labels(("night",))}
+PROMPTS = {"one": "def main():\n  pass", "two": "straße".casefold(), "three": ""}
+# what is asked -> the runs shown, in order
+ASKED: list[tuple[dict[str, str], list[str]]] = [
+    ({}, ["three", "two", "one"]),
+    ({"text": "CAFÉ"}, ["three"]),
+    ({"text": "small-model"}, ["three", "two", "one"]),
+    ({"text": "def pass"}, ["one"]),  # all of the words, in any order
+    ({"text": "pass def first"}, ["one"]),  # of the prompt or of anything else
+    ({"text": "def nowhere"}, []),
+    ({"text": "STRASSE"}, ["two"]),
+    ({"text": "second BLOCK"}, ["one"]),
+    ({"text": "vllm"}, ["one"]),
+    ({"text": "  "}, ["three", "two", "one"]),
+    ({"dtype": "float32"}, ["two"]),
+    ({"device": "cuda"}, ["three"]),
+    ({"device": "tpu"}, []),
+    ({"verdict": "rounding"}, ["three", "one"]),
+    ({"verdict": "bug suspected"}, ["three"]),
+    ({"flips": "with flips"}, ["three"]),
+    ({"flips": "without flips"}, ["two", "one"]),
+    ({"tag": "night"}, ["two"]),  # the whole tag, not a part
+    ({"tag": "nightly", "dtype": "float32"}, []),
+    ({"sort": "oldest"}, ["one", "two", "three"]),
+    ({"sort": "name"}, ["two", "three", "one"]),
+    ({"sort": "verdict"}, ["three", "one", "two"]),
+    ({"sort": "flips"}, ["three", "two", "one"]),
+    ({"sort": "max ULPs"}, ["two", "three", "one"]),
+    ({"sort": "positions"}, ["two", "one", "three"]),
+]
+
+
+@pytest.mark.parametrize(("asked", "shown"), ASKED, ids=[str(asked) for asked, _ in ASKED])
+def test_what_is_asked_for_is_what_is_shown(asked, shown):
+    assert [card.run_id for card in matching(CARDS, Asked(**asked), LABELS, PROMPTS)] == shown
+
+
+def test_every_order_that_is_offered_is_one_that_is_known():
+    assert {asked["sort"] for asked, _ in ASKED if "sort" in asked} | {"newest"} == set(page_settings.SORTS)
+
+
+LINKS = {
+    "search": ("scheduler", {"fresh-against-cached"}),  # the name of no run, a word of a prompt
+    "dtype": ("float32", {"float32-three-paths"}),
+    "verdict": ("bug-suspected", {"injected-bug"}),
+    "flips": ("none", {"float32-three-paths"}),
+    "device": ("cpu", SAMPLES),
+    "tag": ("seen", {"injected-bug"}),
+    "sort": ("flips", SAMPLES),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_restores_what_the_gallery_was_asked_and_keeps_it_in_the_address(name, own_store):
+    labels.write(own_store.directory, "injected-bug", Labels(("seen",)))
+    value, shown = LINKS[name]
+    app = opened(run="fresh-against-cached", **{name: value})
+    cards = {card.name: card.run_id for card in list_runs(own_store)[0]}
+    found = [cards[each] for each in names(app)]
+    assert set(found) == shown
+    assert app.query_params[name] == value
+    assert not app.warning
+    if name == "sort":
+        assert found[0] == "fresh-against-cached"  # four flips, the most
+
+
+def test_every_setting_of_the_gallery_is_tried_by_a_link():
+    assert {setting.name for setting in page_settings.of_page("runs")} == set(LINKS)
+
+
+def test_a_link_to_a_device_or_a_tag_that_no_run_has_shows_none_and_says_what_it_asks_for():
+    app = opened(tag="gone", device="<b>tpu</b>")
+    assert names(app) == []
+    assert (app.selectbox(key="gallery_tag").value, app.selectbox(key="gallery_device").value) == ("gone", "<b>tpu</b>")
+    assert "0 of 5 runs" in said(app)
+
+
+def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
+    read = []
+    original = state.prompt_texts
+
+    def counted(paths):
+        read.append(len(paths))
+        return original(paths)
+
+    monkeypatch.setattr(state, "prompt_texts", counted)
+    state._kept.clear()
+    app = opened()
+    assert read == []
+    app.text_input(key="gallery_search").set_value("import parser").run()
+    assert read == [5]
+    assert 0 < len(names(app)) < 5
+    app.text_input(key="gallery_search").set_value("import parser zebra").run()
+    assert read == [5]  # nothing is read twice
+    assert names(app) == []
+
+
+def test_of_a_store_only_the_run_that_came_is_read(mine, own_store, monkeypatch):
+    app = opened()
+    read = []
+    original = state.read_runs
+
+    def counted(paths):
+        read.extend(path.stem for path in paths)
+        return original(paths)
+
+    monkeypatch.setattr(state, "read_runs", counted)
+    copied(own_store.directory / "another.duckdb")
+    app.run()
+    assert len(names(app)) == 7
+    assert read == ["another"]
+    mine.unlink()
+    app.run()
+    assert len(names(app)) == 6
+    assert read == ["another"]
+
+
+def test_a_first_visit_is_told_what_this_is_and_which_runs_are_worth_opening(own_store):
+    app = opened()
+    assert "bit for bit" in said(app)
+    assert "own rounding floor" in said(app)
+    links = [element.proto for element in app.main if element.type == "page_link"] or [
+        element.proto for element in app.get("page_link")
+    ]
+    queries = {link.label: link.query_string for link in links}
+    flip = next(query for label, query in queries.items() if "flip that rounding explains" in label)
+    assert "run=fresh-against-cached" in flip
+    assert "position=144" in flip  # its first flip, as the Flips page says
+    assert "run=injected-bug" in next(query for label, query in queries.items() if "injected bug" in label)
+
+
+def test_with_a_run_of_ones_own_the_introduction_is_gone(mine):
+    """The twin of the test above."""
+    assert "own rounding floor" not in said(opened())
+
+
+def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
+    before = mine.read_bytes()
+    labels.write(own_store.directory, "mine", Labels(("kept",)))
+    app = opened(run="mine")
+    assert "undo_delete" not in keys(app)
+    app.button(key="delete").click().run()
+    assert not app.exception
+    assert not app.warning  # its own deletion is no surprise
+    assert not mine.exists()
+    assert len(names(app)) == 5
+    assert "Deleted 'Batch 1 against N, bfloat16'" in said(app)
+    app.button(key="undo_delete").click().run()
+    assert mine.read_bytes() == before
+    assert len(names(app)) == 6
+    assert labels.read(own_store.directory, "mine") == Labels(("kept",))
+    assert "undo_delete" not in keys(app)
+
+
+def test_sample_runs_have_no_delete_button():
+    app = opened(run="batch-1-against-n")
+    assert "delete" not in keys(app)
+    assert (ROOT / "sample_runs" / "batch-1-against-n.duckdb").exists()
+
+
+def test_several_ticked_runs_are_deleted_together_and_had_back_together(mine, own_store):
+    copied(own_store.directory / "another.duckdb")
+    app = opened(run="fresh-against-cached")
+    app.session_state["ticked"] = ["mine", "another", "injected-bug"]
+    app.run()
+    assert "3 runs ticked" in said(app)
+    assert "1 sample run, read-only" in said(app)
+    app.button(key="delete").click().run()
+    assert len(names(app)) == 5
+    assert "Deleted 2 runs." in said(app)
+    assert len(own_store.discarded()) == 2
+    app.button(key="undo_delete").click().run()
+    assert len(names(app)) == 7
+    assert own_store.discarded() == []
+
+
+def test_ticked_runs_that_a_filter_hides_are_counted_and_can_be_unticked(mine, own_store):
+    labels.write(own_store.directory, "mine", Labels(("seen",)))
+    app = opened()
+    app.session_state["ticked"] = ["mine", "injected-bug"]
+    app.selectbox(key="gallery_tag").set_value("seen").run()
+    assert "2 runs ticked" in said(app)
+    assert "1 of them not shown" in said(app)
+    app.button(key="untick").click().run()
+    assert "ticked" not in said(app).lower().replace("tick some", "")
+    assert app.session_state["ticked"] == []
+
+
+def test_several_ticked_runs_are_tagged_together(mine, own_store):
+    labels.write(own_store.directory, "mine", Labels(("old",), "a note"))
+    app = opened()
+    app.session_state["ticked"] = ["mine", "injected-bug"]
+    app.run()
+    app.selectbox(key="tag_of_several").set_value("old").run()
+    app.button(key="add_tag").click().run()
+    assert labels.read_all(own_store.directory)[0] == {"mine": Labels(("old",), "a note"), "injected-bug": Labels(("old",))}
+    app.button(key="remove_tag").click().run()
+    assert labels.read_all(own_store.directory)[0] == {"mine": Labels((), "a note")}
+
+
+def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
+    app = opened(run="mine")
+    tags = next(each for each in app.multiselect if str(each.key).startswith("tags_"))
+    note = next(each for each in app.text_area if str(each.key).startswith("note_"))
+    assert (tags.value, note.value) == ([], "")
+    tags.set_value(["<b>x</b>", "nightly"])
+    note.set_value("**bold** [x](http://e)")
+    next(button for button in app.button if button.label == "Save").click().run()
+    assert not app.exception
+    assert labels.read(own_store.directory, "mine") == Labels(("<b>x</b>", "nightly"), "**bold** [x](http://e)")
+    assert ["<b>x</b>", "nightly"] in [list(tags) for tags in app.dataframe[0].value["tags"]]
+    raw = "\n".join(str(each.value) for each in app.caption)
+    assert "\\*\\*bold\\*\\* \\[x\\]" in raw
+    assert "[x](http" not in raw
+    assert app.selectbox(key="gallery_tag").options == ["any", "<b>x</b>", "nightly"]
+    app.text_input(key="gallery_search").set_value("nightly").run()
+    assert len(names(app)) == 1
+
+
+def test_labels_too_long_are_a_sentence_and_nothing_is_written(mine, own_store):
+    app = opened(run="mine")
+    next(each for each in app.multiselect if str(each.key).startswith("tags_")).set_value(["x" * 41])
+    next(button for button in app.button if button.label == "Save").click().run()
+    assert not app.exception
+    assert "has 41 characters; a tag has 1 to 40" in said(app)
+    assert labels.read_all(own_store.directory) == ({}, [])
+
+
+def test_damaged_labels_are_a_sentence_and_are_put_aside_when_new_ones_are_saved(mine, own_store):
+    labels.write(own_store.directory, "other", Labels(("x",)))
+    labels.path_of(own_store.directory, "mine").write_text("broken")
+    app = opened(run="mine")
+    assert "mine.json: no labels are read from it" in said(app)
+    assert len(names(app)) == 6
+    next(each for each in app.text_area if str(each.key).startswith("note_")).set_value("new")
+    next(button for button in app.button if button.label == "Save").click().run()
+    assert "were put aside as .labels/mine.damaged-" in said(app)
+    assert labels.read(own_store.directory, "mine") == Labels((), "new")
+    (aside,) = own_store.directory.glob(".labels/mine.damaged-*")
+    assert aside.read_text() == "broken"
+
+
+def unfolded(app: AppTest, rows: list[int]) -> AppTest:
+    """The list of deleted runs, with some of them ticked."""
+    app.session_state["trash_fold"] = True
+    app.run()
+    table = next(each for each in app.dataframe if str(each.key).startswith("trash_"))
+    app.session_state[str(table.key)] = {"selection": {"rows": rows, "columns": [], "cells": []}}
+    return app.run()
+
+
+def trash(app: AppTest) -> list[str]:
+    return next(each for each in app.dataframe if str(each.key).startswith("trash_")).value["name"].tolist()
+
+
+def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store):
+    copied(own_store.directory / "another.duckdb")
+    own_store.discard("mine")
+    (entry,) = own_store.discarded()
+    app = opened()
+    assert "Recently deleted: 1 run, 10.5 MB" in said(app)
+    assert "undo_delete" not in keys(app)  # another viewer deleted it
+    app = unfolded(app, [0])
+    assert trash(app) == ["Batch 1 against N, bfloat16"]
+    app.button(key="restore").click().run()
+    assert mine.exists()
+    assert "Recently deleted" not in said(app)
+    own_store.discard("another")
+    app = unfolded(opened(), [0])
+    app.button(key="purge").click().run()
+    assert own_store.discarded() == []
+    assert not (own_store.directory / ".trash" / entry.entry).exists()
+    assert "Recently deleted" not in said(app)
+
+
+def test_restoring_where_a_run_of_that_id_is_again_is_a_sentence(mine, own_store):
+    own_store.discard("mine")
+    copied(mine)
+    app = unfolded(opened(), [0])
+    app.button(key="restore").click().run()
+    assert not app.exception
+    assert "run 'mine' is there again; nothing was changed" in said(app)
+    assert len(own_store.discarded()) == 1
+
+
+def test_a_run_that_somebody_else_deleted_meanwhile_is_a_sentence(mine, own_store):
+    app = opened(run="mine")
+    mine.unlink()
+    app.button(key="delete").click().run()
+    assert not app.exception
+    assert "run 'mine'" in said(app)
+    assert own_store.discarded() == []
+
+
+def test_the_last_run_can_be_had_back_from_an_empty_gallery(mine, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    app = opened(run="mine")
+    app.button(key="delete").click().run()
+    assert "No runs yet" in said(app)
+    assert "Recently deleted: 1 run" in said(app)
+    app.button(key="undo_delete").click().run()
+    assert len(names(app)) == 1
+
+
+def test_a_judged_runs_verdict_is_a_filter_and_an_order(own_store):
+    for verdict in ("rounding", "bug suspected", "undecided"):
+        judged_run(own_store, verdict, run_id=f"v-{verdict}".replace(" ", "-"))
+    app = opened(sort="verdict")
+    assert names(app)[0] == "Judged: bug suspected"
+
+
+DUMP = ROOT / "sample_runs" / "dumps" / "six_calls.npz"
+
+
+def dropped(app: AppTest, *files: Path) -> AppTest:
+    """Files on the drop zone of the gallery."""
+    field = next(each for each in app.file_uploader if str(each.key).startswith("drop_"))
+    return field.set_value([(file.name, file.read_bytes(), "application/octet-stream") for file in files]).run()
+
+
+def test_a_dump_dropped_on_the_gallery_goes_on_to_the_upload_page_and_is_saved_from_there(own_store):
+    app = dropped(opened(), DUMP)
+    assert not app.exception
+    assert app.title[0].value == "Upload"
+    assert "Dropped: **six_calls.npz**" in said(app)
+    assert "compute dtype **bfloat16**" in said(app)
+    app.text_input(key="upload_name").set_value("Dropped").run()
+    app.button(key="save").click().run()
+    assert app.title[0].value == "Overview"
+    (run,) = own_store.directory.glob("*.duckdb")
+    assert "dropped" in run.stem
+    assert "handed_over" not in app.session_state
+    app.switch_page("../pages/upload.py").run()
+    assert "Dropped:" not in said(app)
+
+
+def test_two_files_dropped_together_are_a_pair_and_one_alone_is_a_sentence_that_a_second_mends(tmp_path):
+    import numpy as np
+
+    logits = np.random.default_rng(0).standard_normal((4, 16), dtype=np.float32)
+    for name in ("before", "after"):
+        np.save(tmp_path / f"{name}.npy", logits)
+    app = dropped(opened(), tmp_path / "before.npy", tmp_path / "after.npy")
+    assert "**4 positions x 16 tokens**" in said(app)
+    app = dropped(opened(), tmp_path / "before.npy")
+    assert "Understood as" not in [each.value for each in app.subheader]
+    assert len(app.error) == 1
+    second = tmp_path / "after.npy"
+    app.file_uploader[0].set_value([(second.name, second.read_bytes(), "application/octet-stream")]).run()
+    assert "**4 positions x 16 tokens**" in said(app)
+
+
+def test_what_was_dropped_is_let_go_of_when_it_is_removed_or_the_gallery_is_opened_again():
+    app = dropped(opened(), DUMP)
+    app.button(key="remove_handed_over").click().run()
+    assert not app.exception
+    assert "handed_over" not in app.session_state
+    assert "Understood as" not in [each.value for each in app.subheader]
+    app.switch_page("../pages/runs.py").run()
+    app = dropped(app, DUMP)
+    assert app.title[0].value == "Upload"
+    app.switch_page("../pages/runs.py").run()
+    assert app.title[0].value == "Runs"
+    assert "handed_over" not in app.session_state
+
+
+def test_a_dropped_files_name_is_rendered_inert(tmp_path):
+    odd = shutil.copy(DUMP, tmp_path / "[x](http:e) <b>.npz")
+    app = dropped(opened(), Path(odd))
+    assert not app.exception
+    raw = "\n".join(str(each.value) for each in app.markdown)
+    assert "[x](http" not in raw
+    assert "\\[x\\]" in raw

@@ -1,0 +1,220 @@
+"""The gallery in a real Chromium: ticks, deletions that are undone, labels, the trash, and a dump dropped onto the page."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from core.runs import labels
+from core.runs.labels import Labels
+from core.runs.store import Store
+from tests.browser.driving import ROOT, Dashboard, picture, settle, start
+
+SAMPLE = ROOT / "sample_runs" / "batch-1-against-n.duckdb"
+ROW = 33  # pixels
+# Drops a file somewhere on the page, as a hand would: over it first, then let go.
+DROP = """([selector, name, body]) => {
+  const bytes = Uint8Array.from(atob(body), (c) => c.charCodeAt(0));
+  const carried = new DataTransfer();
+  carried.items.add(new File([bytes], name));
+  const place = document.querySelector(selector);
+  const told = (kind) => place.dispatchEvent(new DragEvent(kind, { dataTransfer: carried, bubbles: true, cancelable: true, composed: true }));
+  return ["dragenter", "dragover", "drop"].map((kind) => !told(kind));
+}"""
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
+    """A dashboard with a store of its own and no sample runs."""
+    running = start(tmp_path_factory.mktemp("gallery") / "runs", ULPSCOPE_SAMPLES="")
+    yield running
+    running.process.terminate()
+    running.process.wait(20)
+
+
+@pytest.fixture
+def store(gallery: Dashboard) -> Store:
+    """Three runs, newest first: a (tagged), b, c. They are copies of one, so their ids are all that tells them apart."""
+    shutil.rmtree(gallery.store, ignore_errors=True)
+    gallery.store.mkdir()
+    for name in ("a", "b", "c"):
+        shutil.copy(SAMPLE, gallery.store / f"{name}.duckdb")
+    labels.write(gallery.store, "a", Labels(("first",)))
+    return Store(gallery.store)
+
+
+@pytest.fixture
+def opened(browser: Browser, gallery: Dashboard, store: Store) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.goto(gallery.url)
+    settle(page)
+    yield page
+    exceptions = page.locator("[data-testid=stException]").count()
+    context.close()
+    assert exceptions == 0
+
+
+def click_row(page: Page, row: int, x: int) -> None:
+    """x: 17 for the box, 120 for the name; the table is drawn on a canvas."""
+    table = page.locator("[data-testid=stDataFrame]").first.bounding_box()
+    assert table is not None
+    page.mouse.click(table["x"] + x, table["y"] + 52 + ROW * row)
+
+
+def actions(page: Page):
+    return page.locator(".st-key-actions")
+
+
+def test_a_click_on_a_name_opens_the_run_of_that_row(opened: Page):
+    click_row(opened, 1, 120)  # of equal dates the last id comes first: c, b, a
+    expect(opened.locator("h1")).to_have_text("Overview", timeout=15_000)
+    settle(opened)
+    assert "run=b" in opened.url
+    opened.get_by_role("link", name="Runs", exact=True).click()  # and back there, a tick does not open it once more
+    expect(opened.locator("h1")).to_have_text("Runs", timeout=15_000)
+    settle(opened)
+    click_row(opened, 2, 17)
+    expect(actions(opened).get_by_text("Ticked:")).to_be_visible(timeout=15_000)
+    settle(opened)
+    expect(opened.locator("h1")).to_have_text("Runs")
+
+
+def test_a_tick_stays_with_its_run_when_other_runs_are_shown(opened: Page, store: Store):
+    click_row(opened, 2, 17)
+    expect(actions(opened).get_by_text("Ticked:")).to_be_visible(timeout=15_000)
+    expect(actions(opened)).to_contain_text("· a")
+    opened.get_by_role("combobox", name="Tag").click()
+    opened.get_by_role("option", name="first", exact=True).click()
+    expect(opened.get_by_text(re.compile("^1 of 3 runs"))).to_be_visible(timeout=15_000)
+    settle(opened)
+    expect(actions(opened)).to_contain_text("· a")
+    assert "tag=first" in opened.url
+    opened.get_by_role("button", name="Delete", exact=True).click()
+    expect(opened.get_by_text("Deleted 'Batch 1 against N, bfloat16'.")).to_be_visible(timeout=15_000)
+    assert [path.stem for path in store.paths()] == ["b", "c"]  # a, though its row was b's before
+
+
+def test_several_runs_are_deleted_and_had_back(opened: Page, store: Store):
+    click_row(opened, 0, 17)
+    settle(opened)
+    click_row(opened, 2, 17)
+    expect(actions(opened).get_by_text("2 runs ticked")).to_be_visible(timeout=15_000)
+    picture(opened, "gallery-ticked")
+    opened.get_by_role("button", name="Delete 2 runs").click()
+    expect(opened.get_by_text("Deleted 2 runs.")).to_be_visible(timeout=15_000)
+    expect(opened.get_by_text(re.compile("^1 of 1 runs"))).to_be_visible(timeout=15_000)
+    settle(opened)
+    picture(opened, "gallery-undo")
+    assert [path.stem for path in store.paths()] == ["b"]
+    opened.get_by_role("button", name="Undo").click()
+    expect(opened.get_by_text(re.compile("^3 of 3 runs"))).to_be_visible(timeout=15_000)
+    assert [path.stem for path in store.paths()] == ["a", "b", "c"]
+    assert labels.read(store.directory, "a") == Labels(("first",))
+    assert store.discarded() == []
+
+
+def test_a_deleted_run_is_restored_from_the_list(opened: Page, store: Store):
+    store.discard("b")  # by another viewer: the page notices by itself
+    fold = opened.get_by_text(re.compile("^Recently deleted: 1 run, 10.5 MB"))
+    fold.click(timeout=15_000)
+    settle(opened)
+    table = opened.locator("[data-testid=stDataFrame]").nth(1)
+    table.scroll_into_view_if_needed()
+    box = table.bounding_box()
+    assert box is not None
+    opened.mouse.click(box["x"] + 17, box["y"] + 52)
+    restore = opened.get_by_role("button", name="Restore")
+    expect(restore).to_be_enabled(timeout=15_000)
+    picture(opened, "gallery-trash")
+    restore.click()
+    expect(opened.get_by_text(re.compile("^3 of 3 runs"))).to_be_visible(timeout=15_000)
+    assert [path.stem for path in store.paths()] == ["a", "b", "c"]
+
+
+def test_a_tag_and_a_note_are_typed_saved_and_found_by_others(opened: Page, store: Store, browser: Browser, gallery: Dashboard):
+    click_row(opened, 0, 17)
+    settle(opened)
+    opened.get_by_role("button", name="Tags & note").click()
+    field = opened.get_by_role("combobox", name="Tags")
+    field.fill("<b>new</b>")
+    field.press("Enter")
+    opened.get_by_role("textbox", name="Note").fill("<img src=x> **loud**")
+    picture(opened, "gallery-labels")
+    opened.get_by_role("button", name="Save").click()
+    expect(actions(opened)).to_contain_text("<img src=x> **loud**", timeout=15_000)
+    assert labels.read(store.directory, "c") == Labels(("<b>new</b>",), "<img src=x> **loud**")
+    other = browser.new_context().new_page()
+    other.goto(f"{gallery.url}/?search=loud")
+    settle(other)
+    expect(other.get_by_text(re.compile("^1 of 3 runs"))).to_be_visible(timeout=15_000)
+    assert other.locator("[data-testid=stMain] img").count() == 0
+    other.context.close()
+
+
+@pytest.mark.parametrize("place", ["h1", "[data-testid=stDataFrame]", "[data-testid=stFileUploaderDropzone]"])
+def test_a_dump_dropped_anywhere_on_the_page_is_on_the_upload_page(opened: Page, place: str):
+    dump = ROOT / "sample_runs" / "dumps" / "six_calls.npz"
+    opened.evaluate(DROP, [place, dump.name, base64.b64encode(dump.read_bytes()).decode()])
+    expect(opened.locator("h1")).to_have_text("Upload", timeout=30_000)
+    expect(opened.get_by_text("Understood as")).to_be_visible(timeout=15_000)
+    settle(opened)
+    expect(opened.get_by_text(re.compile("^Dropped: six_calls.npz"))).to_be_visible()
+    picture(opened, "upload-dropped")
+
+
+def test_text_that_is_dropped_starts_no_upload(opened: Page):
+    """The twin of the test above: only files are taken."""
+    opened.evaluate(
+        """() => {
+          const carried = new DataTransfer();
+          carried.setData("text/plain", "words");
+          for (const kind of ["dragover", "drop"])
+            document.querySelector("h1").dispatchEvent(new DragEvent(kind, { dataTransfer: carried, bubbles: true, cancelable: true }));
+        }"""
+    )
+    opened.wait_for_timeout(1500)
+    settle(opened)
+    expect(opened.locator("h1")).to_have_text("Runs")
+
+
+def test_off_the_gallery_a_dropped_file_is_left_to_the_browser(opened: Page):
+    opened.get_by_role("link", name="Flips", exact=True).click()
+    expect(opened.locator("h1")).to_have_text("Flips", timeout=15_000)
+    settle(opened)
+    assert opened.evaluate(DROP, ["h1", "x.npz", ""]) == [False, False, False]
+
+
+def test_a_first_visit_leads_to_a_flip_and_to_a_bug(browser: Browser, tmp_path: Path):
+    running = start(tmp_path / "runs")
+    try:
+        page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+        for label, address, words in (
+            ("Open a flip", "run=fresh-against-cached&variant=decode&prompt=0&position=144", "rounding"),
+            ("Open an injected bug", "run=injected-bug", "bug suspected"),
+        ):
+            page.goto(running.url)
+            settle(page)
+            page.get_by_role("link", name=label).click()
+            expect(page.locator("h1")).to_have_text("Overview", timeout=15_000)
+            settle(page)
+            assert address in page.url
+            expect(page.get_by_text(words).first).to_be_visible()
+        page.context.close()
+        for scheme, width in (("light", 1280), ("dark", 390)):
+            context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+            page = context.new_page()
+            page.goto(running.url)
+            settle(page)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            picture(page, f"gallery-first-visit-{scheme}-{width}")
+            context.close()
+    finally:
+        running.process.terminate()
+        running.process.wait(20)
