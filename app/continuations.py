@@ -6,11 +6,12 @@ A component of its own because the page needs the click; token texts are untrust
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pandas as pd
 import streamlit as st
 
-from app import state, widgets, words
+from app import exports, state, widgets, words
 from core.runs.continuations import Continuation, continuations, logits_of_chosen
 from core.runs.reader import RunReader
 from core.runs.views import row_of
@@ -254,4 +255,27 @@ def _all(run: RunReader) -> None:
     )  # fmt: skip
     st.caption(
         "Every continued prompt and variant. Margins as reference / variant at the position where they part, the largest difference there in logits. Click one to look at it."
+    )
+    with st.container(horizontal=True, horizontal_alignment="right"):
+        exports.download(
+            {"continuations": partial(exported, found)}, f"{words.file_name(run.run_id)}-continuations", "continuations_files"
+        )
+
+
+def exported(found: list[Continuation]) -> pd.DataFrame:
+    """One row a continued prompt and variant: how far the two agree, the tokens where they part, and both texts as they are."""
+    chosen = [one.chosen or (None, None) for one in found]
+    return pd.DataFrame(
+        {
+            "prompt": [one.prompt for one in found],
+            "variant": [one.variant for one in found],
+            "given_positions": [one.given_positions for one in found],
+            "compared_tokens": [one.compared for one in found],
+            "agreed_tokens": [one.agreed for one in found],
+            "parting_position": pd.array([one.position for one in found], "Int64"),
+            "reference_token": pd.array([tokens[0] for tokens in chosen], "Int64"),
+            "variant_token": pd.array([tokens[1] for tokens in chosen], "Int64"),
+            "reference_continuation": [one.reference_text for one in found],
+            "variant_continuation": [one.variant_text for one in found],
+        }
     )

@@ -161,7 +161,7 @@ def _modules(row: Evidence) -> None:
         and len(names) == len(pair) == len(floor) > 0
     ):
         return
-    if not all(isinstance(value, int | float) for value in (*pair, *floor)):
+    if not all(value is None or isinstance(value, int | float) for value in (*pair, *floor)):
         return
     first = row.figures.get("first_module")
     figure = charts.over_modules(

@@ -1,9 +1,11 @@
 """Flips: every position whose argmax differs, with what is needed to see why."""
 
+from functools import partial
+
 import pandas as pd
 import streamlit as st
 
-from app import continuations, state, widgets, words
+from app import best_tokens, continuations, exports, flips, margins, state, widgets, words
 
 view = widgets.head(
     "Flips",
@@ -15,84 +17,61 @@ if view.run.generations:
     st.subheader("Flips along the scored tokens")
 
 table = view.table
-flips = table[table["is_flip"]].reset_index(drop=True)
-if flips.empty:
+heading = st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center")
+with heading:
+    listing = (
+        st.segmented_control(
+            "List", ["flips", "flips and near ties"], required=True, key="flips_listed", label_visibility="collapsed"
+        )
+        or "flips"
+    )
+has_near_ties = listing != "flips"
+found = flips.table(view, has_near_ties)
+count = int(found["is_flip"].sum())
+if not count:
     closest = view.prompt_table["reference_margin"].min()
     st.info(
         f"No flips: both sides have the same argmax at all {len(table):,} positions. "
         f"The smallest reference margin of this prompt is {words.number(closest)} logits; {view.pair.summary.near_ties} positions of the run are near ties."
     )
+if found.empty:
     st.stop()
-
-
-def choose() -> None:
-    selection = st.session_state["flip_table"]["selection"]
-    rows = selection["rows"] or [cell[0] for cell in selection["cells"]]
-    if rows:
-        state.select(prompt=int(flips.loc[rows[0], "prompt"]), position=int(flips.loc[rows[0], "position"]))
-
-
-columns = {
-    "prompt": flips["prompt"],
-    "position": flips["position"],
-    view.pair.reference: widgets.table_texts(flips["reference_token"], view.run),
-    view.pair.variant: widgets.table_texts(flips["variant_token"], view.run),
-    "margins, ULPs": widgets.both(flips["reference_margin_ulps"], flips["variant_margin_ulps"]),
-    "margins, logits": widgets.both(flips["reference_margin"], flips["variant_margin"]),
-    "largest difference": flips["max_abs"],
-    "KL, nats": flips["kl"],
-}
-if len(view.run.header.prompts) == 1:
-    del columns["prompt"]
+with heading:
+    exports.download({listing: found}, exports.file_stem(view, listing.replace(" ", "-")), "flips")
 st.dataframe(
-    columns,
-    hide_index=True,
-    key="flip_table",
-    on_select=choose,
-    selection_mode=["single-row", "single-cell"],
-    column_config=widgets.EXACT,
-    placeholder="–",
-)
+    flips.columns(found, view, has_near_ties), hide_index=True, key="flip_table", on_select=partial(margins.choose_row, found, "flip_table"),
+    selection_mode=["single-row", "single-cell"], column_config=flips.COLUMNS, placeholder="–", height=min(420, 38 + 35 * len(found)),
+)  # fmt: skip
+others = f" and {words.plural(len(found) - count, 'near tie')}" if has_near_ties else ""
 st.caption(
-    f"{words.plural(len(flips), 'flip')} in {words.plural(len(table), 'position')}. Margins as reference / variant; largest differences in logits. Click one to look at it."
+    f"{words.plural(count, 'flip')}{others} in {words.plural(len(table), 'position')}. Margins in ULPs of {view.dtype} and in logits, largest differences in logits. "
+    "Probabilities are softmax at temperature 1 in float64, their changes from the reference to the variant in percentage points; rank 1 is the argmax. "
+    "A heading sorts; a click on a row selects its position on every page." + flips.unread(found)
 )
-
-if not bool(view.here["is_flip"]):
-    first = flips.iloc[0]
-    st.write("The selected position is no flip.")
-    st.button(
-        f"Go to the first flip, position {first['position']}",
-        on_click=state.select, kwargs={"prompt": int(first["prompt"]), "position": int(first["position"])},
-    )  # fmt: skip
-    st.stop()
 
 here = view.here
-vocabulary = view.run.vocabulary
-
+if not (here["is_flip"] or (has_near_ties and here["near_tie"])):
+    st.write(f"The selected position is no {'flip and no near tie' if has_near_ties else 'flip'}.")
+    first = found[found["is_flip"]].iloc[0] if count else found.iloc[0]
+    st.button(
+        f"Go to the first {'flip' if count else 'near tie'}, position {first['position']}",
+        on_click=state.select, kwargs={"prompt": int(first["prompt"]), "position": int(first["position"])},
+    )  # fmt: skip
+    exports.picture_format()
+    st.stop()
 
 st.subheader(f"Position {view.position}")
 if view.texts:
     before = "".join(view.texts[max(0, view.position - 60) : view.position + 1])
-    left, right = st.columns(2)
-    for column, name, token in (
-        (left, view.pair.reference, here["reference_token"]),
-        (right, view.pair.variant, here["variant_token"]),
-    ):
+    for column, side in zip(st.columns(2), flips.SIDES, strict=True):
+        token = here[f"{side}_token"]
+        name = getattr(view.pair, side)
         column.caption(f"`{widgets.code(name)}` goes on with {widgets.escaped(widgets.table_texts([token], view.run)[0])}")
-        chosen = "" if pd.isna(token) else vocabulary.get(int(token), f"⟨token {int(token)}⟩")
+        chosen = "" if pd.isna(token) else view.run.vocabulary.get(int(token), f"⟨token {int(token)}⟩")
         column.code(before + "▸" + words.visible(chosen) + "◂", language=None, wrap_lines=True)
-top = widgets.best_tokens(view)
-margins = f"{words.number(here['reference_margin'])} and {words.number(here['variant_margin'])}"
-if here["nonfinite_mismatch"]:
-    why = f"{int(here['nonfinite_mismatch'])} logits here are NaN or infinite on one side only, which can change the argmax by itself."
-elif here["near_tie"]:
-    why = (
-        f"The two margins are {margins} logits, and logits here differ by up to {words.number(here['max_abs'])}: two differences of that size can carry one "
-        "candidate past the other. Whether differences of that size are rounding is another question, which only controls can answer."
-    )
-else:
-    why = f"The margins are {margins} logits, more than twice the largest difference of {words.number(here['max_abs'])}; such a flip should be impossible."
-st.markdown("**Why it could flip.** " + why)
+top = state.top(view)
+st.markdown("**Why it could flip.** " + flips.why(here, top))
+best_tokens.section(view)
 ranks = top[top["token_id"].isin([t for t in (here["reference_token"], here["variant_token"]) if not pd.isna(t)])]
 st.dataframe(
     {
@@ -102,6 +81,10 @@ st.dataframe(
         "reference probability": ranks["reference_probability"], "variant probability": ranks["variant_probability"],
     },
     hide_index=True, key="flip_ranks", placeholder="–",
-    column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in ("reference", "variant")}
-    | {f"{side} logit": st.column_config.NumberColumn(format="%.9g") for side in ("reference", "variant")},
+    column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in flips.SIDES}
+    | {f"{side} logit": st.column_config.NumberColumn(format="%.9g") for side in flips.SIDES},
 )  # fmt: skip
+st.caption(
+    f"The argmaxes of both sides, logits of {view.dtype}, probabilities in float64 from the logsumexp over the vocabulary."
+)
+exports.picture_format()

@@ -4,7 +4,7 @@ from functools import partial
 
 import streamlit as st
 
-from app import caches, charts, state, widgets, words
+from app import caches, charts, exports, state, widgets, words
 from core.runs.caches import MEASURES, by_head, by_layer, summarize
 from core.runs.kv import KINDS
 
@@ -44,12 +44,18 @@ measure = (
     or "neq_share"
 )
 grids = [by_head(table, kind, measure) for kind in KINDS if (table["kind"] == kind).any()]
-st.plotly_chart(charts.cache_heads(grids, measure, view.dtype), key="kv_heads", theme="streamlit")
+st.plotly_chart(
+    charts.cache_heads(grids, measure, view.dtype), key="kv_heads", theme="streamlit",
+    config=exports.charts_config(exports.file_stem(view, f"kv-heads-{measure}")),
+)  # fmt: skip
 st.caption(
     f"Layers x key/value heads of {scope}, {caches.shape(table)}. Colour is {caches.MEANINGS[measure].format(dtype=view.dtype)}, one scale for both. Grey cells are equal in every element."
 )
 layers = by_layer(table)
-st.plotly_chart(charts.over_layers(layers, measure, view.dtype), key="kv_layers", theme="streamlit")
+st.plotly_chart(
+    charts.over_layers(layers, measure, view.dtype), key="kv_layers", theme="streamlit",
+    config=exports.charts_config(exports.file_stem(view, f"kv-layers-{measure}")),
+)  # fmt: skip
 st.caption(
     f"The same by layer, all heads together, {scope}. Rounding grows smoothly with depth; a step at one layer is worth a look at that layer."
 )
@@ -76,7 +82,7 @@ if differing:
 
     st.plotly_chart(
         charts.cache_positions(grid, shown, view.dtype, view.position), key="kv_map", on_select=pick, selection_mode="points",
-        theme="streamlit", config={"scrollZoom": False, "displaylogo": False},
+        theme="streamlit", config=exports.charts_config(exports.file_stem(view, f"kv-{kind}s-{shown}-prompt{view.prompt}")),
     )  # fmt: skip
     wide = int(grid.edges[1] - grid.edges[0])
     st.caption(
@@ -97,9 +103,11 @@ st.caption(
     f"All heads together, {scope}; largest and rms difference in the unit of the cache, distances in ULPs of {view.dtype}. "
     "First position: the lowest at which an element differs, – where none does."
 )
-name = f"{view.run.run_id}-kv-{view.pair.index}"
-with st.container(horizontal=True):
-    for label, rows, part in (("CSV by layer", layers, "layers"), ("CSV by prompt, layer and head", everything, "heads")):
-        st.download_button(
-            label, partial(rows.to_csv, index=False), f"{name}-{part}.csv", "text/csv", key=f"kv_{part}_csv", on_click="ignore"
-        )
+with st.container(horizontal=True, vertical_alignment="center"):
+    tables = {
+        "by layer": layers,
+        "by prompt, layer and head": everything,
+        "by position": partial(view.run.kv_positions, view.pair.index, view.prompt),
+    }
+    exports.download(tables, exports.file_stem(view, "kv"), "kv")
+    exports.picture_format()

@@ -1,8 +1,10 @@
 """Near ties: margins against differences, and the best tokens of both sides at a position."""
 
+from functools import partial
+
 import streamlit as st
 
-from app import charts, state, widgets, words
+from app import best_tokens, charts, exports, margins, state, widgets, words
 
 view = widgets.head(
     "Near ties",
@@ -10,48 +12,82 @@ view = widgets.head(
     "The margin is the top-1 minus the runner-up. A flip needs two logits to cross, so it is impossible where the smaller margin is more than twice the "
     "largest difference; the dashed line is that bound, a theorem about finite numbers.",
 )
-table = view.prompt_table
-
-
-def clicked() -> None:
-    position = widgets.chosen_position("near_ties", 0)
-    if position is not None:
-        state.select(position=position)
-
+scope = "this prompt"
+with st.container(horizontal=True, gap="large"):
+    if len(view.run.header.prompts) > 1:
+        scope = st.segmented_control("Positions of", ["this prompt", "all prompts"], required=True, key="near_ties_of") or scope
+    dragging = st.segmented_control(
+        "Dragging", list(margins.DRAGGING), default=margins.ZOOMS, required=True, key="near_ties_drag"
+    )
+table = view.table if scope == "all prompts" else view.prompt_table
+brushed = margins.brushed(view, scope)
+texts = [prompt.token_texts for prompt in view.run.header.prompts]
 
 st.plotly_chart(
-    charts.near_tie_scatter(table, view.texts, view.position),
+    charts.near_tie_scatter(table, texts, (view.prompt, view.position), brushed, margins.DRAGGING[dragging or margins.ZOOMS]),
     key="near_ties",
-    on_select=clicked,
-    selection_mode="points",
+    on_select=partial(margins.follow, view, "near_ties", scope),
+    selection_mode=["points", "box", "lasso"],
     theme="streamlit",
+    config=exports.charts_config(exports.file_stem(view, "near-ties")),
 )
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 st.caption(
     (f"{words.plural(undrawn, 'position')} without a finite margin cannot be drawn. " if undrawn else "")
-    + f"One point a position of this prompt, both axes in logits, log scale. Points below the dashed line are near ties, flips among them; counts are of this prompt. Logits were computed in {view.dtype}. A click selects."
+    + f"One point a position of {scope}, both axes in logits, log scale; zeros stand in the shaded gutters. Below the dashed line are near ties, flips among "
+    f"them. Logits were computed in {view.dtype}. "
+    + (
+        "Where positions are many the common kinds are shaded by density, log counts, darkest where they are densest. "
+        if len(table) > charts.CROWDED
+        else ""
+    )
+    + (
+        "A click selects a position; choose above to drag a box or a lasso for the table below."
+        if dragging == margins.ZOOMS
+        else "What is dragged around fills the table below; clicks select while dragging zooms."
+    )
+)
+
+unit, limit = margins.set_threshold()
+within = margins.close(table, unit, limit)
+listed = table.loc[brushed] if brushed else table[within["reference"] | within["variant"]]
+listed = listed.sort_values(["is_flip", "near_tie", "reference_margin_ulps", "position"], ascending=[False, False, True, True])
+with st.container(horizontal=True, vertical_alignment="center"):
+    if brushed:
+        flips = words.plural(int(listed["is_flip"].sum()), "flip")
+        st.markdown(
+            f"**{words.plural(len(brushed), 'position')} brushed**, {flips} and {words.plural(int(listed['near_tie'].sum()), 'near tie')} among them"
+        )
+        st.button("Clear the brush", on_click=margins.clear, icon=":material/close:")
+    else:
+        st.markdown(f"**{words.plural(len(listed), 'position')}** within the threshold below")
+    exports.download(
+        {"these positions": partial(margins.exported, listed, view), f"all positions of {scope}": partial(margins.exported, table, view)},
+        exports.file_stem(view, "near-ties"), "near_ties",
+    )  # fmt: skip
+st.dataframe(
+    margins.columns(listed, view), hide_index=True, key="close_margins", height=min(280, 38 + 35 * max(len(listed), 1)),
+    column_config=margins.COLUMNS, on_select=partial(margins.choose_row, listed, "close_margins"), selection_mode=["single-row", "single-cell"],
+    placeholder="–",
+)  # fmt: skip
+st.caption(
+    f"Margins in ULPs of {view.dtype} and in logits, largest differences in logits. A heading sorts; a click on a row selects its position on every page."
 )
 
 st.subheader(f"Best tokens at position {view.position}")
-widgets.best_tokens(view)
+best_tokens.section(view)
 
 st.subheader("Margins")
-threshold = st.slider("Threshold, ULPs", 0, 64, key="threshold")
-st.plotly_chart(charts.margin_distribution(table, threshold, view.dtype), key="margins", theme="streamlit")
-close = table[(table["reference_margin_ulps"] <= threshold) | (table["variant_margin_ulps"] <= threshold)]
-st.caption(
-    f"Positions of this prompt by margin, ULPs of {view.dtype}, both sides. {len(close)} of {len(table)} positions have a margin of at most {threshold} ULPs on a side."
+unit, limit = margins.threshold()
+st.plotly_chart(
+    charts.margin_distribution(table, limit, view.dtype, unit),
+    key="margins",
+    theme="streamlit",
+    config=exports.charts_config(exports.file_stem(view, f"margins-{unit.lower()}")),
 )
-listed = close.sort_values(["is_flip", "reference_margin_ulps", "position"], ascending=[False, True, True])
-st.dataframe(
-    {
-        "position": listed["position"],
-        "reference argmax": widgets.table_texts(listed["reference_token"], view.run),
-        "variant argmax": widgets.table_texts(listed["variant_token"], view.run),
-        "flip": listed["is_flip"],
-        "reference margin, ULPs": listed["reference_margin_ulps"],
-        "variant margin, ULPs": listed["variant_margin_ulps"],
-        "largest difference": listed["max_abs"],
-    },
-    hide_index=True, key="close_margins", height=280, column_config=widgets.EXACT,
-)  # fmt: skip
+st.markdown(margins.said(table, unit, limit, view.dtype))
+st.caption(
+    f"Positions of {scope} by margin, both sides, in bins that double; the dashed line is the threshold. "
+    + (f"ULPs of {view.dtype}." if unit == "ULPs" else f"Logits, computed in {view.dtype}.")
+)
+exports.picture_format()

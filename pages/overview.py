@@ -1,8 +1,11 @@
 """Overview: the verdict, the headline figures of a pair and the prompt as a strip of tokens."""
 
+from functools import partial
+
+import pandas as pd
 import streamlit as st
 
-from app import caches, charts, continuations, state, token_strip, verdict, widgets, words
+from app import best_tokens, caches, charts, continuations, exports, state, token_strip, verdict, widgets, words
 from app.page_settings import COLOURS
 from core.runs.caches import summarize
 
@@ -72,18 +75,35 @@ with charts_left:
         charts.over_positions(view.prompt_table, "max_abs", "largest difference, logits", view.position),
         key="over_positions",
         theme="streamlit",
+        config=exports.charts_config(exports.file_stem(view, f"differences-prompt{view.prompt}")),
     )
     st.caption(
         "Largest absolute difference at each position of this prompt, in logits; flips marked, the selected position as a line."
     )
 with charts_right:
-    st.plotly_chart(charts.ulp_histogram(state.histogram(view), view.dtype), key="ulp_histogram", theme="streamlit")
+    st.plotly_chart(
+        charts.ulp_histogram(state.histogram(view), view.dtype),
+        key="ulp_histogram",
+        theme="streamlit",
+        config=exports.charts_config(exports.file_stem(view, "ulps")),
+    )
     st.caption(
         f"The logits of the pair that are finite on both sides, by distance, ULPs of {view.dtype}, log counts. Large distances belong to logits near 0, where steps are tiny."
     )
 
 st.subheader(f"Best tokens at position {view.position}")
-widgets.best_tokens(view)
+best_tokens.section(view)
+with st.container(horizontal=True, vertical_alignment="center"):
+    exports.download(
+        {
+            "figures by position": view.table,
+            "distances in ULPs": partial(exports.distances, view),
+            "sides": pd.DataFrame([vars(side) for side in view.run.sides]),
+        },
+        exports.file_stem(view, "overview"),
+        "overview",
+    )
+    exports.picture_format()
 
 with st.expander("Provenance and sides"):
     about = header.provenance
@@ -99,3 +119,4 @@ with st.expander("Provenance and sides"):
         ],
         hide_index=True,
     )
+    exports.whole_run(view)

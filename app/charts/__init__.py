@@ -8,13 +8,14 @@ from app.charts.caches import cache_heads, cache_positions, over_layers
 from app.charts.classes import class_matrix, sweep
 from app.charts.comparison import runs_by_distance, runs_by_position
 from app.charts.floor import floor_ratio, over_modules, pair_and_floor, residues
-from app.charts.margins import margin_distribution, near_tie_scatter
+from app.charts.margins import CROWDED, margin_distribution, near_tie_scatter
 from app.charts.positions import over_positions, ulp_histogram
 from app.charts.style import ARGMAX, FLIP, KINDS, MISMATCH, QUIET, REFERENCE, ULPS, VARIANT
-from app.charts.top import top_bars
+from app.charts.top import crossing, rank_slopes, top_bars
 
 __all__ = [
     "ARGMAX",
+    "CROWDED",
     "FLIP",
     "KINDS",
     "MISMATCH",
@@ -25,6 +26,7 @@ __all__ = [
     "cache_heads",
     "cache_positions",
     "class_matrix",
+    "crossing",
     "floor_ratio",
     "margin_distribution",
     "near_tie_scatter",
@@ -32,6 +34,7 @@ __all__ = [
     "over_modules",
     "over_positions",
     "pair_and_floor",
+    "rank_slopes",
     "residues",
     "runs_by_distance",
     "runs_by_position",

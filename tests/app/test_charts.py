@@ -83,3 +83,162 @@ def test_a_colour_bar_always_has_labels_that_fit(low, spread, layers):
     axis = charts.cache_heads([grid], "rms", "bfloat16").layout.coloraxis
     assert 1 <= len(axis.colorbar.tickvals) <= (4 if layers == 3 else 8)
     assert axis.cmin < axis.cmax
+
+
+def near_tie_table(positions: int, prompts: int = 1, seed: int = 0) -> pd.DataFrame:
+    """Margins and differences of every size, each tenth margin and each twelfth difference 0; near ties and flips as they follow."""
+    random = np.random.default_rng(seed)
+    margin, difference = (10 ** random.uniform(-4, 1, positions) for _ in range(2))
+    margin[::10], difference[::12] = 0.0, 0.0
+    near = margin <= 2 * difference
+    return pd.DataFrame(
+        {
+            "prompt": np.repeat(np.arange(prompts), positions // prompts), "position": np.tile(np.arange(positions // prompts), prompts),
+            "reference_margin": margin, "variant_margin": margin * 1.5, "max_abs": difference, "near_tie": near,
+            "is_flip": near & (np.arange(positions) % 5 == 0), "nonfinite_mismatch": np.zeros(positions, int),
+            "reference_margin_ulps": np.round(margin * 128).astype(int), "variant_margin_ulps": np.round(margin * 192).astype(int),
+        }
+    )  # fmt: skip
+
+
+def told(figure) -> dict[int, tuple[float, float]]:
+    """Of every point that can be hovered, clicked and brushed: its row, and where it is."""
+    found = {}
+    for one in figure.data:
+        if one.customdata is not None:
+            for row, x, y in zip(one.customdata[:, 0], one.x, one.y, strict=True):
+                assert int(row) not in found
+                found[int(row)] = (x, y)
+    return found
+
+
+@pytest.mark.parametrize("positions", [300, 6000])
+def test_every_position_can_be_brushed_where_it_stands_however_many_there_are(positions):
+    table = near_tie_table(positions)
+    found = told(charts.near_tie_scatter(table, [()], (0, 7)))
+    assert sorted(found) == list(range(positions))
+    for row in range(positions):
+        x, y = found[row]
+        if table["max_abs"][row]:
+            assert x == table["max_abs"][row]
+        if table["reference_margin"][row]:
+            assert y == table["reference_margin"][row]
+
+
+def test_a_crowd_is_shaded_by_density_and_a_lone_position_in_it_is_still_seen():
+    table = near_tie_table(6000)
+    quiet = table["max_abs"].gt(0) & ~table["near_tie"]
+    table.loc[quiet, ["reference_margin", "variant_margin"]] = 5.0
+    table.loc[quiet, "max_abs"] = 0.01
+    lone = int(np.flatnonzero(quiet)[3])
+    table.loc[lone, ["reference_margin", "variant_margin", "max_abs"]] = [0.9, 0.9, 2e-3]
+    figure = charts.near_tie_scatter(table, [()], (0, 7))
+    dense = [one for one in figure.data if one.name == "density"]
+    assert len(dense) >= 1
+    for one in dense:
+        (kind,) = [other for other in figure.data if other.customdata is not None and other.marker.color == told_colour(one)]
+        counts = np.round(10 ** np.nan_to_num(one.z, nan=-np.inf))
+        assert counts.sum() == len(kind.customdata)  # nothing is left out, nothing counted twice
+        assert kind.marker.maxdisplayed == 1  # unseen points by the thousand would each be an element of the page
+    column = np.searchsorted(dense[0].x, 2e-3, side="right") - 1
+    row = np.searchsorted(dense[0].y, 0.9, side="right") - 1
+    assert dense[0].z[row, column] == 0  # log10 of one position
+    assert dense[0].colorscale[0][1].endswith(",0.28)")
+    assert not [one for one in charts.near_tie_scatter(near_tie_table(1900), [()], (0, 7)).data if one.name == "density"]
+
+
+def told_colour(density) -> str:
+    red, green, blue = (int(part) for part in density.colorscale[0][1][5:].split(",")[:3])
+    return f"#{red:02X}{green:02X}{blue:02X}"
+
+
+def test_zeros_stand_in_a_shaded_gutter_below_every_other_value():
+    table = near_tie_table(300)
+    figure = charts.near_tie_scatter(table, [()], (0, 7))
+    found = told(figure)
+    zero, other = table["reference_margin"] == 0, table["reference_margin"] > 0
+    place = {found[row][1] for row in np.flatnonzero(zero)}
+    assert len(place) == 1
+    band = [shape for shape in figure.layout.shapes if shape.type == "rect" and shape.xref.startswith("x domain")]
+    assert band[0].y0 < place.pop() < band[0].y1 < table["reference_margin"][other].min()
+
+
+def test_what_is_brushed_keeps_its_colour_and_the_rest_fades():
+    table = near_tie_table(300)
+    brushed = [3, 50, 299]
+    figure = charts.near_tie_scatter(table, [()], (0, 7), brushed)
+    chosen = [int(one.customdata[place, 0]) for one in figure.data if one.customdata is not None for place in one.selectedpoints]
+    assert sorted(chosen) == brushed
+    assert all(one.unselected.marker.opacity < 0.3 for one in figure.data if one.customdata is not None)
+
+
+def test_points_of_several_prompts_say_which_prompt_and_the_selected_one_is_ringed():
+    table = near_tie_table(40, prompts=2)
+    figure = charts.near_tie_scatter(table, [("<b>a",) * 20, ()], (1, 7))
+    texts = [text for one in figure.data if one.customdata is not None for text in one.text]
+    assert sum(text.startswith("prompt 0, position ") for text in texts) == 20
+    assert any("&lt;b&gt;a" in text for text in texts)
+    assert not any("<b>" in text for text in texts)
+    ring = trace(figure, "position 7")
+    assert (ring.x[0], ring.y[0]) == told(figure)[27]
+
+
+@pytest.mark.parametrize("unit", ["ULPs", "logits"])
+def test_every_margin_is_in_the_bin_that_its_label_says(unit):
+    table = near_tie_table(500)
+    figure = charts.margin_distribution(table, 4 if unit == "ULPs" else 0.1, "bfloat16", unit)
+    for bars, side in zip(figure.data, ("reference", "variant"), strict=True):
+        margins = table[f"{side}_margin_ulps" if unit == "ULPs" else f"{side}_margin"].to_numpy(float)
+        assert sum(bars.y) == len(margins)
+        for label, count in zip(bars.x, bars.y, strict=True):
+            low = float(label.split("-")[0].replace(",", "")) if unit == "ULPs" else float(label)
+            if unit == "logits" and low:
+                low = 2.0 ** round(np.log2(low))  # the label is rounded
+            inside = margins == 0 if low == 0 else (margins >= low) & (margins < 2 * low)
+            assert count == inside.sum(), label
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.001, 0.02, 0.1, 1.0, 5.0])
+def test_the_threshold_stands_between_the_bins_below_and_above_it(threshold):
+    table = near_tie_table(500)
+    figure = charts.margin_distribution(table, threshold, "bfloat16", "logits")
+    places = [float(shape.x0) for shape in figure.layout.shapes]
+    lows = [2.0 ** round(np.log2(float(label))) for label in figure.data[0].x[1:]]
+    below = sum(2 * low <= threshold for low in lows)  # bins that end below the threshold, after that of 0
+    assert places == [] or 0.5 + below <= places[0] <= 0.5 + below + 1
+    assert bool(places) == (threshold <= 2 * lows[-1])
+
+
+def best(reference: list[int], variant: list[int], texts: list[str | None] | None = None) -> pd.DataFrame:
+    """A table of best tokens with these ranks."""
+    count = len(reference)
+    return pd.DataFrame(
+        {
+            "token_id": np.arange(count) + 100, "text": pd.Series(texts or [f"t{i}" for i in range(count)], dtype=object),
+            "reference_rank": reference, "variant_rank": variant, "reference_logit": -np.array(reference, float),
+            "variant_logit": -np.array(variant, float), "reference_probability": 0.1, "variant_probability": 0.1,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("variant", "crossed"),
+    [([0, 1, 2, 3], []), ([1, 0, 2, 3], [0, 1]), ([0, 1, 3, 2], [2, 3]), ([3, 0, 1, 2], [0, 1, 2, 3]), ([0, 2, 4, 7], [])],
+)
+def test_tokens_that_change_places_are_found_and_coloured(variant, crossed):
+    top = best([0, 1, 2, 3], variant)
+    assert np.flatnonzero(charts.crossing(top)).tolist() == crossed
+    figure = charts.rank_slopes(top, "a", "b")
+    coloured = [place for place, line in enumerate(figure.data) if line.line.color != charts.QUIET]
+    assert coloured == crossed
+
+
+def test_tokens_beyond_the_best_stand_below_them_in_their_order_and_are_dashed():
+    figure = charts.rank_slopes(best([0, 1, 2, 40, 9], [0, 8, 1, 2, 3], ["<b>", None, "x", "y", "z"]), "<i>", "b", count=3)
+    assert [line.y[0] for line in figure.data] == [1, 2, 3, 5.5, 4.5]
+    assert [line.y[1] for line in figure.data] == [1, 5.5, 2, 3, 4.5]
+    assert [line.line.dash for line in figure.data] == ["solid", "dash", "solid", "dash", "dash"]
+    said = [note.text for note in figure.layout.annotations]
+    assert any("41" in text for text in said)
+    assert not any("<i>" in text or "<b><b>" in text for text in said)
+    assert "token 101" in " ".join(said)

@@ -144,8 +144,9 @@ def test_open_run_opens_a_run_that_is_there(own_store):
 
 
 LINKED_SETTINGS = {
-    "overview": {"colour": "near-ties"},
-    "near_ties": {"threshold": "17"},
+    "overview": {"colour": "near-ties", "top": "ranks"},
+    "near_ties": {"threshold": "17", "logits": "0.5", "unit": "logits", "of": "all-prompts", "top": "ranks"},
+    "flips": {"list": "flips-and-near-ties", "top": "ranks"},
     "kv_cache": {"of": "all-prompts", "measure": "rms", "kind": "value", "colour": "max_ulps"},
     "runs": {"search": "fresh", "dtype": "bfloat16", "verdict": "rounding", "flips": "only"},
 }
@@ -166,7 +167,7 @@ def test_a_link_restores_what_the_pages_own_controls_were_set_to(page):
 
 
 @pytest.mark.parametrize("value", ["nonsense", "-1", "65", "4.0", "9" * 5000, "<b>", "\x00"])
-@pytest.mark.parametrize("page", ["overview", "near_ties", "kv_cache", "runs"])
+@pytest.mark.parametrize("page", ["overview", "near_ties", "flips", "kv_cache", "runs"])
 def test_a_link_with_impossible_settings_gets_sentences_and_the_defaults(page, value):
     settings = [setting for setting in page_settings.of_page(page) if setting.name != "search"]
     app = followed(page, run=RUN, prompt="1", **{setting.name: value for setting in settings})

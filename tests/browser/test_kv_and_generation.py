@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,7 +92,25 @@ def test_measure_and_kind_change_what_is_drawn(page: Page, dashboard: Dashboard,
     expect(page.get_by_text("root mean square of the difference in a head")).to_be_visible(timeout=15_000)
     page.get_by_test_id("stButtonGroup").filter(has_text="keys").get_by_text("values", exact=True).click()
     expect(page.get_by_text("Layers x positions of the values")).to_be_visible(timeout=15_000)
-    assert charts(page) == 3
+    expect(page.locator(".js-plotly-plot")).to_have_count(3)  # what was drawn before goes a moment after the new is there
+
+
+def test_every_table_of_the_page_downloads_under_its_name(page: Page, dashboard: Dashboard, runs: None):
+    page.goto(f"{dashboard.url}/kv_cache?run=deep")
+    settle(page)
+    page.get_by_test_id("stPopoverButton").filter(has_text="Download").click()
+    buttons = page.get_by_test_id("stPopoverBody").get_by_role("button", name="CSV", exact=True)
+    expect(buttons).to_have_count(3)
+    found = {}
+    for button in buttons.all():
+        with page.expect_download() as got:
+            button.click()
+        found[got.value.suggested_filename] = Path(got.value.path()).read_text().splitlines()
+    with RunReader(Store(dashboard.store).path_of("deep")) as run:
+        expected = {"by-layer": 64, "by-prompt-layer-and-head": len(run.kv(0)), "by-position": len(run.kv_positions(0, 0))}
+    assert {name: len(lines) - 1 for name, lines in found.items()} == {
+        f"deep-pair0-kv-{part}.csv": rows for part, rows in expected.items()
+    }
 
 
 def test_equal_caches_are_a_sentence_in_the_dark_and_on_a_phone(browser: Browser, dashboard: Dashboard, runs: None):

@@ -1,0 +1,113 @@
+"""Tables for elsewhere: every digit, inert in a spreadsheet, the same in both forms."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from app import exports
+from core.runs.reader import RunReader
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTILE = [
+    "=cmd|' /C calc'!A0",
+    "+1",
+    "-1",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    "\n=1",
+    "＝1",
+    "'=1",
+    " plain",
+    'say "x", y',
+    "",
+    None,
+    "ü\u2028",
+]
+FLOATS = [0.1 + 0.2, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, float("inf"), 2**-126, -7.25]
+
+
+def read(data: bytes) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(data.decode(), newline="")))
+
+
+def table() -> pd.DataFrame:
+    return pd.DataFrame(
+        {"id": [2**53 + 1, -3], "maybe": pd.array([None, 128_255], "Int64"), "text": pd.Series(["=1", None], dtype=object)}
+    )
+
+
+def test_floats_read_back_as_the_very_same_bits():
+    _, *rows = read(exports.csv(pd.DataFrame({"value": FLOATS})))
+    assert np.array([float(row[0]) for row in rows]).view(np.int64).tolist() == np.array(FLOATS).view(np.int64).tolist()
+
+
+def test_six_digits_would_not_read_back():
+    assert float(f"{FLOATS[0]:.6g}") != FLOATS[0]
+
+
+def test_whole_numbers_stay_whole_where_some_are_unknown():
+    assert read(exports.csv(table())) == [["id", "maybe", "text"], ["9007199254740993", "", "'=1"], ["-3", "128255", ""]]
+
+
+@pytest.mark.parametrize("dtype", [object, "str"])
+def test_no_text_begins_like_a_formula_and_each_can_be_told_back(dtype):
+    texts = [text for text in HOSTILE if text is not None]
+    heading, *rows = read(exports.csv(pd.DataFrame({"=heading": pd.Series(texts, dtype=dtype), "n": range(len(texts))})))
+    assert heading == ["'=heading", "n"]
+    for (cell, _), text in zip(rows, texts, strict=True):
+        assert not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n", "＝"))
+        assert (cell[1:] if cell.startswith("'") else cell) == text
+
+
+def test_negative_numbers_are_no_formulas_and_get_no_apostrophe():
+    assert read(exports.csv(pd.DataFrame({"a": [-1.5], "b": [-2], "c": pd.array([-3], "Int64")})))[1] == ["-1.5", "-2", "-3"]
+
+
+def test_pandas_own_csv_would_have_let_a_formula_through():
+    assert b"\n9007199254740993,,=1\n" in table().to_csv(index=False).encode()
+
+
+def test_parquet_has_texts_as_they_are_and_whole_numbers_with_nulls():
+    texts = pd.DataFrame({"text": pd.Series(HOSTILE, dtype=object)})
+    assert pq.read_table(io.BytesIO(exports.parquet(texts))).column("text").to_pylist() == HOSTILE
+    kept = pq.read_table(io.BytesIO(exports.parquet(table())))
+    assert kept.schema.names == ["id", "maybe", "text"]
+    assert kept.column("maybe").to_pylist() == [None, 128_255]
+    assert str(kept.schema.field("maybe").type) == "int64"
+
+
+def test_the_figures_of_a_real_run_are_the_same_in_both_forms():
+    with RunReader(ROOT / "sample_runs" / "fresh-against-cached.duckdb") as run:
+        figures = run.positions(0)
+    parquet = pq.read_table(io.BytesIO(exports.parquet(figures))).to_pandas()
+    heading, *rows = read(exports.csv(figures))
+    assert heading == list(parquet.columns) == list(figures.columns)
+    assert len(rows) == len(parquet) == 729
+    for name in ("max_abs", "rms", "kl", "reference_margin"):
+        column = heading.index(name)
+        assert [float(row[column]) for row in rows] == parquet[name].tolist() == figures[name].tolist()
+
+
+@pytest.mark.parametrize("run_id", ["plain", "../../etc/passwd", "a b/<c>"])
+def test_a_files_name_says_where_it_is_from_and_means_nothing_to_a_file_system(run_id):
+    class Of:
+        class run:  # noqa: N801
+            pass
+
+        class pair:  # noqa: N801
+            index = 2
+
+        prompt, position = 1, 36
+
+    Of.run.run_id = run_id
+    name = exports.file_stem(Of, "flips", at_position=True)  # type: ignore[arg-type]
+    assert name.endswith("-pair2-flips-prompt1-position36")
+    assert not set(name) & set('/\\<>:"|?*')
