@@ -10,7 +10,7 @@ from typing import NoReturn
 import pandas as pd
 import streamlit as st
 
-from app import charts, state, stepper, words
+from app import state, stepper, words
 from core.errors import UlpscopeError
 from core.runs.gallery import RunCard
 from core.runs.reader import RunReader
@@ -184,16 +184,6 @@ def finding(said: str, page: str, label: str, view: state.View) -> None:
     left, right = st.columns([5, 1], vertical_alignment="center")
     left.markdown(said)
     right.page_link(PAGES / f"{page}.py", label=label, query_params=state.address(view, page))
-
-
-def best_tokens(view: state.View) -> pd.DataFrame:
-    """The grouped bars of both sides at the selected position, with their caption; returns what they show."""
-    top = state.top(view)
-    st.plotly_chart(charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit")
-    st.caption(
-        "The 8 largest logits of either side, in logits; ▲ and the green outline mark each side's argmax. The axis does not start at 0."
-    )
-    return top
 
 
 def say_complaints() -> None:

@@ -50,7 +50,9 @@ BLOCKS = (8, 16, 32, 64, 128, 256)  # block sizes that engines use
 # benchmarks.shrink` has the trial. Between the two it is undecided.
 SHRINKS_LIKE_ROUNDING = 0.05
 SHRINKS_TOO_LITTLE = 0.001
+SHRINKS_TOO_MUCH = 10.0  # more than the precisions differ by: the two pairs are not of the same sides
 STANDS_OUT_ALONE = 100.0  # times the median position in float32; of rounding without a floor beside it 17 were seen
+ASKS_FOR_A_FLOOR = 50.0  # beyond which one position is too far from the median to be passed without a floor
 _LOPSIDED = 3.0  # one side further from float64 than the other by more than this is worth a word
 _LEAST_SPREAD = 0.1  # of log ratios: a handful of positions can agree by luck, and a spread of 0 would make each an outlier
 
@@ -189,26 +191,28 @@ def place_in_words(row: int, lengths: Sequence[int]) -> str:
 
 def floor_evidence(
     test: FloorTest, rung: str, dtype: str, control: str, pair: NDArray[np.float64], floor: NDArray[np.float64],
-    lengths: Sequence[int], maps: int = 0,
+    lengths: Sequence[int], maps: int = 0, whose: str = "this model's own rounding floor",
 ) -> Evidence:  # fmt: skip
-    """The row of a pair [positions] that was held against a floor [positions], both mean squares; maps: linear maps reordered, 0 if none."""
+    """The row of a pair [positions] that was held against a floor [positions], both mean squares; maps: linear maps reordered, 0 if none;
+    whose: the floor in words.
+    """
     figures: dict[str, Any] = {
         "compute_dtype": dtype,
         "noise_ratio": test.ratio if np.isfinite(test.ratio) else None, "largest_ratio_allowed": test.largest_ratio,
         "pair_rms_logits": float(np.sqrt(pair.mean())), "floor_rms_logits": float(np.sqrt(floor.mean())), "seed_ratios": list(test.seed_ratios),
-        "worst_position_ratio": test.worst, "position_ratio_allowed": test.threshold if np.isfinite(test.threshold) else None,
-        "positions": len(pair), "positions_beyond": len(test.outliers), "log_spread": test.spread, "nonfinite_mismatch": test.nonfinite,
+        "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
+        "position_ratio_allowed": test.threshold if np.isfinite(test.threshold) else None, "positions": len(pair), "positions_beyond": len(test.outliers), "log_spread": test.spread, "nonfinite_mismatch": test.nonfinite,
     }  # fmt: skip
     if maps:
         figures["linear_maps"] = maps
-    return Evidence(rung, control, figures, PASSED if test.is_passed else FAILED, _says(test, dtype, lengths))
+    return Evidence(rung, control, figures, PASSED if test.is_passed else FAILED, _says(test, dtype, lengths, whose))
 
 
-def _says(test: FloorTest, dtype: str, lengths: Sequence[int]) -> str:
+def _says(test: FloorTest, dtype: str, lengths: Sequence[int], whose: str) -> str:
     if test.nonfinite:
         return f"In {dtype}, {test.nonfinite:,} logits are NaN or infinite on one side and not on the other."
     if test.ratio > test.largest_ratio:
-        return f"In {dtype} the pair is {three_digits(test.ratio)} times this model's own rounding floor; rounding stays below {test.largest_ratio:g}."
+        return f"In {dtype} the pair is {three_digits(test.ratio)} times {whose}; rounding stays below {test.largest_ratio:g}."
     if len(test.outliers):
         where = place_in_words(int(test.outliers[0]), lengths)
         count = "one position stands" if len(test.outliers) == 1 else f"{len(test.outliers):,} positions stand"
@@ -217,7 +221,7 @@ def _says(test: FloorTest, dtype: str, lengths: Sequence[int]) -> str:
             f"{three_digits(test.worst)} times the floor there, where rounding stays below {test.threshold:.3g}."
         )
     stands_out = ", and no position stands out" if np.isfinite(test.threshold) else ""
-    return f"In {dtype} the pair is {test.ratio:.2f} times this model's own rounding floor{stands_out}."
+    return f"In {dtype} the pair is {test.ratio:.2f} times {whose}{stands_out}."
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,8 @@ class ShrinkTest:
 
     shrink: how many times smaller the pair is in float32; full: how many times finer float32 is; share: shrink over full;
     moved: of the positions that differ in float32, the share that differs in 16 bits too; worst: the largest position in float32
-    over the median one; worst_row: where. outcome: passed, failed, or missing, which says that a floor is needed.
+    over the median one; worst_row: where; stands_out: does a position fail by itself? outcome: passed, failed, or missing, which says
+    that a floor is needed.
     """
 
     shrink: float
@@ -235,6 +240,7 @@ class ShrinkTest:
     moved: float
     worst: float
     worst_row: int
+    stands_out: bool
     outcome: str
 
 
@@ -251,7 +257,7 @@ def shrink_test(narrow: NDArray[np.float64], wide: NDArray[np.float64], signific
     full = 2.0 ** (24 - significand_bits)
     differs = wide > 0
     if not differs.any():  # equal in float32, rounding apart in 16 bits
-        return ShrinkTest(float("inf"), full, float("inf"), 1.0, 0.0, 0, PASSED)
+        return ShrinkTest(float("inf"), full, float("inf"), 1.0, 0.0, 0, False, PASSED)
     coarse, fine = np.sqrt(narrow), np.sqrt(wide)
     shrink = float(np.sqrt(narrow[differs].mean() / wide[differs].mean()))
     moved = float((narrow[differs] > 0).mean())
@@ -261,9 +267,10 @@ def shrink_test(narrow: NDArray[np.float64], wide: NDArray[np.float64], signific
     outcome = MISSING
     if stands_out.any() or (shrink < SHRINKS_TOO_LITTLE * full and moved >= 0.5):
         outcome = FAILED
-    elif shrink >= SHRINKS_LIKE_ROUNDING * full:
+    elif SHRINKS_LIKE_ROUNDING * full <= shrink <= SHRINKS_TOO_MUCH * full and relative[worst_row] <= ASKS_FOR_A_FLOOR:
         outcome = PASSED
-    return ShrinkTest(shrink, full, shrink / full, moved, float(relative[worst_row]), worst_row, outcome)
+    worst = float(relative[worst_row])
+    return ShrinkTest(shrink, full, shrink / full, moved, worst, worst_row, bool(stands_out.any()), outcome)
 
 
 def is_larger_everywhere(test: FloorTest) -> bool:
@@ -335,6 +342,9 @@ def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]
         "positions": shown.rows, "first": list(shown.first) if shown.first else None, "starts": list(shown.starts), "block": shown.block,
         "is_tail": shown.is_tail,
     }  # fmt: skip
+    if not shown.rows and test.nonfinite:
+        says = "Positions are not told apart: logits that are NaN or infinite on one side have no distance."
+        return Evidence(STRUCTURE, control, figures, NOTED, says)
     if not shown.rows:
         says = "No position stands out from the floor" + (
             ", it is larger everywhere alike." if test.ratio > test.largest_ratio else "."
@@ -359,13 +369,15 @@ def growth_evidence(
     `test`: of the pair's logits. A module leaves the floor where the pair is more times as large as logits may be.
     """
     tiny = np.finfo(np.float64).tiny
+    is_number = np.isfinite(pair) & np.isfinite(floor)
     ratios = np.where(pair > 0, pair / np.maximum(floor, tiny), 0.0)
+    ratios = np.where(is_number, ratios, np.inf)  # NaN in one side's output, which no rounding makes
     beyond = np.flatnonzero(ratios > test.largest_ratio)
     figures: dict[str, Any] = {
         "compute_dtype": dtype, "first_module": names[beyond[0]] if len(beyond) else None, "modules": list(names),
-        "pair_rms": [float(x) for x in pair], "floor_rms": [float(x) for x in floor],
+        "pair_rms": [float(x) if np.isfinite(x) else None for x in pair], "floor_rms": [float(x) if np.isfinite(x) else None for x in floor],
     }  # fmt: skip
-    if not pair.any():
+    if not pair.any() and test.is_passed:
         return Evidence(STRUCTURE, control, figures, PASSED, "No module's output differs at all.")
     if not len(beyond) and not test.is_passed:
         says = "No module leaves the floor: what is wrong comes after them, in the head or in which row or position is returned."
@@ -381,7 +393,13 @@ def growth_evidence(
         if largest
         else ", and nothing differs in what runs before it" * bool(first)
     )
-    larger = "out of nothing" if floor[first] <= tiny else f"{three_digits(ratios[first])} times the floor there"
+    larger = (
+        "NaN or infinite"
+        if not is_number[first]
+        else "out of nothing"
+        if floor[first] <= tiny
+        else f"{three_digits(ratios[first])} times the floor there"
+    )
     says = f"In the model it enters at {names[first]}: {larger}{before}."
     return Evidence(STRUCTURE, control, figures, NOTED, says)
 
@@ -402,11 +420,13 @@ def symmetry_evidence(control: str, names: tuple[str, str], errors: tuple[float,
     return Evidence(SYMMETRY, control, figures, NOTED, f"'{further}' is {times}.")
 
 
-def sampler_evidence(tokens: Sequence[int], argmaxes: Sequence[int | Collection[int]], side: str = "the side") -> Evidence:
+def sampler_evidence(
+    tokens: Sequence[int], argmaxes: Sequence[int | Collection[int]], side: str = "the side", places: Sequence[str] = ()
+) -> Evidence:
     """Is each emitted token the argmax of the logits it was chosen from? Right logits and a wrong token are a fault of the sampler.
 
     tokens: what was emitted [positions]; argmaxes: of the same side's logits at the same positions, the lowest token id, or all ids
-    that share the largest logit where the sampler may take any of them.
+    that share the largest logit where the sampler may take any of them; places: each token's position in words, if it is not its index.
     """
     if len(tokens) != len(argmaxes):
         raise UsageError(f"{len(tokens)} emitted tokens against {len(argmaxes)} argmaxes; expected one for each.")
@@ -416,8 +436,9 @@ def sampler_evidence(tokens: Sequence[int], argmaxes: Sequence[int | Collection[
     control = f"emitted tokens against the argmax of {side}'s own logits"
     if not wrong:
         return Evidence(SAMPLER, control, figures, PASSED, "Every emitted token is the argmax of its own logits.")
+    where = places[wrong[0]] if places else f"position {wrong[0]}"
     says = (
-        f"{len(wrong):,} of {len(tokens):,} emitted tokens are not the argmax of their own logits, position {wrong[0]} first: the "
+        f"{len(wrong):,} of {len(tokens):,} emitted tokens are not the argmax of their own logits, {where} first: the "
         "sampler does not take the most likely token."
     )
     return Evidence(SAMPLER, control, figures, FAILED, says)

@@ -219,7 +219,7 @@ class _Ladder:
             self.evidence.append(Evidence(NEIGHBOURS, control, figures, NOTED, says))
             return
         figures |= {
-            "compute_dtype": dtype, "noise_ratio": test.ratio if np.isfinite(test.ratio) else None, "worst_position_ratio": test.worst,
+            "compute_dtype": dtype, "noise_ratio": test.ratio if np.isfinite(test.ratio) else None, "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
             "positions_beyond": len(test.outliers), "nonfinite_mismatch": test.nonfinite,
         }  # fmt: skip
         if test.is_passed:

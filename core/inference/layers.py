@@ -54,6 +54,7 @@ def growth_over_modules(
     """
     chosen = _chosen(loaded, [len(ids) for ids in prompts], wanted)
     plain = side_of("prefill")
+    seen: dict[str, bool] = {}
     pair: dict[str, list[NDArray[np.float64]]] = {}
     floor: dict[str, list[NDArray[np.float64]]] = {}
     for ids, positions in zip(prompts, chosen, strict=True):
@@ -63,6 +64,12 @@ def growth_over_modules(
         _run(loaded, sides[0], kept)
         compared = LayerTrace(ids, positions, kept)
         _run(loaded, sides[1], compared)
+        if kept.is_ambiguous or compared.is_ambiguous:
+            raise CaptureError(
+                "a side computes positions twice, or in several rows alike, so its forwards could not be followed."
+            )
+        for name in compared.squares:
+            seen[name] = seen.get(name, True) and bool(kept.seen[name].all() and compared.seen[name].all())
         if sides[0].name != plain.name:
             kept = LayerTrace(ids, positions)
             _run(loaded, plain, kept)
@@ -74,7 +81,7 @@ def growth_over_modules(
                 _run(loaded, plain, moved)
             for name, squares in moved.squares.items():
                 floor.setdefault(name, []).append(squares)
-    names = tuple(name for name in pair if name in floor and np.isfinite(np.concatenate(pair[name])).all())
+    names = tuple(name for name in pair if name in floor and seen[name])
     if not names:
         raise CaptureError(f"'{sides[1].name}' computes positions in forwards that could not be followed.")
     pair_rms, floor_rms = (np.array([_rms(of[name]) for name in names]) for of in (pair, floor))

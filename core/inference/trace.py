@@ -26,8 +26,9 @@ class LayerTrace:
     """What modules put out for a prompt, at chosen positions: kept, or compared with what another trace kept.
 
     prompt: token ids; positions: which of them, ascending; against: the trace to compare with, None to keep. kept: by module,
-    [chosen, width]; squares: by module, mean squares of the difference [chosen]; modules in the order in which they ran. Both are NaN at a
-    position that no forward has computed.
+    [chosen, width]; squares: by module, mean squares of the difference [chosen]; seen: by module, positions that a forward has computed
+    [chosen]; modules in the order in which they ran. is_ambiguous: nobody told which positions a forward computes, and its tokens do not
+    tell: several rows hold them, or they were computed before.
     """
 
     prompt: Sequence[int]
@@ -35,6 +36,9 @@ class LayerTrace:
     against: LayerTrace | None = None
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
     squares: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    seen: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    is_ambiguous: bool = False
+    _is_inferred: bool = False
     _expected: tuple[int, int, int, int] | None = None  # row, first column, first position, position after the last
     _is_told: bool = False
 
@@ -47,6 +51,7 @@ class LayerTrace:
         """A forward of the model begins. If nobody told which positions it computes (a callable's own), its tokens and its cache do:
         the row that holds the prompt's tokens from the cache's length on; of any other forward nothing is kept.
         """
+        self._is_inferred = not self._is_told
         if self._is_told:
             self._is_told = False
             return
@@ -56,9 +61,10 @@ class LayerTrace:
             return
         start = int(cache.get_seq_length()) if isinstance(cache, Cache) else 0
         stop = start + ids.shape[1]
-        row = next((row for row, tokens in enumerate(ids.tolist()) if tokens == list(self.prompt[start:stop])), None)
-        if row is not None:
-            self._expected = (row, 0, start, stop)
+        rows = [row for row, tokens in enumerate(ids.tolist()) if tokens == list(self.prompt[start:stop])]
+        self.is_ambiguous = self.is_ambiguous or len(rows) > 1
+        if rows:
+            self._expected = (rows[0], 0, start, stop)
 
     def see(self, name: str, output: Any) -> None:
         """What a module put out. What is no [rows, columns, width] of this forward is left out, at every call alike."""
@@ -71,6 +77,9 @@ class LayerTrace:
         places = [place for place, position in enumerate(self.positions) if start <= position < stop]
         if not places:
             return
+        seen = self.seen.setdefault(name, np.zeros(len(self.positions), bool))
+        self.is_ambiguous = self.is_ambiguous or (self._is_inferred and bool(seen[places].any()))
+        seen[places] = True
         columns = torch.tensor([skipped + self.positions[place] - start for place in places], device=first.device)
         found = first[row].index_select(0, columns).detach()
         if self.against is None:

@@ -22,6 +22,10 @@ DECODING = (UsageError, TypeError, ValueError, IndexError, KeyError, AttributeEr
 NULLABLE = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
 
 
+# What every row must hold, by numpy's kinds: a file in which it is text or null is not read as one that is all equal.
+_KINDS = {"bit_identical": "b", "is_flip": "b", "neq": "iu", "nonfinite_mismatch": "iu", "rms": "f", "max_abs": "f"}
+
+
 def read_rows(database: Database, header: RunHeader, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
     """Bits of rows [start, stop) of a side. [rows, vocab], the compute dtype's carrier."""
     return read_window(database, header, side, (start, stop), (0, header.vocab))
@@ -84,7 +88,13 @@ class Figures:
             [pair],
         )
         with self.decoding("table of positions"):
-            return found.to_pandas(types_mapper=NULLABLE.get)
+            table = found.to_pandas(types_mapper=NULLABLE.get)
+            if len(table) != self.header.rows:
+                raise ValueError(f"{len(table)} rows for {self.header.rows} positions of pair {pair}")
+            for column, kinds in _KINDS.items():
+                if table[column].dtype.kind not in kinds or table[column].isna().any():
+                    raise TypeError(f"column {column} holds {table[column].dtype}")
+            return table
 
     def logsumexp(self, side: int) -> NDArray[np.float64]:
         """Of every row of a side, in nats, NaN where undefined. [rows]"""

@@ -5,22 +5,28 @@ Only figures of them are kept, with the run whose verdict they decide; what is t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import DumpError
+from core.errors import DumpError, UsageError
 from core.numerics.divergence import compare
-from core.numerics.formats import FLOAT32, FloatFormat
+from core.numerics.formats import FLOAT32, FloatFormat, values_of
 from core.runs.dumps import Dump, open_dump
 from core.runs.figures import Figures
 from core.runs.records import FAILED, NEIGHBOURS, NOTED, PASSED, RERUN, Evidence, RunHeader
 
 Tick = Callable[[int], None]
+_UPCAST = 0.98  # of logits that round back to the run's own bits; computed in float32, a third to two thirds do
+_UNRELATED = 0.25  # of the spread of logits over the vocabulary; rounding to 16 bits moves them by a hundredth of it
+_SWAPPED = 10.0
+_CROSSED = 8  # sides of which each is held against every other's float32
+_CHUNK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -63,14 +69,18 @@ class ModelControls:
 class Controls:
     """What was measured of the controls of a run. rerun, neighbours: of the sides that were called again, by name.
 
-    float32: the pair in float32, by the variant's name; floor: mean squares of ways that are equal in exact arithmetic against the
-    first of them, in float32 [ways, positions]; has_experts: a mixture of experts, whose rows share the experts' products.
+    float32: the pair in float32, by the variant's name; narrowing: mean squares of each side of the run against itself in float32, by
+    name [positions], empty for a float32 run; floor: mean squares of ways that are equal in exact arithmetic against the first of them,
+    in float32 [ways, positions]; floor_start: mean squares of that first one against the pair's reference in float32 [positions], None
+    where there is none; has_experts: a mixture of experts, whose rows share the experts' products.
     """
 
     rerun: dict[str, Apart]
     neighbours: dict[str, Apart]
     float32: dict[str, Apart]
+    narrowing: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     floor: NDArray[np.float64] | None = None
+    floor_start: NDArray[np.float64] | None = None
     floor_names: tuple[str, ...] = ()
     has_experts: bool = False
     model: ModelControls | None = None
@@ -111,11 +121,13 @@ def measure_controls(
             if on_progress is not None:
                 on_progress(done, total)
 
+        if ways is not None and wide is None and header.format is not FLOAT32:
+            raise UsageError("a rounding floor in float32 is for the pair in float32: give --float32 beside --floor.")
         rerun_of = _against_run(figures, again, tick) if again is not None else {}
         beside = _against_run(figures, others, tick) if others is not None else {}
-        pairs = _pairs(figures.header, wide, tick) if wide is not None else {}
-        squares, names = _floor(ways, tick) if ways is not None else (None, ())
-    return Controls(rerun_of, beside, pairs, squares, names, has_experts, model)
+        pairs, narrowing = _pairs(figures, wide, tick) if wide is not None else ({}, {})
+        squares, names, start = _floor(figures, wide, ways, tick) if ways is not None else (None, (), None)
+    return Controls(rerun_of, beside, pairs, narrowing, squares, start, names, has_experts, model)
 
 
 def _opened(paths: Sequence[Path], header: RunHeader, fmt: FloatFormat, what: str, fewest: int) -> Dump:
@@ -149,9 +161,10 @@ def _names_of(header: RunHeader, dump: Dump, *, only: bool) -> list[str]:
     """
     ours = [side.name for side in header.sides]
     theirs = [side.name for side in dump.sides]
-    if set(theirs) <= set(ours) or (not only and len(set(theirs) & set(ours)) > 1):
+    shared = set(theirs) & set(ours)
+    if set(theirs) <= set(ours) or (not only and len(shared) > 1):
         return theirs
-    if len(theirs) == len(ours):
+    if not shared and len(theirs) == len(ours):  # with one name shared and another not, order would swap sides silently
         return ours
     raise DumpError(
         f"sides {', '.join(repr(name) for name in theirs[:4])} of the control are not sides of the run; it has "
@@ -172,36 +185,156 @@ def _against_run(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Apart]:
     return {name: _joined(found) for name, found in parts.items()}
 
 
-def _pairs(header: RunHeader, dump: Dump, tick: Tick) -> dict[str, Apart]:
-    """Every variant that the dump has, against its reference."""
+def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Apart], dict[str, NDArray[np.float64]]]:
+    """(every variant that the dump has against its reference, by name; each side of the run against itself in float32 [positions])
+
+    DumpError where the two are not of the same sides: a pair of another model would shrink, or be equal, whatever the run holds.
+    """
+    header = figures.header
     names = _names_of(header, dump, only=False)
     ours = [side.name for side in header.sides]
     if ours[0] not in names:
         raise DumpError(f"the pair in float32 lacks the reference '{ours[0]}'; it has {', '.join(map(repr, names[:4]))}.")
-    variants = [name for name in names if name in ours[1:]]
-    parts: dict[str, list[Apart]] = {name: [] for name in variants}
-    for _, sides in dump.chunks():
+    known = [name for name in names if name in ours]
+    parts: dict[str, list[Apart]] = {name: [] for name in known if name != ours[0]}
+    cross: dict[tuple[str, str], list[NDArray[np.float64]]] = {}  # (side of the run, side in float32)
+    upcast, spread, elements = dict.fromkeys(known, 0), 0.0, 0
+    for row, sides in dump.chunks():
         by_name = dict(zip(names, sides, strict=True))
-        for name in variants:
+        wide = {name: values_of(by_name[name], FLOAT32) for name in known}
+        for name in parts:
             parts[name].append(_apart(by_name[ours[0]], by_name[name], FLOAT32))
+        if header.format is not FLOAT32:
+            plain = wide[ours[0]].astype(np.float64)
+            spread += float(np.nansum(np.where(np.isfinite(plain), plain - plain.mean(axis=1, keepdims=True), 0.0) ** 2))
+            elements += plain.size
+            for name in known:
+                bits = figures.read_rows(ours.index(name), row, row + len(sides[0]))
+                narrow = values_of(bits, header.format)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    upcast[name] += int((wide[name].astype(header.format.values).view(header.format.carrier) == bits).sum())
+                for other in known if len(known) <= _CROSSED else [name]:
+                    cross.setdefault((name, other), []).append(_mean_squares(narrow, wide[other]))
         tick(len(sides[0]))
-    return {name: _joined(found) for name, found in parts.items()}
+    joined = {name: _joined(found) for name, found in parts.items()}
+    if header.format is FLOAT32:
+        return joined, {}
+    apart = {pair: np.concatenate(found) for pair, found in cross.items()}
+    _refuse_other_sides(header, apart, known, float(np.sqrt(spread / max(elements, 1))))
+    if all(upcast[name] > _UPCAST * header.rows * header.vocab for name in known):
+        raise DumpError(
+            f"the pair in float32 is the run's own {header.compute_dtype}, upcast: {min(upcast.values()) / (header.rows * header.vocab):.1%} of its "
+            "logits round back to the run's bits; expected both sides computed in float32."
+        )
+    return joined, {name: apart[(name, name)] for name in known}
 
 
-def _floor(dump: Dump, tick: Tick) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """Every further side against the first. -> mean squares [ways, positions], names of the ways"""
+def _mean_squares(narrow: NDArray[np.float32], wide: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Of the differences that are numbers. [rows]"""
+    with np.errstate(invalid="ignore"):
+        squares = (narrow.astype(np.float64) - wide) ** 2
+    is_number = np.isfinite(squares)
+    return np.where(is_number, squares, 0.0).sum(axis=1) / np.maximum(is_number.sum(axis=1), 1)
+
+
+def _refuse_other_sides(
+    header: RunHeader, apart: dict[tuple[str, str], NDArray[np.float64]], known: Sequence[str], spread: float
+) -> None:
+    """spread: standard deviation of the reference's logits over the vocabulary."""
+    rms = {pair: float(np.sqrt(squares.mean())) for pair, squares in apart.items()}
+    if min(rms[(name, name)] for name in known) > _UNRELATED * spread:
+        raise DumpError(
+            f"the pair in float32 is not of the run's logits: they are {min(rms[(name, name)] for name in known):.3g} apart, which is as much as "
+            f"logits vary over the vocabulary ({spread:.3g}); expected the same weights and tokens."
+        )
+    for name in known:
+        nearest = min((other for other in known if (name, other) in rms), key=lambda other: rms[(name, other)])
+        if rms[(name, nearest)] * _SWAPPED < rms[(name, name)]:
+            raise DumpError(
+                f"'{name}' in {header.compute_dtype} is nearer to '{nearest}' in float32 than to '{name}': are the names swapped?"
+            )
+
+
+def _floor(
+    figures: Figures, pair: Dump | None, dump: Dump, tick: Tick
+) -> tuple[NDArray[np.float64], tuple[str, ...], NDArray[np.float64]]:
+    """Every further side against the first. -> mean squares [ways, positions], names, the first against the pair's reference [positions]
+
+    Ways that are equal to the first bit for bit show no rounding and are left out.
+    """
     parts: list[list[Apart]] = [[] for _ in dump.sides[1:]]
+    start = []
+    reference = _reference_in_float32(figures, pair)
+    digests = [hashlib.sha256() for _ in dump.sides]
     for _, sides in dump.chunks():
+        for digest, bits in zip(digests, sides, strict=True):
+            digest.update(np.ascontiguousarray(bits).data)
         for found, bits in zip(parts, sides[1:], strict=True):
             found.append(_apart(sides[0], bits, FLOAT32))
+        start.append(_mean_squares(values_of(sides[0], FLOAT32), values_of(reference(len(sides[0])), FLOAT32)))
         tick(len(sides[0]))
-    joined = [_joined(found) for found in parts]
-    if not any(one.neq for one in joined):
+    on_trial = _digests_of_variants(figures, pair)
+    joined = {side.name: _joined(found) for side, found in zip(dump.sides[1:], parts, strict=True)}
+    for side, digest in zip(dump.sides[1:], digests[1:], strict=True):
+        if digest.hexdigest() in on_trial and joined[side.name].neq:
+            raise DumpError(
+                f"'{side.name}' of the rounding floor is the variant on trial itself, bit for bit; a floor is of other ways to compute "
+                "the reference."
+            )
+    moving = {name: one for name, one in joined.items() if one.neq}
+    if len(moving) < 2:
         raise DumpError(
-            "the sides of the rounding floor are equal bit for bit, so they show no rounding: save the same logits computed with other "
-            "batch sizes, kernels or orders of summation."
+            f"{len(moving)} of the floor's {len(joined)} ways differ from its first side '{dump.sides[0].name}', and equal ones show no rounding; "
+            "expected two or more that do: other batch sizes, kernels or orders of summation."
         )
-    return np.stack([one.squares for one in joined]), tuple(side.name for side in dump.sides)
+    return np.stack([one.squares for one in moving.values()]), (dump.sides[0].name, *moving), np.concatenate(start)
+
+
+def _reference_in_float32(figures: Figures, pair: Dump | None) -> Callable[[int], NDArray[np.unsignedinteger]]:
+    """What gives the next rows of the pair's reference in float32: of the control, or of a run that is float32 itself."""
+    if pair is None:
+        done = 0
+
+        def next_rows(count: int) -> NDArray[np.unsignedinteger]:
+            nonlocal done
+            done += count
+            return figures.read_rows(0, done - count, done)
+
+        return next_rows
+    names = _names_of(figures.header, pair, only=False)
+    place = names.index(figures.header.sides[0].name)
+    chunks = (sides[place] for _, sides in pair.chunks())
+    waiting: list[NDArray[np.unsignedinteger]] = []
+
+    def next_of_dump(count: int) -> NDArray[np.unsignedinteger]:
+        while sum(map(len, waiting)) < count:
+            waiting.append(next(chunks).copy())
+        together = np.concatenate(waiting)
+        waiting[:] = [together[count:]]
+        return together[:count]
+
+    return next_of_dump
+
+
+def _digests_of_variants(figures: Figures, pair: Dump | None) -> set[str]:
+    """sha256 of the bits of every variant in float32."""
+    header = figures.header
+    if pair is not None:
+        names = _names_of(header, pair, only=False)
+        wanted = [place for place, name in enumerate(names) if name != header.sides[0].name]
+        hashes = {place: hashlib.sha256() for place in wanted}
+        for _, sides in pair.chunks():
+            for place in wanted:
+                hashes[place].update(np.ascontiguousarray(sides[place]).data)
+        return {digest.hexdigest() for digest in hashes.values()}
+    found = set()
+    at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))
+    for side in range(1, len(header.sides)):
+        digest = hashlib.sha256()
+        for first in range(0, header.rows, at_once):
+            digest.update(np.ascontiguousarray(figures.read_rows(side, first, min(first + at_once, header.rows))).data)
+        found.add(digest.hexdigest())
+    return found
 
 
 def _apart(reference: NDArray[np.unsignedinteger], variant: NDArray[np.unsignedinteger], fmt: FloatFormat) -> Apart:

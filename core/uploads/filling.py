@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from core.numerics.formats import FloatFormat, values_of
 
 _SAMPLED = 32  # places of a row that are looked at before it is counted
+_LEAST_VOCAB = 32  # smaller ones say nothing: of two logits that tie, one value fills all
 _SHARE = 0.5  # of a row that one value fills; of real logits the commonest value is a few per cent, also in bfloat16
 
 
@@ -30,15 +31,18 @@ class Filling:
         A row is counted whole only where a third of 32 evenly spread places agree: a row of which one value fills more than nine
         tenths is missed with a chance below 1e-15, and looking at places costs nothing beside reading.
         """
+        if bits.shape[1] < _LEAST_VOCAB:
+            return
         places = np.unique(np.linspace(0, bits.shape[1] - 1, min(_SAMPLED, bits.shape[1])).astype(np.int64))
         sampled = np.sort(bits[:, places], axis=1)
         need = max(2, len(places) // 3)
         is_run = sampled[:, need - 1 :] == sampled[:, : sampled.shape[1] - need + 1]
         for row in np.flatnonzero(is_run.any(axis=1)):
             value = sampled[row, int(np.argmax(is_run[row]))]
+            number = float(values_of(np.array([value]), self.fmt)[0])
             others = bits.shape[1] - int((bits[row] == value).sum())
-            if others < (1 - _SHARE) * bits.shape[1]:
-                self._add(self._seen + int(row), others, float(values_of(np.array([value]), self.fmt)[0]))
+            if number == number and others < (1 - _SHARE) * bits.shape[1]:
+                self._add(self._seen + int(row), others, number)
         self._seen += len(bits)
 
     def _add(self, row: int, others: int, value: float) -> None:

@@ -11,7 +11,7 @@ from core.runs.store import Store
 from core.runs.writer import RunWriter
 from core.uploads.filling import Filling
 from core.uploads.judging import judge_upload
-from core.uploads.validity import validity
+from core.uploads.validity import checks_of
 
 
 def ingest(
@@ -51,7 +51,7 @@ def store_dump(
         for generation in dump.generations:
             writer.write_generation(generation)
         figures = writer.figures()
-        checks = [validity(figures, pair, (fillings[0], fillings[pair + 1])) for pair in range(len(header.sides) - 1)]
+        checks = checks_of(figures, fillings)
         for found in judge_upload(figures, checks, dump.generations, writer.run_id):
             writer.write_verdict(found.pair, found.name, found.because, found.noise_ratio, found.evidence, found.floors)
         return writer.finish()

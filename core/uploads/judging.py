@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,25 @@ from core.runs.records import (
     FAILED,
     FLOAT32,
     MISSING,
+    NEIGHBOURS,
+    NOTED,
     OWN_DTYPE,
     PASSED,
+    RERUN,
+    SYMMETRY,
     Evidence,
     FloorRows,
     Generation,
     RunHeader,
 )
 from core.runs.revision import PairVerdict
-from core.uploads.controls import NO_CONTROLS, Controls, neighbour_evidence, rerun_evidence
+from core.uploads.controls import NO_CONTROLS, Apart, Controls, neighbour_evidence, rerun_evidence
 from core.uploads.validity import sampling, structure
 from core.verdict import (
     BLOCKS,
+    LARGEST_RATIO_16_BITS,
+    SHRINKS_LIKE_ROUNDING,
+    SHRINKS_TOO_MUCH,
     FloorTest,
     conclude,
     floor_evidence,
@@ -38,6 +46,11 @@ from core.verdict import (
     three_digits,
 )
 
+FLOOR_START = 10.0  # the floor's first side may be so many floors away from the pair's reference in float32
+WIDEST_FLOOR = (
+    5.0  # between the ways of an uploaded floor; reorderings of a model agree to a tenth, real paths to a factor of two
+)
+MOVING_FLOOR = 0.9  # of positions that two ways must move
 _FOREIGN = 10.0  # both sides further from the model's own logits than this many of its floors: the dump is of another model
 
 
@@ -47,17 +60,25 @@ def judge_upload(
     generations: Sequence[Generation],
     run_id: str,
     controls: Controls = NO_CONTROLS,
+    earlier: Sequence[PairVerdict] = (),
 ) -> list[PairVerdict]:
     """One verdict a pair. `validity`: of every pair (core.uploads.validity), which is measured while the dump is read; `run_id`: of
-    the run that will hold the verdict, for the command that supplies what is missing.
+    the run that will hold the verdict, for the command that supplies what is missing; `earlier`: what controls that were given before came to, which counts where none of
+    now answers the same rung.
     """
+    sampled = sampling(figures, generations)
+    before = {verdict.pair: verdict for verdict in earlier}
     return [
-        _pair(figures, pair, [*validity[pair], *sampling(figures, pair, generations)], run_id, controls)
+        _pair(
+            figures, pair, [*validity[pair], *(sampled[side] for side in (0, pair + 1) if side in sampled)], run_id, controls, before.get(pair)
+        )
         for pair in range(len(figures.header.sides) - 1)
-    ]
+    ]  # fmt: skip
 
 
-def _pair(figures: Figures, pair: int, evidence: list[Evidence], run_id: str, controls: Controls) -> PairVerdict:
+def _pair(
+    figures: Figures, pair: int, evidence: list[Evidence], run_id: str, controls: Controls, before: PairVerdict | None
+) -> PairVerdict:
     header = figures.header
     positions = figures.positions(pair)
     squares = positions["rms"].to_numpy(float) ** 2
@@ -71,9 +92,14 @@ def _pair(figures: Figures, pair: int, evidence: list[Evidence], run_id: str, co
     has_floor = controls.floor is not None or controls.model is not None
     is_asked = header.sides[pair + 1].name in controls.float32 and has_floor  # sides equal in 16 bits may differ in float32
     if not is_identical or is_asked:
+        evidence += _narrowing(figures, pair, controls)
         if controls.model is not None:
-            evidence += _own_dtype(figures, pair, squares, mismatch, controls, floors)
-            evidence += _symmetry(figures, pair, controls)
+            own = _own_dtype(figures, pair, squares, mismatch, controls, floors)
+            evidence += own
+            if any(row.outcome == MISSING for row in own):  # a dump of another model: its floor says nothing of this one
+                controls = replace(controls, model=None)
+            else:
+                evidence += _symmetry(figures, pair, controls)
         deciding, rows = _float32(figures, pair, squares, mismatch, controls, floors, run_id)
         evidence += rows
         if deciding is not None:
@@ -84,8 +110,63 @@ def _pair(figures: Figures, pair: int, evidence: list[Evidence], run_id: str, co
             evidence.append(structure_evidence(shown, deciding, _lengths(header)))
         else:
             evidence += structure(figures, pair)
+    elif header.sides[pair + 1].name in controls.float32:
+        evidence.append(_only_in_float32(header, controls.float32[header.sides[pair + 1].name]))
+    if before is not None:
+        ratio, first = _carried_over(evidence, floors, before, ratio, first)
     verdict = conclude(evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
     return PairVerdict(pair, verdict.name, verdict.because, verdict.noise_ratio, verdict.evidence, tuple(floors))
+
+
+def _carried_over(
+    evidence: list[Evidence], floors: list[FloorRows], before: PairVerdict, ratio: float | None, first: tuple[int, int] | None
+) -> tuple[float | None, tuple[int, int] | None]:  # fmt: skip
+    """Adds what earlier controls came to on rungs that those of now leave open. -> noise ratio and first place, theirs where they decide"""
+    for rung in (RERUN, NEIGHBOURS, OWN_DTYPE, SYMMETRY):
+        if not any(row.rung == rung for row in evidence):
+            evidence += [row for row in before.evidence if row.rung == rung]
+    known = {floor.compute_dtype for floor in floors}
+    is_open = not any(row.rung == FLOAT32 and row.outcome != MISSING for row in evidence)
+    decided = [row for row in before.evidence if row.rung == FLOAT32 and row.outcome != MISSING]
+    if is_open and decided:
+        evidence[:] = [row for row in evidence if row.rung != FLOAT32] + decided
+        ratio = before.noise_ratio
+    floors += [
+        floor for floor in before.floors if floor.compute_dtype not in known and (is_open or floor.compute_dtype != "float32")
+    ]
+    return ratio, first
+
+
+def _only_in_float32(header: RunHeader, given: Apart) -> Evidence:
+    """Sides that are equal in the run's dtype, beside the same in float32, without a floor."""
+    control = f"the same pair in float32; in {header.compute_dtype} it is equal bit for bit"
+    figures = {"neq": given.neq, "pair_rms_logits": given.rms}
+    if not given.neq:
+        return Evidence(FLOAT32, control, figures, PASSED, "The two sides are equal in float32 too.")
+    says = f"In float32 the two sides are {given.rms:.3g} logits (rms) apart; whether that is rounding takes a floor."
+    return Evidence(FLOAT32, control, figures, NOTED, says)
+
+
+def _narrowing(figures: Figures, pair: int, controls: Controls) -> list[Evidence]:
+    """Is one side further from itself in float32 than the other is? A fault of the 16-bit kernels alone does not show in float32."""
+    header = figures.header
+    names = (header.sides[0].name, header.sides[pair + 1].name)
+    if any(name not in controls.narrowing for name in names):
+        return []
+    reference, variant = (float(np.sqrt(controls.narrowing[name].mean())) for name in names)
+    control = f"each side in {header.compute_dtype} against itself in float32"
+    measured = {"reference_to_float32_logits": reference, "variant_to_float32_logits": variant}
+    low, high = sorted((reference, variant))
+    if high <= LARGEST_RATIO_16_BITS * max(low, np.finfo(np.float64).tiny):
+        says = f"Rounding to {header.compute_dtype} moves both sides about equally far from float32: {reference:.3g} and {variant:.3g} logits."
+        return [Evidence(OWN_DTYPE, control, measured, PASSED, says)]
+    further, near = (names[1], names[0]) if variant > reference else (names[0], names[1])
+    times = three_digits(high / low) if low else "infinitely many"
+    says = (
+        f"'{further}' in {header.compute_dtype} is {times} times as far from itself in float32 as '{near}' is: more than rounding to "
+        f"{header.compute_dtype} does, so what it computes there is another function."
+    )
+    return [Evidence(OWN_DTYPE, control, measured, FAILED, says)]
 
 
 def _float32(
@@ -99,30 +180,68 @@ def _float32(
     command = f"python -m core verdict {run_id}"
     if not is_wide and given is None:
         says = (
-            "Whether rounding explains it is undecided: this dump has no control. The same two sides computed in float32, with the same "
-            f"weights and tokens, would decide it: `{command} --float32 PAIR_IN_FLOAT32.npz`."
+            "The same two sides computed in float32, with the same weights and tokens, would decide whether rounding explains it: "
+            f"`{command} --float32 PAIR_IN_FLOAT32.npz`."
         )
         return None, [Evidence(FLOAT32, "the same pair in float32", {}, MISSING, says)]
     pair_squares, nonfinite = (squares, mismatch) if is_wide or given is None else (given.squares, given.nonfinite)
     floor, beside = controls.floor, "the uploaded floor: " + ", ".join(f"'{way}'" for way in controls.floor_names)
-    maps = 0
+    maps, whose = 0, "the uploaded rounding floor"
     if floor is None and controls.model is not None:
         floor, maps = controls.model.float32, controls.model.maps
+        whose = "this model's own rounding floor"
         beside = f"{len(floor)} reorderings of every linear map of {controls.model.name}"
     control = f"'{name}' against '{header.sides[0].name}' in float32"
+    if controls.floor is not None:
+        floor, doubt = _usable(controls, controls.floor)
+        if doubt:
+            return None, [Evidence(FLOAT32, f"{control}, beside {beside}", {}, MISSING, doubt)]
     if floor is not None and floor.mean() > 0:
         test = floor_test(pair_squares, floor, nonfinite=nonfinite)
         floors.append(FloorRows("float32", np.sqrt(pair_squares), np.sqrt(floor.mean(axis=0))))
         return test, [
             floor_evidence(
-                test, FLOAT32, "float32", f"{control}, beside {beside}", pair_squares, floor.mean(axis=0), _lengths(header), maps
+                test,
+                FLOAT32,
+                "float32",
+                f"{control}, beside {beside}",
+                pair_squares,
+                floor.mean(axis=0),
+                _lengths(header),
+                maps,
+                whose,
             )
         ]
     needs = f"A rounding floor in float32 would decide it: `{command} --floor WAYS_IN_FLOAT32.npz`, or `--model MODEL` where the model is at hand."
     if is_wide or given is None:
-        says = f"Whether rounding explains it is undecided: the pair is in float32, and nothing says how far rounding goes there. {needs}"
+        says = f"The pair is in float32, and nothing says how far rounding goes there. {needs}"
         return None, [Evidence(FLOAT32, "a rounding floor in float32", {}, MISSING, says)]
     return None, [_shrink_row(figures, squares, pair_squares, nonfinite, control, needs)]
+
+
+def _usable(controls: Controls, floor: NDArray[np.float64]) -> tuple[NDArray[np.float64], str]:
+    """(the floor, with positions that its ways leave alone at the height of the median one; '' or why it decides nothing)"""
+    start = controls.floor_start
+    if start is not None and start.mean() > FLOOR_START**2 * floor.mean():
+        return floor, (
+            f"The uploaded floor is not of this pair: its first side is {three_digits(float(np.sqrt(start.mean() / floor.mean())))} times as far from "
+            "the reference in float32 as its ways are from each other."
+        )
+    ratios = np.sqrt(floor.mean(axis=1))
+    if ratios.max() > WIDEST_FLOOR * ratios.min():
+        return floor, (
+            f"The ways of the uploaded floor are {three_digits(float(ratios.max() / ratios.min()))} times as far apart from the first as one another: "
+            "one of them is no mere reordering, or one hardly reorders."
+        )
+    moves = (floor > 0).sum(axis=0) >= 2
+    if moves.mean() < MOVING_FLOOR:
+        return floor, (
+            f"The uploaded floor is too narrow: two of its ways differ at only {moves.mean():.0%} of the positions; bring ways that reorder every sum, "
+            "such as other batch sizes of decoding or another attention kernel."
+        )
+    filled = floor.copy()
+    filled[:, ~moves] = np.median(floor[:, moves], axis=1, keepdims=True)
+    return filled, ""
 
 
 def _shrink_row(
@@ -149,9 +268,17 @@ def _shrink_row(
     if test.outcome == PASSED:
         return Evidence(FLOAT32, control, measured, PASSED, f"{smaller}, {finer}: it shrinks as rounding does.")
     if test.outcome == MISSING:
-        says = f"Whether rounding explains it is undecided. {smaller}, {finer}: too little to be clear, too much to be a plain fault. {needs}"
+        odd = test.share > SHRINKS_TOO_MUCH
+        why = (
+            "more than precision explains"
+            if odd
+            else f"{place_in_words(test.worst_row, _lengths(header))} stands far above the others there"
+            if test.share >= SHRINKS_LIKE_ROUNDING
+            else "too little to be clear, too much to be a plain fault"
+        )
+        says = f"{smaller}, {finer}: {why}. {needs}"
         return Evidence(FLOAT32, control, measured, MISSING, says)
-    if test.share >= 0.05:
+    if test.stands_out:
         where = place_in_words(test.worst_row, _lengths(header))
         says = f"{smaller} on the whole, but {where} does not shrink with it: it stands {three_digits(test.worst)} times above the median position in float32."
         return Evidence(FLOAT32, control, measured, FAILED, says)

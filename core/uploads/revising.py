@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from core.errors import UsageError
+from core.errors import StoreError, UsageError
 from core.runs.figures import Figures
-from core.runs.reader import RunReader
-from core.runs.revision import Revision
-from core.runs.store import Store
+from core.runs.reader import RunReader, StoredPair
+from core.runs.records import FloorRows
+from core.runs.revision import PairVerdict, Revision
+from core.runs.store import SCHEMA_VERSION, Store
 from core.uploads.controls import Controls
 from core.uploads.filling import Filling
 from core.uploads.judging import judge_upload
-from core.uploads.validity import validity
+from core.uploads.validity import checks_of
 
 _CHUNK_BYTES = 32 << 20
 
@@ -19,6 +20,12 @@ def check_upload(run: RunReader) -> None:
     """UsageError for a capture, which is judged with its model."""
     if run.header.provenance.kind != "upload":
         raise UsageError(f"run '{run.run_id}' is a capture; `python -m core judge` captures its paths again with every control.")
+    if run.schema_version < SCHEMA_VERSION:
+        raise StoreError(
+            f"run '{run.run_id}' was stored by an older ULPscope; export it and ingest the npz to give it a verdict."
+        )
+    if [pair.index for pair in run.pairs] != list(range(len(run.sides) - 1)):
+        raise StoreError(f"run '{run.run_id}': its list of pairs is not that of its sides; the file is damaged.")
 
 
 def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str | None = None, note: str = "") -> str:
@@ -26,11 +33,25 @@ def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str 
     check_upload(run)
     figures = run.figures
     fillings = [_filling(figures, side) for side in range(len(run.sides))]
-    checks = [validity(figures, pair.index, (fillings[0], fillings[pair.index + 1])) for pair in run.pairs]
     generations = [run.generations[index] for index in sorted(run.generations)]
     with Revision(store, run, name or f"{run.header.name}, judged") as revision:
-        found = judge_upload(figures, checks, generations, revision.run_id, controls)
+        with figures.decoding("figures"):
+            checks = checks_of(figures, fillings)
+            found = judge_upload(
+                figures, checks, generations, revision.run_id, controls, [_stored(run, pair) for pair in run.pairs]
+            )
         return revision.finish(found, " ".join(part for part in (f"Judged from run {run.run_id}.", note) if part))
+
+
+def _stored(run: RunReader, pair: StoredPair) -> PairVerdict:
+    """What the run says of a pair so far."""
+    floors = []
+    for dtype, rows in run.floor_positions(pair.index).groupby("compute_dtype", sort=False):
+        if len(rows) == run.header.rows:
+            floors.append(FloorRows(str(dtype), rows["pair_rms"].to_numpy(float), rows["floor_rms"].to_numpy(float)))
+    return PairVerdict(
+        pair.index, pair.verdict or "", pair.because or "", pair.noise_ratio, tuple(run.evidence(pair.index)), tuple(floors)
+    )
 
 
 def _filling(figures: Figures, side: int) -> Filling:

@@ -6,12 +6,14 @@ Every check is a row of evidence, of the rungs `validity`, `sampler` and `struct
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from core.numerics.formats import values_of
 from core.runs.figures import Figures
 from core.runs.records import FAILED, NOTED, PASSED, STRUCTURE, VALIDITY, Evidence, Generation, RunHeader
 from core.uploads.filling import Filling
@@ -25,17 +27,42 @@ _NORMALISED = 0.05  # nats; rounding of bfloat16 at a log-probability near -10 i
 _RANKS = 20
 
 
-def validity(figures: Figures, pair: int, fillings: tuple[Filling, Filling]) -> list[Evidence]:
-    """Rows of the rung `validity` for one pair; `fillings`: of the reference and the variant."""
+@dataclass(frozen=True)
+class Scale:
+    """What a side's rows are: logits, log-probabilities or probabilities; its logsumexp, in nats, None where none is finite."""
+
+    kind: str
+    least: float | None
+    largest: float | None
+
+
+def scale_of(figures: Figures, side: int) -> Scale:
+    """By the logsumexp of every row, which is 0 for log-probabilities."""
+    values = figures.logsumexp(side)
+    values = values[np.isfinite(values)]
+    kind = _kind(values, figures.best_tokens(side, 1)["logit"].to_numpy(float), figures.header.vocab)
+    return Scale(kind, *((float(values.min()), float(values.max())) if len(values) else (None, None)))
+
+
+def validity(figures: Figures, pair: int, fillings: tuple[Filling, Filling], scales: tuple[Scale, Scale]) -> list[Evidence]:
+    """Rows of the rung `validity` for one pair; `fillings`, `scales`: of the reference and the variant."""
     header = figures.header
     names = (header.sides[0].name, header.sides[pair + 1].name)
     positions = figures.positions(pair)
     return [
         _tokens(header),
         _alignment(header, positions, names),
-        _scale(figures, pair, names),
-        _truncation(header, fillings, names),
+        _scale(scales[0], scales[1], names),
         _numbers(header, positions),
+        _truncation(header, fillings, names, is_alike=not positions["nonfinite_mismatch"].any()),
+    ]
+
+
+def checks_of(figures: Figures, fillings: Sequence[Filling]) -> list[list[Evidence]]:
+    """The same of every pair; `fillings`: of every side."""
+    scales = [scale_of(figures, side) for side in range(len(fillings))]
+    return [
+        validity(figures, side - 1, (fillings[0], fillings[side]), (scales[0], scales[side])) for side in range(1, len(fillings))
     ]
 
 
@@ -91,22 +118,18 @@ def _agreement(parts: Sequence[NDArray[np.float64]], shift: int) -> tuple[float,
     return (same / compared if compared else 0.0), compared
 
 
-def _scale(figures: Figures, pair: int, names: tuple[str, str]) -> Evidence:
-    """Logits, log-probabilities or probabilities? By the logsumexp of every row, which is 0 for log-probabilities."""
+def _scale(reference: Scale, variant: Scale, names: tuple[str, str]) -> Evidence:
+    """Logits beside logits?"""
     control = "logsumexp of every row of both sides"
-    kinds, measured = [], {}
-    for side, name in ((0, "reference"), (pair + 1, "variant")):
-        values = figures.logsumexp(side)
-        values = values[np.isfinite(values)]
-        best = figures.best_tokens(side, 1)["logit"].to_numpy(float)
-        kinds.append(_kind(values, best, figures.header.vocab))
-        measured[f"{name}_least_logsumexp"] = float(values.min()) if len(values) else None
-        measured[f"{name}_largest_logsumexp"] = float(values.max()) if len(values) else None
-    if kinds[0] != kinds[1]:
-        says = f"'{names[0]}' holds {kinds[0]} and '{names[1]}' holds {kinds[1]}: one is not the other's divergence."
+    measured = {
+        "reference_least_logsumexp": reference.least, "reference_largest_logsumexp": reference.largest,
+        "variant_least_logsumexp": variant.least, "variant_largest_logsumexp": variant.largest,
+    }  # fmt: skip
+    if reference.kind != variant.kind:
+        says = f"'{names[0]}' holds {reference.kind} and '{names[1]}' holds {variant.kind}: one is not the other's divergence."
         return Evidence(VALIDITY, control, measured, FAILED, says)
-    if kinds[0] != "logits":
-        says = f"Both sides hold {kinds[0]}, not logits: ULPs, margins and rms are of those."
+    if reference.kind != "logits":
+        says = f"Both sides hold {reference.kind}, not logits: ULPs, margins and rms are of those."
         return Evidence(VALIDITY, control, measured, NOTED, says)
     return Evidence(VALIDITY, control, measured, PASSED, "Both sides hold logits, not probabilities.")
 
@@ -122,7 +145,8 @@ def _kind(logsumexp: NDArray[np.float64], best: NDArray[np.float64], vocab: int)
     return "probabilities" if is_probable.all() and ((best > 0) & (best <= 1)).all() else "logits"
 
 
-def _truncation(header: RunHeader, fillings: tuple[Filling, Filling], names: tuple[str, str]) -> Evidence:
+def _truncation(header: RunHeader, fillings: tuple[Filling, Filling], names: tuple[str, str], *, is_alike: bool) -> Evidence:
+    """is_alike: no logit is infinite on one side only, so a mask of -inf is the same on both."""
     control = "rows that one single value fills to more than a half"
     figures = {
         "reference_filled_rows": fillings[0].rows, "variant_filled_rows": fillings[1].rows,
@@ -134,6 +158,14 @@ def _truncation(header: RunHeader, fillings: tuple[Filling, Filling], names: tup
     who = " and ".join(f"'{name}'" for name, _ in filled)
     most = max(filled, key=lambda pair: pair[1].rows)[1]
     where = "every position" if most.rows == header.rows else f"{most.rows:,} of {header.rows:,} positions"
+    if len(filled) == 2 and is_alike and all(np.isneginf(filling.value) for filling in fillings):
+        says = f"Both sides are masked alike, -inf for more than half of the vocabulary at {where}: only the other logits are compared."
+        return Evidence(VALIDITY, control, figures, NOTED, says)
+    if most.value == 0:
+        says = (
+            f"{who} {'holds' if len(filled) == 1 else 'hold'} rows of zeros at {where}: padding, or rows that were never written."
+        )
+        return Evidence(VALIDITY, control, figures, FAILED, says)
     says = (
         f"{who} {'holds' if len(filled) == 1 else 'hold'} one value, {most.value:g}, for more than half of the vocabulary at {where} (as few as "
         f"{most.kept:,} other logits): cut to the top k, or masked. Save the logits before that."
@@ -153,28 +185,46 @@ def _numbers(header: RunHeader, positions: pd.DataFrame) -> Evidence:
     where = place_in_words(int(rows[0]), [prompt.positions for prompt in header.prompts])
     count = int(wrong.sum())
     says = (
-        f"{count:,} {'logit is' if count == 1 else 'logits are'} NaN or infinite on one side only, {where} first: rows that were never written, a "
-        "kernel that made them, or an overflow of the dtype. No order of summation makes a NaN of numbers."
+        f"{count:,} {'logit is' if count == 1 else 'logits are'} NaN or infinite on one side only, {where} first: a mask or padding of one "
+        "side's vocabulary, rows that were never written, a kernel that made them, or an overflow of the dtype. No order of summation makes a NaN."
     )
     return Evidence(VALIDITY, control, figures, FAILED, says)
 
 
-def sampling(figures: Figures, pair: int, generations: Sequence[Generation]) -> list[Evidence]:
-    """Rows of the rung `sampler`, one a side, where the dump says which tokens were emitted. Of tokens that tie, any will do."""
-    found = []
+def sampling(figures: Figures, generations: Sequence[Generation]) -> dict[int, Evidence]:
+    """The row of the rung `sampler` of every side whose emitted tokens the dump names. Of tokens that tie, any will do."""
     header = figures.header
-    for side in (0, pair + 1) if generations else ():
+    begins = np.cumsum([0, *(prompt.positions for prompt in header.prompts)])
+    lengths = [prompt.positions for prompt in header.prompts]
+    found = {}
+    for side in range(len(header.sides)) if generations else ():
+        starts = [int(begins[made.prompt]) + made.given_positions - 1 for made in generations]
+        rows = np.concatenate(
+            [np.arange(len(made.tokens[side])) + start for made, start in zip(generations, starts, strict=True)]
+        )
+        tokens = np.concatenate([np.array(made.tokens[side], np.int64) for made in generations])
+        if not len(tokens):
+            continue
         best = figures.best_tokens(side, _RANKS)
-        top = best.groupby(["prompt", "position"])["logit"].transform("max")
-        allowed = best[best["logit"] == top].groupby(["prompt", "position"])["token_id"].agg(set).to_dict()
-        emitted = [
-            (token, allowed.get((made.prompt, made.given_positions - 1 + step), set()))
-            for made in generations
-            for step, token in enumerate(made.tokens[side])
-        ]
-        if emitted:
-            tokens, sets = zip(*emitted, strict=True)
-            found.append(sampler_evidence(tokens, sets, f"'{header.sides[side].name}'"))
+        of_row = begins[best["prompt"].to_numpy(np.int64)] + best["position"].to_numpy(np.int64)
+        top = np.full(header.rows, np.nan)
+        logits, ranks = best["logit"].to_numpy(float), best["rank"].to_numpy(np.int64)
+        top[of_row[ranks == 0]] = logits[ranks == 0]
+        ties = logits == top[of_row]
+        keys = of_row[ties] * np.int64(header.vocab) + best["token_id"].to_numpy(np.int64)[ties]
+        is_best = np.isin(rows * np.int64(header.vocab) + tokens, keys) & (tokens < header.vocab)
+        crowded = set(of_row[ties & (ranks == _RANKS - 1)].tolist())  # more may tie than are kept: the row itself tells
+        for place in np.flatnonzero(~is_best):
+            row, token = int(rows[place]), int(tokens[place])
+            if row in crowded and token < header.vocab:
+                values = values_of(figures.read_rows(side, row, row + 1)[0], header.format)
+                is_best[place] = float(values[token]) == top[row]
+        allowed = [{int(token)} if good else set() for token, good in zip(tokens, is_best, strict=True)]
+        wrong = np.flatnonzero(~is_best)
+        places = [""] * len(tokens)
+        if len(wrong):
+            places[wrong[0]] = place_in_words(int(rows[wrong[0]]), lengths)
+        found[side] = sampler_evidence(tokens.tolist(), allowed, f"'{header.sides[side].name}'", places)
     return found
 
 

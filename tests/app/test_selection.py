@@ -148,7 +148,12 @@ LINKED_SETTINGS = {
     "near_ties": {"threshold": "17", "logits": "0.5", "unit": "logits", "of": "all-prompts", "top": "ranks"},
     "flips": {"list": "flips-and-near-ties", "top": "ranks"},
     "kv_cache": {"of": "all-prompts", "measure": "rms", "kind": "value", "colour": "max_ulps"},
-    "runs": {"search": "fresh", "dtype": "bfloat16", "verdict": "rounding", "flips": "only"},
+    "heatmap": {"by": "ulps"},
+    "repeats": {"figure": "flips"},
+    "compare": {"with": "fresh-against-cached", "by": "kl"},
+    "runs": {
+        "search": "fresh", "dtype": "bfloat16", "verdict": "rounding", "flips": "only", "device": "cpu", "tag": "nightly", "sort": "flips",
+    },
 }
 
 
@@ -169,7 +174,7 @@ def test_a_link_restores_what_the_pages_own_controls_were_set_to(page):
 @pytest.mark.parametrize("value", ["nonsense", "-1", "65", "4.0", "9" * 5000, "<b>", "\x00"])
 @pytest.mark.parametrize("page", ["overview", "near_ties", "flips", "kv_cache", "runs"])
 def test_a_link_with_impossible_settings_gets_sentences_and_the_defaults(page, value):
-    settings = [setting for setting in page_settings.of_page(page) if setting.name != "search"]
+    settings = [setting for setting in page_settings.of_page(page) if setting.options or setting.span is not None]
     app = followed(page, run=RUN, prompt="1", **{setting.name: value for setting in settings})
     assert not app.exception
     assert not app.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -82,7 +83,7 @@ def test_what_is_wrong_after_the_modules_is_said_to_be(loaded, monkeypatch):
     monkeypatch.setitem(BASES, "rolled", replace(BASES["prefill"], compute=rolled))
     row = _judged(loaded, "rolled")
     assert row.figures["first_module"] is None
-    assert row.says == "No module's output differs at all."
+    assert "what is wrong comes after them" in row.says
 
 
 @pytest.mark.parametrize(
@@ -159,6 +160,40 @@ def test_the_forwards_of_a_callable_are_followed_by_their_tokens_and_cache(case)
     found = judge_pair(loaded, tiny_prompts(loaded), "prefill", mutation.engine).verdict
     assert found.name == "bug suspected"
     assert "self_attn" in _rows(list(found.evidence)).figures["first_module"]
+
+
+def test_a_callable_that_computes_its_tokens_in_several_rows_is_not_followed_into_the_wrong_one():
+    loaded = tiny_model("llama")
+
+    def third_of_four(model, ids):
+        logits = model(ids.repeat(4, 1)).logits
+        return logits[2] * 1.01
+
+    found = judge_pair(loaded, tiny_prompts(loaded), "prefill", third_of_four).verdict
+    assert found.name == "bug suspected"
+    (row,) = [
+        row for row in found.evidence if (row.rung == STRUCTURE and "modules" in row.control.lower()) or row.outcome == MISSING
+    ]
+    assert "could not be followed" in row.says
+
+
+def test_a_module_that_puts_out_nan_is_named(monkeypatch):
+    loaded = tiny_model("llama")
+
+    def poisoned(setting):
+        cache = DynamicCache(config=setting.loaded.model.config)
+        for position in range(setting.positions):
+            yield position, setting.forward(position, position + 1, cache)
+            if position == 3:
+                cache.layers[1].values[setting.row, 0, 0, 0] = float("nan")
+
+    monkeypatch.setitem(BASES, "poisoned", replace(BASES["decode"], compute=poisoned))
+    verdict = judge_pair(loaded, tiny_prompts(loaded), "prefill", "poisoned").verdict
+    assert verdict.name == "bug suspected"
+    row = _rows(list(verdict.evidence))
+    assert row.figures["first_module"] == "model.layers.1.self_attn"
+    assert "NaN or infinite" in row.says
+    json.dumps(row.figures, allow_nan=False)
 
 
 def test_a_callable_whose_forwards_cannot_be_followed_is_said_to_be():

@@ -145,6 +145,7 @@ def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_pat
     assert [path.name for path in (tmp_path / "store").iterdir() if path.name.startswith(".")] == []
 
 
+PAIR = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(X, HEAD, 2)}
 REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
     "fewer positions": ("rerun", {"variant": in_bfloat16(X, HEAD, 2)[:-1]}, "47 positions x 600 tokens; the run has 48 x 600"),
     "other tokens": ("rerun", {"variant": in_bfloat16(X, HEAD, 2), "token_ids": np.arange(ROWS) + 1}, "other token_ids than the run"),
@@ -155,15 +156,26 @@ REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
     ),
     "half a pair": ("float32", {"variant": in_float32(X, HEAD, 2)}, "expected 2"),
     "two ways": ("floor", {"a": in_float32(X, HEAD, 2), "b": in_float32(X, HEAD, 3)}, "2 sides"),
-    "equal ways": ("floor", dict.fromkeys("abc", in_float32(X, HEAD, 2)), "equal bit for bit, so they show no rounding"),
+    "equal ways": ("floor", dict.fromkeys("abcd", in_float32(X, HEAD, 2)), "0 of the floor's 3 ways differ"),
+    "one way that moves": ("floor", {"a": FLOOR["way_11"], "b": FLOOR["way_11"], "c": FLOOR["way_12"]}, "1 of the floor's 2 ways differ"),
+    "the variant as a way": ("floor", {**FLOOR, "x": in_float32(X, HEAD, 2)}, "is the variant on trial itself"),
+    "a pair of other logits": (
+        "float32", {"reference": in_float32(X[::-1], HEAD, 1), "variant": in_float32(X[::-1], HEAD, 2)}, "is not of the run's logits",
+    ),
+    "an upcast pair with one element changed": ("float32", {}, "is the run's own bfloat16, upcast"),
+    "one name shared": ("rerun", {"variant": in_bfloat16(X, HEAD, 2), "again": in_bfloat16(X, HEAD, 1)}, "are not sides of the run"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=str)
 def test_what_is_no_control_is_refused_in_a_sentence_and_changes_nothing(case, tmp_path):
     what, arrays, sentence = REFUSED[case]
+    if case.startswith("an upcast pair with"):
+        arrays = {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)}
+        arrays["variant"][0, 0] += 1e-4
+    given = {what: arrays} if what != "floor" else {"float32": PAIR, "floor": arrays}
     with pytest.raises(DumpError, match=sentence):
-        judged(tmp_path, in_bfloat16(X, HEAD, 2), **{what: arrays})
+        judged(tmp_path, in_bfloat16(X, HEAD, 2), **given)
     assert len(Store(tmp_path / "store").paths()) == 1
 
 
@@ -200,3 +212,100 @@ def test_figures_of_evidence_are_json_without_nan(tmp_path):
     assert "In float32 the two sides are equal" in run.pairs[0].because
     for row in run.evidence(0):
         json.dumps(row.figures, allow_nan=False)
+
+
+# ---- controls that would turn a fault into rounding
+
+
+def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair(tmp_path):
+    run = judged(tmp_path, in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=PAIR)
+    assert run.pairs[0].verdict == "bug suspected"
+    assert "'variant' in bfloat16 is" in run.pairs[0].because
+
+
+def test_swapped_names_are_noticed(tmp_path):
+    """Of three sides, one of which computes another function."""
+    other = with_fault(X, factor=1.5)
+    dump = saved(
+        tmp_path / "d.npz", reference=in_bfloat16(X, HEAD, 1), good=in_bfloat16(X, HEAD, 2), bad=in_bfloat16(other, HEAD, 3)
+    )
+    wide = saved(
+        tmp_path / "w.npz", reference=in_float32(X, HEAD, 1), good=in_float32(other, HEAD, 3), bad=in_float32(X, HEAD, 2)
+    )
+    store = Store(tmp_path / "s")
+    with RunReader(store.path_of(ingest(store, [dump]))) as run, pytest.raises(DumpError, match="are the names swapped"):
+        measure_controls(run.figures, float32=[wide])
+
+
+@pytest.mark.parametrize(
+    ("floor", "sentence"),
+    [
+        ({f"w{order}": in_float32(states(7)[0], HEAD, order) for order in (1, 2, 3, 4)}, "is not of this pair"),
+        ({**FLOOR, "broken": in_float32(FAULT, HEAD, 20)}, "one of them is no mere reordering"),
+        (
+            {"a": FLOOR["way_11"], **{n: np.concatenate([FLOOR["way_11"][:40], FLOOR[n][40:]]) for n in ("way_12", "way_13")}},
+            "is too narrow",
+        ),
+    ],
+)
+def test_a_floor_that_is_none_decides_nothing(floor, sentence, tmp_path):
+    for folder, x in (("sound", X), ("faulty", FAULT)):
+        (tmp_path / folder).mkdir()
+        pair = {"reference": PAIR["reference"], "variant": in_float32(x, HEAD, 2)}
+        run = judged(tmp_path / folder, in_bfloat16(x, HEAD, 2), float32=pair, floor=floor)
+        assert run.pairs[0].verdict == "undecided"
+        assert sentence in run.pairs[0].because
+
+
+def test_a_floor_whose_ways_leave_a_few_positions_alone_still_decides(tmp_path):
+    """Position 0 is computed alike on every path; there the median position stands for it."""
+    floor = {name: np.concatenate([FLOOR["way_11"][:2], logits[2:]]) for name, logits in FLOOR.items()}
+    run = judged(tmp_path, in_bfloat16(X, HEAD, 2), float32=PAIR, floor=floor)
+    assert run.pairs[0].verdict == "rounding"
+
+
+def test_a_floor_without_the_pair_in_float32_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="give --float32 beside --floor"):
+        judged(tmp_path, in_bfloat16(X, HEAD, 2), floor=FLOOR)
+
+
+def test_what_earlier_controls_found_is_not_forgotten(tmp_path):
+    variant = in_bfloat16(X, HEAD, 2)
+    leaked = variant.copy()
+    leaked[3] = variant[4]
+    first = judged(tmp_path, variant, neighbours={"variant": leaked})
+    assert first.pairs[0].verdict == "bug suspected"
+    store = Store(tmp_path / "store")
+    pair = saved(tmp_path / "pair.npz", **PAIR)
+    again = RunReader(store.path_of(judge_stored(store, first, measure_controls(first.figures, float32=[pair]))))
+    assert again.pairs[0].verdict == "bug suspected"
+    assert {row_of(again, NEIGHBOURS).outcome, row_of(again, FLOAT32).outcome} == {FAILED, PASSED}
+    rerun = saved(tmp_path / "rerun.npz", variant=variant)
+    third = RunReader(store.path_of(judge_stored(store, again, measure_controls(again.figures, rerun=[rerun]))))
+    assert row_of(third, FLOAT32).outcome == PASSED
+    assert third.pairs[0].verdict == "bug suspected"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM position WHERE position > 3",
+        "ALTER TABLE position ALTER bit_identical TYPE VARCHAR",
+        "ALTER TABLE position ALTER rms TYPE VARCHAR",
+        "DELETE FROM pair",
+        "UPDATE pair SET pair = 5",
+        "UPDATE run SET schema_version = 1",
+    ],
+)
+def test_a_damaged_run_gets_a_sentence_and_no_verdict(damage, tmp_path):
+    import duckdb
+
+    store = Store(tmp_path / "store")
+    path = store.path_of(
+        ingest(store, [saved(tmp_path / "d.npz", reference=in_bfloat16(X, HEAD, 1), variant=in_bfloat16(X, HEAD, 2))])
+    )
+    with duckdb.connect(str(path)) as shell:
+        shell.execute(damage)
+    with pytest.raises(StoreError), RunReader(path) as run:
+        judge_stored(store, run, measure_controls(run.figures))
+    assert store.paths() == [path]

@@ -68,9 +68,11 @@ def _with_nan(logits: np.ndarray) -> np.ndarray:
 
 
 INVALID = {
-    "top 20, the rest -inf": (PLAIN, _top(OTHER, 20, -np.inf), "cut to the top k"),
+    "top 20, the rest -inf": (PLAIN, _top(OTHER, 20, -np.inf), "a mask or padding of one side's vocabulary"),
     "top 20 on both sides": (_top(PLAIN, 20, -1e4), _top(OTHER, 20, -1e4), "'reference' and 'variant' hold one value, -10000"),
-    "top 20, the rest 0": (PLAIN, _top(OTHER, 20, 0.0), "for more than half of the vocabulary at every position"),
+    "top 20, the rest 0": (PLAIN, _top(OTHER, 20, 0.0), "rows of zeros at every position"),
+    "a row never written": (PLAIN, np.concatenate([OTHER[:-1], np.zeros_like(OTHER[:1])]), f"rows of zeros at 1 of {ROWS} positions"),
+    "a row of NaN": (PLAIN, np.concatenate([OTHER[:-1], np.full_like(OTHER[:1], np.nan)]), "NaN or infinite on one side only, position 47 first"),
     "one row only": (PLAIN, np.concatenate([_top(OTHER[:1], 20, -1e4), OTHER[1:]]), f"at 1 of {ROWS} positions"),
     "rows one late": (PLAIN, np.concatenate([OTHER[:1], OTHER[:-1]]), "1 row later"),
     "rows one early": (PLAIN, np.concatenate([OTHER[1:], OTHER[-1:]]), "1 row earlier"),
@@ -107,6 +109,24 @@ def test_a_mask_on_half_of_the_vocabulary_is_no_truncation(tmp_path):
         side[:, : VOCAB // 2 - 1] = -np.inf
     run = stored(tmp_path, reference=masked[0], variant=masked[1])
     assert run.pairs[0].verdict == "undecided"
+
+
+def test_a_mask_that_both_sides_share_is_noted(tmp_path):
+    masked = [_top(PLAIN, 20, -np.inf), None]
+    masked[1] = np.where(np.isinf(masked[0]), -np.inf, OTHER)
+    run = stored(tmp_path, reference=masked[0], variant=masked[1])
+    assert run.pairs[0].verdict == "undecided"
+    assert "masked alike" in " ".join(row.says for row in run.evidence(0))
+
+
+def test_of_two_tokens_that_tie_nothing_is_called_truncated(tmp_path):
+    random = np.random.default_rng(0)
+    sides = [random.integers(0, 2, (12, 2)).astype(np.float32) for _ in range(2)]
+    assert stored(tmp_path, reference=sides[0], variant=sides[1]).pairs[0].verdict in ("undecided", "invalid dump")
+    rows = stored(
+        tmp_path / "b" if (tmp_path / "b").mkdir() is None else tmp_path, reference=sides[0], variant=sides[1]
+    ).evidence(0)
+    assert not [row for row in rows if row.outcome == FAILED and "top k" in row.says]
 
 
 @pytest.mark.parametrize("fmt", [BFLOAT16, FLOAT32], ids=lambda fmt: fmt.name)
@@ -176,6 +196,21 @@ def test_of_tokens_that_tie_any_may_be_emitted(tmp_path):
     tokens[10] = 300
     run = stored(tmp_path, reference=tied, variant=OTHER, **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)})
     assert outcomes(run)[SAMPLER] == [PASSED, PASSED]
+
+
+def test_of_more_tokens_that_tie_than_are_kept_any_may_be_emitted(tmp_path):
+    flat = np.round(PLAIN)
+    flat[:, :60] = flat.max() + 8
+    tokens = np.full(ROWS, 55)
+    run = stored(tmp_path, reference=flat, variant=OTHER, **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)})
+    assert outcomes(run)[SAMPLER] == [PASSED, PASSED]
+    (tmp_path / "b").mkdir()
+    tokens[9] = 70
+    run = stored(
+        tmp_path / "b", reference=flat, variant=OTHER, **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)}
+    )
+    assert outcomes(run)[SAMPLER] == [FAILED, PASSED]
+    assert "1 of 48 emitted tokens are not the argmax of their own logits, position 9 first" in run.pairs[0].because
 
 
 @pytest.mark.parametrize(
