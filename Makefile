@@ -10,7 +10,7 @@ run: $(VENV)/.runtime
 
 test: $(VENV)/.development browser
 	$(BIN)/python -m pytest -n auto -m "not browser"
-	$(BIN)/python -m pytest -m browser
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m browser
 
 quick: $(VENV)/.development
 	$(BIN)/python -m pytest -n auto -m "not browser and not model and not slow and not gpu"

@@ -26,8 +26,8 @@ from benchmarks.mutations import neighbours_block_at_one_position  # noqa: E402 
 from core.commands.capturing import judge_pairs  # noqa: E402
 from core.inference.capture import plan_capture, run_capture  # noqa: E402
 from core.inference.generation import plan_generation  # noqa: E402
-from core.inference.judging import Engine  # noqa: E402
 from core.inference.models import load_model  # noqa: E402
+from core.inference.on_trial import Engine  # noqa: E402
 from core.inference.paths import BASES, Base, Setting  # noqa: E402
 from core.prompt_files import GivenPrompt, read_prompts, read_whole  # noqa: E402
 from core.runs.dumps import open_dump  # noqa: E402

@@ -152,7 +152,13 @@ LINKED_SETTINGS = {
     "repeats": {"figure": "flips"},
     "compare": {"with": "fresh-against-cached", "by": "kl"},
     "runs": {
-        "search": "fresh", "dtype": "bfloat16", "verdict": "rounding", "flips": "only", "device": "cpu", "tag": "nightly", "sort": "flips",
+        "search": "fresh",
+        "dtype": "bfloat16",
+        "verdict": "rounding",
+        "flips": "only",
+        "device": "cpu",
+        "tag": "nightly",
+        "sort": "flips",
     },
 }
 
