@@ -3,14 +3,18 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: run test quick check bench format clean
+.PHONY: run test thorough quick check bench format clean
 
 run: $(VENV)/.runtime
 	$(BIN)/python -m streamlit run app/main.py
 
 test: $(VENV)/.development browser
 	$(BIN)/python -m pytest -n auto -m "not browser"
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m browser
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "browser and not thorough"
+
+# Every case of every browser test, a quarter of an hour on two cores.
+thorough: $(VENV)/.development browser
+	$(BIN)/python -m pytest -m browser
 
 quick: $(VENV)/.development
 	$(BIN)/python -m pytest -n auto -m "not browser and not model and not slow and not gpu"

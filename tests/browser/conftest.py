@@ -12,9 +12,18 @@ from tests.browser.driving import Dashboard, chromium, start
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All are browser tests. Of a test with many cases the first is run by `make test`, the others are thorough (`make thorough`): a
+    page takes seconds to open, and the cases that matter beyond it have unit and page tests. Accessibility opens every page.
+    """
+    begun = set()
     for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.browser)
+        if Path(__file__).parent not in item.path.parents:
+            continue
+        item.add_marker(pytest.mark.browser)
+        function = (item.path, getattr(item, "originalname", item.name))
+        if function in begun and item.path.name != "test_accessibility.py":
+            item.add_marker(pytest.mark.thorough)
+        begun.add(function)
 
 
 @pytest.fixture(scope="session")

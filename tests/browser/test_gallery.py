@@ -161,6 +161,7 @@ def test_a_tag_and_a_note_are_typed_saved_and_found_by_others(opened: Page, stor
 @pytest.mark.parametrize("place", ["h1", "[data-testid=stDataFrame]", "[data-testid=stFileUploaderDropzone]"])
 def test_a_dump_dropped_anywhere_on_the_page_is_on_the_upload_page(opened: Page, place: str):
     dump = ROOT / "sample_runs" / "dumps" / "six_calls.npz"
+    opened.wait_for_selector(place)
     opened.evaluate(DROP, [place, dump.name, base64.b64encode(dump.read_bytes()).decode()])
     expect(opened.locator("h1")).to_have_text("Upload", timeout=30_000)
     expect(opened.get_by_text("Understood as")).to_be_visible(timeout=15_000)
