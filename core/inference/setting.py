@@ -112,12 +112,16 @@ class Setting:
         position, step = start, rows_of_a_chunk(self.loaded)
         if self.trace is not None:
             self.trace.expect(self, skipped, start, stop)
-        for logits in self._slices(arguments, last - first, skipped, skipped + stop - start):
-            self._note(cache)
-            for piece in logits[self.row].split(step):
-                yield position, piece
-                position += len(piece)
-            del logits, piece  # or they would live on beside the next slice
+        try:
+            for logits in self._slices(arguments, last - first, skipped, skipped + stop - start):
+                self._note(cache)
+                for piece in logits[self.row].split(step):
+                    yield position, piece
+                    position += len(piece)
+                del logits, piece  # or they would live on beside the next slice
+        finally:
+            if self.trace is not None:
+                self.trace.done()
 
     def _slices(self, arguments: dict[str, Any], columns: int, start: int, stop: int) -> Iterator[torch.Tensor]:
         """Logits of columns start..stop-1 of a forward of `columns`. -> [rows, n, vocab] each"""

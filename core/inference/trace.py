@@ -43,9 +43,17 @@ class LayerTrace:
     _is_told: bool = False
 
     def expect(self, setting: Setting, skipped: int, start: int, stop: int) -> None:
-        """The next forward computes positions start..stop-1 of the prompt, in columns from `skipped` on, in the setting's row."""
+        """Until `done`, forwards compute positions start..stop-1 of the prompt, in columns from `skipped` on, in the setting's row.
+
+        They may be several: above a number of logits the model is called once more for each slice of its head.
+        """
         self._expected = (setting.row, skipped, start, stop)
         self._is_told = True
+
+    def done(self) -> None:
+        """What was expected is over; whoever calls the model next has to be followed by its tokens."""
+        self._expected = None
+        self._is_told = False
 
     def begin(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """A forward of the model begins. If nobody told which positions it computes (a callable's own), its tokens and its cache do:
@@ -53,7 +61,6 @@ class LayerTrace:
         """
         self._is_inferred = not self._is_told
         if self._is_told:
-            self._is_told = False
             return
         self._expected = None
         ids, cache = named.get("input_ids", arguments[0] if arguments else None), named.get("past_key_values")

@@ -206,3 +206,12 @@ def test_a_callable_whose_forwards_cannot_be_followed_is_said_to_be():
     assert found.name == "identical"
     (row,) = [row for row in found.evidence if row.rung == STRUCTURE and row.outcome == MISSING]
     assert "could not be followed" in row.says
+
+
+def test_a_head_in_slices_over_equal_rows_is_still_followed(monkeypatch):
+    """Each slice calls the model again, with the tokens of every row: nothing of that is to be guessed from the tokens."""
+    monkeypatch.setattr("core.inference.setting.columns_at_once", lambda *_: 5)
+    loaded = tiny_model("llama")
+    row = _judged(loaded, "prefill+batch:3+neighbours:same")
+    assert row.outcome == PASSED
+    assert row.figures["first_module"] is None
