@@ -56,13 +56,13 @@ def fill(page: Page, label: str, text: str) -> None:
 
 def test_the_page_foretells_forwards_positions_and_size_and_follows_the_form(page: Page, dashboard: Dashboard):
     opened(page, dashboard)
-    expect(page.get_by_text(COUNTED)).to_be_visible(timeout=120_000)
+    expect(page.get_by_text(COUNTED)).to_be_visible(timeout=60_000)
     expect(page.get_by_text("The logits take 376.8 KB of disk")).to_be_visible()
     fill(page, "Sweep of the reference", "batch=2,3")
-    expect(page.get_by_text("1 prompt, 4 sides: 26 forwards of 161 tokens in all")).to_be_visible(timeout=120_000)
+    expect(page.get_by_text("1 prompt, 4 sides: 26 forwards of 161 tokens in all")).to_be_visible(timeout=60_000)
     picture(page, "capture-foretold")
     fill(page, "Sweep of the reference", "batches=2,3")
-    expect(page.get_by_text("--sweep 'batches=2,3' is not known")).to_be_visible(timeout=120_000)
+    expect(page.get_by_text("--sweep 'batches=2,3' is not known")).to_be_visible(timeout=60_000)
     assert "'--sweep=batches=2,3'" in command(page) or "--sweep=batches=2,3" in command(page)
 
 
@@ -74,7 +74,7 @@ def test_a_dropped_file_of_prompts_is_counted_captured_and_gone(page: Page, dash
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
     page.locator("input[type=file]").set_input_files({"name": "three.jsonl", "mimeType": "", "buffer": content})
     settle(page)
-    expect(page.get_by_text("3 prompts, 2 sides:")).to_be_visible(timeout=120_000)
+    expect(page.get_by_text("3 prompts, 2 sides:")).to_be_visible(timeout=60_000)
     assert "--prompts three.jsonl" in command(page)
     page.get_by_role("link", name="Near ties").click()
     expect(page.locator("h1")).to_have_text("Near ties", timeout=15_000)
@@ -85,7 +85,7 @@ def test_a_dropped_file_of_prompts_is_counted_captured_and_gone(page: Page, dash
     done = page.get_by_role("button", name="Open run")
     before = done.count()  # captures of other tests, which the list shows too
     page.get_by_role("button", name="Capture", exact=True).click()
-    expect(done).to_have_count(before + 1, timeout=120_000)
+    expect(done).to_have_count(before + 1, timeout=60_000)
     done.first.click()
     expect(page.locator("h1")).to_have_text("Overview", timeout=15_000)
     settle(page)
@@ -125,7 +125,7 @@ def test_a_chat_without_a_template_is_refused_in_the_preview(page: Page, dashboa
     opened(page, dashboard)
     page.get_by_text("As a chat, through the tokenizer's chat template").click()
     fill(page, "System message", "Be short.")
-    expect(page.get_by_text("has no chat template")).to_be_visible(timeout=120_000)
+    expect(page.get_by_text("has no chat template")).to_be_visible(timeout=60_000)
     assert "--chat '--system=Be short.'" in command(page)
     picture(page, "capture-refused")
 
@@ -137,7 +137,7 @@ def test_a_model_that_was_tried_is_offered_to_the_next_viewer(page: Page, dashbo
     field.press("Enter")
     settle(page)
     page.get_by_role("button", name="Capture", exact=True).click()
-    expect(page.get_by_text("model 'no/such/model'").first).to_be_visible(timeout=120_000)
+    expect(page.get_by_text("model 'no/such/model'").first).to_be_visible(timeout=60_000)
     remembered = json.loads((dashboard.store / ".recent-models.json").read_text())
     assert remembered[0] == "no/such/model"
     other = browser.new_context().new_page()
@@ -155,7 +155,7 @@ def test_a_running_capture_is_cancelled_within_three_seconds_of_the_click(page: 
     page.get_by_role("textbox", name="Prompts").press("Control+Enter")
     settle(page)
     page.get_by_role("button", name="Capture", exact=True).click()
-    expect(page.get_by_text(re.compile(r"of [\d,]+ positions,"))).to_be_visible(timeout=120_000)
+    expect(page.get_by_text(re.compile(r"of [\d,]+ positions,"))).to_be_visible(timeout=60_000)
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_text("cancelled; nothing was stored")).to_be_visible(timeout=4_000)  # two, and a tick of the list
     assert sorted(dashboard.store.glob("*.duckdb")) == before
@@ -166,7 +166,7 @@ def test_the_page_is_readable_in_the_dark_and_on_a_phone(browser: Browser, dashb
     context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
     page = context.new_page()
     opened(page, dashboard)
-    expect(page.get_by_text(COUNTED)).to_be_visible(timeout=120_000)
+    expect(page.get_by_text(COUNTED)).to_be_visible(timeout=60_000)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     picture(page, "capture-dark-390")
     context.close()
