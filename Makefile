@@ -10,7 +10,7 @@ run: $(VENV)/.runtime
 
 test: $(VENV)/.development browser
 	$(BIN)/python -m pytest -n auto -m "not browser"
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "browser and not thorough"
+	$(BIN)/python -m pytest -m "browser and not thorough"
 
 # Every case of every browser test, a quarter of an hour on two cores.
 thorough: $(VENV)/.development browser

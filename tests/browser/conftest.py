@@ -11,9 +11,6 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from tests.browser.driving import Dashboard, chromium, start
 
 
-_WITH_JOBS = ("test_capture_page.py", "test_dashboard.py", "test_verdict.py")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All are browser tests. Of a test with many cases the first is run by `make test`, the others are thorough (`make thorough`): a
     page takes seconds to open, and the cases that matter beyond it have unit and page tests. Accessibility opens every page.
@@ -23,8 +20,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent not in item.path.parents:
             continue
         item.add_marker(pytest.mark.browser)
-        # A worker of its own for each file, but files that start captures share one: two models at once on two cores starve each other.
-        item.add_marker(pytest.mark.xdist_group("jobs" if item.path.name in _WITH_JOBS else item.path.name))
         function = (item.path, getattr(item, "originalname", item.name))
         if function in begun and item.path.name != "test_accessibility.py":
             item.add_marker(pytest.mark.thorough)
