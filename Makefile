@@ -12,9 +12,9 @@ test: $(VENV)/.development browser
 	$(BIN)/python -m pytest -n auto -m "not browser"
 	$(BIN)/python -m pytest -m "browser and not thorough"
 
-# Every case of every browser test, a quarter of an hour on two cores.
+# Every case of every browser test, with pictures of the pages in tests/browser/screenshots: a quarter of an hour on two cores.
 thorough: $(VENV)/.development browser
-	$(BIN)/python -m pytest -m browser
+	ULPSCOPE_PICTURES=1 $(BIN)/python -m pytest -m browser
 
 quick: $(VENV)/.development
 	$(BIN)/python -m pytest -n auto -m "not browser and not model and not slow and not gpu"

@@ -4,6 +4,8 @@
 // the server as a position, not as a step, so that keys held down can be sent in fewer messages than they were pressed.
 const PAUSE_MS = 150; // between two messages while a key is held
 const PATIENCE_MS = 4000; // an asked position that was not answered for so long was lost
+const AGAIN_MS = 1500; // it is asked for again before: a message sent while the page is drawn anew can get lost
+const TRIES = 3;
 const TYPING = "input, textarea, select, [contenteditable]:not([contenteditable='false']), [role=textbox], [role=combobox], [role=dialog]";
 const ARROWS =
   "canvas, video, audio, iframe, [role=listbox], [role=grid], [role=slider], [role=spinbutton], [role=radiogroup], [role=tablist], [role=menu], [role=tree], [role=application], [data-testid=stDataFrame]";
@@ -21,6 +23,7 @@ class Stepper {
     this.answered = true;
     this.sentAt = 0;
     this.timer = null;
+    this.again = null;
     this.onKey = (event) => this.pressed(event);
     this.onGo = (event) => {
       if (event.detail.stamp === this.data.stamp) this.go(event.detail.position);
@@ -33,6 +36,7 @@ class Stepper {
     document.removeEventListener("keydown", this.onKey);
     document.removeEventListener("ulpscope:go", this.onGo);
     clearTimeout(this.timer);
+    clearTimeout(this.again);
     window.ulpscopePosition = null;
   }
 
@@ -44,6 +48,7 @@ class Stepper {
     if (isOther || this.answered || isSettled) {
       this.answered = true;
       clearTimeout(this.timer);
+      clearTimeout(this.again);
       this.timer = null;
       this.position = data.position;
     }
@@ -67,11 +72,19 @@ class Stepper {
     this.timer = setTimeout(() => this.send(), wait);
   }
 
-  send() {
+  send(tries = TRIES) {
     this.timer = null;
+    clearTimeout(this.again);
+    if (tries > 1) this.again = setTimeout(() => this.ask(tries), AGAIN_MS);
     this.sent = Date.now(); // grows from one mount to the next as well
     this.sentAt = performance.now();
     this.trigger("go", { stamp: this.data.stamp, position: this.position, number: this.sent });
+  }
+
+  ask(tries) {
+    const isBusy = document.querySelector("[data-testid=stApp]")?.getAttribute("data-test-script-state") === "running";
+    if (isBusy) this.again = setTimeout(() => this.ask(tries), AGAIN_MS); // an answer is on its way
+    else if (!this.timer) this.send(tries - 1);
   }
 
   step(kind, way) {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from tests.browser.driving import Dashboard, chromium, start
 
@@ -49,11 +49,25 @@ def browser() -> Iterator[Browser]:
         launched.close()
 
 
+@pytest.fixture(scope="session")
+def visitor(browser: Browser) -> BrowserContext:
+    """The browser profile of most tests: one, so that it fetches and compiles the dashboard's scripts once."""
+    return browser.new_context(viewport={"width": 1280, "height": 900})
+
+
+@pytest.fixture(autouse=True)
+def no_page_stays_open(browser: Browser, visitor: BrowserContext) -> Iterator[None]:
+    """Viewers that a test opened are gone after it: each keeps asking the server for news."""
+    yield
+    for context in browser.contexts:
+        if context is not visitor:
+            context.close()
+
+
 @pytest.fixture
-def page(browser: Browser, dashboard: Dashboard) -> Iterator[Page]:
+def page(visitor: BrowserContext, dashboard: Dashboard) -> Iterator[Page]:
     """A new viewer. Fails if the page asked anything of the outside, or showed a traceback."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    opened = context.new_page()
+    opened = visitor.new_page()
     outside: list[str] = []
     opened.on(
         "request",
@@ -61,6 +75,11 @@ def page(browser: Browser, dashboard: Dashboard) -> Iterator[Page]:
     )
     yield opened
     exceptions = opened.locator("[data-testid=stException]").count()
-    context.close()
+    if opened.url.startswith(dashboard.url):
+        opened.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+    for left in visitor.pages:
+        left.close()
+    visitor.clear_cookies()
+    visitor.clear_permissions()
     assert exceptions == 0
     assert outside == []

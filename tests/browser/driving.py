@@ -64,15 +64,35 @@ def start(store: Path, **environment: str) -> Dashboard:
     raise RuntimeError("the dashboard did not start within a minute")
 
 
+# Resolves when no script runs and nothing of the page has changed for a while: what a click starts is begun by then, charts are drawn.
+QUIET = """() => new Promise((resolve) => {
+  let timer;
+  const wait = () => { clearTimeout(timer); timer = setTimeout(look, 250); };
+  const look = () => {
+    const app = document.querySelector("[data-testid=stApp]");
+    if (!app || app.getAttribute("data-test-script-state") !== "notRunning") return wait();
+    clearInterval(patience);
+    observer.disconnect();
+    resolve();
+  };
+  const observer = new MutationObserver(wait);
+  observer.observe(document.documentElement, { subtree: true, childList: true, characterData: true, attributes: true });
+  const ends = performance.now() + 4000;  // something may change for ever: a bar of progress
+  const patience = setInterval(() => { if (performance.now() > ends) { observer.disconnect(); look(); } }, 250);
+  wait();
+})"""
+
+
 def settle(page: Page) -> None:
-    """Wait until no script runs, and the charts had a moment to draw."""
+    """Wait until no script runs and the page has come to rest."""
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=30_000)
-    page.wait_for_timeout(400)
-    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=30_000)
+    page.evaluate(QUIET)
 
 
 def picture(page: Page, name: str) -> None:
-    """Keep a screenshot of the whole page for people to look at."""
+    """Keep a screenshot of the whole page for people to look at, where `make thorough` or a person asks for them: each takes seconds."""
+    if not os.environ.get("ULPSCOPE_PICTURES"):
+        return
     SCREENSHOTS.mkdir(exist_ok=True)
     width = page.viewport_size["width"] if page.viewport_size else 1280
     height = int(page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight"))

@@ -66,6 +66,7 @@ def test_the_page_foretells_forwards_positions_and_size_and_follows_the_form(pag
     assert "'--sweep=batches=2,3'" in command(page) or "--sweep=batches=2,3" in command(page)
 
 
+@pytest.mark.thorough
 def test_a_dropped_file_of_prompts_is_counted_captured_and_gone(page: Page, dashboard: Dashboard):
     opened(page, dashboard)
     page.get_by_role("radio", name="a file").or_(page.get_by_role("button", name="a file")).first.click()
@@ -104,6 +105,7 @@ def test_a_dropped_file_of_prompts_is_counted_captured_and_gone(page: Page, dash
         assert "preview" in left.name  # for dry runs to come; it goes with the server
 
 
+@pytest.mark.thorough
 def test_a_form_is_as_it_was_left_after_a_look_at_another_page(page: Page, dashboard: Dashboard):
     opened(page, dashboard)
     fill(page, "Sweep of the reference", "batch=2,5")
@@ -121,6 +123,7 @@ def test_a_form_is_as_it_was_left_after_a_look_at_another_page(page: Page, dashb
     assert command(page) == before
 
 
+@pytest.mark.thorough
 def test_a_chat_without_a_template_is_refused_in_the_preview(page: Page, dashboard: Dashboard):
     opened(page, dashboard)
     page.get_by_text("As a chat, through the tokenizer's chat template").click()
@@ -130,6 +133,7 @@ def test_a_chat_without_a_template_is_refused_in_the_preview(page: Page, dashboa
     picture(page, "capture-refused")
 
 
+@pytest.mark.thorough
 def test_a_model_that_was_tried_is_offered_to_the_next_viewer(page: Page, dashboard: Dashboard, browser: Browser):
     opened(page, dashboard)
     field = page.get_by_role("combobox", name="Model")
@@ -162,6 +166,7 @@ def test_a_running_capture_is_cancelled_within_three_seconds_of_the_click(page: 
     assert not [left for left in dashboard.store.glob(".partial-*") if "preview" not in left.name]
 
 
+@pytest.mark.thorough
 def test_the_page_is_readable_in_the_dark_and_on_a_phone(browser: Browser, dashboard: Dashboard):
     context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
     page = context.new_page()

@@ -37,6 +37,7 @@ def test_every_page_opens_on_a_sample_run(page: Page, dashboard: Dashboard, name
     picture(page, name or "runs")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["overview", "heatmap"])
 def test_pages_open_in_the_dark_and_on_a_phone(browser: Browser, dashboard: Dashboard, name: str):
     context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
@@ -147,6 +148,7 @@ def test_an_uploaded_dump_is_understood_saved_and_shown_on_every_page(page: Page
     ]
 
 
+@pytest.mark.thorough
 def test_the_reference_of_an_upload_can_be_chosen(page: Page, dashboard: Dashboard):
     page.goto(f"{dashboard.url}/upload")
     settle(page)
@@ -203,6 +205,7 @@ def test_a_capture_started_on_the_page_is_seen_by_others_and_opens_when_done(pag
     expect(page.get_by_text("logits differ;").or_(page.get_by_text("Bit-identical:"))).to_be_visible()
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_capture_that_fails_says_why_and_a_running_one_can_be_cancelled(page: Page, dashboard: Dashboard):
     before = sorted(dashboard.store.glob("*.duckdb"))

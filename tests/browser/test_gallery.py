@@ -101,6 +101,7 @@ def test_a_tick_stays_with_its_run_when_other_runs_are_shown(opened: Page, store
     assert [path.stem for path in store.paths()] == ["b", "c"]  # a, though its row was b's before
 
 
+@pytest.mark.thorough
 def test_several_runs_are_deleted_and_had_back(opened: Page, store: Store):
     click_row(opened, 0, 17)
     settle(opened)
@@ -170,6 +171,7 @@ def test_a_dump_dropped_anywhere_on_the_page_is_on_the_upload_page(opened: Page,
     picture(opened, "upload-dropped")
 
 
+@pytest.mark.thorough
 def test_text_that_is_dropped_starts_no_upload(opened: Page):
     """The twin of the test above: only files are taken."""
     opened.evaluate(
@@ -185,6 +187,7 @@ def test_text_that_is_dropped_starts_no_upload(opened: Page):
     expect(opened.locator("h1")).to_have_text("Runs")
 
 
+@pytest.mark.thorough
 def test_off_the_gallery_a_dropped_file_is_left_to_the_browser(opened: Page):
     opened.get_by_role("link", name="Flips", exact=True).click()
     expect(opened.locator("h1")).to_have_text("Flips", timeout=15_000)

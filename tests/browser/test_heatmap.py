@@ -117,6 +117,7 @@ def test_where_nothing_differs_nothing_is_drawn(page: Page, dashboard: Dashboard
     assert opened(page, dashboard, "run=none-differs").evaluate(COLOURED) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ratio", [1, 2, 1.5])
 def test_one_differing_logit_is_seen_whatever_the_pixels_of_the_screen(browser: Browser, dashboard: Dashboard, runs, ratio):
     context = browser.new_context(viewport={"width": 390, "height": 844}, device_scale_factor=ratio, color_scheme="dark")
@@ -186,6 +187,7 @@ def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, das
     page.wait_for_url(re.compile("heatmap(?!.*rows=)"), timeout=15_000)
 
 
+@pytest.mark.thorough
 def test_the_wheel_over_an_axis_zooms_along_it_only(page: Page, dashboard: Dashboard):
     canvas = opened(page, dashboard, "run=batch-1-against-n")
     box = canvas.bounding_box()
@@ -246,6 +248,7 @@ def test_rank_and_difference_are_drawn_and_linked(page: Page, dashboard: Dashboa
     expect(page.get_by_role("button", name="largest difference", exact=True)).to_have_attribute("aria-pressed", "true")
 
 
+@pytest.mark.thorough
 def test_colours_need_no_tile_and_a_tile_is_fetched_once(page: Page, dashboard: Dashboard):
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/tiles/" in request.url else None)
@@ -269,6 +272,7 @@ def test_colours_need_no_tile_and_a_tile_is_fetched_once(page: Page, dashboard: 
     assert canvas.evaluate(COLOURED) == before
 
 
+@pytest.mark.thorough
 def test_a_click_does_not_draw_the_canvas_anew(page: Page, dashboard: Dashboard):
     canvas = opened(page, dashboard, "run=batch-1-against-n")
     canvas.evaluate("(canvas) => { canvas.mark = 'the same'; }")
@@ -305,6 +309,7 @@ def test_a_tile_that_fails_is_said_in_a_sentence(page: Page, dashboard: Dashboar
     drawn(page)
 
 
+@pytest.mark.thorough
 def test_two_fingers_zoom(browser: Browser, dashboard: Dashboard):
     context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
     page = context.new_page()

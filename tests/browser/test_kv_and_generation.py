@@ -67,6 +67,7 @@ def test_a_click_on_the_map_selects_the_position(page: Page, dashboard: Dashboar
     assert 685 <= position <= 715
 
 
+@pytest.mark.thorough
 def test_the_map_zooms_by_dragging_and_selects_nothing(page: Page, dashboard: Dashboard, runs: None):
     page.goto(f"{dashboard.url}/kv_cache?run=deep&position=10")
     settle(page)
@@ -85,6 +86,7 @@ def test_the_map_zooms_by_dragging_and_selects_nothing(page: Page, dashboard: Da
     assert "position=10" in page.url
 
 
+@pytest.mark.thorough
 def test_measure_and_kind_change_what_is_drawn(page: Page, dashboard: Dashboard, runs: None):
     page.goto(f"{dashboard.url}/kv_cache?run=deep")
     settle(page)
@@ -95,6 +97,7 @@ def test_measure_and_kind_change_what_is_drawn(page: Page, dashboard: Dashboard,
     expect(page.locator(".js-plotly-plot")).to_have_count(3)  # what was drawn before goes a moment after the new is there
 
 
+@pytest.mark.thorough
 def test_every_table_of_the_page_downloads_under_its_name(page: Page, dashboard: Dashboard, runs: None):
     page.goto(f"{dashboard.url}/kv_cache?run=deep")
     settle(page)
@@ -113,6 +116,7 @@ def test_every_table_of_the_page_downloads_under_its_name(page: Page, dashboard:
     }
 
 
+@pytest.mark.thorough
 def test_equal_caches_are_a_sentence_in_the_dark_and_on_a_phone(browser: Browser, dashboard: Dashboard, runs: None):
     context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
     page = context.new_page()
@@ -147,6 +151,7 @@ def test_the_token_that_parts_the_sides_is_marked_on_both_and_a_click_selects_it
     picture(page, "continuations")
 
 
+@pytest.mark.thorough
 def test_a_token_after_the_parting_is_no_place_of_the_run(page: Page, dashboard: Dashboard, runs: None):
     page.goto(f"{dashboard.url}/flips?run=continued&variant=decode&prompt=0&position=3")
     settle(page)
@@ -169,6 +174,7 @@ def test_a_row_of_the_table_selects_prompt_variant_and_position(page: Page, dash
     assert f"variant=decode&prompt=0&position={PARTING}" in page.url
 
 
+@pytest.mark.thorough
 def test_the_overview_leads_to_both_pages_and_keeps_the_selection(page: Page, dashboard: Dashboard, runs: None):
     for label, title in (("KV cache →", "KV cache"), ("Flips →", "Flips")):
         page.goto(f"{dashboard.url}/overview?run=continued&variant=decode&prompt=0&position=7")

@@ -123,6 +123,7 @@ def click_some_flip(page: Page, chart: Locator) -> None:
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
 
 
+@pytest.mark.thorough
 def test_a_lasso_brushes_and_a_box_around_nothing_ends_the_brush(page: Page, dashboard: Dashboard):
     opened(page, dashboard, "near_ties?run=fresh-against-cached&prompt=1&position=36")
     chart = page.locator(".js-plotly-plot").first
@@ -136,6 +137,7 @@ def test_a_lasso_brushes_and_a_box_around_nothing_ends_the_brush(page: Page, das
     expect(page.get_by_text("brushed,")).not_to_be_visible(timeout=15_000)
 
 
+@pytest.mark.thorough
 def test_the_slope_chart_is_chosen_on_the_page_and_by_the_address(page: Page, dashboard: Dashboard):
     opened(page, dashboard, "near_ties?run=injected-bug&position=30")
     page.get_by_text("ranks", exact=True).click()
@@ -196,6 +198,7 @@ def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
     assert Path(got.value.path()).read_bytes().startswith(begins)
 
 
+@pytest.mark.thorough
 def test_the_run_and_its_npz_are_reached_from_the_overview(page: Page, dashboard: Dashboard):
     opened(page, dashboard, "overview?run=fresh-against-cached")
     page.get_by_text("Provenance and sides").click()
@@ -207,6 +210,7 @@ def test_the_run_and_its_npz_are_reached_from_the_overview(page: Page, dashboard
     assert answer.body() == (ROOT / "sample_runs" / "fresh-against-cached.duckdb").read_bytes()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_both_pages_fit_a_phone(browser: Browser, dashboard: Dashboard, crowded: str, scheme: str):
     context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme)
@@ -218,6 +222,7 @@ def test_both_pages_fit_a_phone(browser: Browser, dashboard: Dashboard, crowded:
     context.close()
 
 
+@pytest.mark.thorough
 def test_a_step_among_thousands_of_positions_takes_a_second_or_so(page: Page, dashboard: Dashboard, crowded: str):
     opened(page, dashboard, f"near_ties?run={crowded}&position=0")
     took = []

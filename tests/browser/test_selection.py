@@ -60,6 +60,7 @@ def test_buttons_step_from_flip_to_flip_and_count_them(page: Page, dashboard: Da
     expect_position(page, 204)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("key", ["Control+ArrowRight", "Alt+ArrowDown", "Meta+n", "ArrowDown", "a"])
 def test_other_keys_step_nothing(page: Page, dashboard: Dashboard, key: str):
     opened(page, dashboard, f"near_ties?{AT_36}")
@@ -69,6 +70,7 @@ def test_other_keys_step_nothing(page: Page, dashboard: Dashboard, key: str):
     assert "position=36" in page.url
 
 
+@pytest.mark.thorough
 def test_keys_in_a_field_or_a_slider_stay_there(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"near_ties?{AT_36}")
     page.get_by_label("Position, 0 to 286").click()
@@ -112,6 +114,7 @@ def test_keys_pressed_faster_than_the_server_answers_lose_no_step(page: Page, da
     assert page.get_by_label("Position, 0 to 286").input_value() == "61"
 
 
+@pytest.mark.thorough
 def test_a_chosen_position_holds_after_keys(page: Page, dashboard: Dashboard):
     """What another control selects counts, and the next key starts from there."""
     opened(page, dashboard, f"near_ties?{AT_36}")
@@ -223,6 +226,7 @@ def test_a_copied_link_opens_as_exactly_the_same_view_for_a_new_viewer(browser: 
         each.context.close()
 
 
+@pytest.mark.thorough
 def test_a_link_made_by_clicking_opens_as_the_same_view(browser: Browser, dashboard: Dashboard):
     page = viewer(browser, permissions=["clipboard-read", "clipboard-write"])
     opened(page, dashboard, "overview?run=batch-1-against-n")
@@ -243,6 +247,7 @@ def test_a_link_made_by_clicking_opens_as_the_same_view(browser: Browser, dashbo
     other.context.close()
 
 
+@pytest.mark.thorough
 def test_without_a_clipboard_the_link_is_there_to_be_copied_by_hand(browser: Browser, dashboard: Dashboard):
     page = viewer(browser)
     page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined}); document.execCommand = () => false;")
@@ -256,6 +261,7 @@ def test_without_a_clipboard_the_link_is_there_to_be_copied_by_hand(browser: Bro
     page.context.close()
 
 
+@pytest.mark.thorough
 def test_without_the_newer_clipboard_the_older_way_copies(browser: Browser, dashboard: Dashboard):
     page = viewer(browser)
     page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined});")
@@ -313,6 +319,7 @@ def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(page: Page,
     assert page.locator("[data-testid=stAlert] img, [data-testid=stAlert] a").count() == 0
 
 
+@pytest.mark.thorough
 def test_the_sidebar_fits_in_both_themes(browser: Browser, dashboard: Dashboard):
     for scheme in ("light", "dark"):
         page = viewer(browser, color_scheme=scheme)

@@ -83,6 +83,7 @@ CONTRASTS = """() => {
 }""".replace("ROOT_OF", ROOT_OF)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_on_every_colour_has_the_contrast_of_wcag_aa(browser: Browser, dashboard: Dashboard, scheme: str):
     page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme).new_page()  # type: ignore[arg-type]
@@ -97,6 +98,7 @@ def test_text_on_every_colour_has_the_contrast_of_wcag_aa(browser: Browser, dash
     page.context.close()
 
 
+@pytest.mark.thorough
 def test_the_tooltip_has_the_figures_of_the_position(page: Page, dashboard: Dashboard):
     with RunReader(ROOT / "sample_runs" / "fresh-against-cached.duckdb") as run:
         table = run.positions(0)
@@ -152,6 +154,7 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashb
     expect(page.get_by_role("tooltip")).to_be_hidden()
 
 
+@pytest.mark.thorough
 def test_after_a_click_the_arrow_keys_go_on_from_there(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"overview?{AT_36}")
     token(page, 50).click()
@@ -161,6 +164,7 @@ def test_after_a_click_the_arrow_keys_go_on_from_there(page: Page, dashboard: Da
     expect(page.locator(".strip .here")).to_have_attribute("data-position", "51")
 
 
+@pytest.mark.thorough
 def test_the_selected_token_is_scrolled_into_the_strip(page: Page, dashboard: Dashboard):
     opened(page, dashboard, "overview?run=fresh-against-cached&prompt=1&position=286")
     expect(token(page, 286)).to_be_attached(timeout=15_000)
@@ -173,6 +177,7 @@ def test_the_selected_token_is_scrolled_into_the_strip(page: Page, dashboard: Da
     assert page.evaluate(inside)
 
 
+@pytest.mark.thorough
 def test_a_step_sends_no_figures_of_the_strip_again_and_builds_nothing_anew(page: Page, dashboard: Dashboard):
     frames: list[bytes] = []
     page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: frames.append(_bytes(frame))))
@@ -211,6 +216,7 @@ def test_token_texts_are_text_whatever_they_are(page: Page, dashboard: Dashboard
     assert page.evaluate(f"{ROOT_OF}.querySelectorAll('img, a, script').length") == 0
 
 
+@pytest.mark.thorough
 def test_4096_tokens_are_shown_and_chosen_without_a_wait(browser: Browser, dashboard: Dashboard):
     """Measured inside the page: from the click to the frame that shows the selection, and the strip's own share of the page's load."""
     words = [
