@@ -1,0 +1,156 @@
+"""The kernels that each side of a run launched, module by module, and what two such lists differ by.
+
+A row is a kernel in a module: what a library calls its implementation (`SGEMM`, `matmul brg_matmul:avx512_core_bf16`, a CUDA kernel),
+or an operation of torch. Launches are counted over the forwards that were looked at, so sides of unequal numbers of forwards are
+compared per forward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+
+import pandas as pd
+
+LIBRARIES = ("torch", "oneDNN", "MKL", "CUDA")
+_LAYER = re.compile(r"\.\d+(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """A kernel in a module of one side. library: of LIBRARIES; detail: shapes and types as the library tells them, or the operation of
+    torch that launched it; launches and microseconds (its own, while watched): over all forwards that were looked at.
+    """
+
+    module: str
+    library: str
+    name: str
+    detail: str
+    launches: int
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class KernelList:
+    """Of one side. rows: in the order in which they first ran; forwards: calls of the model that were looked at; of: all there were."""
+
+    side: int
+    rows: tuple[KernelRow, ...]
+    forwards: int
+    of: int
+
+    def table(self) -> pd.DataFrame:
+        """A row a kernel and module, with `layer_kind`, the module's name without the numbers of layers."""
+        names = [field.name for field in fields(KernelRow)]
+        table = pd.DataFrame([astuple(row) for row in self.rows], columns=names)
+        return table.assign(layer_kind=[module_kind(module) for module in table["module"]])
+
+
+@dataclass(frozen=True)
+class KernelPair:
+    """A kernel on both sides. launches and microseconds: per forward of that side; places: what the modules are called, layers together.
+
+    ratio: launches of the variant over those of the reference; None where the reference has none. only: "reference", "variant" or "".
+    """
+
+    library: str
+    name: str
+    places: tuple[str, ...]
+    reference_launches: float
+    variant_launches: float
+    reference_microseconds: float
+    variant_microseconds: float
+    reference_details: tuple[str, ...]
+    variant_details: tuple[str, ...]
+
+    @property
+    def only(self) -> str:
+        if not self.variant_launches:
+            return "reference"
+        return "" if self.reference_launches else "variant"
+
+    @property
+    def ratio(self) -> float | None:
+        return self.variant_launches / self.reference_launches if self.reference_launches else None
+
+
+def module_kind(module: str) -> str:
+    """A module's name with its layers' numbers left out: `model.layers.3.mlp` and `model.layers.7.mlp` are of one kind."""
+    return _LAYER.sub(".*", module)
+
+
+def side_by_side(reference: KernelList, variant: KernelList, *, by_module: bool = False) -> list[KernelPair]:
+    """Every kernel of either side, those that only one launches first, then those whose launches a forward part most, then by time.
+
+    by_module: a kernel is counted apart for each kind of module in which it runs.
+    """
+    both: dict[tuple[str, ...], list[list[KernelRow]]] = {}
+    for number, listed in enumerate((reference, variant)):
+        for row in listed.rows:
+            key = (row.library, row.name, *([module_kind(row.module)] if by_module else []))
+            both.setdefault(key, [[], []])[number].append(row)
+    pairs = [
+        KernelPair(
+            key[0],
+            key[1],
+            _in_order(module_kind(row.module) for row in (*one, *other)),
+            *(sum(row.launches for row in rows) / max(1, of.forwards) for rows, of in ((one, reference), (other, variant))),
+            *(sum(row.microseconds for row in rows) / max(1, of.forwards) for rows, of in ((one, reference), (other, variant))),
+            *(_in_order(row.detail for row in rows if row.detail) for rows in (one, other)),
+        )
+        for key, (one, other) in both.items()
+    ]
+    return sorted(pairs, key=_strangest_first)
+
+
+def _strangest_first(pair: KernelPair) -> tuple[int, float, float]:
+    ratio = pair.ratio or 0.0
+    apart = max(ratio, 1 / ratio) if ratio else 0.0
+    return 0 if pair.only else 1, -apart, -max(pair.reference_microseconds, pair.variant_microseconds)
+
+
+def is_multiplied(pair: KernelPair) -> bool:
+    """Launched on both sides, and on one of them more often a forward: a product that was split, say."""
+    return not pair.only and abs(pair.reference_launches - pair.variant_launches) > 1e-9
+
+
+def in_words(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
+    """What the two lists part in, in a sentence or two; names: of the two sides."""
+    kinds = {side: [pair for pair in pairs if pair.only == which] for side, which in zip(names, ("reference", "variant"), strict=True)}
+    said = []
+    for side, only in kinds.items():
+        if only:
+            said.append(f"{_few(_shown(pair) for pair in only)} only in `{side}`")
+    grown = [pair for pair in pairs if is_multiplied(pair)]
+    if grown:
+        most = ", ".join(f"{_shown(pair)} {_times(pair.ratio or 0.0)}" for pair in grown[:3])
+        rest = f" and {len(grown) - 3} more" if len(grown) > 3 else ""
+        said.append(f"launched more or less often a forward in `{names[1]}`: {most}{rest}")
+    if not said:
+        same = "the same kernels as often a forward"
+        other = [pair for pair in pairs if pair.reference_details != pair.variant_details]
+        return f"Both sides launch {same}" + (f", {len(other)} of them in other shapes." if other else ".")
+    return "; ".join(said)[0].upper() + "; ".join(said)[1:] + "."
+
+
+def records_of(pairs: Iterable[KernelPair]) -> list[dict[str, object]]:
+    """As the command line's JSON has them."""
+    return [{**asdict(pair), "only": pair.only, "ratio": pair.ratio} for pair in pairs]
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g} times"
+
+
+def _shown(pair: KernelPair) -> str:
+    return f"`{pair.name}`"
+
+
+def _few(names: Iterable[str]) -> str:
+    listed = list(dict.fromkeys(names))
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+
+
+def _in_order(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
