@@ -117,16 +117,18 @@ def is_multiplied(pair: KernelPair) -> bool:
 
 def in_words(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
     """What the two lists part in, in a sentence or two; names: of the two sides."""
-    kinds = {side: [pair for pair in pairs if pair.only == which] for side, which in zip(names, ("reference", "variant"), strict=True)}
+    kinds = {
+        side: [pair for pair in pairs if pair.only == which] for side, which in zip(names, ("reference", "variant"), strict=True)
+    }
     said = []
     for side, only in kinds.items():
         if only:
-            said.append(f"{_few(_shown(pair) for pair in only)} only in `{side}`")
+            said.append(f"{_few(_shown(pair) for pair in only)} only in {_code(side)}")
     grown = [pair for pair in pairs if is_multiplied(pair)]
     if grown:
         most = ", ".join(f"{_shown(pair)} {_times(pair.ratio or 0.0)}" for pair in grown[:3])
         rest = f" and {len(grown) - 3} more" if len(grown) > 3 else ""
-        said.append(f"launched more or less often a forward in `{names[1]}`: {most}{rest}")
+        said.append(f"launched more or less often a forward in {_code(names[1])}: {most}{rest}")
     if not said:
         same = "the same kernels as often a forward"
         other = [pair for pair in pairs if pair.reference_details != pair.variant_details]
@@ -144,7 +146,12 @@ def _times(ratio: float) -> str:
 
 
 def _shown(pair: KernelPair) -> str:
-    return f"`{pair.name}`"
+    return _code(pair.name)
+
+
+def _code(name: str) -> str:
+    """Between backticks, whatever it holds."""
+    return f"`{name.replace('`', chr(39))}`"
 
 
 def _few(names: Iterable[str]) -> str:

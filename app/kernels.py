@@ -1,0 +1,116 @@
+"""Parts of the Kernels page: the table of two lists side by side, and what there is to say of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import pandas as pd
+import streamlit as st
+
+from app import state, widgets
+from core.runs.kernels import KernelList, KernelPair, is_multiplied
+
+SHOWN = {"all": "all", "differ": "only on one side, or launched more often", "products": "products, reductions and attention"}
+# Operations whose order of summation can depend on shapes; what remains computes element by element, or moves values.
+_REDUCING = (
+    "mm",
+    "gemm",
+    "gemv",
+    "dot",
+    "conv",
+    "matmul",
+    "attention",
+    "sum",
+    "mean",
+    "norm",
+    "softmax",
+    "reduce",
+    "cumsum",
+    "var",
+    "inner",
+)
+COLUMNS = {
+    "launches a forward, reference": st.column_config.NumberColumn(format="%.4g"),
+    "launches a forward, variant": st.column_config.NumberColumn(format="%.4g"),
+    "ratio": st.column_config.NumberColumn(format="%.3g×"),
+    "µs a forward, reference": st.column_config.NumberColumn(format="%.1f"),
+    "µs a forward, variant": st.column_config.NumberColumn(format="%.1f"),
+    "launches": st.column_config.NumberColumn(format="localized"),
+    "µs": st.column_config.NumberColumn(format="%.1f"),
+}
+
+
+def nothing_to_compare(view: state.View) -> NoReturn:
+    """No kernels in this run: say why that is and what to do, and stop."""
+    about = view.run.header.provenance
+    if about.kind == "upload":
+        st.info(
+            "This run was uploaded, and a dump of logits does not say which kernels made it. Capture the pair from its model."
+        )
+    else:
+        st.info(
+            "This run was captured without watching kernels: that runs every path once more, under the profiler. `--kernels` asks for it."
+        )
+    st.code(
+        'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference decode --variant decode+batch:2 --dtype float32 --kernels',
+        language="bash",
+    )
+    st.stop()
+
+
+def is_reducing(pair: KernelPair) -> bool:
+    name = pair.name.lower()
+    return any(word in name for word in _REDUCING)
+
+
+def chosen(pairs: Sequence[KernelPair], shown: str, library: str) -> list[KernelPair]:
+    """Those of a library ("any": of all) that the page lists."""
+    kept = [pair for pair in pairs if library in ("any", pair.library)]
+    if shown == "differ":
+        return [pair for pair in kept if pair.only or is_multiplied(pair)]
+    return [pair for pair in kept if is_reducing(pair)] if shown == "products" else kept
+
+
+def rows(pairs: Sequence[KernelPair]) -> pd.DataFrame:
+    """As the table shows them."""
+    return pd.DataFrame(
+        {
+            "kernel": [pair.name for pair in pairs],
+            "library": [pair.library for pair in pairs],
+            "in": [_some(pair.places) for pair in pairs],
+            "only in": [pair.only for pair in pairs],
+            "launches a forward, reference": [pair.reference_launches for pair in pairs],
+            "launches a forward, variant": [pair.variant_launches for pair in pairs],
+            "ratio": [pair.ratio for pair in pairs],
+            "µs a forward, reference": [pair.reference_microseconds for pair in pairs],
+            "µs a forward, variant": [pair.variant_microseconds for pair in pairs],
+            "shapes, reference": [_some(pair.reference_details) for pair in pairs],
+            "shapes, variant": [_some(pair.variant_details) for pair in pairs],
+        }
+    )
+
+
+def of_kernel(listed: KernelList, side: str, pair: KernelPair) -> pd.DataFrame:
+    """Where one side launched it, in what shapes: a row a module and shape, layers apart."""
+    found = [row for row in listed.rows if (row.library, row.name) == (pair.library, pair.name)]
+    return pd.DataFrame(
+        {
+            "side": [side] * len(found),
+            "module": [row.module or "(the model itself)" for row in found],
+            "shapes": [row.detail for row in found],
+            "launches": [row.launches for row in found],
+            "µs": [row.microseconds for row in found],
+        }
+    )
+
+
+def looked_at(listed: KernelList, side: str) -> str:
+    """`all 8 forwards of decode`, or how many of how many."""
+    which = f"all {listed.of:,}" if listed.forwards == listed.of and listed.of > 1 else f"{listed.forwards:,} of {listed.of:,}"
+    return f"{'its one forward' if listed.of == 1 else which + ' forwards'} of `{widgets.code(side)}`"
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = [name or "(the model itself)" for name in names]
+    return "; ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")

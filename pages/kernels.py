@@ -1,0 +1,65 @@
+"""Kernels: what each side launched, side by side: what only one side did, what it did more often, and in which module."""
+
+import pandas as pd
+import streamlit as st
+
+from app import exports, kernels, state, widgets, words
+from core.runs.kernels import in_words, is_multiplied, records_of, side_by_side
+
+view = widgets.head(
+    "Kernels",
+    state.current_view(),
+    "Which kernels ran on each side, and in which module. Another kernel, or the same one in another shape, adds in another order.",
+)
+reference, variant = (view.run.kernels.get(side) for side in (0, view.pair.index + 1))
+if reference is None or variant is None:
+    kernels.nothing_to_compare(view)
+names = view.pair.reference, view.pair.variant
+pairs = side_by_side(reference, variant)
+st.markdown(in_words(pairs, names))
+differing = [pair for pair in pairs if pair.only or is_multiplied(pair)]
+st.caption(
+    f"Looked at: {kernels.looked_at(reference, names[0])} and {kernels.looked_at(variant, names[1])}, prompt 0. "
+    "Launches are per forward. Times are those of a watched run: good for a comparison within one library, not for a benchmark."
+)
+which, what, place = st.columns([3, 2, 1.4], vertical_alignment="bottom")
+shown = (
+    which.segmented_control(
+        "Listed", list(kernels.SHOWN), format_func=kernels.SHOWN.__getitem__, required=True, key="kernels_shown"
+    )
+    or "all"
+)
+libraries = ["any", *dict.fromkeys(pair.library for pair in pairs)]
+if st.session_state.get("kernels_library", "any") not in libraries:
+    st.session_state["kernels_library"] = "any"
+library = what.segmented_control("Told by", libraries, required=True, key="kernels_library") or "any"
+if place.toggle("Modules apart", key="kernels_apart"):
+    pairs = side_by_side(reference, variant, by_module=True)
+listed = kernels.chosen(pairs, shown, library)
+if not listed:
+    st.success(
+        "No kernel is launched by one side only, or more often by one." if shown == "differ" else "No kernel of that kind ran."
+    )
+    st.stop()
+height = widgets.table_height(len(listed), 16)
+picked = widgets.room("kernels", height).dataframe(
+    kernels.rows(listed), hide_index=True, key="kernels_table", column_config=kernels.COLUMNS, height=height, placeholder="–",
+    on_select="rerun", selection_mode="single-row",
+)  # fmt: skip
+st.caption(
+    f"{words.plural(len(listed), 'kernel')} of {len(pairs):,}; those of one side first, then by how far the launches part, then by time. "
+    "`torch`: operations, with the shapes of their inputs. `MKL` and `oneDNN`: what these libraries say they ran inside them on a CPU "
+    "(transpositions and sizes m,n,k; types and sizes). `CUDA`: kernels on the device, with the operation that launched them. `*` stands for any layer."
+)
+tables: dict = {"side by side": pd.DataFrame(records_of(pairs)), "reference": reference.table(), "variant": variant.table()}
+rows = picked["selection"]["rows"]
+if rows and rows[0] < len(listed):
+    pair = listed[rows[0]]
+    st.subheader(widgets.escaped(pair.name))
+    where = pd.concat([kernels.of_kernel(each, name, pair) for each, name in zip((reference, variant), names, strict=True)])
+    st.dataframe(
+        where, hide_index=True, key="kernel_places", column_config=kernels.COLUMNS, height=widgets.table_height(len(where), 12)
+    )
+    st.caption("Where each side launched it, by module and shape, over all forwards that were looked at.")
+    tables["places"] = where
+exports.download(tables, exports.file_stem(view, "kernels"), "kernels")

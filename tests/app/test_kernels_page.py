@@ -1,0 +1,59 @@
+"""The Kernels page on a run whose kernels are planted, and on runs that have none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from core.runs.store import Store
+from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch) -> Store:
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    return Store(tmp_path / "runs")
+
+
+def opened(**link: str) -> AppTest:
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    for key, value in link.items():
+        app.query_params[key] = value
+    app.run()
+    app.switch_page("../pages/kernels.py").run()
+    assert not app.exception
+    return app
+
+
+def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_store):
+    app = opened(run=kernel_run(own_store))
+    assert f"`{NARROW}` only in `side_0`; `{WIDE}` only in `side_1`" in "\n".join(element.value for element in app.markdown)
+    table = app.dataframe[0].value
+    assert table["kernel"].tolist() == [NARROW, WIDE, REDUCE, "aten::mm"]
+    assert table["only in"].tolist() == ["reference", "variant", "", ""]
+    assert table["ratio"].tolist()[2:] == [3.0, 1.0]
+    assert any("its one forward of `side_0` and 3 of 40 forwards of `side_1`" in element.value for element in app.caption)
+
+
+def test_filters_leave_what_they_say(own_store):
+    app = opened(run=kernel_run(own_store))
+    app.segmented_control(key="kernels_shown").set_value("differ").run()
+    assert app.dataframe[0].value["kernel"].tolist() == [NARROW, WIDE, REDUCE]
+    app.segmented_control(key="kernels_library").set_value("torch").run()
+    assert "No kernel is launched by one side only" in app.success[0].value
+    app.segmented_control(key="kernels_shown").set_value("products").run()
+    assert app.dataframe[0].value["kernel"].tolist() == ["aten::mm"]
+    app.segmented_control(key="kernels_library").set_value("any").run()
+    app.toggle(key="kernels_apart").set_value(True).run()
+    assert app.dataframe[0].value["in"].tolist()[2] == "model.layers.*.mlp.down_proj"
+    assert not app.exception
+
+
+def test_a_run_that_was_not_watched_says_what_to_do(own_store):
+    app = opened(run=kernel_run(own_store, watched=False))
+    assert "without watching kernels" in app.info[0].value
+    assert "--kernels" in app.code[0].value

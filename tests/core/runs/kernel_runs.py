@@ -1,0 +1,41 @@
+"""A run whose sides launched what a public thread shows: another tile and three times the reductions of split products at batch 2."""
+
+from __future__ import annotations
+
+from core.runs.kernels import KernelList, KernelRow
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+from tests.core.runs.made_runs import calm_sides, header_of
+
+NARROW = "ampere_bf16_s16816gemm_bf16_32x32_sliced1x4_ldg8_f2f_stages_128x2_tn"
+WIDE = "ampere_bf16_s16816gemm_bf16_32x32_sliced1x4_ldg8_f2f_stages_64x2_tn"
+REDUCE = "splitKreduce_kernel<32, 16, int, __nv_bfloat16>"
+UP, DOWN = "model.layers.{}.mlp.up_proj", "model.layers.{}.mlp.down_proj"
+
+
+def kernel_lists() -> tuple[KernelList, KernelList]:
+    """Two layers; the variant's three forwards launch what the reference's one does, but for the tile and the reductions."""
+
+    def rows(tile: str, reductions: int, forwards: int) -> tuple[KernelRow, ...]:
+        found = []
+        for layer in range(2):
+            found.append(KernelRow(UP.format(layer), "CUDA", tile, "aten::mm", forwards, 10.0 * forwards))
+            found.append(
+                KernelRow(DOWN.format(layer), "CUDA", REDUCE, "aten::mm", reductions * forwards, 2.0 * reductions * forwards)
+            )
+            found.append(
+                KernelRow(UP.format(layer), "torch", "aten::mm", "1x8, 8x32" if forwards == 1 else "2x8, 8x32", forwards, 40.0)
+            )
+        return tuple(found)
+
+    return KernelList(0, rows(NARROW, 1, 1), 1, 1), KernelList(1, rows(WIDE, 3, 3), 3, 40)
+
+
+def kernel_run(store: Store, run_id: str = "kernels", *, watched: bool = True) -> str:
+    header = header_of(lengths=(3,))
+    with RunWriter(store, header, run_id=run_id) as writer:
+        for side, bits in enumerate(calm_sides(header)):
+            writer.write(side, 0, bits)
+        for listed in kernel_lists() if watched else ():
+            writer.write_kernels(listed)
+        return writer.finish()

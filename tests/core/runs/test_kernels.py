@@ -1,0 +1,79 @@
+"""Kernels in the run file and side by side: read by plain SQL and read back; counted a forward; the public example found."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import duckdb
+import pytest
+
+from core.errors import UsageError
+from core.runs.kernels import in_words, is_multiplied, module_kind, side_by_side
+from core.runs.reader import RunReader
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_lists, kernel_run
+from tests.core.runs.made_runs import header_of
+
+
+def test_a_layers_number_is_left_out_of_a_modules_kind():
+    assert module_kind("model.layers.13.mlp.up_proj") == "model.layers.*.mlp.up_proj"
+    assert module_kind("transformer.h.0") == "transformer.h.*"
+    assert module_kind("model.layers.2.block_sparse_moe.experts.7.w1") == "model.layers.*.block_sparse_moe.experts.*.w1"
+    assert module_kind("lm_head") == "lm_head"
+
+
+def test_the_public_example_is_told_another_tile_and_three_times_the_reductions():
+    pairs = side_by_side(*kernel_lists())
+    found = {pair.name: pair for pair in pairs}
+    assert (found[NARROW].only, found[WIDE].only, found[REDUCE].only) == ("reference", "variant", "")
+    assert (found[REDUCE].reference_launches, found[REDUCE].variant_launches, found[REDUCE].ratio) == (2.0, 6.0, 3.0)
+    assert (found[REDUCE].reference_microseconds, found[REDUCE].variant_microseconds) == (4.0, 12.0)
+    assert found[REDUCE].places == ("model.layers.*.mlp.down_proj",)
+    assert [is_multiplied(pair) for pair in pairs] == [False, False, True, False]
+    said = in_words(pairs, ("prefill", "prefill+batch:2"))
+    assert (
+        said
+        == f"`{NARROW}` only in `prefill`; `{WIDE}` only in `prefill+batch:2`; launched more or less often a forward in `prefill+batch:2`: `{REDUCE}` 3 times."
+    )
+
+
+def test_as_often_a_forward_is_no_difference_whatever_the_number_of_forwards():
+    """The twin: forty times as many forwards of the same."""
+    reference, _ = kernel_lists()
+    rows = tuple(dataclasses.replace(row, launches=row.launches * 8) for row in reference.rows)
+    pairs = side_by_side(reference, dataclasses.replace(reference, rows=rows, forwards=8, of=40))
+    assert not [pair for pair in pairs if pair.only or is_multiplied(pair)]
+    assert in_words(pairs, ("prefill", "decode")) == "Both sides launch the same kernels as often a forward."
+
+
+def test_names_that_hold_markdown_stay_names():
+    reference, _ = kernel_lists()
+    row = dataclasses.replace(reference.rows[0], name="a`**b**`")
+    pairs = side_by_side(dataclasses.replace(reference, rows=()), dataclasses.replace(reference, rows=(row,)))
+    assert in_words(pairs, ("x", "y`z")) == "`a'**b**'` only in `y'z`."
+
+
+def test_kernels_come_back_as_they_were_and_are_plain_sql(tmp_path):
+    store = Store(tmp_path)
+    run_id = kernel_run(store)
+    with RunReader(store.path_of(run_id)) as run:
+        assert run.kernels == dict(enumerate(kernel_lists()))
+    with duckdb.connect(str(store.path_of(run_id)), read_only=True) as database:
+        asked = "SELECT side, sum(launches) FROM kernel WHERE name LIKE 'splitK%' GROUP BY side ORDER BY side"
+        assert database.execute(asked).fetchall() == [(0, 2), (1, 18)]
+
+
+def test_a_run_that_was_not_watched_has_none(tmp_path):
+    store = Store(tmp_path)
+    with RunReader(store.path_of(kernel_run(store, watched=False))) as run:
+        assert run.kernels == {}
+
+
+def test_kernels_of_a_side_that_is_not_there_are_refused(tmp_path):
+    header = header_of(lengths=(3,))
+    with (
+        RunWriter(Store(tmp_path), header) as writer,
+        pytest.raises(UsageError, match="kernels of side 2 arrived; the run has 2"),
+    ):
+        writer.write_kernels(dataclasses.replace(kernel_lists()[0], side=2))
