@@ -15,11 +15,13 @@ from core.runs.classes import BitClass, Sweep, bytes_to_compare, matrix, pairwis
 from core.runs.reader import RunReader
 
 MEASURES = {"neq": "differing logits", "max_abs": "largest difference", "max_ulps": "max ULPs", "flips": "flips"}
+UNITS = {"neq": "", "max_abs": ", in logits of {dtype},", "max_ulps": ", in ULPs of {dtype},", "flips": ""}
 COLUMNS = {
     "share": st.column_config.NumberColumn("share", format="percent"),
     "differing logits": st.column_config.NumberColumn(format="localized"),
     "max ULPs": st.column_config.NumberColumn(format="localized"),
     "largest difference": st.column_config.NumberColumn(format="%.9g"),
+    "flips": st.column_config.NumberColumn(format="localized"),
 }
 WITHOUT_ASKING = 256 << 20  # bytes that are read without a click: about a quarter of a second
 
@@ -128,3 +130,17 @@ def grid(pairs: dict[tuple[int, int], Summary], count: int, measure: str) -> NDA
     values = matrix(pairs, count, measure)
     values[np.diag_indices(count)] = np.nan
     return values
+
+
+def pair_table(pairs: dict[tuple[int, int], Summary], groups: list[BitClass], run: RunReader) -> pd.DataFrame:
+    """The same with every figure of every two classes: one row two classes, each named by its first side."""
+    rows = []
+    for (first, second), summary in sorted(pairs.items()):
+        names = {"class": first, "other_class": second, "side": groups[first].members[0], "other_side": groups[second].members[0]}
+        figures = {
+            "neq": summary.neq, "neq_share": summary.neq_share, "max_abs": summary.max_abs, "max_ulps": summary.max_ulps,
+            "mean_ulps": summary.mean_ulps, "nonfinite_mismatch": summary.nonfinite_mismatch, "flips": summary.flips, "near_ties": summary.near_ties,
+            "mean_kl": summary.mean_kl, "compute_dtype": run.header.compute_dtype,
+        }  # fmt: skip
+        rows.append(names | figures)
+    return pd.DataFrame(rows)

@@ -14,6 +14,7 @@ _RANK = "{}'s token, rank on the other side"
 COLUMNS = (
     widgets.EXACT
     | {f"{side} margin, logits": st.column_config.NumberColumn(format="%.9g") for side in SIDES}
+    | {f"{side} margin, ULPs": widgets.GROUPED for side in SIDES}
     | {
         _CHANGE.format(side): st.column_config.NumberColumn(
             format="percent",
@@ -21,11 +22,11 @@ COLUMNS = (
         )
         for side in SIDES
     }
-    | {_RANK.format(side): st.column_config.NumberColumn(help="1 is the argmax") for side in SIDES}
+    | {_RANK.format(side): st.column_config.NumberColumn(format="localized", help="1 is the argmax") for side in SIDES}
 )
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
+@st.cache_resource(max_entries=16, show_spinner="Reading the logits at the flips")
 def _table(stamp: str, near_ties: bool, _view: state.View) -> pd.DataFrame:  # noqa: ARG001  (the stamp keys the cache)
     return flip_table(_view.run, _view.pair.index, _view.table, near_ties=near_ties)
 

@@ -1,39 +1,40 @@
-"""The parts of the gallery: what is asked for, the table of runs, what can be done with the ticked ones, and the trash."""
+"""The parts of the gallery: what is asked for, the table of runs, and what can be done with the ticked ones."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Literal
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
 from urllib.parse import quote
 
 import pandas as pd
 import streamlit as st
 
-from app import page_settings, state, widgets, words
+from app import exports, page_settings, state, widgets, words
 from app.widgets import PAGES
 from core.errors import UlpscopeError
 from core.runs import labels as labelling
 from core.runs.gallery import RunCard
 from core.runs.labels import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, Labels
-from core.runs.trash import Discarded
 
 FLIPS = ("any", "with flips", "without flips")
+# Widths of the first seven, so that at 1280 pixels the table ends where a column ends: 33 for the box, 815 for these.
 COLUMNS = {
-    "name": st.column_config.TextColumn(width=240),
+    "name": st.column_config.TextColumn(width=224),
     "verdict": st.column_config.MultiselectColumn(
-        options=list(words.VERDICTS), color=list(words.VERDICTS.values()), help="of the run's pairs, the gravest first"
+        options=list(words.VERDICTS), color=list(words.VERDICTS.values()), help="of the run's pairs, the gravest first", width=116
     ),
-    "flips": st.column_config.NumberColumn(help="positions whose argmax differs"),
-    "max ULPs": st.column_config.NumberColumn(format="localized", help="largest distance, in ULPs of the run's dtype"),
-    "tags": st.column_config.ListColumn(),
+    "outcome": st.column_config.TextColumn(width=186),
+    "flips": st.column_config.NumberColumn(format="localized", help="positions whose argmax differs", width=58),
+    "max ULPs": st.column_config.NumberColumn(format="localized", help="largest distance, in ULPs of the run's dtype", width=82),
+    "dtype": st.column_config.TextColumn(width=72),
+    "tags": st.column_config.ListColumn(width=77),
     "positions": st.column_config.NumberColumn(format="localized"),
     "created": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC"),
 }
-_TRASH_COLUMNS = {"deleted": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC")}
-_ROW = 33  # pixels, at the theme's size of type
 _MOST_ROWS = 16  # that are shown without scrolling
 _FILTER = 155  # pixels: five beside each other on a laptop, two on a phone
 
@@ -47,7 +48,7 @@ class Asked:
     device: str = ""
     verdict: str = "any"
     flips: str = "any"
-    tag: str = ""
+    tags: tuple[str, ...] = ()  # all of them
     sort: str = "newest"
 
     @property
@@ -66,7 +67,7 @@ def matching(cards: Iterable[RunCard], asked: Asked, labels: Mapping[str, Labels
             and asked.device in ("", card.device)
             and (asked.verdict == "any" or asked.verdict in card.pair_verdicts)
             and asked.flips in ("any", "with flips" if card.flips else "without flips")
-            and (not asked.tag or asked.tag in attached.tags)
+            and set(asked.tags) <= set(attached.tags)
             and _has(card, attached, prompts.get(card.run_id, ""), asked.sought)
         ):
             shown.append(card)
@@ -115,9 +116,34 @@ def ask(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> Asked:
         device = st.selectbox(
             "Device", _offered(["", *devices], "gallery_device"), format_func=_or_any, key="gallery_device", width=_FILTER
         )
-        tags = sorted({tag for attached in labels.values() for tag in attached.tags}, key=str.casefold)
-        tag = st.selectbox("Tag", _offered(["", *tags], "gallery_tag"), format_func=_or_any, key="gallery_tag", width=_FILTER)
-    return Asked(text, dtype, device, verdict, flips, tag, sort)
+        tags = _ask_tags(labels)
+    return Asked(text, dtype, device, verdict, flips, tags, sort)
+
+
+def asked_tags() -> list[str]:
+    """The tags that the page's setting names."""
+    parts = str(st.session_state.get("gallery_tag", "")).split(",")
+    return list(dict.fromkeys(part.replace("%2C", ",").replace("%25", "%") for part in parts if part))[:MOST_TAGS]
+
+
+def said_tags(tags: Iterable[str]) -> str:
+    """The setting that names them, with commas between; one within a tag is `%2C`, and the percent sign `%25`."""
+    return ",".join(tag.replace("%", "%25").replace(",", "%2C") for tag in tags)
+
+
+def _ask_tags(labels: Mapping[str, Labels]) -> tuple[str, ...]:
+    known = sorted({tag for attached in labels.values() for tag in attached.tags}, key=str.casefold)
+    wanted = asked_tags()
+    st.session_state["gallery_tags"] = wanted
+
+    def chosen() -> None:
+        st.session_state["gallery_tag"] = said_tags(st.session_state["gallery_tags"])
+
+    tags = st.multiselect(
+        "With tags", [*known, *(tag for tag in wanted if tag not in known)], key="gallery_tags", on_change=chosen, placeholder="any",
+        max_selections=MOST_TAGS, width=_FILTER if len(wanted) < 2 else 2 * _FILTER,
+    )  # fmt: skip
+    return tuple(tags)
 
 
 def _offered(options: list[str], key: str) -> list[str]:
@@ -128,6 +154,29 @@ def _offered(options: list[str], key: str) -> list[str]:
 
 def _or_any(option: str) -> str:
     return option or "any"
+
+
+def counted(cards: Sequence[RunCard], shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
+    """How many runs there are of those asked for, and their list to download."""
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        st.caption(
+            f"{len(shown):,} of {len(cards):,} runs; click one to open it, tick some to tag or delete them.", width="content"
+        )
+        if shown:
+            exports.download({"runs": partial(listed, shown, labels)}, "ulpscope-runs", "runs")
+
+
+def listed(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
+    """The same runs with every figure as it is: one row a run, in the order shown."""
+    attached = [labels.get(card.run_id, Labels()) for card in shown]
+    rows = []
+    for card, each in zip(shown, attached, strict=True):
+        row = {name: value for name, value in asdict(card).items() if name not in ("pair_verdicts", "verdicts", "sides")}
+        joined = {"verdicts": words.verdicts(card), "sides": card.sides, "tags": each.tags}
+        rows.append(
+            row | {name: json.dumps(list(values), ensure_ascii=False) for name, values in joined.items()} | {"note": each.note}
+        )
+    return pd.DataFrame(rows)
 
 
 def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
@@ -141,25 +190,26 @@ def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
 
     def choose() -> None:
         selection = st.session_state[key]["selection"]
-        if selection["cells"]:
-            state.select(run=ids[selection["cells"][0][0]])
+        chosen = shown[selection["cells"][0][0]] if selection["cells"] else None
+        if chosen is not None and not chosen.sides:  # probes of operations
+            state.select(ops_runs=chosen.run_id, opened_ops=True)
+        elif chosen is not None:
+            state.select(run=chosen.run_id)
             widgets.new_run()
             st.session_state["opened"] = True
         hidden = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
         st.session_state["ticked"] = hidden + [ids[row] for row in selection["rows"]]
 
+    if st.session_state.pop("opened_ops", False):
+        st.switch_page(PAGES / "ops.py")
     ticked = set(st.session_state.get("ticked", ()))
-    st.dataframe(
+    height = widgets.table_height(len(ids), _MOST_ROWS)
+    widgets.room("gallery", height).dataframe(
         _rows(shown, labels), key=key, hide_index=True, on_select=choose, selection_mode=["multi-row", "single-cell"],
         selection_default={"selection": {"rows": [row for row, run_id in enumerate(ids) if run_id in ticked]}},
-        width="stretch", height=_height(len(ids)), placeholder="–", column_config=COLUMNS,
+        width="stretch", height=height, placeholder="–", column_config=COLUMNS,
         alt="the runs, one row each",
     )  # fmt: skip
-
-
-def _height(rows: int, most: int = _MOST_ROWS) -> Literal["content"] | int:
-    """As high as its rows, or of a height that shows half a row more than `most`, so that one sees it goes on."""
-    return "content" if rows <= most else int(_ROW * (most + 1.5))
 
 
 def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
@@ -168,13 +218,13 @@ def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFram
         {
             "name": [card.name for card in shown],
             "verdict": [words.verdicts(card) for card in shown],
-            "flips": [card.flips for card in shown],
-            "max ULPs": [card.max_ulps for card in shown],
-            "tags": [list(each.tags) for each in attached],
+            "outcome": [words.outcome(card) if card.sides else "operations of a machine" for card in shown],
+            "flips": pd.array([card.flips if card.sides else None for card in shown], "Int64"),
+            "max ULPs": pd.array([card.max_ulps if card.sides else None for card in shown], "Int64"),
             "dtype": [card.compute_dtype for card in shown],
+            "tags": [list(each.tags) for each in attached],
             "device": [card.device or None for card in shown],
             "positions": [card.positions for card in shown],
-            "outcome": [words.outcome(card) for card in shown],
             "sides": [" · ".join(card.sides) for card in shown],
             "model": [words.model_name(card.model) or None for card in shown],
             "created": [card.created for card in shown],
@@ -207,9 +257,11 @@ def _one(card: RunCard, labels: Mapping[str, Labels], how: str, address: dict[st
     if attached.note:
         st.caption(widgets.escaped(attached.note).replace("\n", "  \n"))
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.page_link(PAGES / "overview.py", label="**Open** →", query_params=address)
+        page = ("overview", address) if card.sides else ("ops", {"machines": card.run_id})
+        st.page_link(PAGES / f"{page[0]}.py", label="**Open** →", query_params=page[1])
         st.markdown(f"[Run file](/files/{_quoted(card.run_id)}.duckdb)", width="content")
-        st.markdown(f"[npz](/files/{_quoted(card.run_id)}.npz)", width="content")
+        if card.sides:
+            st.markdown(f"[npz](/files/{_quoted(card.run_id)}.npz)", width="content")
         with st.popover("Tags & note"):
             _label_form(card, attached, labels)
         if card.is_read_only:
@@ -238,7 +290,7 @@ def _label_form(card: RunCard, attached: Labels, labels: Mapping[str, Labels]) -
         note = st.text_area("Note", attached.note, key=f"note_{stored}", max_chars=LONGEST_NOTE)
         st.caption("Kept beside the run file, which stays as it is. If two people save at once, the last one counts.")
         if st.form_submit_button("Save", type="primary"):
-            with _said():
+            with widgets.said():
                 state.label(card.run_id, labelling.labels_of(tags, note))
             st.rerun()
 
@@ -261,15 +313,6 @@ def _several(ticked: list[RunCard], hidden: int, labels: Mapping[str, Labels]) -
             st.caption(f"{words.plural(len(ticked) - len(own), 'sample run')}, read-only", width="content")
 
 
-@contextmanager
-def _said() -> Iterator[None]:
-    """What ULPscope raises on purpose becomes a sentence at the top of the page."""
-    try:
-        yield
-    except UlpscopeError as error:
-        state.complain(str(error))
-
-
 def _untick() -> None:
     st.session_state["ticked"] = []
     st.session_state["gallery_serial"] = st.session_state.get("gallery_serial", 0) + 1  # the browser's ticks go with its table
@@ -280,7 +323,7 @@ def _tag(cards: Sequence[RunCard], tag: str, is_wanted: bool) -> None:
     labels, _ = state.all_labels()
     for card in cards:
         attached = labels.get(card.run_id, Labels())
-        with _said():
+        with widgets.said():
             (wanted,) = labelling.labels_of([tag], "").tags or ("",)
             tags = [*attached.tags, wanted] if is_wanted else [each for each in attached.tags if each != wanted]
             state.label(card.run_id, labelling.labels_of(tags, attached.note))
@@ -289,7 +332,7 @@ def _tag(cards: Sequence[RunCard], tag: str, is_wanted: bool) -> None:
 def _discard(cards: Sequence[RunCard]) -> None:
     gone = []
     for card in cards:
-        with _said():
+        with widgets.said():
             gone.append((state.discard(card.run_id), card))
     if gone:
         first = gone[0][1]
@@ -300,64 +343,6 @@ def _discard(cards: Sequence[RunCard]) -> None:
     if st.session_state.get("run") in ids:  # or the sidebar would call it deleted by somebody
         st.session_state.pop("run")
         widgets.new_run()
-
-
-def _restore(entries: Iterable[str]) -> None:
-    for entry in entries:
-        with _said():
-            state.store().restore(entry)
-    st.session_state.pop("undo", None)
-
-
-def _purge(entries: Iterable[str]) -> None:
-    for entry in entries:
-        state.store().purge_trash(entry=entry)
-
-
-def undo_line(trash: Sequence[Discarded]) -> None:
-    """The last deletion of this viewer, as long as it can be undone."""
-    entries, sentence = st.session_state.get("undo", ([], ""))
-    there = {run.entry for run in trash}
-    if not any(entry in there for entry in entries):
-        return
-    with st.container(horizontal=True, vertical_alignment="center", key="undo_line"):
-        st.markdown(widgets.escaped(sentence), width="content")
-        st.button("Undo", key="undo_delete", on_click=_restore, args=([entry for entry in entries if entry in there],))
-
-
-def trash_list(trash: Sequence[Discarded]) -> None:
-    """What was deleted within a week: put back, or deleted for good. Drawn when it is unfolded."""
-    if not trash:
-        return
-    size = words.size(sum(run.bytes for run in trash))
-    fold = st.expander(
-        f"Recently deleted: {words.plural(len(trash), 'run')}, {size}", key="trash_fold", on_change="rerun", type="compact"
-    )
-    if not fold.open:
-        return
-    with fold:
-        names = state.names_of(list(trash))
-        key = f"trash_{hashlib.sha256(' '.join(run.entry for run in trash).encode()).hexdigest()[:16]}"
-        st.dataframe(
-            pd.DataFrame(
-                {
-                    "name": [names.get(run.path, run.run_id) for run in trash],
-                    "deleted": [run.deleted for run in trash],
-                    "size": [words.size(run.bytes) for run in trash],
-                    "run": [run.run_id for run in trash],
-                }
-            ),
-            key=key, hide_index=True, on_select="rerun", selection_mode="multi-row", column_config=_TRASH_COLUMNS,
-            height=_height(len(trash), most=6), alt="the deleted runs, one row each",
-        )  # fmt: skip
-        rows = (st.session_state.get(key) or {}).get("selection", {}).get("rows", [])
-        entries = [trash[row].entry for row in rows if row < len(trash)]
-        with st.container(horizontal=True, vertical_alignment="center"):
-            st.button("Restore", key="restore", on_click=_restore, args=(entries,), disabled=not entries)
-            st.button("Delete for good", key="purge", on_click=_purge, args=(entries,), disabled=not entries)
-            st.caption(
-                "Tick some. A run that was deleted a week ago goes for good when the next run is written.", width="content"
-            )
 
 
 def first_visit(cards: Sequence[RunCard]) -> None:

@@ -12,7 +12,6 @@ const ARRIVALS_AFTER = 120; // tiles that come meanwhile are drawn together: dra
 const MARGIN = { left: 66, top: 34, right: 40, bottom: 100 };
 const DEPTH = 256; // below the largest difference: how far a logarithmic scale of differences reaches; less is drawn like that
 const SPAN = { rows: 4, columns: 8 }; // the smallest window
-const preferences = { scale: "log", range: "pair" }; // of this viewer, on every run
 const instances = new WeakMap();
 
 export default function (component) {
@@ -96,8 +95,8 @@ class Heatmap {
       order: this.choice(bar, "Columns", [["id", "token id"], ["rank", "rank"]], (value) => this.choose({ order: value })),
       measure: this.choice(bar, "Cells", [["ulps", "max ULPs"], ["difference", "largest difference"]], (value) =>
         this.choose({ measure: value })),
-      scale: this.choice(bar, "Colour", [["log", "log"], ["linear", "linear"]], (value) => this.prefer("scale", value)),
-      range: this.choice(bar, "Scale", [["pair", "whole pair"], ["view", "this view"]], (value) => this.prefer("range", value)),
+      scale: this.choice(bar, "Colour", [["log", "log"], ["linear", "linear"]], (value) => this.prefer({ scale: value })),
+      range: this.choice(bar, "Scale", [["pair", "whole pair"], ["view", "this view"]], (value) => this.prefer({ range: value })),
     };
     const zoom = made("div", "group", bar);
     for (const [label, name, act] of [
@@ -113,6 +112,12 @@ class Heatmap {
       button.onclick = act;
       if (name === "Whole run") this.wholeButton = button;
     }
+    this.saveButton = made("button", "save", made("div", "group", bar));
+    this.saveButton.type = "button";
+    this.saveButton.textContent = "PNG";
+    this.saveButton.title = "Saves what is seen, with its axes and its scale";
+    this.saveButton.setAttribute("aria-label", "Save the map as PNG");
+    this.saveButton.onclick = () => this.save();
     this.status = made("div", "status", this.root);
     this.status.setAttribute("aria-live", "polite");
     this.frame = made("div", "frame", this.root);
@@ -168,6 +173,8 @@ class Heatmap {
     if (!this.view || isNews) {
       this.order = data.order;
       this.measure = data.measure;
+      this.scale = data.window.scale;
+      this.range = data.window.range;
       this.view = { y0: data.window.rows[0], y1: data.window.rows[1], x0: data.window.columns[0], x1: data.window.columns[1] };
       this.last = said;
       clearTimeout(this.saying);
@@ -199,6 +206,7 @@ class Heatmap {
     };
     return {
       rows: both(view.y0, view.y1, data.rows), columns: both(view.x0, view.x1, data.columns), order: this.order, measure: this.measure,
+      scale: this.scale, range: this.range,
     };
   }
 
@@ -242,9 +250,9 @@ class Heatmap {
     else this.changed(true);
   }
 
-  prefer(name, value) {
-    preferences[name] = value;
-    this.changed(false);
+  prefer(what) {
+    Object.assign(this, what);
+    this.changed(true);
   }
 
   changed(isOurs) {
@@ -496,11 +504,11 @@ class Heatmap {
   colours(largest) {
     const { data, isDifference } = this;
     const whole = isDifference ? data.max_abs : data.max_ulps;
-    const high = Math.max(preferences.range === "pair" ? whole : largest, isDifference ? 1e-30 : 2);
+    const high = Math.max(this.range === "pair" ? whole : largest, isDifference ? 1e-30 : 2);
     const low = isDifference ? high / DEPTH : 1;
-    const isLog = preferences.scale === "log";
+    const isLog = this.scale === "log";
     const name = `${isDifference} ${high} ${isLog} ${data.palette.flat().join()}`;
-    this.range = { low: isLog ? low : 0, high, isLog };
+    this.ends = { low: isLog ? low : 0, high, isLog };
     if (this.lutName === name) return this.lut;
     const stops = data.palette.map(([at, colour]) => [at, [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16))]);
     const lut = new Uint32Array(KEYS);
@@ -518,7 +526,7 @@ class Heatmap {
   }
 
   share(value) {
-    const { low, high, isLog } = this.range;
+    const { low, high, isLog } = this.ends;
     if (!(value > 0)) return 0;
     return clamp(isLog ? Math.log2(value / low) / Math.log2(high / low) : value / high, 0, 1);
   }
@@ -582,7 +590,7 @@ class Heatmap {
     this.paintAxes(draw, text, border, colour("--st-font", "sans-serif"));
     this.paintLegend(draw, text, border);
     this.wholeButton.disabled = this.isWhole;
-    for (const [name, chosen] of [["order", this.order], ["measure", this.measure], ["scale", preferences.scale], ["range", preferences.range]]) {
+    for (const [name, chosen] of [["order", this.order], ["measure", this.measure], ["scale", this.scale], ["range", this.range]]) {
       for (const [value, button] of Object.entries(this.choices[name])) {
         button.setAttribute("aria-pressed", String(value === chosen));
         button.disabled = (name === "order" && value === "rank" && !data.is_rank_offered) || (name === "measure" && value === "difference" && !data.is_difference_offered);
@@ -595,9 +603,46 @@ class Heatmap {
     const trouble = this.missing.map((tile) => this.failed.get(tile.key)).find(Boolean);
     const says = `rows ${span(window.rows[0], window.rows[1] - 1)} of ${grouped(data.rows)}, ${what} ${span(window.columns[0] + shift, window.columns[1] - 1 + shift)} of ${grouped(data.columns)}; ${cell}`;
     const waits = this.missing.length ? ` · ${this.wanted.length - this.missing.length} of ${this.wanted.length} tiles` : "";
+    this.says = says;
+    this.saveButton.disabled = this.missing.length > 0;
     this.status.textContent = trouble ? `${says} · ${trouble}` : says + waits;
     canvas.dataset.state = !this.missing.length ? "drawn" : trouble && !this.fetching.size ? "failed" : "loading";
     canvas.dataset.view = JSON.stringify(view);
+  }
+
+  // A picture of the map as it is seen, under a heading; not before all its tiles have come.
+  async save() {
+    if (this.missing.length) return;
+    const { crosshair } = this;
+    this.crosshair = false;
+    this.paint();
+    this.crosshair = crosshair;
+    const { data } = this;
+    const { ratio, width, height } = this.shape;
+    const head = 50;
+    const picture = document.createElement("canvas");
+    [picture.width, picture.height] = [Math.round(width * ratio), Math.round((height + head) * ratio)];
+    const draw = picture.getContext("2d");
+    const style = getComputedStyle(this.root);
+    draw.fillStyle = style.getPropertyValue("--st-background-color").trim() || "#ffffff";
+    draw.fillRect(0, 0, picture.width, picture.height);
+    draw.drawImage(this.canvas, 0, Math.round(head * ratio));
+    draw.setTransform(ratio, 0, 0, ratio, 0, 0);
+    draw.fillStyle = style.getPropertyValue("--st-text-color").trim() || "#444444";
+    draw.textBaseline = "top";
+    const shows = `${this.isDifference ? "largest difference, logits" : `max ULPs of ${data.dtype}`}; ${this.says}`;
+    [data.title, shows].forEach((text, line) => {
+      draw.font = line ? this.font : `bold ${this.font}`;
+      draw.fillText(text, 8, 10 + 18 * line, width - 16);
+    });
+    const blob = await new Promise((done) => picture.toBlob(done, "image/png"));
+    const { rows, columns } = this.window();
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = `${data.file}-${this.measure}-by-${this.order}-rows${rows[0]}-${rows[1] - 1}-columns${columns[0]}-${columns[1] - 1}.png`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    this.paintSoon();
   }
 
   paintMargins(draw, rowMax, columnMax) {
@@ -702,7 +747,7 @@ class Heatmap {
   }
 
   paintLegend(draw, text, border) {
-    const { data, shape, range } = this;
+    const { data, shape, ends: range } = this;
     const { plot } = shape;
     const width = Math.min(280, plot.width - 20);
     const left = plot.left;
@@ -750,7 +795,7 @@ class Heatmap {
 
   // Values worth a label, from low to high without it.
   legendTicks() {
-    const { low, high, isLog } = this.range;
+    const { low, high, isLog } = this.ends;
     const found = [];
     if (!isLog) {
       const raw = high / 4;

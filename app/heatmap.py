@@ -10,9 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import pandas as pd
 import streamlit as st
 
-from app import charts, state, tiles
+from app import charts, exports, state, tiles
+from core.numerics import pyramid
+from core.numerics.formats import values_of
 from core.runs.heatmap import (
     GROUP_LEVEL,
     MEASURES,
@@ -86,7 +90,16 @@ def draw(view: state.View, selected: Element | None) -> None:
         "is_difference_offered": is_offered(run, "id", "difference"),
         "order": window.order,
         "measure": window.measure,
-        "window": {"rows": window.rows, "columns": window.columns, "order": window.order, "measure": window.measure},
+        "window": {
+            "rows": window.rows,
+            "columns": window.columns,
+            "order": window.order,
+            "measure": window.measure,
+            "scale": st.session_state["heatmap_colours"],
+            "range": st.session_state["heatmap_scale"],
+        },
+        "file": exports.file_stem(view, "heatmap"),
+        "title": f"{header.name}: {pair.variant} against {pair.reference}",
         "serial": st.session_state.get("heatmap_serial", ""),
         "selected": {
             "row": view.row,
@@ -108,6 +121,30 @@ def draw(view: state.View, selected: Element | None) -> None:
     _canvas(key="heatmap", data=data, on_said_change=said)
 
 
+def position_row(view: state.View) -> pd.DataFrame:
+    """Every logit of the selected position, both sides, exactly: one row a token id. `ulps` and `difference` are null where a NaN or infinity
+    is not met by the same; `difference` is the variant's less the reference's. [vocab rows]
+    """
+    run, fmt = view.run, view.run.header.format
+    bits = [run.at(side, view.prompt, view.position) for side in (0, view.pair.index + 1)]
+    with np.errstate(invalid="ignore"):  # signalling NaNs, infinity less infinity
+        reference, variant = (values_of(side, fmt).astype(np.float64) for side in bits)
+        ulps = pyramid.element_ulps(bits[0][None], bits[1][None], fmt)[0].astype(np.int64)
+        difference = np.where(ulps == 0, 0.0, variant - reference)
+    is_mismatch = ulps == (1 << fmt.bits) - 1
+    vocabulary = run.vocabulary
+    return pd.DataFrame(
+        {
+            "token_id": np.arange(len(ulps)),
+            "text": pd.Series([vocabulary.get(token) for token in range(len(ulps))], dtype=object),
+            "reference_logit": reference,
+            "variant_logit": variant,
+            "difference": pd.Series(np.where(is_mismatch, np.nan, difference)),
+            "ulps": pd.array(np.where(is_mismatch, 0, ulps), "Int64"),
+        }
+    ).assign(ulps=lambda table: table["ulps"].mask(is_mismatch))
+
+
 def _follow(view: state.View, event: Mapping[str, Any]) -> None:
     """Take over what the browser says: its window, and the logit that was clicked, if one was."""
     window = event["window"]
@@ -116,6 +153,9 @@ def _follow(view: state.View, event: Mapping[str, Any]) -> None:
         sides = (tuple(int(edge) for edge in window[axis]) for axis in ("rows", "columns"))
         rows, columns = (cast(tuple[int, int], side) for side in sides)
         state.set_heatmap_window(view, state.HeatmapWindow(rows, columns, cast(Order, order), cast(Measure, measure)))
+        for key, name, known in (("heatmap_colours", "scale", ("log", "linear")), ("heatmap_scale", "range", ("pair", "view"))):
+            if window.get(name) in known:
+                st.session_state[key] = window[name]
         st.session_state["heatmap_serial"] = str(event["serial"])
     if "row" in event:
         prompt, position = place_of(view.run, int(event["row"]))

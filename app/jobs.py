@@ -107,10 +107,11 @@ class Jobs:
             Store(store).sweep()  # a server that is ended by a signal tidies nothing up
         atexit.register(self.stop)
 
-    def all(self) -> list[Job]:
-        """Newest first."""
+    def all(self, *, of_ops: bool = False) -> list[Job]:
+        """The captures, newest first; `of_ops`: the probes of operations instead, which their own page lists."""
         with self._lock:
-            return sorted(self._jobs.values(), key=lambda job: -job.number)
+            listed = [job for job in self._jobs.values() if (job.arguments[:1] == ("ops",)) == of_ops]
+        return sorted(listed, key=lambda job: -job.number)
 
     def submit(self, arguments: Sequence[str], *, title: str, device: str, prompts: PromptFile | None = None) -> Job:
         """Line up `python -m core ARGUMENTS`, with `--prompts FILE` where a file was dropped, which is kept until the job is over."""

@@ -115,9 +115,11 @@ def columns(listed: pd.DataFrame, view: state.View) -> dict[str, object]:
     return shown
 
 
-COLUMNS = widgets.EXACT | {
-    f"{side} margin, logits": st.column_config.NumberColumn(format="%.9g") for side in SIDES
-}  # fmt: skip
+COLUMNS = (
+    widgets.EXACT
+    | {f"{side} margin, logits": st.column_config.NumberColumn(format="%.9g") for side in SIDES}
+    | {f"{side} margin, ULPs": widgets.GROUPED for side in SIDES}
+)  # fmt: skip
 
 
 def choose_row(listed: pd.DataFrame, key: str) -> None:

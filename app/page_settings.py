@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from app import words
 from core.numerics.formats import LOGIT_FORMATS
+from core.runs.kernels import LIBRARIES
 from core.runs.kv import KINDS
 
 COLOURS = {  # of the strip of tokens, and the figure each shows
@@ -86,7 +87,7 @@ SETTINGS = (
     Setting("runs", "verdict", "gallery_verdict", "any", _words(["any", *words.VERDICTS])),
     Setting("runs", "flips", "gallery_flips", "any", {"only": "with flips", "none": "without flips", "any": "any"}),
     Setting("runs", "device", "gallery_device", ""),
-    Setting("runs", "tag", "gallery_tag", ""),
+    Setting("runs", "tag", "gallery_tag", "", longest=1000),
     Setting("runs", "sort", "gallery_sort", "newest", _words(SORTS)),
     Setting("overview", "colour", "strip_colour", "largest difference", _words(COLOURS)),
     Setting("near_ties", "threshold", "threshold", 4, span=(0, 64)),
@@ -96,13 +97,26 @@ SETTINGS = (
     Setting("flips", "list", "flips_listed", "flips", _words(["flips", "flips and near ties"])),
     *(Setting(page, "top", "top_form", "logits", _words(["logits", "ranks"])) for page in ("overview", "near_ties", "flips")),
     Setting("heatmap", "by", "worst_by", "difference", {"difference": "difference", "ulps": "ULPs"}),
+    Setting("heatmap", "colours", "heatmap_colours", "log", _words(["log", "linear"])),
+    Setting("heatmap", "scale", "heatmap_scale", "pair", _words(["pair", "view"])),
     Setting("repeats", "figure", "class_measure", "neq", _words(["neq", "max_abs", "max_ulps", "flips"])),
     Setting("compare", "with", "compare_with", "", longest=1000),
     Setting("compare", "by", "compare_by", "max_abs", _words(["max_abs", "max_ulps", "rms", "kl"])),
+    Setting("layers", "of", "layers_scope", "this prompt", _words(["this prompt", "all prompts"])),
+    Setting("layers", "measure", "layers_measure", "ratio", _words(["ratio", "neq_share", "max_ulps"])),
+    Setting("layers", "module", "layers_module", "", longest=200),
+    Setting("kernels", "list", "kernels_shown", "all", {"all": "all", "differ": "differ", "products": "products"}),
+    Setting("kernels", "library", "kernels_library", "any", _words(["any", *LIBRARIES])),
+    Setting("kernels", "modules", "kernels_apart", False, {"apart": True, "together": False}),
     Setting("kv_cache", "of", "kv_scope", "this prompt", _words(["this prompt", "all prompts"])),
     Setting("kv_cache", "measure", "kv_measure", "neq_share", _words(words.MEASURES)),
     Setting("kv_cache", "kind", "kv_kind", "key", _words(KINDS)),
     Setting("kv_cache", "colour", "kv_colour", "neq_share", _words(["neq_share", "max_ulps"])),
+    Setting("ops", "machines", "ops_runs", "", longest=1000),
+    Setting("ops", "op", "ops_op", ""),
+    Setting("ops", "dtype", "ops_dtype", "any", _words(["any", *LOGIT_FORMATS])),
+    Setting("ops", "show", "ops_shown", "all", {"all": "all", "no": "with a no", "disagree": "where machines disagree"}),
+    Setting("ops", "row", "ops_row", "", longest=200),
 )
 
 

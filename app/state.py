@@ -24,6 +24,9 @@ from core.runs import labels
 from core.runs.caches import PositionGrid, by_position
 from core.runs.gallery import BrokenRun, RunCard, arranged, prompt_texts, read_runs
 from core.runs.heatmap import Measure, Order, is_offered
+from core.runs.layers import LayerGrid
+from core.runs.layers import grid as layer_grid_of
+from core.runs.ops import OpsRun, read_ops
 from core.runs.reader import RunReader, StoredPair
 from core.runs.store import Store, open_store
 from core.runs.trash import Discarded
@@ -106,6 +109,13 @@ def _top(path: str, changed: int, size: int, pair: int, prompt: int, position: i
 @st.cache_resource(max_entries=32, show_spinner=False)
 def _kv_positions(path: str, changed: int, size: int, pair: int, prompt: int) -> dict[str, PositionGrid]:
     return by_position(_reader(path, changed, size), pair, prompt)
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _layer_grid(path: str, changed: int, size: int, pair: int, prompt: int, measure: str) -> LayerGrid:
+    reader = _reader(path, changed, size)
+    modules = max(1, len(reader.layers(pair).query("prompt == @prompt")))
+    return layer_grid_of(reader, pair, prompt, measure, max_columns=min(400, max(40, 12_000 // modules)))
 
 
 @st.cache_resource(show_spinner=False)
@@ -209,6 +219,16 @@ def open_run(run_id: str) -> RunReader:
     return _reader(*_stamp(store().path_of(run_id)))
 
 
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _ops_run(path: str, changed: int, size: int) -> OpsRun:
+    return read_ops(Store(Path(path).parent), Path(path).stem)
+
+
+def ops_run(run_id: str) -> OpsRun:
+    """A run of probes of operations, which has no sides."""
+    return _ops_run(*_stamp(store().path_of(run_id)))
+
+
 def delete(run_id: str) -> None:
     """Delete a run for good and let go of its file, or the disk would not get its space back."""
     stamp = _stamp(store().path_of(run_id))
@@ -242,6 +262,11 @@ def histogram(view: View) -> dict[int, int]:
 def kv_positions(view: View) -> dict[str, PositionGrid]:
     """Layers x positions of the caches of the selected prompt; see core.runs.caches.by_position."""
     return _kv_positions(*_stamp(view.run.path), view.pair.index, view.prompt)
+
+
+def layer_grid(view: View, measure: str) -> LayerGrid:
+    """Modules x positions of the selected prompt, at most 12,000 cells or 40 a module: each has its name, for the hover."""
+    return _layer_grid(*_stamp(view.run.path), view.pair.index, view.prompt, measure)
 
 
 def top(view: View) -> pd.DataFrame:
@@ -368,18 +393,20 @@ def current_view() -> View | None:
 
 def address(view: View | None, page: str | None = None) -> dict[str, str]:
     """What the address bar says of a view on a page (the open one where none is named): the share link."""
-    if view is None:
-        return {}
-    said = {"run": view.run.run_id, "variant": view.pair.variant, "prompt": str(view.prompt), "position": str(view.position)}
-    if len(view.run.header.prompts) == 1:
-        del said["prompt"]
-    said |= _heatmap_address(view)
+    said = {} if view is None else _selection_address(view)
     kept = st.session_state.get("settings", {})
     for setting in page_settings.of_page(page or st.session_state.get("page", "overview")):
         word = setting.said(kept.get(setting.key, setting.default))
         if word is not None:
             said[setting.name] = word
     return said
+
+
+def _selection_address(view: View) -> dict[str, str]:
+    said = {"run": view.run.run_id, "variant": view.pair.variant, "prompt": str(view.prompt), "position": str(view.position)}
+    if len(view.run.header.prompts) == 1:
+        del said["prompt"]
+    return said | _heatmap_address(view)
 
 
 def write_address(said: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ Everything it says is stored with the run; core.runs.verdicts turns rows into se
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from urllib.parse import urlencode
@@ -30,6 +31,7 @@ _OUTCOMES = {
     NOTED: (":material/info:", "blue"),
 }  # fmt: skip
 _OF_MODULES = ("modules", "pair_rms", "floor_rms")  # figures of a row, one value a module
+_QUOTED = re.compile(r"'([^']{1,60})'")
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
 
@@ -75,7 +77,7 @@ def _differing(view: state.View) -> None:
         )
         return
     change = "positions changes its" if summary.flips == 1 else "positions change their"
-    flips = f"**{summary.flips} of {header.rows:,} {change} argmax**" if summary.flips else "no argmax changes"
+    flips = f"**{summary.flips:,} of {header.rows:,} {change} argmax**" if summary.flips else "no argmax changes"
     st.markdown(f"{words.share(summary.neq, header.rows * header.vocab)} logits differ; {flips}.")
 
 
@@ -92,9 +94,30 @@ def _ladder(view: state.View, found: Finding) -> None:
                 )
 
 
+def evidence_table(view: state.View) -> pd.DataFrame:
+    """Every row of the ladder that was run: rung, control, outcome, says, and its figures as JSON."""
+    rows = [
+        {"rung": row.rung, "control": row.control, "outcome": row.outcome, "says": row.says, "figures": json.dumps(row.figures, ensure_ascii=False)}
+        for row in view.run.evidence(view.pair.index)
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=["rung", "control", "outcome", "says", "figures"])
+
+
+def _title(rung: Rung, row: Evidence) -> str:
+    """What a rung is called; where it has several rows, with what each of them checked, or whose it is."""
+    name = words.RUNGS.get(rung.name, rung.name)
+    if len(rung.rows) == 1:
+        return name
+    checks = [words.checked(each.rung, each.figures) for each in rung.rows]
+    if len(set(checks)) < len(checks):  # one row a side, as of the sampler: the control begins with its name
+        checks = [quoted[1] if (quoted := _QUOTED.search(each.control)) else "" for each in rung.rows]
+    check = checks[rung.rows.index(row)]
+    return f"{name}: {widgets.escaped(check)}" if check and len(set(checks)) == len(checks) else name
+
+
 def _row(view: state.View, rung: Rung, row: Evidence, key: str) -> None:
     icon, colour = _OUTCOMES[row.outcome]
-    title = words.RUNGS.get(rung.name, rung.name)
+    title = _title(rung, row)
     label = f"**{title}** · :{colour}[{row.outcome}] · {_marked(row.says)}"
     step = st.expander(label, type="step", icon=icon, key=key, on_change="rerun")
     with step:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import state, stepper, words
 from core.errors import UlpscopeError
@@ -19,6 +21,8 @@ from core.runs.reader import RunReader
 EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("largest difference",)} | {
     "KL, nats": st.column_config.NumberColumn(format="%.4g")
 }
+# Whole numbers with their thousands apart, as the viewer's language has them.
+GROUPED = st.column_config.NumberColumn(format="localized")
 PAGES = Path(__file__).resolve().parents[1] / "pages"
 _SIGNS = re.compile(r"[\\`*_{}\[\]()#+\-.!|<>~$:]")
 _ADDRESS = re.compile(r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE)  # markdown links them even where every sign is escaped
@@ -26,10 +30,13 @@ _ADDRESS = re.compile(r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE)  # markdow
 
 def sidebar() -> state.View | None:
     """Draw the selection (run, variant, prompt, position) and return what it selects; None where there is no run."""
-    cards, _ = state.cards()
+    everything, _ = state.cards()
+    cards = [card for card in everything if card.sides]  # probes of operations have none; the Ops page shows them
     by_id = {card.run_id: card for card in cards}
     asked = state.linked("run")
-    if asked is not None and asked not in by_id:
+    if asked is not None and any(card.run_id == asked and not card.sides for card in everything):
+        state.go_astray(f"The run '{state.clipped(asked)}' holds probes of operations and no logits; the Ops page shows it.")
+    elif asked is not None and asked not in by_id:
         state.go_astray(f"There is no run '{state.clipped(asked)}' here (any more); these are the runs there are.")
     elif asked is not None:
         st.session_state["run"] = asked
@@ -49,6 +56,7 @@ def sidebar() -> state.View | None:
     if last not in by_id:
         st.session_state["run"] = _worth_opening(cards).run_id
     with st.sidebar:
+        _keep_room()
         labels = _labels(cards)
         run_id = st.selectbox("Run", list(by_id), format_func=labels.__getitem__, key="run", on_change=new_run)
         try:
@@ -148,6 +156,36 @@ def head(title: str, view: state.View | None, what: str) -> state.View:
     )
     st.caption(what.format(dtype=header.compute_dtype, vocab=f"{header.vocab:,}", run=run.run_id))
     return view
+
+
+_ROW = 33  # pixels, at the theme's size of type
+_MOST_ROOM = 20  # rows
+_ROOM_CSS = (Path(__file__).parent / "room.css").read_text(encoding="utf-8")
+
+
+def table_height(rows: int, most: int) -> int:
+    """Of a table with its heading, in pixels: all its rows, or half a row more than `most`, so that one sees it goes on."""
+    return _ROW * (rows + 1) + 3 if rows <= most else int(_ROW * (most + 1.5))
+
+
+def room(name: str, height: int) -> DeltaGenerator:
+    """A container about so many pixels high while what stands in it is on its way, so that nothing below it jumps."""
+    return st.container(key=f"rows{min(round(height / _ROW), _MOST_ROOM)}_{name}")
+
+
+def _keep_room() -> None:
+    """The style sheet that keeps room. By `st.html` it would wait for that element's script and come too late; markdown is there at once."""
+    rows = "".join(f'[class*="st-key-rows{n}_"] {{ min-height: {n * _ROW}px; }}\n' for n in range(1, _MOST_ROOM + 1))
+    st.markdown(f"<style>{_ROOM_CSS}{rows}</style>", unsafe_allow_html=True)
+
+
+@contextmanager
+def said() -> Iterator[None]:
+    """What ULPscope raises on purpose becomes a sentence at the top of the page."""
+    try:
+        yield
+    except UlpscopeError as error:
+        state.complain(str(error))
 
 
 @st.cache_data(show_spinner=False)

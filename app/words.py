@@ -70,6 +70,15 @@ FIGURES = {
     "reference_noise_ratio": "reference to the model, in rounding floors",
     "variant_noise_ratio": "variant to the model, in rounding floors",
 }
+# What a row of evidence checked, by a figure that only such rows of its rung have: a rung may have several, and their controls are sentences.
+CHECKED = {
+    "validity": {
+        "highest_token_id": "shapes and tokens", "same_argmax_shifted_by_0": "shift", "reference_least_logsumexp": "logits or probabilities",
+        "nonfinite_mismatch": "NaN and infinity", "reference_filled_rows": "truncation",
+    },
+    "neighbours": {"other_row": "another row", "rows": "other prompts"},
+    "structure": {"modules": "over modules", "starts": "over positions"},
+}  # fmt: skip
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
@@ -108,6 +117,11 @@ def kinds(names: Iterable[str]) -> str:
 def exact(value: float | None) -> str:
     """A logit with the digits that identify it; NaN and infinities by name."""
     return "" if value is None else f"{value:.9g}"
+
+
+def logit(value: float | None) -> str:
+    """The same where a figure of a pair may be undefined."""
+    return "undefined" if value is None or value != value else exact(value)
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -165,6 +179,12 @@ def figure(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name}: {figure(part)}" for name, part in value.items()) or "none"
     return str(value)
+
+
+def checked(rung: str, figures: Iterable[str]) -> str:
+    """What a row of evidence of this rung with these figures checked, in a word or two; nothing where they do not tell."""
+    names = set(figures)
+    return next((said for figure, said in CHECKED.get(rung, {}).items() if figure in names), "")
 
 
 def figure_name(key: str) -> str:

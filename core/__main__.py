@@ -10,7 +10,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from core.commands import capturing, comparing, generating, judging, stored, verdicts
+from core.commands import capturing, comparing, findings, generating, judging, layers, ops, stored, throughput, verdicts
 from core.commands.console import err
 from core.errors import UlpscopeError
 
@@ -31,10 +31,16 @@ app.command()(judging.judge)
 app.command()(verdicts.verdict)
 app.command()(generating.generate)
 app.command()(generating.search)
+app.command()(ops.ops)
+app.command()(throughput.throughput)
+app.command("layers")(layers.layers)
+app.command()(findings.kernels)
+app.command()(findings.remedies)
 app.command("list")(stored.list_)
 app.command()(stored.show)
 app.command()(stored.export)
 app.command()(stored.delete)
+app.command()(stored.restore)
 
 
 def main() -> None:

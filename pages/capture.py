@@ -33,7 +33,7 @@ KV = {"auto": None, "always": True, "never": False}
 FIRST = {
     "model": "sample_runs/model", "source": "typed", "prompts": SAMPLE, "chat": False, "system": "", "reference": "prefill",
     "variants": ["decode"], "sweep": "", "mode": SCORE, "tokens": 64, "repeat": 1, "kv": "auto", "dtype": "bfloat16",
-    "device": ANY_DEVICE, "keep": False, "name": "",
+    "device": ANY_DEVICE, "keep": False, "layers": False, "name": "",
 }  # fmt: skip
 jobs, looks = state.jobs(), previews()
 
@@ -137,12 +137,16 @@ def choose() -> CaptureForm:
         "If a side fails, keep the run of those before it", key="capture_keep",
         help="for instance where a large batch runs out of memory; at least two sides must have finished",
     )  # fmt: skip
+    layers = keep_field.checkbox(
+        "Compare what every module puts out (Layers)", key="capture_layers", disabled=mode == CONTINUE,
+        help="embedding, norms, projections, attention, MLP and the stream after each block, beside their rounding floor: about twice the work",
+    )  # fmt: skip
     st.session_state["capture_kept"] |= {
         key: st.session_state[f"capture_{key}"] for key in FIRST if f"capture_{key}" in st.session_state
     }
     return CaptureForm(
         model=model or "", prompts=prompts, file=file, is_chat=is_chat, system=system.strip(), reference=reference or "",
-        variants=tuple(variants), sweep=sweep.strip(), repeat=repeat, tokens=tokens, kv=KV[kv], dtype=dtype,
+        variants=tuple(variants), sweep=sweep.strip(), repeat=repeat, tokens=tokens, kv=KV[kv], layers=layers, dtype=dtype,
         device="" if device == ANY_DEVICE else device, keeps_finished=keeps, name=name.strip(),
     )  # fmt: skip
 

@@ -1,9 +1,12 @@
 """Compare runs: two or more side by side, before and after an upgrade, in two dtypes, on two devices."""
 
+from functools import partial
+from typing import NoReturn
+
 import numpy as np
 import streamlit as st
 
-from app import charts, comparing, state, widgets, words
+from app import charts, comparing, exports, state, widgets, words
 from core.runs.comparison import distribution, flip_sets, same_tokens
 
 view = widgets.head(
@@ -19,15 +22,24 @@ titles = comparing.names(compared)
 differs = comparing.provenance(compared, [widgets.escaped(title) for title in titles])
 if not differs.empty:
     st.subheader("What is not the same")
-    st.table(differs.map(widgets.escaped), border="horizontal")
+    widgets.room("provenance", 28 * (len(differs) + 1)).table(differs.map(widgets.escaped), border="horizontal")
 st.subheader("Figures")
-st.dataframe(comparing.figures(compared, titles), key="compare_figures")
+figures = comparing.figures(compared, titles)
+height = widgets.table_height(len(figures), len(figures))
+widgets.room("figures", height).dataframe(figures, key="compare_figures", height=height)
 dtypes = {one.run.header.compute_dtype for one in compared}
 st.caption(
     "Over all positions of each pair; in brackets the ratio to the first run. ULPs are of each run's own dtype"
     + (": those of different dtypes are different lengths." if len(dtypes) > 1 else f", {dtypes.pop()}.")
 )
 
+stem = "-".join(["compare", *(words.file_name(one.run.run_id)[:40] for one in compared[:2])]) + (
+    f"-and-{len(compared) - 2}" if len(compared) > 2 else ""
+)
+tables = {
+    "figures": partial(comparing.exported, compared), f"by position of prompt {view.prompt}": partial(comparing.by_position, compared, view.prompt),
+    "distances in ULPs": partial(comparing.distributions, compared),
+}  # fmt: skip
 left, right = st.columns(2, vertical_alignment="bottom")
 by = (
     right.segmented_control(
@@ -37,9 +49,16 @@ by = (
 )
 left, right = st.columns(2)
 with left:
-    curves = [(title, *distribution(one.run.histogram(one.pair.index))) for title, one in zip(titles, compared, strict=True)]
-    st.plotly_chart(charts.runs_by_distance(curves), key="compare_distributions", theme="streamlit")
-    st.caption("Share of the logits that are at least so many ULPs apart; the left end is the share that differs.")
+    with st.spinner("Reading the distances of every run"):
+        curves = [(title, *distribution(comparing.histogram(one))) for title, one in zip(titles, compared, strict=True)]
+    st.plotly_chart(
+        charts.runs_by_distance(curves), key="compare_distributions", theme="streamlit",
+        config=exports.charts_config(f"{stem}-distances"),
+    )  # fmt: skip
+    st.caption(
+        "Share of the logits that are at least so many ULPs apart, in ULPs of each run's own dtype, both axes log; the left end is the share that differs. "
+        "Logits that are not finite on both sides are not counted."
+    )
 is_same = same_tokens(compared)
 with right:
     lines = []
@@ -47,19 +66,35 @@ with right:
         table = one.table[one.table["prompt"] == view.prompt]
         at = table["position"].to_numpy(int)
         lines.append((title, at, table[by].to_numpy(float, na_value=np.nan), at[table["is_flip"].to_numpy(bool)]))
-    st.plotly_chart(charts.runs_by_position(lines, comparing.BY[by], view.position), key="compare_positions", theme="streamlit")
-    st.caption("At each position of the selected prompt, crosses are flips; where a line has a gap, nothing differs.")
+    st.plotly_chart(
+        charts.runs_by_position(lines, comparing.BY[by], view.position), key="compare_positions", theme="streamlit",
+        config=exports.charts_config(f"{stem}-{by}-prompt{view.prompt}"),
+    )  # fmt: skip
+    st.caption(
+        f"{words.opening(comparing.BY[by])}{' of each run’s own dtype' if by == 'max_ulps' else ''}, at each position of prompt {view.prompt} of each run, log scale. "
+        "Crosses are flips; where a line has a gap, nothing differs. The dotted line is the selected position."
+    )
+
+
+def saving(tables: dict) -> NoReturn:
+    """The end of the page."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        exports.download(tables, stem, "compare")
+        exports.picture_format()
+    st.stop()
+
 
 st.subheader("Flips that they share, and that they do not")
 if is_same is False:
     st.warning("These runs are of different tokens, so position 5 of one is not position 5 of another; flips cannot be matched.")
-    st.stop()
+    saving(tables)
 if is_same is None:
     st.caption("Not every run knows its tokens; positions are matched by their number.")
 found = flip_sets(compared)
+tables["flips"] = partial(comparing.flips_exported, found, compared)
 if not found:
     st.write("No run has a flip.")
-    st.stop()
+    saving(tables)
 shared = sum(one.is_shared for one in found)
 st.markdown(f"**{shared} of {words.plural(len(found), 'position')} that flip anywhere flip in all {len(compared)} runs.**")
 
@@ -74,3 +109,4 @@ st.dataframe(
     comparing.flips(found, compared, titles), hide_index=True, key="compare_flips", on_select=choose, selection_mode="single-row"
 )
 st.caption("Reference's token → variant's token, where the run flips. A click selects the position on every page.")
+saving(tables)

@@ -32,7 +32,8 @@ if not count:
     closest = view.prompt_table["reference_margin"].min()
     st.info(
         f"No flips: both sides have the same argmax at all {len(table):,} positions. "
-        f"The smallest reference margin of this prompt is {words.number(closest)} logits; {view.pair.summary.near_ties} positions of the run are near ties."
+        f"The smallest reference margin of this prompt is {words.logit(closest)} logits; "
+        f"{words.share(view.pair.summary.near_ties, len(table))} positions of the run are near ties."
     )
 if found.empty:
     st.stop()
@@ -40,7 +41,7 @@ with heading:
     exports.download({listing: found}, exports.file_stem(view, listing.replace(" ", "-")), "flips")
 st.dataframe(
     flips.columns(found, view, has_near_ties), hide_index=True, key="flip_table", on_select=partial(margins.choose_row, found, "flip_table"),
-    selection_mode=["single-row", "single-cell"], column_config=flips.COLUMNS, placeholder="–", height=min(420, 38 + 35 * len(found)),
+    selection_mode=["single-row", "single-cell"], column_config=flips.COLUMNS, placeholder="–", height=widgets.table_height(len(found), 11),
 )  # fmt: skip
 others = f" and {words.plural(len(found) - count, 'near tie')}" if has_near_ties else ""
 st.caption(
@@ -54,7 +55,7 @@ if not (here["is_flip"] or (has_near_ties and here["near_tie"])):
     st.write(f"The selected position is no {'flip and no near tie' if has_near_ties else 'flip'}.")
     first = found[found["is_flip"]].iloc[0] if count else found.iloc[0]
     st.button(
-        f"Go to the first {'flip' if count else 'near tie'}, position {first['position']}",
+        f"Go to the first {'flip' if count else 'near tie'}, position {first['position']:,}",
         on_click=state.select, kwargs={"prompt": int(first["prompt"]), "position": int(first["position"])},
     )  # fmt: skip
     exports.picture_format()
@@ -82,7 +83,8 @@ st.dataframe(
     },
     hide_index=True, key="flip_ranks", placeholder="–",
     column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in flips.SIDES}
-    | {f"{side} logit": st.column_config.NumberColumn(format="%.9g") for side in flips.SIDES},
+    | {f"{side} logit": st.column_config.NumberColumn(format="%.9g") for side in flips.SIDES}
+    | {f"{side} rank": widgets.GROUPED for side in flips.SIDES},
 )  # fmt: skip
 st.caption(
     f"The argmaxes of both sides, logits of {view.dtype}, probabilities in float64 from the logsumexp over the vocabulary."

@@ -1,8 +1,10 @@
 """ULP heatmap: positions x vocabulary with level of detail, down to single logits; a click selects a position and a token."""
 
+from functools import partial
+
 import streamlit as st
 
-from app import heatmap, state, widgets, words
+from app import exports, heatmap, state, widgets, words
 from core.runs.heatmap import WHOLE_RUN, element
 from core.runs.views import worst_elements
 
@@ -40,7 +42,7 @@ if selected is not None:
             "difference": ["", words.exact(selected.difference)],
             "ULPs": ["", "NaN or infinity on one side" if selected.ulps is None else f"{selected.ulps:,}"],
         },
-        hide_index=True, key="selected_token",
+        hide_index=True, key="selected_token", column_config={"rank": widgets.GROUPED},
     )  # fmt: skip
 
 title, order = st.columns([3, 1.3], vertical_alignment="bottom")
@@ -50,7 +52,7 @@ worst = worst_elements(run, pair.index, view.prompt, view.position, by_ulps=by =
 if worst.empty:
     st.write("No logit differs at this position.")
 else:
-    st.dataframe(
+    widgets.room("worst", widgets.table_height(len(worst), 12)).dataframe(
         {
             "token": [words.token(i, t) for i, t in zip(worst["token_id"], worst["text"], strict=True)],
             pair.reference: [words.exact(value) for value in worst["reference_logit"]],
@@ -58,9 +60,13 @@ else:
             "difference": [words.exact(value) for value in worst["difference"]],
             "ULPs": worst["ulps"],
         },
-        hide_index=True, key="worst",
+        hide_index=True, key="worst", height=widgets.table_height(len(worst), 12), column_config={"ULPs": widgets.GROUPED}, placeholder="–",
     )  # fmt: skip
     st.caption(
         f"{words.plural(len(worst), 'logit')} of this position, furthest apart first by {'ULPs of ' + view.dtype if by == 'ULPs' else 'absolute difference'}, "
         "exact values. A large number of ULPs with a small difference is a logit near 0."
     )
+exports.download(
+    {"furthest apart": worst, "every logit of the position": partial(heatmap.position_row, view)},
+    exports.file_stem(view, "heatmap", at_position=True), "heatmap_tables",
+)  # fmt: skip

@@ -66,7 +66,7 @@ with st.container(horizontal=True, vertical_alignment="center"):
         exports.file_stem(view, "near-ties"), "near_ties",
     )  # fmt: skip
 st.dataframe(
-    margins.columns(listed, view), hide_index=True, key="close_margins", height=min(280, 38 + 35 * max(len(listed), 1)),
+    margins.columns(listed, view), hide_index=True, key="close_margins", height=widgets.table_height(max(len(listed), 1), 7),
     column_config=margins.COLUMNS, on_select=partial(margins.choose_row, listed, "close_margins"), selection_mode=["single-row", "single-cell"],
     placeholder="–",
 )  # fmt: skip

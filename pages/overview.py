@@ -23,16 +23,18 @@ if summary.nonfinite_mismatch:
 
 figures = st.columns(6)
 figures[0].metric(
-    "Flips", f"{summary.flips}", help="positions whose argmax differs; same top-1 at " + f"{summary.same_top1:.2%} of positions"
+    "Flips",
+    f"{summary.flips:,}",
+    help=f"positions whose argmax differs; the same top-1 at {words.share(header.rows - summary.flips, header.rows)} positions",
 )
 figures[1].metric(
     "Near ties",
-    f"{summary.near_ties}",
+    f"{summary.near_ties:,}",
     help="positions whose smaller margin is at most twice their largest difference: a flip is possible",
 )
-figures[2].metric("Ties", f"{summary.ties}", help="positions with a margin of exactly 0 on either side")
+figures[2].metric("Ties", f"{summary.ties:,}", help="positions with a margin of exactly 0 on either side")
 figures[3].metric(
-    "Largest difference", words.number(summary.max_abs), help="absolute, in logits, over elements finite on both sides"
+    "Largest difference", words.logit(summary.max_abs), help="absolute, in logits, over elements finite on both sides"
 )
 figures[4].metric(
     "Mean ULPs",
@@ -56,7 +58,9 @@ if view.run.generations:
     widgets.finding("Continuations: " + continuations.outcome(view), "flips", "Flips →", view)
 
 left, right = st.columns([3, 1], vertical_alignment="bottom")
-left.subheader(f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {len(view.prompt_table):,} positions")
+left.subheader(
+    f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {words.plural(len(view.prompt_table), 'position')}"
+)
 colour = right.selectbox("Colour by", list(COLOURS), key="strip_colour")
 token_strip.token_strip(view, colour)
 st.caption(
@@ -78,7 +82,8 @@ with charts_left:
         config=exports.charts_config(exports.file_stem(view, f"differences-prompt{view.prompt}")),
     )
     st.caption(
-        "Largest absolute difference at each position of this prompt, in logits; flips marked, the selected position as a line."
+        f"Largest absolute difference at each position of this prompt, in logits computed in {view.dtype}, over elements finite on both sides; flips marked, the "
+        "selected position as a line."
     )
 with charts_right:
     st.plotly_chart(
@@ -98,6 +103,8 @@ with st.container(horizontal=True, vertical_alignment="center"):
         {
             "figures by position": view.table,
             "distances in ULPs": partial(exports.distances, view),
+            "evidence": partial(verdict.evidence_table, view),
+            "pair and floor by position": partial(view.run.floor_positions, view.pair.index),
             "sides": pd.DataFrame([vars(side) for side in view.run.sides]),
         },
         exports.file_stem(view, "overview"),

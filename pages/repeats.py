@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import charts, classes, state, widgets, words
+from app import charts, classes, exports, state, widgets, words
 from core.runs.classes import classes_of, sweep_of
 
 view = widgets.head(
@@ -13,20 +13,28 @@ view = widgets.head(
 run = view.run
 groups = classes_of(run)
 classes.sentence(run, groups)
-st.dataframe(
-    classes.members(run, groups), hide_index=True, key="classes", column_config=classes.COLUMNS, on_select=classes.choose(groups),
-    selection_mode="single-row", placeholder="–",
+tables = {"classes": classes.members(run, groups)}
+widgets.room("classes", widgets.table_height(len(groups), 10)).dataframe(
+    tables["classes"], hide_index=True, key="classes", column_config=classes.COLUMNS, on_select=classes.choose(groups),
+    selection_mode="single-row", placeholder="–", height=widgets.table_height(len(groups), 10),
 )  # fmt: skip
 st.caption(
-    "One row a class, in order of first appearance; figures are of its first side against the reference's class, over all positions. A click selects that side on every page."
+    "One row a class, in order of first appearance; figures are of its first side against the reference's class, over all positions: "
+    f"largest differences in logits, distances in ULPs of {view.dtype}, shares of {words.plural(run.header.rows, 'position')} x {run.header.vocab:,} logits. "
+    "A click selects that side on every page."
 )
 
 sweep = sweep_of(run)
 if sweep is not None:
     st.subheader(f"Over {sweep.name}")
-    st.plotly_chart(charts.sweep(classes.swept(run, sweep), sweep.name, view.dtype), key="sweep", theme="streamlit")
+    tables["sweep"] = classes.swept(run, sweep)
+    st.plotly_chart(
+        charts.sweep(tables["sweep"], sweep.name, view.dtype), key="sweep", theme="streamlit",
+        config=exports.charts_config(f"{words.file_name(run.run_id)}-sweep-{words.file_name(sweep.name)}"),
+    )  # fmt: skip
     st.caption(
-        f"Each side against the reference `{widgets.code(run.sides[0].name)}`, by its {widgets.code(sweep.name)}; sides of one class have one colour. Share of logits that differ, largest difference in logits, flips."
+        f"Each side against the reference `{widgets.code(run.sides[0].name)}`, by its {widgets.code(sweep.name)}; sides of one class have one colour. "
+        f"Share of logits that differ, largest difference in logits of {view.dtype}, positions whose argmax differs; over all positions."
     )
 
 if len(groups) > 2:
@@ -41,7 +49,17 @@ if len(groups) > 2:
     pairs = classes.every_two(run, groups)
     if pairs is not None:
         figure = charts.class_matrix(classes.grid(pairs, len(groups), measure), [group.members[0] for group in groups], measure)
-        st.plotly_chart(figure, key="class_matrix", theme="streamlit")
-        st.caption(
-            f"{words.opening(classes.MEASURES[measure])} of every two classes, over {words.plural(run.header.rows, 'position')} x {run.header.vocab:,} logits; a class is named by its first side, and is empty against itself."
+        st.plotly_chart(
+            figure,
+            key="class_matrix",
+            theme="streamlit",
+            config=exports.charts_config(f"{words.file_name(run.run_id)}-classes-{measure}"),
         )
+        tables["every two classes"] = classes.pair_table(pairs, groups, run)
+        st.caption(
+            f"{words.opening(classes.MEASURES[measure])}{classes.UNITS[measure].format(dtype=view.dtype)} of every two classes, over {words.plural(run.header.rows, 'position')} x {run.header.vocab:,} logits; a class is named by its first side, and is empty against itself. Colour is on a log scale, grey is equal."
+        )
+with st.container(horizontal=True, vertical_alignment="center"):
+    exports.download(tables, f"{words.file_name(run.run_id)}-repeats", "repeats")
+    if len(tables) > 1:
+        exports.picture_format()

@@ -4,7 +4,7 @@ from itertools import count
 
 import streamlit as st
 
-from app import gallery, state, uploading, widgets
+from app import deleted, gallery, state, uploading, widgets
 from app.widgets import PAGES
 
 head, drop = st.columns([1, 1], vertical_alignment="center")
@@ -15,24 +15,29 @@ cards, broken = state.cards()
 labels, damaged = state.all_labels()
 trash = state.discarded()
 
-gallery.undo_line(trash)
+unreadable = [f"Not a readable run: {run.reason}" for run in broken] + damaged
+deleted.undo_line(trash)
 gallery.first_visit(cards)
 if not cards:
-    gallery.trash_list(trash)
+    for sentence in unreadable:
+        st.warning(widgets.escaped(sentence))
+    deleted.trash_list(trash)
     widgets.empty()
 asked = gallery.ask(cards, labels)
 prompts = state.searchable() if asked.sought else {}
 shown = gallery.matching(cards, asked, labels, prompts)
-st.caption(f"{len(shown)} of {len(cards)} runs; click one to open it, tick some to tag or delete them.")
+for sentence in unreadable:
+    st.warning(widgets.escaped(sentence))
+gallery.counted(cards, shown, labels)
 gallery.table(shown, labels)
 if st.session_state.pop("opened", False):
     st.switch_page(PAGES / "overview.py")
-st.caption("ULPs are counted in each run's own dtype; where a run has several pairs, figures are those of the worst.")
+st.caption(
+    "Flips are positions whose argmax differs; ULPs are counted in each run's own dtype. Where a run has several pairs, figures are those of the worst. "
+    "Device, positions, sides, model, date, size and note stand further right."
+)
 gallery.panel(cards, shown, labels)
-gallery.trash_list(trash)
-for sentence in [f"Not a readable run: {run.reason}" for run in broken] + damaged:
-    st.warning(widgets.escaped(sentence))
-
+deleted.trash_list(trash)
 
 rounds = count()
 

@@ -1,6 +1,6 @@
 """Rebuild everything in this folder from nothing: `python sample_runs/build.py [model] [runs] [dumps] [readme]` (default: all).
 
-model: trains the offline model (train.py; about 35 minutes on two cores); runs: captures the sample runs with it; dumps: writes the
+model: trains the offline model (train.py; about 35 minutes on two cores); runs, or runs=ID: captures the sample runs with it, or one; dumps: writes the
 npz files to try the upload with; readme: the provenance and digests in README.md. Nothing here is simulated.
 """
 
@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.mutations import neighbours_block_at_one_position  # noqa: E402  (the path above comes first)
-from core.commands.capturing import judge_pairs  # noqa: E402
+from core.commands.beside import judge_pairs, try_remedies, watch_kernels  # noqa: E402
 from core.inference.capture import plan_capture, run_capture  # noqa: E402
 from core.inference.generation import plan_generation  # noqa: E402
 from core.inference.models import load_model  # noqa: E402
@@ -44,7 +44,8 @@ STEPS = 4500  # 2.8 passes over the corpus
 class Wanted:
     """One run: its id and name, dtype, prompts (names of text files, or one file of prompts), reference and variants.
 
-    tokens: let every side continue the prompts by so many; bug: a variant of a walk with a planted fault, which no command names.
+    tokens: let every side continue the prompts by so many; bug: a variant of a walk with a planted fault, which no command names;
+    is_closer: with the modules' outputs, the kernels and the remedies.
     """
 
     run_id: str
@@ -55,6 +56,7 @@ class Wanted:
     variants: tuple[str, ...]
     tokens: int = 0
     bug: tuple[str, Engine] | None = None
+    is_closer: bool = False
 
     @property
     def command(self) -> str:
@@ -65,6 +67,8 @@ class Wanted:
         files = [part for pair in given for part in pair]
         paths = ["--reference", self.reference, *(part for v in self.variants for part in ("--variant", v))]
         does = ["generate", "--judge"] if self.tokens else ["judge"]
+        if self.is_closer:
+            does = ["capture", "--judge", "--layers", "--kernels", "--remedies"]
         tokens = ["--tokens", str(self.tokens)] if self.tokens else []
         return shlex.join(["python", "-m", "core", *does, "--model", MODEL, *files, *paths, *tokens, "--dtype", self.dtype])
 
@@ -86,6 +90,10 @@ RUNS = [
     Wanted(
         "injected-bug", "Injected bug: another request's block for one token", "bfloat16", ("short.txt",), "prefill", (BUG,),
         bug=(BUG, neighbours_block_at_one_position),
+    ),
+    Wanted(
+        "where-it-starts", "Where it starts: layers, kernels, remedies, float32", "float32", ("short.txt",), "decode",
+        ("decode+batch:2", "prefill"), is_closer=True,
     ),
 ]  # fmt: skip
 
@@ -109,9 +117,11 @@ def build_model() -> None:
     train(HERE / "model", STEPS)
 
 
-def build_runs() -> None:
+def build_runs(only: str = "") -> None:
+    if only and only not in {wanted.run_id for wanted in RUNS}:
+        sys.exit(f"no run '{only}'; runs are {', '.join(wanted.run_id for wanted in RUNS)}.")
     store = Store(HERE)
-    for wanted in RUNS:
+    for wanted in (wanted for wanted in RUNS if only in ("", wanted.run_id)):
         (HERE / f"{wanted.run_id}.duckdb").unlink(missing_ok=True)
         loaded = load_model(MODEL, dtype=wanted.dtype, device="cpu")
         about = {"name": wanted.name, "command": wanted.command}
@@ -121,10 +131,13 @@ def build_runs() -> None:
                     loaded, prompts_of(wanted), wanted.reference, wanted.variants, tokens=wanted.tokens, **about
                 )
             else:
-                plan = plan_capture(loaded, prompts_of(wanted), wanted.reference, wanted.variants, **about)
+                plan = plan_capture(
+                    loaded, prompts_of(wanted), wanted.reference, wanted.variants, layers=wanted.is_closer, **about
+                )
             with RunWriter(store, plan.header, run_id=wanted.run_id) as writer:
-                run_capture(plan, writer)
-                failures = judge_pairs(plan, writer, lambda *_: None)
+                failures = run_capture(plan, writer)
+                for run in (watch_kernels, try_remedies, judge_pairs) if wanted.is_closer else (judge_pairs,):
+                    failures += run(plan, writer, lambda *_: None)
                 if failures:
                     raise SystemExit(failures[0])
                 note = "A planted fault, not a finding: the variant is wrong on purpose, to show what a suspected bug looks like."
@@ -281,10 +294,10 @@ def build_readme() -> None:
 STAGES = {"model": build_model, "runs": build_runs, "dumps": build_dumps, "readme": build_readme}
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or list(STAGES)
-    unknown = [stage for stage in chosen if stage not in STAGES]
+    chosen = [stage.partition("=") for stage in sys.argv[1:] or STAGES]
+    unknown = [stage for stage, _, only in chosen if stage not in STAGES or (only and stage != "runs")]
     if unknown:
-        sys.exit(f"no stage '{unknown[0]}'; stages are {', '.join(STAGES)}.")
+        sys.exit(f"no stage '{unknown[0]}'; stages are {', '.join(STAGES)}, and runs=ID for one run.")
     os.chdir(HERE.parent)  # the recorded commands are relative to the repository
-    for stage in chosen:
-        STAGES[stage]()
+    for stage, _, only in chosen:
+        STAGES[stage](*([only] if only else []))

@@ -8,7 +8,9 @@ from app.charts.caches import cache_heads, cache_positions, over_layers
 from app.charts.classes import class_matrix, sweep
 from app.charts.comparison import runs_by_distance, runs_by_position
 from app.charts.floor import floor_ratio, over_modules, pair_and_floor, residues
+from app.charts.layers import module_growth, module_map, module_positions
 from app.charts.margins import CROWDED, margin_distribution, near_tie_scatter
+from app.charts.ops import batch_classes
 from app.charts.positions import over_positions, ulp_histogram
 from app.charts.style import ARGMAX, FLIP, KINDS, MISMATCH, QUIET, REFERENCE, ULPS, VARIANT
 from app.charts.top import crossing, rank_slopes, top_bars
@@ -23,12 +25,16 @@ __all__ = [
     "REFERENCE",
     "ULPS",
     "VARIANT",
+    "batch_classes",
     "cache_heads",
     "cache_positions",
     "class_matrix",
     "crossing",
     "floor_ratio",
     "margin_distribution",
+    "module_growth",
+    "module_map",
+    "module_positions",
     "near_tie_scatter",
     "over_layers",
     "over_modules",

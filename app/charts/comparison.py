@@ -21,7 +21,7 @@ def runs_by_distance(curves: list[tuple[str, NDArray[np.float64], NDArray[np.flo
         )  # fmt: skip
     figure.update_xaxes(title="ULPs of each run's own dtype", type="log", exponentformat="power", dtick=1)
     figure.update_yaxes(title="share at least so far apart", type="log", exponentformat="power", dtick=1)
-    return layout(figure, 320)
+    return layout(figure, 320).update_layout(legend_tracegroupgap=0)
 
 
 def runs_by_position(
@@ -45,4 +45,4 @@ def runs_by_position(
     figure.add_vline(x=selected, line={"color": "#8A93A0", "width": 1.2, "dash": "dot"})
     figure.update_xaxes(title="position")
     figure.update_yaxes(title=title, type="log", exponentformat="power", dtick=1)
-    return layout(figure, 320)
+    return layout(figure, 320).update_layout(legend_tracegroupgap=0)

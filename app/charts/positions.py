@@ -36,8 +36,9 @@ def over_positions(table: pd.DataFrame, column: str, title: str, selected: int) 
     figure.add_scatter(
         x=positions,
         y=values,
-        mode="lines",
+        mode="lines" if len(values) > 1 else "markers",  # a line of one point is none
         line={"color": REFERENCE, "width": 1.4},
+        marker={"color": REFERENCE, "size": 8},
         name=title,
         hovertemplate="position %{x}: %{y:.5g}<extra></extra>",
     )

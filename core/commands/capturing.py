@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -16,6 +16,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from core.commands.beside import KernelsOption, RemediesOption, judge_pairs, try_remedies, watch_kernels
 from core.commands.console import (
     JsonOption,
     StoreOption,
@@ -28,7 +29,7 @@ from core.commands.console import (
     steps,
     stoppable,
 )
-from core.errors import CaptureError, UlpscopeError, UsageError
+from core.errors import CaptureError, UsageError
 from core.prompt_files import GivenPrompt, Message, read_prompts, read_whole
 from core.runs.partial import is_passing
 from core.runs.store import open_store
@@ -37,6 +38,8 @@ from core.runs.writer import RunWriter
 if TYPE_CHECKING:  # torch is for those who run a model
     from core.inference.capture import CapturePlan
     from core.inference.models import LoadedModel
+
+LAYER_FLOOR = 2  # core.inference.layer_capture.FLOOR_SEEDS, which would load torch
 
 ModelOption = Annotated[str, typer.Option(help="Folder or hub id of a transformers causal language model.")]
 PromptOption = Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")]
@@ -60,6 +63,21 @@ SweepOption = Annotated[
 KvOption = Annotated[
     bool | None,
     typer.Option("--kv/--no-kv", help="Compare the key/value caches too. Default: where a path reads one."),
+]
+LayersOption = Annotated[
+    bool,
+    typer.Option(
+        "--layers", help="Compare what every module of the model puts out too: where it first differs, and how it grows."
+    ),
+]
+LayerFloorOption = Annotated[
+    int, typer.Option(help="With --layers: how many reordered forwards give each module's rounding floor; 0 for none.")
+]
+LayerPositionOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        help="With --layers: look at this position of each prompt, where not all fit on disk; may be given several times."
+    ),
 ]
 DtypeOption = Annotated[str, typer.Option(help="float32, float16 or bfloat16.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. Default: CUDA if there is one.")]
@@ -92,6 +110,11 @@ def capture(
     sweep: SweepOption = None,
     repeat: Annotated[int, typer.Option(help="Call every path N times, one after another, as a server would be called.")] = 1,
     kv: KvOption = None,
+    layers: LayersOption = False,
+    layer_floor: LayerFloorOption = LAYER_FLOOR,
+    layer_position: LayerPositionOption = None,
+    kernels: KernelsOption = False,
+    remedies: RemediesOption = False,
     dtype: DtypeOption = "bfloat16",
     device: DeviceOption = None,
     revision: RevisionOption = None,
@@ -116,7 +139,10 @@ def capture(
 
     What that would cost:  --dry-run. docs/paths.md lists every path.
     """
-    asked = Asked(prompt, prompt_file, prompts, chat, system, reference, variant, sweep, repeat, kv, name, seed)
+    asked = Asked(
+        prompt, prompt_file, prompts, chat, system, reference, variant, sweep, repeat, kv, name, seed,
+        layers, layer_floor, tuple(layer_position or ()), kernels, remedies,
+    )  # fmt: skip
     if dry_run:
         with stoppable():
             print_costs(asked.plan(model, dtype, device, revision, trust_remote_code, weights=False), as_json_)
@@ -144,6 +170,11 @@ class Asked:
     kv: bool | None
     name: str | None
     seed: int
+    layers: bool = False
+    layer_floor: int = LAYER_FLOOR
+    layer_positions: tuple[int, ...] = ()
+    kernels: bool = False
+    remedies: bool = False
 
     def given(self) -> list[GivenPrompt]:
         return given_prompts(self.prompt, self.prompt_file, self.prompts, self.chat, self.system)
@@ -163,6 +194,7 @@ class Asked:
         return plan_capture(
             loaded, as_tokens(loaded, given, self.chat, self.system), self.reference, variants,
             name=self.name, command=typed_command(), seed=self.seed, repeat=self.repeat, kv=self.kv,
+            layers=self.layers, layer_floor=self.layer_floor, layer_positions=self.layer_positions,
         )  # fmt: skip
 
 
@@ -181,9 +213,12 @@ def captured(
         plan = asked.plan(model, dtype, device, revision, trust_remote_code)
         with RunWriter(target, plan.header) as writer:
             with keeping(writer, keep_finished) as failure:
-                run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
-            if judge:
-                failure += judge_pairs(plan, writer, say)
+                found = run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
+                failure += found
+            beside = ((asked.kernels, watch_kernels), (asked.remedies, try_remedies), (judge, judge_pairs))
+            for is_asked, run in beside:
+                if is_asked:
+                    failure += run(plan, writer, say)
             say("writing the run file", 0, 0)
             return writer.finish(only_finished=keep_finished, note=" ".join(failure)), failure
 
@@ -272,26 +307,6 @@ def keeping(writer: RunWriter, keep_finished: bool) -> Iterator[list[str]]:
         failure.append(f"{error} The run was kept without {failed}: {len(finished)} of {len(asked)} sides had finished.")
 
 
-def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Callable[[str, int, int], None]) -> list[str]:
-    """Run the controls of every finished pair into the run; the sentences of those that could not be judged."""
-    from core.inference.judging import judge_pair
-
-    failures = []
-    for pair, variant in enumerate(writer.finished_sides[1:]):
-
-        def tell(stage: str, variant: str = variant) -> None:
-            say(f"judging {variant}: {stage}", 0, 0)
-
-        try:
-            found = judge_pair(plan.loaded, plan.token_ids, str(plan.paths[0]), str(plan.paths[pair + 1]), on_progress=tell)
-        except UlpscopeError as error:  # the capture is whole, and is kept
-            failures.append(f"'{variant}' was not judged: {error}")
-            continue
-        verdict = found.verdict
-        writer.write_verdict(pair, verdict.name, verdict.because, verdict.noise_ratio, verdict.evidence, found.floors)
-    return failures
-
-
 def tell_end(run_id: str, failure: list[str], progress: str, as_json_: bool) -> None:
     """Say where the run is; where it is less than was asked for, why, with exit code 2."""
     if progress == "json":
@@ -334,5 +349,21 @@ def print_costs(plan: CapturePlan, as_json_: bool) -> None:
         f"The run file takes {size(costs.logits_bytes)}, the weights {size(costs.weight_bytes)}; "
         f"beside them {loaded.device} has {free} free.",
         "Caches are compared too." if costs.has_kv else "Caches are not compared.",
+        *layer_costs(plan),
     ):
         out.print(line, markup=False)
+
+
+def layer_costs(plan: CapturePlan) -> list[str]:
+    """What comparing the modules takes, in a sentence; none where they are not compared."""
+    layers = plan.layers
+    if layers is None:
+        return []
+    everywhere = (
+        "all positions" if layers.looked_at == plan.header.rows else f"{layers.looked_at:,} of {plan.header.rows:,} positions"
+    )
+    floor = f", and their floor takes {layers.seeds} reordered prefills more" if layers.seeds else "; no floor is run"
+    return [
+        f"The outputs of {layers.modules} modules are compared at {everywhere}: the reference's wait on disk, about "
+        f"{size(layers.spool_bytes)} until the run is written{floor}."
+    ]

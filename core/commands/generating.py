@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from core.commands.beside import judge_pairs
 from core.commands.capturing import (
     ChatOption,
     DeviceOption,
@@ -36,7 +37,6 @@ from core.commands.capturing import (
     as_tokens,
     check_progress,
     given_prompts,
-    judge_pairs,
     keeping,
     print_costs,
     tell_end,

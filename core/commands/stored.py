@@ -1,4 +1,4 @@
-"""`list`, `show`, `export`, `delete`: the runs there are."""
+"""`list`, `show`, `export`, `delete`, `restore`: the runs there are, and those that the dashboard deleted."""
 
 from __future__ import annotations
 
@@ -13,21 +13,31 @@ from rich.markup import escape
 from rich.table import Table
 
 from core.commands.comparing import flip_table, pair_table
-from core.commands.console import JsonOption, StoreOption, err, out, print_json
+from core.commands.console import JsonOption, StoreOption, err, out, print_json, size
 from core.errors import UsageError
 from core.runs.caches import kv_json, summarize
 from core.runs.continuations import continuations
 from core.runs.export import export_npz
-from core.runs.gallery import list_runs
+from core.runs.gallery import RunCard, list_runs, read_runs
 from core.runs.gate import percent
 from core.runs.issue_text import issue_text
 from core.runs.reader import RunReader
 from core.runs.report import as_json, report_of_run
-from core.runs.store import open_store
+from core.runs.store import Store, open_store
+from core.runs.trash import entry_of
 
 
-def list_(store: StoreOption = None, as_json_: JsonOption = False) -> None:
+def list_(
+    deleted: Annotated[
+        bool, typer.Option("--deleted", help="List what was deleted in the dashboard within a week instead.")
+    ] = False,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
     """List the stored runs, newest first, sample runs included."""
+    if deleted:
+        _list_deleted(open_store(store), as_json_)
+        return
     cards, broken = list_runs(open_store(store))
     if as_json_:
         print_json([{**asdict(card), "created": card.created.isoformat() + "Z"} for card in cards])
@@ -39,11 +49,38 @@ def list_(store: StoreOption = None, as_json_: JsonOption = False) -> None:
         for card in cards:
             table.add_row(
                 card.run_id, escape(card.name), Path(card.model).name if card.model else "", card.compute_dtype, card.device,
-                f"{card.positions:,}", str(card.pairs), str(card.flips), f"{card.max_ulps:,}", ", ".join(dict.fromkeys(card.pair_verdicts)),
+                f"{card.positions:,}", str(card.pairs), str(card.flips), f"{card.max_ulps:,}", ", ".join(dict.fromkeys(card.pair_verdicts)) if card.sides else "none: operations",
             )  # fmt: skip
         out.print(table if cards else "no runs yet; `python -m core capture` or `python -m core ingest` makes one.")
     for run in broken:
         err.print(f"not a readable run: {run.reason}", markup=False)
+
+
+def _list_deleted(store: Store, as_json_: bool) -> None:
+    """The runs of the trash, the latest deleted first."""
+    trash = store.discarded()
+    names = {path: card.name for path, card in read_runs([run.path for run in trash]).items() if isinstance(card, RunCard)}
+    if as_json_:
+        fields = [
+            {"run_id": run.run_id, "name": names.get(run.path), "deleted": run.deleted.isoformat() + "Z", "bytes": run.bytes, "entry": run.entry}
+            for run in trash
+        ]  # fmt: skip
+        print_json(fields)
+        return
+    table = Table()
+    for column in ("run", "name", "deleted (UTC)", "size", "entry"):
+        table.add_column(
+            column, justify="right" if column == "size" else "left", no_wrap=column in ("run", "entry"), overflow="fold"
+        )
+    for run in trash:
+        table.add_row(
+            escape(run.run_id),
+            escape(names.get(run.path, "cannot be read")),
+            f"{run.deleted:%Y-%m-%d %H:%M:%S}",
+            size(run.bytes),
+            run.entry,
+        )
+    out.print(table if trash else "nothing was deleted within a week; `python -m core restore RUN` puts back what was.")
 
 
 def show(
@@ -179,3 +216,23 @@ def delete(
         print_json({"deleted": deleted})
     else:
         out.print("deleted " + ", ".join(deleted), markup=False)
+
+
+def restore(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...", help="Ids of deleted runs, unique beginnings of them, or entries as `list --deleted` shows them."
+        ),
+    ],
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Put back runs that were deleted in the dashboard, with their tags and notes. Never over a run that is there."""
+    target = open_store(store)
+    entries = list(dict.fromkeys(entry_of(target.discarded(), name) for name in names))
+    restored = [target.restore(entry) for entry in entries]
+    if as_json_:
+        print_json({"restored": restored})
+    else:
+        out.print("restored " + ", ".join(restored), markup=False)

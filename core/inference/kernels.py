@@ -15,12 +15,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import IO, Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from core.inference.edge import foreign_errors_stop, quiet
 from core.inference.models import LoadedModel
 from core.inference.on_trial import Side, pieces_of_side
 from core.runs.kernels import KernelList, KernelRow
@@ -52,8 +53,8 @@ class _Found:
         return tuple(KernelRow(*key, int(launches), spent) for key, (launches, spent) in self.sums.items())
 
 
-def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int = 0) -> KernelList:
-    """What a side launches for one prompt. number: of the side in its run.
+def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int = 0, *, seed: int = 0) -> KernelList:
+    """What a side launches for one prompt. number: of the side in its run; CaptureError where it cannot be run.
 
     Of a path with many forwards the first and the last are looked at, FORWARDS together; of a callable the first. A compiled model
     is one piece, so its kernels belong to no module. The profiler's cost is in the microseconds of operations, not in those that
@@ -80,8 +81,12 @@ def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int 
         hooks.callback(loaded.model.register_forward_hook(end, always_call=True).remove)
         if not side.is_one_piece:
             hooks.enter_context(_modules_say_their_names(loaded.model))
-        for _ in pieces_of_side(side, loaded, ids):
-            pass
+        hooks.enter_context(quiet())
+        hooks.enter_context(foreign_errors_stop(f"'{side.name}'", "choose a shorter prompt"))
+        hooks.enter_context(torch.inference_mode())
+        torch.manual_seed(seed)
+        for _, logits in pieces_of_side(side, loaded, ids):
+            del logits
     return KernelList(number, found.rows(), looked, ran)
 
 
@@ -121,7 +126,7 @@ def _say(line: str) -> None:
         os.write(_reading[-1], (line + "\n").encode())
 
 
-@lru_cache(maxsize=1)
+@cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
@@ -208,7 +213,7 @@ def _add_operations(events: Sequence[Any], found: _Found) -> None:
             found.add(place, "torch", event.name, shapes, float(event.cpu_time_total))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _computes(name: str) -> bool:
     """Has the operation a kernel of its own that makes values? Views, allocations and compositions of other operations have none."""
     packet = getattr(torch.ops.aten, name, None)

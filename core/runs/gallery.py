@@ -117,7 +117,7 @@ def _read_card(database: Database) -> RunCard:
             verdicts=", ".join(sorted({pair[4] for pair in pairs if pair[4] is not None})),
             pair_verdicts=tuple(shown_verdict(kind, bool(pair[0]), pair[4]) for pair in sorted(pairs, key=lambda pair: pair[6])),
             sides=tuple(side[1] for side in sorted(sides)),
-            bytes=check_size(path, len(sides) * positions * vocab * format_named(compute_dtype).itemsize),
+            bytes=check_size(path, len(sides) * positions * vocab * format_named(compute_dtype).itemsize if kind != "ops" else 0),
             is_read_only=True,
         )  # fmt: skip
     except (UsageError, TypeError, ValueError, AttributeError) as error:

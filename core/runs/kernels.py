@@ -90,18 +90,16 @@ def side_by_side(reference: KernelList, variant: KernelList, *, by_module: bool 
         for row in listed.rows:
             key = (row.library, row.name, *([module_kind(row.module)] if by_module else []))
             both.setdefault(key, [[], []])[number].append(row)
-    pairs = [
-        KernelPair(
-            key[0],
-            key[1],
-            _in_order(module_kind(row.module) for row in (*one, *other)),
-            *(sum(row.launches for row in rows) / max(1, of.forwards) for rows, of in ((one, reference), (other, variant))),
-            *(sum(row.microseconds for row in rows) / max(1, of.forwards) for rows, of in ((one, reference), (other, variant))),
-            *(_in_order(row.detail for row in rows if row.detail) for rows in (one, other)),
-        )
-        for key, (one, other) in both.items()
-    ]
+    pairs = [_pair(key[0], key[1], (reference, one), (variant, other)) for key, (one, other) in both.items()]
     return sorted(pairs, key=_strangest_first)
+
+
+def _pair(library: str, name: str, *sides: tuple[KernelList, list[KernelRow]]) -> KernelPair:
+    launches = [sum(row.launches for row in rows) / max(1, listed.forwards) for listed, rows in sides]
+    spent = [sum(row.microseconds for row in rows) / max(1, listed.forwards) for listed, rows in sides]
+    details = [_in_order(row.detail for row in rows if row.detail) for _, rows in sides]
+    places = _in_order(module_kind(row.module) for _, rows in sides for row in rows)
+    return KernelPair(library, name, places, launches[0], launches[1], spent[0], spent[1], details[0], details[1])
 
 
 def _strangest_first(pair: KernelPair) -> tuple[int, float, float]:

@@ -20,11 +20,18 @@ from core.numerics import pyramid
 from core.numerics.formats import format_named
 from core.numerics.totals import Summary
 from core.runs.figures import DECODING, NULLABLE, Figures, read_rows, read_window
+from core.runs.kernel_rows import read_kernels
+from core.runs.kernels import KernelList
 from core.runs.records import RUNGS, Evidence, Generation, Prompt, Provenance, RunHeader, SideHeader
+from core.runs.remedies import RemedyRow, read_remedies
 from core.runs.store import Database, check_size
 from core.runs.tiles import joined
 
 _KV = "prompt, layer, kind, head, elements, neq, finite, max_abs, rms, max_ulps, mean_ulps, nonfinite_mismatch, first_position"
+_LAYER = (
+    "prompt, ordinal, module, kind, block, dtype, positions, elements, neq, finite, max_abs, rms, max_ulps, mean_ulps, "
+    "nonfinite_mismatch, first_position, floor_rms"
+)
 _SUMMARY = ", ".join(f.name for f in fields(Summary))
 
 
@@ -98,6 +105,9 @@ class RunReader:
                FROM run"""
         )[0]
         name, created, kind, model, revision, compute_dtype, vocab, device, device_name, seed, command, note, versions, rows = row
+        if kind == "ops":  # core.runs.ops reads those
+            shown_by = f"`python -m core ops --show {self.run_id}` and the Ops page show it"
+            raise StoreError(f"run '{self.run_id}' holds probes of operations, so no sides and no logits; {shown_by}.")
         tokens: dict[int, list[tuple]] = {}
         for prompt, *token in self._database.rows("SELECT prompt, token_id, text FROM token ORDER BY prompt, position"):
             tokens.setdefault(prompt, []).append(tuple(token))
@@ -187,13 +197,42 @@ class RunReader:
         where = "pair = ? AND prompt = ? ORDER BY layer, kind, position"
         return self._later_table("kv_position", "layer, kind, position, neq, rms, max_ulps", where, [pair, prompt])
 
-    def _later_table(self, table: str, columns: str, where: str, values: list[int]) -> pd.DataFrame:
-        """Rows of a table that version 1 of the schema did not have."""
-        if self.schema_version < 2:
+    def layers(self, pair: int) -> pd.DataFrame:
+        """Module outputs of a pair: one row a prompt and module, in the order in which they run, columns of the table `layer`.
+
+        No rows where the capture did not compare them, or the run is older than such figures.
+        """
+        return self._later_table("layer", _LAYER, "pair = ? ORDER BY prompt, ordinal", [pair], since=3)
+
+    def layer_positions(self, pair: int, prompt: int, ordinal: int | None = None) -> pd.DataFrame:
+        """The same of one prompt by position, of one module or all: ordinal, position, neq, rms, max_ulps, floor_rms."""
+        where = "pair = ? AND prompt = ?" + ("" if ordinal is None else " AND ordinal = ?") + " ORDER BY ordinal, position"
+        values = [pair, prompt] if ordinal is None else [pair, prompt, ordinal]
+        return self._later_table("layer_position", "ordinal, position, neq, rms, max_ulps, floor_rms", where, values, since=3)
+
+    def _later_table(self, table: str, columns: str, where: str, values: list[int], *, since: int = 2) -> pd.DataFrame:
+        """Rows of a table that the schema has only from version `since` on."""
+        if self.schema_version < since:
             return pd.DataFrame(columns=columns.split(", "))
         found = self._database.table(f"SELECT {columns} FROM {table} WHERE {where}", values)
         with self._decoding(f"table {table}"):
             return found.to_pandas(types_mapper=NULLABLE.get)
+
+    @cached_property
+    def kernels(self) -> dict[int, KernelList]:
+        """What each side launched, by side; empty where the capture did not watch that."""
+        if self.schema_version < 3:
+            return {}
+        with self._decoding("kernels"):
+            return read_kernels(self._database)
+
+    @cached_property
+    def remedies(self) -> dict[int, list[RemedyRow]]:
+        """What was tried on each pair, by pair; empty where nothing was."""
+        if self.schema_version < 3:
+            return {}
+        with self._decoding("remedies"):
+            return read_remedies(self._database)
 
     @cached_property
     def generations(self) -> dict[int, Generation]:

@@ -13,7 +13,7 @@ import numpy as np
 from core.errors import StoreError
 from core.runs.reader import RunReader
 from core.runs.records import Evidence, FloorRows
-from core.runs.store import SCHEMA_VERSION, Database, Store
+from core.runs.store import VERDICTS_SINCE, Database, Store
 from core.runs.verdict_rows import insert_evidence
 
 
@@ -36,7 +36,7 @@ class Revision:
     """
 
     def __init__(self, store: Store, run: RunReader, name: str) -> None:
-        if run.schema_version < SCHEMA_VERSION:
+        if run.schema_version < VERDICTS_SINCE:
             raise StoreError(
                 f"run '{run.run_id}' was stored by an older ULPscope; export it and ingest the npz to give it a verdict."
             )

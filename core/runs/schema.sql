@@ -1,5 +1,6 @@
--- The run file, schema version 2. One file holds one run and is never changed once it is in place. Version 1 had no tables kv,
--- kv_position, generation, generated_token and floor_position and no text in evidence; such files are read as runs without them.
+-- The run file, schema version 3. One file holds one run and is never changed once it is in place. Version 1 had no tables kv,
+-- kv_position, generation, generated_token and floor_position and no text in evidence, version 2 no tables layer, layer_position
+-- and op; such files are read as runs without them.
 -- A *row* of a side is one position of one prompt. Figures are defined in the metric contract (docs/metrics.md).
 
 CREATE TABLE run (
@@ -223,6 +224,46 @@ COMMENT ON COLUMN kv_position.neq IS 'elements whose values differ';
 COMMENT ON COLUMN kv_position.rms IS 'root mean square of the difference, unit of the cache';
 COMMENT ON COLUMN kv_position.max_ulps IS 'largest distance, ULPs of the compute dtype';
 
+CREATE TABLE layer (
+    pair INTEGER NOT NULL, prompt INTEGER NOT NULL, ordinal INTEGER NOT NULL, module VARCHAR NOT NULL, kind VARCHAR NOT NULL,
+    block INTEGER, dtype VARCHAR NOT NULL, positions INTEGER NOT NULL, elements BIGINT NOT NULL, neq BIGINT NOT NULL,
+    finite BIGINT NOT NULL, max_abs DOUBLE NOT NULL, rms DOUBLE NOT NULL, max_ulps BIGINT NOT NULL, mean_ulps DOUBLE NOT NULL,
+    nonfinite_mismatch BIGINT NOT NULL, first_position INTEGER, floor_rms DOUBLE
+);
+COMMENT ON TABLE layer IS 'outputs of the model''s modules on both sides of a pair at the positions looked at; no rows where a capture did not compare them';
+COMMENT ON COLUMN layer.pair IS 'index of the pair';
+COMMENT ON COLUMN layer.prompt IS 'index of the prompt';
+COMMENT ON COLUMN layer.ordinal IS '0-based place in the order in which the modules run';
+COMMENT ON COLUMN layer.module IS 'name of the module in the model; logits: what the model gives in the end, its head and all behind it';
+COMMENT ON COLUMN layer.kind IS 'embedding, norm, projection (in attention), attention (its whole), mlp (whole or part), residual (the stream after a block), head or other';
+COMMENT ON COLUMN layer.block IS '0-based block it belongs to, null outside the blocks';
+COMMENT ON COLUMN layer.dtype IS 'dtype of the module''s output on both sides, in which ULPs are counted; float32 where the two differ';
+COMMENT ON COLUMN layer.positions IS 'positions of the prompt that were looked at';
+COMMENT ON COLUMN layer.elements IS 'elements compared: positions looked at x width of the output';
+COMMENT ON COLUMN layer.neq IS 'elements whose values differ; +0 equals -0, NaN equals NaN';
+COMMENT ON COLUMN layer.finite IS 'elements finite on both sides, over which distances are taken';
+COMMENT ON COLUMN layer.max_abs IS 'largest absolute difference, unit of the output, over elements finite on both sides';
+COMMENT ON COLUMN layer.rms IS 'root mean square of the difference, unit of the output';
+COMMENT ON COLUMN layer.max_ulps IS 'largest distance, ULPs of dtype';
+COMMENT ON COLUMN layer.mean_ulps IS 'mean distance, ULPs of dtype';
+COMMENT ON COLUMN layer.nonfinite_mismatch IS 'elements where a NaN or infinity is not met by the same';
+COMMENT ON COLUMN layer.first_position IS 'lowest position looked at where an element differs, null if none does';
+COMMENT ON COLUMN layer.floor_rms IS 'the same rms of reordered prefills to a plain one, over all seeds, unit of the output; null where none was run';
+
+CREATE TABLE layer_position (
+    pair INTEGER NOT NULL, prompt INTEGER NOT NULL, ordinal INTEGER NOT NULL, position INTEGER NOT NULL, neq BIGINT NOT NULL,
+    rms DOUBLE NOT NULL, max_ulps BIGINT NOT NULL, floor_rms DOUBLE
+);
+COMMENT ON TABLE layer_position IS 'the same by position';
+COMMENT ON COLUMN layer_position.pair IS 'index of the pair';
+COMMENT ON COLUMN layer_position.prompt IS 'index of the prompt';
+COMMENT ON COLUMN layer_position.ordinal IS 'place of the module, as in layer';
+COMMENT ON COLUMN layer_position.position IS '0-based token index in its prompt';
+COMMENT ON COLUMN layer_position.neq IS 'elements whose values differ';
+COMMENT ON COLUMN layer_position.rms IS 'root mean square of the difference, unit of the output';
+COMMENT ON COLUMN layer_position.max_ulps IS 'largest distance, ULPs of layer.dtype';
+COMMENT ON COLUMN layer_position.floor_rms IS 'the same rms of reordered prefills to a plain one, over all seeds; null where none was run';
+
 CREATE TABLE generation (
     side INTEGER NOT NULL, prompt INTEGER NOT NULL, given_positions INTEGER NOT NULL, asked INTEGER NOT NULL, text VARCHAR NOT NULL
 );
@@ -239,3 +280,85 @@ COMMENT ON COLUMN generated_token.side IS 'index of the side';
 COMMENT ON COLUMN generated_token.prompt IS 'index of the prompt';
 COMMENT ON COLUMN generated_token.step IS '0-based; step 0 follows the given prompt';
 COMMENT ON COLUMN generated_token.token_id IS 'argmax of the side''s own logits there, lowest id on ties';
+
+CREATE TABLE op (
+    probe INTEGER NOT NULL, op VARCHAR NOT NULL, backend VARCHAR NOT NULL, dtype VARCHAR NOT NULL, size VARCHAR NOT NULL,
+    modules VARCHAR NOT NULL, elements BIGINT NOT NULL, rows_tried INTEGER NOT NULL, is_repeatable BOOLEAN, calls BIGINT,
+    differing_calls BIGINT,
+    worst_batch BIGINT, worst_call BIGINT, worst_neq BIGINT, worst_elements BIGINT, worst_max_ulps BIGINT,
+    is_batch_invariant BOOLEAN, batch_classes VARCHAR NOT NULL, batch_neq BIGINT, batch_max_ulps BIGINT,
+    is_position_invariant BOOLEAN, row_positions VARCHAR NOT NULL, relative_rms DOUBLE, seconds DOUBLE NOT NULL,
+    note VARCHAR NOT NULL, refusal VARCHAR NOT NULL
+);
+COMMENT ON TABLE op IS 'torch operations probed on one machine, one row an operation, dtype and size; filled in runs of kind ops only';
+COMMENT ON COLUMN op.probe IS '0-based number, in the order of probing';
+COMMENT ON COLUMN op.op IS 'name of the operation';
+COMMENT ON COLUMN op.backend IS 'backend of attention; empty for other operations';
+COMMENT ON COLUMN op.dtype IS 'dtype of its inputs and result; ULPs are counted in it';
+COMMENT ON COLUMN op.size IS 'size of one row of its inputs, and of what the rows share';
+COMMENT ON COLUMN op.modules IS 'modules of run.model that have this size; empty otherwise';
+COMMENT ON COLUMN op.elements IS 'elements of the result of one row';
+COMMENT ON COLUMN op.rows_tried IS 'rows that were row 0 of batches of their own; the classes are over all of them';
+COMMENT ON COLUMN op.is_repeatable IS 'every call gave the bits of the first at its batch size; null if not asked';
+COMMENT ON COLUMN op.calls IS 'calls made, over all batch sizes';
+COMMENT ON COLUMN op.differing_calls IS 'calls that gave other bits than the first at their batch size';
+COMMENT ON COLUMN op.worst_batch IS 'batch size of the call with most differing elements; 0 where none differs';
+COMMENT ON COLUMN op.worst_call IS 'its 0-based number at that batch size';
+COMMENT ON COLUMN op.worst_neq IS 'its elements that differ from the first call';
+COMMENT ON COLUMN op.worst_elements IS 'its elements in all';
+COMMENT ON COLUMN op.worst_max_ulps IS 'its largest distance to the first call, ULPs of the dtype';
+COMMENT ON COLUMN op.is_batch_invariant IS 'row 0 has the same bits at every batch size; null if not asked or without meaning (see note)';
+COMMENT ON COLUMN op.batch_classes IS 'JSON: batch sizes of equal bits of row 0, first that of batch 1; digest of the bits, elements that differ from batch 1, largest distance in ULPs';
+COMMENT ON COLUMN op.batch_neq IS 'most elements of the rows tried that differ from batch 1 in any class';
+COMMENT ON COLUMN op.batch_max_ulps IS 'largest distance of row 0 to batch 1 in any class, ULPs of the dtype';
+COMMENT ON COLUMN op.is_position_invariant IS 'one row at every index of a batch has the same bits; null if not asked';
+COMMENT ON COLUMN op.row_positions IS 'JSON: for each batch size, the indices of a batch of one row''s copies in groups of equal bits';
+COMMENT ON COLUMN op.relative_rms IS 'rms of row 0 alone minus a float64 computation of it, over the rms of the latter';
+COMMENT ON COLUMN op.seconds IS 'wall time of the probe, seconds';
+COMMENT ON COLUMN op.note IS 'why a question was not asked, or not at every batch size; empty otherwise';
+COMMENT ON COLUMN op.refusal IS 'why the machine does not have the operation, one sentence; empty if it was measured';
+
+CREATE TABLE kernel (
+    side INTEGER NOT NULL, ordinal INTEGER NOT NULL, module VARCHAR NOT NULL, library VARCHAR NOT NULL, name VARCHAR NOT NULL,
+    detail VARCHAR NOT NULL, launches BIGINT NOT NULL, microseconds DOUBLE NOT NULL
+);
+COMMENT ON TABLE kernel IS 'what each side launched for prompt 0, one row a kernel and module; no rows where it was not watched';
+COMMENT ON COLUMN kernel.side IS 'index of the side';
+COMMENT ON COLUMN kernel.ordinal IS '0-based, in the order in which they first ran';
+COMMENT ON COLUMN kernel.module IS 'innermost module of the model that ran; empty for the model itself';
+COMMENT ON COLUMN kernel.library IS 'torch: an operation; oneDNN, MKL: what these ran in it on a CPU; CUDA: a kernel on the device';
+COMMENT ON COLUMN kernel.name IS 'the library''s name of the operation or kernel';
+COMMENT ON COLUMN kernel.detail IS 'shapes and types as the library tells them; of a CUDA kernel the operation that launched it';
+COMMENT ON COLUMN kernel.launches IS 'how often, over the forwards that were looked at';
+COMMENT ON COLUMN kernel.microseconds IS 'its own time over these forwards while watched, microseconds';
+
+CREATE TABLE kernel_side (side INTEGER NOT NULL, forwards INTEGER NOT NULL, forwards_of INTEGER NOT NULL);
+COMMENT ON TABLE kernel_side IS 'sides whose kernels were watched';
+COMMENT ON COLUMN kernel_side.side IS 'index of the side';
+COMMENT ON COLUMN kernel_side.forwards IS 'forwards of the model that were looked at';
+COMMENT ON COLUMN kernel_side.forwards_of IS 'forwards of the model there were';
+
+CREATE TABLE remedy (
+    pair INTEGER NOT NULL, ordinal INTEGER NOT NULL, name VARCHAR NOT NULL, what VARCHAR NOT NULL, compute_dtype VARCHAR NOT NULL,
+    elements BIGINT, neq BIGINT, max_abs DOUBLE, rms DOUBLE, max_ulps BIGINT, flips INTEGER, noise_ratio DOUBLE,
+    reference_tokens_per_second DOUBLE, variant_tokens_per_second DOUBLE, reference_share DOUBLE, variant_share DOUBLE,
+    refusal VARCHAR NOT NULL
+);
+COMMENT ON TABLE remedy IS 'the same pair with one thing changed at a time; no rows where none were tried';
+COMMENT ON COLUMN remedy.pair IS 'index of the pair';
+COMMENT ON COLUMN remedy.ordinal IS '0-based; row 0 is the pair as it is';
+COMMENT ON COLUMN remedy.name IS 'name of the remedy';
+COMMENT ON COLUMN remedy.what IS 'what it changes, in a sentence';
+COMMENT ON COLUMN remedy.compute_dtype IS 'dtype the logits were compared in';
+COMMENT ON COLUMN remedy.elements IS 'logits compared: positions of all prompts x vocab; null where it was not measured, as all figures';
+COMMENT ON COLUMN remedy.neq IS 'elements whose values differ';
+COMMENT ON COLUMN remedy.max_abs IS 'largest absolute difference, logits';
+COMMENT ON COLUMN remedy.rms IS 'root mean square of the difference, logits';
+COMMENT ON COLUMN remedy.max_ulps IS 'largest distance, ULPs of compute_dtype';
+COMMENT ON COLUMN remedy.flips IS 'positions whose argmax differs';
+COMMENT ON COLUMN remedy.noise_ratio IS 'rms over rms of the rounding floor of the reference as it is, in the run''s dtype; null where there is no floor';
+COMMENT ON COLUMN remedy.reference_tokens_per_second IS 'tokens of the batch a second on the reference''s path with the remedy, median';
+COMMENT ON COLUMN remedy.variant_tokens_per_second IS 'the same of the variant''s path';
+COMMENT ON COLUMN remedy.reference_share IS 'of the throughput of the reference''s path without the remedy, median of rounds in turn';
+COMMENT ON COLUMN remedy.variant_share IS 'the same of the variant''s path';
+COMMENT ON COLUMN remedy.refusal IS 'why it was not measured, in a sentence; empty if it was';

@@ -26,8 +26,9 @@ from core.errors import StoreError
 from core.runs import labels, trash
 from core.runs.partial import Partial, sweep
 
-SCHEMA_VERSION = 2
-_READABLE_VERSIONS = (1, 2)
+SCHEMA_VERSION = 3
+VERDICTS_SINCE = 2  # from this version on a file has room for a verdict with its evidence
+_READABLE_VERSIONS = (1, 2, 3)
 SUFFIX = ".duckdb"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 _SMALL_RUN = 32 << 20  # bytes of logits
@@ -35,6 +36,7 @@ _REQUIRED_TABLES = {"run", "prompt", "token", "vocabulary", "side", "logits", "s
     "pair", "position", "ulp_histogram", "ulp_tile", "evidence",
 }  # fmt: skip
 _TABLES_OF_VERSION_2 = {"kv", "kv_position", "generation", "generated_token", "floor_position"}
+_TABLES_OF_VERSION_3 = {"layer", "layer_position"}
 _CONFIG: dict[str, Any] = {
     "threads": 2,
     "memory_limit": "320MB",
@@ -138,6 +140,8 @@ class Database:
         version = check_version(self.path, [row[0] for row in self.rows("SELECT schema_version FROM run")])
         if version >= 2:
             self._refuse_missing(_TABLES_OF_VERSION_2 - there)
+        if version >= 3:
+            self._refuse_missing(_TABLES_OF_VERSION_3 - there)
         return version
 
     def _refuse_missing(self, missing: set[str]) -> None:

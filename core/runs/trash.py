@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -87,6 +88,22 @@ def listed(store: Path) -> list[Discarded]:
     """What is in the trash, the latest deleted first."""
     found = [run for path in _entries(store) if (run := _run_in(path)) is not None]
     return sorted(found, key=lambda run: (run.deleted, run.entry), reverse=True)
+
+
+def entry_of(trash: Sequence[Discarded], name: str) -> str:
+    """The entry that a run's id, a unique beginning of one, or an entry's own name means; StoreError if there is none or several.
+
+    A run that was deleted, captured under the same id and deleted again is there twice: then the entry has to be named.
+    """
+    found = [run for run in trash if run.entry == name] or [run for run in trash if run.run_id == name]
+    if name and not found:
+        found = [run for run in trash if run.run_id.startswith(name)]
+    if len(found) == 1:
+        return found[0].entry
+    if found:
+        known = ", ".join(f"{run.run_id} ({run.entry})" for run in found[:3])
+        raise StoreError(f"'{name[:80]}' could be {known}; give the entry.")
+    raise StoreError(f"no deleted run '{name[:80]}'; `list --deleted` shows those there are.")
 
 
 def purge(store: Path, older_than_seconds: float = 0.0, entry: str | None = None) -> int:

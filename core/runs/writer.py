@@ -16,12 +16,18 @@ from numpy.typing import NDArray
 
 from core.errors import StoreError, UsageError
 from core.numerics import pyramid
-from core.numerics.divergence import RowFigures, SideRows, compare
+from core.numerics.divergence import SideRows, compare
 from core.numerics.totals import PairTotal
 from core.runs.background import Background
+from core.runs.figure_tables import position_table, side_position_table, tile_table, top_token_table
 from core.runs.figures import Figures, read_rows
+from core.runs.kernel_rows import insert_kernels
+from core.runs.kernels import KernelList
 from core.runs.kv import KvPart, KvSpool, kv_tables
+from core.runs.layer_rows import LayerRows
+from core.runs.recent_rows import RecentRows
 from core.runs.records import Evidence, FloorRows, Generation, RunHeader
+from core.runs.remedies import RemedyRow, insert_remedies
 from core.runs.store import SCHEMA_VERSION, Database, Store
 from core.runs.tiles import binary_rows, logits_table
 from core.runs.verdict_rows import insert_evidence
@@ -31,14 +37,25 @@ _WAITING_BYTES = 128 << 20  # of logits that wait to be stored: on a GPU the nex
 _REFERENCE_BYTES = 96 << 20  # of the reference that are kept for the variants; what is beyond is read back from the file
 _FIGURE_ROWS = 512  # rows of figures that are inserted at a time: an insert costs 2 ms however small it is
 _INSERT_BYTES = 1 << 28  # Arrow's binary offsets are 32 bits: a gigabyte-wide chunk must not wrap them
-_OF_SIDES = ("logits", "side_position", "top_token", "generation", "generated_token")  # tables with a column `side`
+_OF_SIDES = (
+    "logits",
+    "side_position",
+    "top_token",
+    "generation",
+    "generated_token",
+    "kernel",
+    "kernel_side",
+)  # tables with a column `side`
 _OF_PAIRS = (
     "position",
     "ulp_tile",
     "kv",
     "kv_position",
+    "layer",
+    "layer_position",
     "evidence",
     "floor_position",
+    "remedy",
 )  # and those with a column `pair`, of the ones filled while sides arrive
 _SCHEMA = (Path(__file__).parent / "schema.sql").read_text()
 
@@ -58,7 +75,7 @@ class RunWriter:
         self._rows_done = [0] * len(header.sides)
         self._hashes = [hashlib.sha256() for _ in header.sides]
         self._totals = [PairTotal() for _ in header.sides[1:]]
-        self._recent = _RecentRows(_REFERENCE_BYTES)
+        self._recent = RecentRows(_REFERENCE_BYTES)
         self._figures: dict[str, list[pa.Table]] = {}
         self._verdicts: dict[int, tuple[str, str, float | None]] = {}
         self._figure_rows = 0
@@ -68,6 +85,7 @@ class RunWriter:
         self._storing = Background("ulpscope-store", _WAITING_BYTES)
         self._uncommitted = 0
         self._database: Database | None = None
+        self._layers: LayerRows | None = None
         store.sweep()
         self._partial = store.new_partial(header.name, self._created, run_id)
         self.run_id = self._partial.path.stem
@@ -93,6 +111,8 @@ class RunWriter:
         """Nothing stays but the finished run, if there is one."""
         self._hashing.close()
         self._storing.close()
+        if self._layers is not None:
+            self._layers.close()
         if self._database is not None:
             self._database.abandon()
             self._database = None
@@ -147,6 +167,44 @@ class RunWriter:
             tables = kv_tables(side - 1, reference, part, self.header.format)
             for name, table in zip(("kv", "kv_position"), tables, strict=True):
                 self._open_database().insert(name, table)
+
+    def layers(self, chosen: Sequence[Sequence[int]]) -> LayerRows:
+        """What takes the outputs of the model's modules at the chosen positions of each prompt. Once a run, before the first side."""
+        lengths = [prompt.positions for prompt in self.header.prompts]
+        is_fitting = len(chosen) == len(lengths) and all(
+            list(positions) == sorted(set(positions)) and all(0 <= position < length for position in positions)
+            for positions, length in zip(chosen, lengths, strict=True)
+        )
+        if self._layers is not None or not is_fitting:
+            raise UsageError(
+                f"run '{self.header.name}': the positions at which modules are looked at are ascending ones of each prompt, once."
+            )
+        self._layers = LayerRows(self._partial.directory, chosen, self._storing.put, self._insert_layers)
+        return self._layers
+
+    def _insert_layers(self, name: str, table: pa.Table) -> None:
+        """In the storing thread."""
+        self._open_database().insert(name, table)
+
+    def write_kernels(self, listed: KernelList) -> None:
+        """What a side launched. Once a side."""
+        if not 0 <= listed.side < len(self.header.sides):
+            raise UsageError(f"kernels of side {listed.side} arrived; the run has {len(self.header.sides)} sides.")
+        self._storing.put(self._store_kernels, listed)
+
+    def _store_kernels(self, listed: KernelList) -> None:
+        """In the storing thread."""
+        insert_kernels(self._open_database(), listed)
+
+    def write_remedies(self, pair: int, rows: Sequence[RemedyRow]) -> None:
+        """What was tried on a pair. Once a pair."""
+        if not 0 <= pair < len(self.header.sides) - 1:
+            raise UsageError(f"remedies of pair {pair} arrived; the run has {len(self.header.sides) - 1} pairs.")
+        self._storing.put(self._store_remedies, pair, tuple(rows))
+
+    def _store_remedies(self, pair: int, rows: tuple[RemedyRow, ...]) -> None:
+        """In the storing thread."""
+        insert_remedies(self._open_database(), pair, rows)
 
     def write_generation(self, generation: Generation) -> None:
         """What the sides made of a prompt when they went on freely. Once a prompt."""
@@ -219,10 +277,10 @@ class RunWriter:
         figures = compare(reference, bits, self.header.format)
         self._totals[side - 1].add(figures)
         pair = side - 1
-        self._keep_figures("position", _position_table(pair, places, figures))
+        self._keep_figures("position", position_table(pair, places, figures))
         cells, _ = binary_rows(figures.tiles, figures.tiles.shape[1] * figures.tiles.itemsize)
         rows = np.arange(row, row + len(places), dtype=np.int32)
-        self._keep_figures("ulp_tile", _tile_table(pair, 0, rows, cells))
+        self._keep_figures("ulp_tile", tile_table(pair, 0, rows, cells))
         for index, figures_of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
                 self._write_side_figures(index, places, figures_of_side)
@@ -241,32 +299,8 @@ class RunWriter:
         self._figure_rows = 0
 
     def _write_side_figures(self, side: int, places: NDArray[np.int32], figures: SideRows) -> None:
-        self._keep_figures(
-            "side_position",
-            pa.table(
-                {
-                    "side": np.full(len(places), side, np.int32),
-                    "prompt": places[:, 0],
-                    "position": places[:, 1],
-                    "logsumexp": _nullable(figures.logsumexp),
-                }
-            ),
-        )
-        k = figures.top_ids.shape[1]
-        known = (figures.top_ids >= 0).ravel()
-        self._keep_figures(
-            "top_token",
-            pa.table(
-                {
-                    "side": np.full(int(known.sum()), side, np.int32),
-                    "prompt": np.repeat(places[:, 0], k)[known],
-                    "position": np.repeat(places[:, 1], k)[known],
-                    "rank": np.tile(np.arange(k, dtype=np.int32), len(places))[known],
-                    "token_id": figures.top_ids.ravel()[known],
-                    "logit": figures.top_logits.ravel()[known].astype(np.float64),
-                }
-            ),
-        )
+        self._keep_figures("side_position", side_position_table(side, places, figures))
+        self._keep_figures("top_token", top_token_table(side, places, figures))
 
     @property
     def finished_sides(self) -> tuple[str, ...]:
@@ -353,7 +387,7 @@ class RunWriter:
                 coarser = pyramid.pool(finer, pyramid.FACTOR, pyramid.FACTOR)
                 rows = np.arange(start, start + len(coarser) * span, span, dtype=np.int32)
                 cells, _ = binary_rows(coarser, coarser.shape[1] * coarser.itemsize)
-                database.insert("ulp_tile", _tile_table(pair, level, rows, cells))
+                database.insert("ulp_tile", tile_table(pair, level, rows, cells))
 
     def _write_provenance(self, database: Database) -> None:
         header = self.header
@@ -417,74 +451,3 @@ class RunWriter:
                     }
                 ),
             )
-
-
-class _RecentRows:
-    """The newest chunks of the reference that some variant has not had yet, up to `limit` bytes, and always the latest."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._chunks: list[tuple[int, NDArray[np.unsignedinteger]]] = []
-
-    def add(self, row: int, bits: NDArray[np.unsignedinteger]) -> None:
-        kept = sum(chunk.nbytes for _, chunk in self._chunks)
-        if self._chunks and kept + bits.nbytes > self._limit:
-            self._chunks.clear()  # a side as long as this is read back: the variants begin at its beginning, which is gone
-        self._chunks.append((row, bits))
-
-    def rows(self, row: int, count: int) -> NDArray[np.unsignedinteger] | None:
-        """[count, vocab], or None where not all of them are here."""
-        parts = []
-        for first, bits in self._chunks:
-            start, stop = max(row, first), min(row + count, first + len(bits))
-            if start < stop:
-                parts.append(bits[start - first : stop - first])
-        if sum(map(len, parts)) < count:
-            return None
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def forget(self, row: int) -> None:
-        """Drop what every side has passed: the chunks before `row`."""
-        self._chunks = [(first, bits) for first, bits in self._chunks if first + len(bits) > row]
-
-
-def _nullable(values: NDArray, kind: pa.DataType | None = None) -> pa.Array:
-    """NaN (or a negative token id) becomes null: 'undefined' is not a number."""
-    is_null = values < 0 if values.dtype.kind == "i" else np.isnan(values)
-    if kind is not None and values.dtype.kind == "f":
-        values = np.where(is_null, 0, values).astype(np.int64)
-    return pa.array(values, mask=is_null)
-
-
-def _tile_table(pair: int, level: int, rows: NDArray[np.int32], cells: pa.Array) -> pa.Table:
-    pairs, levels = np.full(len(rows), pair, np.int32), np.full(len(rows), level, np.int32)
-    return pa.table({"pair": pairs, "level": levels, "first_row": rows, "cells": cells})
-
-
-def _position_table(pair: int, places: NDArray[np.int32], figures: RowFigures) -> pa.Table:
-    finite = np.maximum(figures.finite, 1)
-    return pa.table(
-        {
-            "pair": np.full(len(places), pair, np.int32),
-            "prompt": places[:, 0],
-            "position": places[:, 1],
-            "neq": figures.neq,
-            "bit_identical": figures.is_bit_identical,
-            "max_abs": figures.max_abs,
-            "rms": np.sqrt(figures.sum_squares / finite),
-            "max_ulps": figures.max_ulps,
-            "max_ulps_token": figures.max_ulps_token.astype(np.int32),
-            "mean_ulps": figures.sum_ulps / finite,
-            "nonfinite_mismatch": figures.nonfinite_mismatch,
-            "reference_token": _nullable(figures.reference_token),
-            "variant_token": _nullable(figures.variant_token),
-            "is_flip": figures.is_flip,
-            "reference_margin": _nullable(figures.reference_margin),
-            "variant_margin": _nullable(figures.variant_margin),
-            "reference_margin_ulps": _nullable(figures.reference_margin_ulps, pa.int64()),
-            "variant_margin_ulps": _nullable(figures.variant_margin_ulps, pa.int64()),
-            "near_tie": figures.is_near_tie,
-            "is_tie": figures.is_tie,
-            "kl": _nullable(figures.kl),
-        }
-    )

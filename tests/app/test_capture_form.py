@@ -27,6 +27,7 @@ FORM = CaptureForm("a/model", ("one", "two\nlines"))
         ({"repeat": 6}, [], ["--repeat", "6"]),
         ({"kv": True}, [], ["--kv"]),
         ({"kv": False}, [], ["--no-kv"]),
+        ({"layers": True}, [], ["--layers"]),
         ({"device": "cuda:0"}, [], ["--device", "cuda:0"]),
         ({"keeps_finished": True}, [], ["--keep-finished"]),
         ({"name": "-odd"}, [], ["--name=-odd"]),

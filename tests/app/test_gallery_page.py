@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
+import json
 import shutil
 from datetime import datetime
 from pathlib import Path
@@ -10,8 +13,8 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import page_settings, state
-from app.gallery import Asked, matching
+from app import exports, page_settings, state
+from app.gallery import Asked, listed, matching
 from core.runs import labels
 from core.runs.gallery import RunCard, list_runs
 from core.runs.labels import Labels
@@ -89,8 +92,10 @@ ASKED: list[tuple[dict[str, str], list[str]]] = [
     ({"verdict": "bug suspected"}, ["three"]),
     ({"flips": "with flips"}, ["three"]),
     ({"flips": "without flips"}, ["two", "one"]),
-    ({"tag": "night"}, ["two"]),  # the whole tag, not a part
-    ({"tag": "nightly", "dtype": "float32"}, []),
+    ({"tags": ("night",)}, ["two"]),  # the whole tag, not a part
+    ({"tags": ("nightly", "vLLM")}, ["one"]),
+    ({"tags": ("nightly", "night")}, []),  # all of them, not any
+    ({"tags": ("nightly",), "dtype": "float32"}, []),
     ({"sort": "oldest"}, ["one", "two", "three"]),
     ({"sort": "name"}, ["two", "three", "one"]),
     ({"sort": "verdict"}, ["three", "one", "two"]),
@@ -141,8 +146,32 @@ def test_every_setting_of_the_gallery_is_tried_by_a_link():
 def test_a_link_to_a_device_or_a_tag_that_no_run_has_shows_none_and_says_what_it_asks_for():
     app = opened(tag="gone", device="<b>tpu</b>")
     assert names(app) == []
-    assert (app.selectbox(key="gallery_tag").value, app.selectbox(key="gallery_device").value) == ("gone", "<b>tpu</b>")
+    assert (app.multiselect(key="gallery_tags").value, app.selectbox(key="gallery_device").value) == (["gone"], "<b>tpu</b>")
     assert "0 of 5 runs" in said(app)
+
+
+def test_several_tags_are_asked_for_together_and_a_link_restores_them(own_store):
+    odd = "50%, <b>x</b>"  # a comma and a percent sign of its own
+    labels.write(own_store.directory, "injected-bug", Labels(("seen", odd)))
+    labels.write(own_store.directory, "fresh-against-cached", Labels(("seen",)))
+    app = opened()
+    app.multiselect(key="gallery_tags").set_value(["seen"]).run()
+    assert len(names(app)) == 2
+    app.multiselect(key="gallery_tags").set_value(["seen", odd]).run()
+    assert len(names(app)) == 1
+    assert app.query_params["tag"] == "seen,50%25%2C <b>x</b>"
+    again = opened(tag=app.query_params["tag"])
+    assert again.multiselect(key="gallery_tags").value == ["seen", odd]
+    assert names(again) == names(app)
+
+
+def test_a_file_that_is_no_run_is_named_above_the_table(own_store):
+    own_store.directory.mkdir()
+    (own_store.directory / "torn.duckdb").write_bytes(b"no run")
+    app = opened()
+    order = [type(element).__name__ for element in app.main if not hasattr(element, "children")]
+    assert "torn" in app.warning[0].value
+    assert order.index("Warning") < order.index("Dataframe")
 
 
 def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
@@ -248,7 +277,7 @@ def test_ticked_runs_that_a_filter_hides_are_counted_and_can_be_unticked(mine, o
     labels.write(own_store.directory, "mine", Labels(("seen",)))
     app = opened()
     app.session_state["ticked"] = ["mine", "injected-bug"]
-    app.selectbox(key="gallery_tag").set_value("seen").run()
+    app.multiselect(key="gallery_tags").set_value(["seen"]).run()
     assert "2 runs ticked" in said(app)
     assert "1 of them not shown" in said(app)
     app.button(key="untick").click().run()
@@ -282,7 +311,7 @@ def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
     raw = "\n".join(str(each.value) for each in app.caption)
     assert "\\*\\*bold\\*\\* \\[x\\]" in raw
     assert "[x](http" not in raw
-    assert app.selectbox(key="gallery_tag").options == ["any", "<b>x</b>", "nightly"]
+    assert app.multiselect(key="gallery_tags").options == ["<b>x</b>", "nightly"]
     app.text_input(key="gallery_search").set_value("nightly").run()
     assert len(names(app)) == 1
 
@@ -441,3 +470,16 @@ def test_a_dropped_files_name_is_rendered_inert(tmp_path):
     raw = "\n".join(str(each.value) for each in app.markdown)
     assert "[x](http" not in raw
     assert "\\[x\\]" in raw
+
+
+def test_the_list_is_exported_as_it_is_shown_with_every_figure_and_inert():
+    hostile = dataclasses.replace(CARD, run_id="evil", name="=cmd()", sides=("prefill", "=1"))
+    table = listed([hostile, *CARDS], {"evil": Labels(("a,b", "@x"), "+note")})
+    assert table["run_id"].tolist() == ["evil", "three", "two", "one"]
+    assert table["max_ulps"].tolist() == [7, 7, 900, 7]
+    assert json.loads(table["tags"][0]) == ["a,b", "@x"]
+    assert json.loads(table["verdicts"][1]) == ["bug suspected", "rounding"]
+    heading, row, *_ = csv.reader(io.StringIO(exports.csv(table).decode(), newline=""))
+    told = dict(zip(heading, row, strict=True))
+    assert (told["name"], told["note"]) == ("'=cmd()", "'+note")
+    assert not any(cell.startswith(("=", "+", "@")) for cell in row)

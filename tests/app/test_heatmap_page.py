@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
+
+from app import heatmap, state
+from core.uploads.ingest import ingest
 
 MAIN = str(Path(__file__).resolve().parents[2] / "app" / "main.py")
 
@@ -108,3 +112,32 @@ def test_a_window_belongs_to_its_run():
     app.selectbox(key="run").set_value("fresh-against-cached").run()
     assert not app.exception
     assert said(app, *NAMES) == {}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+def test_every_logit_of_a_position_is_exported_exactly(tmp_path, dtype):
+    """Distances between 1 and 1.5 and between 0.25 and 0.5 are so many steps by the formats' significands."""
+    reference = np.array([[0.0, 1.0, -1.0, np.nan, np.inf, -np.inf, 2.0, 0.5]] * 2, np.float32)
+    variant = np.array([[-0.0, 1.5, -1.0, np.nan, np.inf, 3.0, np.nan, 0.25]] * 2, np.float32)
+    dump = tmp_path / "dump.npz"
+    np.savez(dump, reference=reference, variant=variant, compute_dtype=dtype)
+    run = state.open_run(ingest(state.store(), [dump]))
+    assert run.header.compute_dtype == dtype
+    table = heatmap.position_row(state.View(run, run.pairs[0], 0, 1, run.positions(0)))
+    assert table["token_id"].tolist() == list(range(8))
+    assert np.array_equal(table["reference_logit"], reference[1].astype(float), equal_nan=True)
+    assert np.array_equal(table["variant_logit"], variant[1].astype(float), equal_nan=True)
+    bits = {"float16": 10, "float32": 23, "bfloat16": 7}[dtype]  # of the significand: between 1 and 1.5 lie half of 2^bits steps
+    assert table["ulps"].astype(object).where(table["ulps"].notna(), None).tolist() == [
+        0,
+        1 << (bits - 1),
+        0,
+        0,
+        0,
+        None,
+        None,
+        1 << bits,
+    ]
+    assert table["difference"].tolist()[:2] == [0.0, 0.5]
+    assert table["difference"].isna().tolist() == [False] * 5 + [True] * 2 + [False]
+    assert table["difference"].tolist()[7] == -0.25

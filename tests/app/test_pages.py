@@ -17,6 +17,7 @@ PAGES = {
     "heatmap": "ULP heatmap",
     "flips": "Flips",
     "kv_cache": "KV cache",
+    "layers": "Layers",
     "capture": "Capture",
     "upload": "Upload",
 }

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import charts, comparing
-from core.runs.classes import classes_of
+from app import charts, classes, comparing
+from app.state import open_run
+from core.runs.classes import classes_of, pairwise
+from core.runs.comparison import Compared, flip_sets
 from core.runs.gallery import list_runs
 from core.runs.store import Store, open_store
 from tests.app.test_selection import followed
@@ -67,7 +69,7 @@ def test_two_runs_stand_side_by_side_with_ratios(own_store):
     figures = app.dataframe[0].value
     assert figures.shape[1] == 2
     first, second = figures.loc["flips"]
-    assert first == "4"
+    assert first == "4 of 729"
     assert second.startswith("0")
     assert "bfloat16" in said(app) or "dtype" in " ".join(str(t.value) for t in app.table)
     assert "different tokens" in said(app)
@@ -109,3 +111,40 @@ def test_names_of_others_are_inert_in_the_figures():
     figure = charts.runs_by_distance([("<i>x</i>", np.array([1.0]), np.array([0.5]))])
     assert "<i>x" not in figure.to_json().replace("\\u003c", "<")
     assert comparing.MOST + 1 <= 6
+
+
+def test_tables_of_a_comparison_hold_the_figures_of_the_run_files(own_store):
+    runs = [open_run(name) for name in ("fresh-against-cached", "batch-1-against-n")]
+    compared = [Compared(run, run.pairs[0], run.positions(0)) for run in runs]
+    whole = comparing.exported(compared)
+    assert whole["run"].tolist() == [run.run_id for run in runs]
+    assert whole["flips"].tolist() == [run.pairs[0].summary.flips for run in runs]
+    assert whole["largest difference, logits"].tolist() == [run.pairs[0].summary.max_abs for run in runs]
+    assert whole["differing logits, share"].tolist() == [
+        run.pairs[0].summary.neq / (run.header.rows * run.header.vocab) for run in runs
+    ]
+    along = comparing.by_position(compared, 0)
+    assert along.groupby("run").size().to_dict() == {run.run_id: run.header.prompts[0].positions for run in runs}
+    for run in runs:
+        counted = comparing.distributions(compared).query("run == @run.run_id and distance_ulps > 0")["elements"].sum()
+        assert counted == run.pairs[0].summary.neq
+
+
+def test_flips_of_a_comparison_are_one_row_a_run(own_store):
+    run = open_run("fresh-against-cached")
+    twice = [Compared(run, run.pairs[0], run.positions(0))] * 2
+    table = comparing.flips_exported(flip_sets(twice), twice)
+    flips = run.positions(0).query("is_flip")
+    assert len(table) == 2 * len(flips) == 8
+    assert set(table["position"]) == set(flips["position"])
+    assert comparing.flips_exported([], twice).columns.tolist() == table.columns.tolist()
+
+
+def test_every_two_classes_are_exported_with_their_names(own_store):
+    run = open_run("batch-1-against-n")
+    groups = classes_of(run)
+    table = classes.pair_table(pairwise(run), groups, run)
+    assert table[["side", "other_side"]].to_numpy().tolist() == [
+        ["decode", "decode+batch:2"], ["decode", "prefill"], ["decode+batch:2", "prefill"],
+    ]  # fmt: skip
+    assert table["neq"].tolist()[:2] == [run.pairs[0].summary.neq, run.pairs[2].summary.neq]

@@ -148,7 +148,8 @@ LINKED_SETTINGS = {
     "near_ties": {"threshold": "17", "logits": "0.5", "unit": "logits", "of": "all-prompts", "top": "ranks"},
     "flips": {"list": "flips-and-near-ties", "top": "ranks"},
     "kv_cache": {"of": "all-prompts", "measure": "rms", "kind": "value", "colour": "max_ulps"},
-    "heatmap": {"by": "ulps"},
+    "layers": {"of": "all-prompts", "measure": "max_ulps", "module": "model.layers.1.mlp"},
+    "heatmap": {"by": "ulps", "colours": "linear", "scale": "view"},
     "repeats": {"figure": "flips"},
     "compare": {"with": "fresh-against-cached", "by": "kl"},
     "runs": {
@@ -157,7 +158,7 @@ LINKED_SETTINGS = {
         "verdict": "rounding",
         "flips": "only",
         "device": "cpu",
-        "tag": "nightly",
+        "tag": "nightly,vLLM",
         "sort": "flips",
     },
 }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.verdict import _marked
+from app.verdict import _marked, _title
+from core.runs.records import Evidence
 from core.runs.store import Store
+from core.runs.verdicts import Rung
 from core.uploads.ingest import ingest
 from tests.app.test_verdict_page import label, opened, said
 from tests.core.uploads.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states
@@ -60,3 +62,16 @@ def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):
 )
 def test_only_what_stands_between_backticks_is_code(text, shown):
     assert _marked(text, bold=True).replace(" ", "").replace("\N{WORD JOINER}", "") == shown.replace(" ", "")
+
+
+def test_every_check_of_a_dump_is_named_by_what_it_checked(own_store, tmp_path):
+    run_id = ingest(own_store, [saved(tmp_path / "d.npz", reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS))])
+    titles = [fold.label.split("**")[1] for fold in opened(run=run_id).expander if "Dump validity" in fold.label]
+    checks = ("shapes and tokens", "shift", "logits or probabilities", "NaN and infinity", "truncation")
+    assert titles == [f"Dump validity: {check}" for check in checks]
+
+
+def test_rows_of_one_rung_that_are_of_one_side_each_are_named_by_the_side_and_inert():
+    rows = tuple(Evidence("sampler", f"tokens that '{name}' emitted", {}, "passed", "x") for name in ("a", "<b>*b*"))
+    assert [_title(Rung("sampler", rows, ""), row) for row in rows] == ["Sampler: a", "Sampler: \\<b\\>\\*b\\*"]
+    assert _title(Rung("sampler", rows[:1], ""), rows[0]) == "Sampler"

@@ -33,3 +33,19 @@ def test_an_uploaded_file_name_cannot_leave_its_folder(name, safe):
 )
 def test_sizes_use_the_largest_unit_above_one(count, shown):
     assert words.size(count) == shown
+
+
+def test_what_a_row_of_evidence_checked_is_told_by_its_figures_and_its_rung():
+    assert words.checked("validity", ["nonfinite_mismatch", "positions", "first"]) == "NaN and infinity"
+    assert words.checked("validity", ["same_argmax_shifted_by_0", "same_argmax_shifted_by_1"]) == "shift"
+    assert words.checked("float32", ["nonfinite_mismatch"]) == ""  # a figure that many rungs have
+    assert words.checked("structure", ["modules", "first_module"]) == "over modules"
+
+
+def test_logits_are_shown_with_the_digits_they_have_and_undefined_ones_as_such():
+    assert [words.logit(value) for value in (0.34375, 2.0**-24, None, float("nan"))] == [
+        "0.34375",
+        "5.96046448e-08",
+        "undefined",
+        "undefined",
+    ]

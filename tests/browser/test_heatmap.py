@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -155,7 +156,9 @@ def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, das
     moved = window(canvas)
     assert moved[0] == pytest.approx(y0 - (y1 - y0) / 4, abs=2)
     assert moved[2] == pytest.approx(x0 - (x1 - x0) / 4, abs=10)
-    page.wait_for_url(re.compile("rows="), timeout=15_000)
+    page.wait_for_url(
+        re.compile(rf"rows={int(moved[0])}(%3A|:)"), timeout=15_000
+    )  # where the wheel came to rest it may have been said before
     settle(page)
     assert "position=0" in page.url  # a drag selects nothing
     linked = {axis: [int(n) for n in re.search(rf"{axis}=(\d+)(?:%3A|:)(\d+)", page.url).groups()] for axis in ("rows", "tokens")}
@@ -333,3 +336,27 @@ def test_two_fingers_zoom(browser: Browser, dashboard: Dashboard):
     assert (y1 - y0) / 287 == pytest.approx(0.5, rel=0.15)
     assert json.loads(canvas.get_attribute("data-view") or "")["x0"] == x0
     context.close()
+
+
+def test_colours_and_scale_are_in_the_link_and_the_map_is_saved_as_a_picture(page: Page, dashboard: Dashboard):
+    canvas = opened(page, dashboard, "run=batch-1-against-n&position=89&rows=80:97&tokens=0:1024")
+    before = canvas.evaluate(COLOURED)
+    for name, said in (("linear", "colours=linear"), ("this view", "scale=view")):
+        page.get_by_role("button", name=name, exact=True).click()
+        page.wait_for_url(re.compile(said), timeout=15_000)
+        settle(page)
+    page.goto(page.url)
+    settle(page)
+    drawn(page)
+    for name in ("linear", "this view"):
+        expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")
+    assert page.locator("canvas[data-state]").evaluate(COLOURED) != before
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save the map as PNG").click()
+    assert saved.value.suggested_filename == "batch-1-against-n-pair0-heatmap-ulps-by-id-rows80-96-columns0-1023.png"
+    png = saved.value.path().read_bytes()
+    width, height = struct.unpack(">II", png[16:24])  # of the IHDR chunk
+    box = page.locator("canvas[data-state]").bounding_box()
+    assert box is not None
+    assert png.startswith(b"\x89PNG")
+    assert (width, height) == (pytest.approx(box["width"], abs=1), pytest.approx(box["height"] + 50, abs=1))

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from core.runs.store import Store
 from tests.core.conftest import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,6 +98,7 @@ def test_the_gate_decides_the_exit_code(cli, case, gate, code):
         (["show", "nothing"], "no run 'nothing'"),
         (["show", "../x"], "is not a run id"),
         (["delete", "nothing", "--yes"], "no run 'nothing'"),
+        (["restore", "nothing"], "no deleted run 'nothing'"),
         (["capture", "--model", "no/such/folder", "--prompt", "x"], "no/such/folder"),
         (["capture", "--model", "sample_runs/model"], "no prompt was given"),
         (["ingest", CASES / "flips_fp16.json"], "flips_fp16.json"),
@@ -260,6 +262,25 @@ def test_side_names_that_look_like_markup_are_printed_as_they_are(cli, tmp_path)
     assert "[red]c" in done.stdout
     run_id = json.loads(cli("ingest", tmp_path / "odd.npz", "--json").stdout)["run_id"]
     assert "[red]c" in cli("show", run_id).stdout
+
+
+def test_what_the_dashboard_deleted_is_listed_and_put_back_and_never_over_another(cli, tmp_path):
+    run_id = json.loads(cli("ingest", CASES / "flips_fp16.npz", "--name", "[red]Golden", "--json").stdout)["run_id"]
+    store = Store(tmp_path / "runs")
+    kept = store.path_of(run_id).read_bytes()
+    assert json.loads(cli("list", "--deleted", "--json").stdout) == []
+    entry = store.discard(run_id)
+    (listed,) = json.loads(cli("list", "--deleted", "--json").stdout)
+    assert (listed["run_id"], listed["name"], listed["bytes"], listed["entry"]) == (run_id, "[red]Golden", len(kept), entry)
+    assert "[red]Golden" in cli("list", "--deleted").stdout
+    assert json.loads(cli("restore", run_id[:10], "--json").stdout) == {"restored": [run_id]}
+    assert store.path_of(run_id).read_bytes() == kept
+    store.discard(run_id)
+    store.directory.joinpath(f"{run_id}.duckdb").write_bytes(b"another")
+    done = cli("restore", run_id)
+    assert done.returncode == 2
+    assert "is there again; nothing was changed" in done.stderr
+    assert store.directory.joinpath(f"{run_id}.duckdb").read_bytes() == b"another"
 
 
 def test_deleting_a_run_twice_in_one_command_deletes_it_once(cli):

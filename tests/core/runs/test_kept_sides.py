@@ -12,6 +12,8 @@ import pytest
 from core.errors import UsageError
 from core.runs import writer as writing
 from core.runs.kv import KvPart
+from core.runs.layer_rows import LayerRows
+from core.runs.layer_spool import LayerModule, LayerPart
 from core.runs.reader import RunReader
 from core.runs.records import Evidence, FloorRows, Generation
 from core.runs.store import Store
@@ -28,12 +30,20 @@ def judge(writer: RunWriter, pairs: int) -> None:
         writer.write_verdict(pair, "rounding", "It is rounding.", 1.0, evidence, [FloorRows("float32", rows, rows)])
 
 
+def put_out(layers: LayerRows, side: int, bits: np.ndarray) -> None:
+    """What one module put out on a side: some of its logits' bits."""
+    layers.write(side, LayerPart(0, LayerModule(0, "model.norm", "norm"), 0, bits[:2, :16].copy(), "bfloat16"))
+    layers.end(side, 0)
+
+
 def stopped_at(store: Store, written_rows: int, *, sides: int = 3) -> Path:
     """A run whose last side got no further than `written_rows`, with caches and generations of all of them."""
     header = header_of(sides=sides)
     bits = bits_of_sides(header)
     with RunWriter(store, header, run_id="kept") as writer:
+        layers = writer.layers([[0, 2], [1]])
         for side in range(sides):
+            put_out(layers, side, bits[side])
             part = KvPart(0, 0, "key", 0, bits[side][:3, :16].reshape(1, 3, 16).copy())
             writer.write_kv(side, part)
             writer.write(side, 0, bits[side][: header.rows if side < sides - 1 else written_rows])
@@ -49,7 +59,9 @@ def of_two(store: Store) -> Path:
     header = header_of(sides=3)
     bits = bits_of_sides(header)
     with RunWriter(store, replace(header, sides=header.sides[:2]), run_id="two") as writer:
+        layers = writer.layers([[0, 2], [1]])
         for side in range(2):
+            put_out(layers, side, bits[side])
             writer.write_kv(side, KvPart(0, 0, "key", 0, bits[side][:3, :16].reshape(1, 3, 16).copy()))
             writer.write(side, 0, bits[side])
         writer.write_generation(Generation(0, 3, 2, ((0, 2), (1, 2)), ("a", "b")))

@@ -241,3 +241,22 @@ def test_a_link_to_a_run_is_discarded_and_restored_as_a_link(store: Store, tmp_p
     store.restore(store.discard("link"))
     assert (store.directory / "link.duckdb").is_symlink()
     assert Path(target).exists()
+
+
+def test_a_deleted_run_is_meant_by_its_id_a_beginning_of_it_or_its_entry(store: Store) -> None:
+    entry = store.discard("mine")
+    older = in_trash(store, "mint", 2).name
+    for name, meant in (("mine", entry), (entry, entry), ("mint", older), (older, older)):
+        assert trash.entry_of(store.discarded(), name) == meant
+    with pytest.raises(StoreError, match=f"'min' could be mine .{entry}., mint .{older}.; give the entry"):
+        trash.entry_of(store.discarded(), "min")
+    for nothing in ("", "x", "../mine", "ine"):
+        with pytest.raises(StoreError, match="no deleted run"):
+            trash.entry_of(store.discarded(), nothing)
+
+
+def test_a_run_deleted_twice_is_meant_by_its_entry_only(store: Store) -> None:
+    newer, older = store.discard("mine"), in_trash(store, "mine", 2).name
+    with pytest.raises(StoreError, match="give the entry"):
+        trash.entry_of(store.discarded(), "mine")
+    assert trash.entry_of(store.discarded(), older) == older != newer

@@ -1,0 +1,118 @@
+"""`kernels` and `remedies`: what a captured run holds of its pairs beside their logits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from core.commands.console import JsonOption, StoreOption, number, out, print_json
+from core.errors import UsageError
+from core.runs.gate import percent
+from core.runs.kernels import KernelPair, in_words, is_multiplied, records_of, side_by_side
+from core.runs.reader import RunReader, StoredPair
+from core.runs.remedies import RemedyRow, advice
+from core.runs.store import open_store
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")]
+VariantOption = Annotated[str | None, typer.Option(help="This variant only. Default: every one.")]
+
+
+def kernels(
+    run_id: RunArgument,
+    variant: VariantOption = None,
+    differing: Annotated[
+        bool, typer.Option("--differing", help="Only kernels of one side, or launched more often by one.")
+    ] = False,
+    modules: Annotated[bool, typer.Option("--modules", help="A kernel apart for each kind of module in which it runs.")] = False,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Print which kernels each side launched, side by side, and in which module.
+
+    The run has to be captured with --kernels:  python -m core capture ... --kernels
+    """
+    with RunReader(_path(store, run_id)) as run:
+        found = []
+        for pair in _pairs(run, variant):
+            lists = run.kernels.get(0), run.kernels.get(pair.index + 1)
+            if lists[0] is None or lists[1] is None:
+                raise UsageError(f"run '{run.run_id}' holds no kernels; capture it with --kernels{_again(run, '--kernels')}.")
+            pairs = side_by_side(lists[0], lists[1], by_module=modules)
+            found.append((pair, [each for each in pairs if not differing or each.only or is_multiplied(each)]))
+        if as_json_:
+            listed = [{"reference": p.reference, "variant": p.variant, "kernels": records_of(rows)} for p, rows in found]
+            print_json({"run_id": run.run_id, "pairs": listed})
+            return
+        for pair, rows in found:
+            _print_kernels(pair, rows)
+
+
+def remedies(run_id: RunArgument, variant: VariantOption = None, store: StoreOption = None, as_json_: JsonOption = False) -> None:
+    """Print what would make the sides of a run agree, and what throughput that keeps.
+
+    The run has to be captured with --remedies:  python -m core capture ... --remedies
+    """
+    with RunReader(_path(store, run_id)) as run:
+        found = [(pair, run.remedies.get(pair.index, [])) for pair in _pairs(run, variant)]
+        if not all(rows for _, rows in found):
+            raise UsageError(f"run '{run.run_id}' holds no remedies; capture it with --remedies{_again(run, '--remedies')}.")
+        if as_json_:
+            listed = [
+                {"reference": p.reference, "variant": p.variant, "remedies": [asdict(row) for row in rows]} for p, rows in found
+            ]
+            print_json({"run_id": run.run_id, "pairs": listed})
+            return
+        for pair, rows in found:
+            _print_remedies(pair, rows)
+
+
+def _path(store: Path | None, run_id: str) -> Path:
+    return open_store(store).path_of(run_id)
+
+
+def _pairs(run: RunReader, variant: str | None) -> list[StoredPair]:
+    pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
+    if not pairs:
+        raise UsageError(f"no variant '{variant}'; there are {', '.join(pair.variant for pair in run.pairs)}.")
+    return pairs
+
+
+def _again(run: RunReader, option: str) -> str:
+    about = run.header.provenance
+    return f": {about.command} {option}" if about.kind == "capture" and about.command else " from its model"
+
+
+def _print_kernels(pair: StoredPair, rows: list[KernelPair]) -> None:
+    shown = Table(title=f"Launches a forward, {escape(pair.reference)} and {escape(pair.variant)}")
+    for column in ("kernel", "by", "in", "reference", "variant", "ratio", "µs", "µs"):
+        shown.add_column(column, justify="left" if column in ("kernel", "by", "in") else "right", overflow="fold")
+    for each in rows:
+        shown.add_row(
+            escape(each.name), each.library, escape("; ".join(place or "the model itself" for place in each.places[:2])),
+            f"{each.reference_launches:.4g}", f"{each.variant_launches:.4g}", "" if each.ratio is None else f"{each.ratio:.3g}",
+            f"{each.reference_microseconds:,.0f}", f"{each.variant_microseconds:,.0f}",
+        )  # fmt: skip
+    out.print(shown)
+    out.print(in_words(rows, (pair.reference, pair.variant)).replace("`", "'"), markup=False, soft_wrap=True)
+
+
+def _print_remedies(pair: StoredPair, rows: list[RemedyRow]) -> None:
+    shown = Table(title=f"{escape(pair.reference)} and {escape(pair.variant)}")
+    for column in ("remedy", "differ", "rms", "noise ratio", "max ULPs", "of", "flips", "reference keeps", "variant keeps"):
+        shown.add_column(column, justify="left" if column in ("remedy", "of") else "right", overflow="fold")
+    for row in rows:
+        if row.is_measured:
+            shown.add_row(
+                row.name, percent((row.neq or 0) / (row.elements or 1)) if row.neq else "none", number(row.rms, 3), number(row.noise_ratio, 3),
+                f"{row.max_ulps:,}", row.compute_dtype, f"{row.flips:,}", f"{row.reference_share:.0%}", f"{row.variant_share:.0%}",
+            )  # fmt: skip
+    out.print(shown)
+    for row in rows:
+        if not row.is_measured:
+            out.print(f"{row.name}: not measured. {row.refusal}", markup=False, soft_wrap=True)
+    out.print(advice(rows).replace("**", ""), markup=False, soft_wrap=True)

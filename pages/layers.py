@@ -1,0 +1,144 @@
+"""Layers: which module's output differs first, how that grows with depth beside the rounding floor, and at which positions."""
+
+from functools import partial
+
+import numpy as np
+import streamlit as st
+
+from app import charts, exports, layers, state, widgets, words
+from core.runs.layers import MEASURES, module_named, modules_of, summary_of
+
+view = widgets.head(
+    "Layers",
+    state.current_view(),
+    "What every module of the model puts out on both sides at the same positions, element by element. Distances in ULPs of each output's own dtype; rms in its own unit.",
+)
+everything = view.run.layers(view.pair.index)
+if everything.empty:
+    layers.nothing_to_compare(view)
+prompts = view.run.header.prompts
+scope = "this prompt"
+if len(prompts) > 1:
+    scope = st.segmented_control("Figures of", ["this prompt", "all prompts"], required=True, key="layers_scope") or scope
+table = everything if scope == "all prompts" else everything[everything["prompt"] == view.prompt]
+modules = modules_of(table)
+found = summary_of(modules)
+if found is None:
+    st.info(f"None of the positions looked at is in prompt {view.prompt}; other prompts have some: choose all prompts above.")
+    st.stop()
+said = layers.sentence(found, scope == "all prompts")
+first = found.first
+if first is None:
+    st.success(f"{said} That is at {words.plural(found.positions, 'position')} of {scope}.")
+    st.stop()
+st.markdown(said)
+st.markdown(layers.against_floor(found, modules))
+broken = next((each for each in modules if each.nonfinite_mismatch), None)
+if broken is not None:
+    st.error(
+        f"NaN or infinity on one side only, first in {words.plural(broken.nonfinite_mismatch, 'element')} of `{widgets.code(broken.module)}`. "
+        "No order of summation explains a NaN; an infinity can be an overflow of the dtype."
+    )
+layers.figures(found, sum(prompt.positions for prompt in prompts) if scope == "all prompts" else prompts[view.prompt].positions)
+
+names = ["", *(each.module for each in modules)]
+if st.session_state.get("layers_module", "") not in names:
+    st.session_state["layers_module"] = ""
+shown = module_named(modules, st.session_state.get("layers_module", "")) or first
+
+
+def open_module(chart: str, *, with_position: bool) -> None:
+    """A click opens the module it is at, and on the map selects the position."""
+    place = widgets.chosen_position(chart, 0)
+    if place is not None:
+        st.session_state["layers_module"] = modules[place].module
+    if with_position and (position := widgets.chosen_position(chart, 1)) is not None:
+        state.select(position=position)
+
+
+st.subheader("Growth over depth")
+st.plotly_chart(
+    charts.module_growth(modules, shown.module), key="layers_growth", on_select=partial(open_module, "layers_growth", with_position=False),
+    selection_mode="points", theme="streamlit", config=exports.charts_config(exports.file_stem(view, "layers-growth")),
+)  # fmt: skip
+st.caption(
+    f"rms of variant minus reference at each module's output, {scope}, each in its own unit, log scale; thick: the stream after each block, and the logits. "
+    "Dotted: the rounding floor, what reordering every linear map does to the same module. Rounding stays near it and grows smoothly; a step away from it is worth a look. "
+    "Shaded: equal in every element. A click opens the module."
+)
+
+options = [name for name in MEASURES if found.has_floor or name != "ratio"]
+if st.session_state.get("layers_measure") not in options:
+    st.session_state["layers_measure"] = options[0]
+title, which = st.columns([3, 2], vertical_alignment="bottom")
+title.subheader(f"Where in {f'prompt {view.prompt}' if len(prompts) > 1 else 'the prompt'}")
+measure = (
+    which.segmented_control("Colour", options, format_func=layers.MEASURES.__getitem__, required=True, key="layers_measure")
+    or options[0]
+)
+grid = state.layer_grid(view, measure)
+if grid.modules:
+    st.plotly_chart(
+        charts.module_map(grid, shown.module, view.position), key="layers_map", on_select=partial(open_module, "layers_map", with_position=True),
+        selection_mode="points", theme="streamlit", config=exports.charts_config(exports.file_stem(view, f"layers-{measure}-prompt{view.prompt}")),
+    )  # fmt: skip
+    wide = int(np.diff(grid.edges).max())
+    st.caption(
+        f"Modules, in the order in which they run, x positions; colour is {layers.MEANINGS[measure]}."
+        + (f" A cell shows the largest of up to {wide} positions." if wide > 1 else "")
+        + (
+            f" {len(grid.positions):,} of {prompts[view.prompt].positions:,} positions were looked at."
+            if len(grid.positions) < prompts[view.prompt].positions
+            else ""
+        )
+        + (" Red squares: NaN or infinity on one side only." if grid.is_mismatch.any() else "")
+        + " Grey is equal. The triangles mark the open module and the selected position; a click opens both, dragging zooms in, a double click back out."
+    )
+
+begins_at = words.visible(first.module)
+st.subheader("Module")
+st.selectbox(
+    "Module", names, key="layers_module", label_visibility="collapsed",
+    format_func=lambda name: words.visible(name) if name else f"the first that differs: {begins_at}",
+)  # fmt: skip
+st.markdown(layers.module_figures(shown))
+along = view.run.layer_positions(view.pair.index, view.prompt, shown.ordinal)
+
+
+def pick_position() -> None:
+    position = widgets.chosen_position("layers_module_chart", 0)
+    if position is not None:
+        state.select(position=position)
+
+
+if along["neq"].any():
+    st.plotly_chart(
+        charts.module_positions(along["position"].to_numpy(int), along["rms"].to_numpy(float), along["floor_rms"].to_numpy(float, na_value=np.nan), view.position),
+        key="layers_module_chart", on_select=pick_position, selection_mode="points", theme="streamlit",
+        config=exports.charts_config(exports.file_stem(view, f"layers-{words.file_name(shown.module)}-prompt{view.prompt}")),
+    )  # fmt: skip
+    st.caption(
+        f"rms of the difference at each position of prompt {view.prompt}, unit of the output, log scale; gaps where nothing differs. A click selects the position."
+    )
+else:
+    st.caption(f"Equal at every position looked at in prompt {view.prompt}.")
+
+st.subheader("Modules")
+st.dataframe(
+    layers.rows(modules, scope == "all prompts"),
+    hide_index=True,
+    key="layers_table",
+    column_config=layers.COLUMNS,
+    placeholder="–",
+)
+st.caption(
+    f"{words.opening(scope)}, in the order in which they run; a heading sorts. rms, floor and largest difference in the unit of each output. "
+    "rms / floor: – where no floor was run, or the floor is 0."
+)
+with st.container(horizontal=True, vertical_alignment="center"):
+    tables = {
+        "by prompt and module": everything,
+        "by module and position": partial(view.run.layer_positions, view.pair.index, view.prompt),
+    }
+    exports.download(tables, exports.file_stem(view, "layers"), "layers")
+    exports.picture_format()

@@ -1,0 +1,31 @@
+"""Remedies: what to change so that the sides agree, and what that costs."""
+
+import streamlit as st
+
+from app import exports, remedies, state, widgets
+from core.runs.remedies import advice
+
+view = widgets.head(
+    "Remedies",
+    state.current_view(),
+    "The same pair with one thing changed at a time: how much of the divergence is left, and how much of the throughput.",
+)
+tried = view.run.remedies.get(view.pair.index, [])
+if not tried:
+    remedies.nothing_tried(view)
+st.markdown(advice(tried))
+table = remedies.rows(tried)
+height = widgets.table_height(len(table), 12)
+widgets.room("remedies", height).dataframe(
+    table, hide_index=True, key="remedies_table", column_config=remedies.COLUMNS, placeholder="–", height=height
+)
+st.caption(
+    f"{remedies.names(view)} under each remedy, over all positions. Differences in logits, max ULPs of the dtype named beside them. "
+    f"Noise ratio: rms over that of the rounding floor of the reference in {view.dtype} as it is, so 1 is as far apart as reordered sums. "
+    "Keeps: share of the same path's tokens a second without the remedy, median of rounds in which both took turns on the first prompt."
+)
+about = view.run.header.provenance
+st.caption(
+    f"Measured on {widgets.escaped(about.device_name or about.device or 'an unknown device')}; another machine keeps another share."
+)
+exports.download({"remedies": lambda: remedies.exported(tried)}, exports.file_stem(view, "remedies"), "remedies")

@@ -1,0 +1,150 @@
+"""The Layers page, on runs whose every figure is planted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+from streamlit.util import calc_hash
+
+from app import charts
+from core.runs.layers import grid, modules_of
+from core.runs.reader import RunReader
+from core.runs.store import Store
+from core.uploads.ingest import ingest
+from tests.core.runs.layer_runs import GROWING, MODULES, layer_run
+from tests.core.runs.made_runs import calm_sides, header_of, write_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch) -> Store:
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    return Store(tmp_path / "runs")
+
+
+def opened(**link: str) -> AppTest:
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    for key, value in link.items():
+        app.query_params[key] = value
+    app._page_hash = calc_hash("layers")
+    app.run()
+    assert not app.exception
+    return app
+
+
+def said(app: AppTest) -> str:
+    kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
+    return "\n".join(str(element.value) for kind in kinds for element in getattr(app, kind))
+
+
+def figures(app: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in app.metric}
+
+
+def test_the_page_opens_with_the_first_module_and_position_that_differ(own_store):
+    app = opened(run=layer_run(own_store, GROWING), prompt="1")
+    assert app.title[0].value == "Layers"
+    assert (
+        "**`model.layers.0`** (residual) **is the first module that differs, at position 3**: 1 of 40 (2.5%) of its elements. "
+        "In the end 1 of 40 (2.5%) of the logits differ." in said(app)
+    )
+    assert figures(app) == {
+        "First module": "block 0", "First block": "0", "Logits that differ": "2.5%", "Largest over floor": "0.632", "Positions looked at": "all 5",
+    }  # fmt: skip
+    assert "Furthest from the floor: `logits`, 0.632 times its rms." in said(app)
+    assert len(app.get("plotly_chart")) == 3
+    assert app.dataframe[0].value["module"].tolist() == [module.name for module in MODULES]
+    assert app.dataframe[0].value["max ULPs"].tolist() == [0, 0, 0, 1, 2, 4]
+
+
+def test_all_prompts_together_name_the_prompt_too(own_store):
+    app = opened(run=layer_run(own_store, GROWING), prompt="1", of="all-prompts")
+    assert "is the first module that differs, at prompt 0, position 1" in said(app)
+    assert figures(app)["Positions looked at"] == "all 8"
+    assert app.dataframe[0].value["in prompt"].tolist()[2:4] == [0, 0]
+
+
+def test_equal_outputs_are_a_sentence_and_no_empty_plot(own_store):
+    app = opened(run=layer_run(own_store, {}), prompt="1")
+    assert "No module differs: all 6 put out the same numbers on both sides. That is at 5 positions" in app.success[0].value
+    assert not app.get("plotly_chart")
+
+
+def test_a_module_is_opened_by_a_link_and_by_hand_and_its_name_is_no_markup(own_store):
+    run_id = layer_run(own_store, GROWING)
+    app = opened(run=run_id, prompt="0", module="model.layers.1")
+    assert app.selectbox(key="layers_module").value == "model.layers.1"
+    assert "`model.layers.1`, residual of block 1: 2 of 24 (8.3%) of its elements differ" in said(app)
+    assert app.query_params["module"] == "model.layers.1"
+    app.selectbox(key="layers_module").set_value(MODULES[2].name).run()
+    assert not app.exception
+    assert "`model.layers.0.attn.<b>q</b>_proj`, projection of block 0" in said(app)
+    assert app.query_params["module"] == MODULES[2].name
+    gone = opened(run=run_id, prompt="0", module="no such module")
+    assert gone.selectbox(key="layers_module").value == ""
+
+
+@pytest.mark.parametrize(
+    ("measure", "meaning"),
+    [
+        ("ratio", "rounding floor in the whole prompt"),
+        ("neq_share", "share of the output's"),
+        ("max_ulps", "ULPs of the output's own dtype"),
+    ],
+)
+def test_every_measure_draws_and_its_caption_says_the_unit(own_store, measure, meaning):
+    app = opened(run=layer_run(own_store, GROWING), prompt="1", measure=measure)
+    assert meaning in said(app)
+    assert app.segmented_control(key="layers_measure").value == measure
+
+
+def test_without_a_floor_the_page_says_so_and_offers_no_ratio(own_store):
+    app = opened(run=layer_run(own_store, GROWING, floor_ulps=None), prompt="1", measure="ratio")
+    assert "No rounding floor was run for the modules" in said(app)
+    assert figures(app)["Largest over floor"] == "no floor"
+    assert app.segmented_control(key="layers_measure").value == "neq_share"
+
+
+def test_positions_that_were_not_looked_at_are_said_to_be_so(own_store):
+    run_id = layer_run(own_store, {(1, 1, 4): 3}, chosen=((), (0, 2, 4)))
+    app = opened(run=run_id, prompt="1")
+    assert figures(app)["Positions looked at"] == "3 of 5"
+    assert "3 of 5 positions were looked at" in said(app)
+    assert "other prompts have some" in opened(run=run_id, prompt="0").info[0].value
+
+
+def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
+    header = header_of()
+    write_run(own_store, header, calm_sides(header), "bare")
+    app = opened(run="bare")
+    assert "compared when `--layers` asks for it" in app.info[0].value
+    assert app.code[0].value.endswith("--layers")
+    ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"])
+    uploaded = opened(run=ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"]))
+    assert "a dump of logits holds no outputs of modules" in uploaded.info[0].value
+
+
+def test_a_compiled_variant_leads_to_one_that_was_watched(own_store):
+    app = opened(run=layer_run(own_store, GROWING, sides=3), variant="side_2", prompt="1")
+    assert "A compiler makes this variant's kernels" in app.info[0].value
+    next(button for button in app.button if button.label == "Show side_1").click().run()
+    assert not app.exception
+    assert "is the first module that differs" in said(app)
+
+
+def test_the_growth_has_a_gap_where_nothing_differs_and_marks_the_streams(own_store):
+    with RunReader(own_store.path_of(layer_run(own_store, GROWING))) as run:
+        table = run.layers(0)
+        modules = modules_of(table[table["prompt"] == 1])
+        found = grid(run, 0, 1, "max_ulps")
+    figure = charts.module_growth(modules, "logits")
+    lines = {line.name: line for line in figure.data}
+    assert [value > 0 for value in lines["this pair"].y] == [False, False, False, True, True, True]
+    assert list(lines["after each block, and the logits"].x) == [3, 4, 5]
+    assert "&lt;b&gt;q&lt;/b&gt;" in lines["this pair"].customdata[2][1]
+    drawn = charts.module_map(found, "logits", 3).data[1].z
+    assert drawn[5][4] == 2.0  # log2 of 4 ULPs
+    assert charts.module_map(found, "logits", 3).to_json() == charts.module_map(found, "logits", 3).to_json()

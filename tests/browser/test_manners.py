@@ -1,0 +1,70 @@
+"""Nothing jumps: once a page's heading is there, neither the rest of the page that arrives nor a step of the position moves what is read."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.browser.driving import Dashboard, settle
+
+GOOD = 0.1  # cumulative layout shift, the bound of web.dev/articles/cls for a good page
+RUN = "run=fresh-against-cached&variant=decode&prompt=0&position=144"
+PAGES = {
+    "runs": "", "overview": RUN, "near_ties": RUN, "heatmap": "run=batch-1-against-n&position=89&token=100", "flips": RUN, "repeats": "run=batch-1-against-n",
+    "kv_cache": RUN, "compare": f"{RUN}&with=batch-1-against-n,injected-bug", "capture": "", "upload": "",
+}  # fmt: skip
+FIXED = ("runs", "capture", "upload")  # which show no position
+# The browser's own measure, of every shift that no click or key of a person caused, from the frame on in which the page's heading and the style
+# sheet that keeps room (app/room.css, in the sidebar) are both there: what is seen before that is Streamlit's empty page.
+WATCH = """
+window.shifts = [];
+window.begun = null;
+const look = () => {
+  if (!document.querySelector("[data-testid=stMain] h1") || !document.querySelector("[data-testid=stSidebar] style")) return requestAnimationFrame(look);
+  requestAnimationFrame(() => requestAnimationFrame(() => { window.begun = performance.now(); }));
+};
+requestAnimationFrame(look);
+new PerformanceObserver((list) => {
+  for (const shift of list.getEntries()) if (!shift.hadRecentInput) window.shifts.push([shift.startTime, shift.value]);
+}).observe({ type: "layout-shift", buffered: true });
+"""
+# An event of a script's own is no input of a person, so what follows it is counted.
+STEP = "document.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight', bubbles: true }))"
+SHIFTED = "(from) => window.shifts.filter(([at]) => at > from).reduce((sum, [, value]) => sum + value, 0)"
+
+
+@pytest.fixture
+def watched(browser: Browser, dashboard: Dashboard) -> Page:
+    """A viewer who was here before: the scripts of the widgets have been fetched once."""
+    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    page.goto(dashboard.url)
+    settle(page)
+    page.add_init_script(WATCH)
+    return page
+
+
+def test_no_page_jumps_while_it_loads_or_while_positions_are_stepped(watched: Page, dashboard: Dashboard):
+    found: dict[str, float] = {}
+    for name, query in PAGES.items():
+        watched.goto(f"{dashboard.url}/{'' if name == 'runs' else name}?{query}")
+        settle(watched)
+        found[name] = watched.evaluate(SHIFTED, watched.evaluate("window.begun"))
+        if name not in FIXED:
+            now, before = watched.evaluate("[performance.now(), location.search]")
+            watched.evaluate(STEP)
+            watched.wait_for_function("(before) => location.search !== before", arg=before, timeout=15_000)
+            settle(watched)
+            found[f"{name}, stepped"] = watched.evaluate(SHIFTED, now)
+    assert {name: round(value, 3) for name, value in found.items() if value >= GOOD} == {}
+
+
+def test_a_page_that_jumps_would_be_seen(watched: Page, dashboard: Dashboard):
+    """The twin: a block that arrives late above what is read."""
+    watched.goto(f"{dashboard.url}/capture")
+    settle(watched)
+    now = watched.evaluate("performance.now()")
+    watched.evaluate(
+        "() => { const late = document.createElement('div'); late.style.height = '300px'; document.querySelector('[data-testid=stMainBlockContainer]').prepend(late); }"
+    )
+    watched.wait_for_timeout(300)
+    assert watched.evaluate(SHIFTED, now) >= GOOD

@@ -1,0 +1,106 @@
+"""Remedies of a pair: each row is what the pair is under that change alone, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.tiny_models import tiny_model, tiny_prompts
+from core.errors import CaptureError
+from core.inference.models import LoadedModel
+from core.inference.on_trial import pieces_of_side, side_of
+from core.inference.remedies import REMEDIES, remedies_of
+from core.runs.remedies import RemedyRow
+
+pytestmark = pytest.mark.model
+NAMES = [remedy.name for remedy in REMEDIES]
+
+
+def whole(loaded: LoadedModel, path: str, ids: list[int]) -> torch.Tensor:
+    return torch.cat([logits for _, logits in pieces_of_side(side_of(path), loaded, ids)])
+
+
+def tried(loaded: LoadedModel, prompts, variant: str = "decode") -> dict[str, RemedyRow]:
+    rows = remedies_of(loaded, prompts, "prefill", variant, rounds=1, seeds=(0,))
+    assert [row.name for row in rows] == NAMES
+    return {row.name: row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def bfloat16() -> tuple[LoadedModel, list[list[int]], dict[str, RemedyRow]]:
+    loaded = tiny_model("llama", "bfloat16")
+    prompts = [list(ids) for ids in tiny_prompts(loaded)]
+    return loaded, prompts, tried(loaded, prompts)
+
+
+def test_the_pair_as_it_is_and_in_float32_are_what_torch_counts(bfloat16):
+    loaded, prompts, rows = bfloat16
+    wide = tiny_model("llama", "bfloat16")
+    wide.model.float()  # the same weights, loaded by another way than the remedy's
+    models = {"as it is": loaded, "float32": LoadedModel(**{**vars(wide), "dtype": "float32"})}
+    for name, model in models.items():
+        sides = [torch.cat([whole(model, path, ids) for ids in prompts]) for path in ("prefill", "decode")]
+        apart = sides[0].double() - sides[1].double()
+        row = rows[name]
+        assert row.neq == int((apart != 0).sum())
+        assert row.elements == apart.numel()
+        assert row.max_abs == float(apart.abs().max())
+        assert row.rms == pytest.approx(float(apart.square().mean().sqrt()), rel=1e-12)
+        assert row.flips == int((sides[0].argmax(1) != sides[1].argmax(1)).sum())
+        assert row.compute_dtype == model.dtype
+    assert rows["as it is"].neq > 0
+
+
+def test_only_the_head_in_float32_is_float32_logits_of_the_same_hidden_states(bfloat16):
+    loaded, prompts, rows = bfloat16
+    row = rows["float32 head"]
+    hidden = [loaded.model.model(torch.tensor([ids])).last_hidden_state[0].float() for ids in prompts]
+    reference = torch.cat([states @ loaded.model.lm_head.weight.float().T for states in hidden])
+    assert row.compute_dtype == "float32"
+    assert row.elements == reference.numel()
+    # Logits are finer, and the states they come from as far apart as before.
+    assert rows["float32"].rms < row.rms / 100
+    assert 0.3 < row.rms / rows["as it is"].rms < 1.2
+
+
+def test_invariant_sums_make_the_sides_equal_and_the_twin_without_them_does_not(bfloat16):
+    _, _, rows = bfloat16
+    assert rows["invariant"].neq == 0
+    assert rows["as it is"].neq > 0
+
+
+def test_what_a_cpu_has_no_use_for_says_so(bfloat16):
+    _, _, rows = bfloat16
+    assert rows["TF32 off"].refusal == "TF32 is off on 'prefill' as it is."
+    assert "exist on CUDA only" in rows["reduced reductions off"].refusal
+    assert rows["TF32 off"].neq is None
+    assert rows["TF32 off"].variant_share is None
+
+
+def test_a_remedy_leaves_the_model_as_it_was(bfloat16):
+    loaded, prompts, _ = bfloat16
+    assert torch.equal(whole(loaded, "decode", prompts[0]), whole(tiny_model("llama", "bfloat16"), "decode", prompts[0]))
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
+    assert "forward" not in vars(loaded.model.lm_head)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_every_measured_row_has_its_throughput(bfloat16):
+    for row in bfloat16[2].values():
+        if row.is_measured:
+            assert row.reference_tokens_per_second > 0
+            assert row.variant_tokens_per_second > 0
+            assert row.share == min(row.reference_share, row.variant_share) > 0
+
+
+def test_a_model_of_float32_is_not_widened_again():
+    loaded = tiny_model("gpt2")
+    rows = tried(loaded, [list(tiny_prompts(loaded)[0])])
+    assert rows["float32"].refusal == rows["float32 head"].refusal == "The model computes in float32 as it is."
+    assert rows["as it is"].compute_dtype == "float32"
+
+
+def test_a_pair_that_cannot_be_run_is_an_error():
+    loaded = tiny_model("llama")
+    with pytest.raises(CaptureError, match="tf32 exists on CUDA only"):
+        remedies_of(loaded, [[1, 2, 3]], "prefill", "prefill+tf32")

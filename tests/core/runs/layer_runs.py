@@ -1,0 +1,79 @@
+"""Small runs with outputs of modules, every figure of which is planted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from core.numerics.formats import BFLOAT16
+from core.runs.layer_spool import LayerModule, LayerPart
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+from tests.core.runs.made_runs import calm_sides, header_of
+
+MODULES = (
+    LayerModule(0, "model.embed", "embedding"),
+    LayerModule(1, "model.layers.0.norm", "norm", 0),
+    LayerModule(2, "model.layers.0.attn.<b>q</b>_proj", "projection", 0),
+    LayerModule(3, "model.layers.0", "residual", 0),
+    LayerModule(4, "model.layers.1", "residual", 1),
+    LayerModule(5, "logits", "head"),
+)
+WIDTH = 8
+
+
+def outputs(module: LayerModule, prompt: int, positions: int) -> np.ndarray:
+    """Bits of bfloat16, [positions, WIDTH], the same at every call."""
+    random = np.random.default_rng(1000 * prompt + module.ordinal)
+    return random.uniform(1, 1.5, (positions, WIDTH)).astype(BFLOAT16.values).view(np.uint16)
+
+
+def layer_run(
+    store: Store,
+    changed: dict[tuple[int, int, int], int],
+    *,
+    chosen: Sequence[Sequence[int]] = ((0, 1, 2), (0, 1, 2, 3, 4)),
+    lengths: tuple[int, ...] = (3, 5),
+    floor_ulps: int | None = 1,
+    sides: int = 2,
+    run_id: str | None = None,
+) -> str:
+    """Two prompts, six modules. changed: (ordinal, prompt, position) -> ULPs by which the variant's first element differs there.
+
+    floor_ulps: by how many every element of the floor's one reordering differs, the embedding's by none; None: no floor was run. A third
+    side, if any, has no outputs of modules, as one whose kernels a compiler makes.
+    """
+    header = header_of(lengths=lengths, sides=sides)
+    with RunWriter(store, header, run_id=run_id) as writer:
+        logits = calm_sides(header)
+        rows = writer.layers(chosen)
+        writer.write(0, 0, logits[0])
+        for prompt, positions in enumerate(chosen):
+            for module in MODULES if positions else ():
+                rows.write(0, LayerPart(prompt, module, 0, outputs(module, prompt, lengths[prompt])[list(positions)], "bfloat16"))
+            rows.end(0, prompt)
+        for prompt, positions in enumerate(chosen if floor_ulps is not None else ()):
+            for module in MODULES if positions else ():
+                bits = outputs(module, prompt, lengths[prompt])[list(positions)]
+                bits = bits if module.kind == "embedding" else bits + np.uint16(floor_ulps or 0)
+                rows.write_floor(LayerPart(prompt, module, 0, bits, "bfloat16"))
+            rows.end_floor()
+        for side in range(1, sides):
+            writer.write(side, 0, logits[side])
+            for prompt, positions in enumerate(chosen if side == 1 else ()):
+                for module in MODULES if positions else ():
+                    bits = outputs(module, prompt, lengths[prompt])
+                    for (ordinal, of_prompt, position), ulps in changed.items():
+                        if (ordinal, of_prompt) == (module.ordinal, prompt):
+                            bits[position, 0] += np.uint16(ulps)
+                    rows.write(side, LayerPart(prompt, module, 0, bits[list(positions)], "bfloat16"))
+                rows.end(side, prompt)
+        return writer.finish()
+
+
+GROWING = {
+    (2, 0, 1): 1, (3, 0, 1): 1, (3, 0, 2): 2, (4, 0, 1): 4, (4, 0, 2): 8, (5, 0, 2): 16,
+    (3, 1, 3): 1, (4, 1, 3): 2, (4, 1, 4): 2, (5, 1, 4): 4,
+}  # fmt: skip
+"""First the projection in prompt 0, the stream of block 0 in prompt 1; twice as far apart after every module."""

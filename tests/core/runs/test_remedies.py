@@ -1,0 +1,51 @@
+"""Remedies in the run file, and the sentence that says what to change and what it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import duckdb
+import pytest
+
+from core.errors import UsageError
+from core.runs.reader import RunReader
+from core.runs.remedies import advice
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+from tests.core.runs.made_runs import header_of
+from tests.core.runs.remedy_runs import ROWS, remedy_run
+
+
+def test_the_advice_names_what_makes_the_sides_equal_what_calms_them_and_the_price():
+    assert advice(ROWS) == (
+        "**invariant** makes the sides equal in every logit, at 75% of the throughput. "
+        "**float32** leaves 1/10,000 of the difference (rms, flips 0 of 3), at 50% of the throughput."
+    )
+
+
+def test_of_two_that_make_the_sides_equal_the_cheaper_is_named():
+    cheap = dataclasses.replace(ROWS[3], name="math attention", reference_share=0.9, variant_share=0.95)
+    assert advice((*ROWS, cheap)).startswith("**math attention** makes the sides equal in every logit, at 90% of the throughput.")
+
+
+def test_where_nothing_helps_or_nothing_differs_the_advice_says_so():
+    stubborn = dataclasses.replace(ROWS[0], name="deterministic algorithms")
+    assert advice((ROWS[0], stubborn)) == "None of the remedies that could be measured halves the difference."
+    assert "nothing to remedy" in advice((dataclasses.replace(ROWS[0], neq=0), *ROWS[1:]))
+
+
+def test_remedies_come_back_as_they_were_and_are_plain_sql(tmp_path):
+    store = Store(tmp_path)
+    run_id = remedy_run(store)
+    with RunReader(store.path_of(run_id)) as run:
+        assert run.remedies == {0: list(ROWS)}
+    with duckdb.connect(str(store.path_of(run_id)), read_only=True) as database:
+        asked = "SELECT name FROM remedy WHERE neq = 0"
+        assert database.execute(asked).fetchall() == [("invariant",)]
+    with RunReader(store.path_of(remedy_run(store, "without", ()))) as run:
+        assert run.remedies == {}
+
+
+def test_remedies_of_a_pair_that_is_not_there_are_refused(tmp_path):
+    with RunWriter(Store(tmp_path), header_of()) as writer, pytest.raises(UsageError, match="remedies of pair 1 arrived"):
+        writer.write_remedies(1, ROWS)
