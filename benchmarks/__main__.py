@@ -8,7 +8,20 @@ import sys
 
 from benchmarks.timing import Line, table
 
-ALL = ("kernel", "ingest", "position", "listing", "capture", "capture_memory", "search", "pages", "heatmap", "memory")
+ALL = (
+    "kernel",
+    "ingest",
+    "position",
+    "listing",
+    "capture",
+    "capture_memory",
+    "layers",
+    "search",
+    "pages",
+    "heatmap",
+    "memory",
+    "invariant",
+)
 
 
 def main(names: list[str]) -> int:

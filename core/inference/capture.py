@@ -22,6 +22,7 @@ from core.inference.bases import without_cache
 from core.inference.bits import own_bits
 from core.inference.caches import CacheWatch, kv_parts
 from core.inference.edge import first_line, foreign_errors_stop, quiet
+from core.inference.layer_capture import FLOOR_SEEDS, LayerCapture, LayerPlan, LayerSink, plan_layers, watching
 from core.inference.models import LoadedModel
 from core.inference.neighbours import neighbour_rows
 from core.inference.paths import OpenPath, Path, Pieces, open_path, rows_of_a_chunk
@@ -38,6 +39,9 @@ class Sink(Protocol):
 
     def write_kv(self, side: int, part: KvPart) -> None:
         """The keys or values of one layer after one prompt."""
+
+    def layers(self, chosen: Sequence[Sequence[int]]) -> LayerSink:
+        """What takes the outputs of the model's modules at the chosen positions of each prompt; asked for where the plan has them."""
 
     def write_generation(self, generation: Generation) -> None:
         """What the sides made of a prompt when they went on freely."""
@@ -59,7 +63,8 @@ class CapturePlan:
     """A capture whose every argument has been checked: `header` is the run it makes, `token_ids` the prompts' tokens.
 
     has_kv: keep figures of the key/value caches; generations: for each prompt that was generated what the sides made of it, else
-    empty. Tokens beyond a generation's given positions are fed one by one, with the cache that the prompt left.
+    empty. Tokens beyond a generation's given positions are fed one by one, with the cache that the prompt left. layers: at which
+    positions the modules' outputs are compared; None: they are not.
     """
 
     loaded: LoadedModel
@@ -69,6 +74,7 @@ class CapturePlan:
     header: RunHeader
     has_kv: bool = False
     generations: tuple[Generation, ...] = ()
+    layers: LayerPlan | None = None
 
 
 def plan_capture(
@@ -83,11 +89,16 @@ def plan_capture(
     repeat: int = 1,
     kv: bool | None = None,
     generations: Sequence[Generation] = (),
+    layers: bool = False,
+    layer_floor: int = FLOOR_SEEDS,
+    layer_positions: Sequence[int] = (),
 ) -> CapturePlan:
     """Check everything that can be known before the first forward. A prompt is text, or the token ids themselves.
 
     `repeat` calls every path so many times; see core.inference.sides. `kv`: compare the key/value caches; None: where a path
-    reads one. `generations`, one a prompt: what the sides made of its first positions; see core.inference.generation.
+    reads one. `generations`, one a prompt: what the sides made of its first positions; see core.inference.generation. `layers`:
+    compare the outputs of the model's modules too, beside a rounding floor of `layer_floor` reorderings; where that would take too much
+    disk, at the `layer_positions` of each prompt and others evenly spread.
     """
     if not 0 <= seed < 1 << 63:
         raise UsageError(f"--seed {seed}: expected a whole number from 0 to 2^63 - 1.")
@@ -123,7 +134,11 @@ def plan_capture(
     if kv and can_keep:
         raise CaptureError(f"{can_keep}, and leave --kv out.")
     has_kv = can_keep is None and (any(path.reads_cache for path in paths) if kv is None else kv)
-    return CapturePlan(loaded, paths, token_ids, seed, header, has_kv, tuple(generations))
+    if layers and generations:
+        raise UsageError("modules are compared where prompts are scored, not where they are continued; leave --layers out.")
+    lengths = [len(ids) for ids in token_ids]
+    looked_at = plan_layers(loaded, lengths, paths[0], layer_floor, layer_positions) if layers else None
+    return CapturePlan(loaded, paths, token_ids, seed, header, has_kv, tuple(generations), looked_at)
 
 
 def _in_short(sides: Sequence[Side], repeat: int) -> str:
@@ -135,22 +150,31 @@ def _in_short(sides: Sequence[Side], repeat: int) -> str:
     return f"{sides[0].name} against {shown}" + (f" and {len(sides) - 4} more" if len(sides) > 4 else "")
 
 
-def run_capture(plan: CapturePlan, sink: Sink, on_progress: Callable[[Progress], None] | None = None) -> None:
+def run_capture(plan: CapturePlan, sink: Sink, on_progress: Callable[[Progress], None] | None = None) -> list[str]:
     """Run every side of the plan into the sink: side 0 first, prompts one after another, logits in chunks of about 8 MB.
 
     Kernels are the ones an engine would use (nothing is forced to be deterministic: what they do is the subject), seeded anew
-    for every side so that a side does not depend on those before it.
+    for every side so that a side does not depend on those before it. -> sentences on what is less than was planned, beside the sides
     """
     began = time.perf_counter()
     rows_total = plan.header.rows * len(plan.paths)
     rows_done = 0
+    missing: list[str] = []
+
+    def tell(side: int, stage: str) -> None:
+        if on_progress is not None:
+            on_progress(Progress(side, stage, rows_done, rows_total, time.perf_counter() - began))
+
     for generation in plan.generations:
         sink.write_generation(generation)
+    layers = None
+    if plan.layers is not None:
+        layers = LayerCapture(plan.loaded, plan.layers, plan.token_ids, sink.layers(plan.layers.positions))
     with quiet(), torch.inference_mode():
         for side, path in enumerate(plan.paths):
             torch.manual_seed(plan.seed)
             gather = _Gather(plan, side, sink)
-            with closing(_outcomes(plan, path)) as outcomes:
+            with closing(_outcomes(plan, side, layers)) as outcomes:
                 while True:
                     with torch_errors_stop(path):
                         outcome = next(outcomes, None)
@@ -161,22 +185,33 @@ def run_capture(plan: CapturePlan, sink: Sink, on_progress: Callable[[Progress],
                         continue
                     gather.add(outcome)
                     rows_done += len(outcome)
-                    if on_progress is not None:
-                        on_progress(
-                            Progress(side, plan.header.sides[side].name, rows_done, rows_total, time.perf_counter() - began)
-                        )
+                    tell(side, plan.header.sides[side].name)
                     del outcome  # see _outcomes
             gather.finish()
+            if layers is not None and side == 0:
+                try:
+                    with torch_errors_stop(path):
+                        layers.floor(path, lambda stage: tell(0, stage))
+                except CaptureError as error:  # the sides are what was asked for; they come first
+                    missing.append(f"The modules have no rounding floor: {error}")
+    return missing
 
 
-def _outcomes(plan: CapturePlan, path: Path) -> Generator[torch.Tensor | KvPart, None, None]:
+def _outcomes(plan: CapturePlan, side: int, layers: LayerCapture | None) -> Generator[torch.Tensor | KvPart, None, None]:
     """The rows of one side, in order, prompt after prompt, each followed by the caches it left."""
     watch = CacheWatch() if plan.has_kv else None
-    with open_path(path, plan.loaded, watch) as opened:
+    trace = layers.trace(side, plan.paths[side]) if layers is not None else None
+    with open_path(plan.paths[side], plan.loaded, watch, trace) as opened, watching(plan.loaded.model, trace):
         for prompt, ids in enumerate(plan.token_ids):
-            for _, logits in _pieces(opened, ids, plan.generations[prompt] if plan.generations else None):
+            if layers is not None and trace is not None:
+                layers.begin(trace, prompt)
+            for position, logits in _pieces(opened, ids, plan.generations[prompt] if plan.generations else None):
+                if trace is not None:
+                    trace.see_logits(position, logits)
                 yield logits
                 del logits  # or the view would keep this prompt's logits alive during the next prompt's forward
+            if layers is not None and trace is not None:
+                layers.end(trace, side, prompt)
             if watch is not None:
                 yield from kv_parts(watch, prompt, plan.loaded.torch_dtype)
                 watch.cache = watch.setting = None

@@ -20,7 +20,7 @@ from core.inference.head import columns_at_once
 from core.inference.models import LoadedModel
 from core.inference.modifiers import MODIFIERS
 from core.inference.setting import Setting, rows_of_a_chunk
-from core.inference.trace import LayerTrace
+from core.inference.trace import Forwards
 
 __all__ = [
     "BASES",
@@ -203,7 +203,7 @@ class OpenPath:
 
 @contextmanager
 def open_path(
-    path: Path, loaded: LoadedModel, watch: CacheWatch | None = None, trace: LayerTrace | None = None
+    path: Path, loaded: LoadedModel, watch: CacheWatch | None = None, trace: Forwards | None = None
 ) -> Iterator[OpenPath]:
     """The model made ready for the path. `watch` sees the cache that each forward leaves; with one, every forward keeps a cache.
     `trace` is told which positions each forward computes.

@@ -14,7 +14,7 @@ from core.inference.caches import CacheWatch
 from core.inference.head import columns_at_once, sliced_logits
 from core.inference.models import LoadedModel
 from core.inference.neighbours import neighbour_rows
-from core.inference.trace import LayerTrace
+from core.inference.trace import Forwards
 
 CHUNK_BYTES = 8 << 20  # logits leave the device and reach the sink in pieces of about this size
 
@@ -47,7 +47,7 @@ class Setting:
     call: Callable[..., Any] | None = None
     room: int = 0
     watch: CacheWatch | None = None
-    trace: LayerTrace | None = None
+    trace: Forwards | None = None
 
     @property
     def positions(self) -> int:

@@ -22,25 +22,19 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class LayerTrace:
-    """What modules put out for a prompt, at chosen positions: kept, or compared with what another trace kept.
+class Forwards:
+    """Which of the chosen positions of a prompt each forward of a model computes, and where in its batch.
 
-    prompt: token ids; positions: which of them, ascending; against: the trace to compare with, None to keep. kept: by module,
-    [chosen, width]; squares: by module, mean squares of the difference [chosen]; seen: by module, positions that a forward has computed
-    [chosen]; modules in the order in which they ran. is_ambiguous: nobody told which positions a forward computes, and its tokens do not
-    tell: several rows hold them, or they were computed before.
+    prompt: token ids; positions: which of them, ascending. is_ambiguous: nobody told which positions a forward computes, and its tokens
+    do not tell: several rows hold them, or they were computed before.
     """
 
     prompt: Sequence[int]
     positions: Sequence[int]
-    against: LayerTrace | None = None
-    kept: dict[str, torch.Tensor] = field(default_factory=dict)
-    squares: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    seen: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
-    is_ambiguous: bool = False
-    _is_inferred: bool = False
-    _expected: tuple[int, int, int, int] | None = None  # row, first column, first position, position after the last
-    _is_told: bool = False
+    is_ambiguous: bool = field(default=False, init=False)
+    _is_inferred: bool = field(default=False, init=False)
+    _expected: tuple[int, int, int, int] | None = field(default=None, init=False)  # row, first column, first position, end
+    _is_told: bool = field(default=False, init=False)
 
     def expect(self, setting: Setting, skipped: int, start: int, stop: int) -> None:
         """Until `done`, forwards compute positions start..stop-1 of the prompt, in columns from `skipped` on, in the setting's row.
@@ -72,6 +66,20 @@ class LayerTrace:
         self.is_ambiguous = self.is_ambiguous or len(rows) > 1
         if rows:
             self._expected = (rows[0], 0, start, stop)
+
+
+@dataclass
+class LayerTrace(Forwards):
+    """What modules put out for a prompt, at chosen positions: kept, or compared with what another trace kept.
+
+    against: the trace to compare with, None to keep. kept: by module, [chosen, width]; squares: by module, mean squares of the
+    difference [chosen]; seen: by module, positions that a forward has computed [chosen]; modules in the order in which they ran.
+    """
+
+    against: LayerTrace | None = None
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    squares: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    seen: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
 
     def see(self, name: str, output: Any) -> None:
         """What a module put out. What is no [rows, columns, width] of this forward is left out, at every call alike."""

@@ -7,7 +7,7 @@ from core.runs.figures import Figures
 from core.runs.reader import RunReader, StoredPair
 from core.runs.records import FloorRows
 from core.runs.revision import PairVerdict, Revision
-from core.runs.store import SCHEMA_VERSION, Store
+from core.runs.store import VERDICTS_SINCE, Store
 from core.uploads.controls import Controls
 from core.uploads.filling import Filling
 from core.uploads.judging import judge_upload
@@ -20,7 +20,7 @@ def check_upload(run: RunReader) -> None:
     """UsageError for a capture, which is judged with its model."""
     if run.header.provenance.kind != "upload":
         raise UsageError(f"run '{run.run_id}' is a capture; `python -m core judge` captures its paths again with every control.")
-    if run.schema_version < SCHEMA_VERSION:
+    if run.schema_version < VERDICTS_SINCE:
         raise StoreError(
             f"run '{run.run_id}' was stored by an older ULPscope; export it and ingest the npz to give it a verdict."
         )

@@ -95,7 +95,7 @@ def test_a_fault_is_placed_in_its_prompt_and_position(small: LoadedModel) -> Non
     verdict = judge_pair(small, [PROMPT[:9], PROMPT], "prefill", engine).verdict
     assert verdict.is_bug_suspected
     assert verdict.first_place == (1, 17)
-    places, modules = (row for row in verdict.evidence if row.rung == STRUCTURE)
+    places, modules = (row for row in verdict.evidence if row.rung == STRUCTURE and "(invariant)" not in row.control)
     assert places.figures["positions"] == 1
     assert places.says == "It begins at position 17 of prompt 1."
     assert "what is wrong comes after them" in modules.says

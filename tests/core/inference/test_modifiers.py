@@ -35,6 +35,7 @@ ON_A_CPU = [
     "sdpa:math",
     "sdpa:flash",
     "attn:eager+dtype:bfloat16+threads:3",
+    "invariant",
 ]
 
 

@@ -321,7 +321,7 @@ def test_different_paths_differ() -> None:
 BASES_ARE = "bases are prefill, decode, chunked:N, reuse:N, blocks:N, static."
 MODIFIERS_ARE = (
     "modifiers are batch:N, row:I, neighbours:same|random, pad:left|right:N, attn:eager|sdpa, "
-    "dtype:float32|float16|bfloat16, threads:N, tf32, sdpa:flash|efficient|math|cudnn, reduced:on|off, compile."
+    "dtype:float32|float16|bfloat16, threads:N, tf32, sdpa:flash|efficient|math|cudnn, reduced:on|off, invariant, compile."
 )
 
 

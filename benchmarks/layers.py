@@ -1,0 +1,100 @@
+"""A capture that compares every module's output over the same capture without, and how rounding grows from one product to all logits."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.capture import TOKENS, model_folder
+from benchmarks.scratch import scratch
+from benchmarks.timing import Line, interleaved
+from core.inference.capture import plan_capture, run_capture
+from core.inference.models import load_model
+from core.inference.paths import run_path
+from core.runs.layers import modules_of
+from core.runs.reader import RunReader
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+
+ROUNDS = 5
+VARIANTS = {"decode": 1, "prefill+batch:4": 3, "chunked:64": 3}  # prompts: a run file costs 0.2 s however small it is
+
+
+def run() -> list[Line]:
+    folder = model_folder()
+    if folder is None:
+        return [Line("layers of a pair", "<= 2.5x", "not run", "sample_runs/model is not built")]
+    loaded = load_model(str(folder), dtype="bfloat16")
+    length = min(TOKENS, loaded.context or TOKENS)
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(1, loaded.token_limit, (max(VARIANTS.values()), length), generator=generator).tolist()
+    lines = []
+    with scratch() as name:
+        store = Store(name)
+        for variant, prompts in VARIANTS.items():
+            given = texts[:prompts]
+            plans = {
+                "layers": plan_capture(loaded, given, "prefill", [variant], layers=True, layer_floor=0),
+                "plain": plan_capture(loaded, given, "prefill", [variant]),
+            }
+
+            def capture(which: str, plans=plans) -> str:
+                with RunWriter(store, plans[which].header) as writer:
+                    run_capture(plans[which], writer)
+                    return writer.finish()
+
+            def bare(plans=plans, given=given) -> None:
+                with torch.inference_mode():
+                    for path in plans["plain"].paths:
+                        for ids in given:
+                            for _ in run_path(path, loaded, ids):
+                                pass
+
+            contenders = {
+                "layers": lambda capture=capture: store.delete(capture("layers")),
+                "plain": lambda capture=capture: store.delete(capture("plain")),
+                "bare": bare,
+            }
+            for once in contenders.values():
+                once()
+            seconds = interleaved(contenders, ROUNDS)
+            run_id = capture("layers")
+            with RunReader(store.path_of(run_id)) as stored:
+                modules = modules_of(stored.layers(0))
+            store.delete(run_id)
+            lines.append(
+                Line(
+                    f"capture of prefill and {variant} with layers, {prompts} x {length} tokens", "<= 2.5x",
+                    f"{seconds['layers'] / seconds['plain']:.2f}x",
+                    f"{seconds['layers']:.2f} s over {seconds['plain']:.2f} s without layers; the bare forwards take {seconds['bare']:.2f} s "
+                    f"({seconds['layers'] / seconds['bare']:.2f}x), {len(modules)} modules, no floor, {loaded.dtype}; medians of {ROUNDS}",
+                )
+            )  # fmt: skip
+            first = next((each for each in modules if each.neq), None)
+            if first is not None:
+                lines.append(
+                    Line(
+                        f"growth from one product to the logits, {variant}", "1 in 1000 to most", f"{1000 * first.neq_share:.2g} in 1000 to {modules[-1].neq_share:.0%}",
+                        f"of the elements of {first.module}, the first that differs, and of the logits",
+                    )
+                )  # fmt: skip
+    return [*lines, *_one_product(loaded.torch_dtype)]
+
+
+def _one_product(dtype: torch.dtype) -> list[Line]:
+    """One linear map over 64 rows at once against the same row by row: what all growth begins with."""
+    generator = torch.Generator().manual_seed(0)
+    lines = []
+    for width in (384, 1024, 4096):
+        weight = (torch.randn(width, width, generator=generator) / width**0.5).to(dtype)
+        rows = torch.randn(64, width, generator=generator).to(dtype)
+        with torch.inference_mode():
+            whole = torch.nn.functional.linear(rows, weight)
+            single = torch.cat([torch.nn.functional.linear(row[None], weight) for row in rows])
+        share = float((whole != single).double().mean())
+        lines.append(
+            Line(
+                f"one product, {width} x {width}, 64 rows at once against row by row", "about 1 in 1000", f"{1000 * share:.2g} in 1000",
+                f"of its elements differ, {str(dtype).removeprefix('torch.')}, no model",
+            )
+        )  # fmt: skip
+    return lines
