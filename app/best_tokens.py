@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from app import charts, exports, state, words
+from app import charts, drawn, exports, state, words
 
 COUNT = 8  # of either side
 
@@ -21,14 +21,16 @@ def section(view: state.View) -> pd.DataFrame:
         )
         exports.download({"best tokens": top}, exports.file_stem(view, "best-tokens", at_position=True), "top")
     config = exports.charts_config(exports.file_stem(view, f"best-tokens-{form}", at_position=True))
+    place = (view.pair.index, view.prompt, view.position)
     if form == "ranks":
-        figure = charts.rank_slopes(top, view.pair.reference, view.pair.variant, COUNT)
+        figure = drawn.figure(view.run, place, charts.rank_slopes, top, view.pair.reference, view.pair.variant, COUNT)
         st.plotly_chart(figure, key="rank_slopes", theme="streamlit", config=config)
         st.caption(f"Ranks of the {COUNT} largest logits of either side, 1 is the argmax. {moves(top)}")
     else:
         st.plotly_chart(
-            charts.top_bars(top, view.pair.reference, view.pair.variant), key="top_bars", theme="streamlit", config=config
-        )
+            drawn.figure(view.run, place, charts.top_bars, top, view.pair.reference, view.pair.variant),
+            key="top_bars", theme="streamlit", config=config,
+        )  # fmt: skip
         st.caption(
             f"The {COUNT} largest logits of either side, in logits of {view.dtype}; ▲ and the green outline mark each side's argmax. The axis does not start at 0."
         )

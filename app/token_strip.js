@@ -60,11 +60,14 @@ class Strip {
     this.hide();
   }
 
-  draw(data) {
-    const isNew = this.stamp !== data.stamp;
-    this.data = data;
+  draw({ stamp, columns }) {
+    const isNew = this.stamp !== stamp;
+    if (this.columns !== columns) {
+      this.columns = columns;
+      this.data = JSON.parse(columns);
+    }
     if (isNew) {
-      this.stamp = data.stamp;
+      this.stamp = stamp;
       this.selected = this.reachable = -1;
       this.build();
     }

@@ -4,7 +4,7 @@ from functools import partial
 
 import streamlit as st
 
-from app import best_tokens, charts, exports, margins, state, widgets, words
+from app import best_tokens, charts, drawn, exports, margins, state, widgets, words
 
 view = widgets.head(
     "Near ties",
@@ -24,7 +24,16 @@ brushed = margins.brushed(view, scope)
 texts = [prompt.token_texts for prompt in view.run.header.prompts]
 
 st.plotly_chart(
-    charts.near_tie_scatter(table, texts, (view.prompt, view.position), brushed, margins.DRAGGING[dragging or margins.ZOOMS]),
+    drawn.figure(
+        view.run,
+        (view.pair.index, scope, view.prompt, view.position, tuple(brushed), dragging),
+        charts.near_tie_scatter,
+        table,
+        texts,
+        (view.prompt, view.position),
+        brushed,
+        margins.DRAGGING[dragging or margins.ZOOMS],
+    ),
     key="near_ties",
     on_select=partial(margins.follow, view, "near_ties", scope),
     selection_mode=["points", "box", "lasso"],
@@ -80,7 +89,9 @@ best_tokens.section(view)
 st.subheader("Margins")
 unit, limit = margins.threshold()
 st.plotly_chart(
-    charts.margin_distribution(table, limit, view.dtype, unit),
+    drawn.figure(
+        view.run, (view.pair.index, scope, view.prompt, limit, unit), charts.margin_distribution, table, limit, view.dtype, unit
+    ),
     key="margins",
     theme="streamlit",
     config=exports.charts_config(exports.file_stem(view, f"margins-{unit.lower()}")),

@@ -5,7 +5,7 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from app import best_tokens, caches, charts, continuations, exports, state, token_strip, verdict, widgets, words
+from app import best_tokens, caches, charts, continuations, drawn, exports, state, token_strip, verdict, widgets, words
 from app.page_settings import COLOURS
 from core.runs.caches import summarize
 
@@ -76,7 +76,15 @@ st.caption(
 charts_left, charts_right = st.columns(2)
 with charts_left:
     st.plotly_chart(
-        charts.over_positions(view.prompt_table, "max_abs", "largest difference, logits", view.position),
+        drawn.figure(
+            view.run,
+            (view.pair.index, view.prompt, view.position),
+            charts.over_positions,
+            view.prompt_table,
+            "max_abs",
+            "largest difference, logits",
+            view.position,
+        ),
         key="over_positions",
         theme="streamlit",
         config=exports.charts_config(exports.file_stem(view, f"differences-prompt{view.prompt}")),
@@ -87,7 +95,7 @@ with charts_left:
     )
 with charts_right:
     st.plotly_chart(
-        charts.ulp_histogram(state.histogram(view), view.dtype),
+        drawn.figure(view.run, (view.pair.index,), charts.ulp_histogram, state.histogram(view), view.dtype),
         key="ulp_histogram",
         theme="streamlit",
         config=exports.charts_config(exports.file_stem(view, "ulps")),

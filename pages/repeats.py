@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import charts, classes, exports, state, widgets, words
+from app import charts, classes, drawn, exports, state, widgets, words
 from core.runs.classes import classes_of, sweep_of
 
 view = widgets.head(
@@ -29,7 +29,7 @@ if sweep is not None:
     st.subheader(f"Over {sweep.name}")
     tables["sweep"] = classes.swept(run, sweep)
     st.plotly_chart(
-        charts.sweep(tables["sweep"], sweep.name, view.dtype), key="sweep", theme="streamlit",
+        drawn.figure(run, (), charts.sweep, tables["sweep"], sweep.name, view.dtype), key="sweep", theme="streamlit",
         config=exports.charts_config(f"{words.file_name(run.run_id)}-sweep-{words.file_name(sweep.name)}"),
     )  # fmt: skip
     st.caption(
@@ -48,7 +48,8 @@ if len(groups) > 2:
     )
     pairs = classes.every_two(run, groups)
     if pairs is not None:
-        figure = charts.class_matrix(classes.grid(pairs, len(groups), measure), [group.members[0] for group in groups], measure)
+        names = [group.members[0] for group in groups]
+        figure = drawn.figure(run, (measure,), charts.class_matrix, classes.grid(pairs, len(groups), measure), names, measure)
         st.plotly_chart(
             figure,
             key="class_matrix",

@@ -28,6 +28,7 @@ from core.inference.floor import (
     own_rounding_of,
     rounding_floor,
 )
+from core.inference.invariant.rung import one_order_evidence
 from core.inference.layers import growth_over_modules
 from core.inference.models import LoadedModel, loaded_from
 from core.inference.on_trial import Engine, Side, digests_of, divergences_of, measure, pieces_of_side, side_of
@@ -154,6 +155,10 @@ class _Ladder:
         if FLOAT32 in self.tests:
             self.say("a forward in float64")
             self._symmetry()
+        if digests[0] != digests[1]:
+            self.say("both sides with every sum in one order")
+            if (row := one_order_evidence(loaded, self.prompts, self.sides)) is not None:
+                self.evidence.append(row)
         return self._concluded(is_identical=digests[0] == digests[1])
 
     def _concluded(self, *, is_identical: bool) -> Judgement:

@@ -24,6 +24,7 @@ from core.errors import CaptureError
 from core.inference import memory
 from core.inference.conversion import converted, converted_bytes
 from core.inference.grammar import Modifier, Others, a_word, choice, whole_number
+from core.inference.invariant import invariant_forwards, invariant_refusal
 from core.inference.models import LoadedModel
 from core.inference.setting import Neighbours, Setting
 from core.numerics.formats import LOGIT_FORMATS, format_named
@@ -278,6 +279,20 @@ def _no_compiler(loaded: LoadedModel, others: Others) -> str | None:
     return None
 
 
+@contextmanager
+def _invariant(setting: Setting) -> Iterator[Setting]:
+    """Every sum in one order that no batch, row, chunk, cache or thread changes."""
+    with invariant_forwards(setting.loaded.model):
+        yield setting
+
+
+def _not_invariant(loaded: LoadedModel, others: Others) -> str | None:
+    for name in ("sdpa", "compile"):
+        if name in others:
+            return f"invariant replaces the kernels that {name} chooses; leave one of them out"
+    return invariant_refusal(loaded.model)
+
+
 MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and applied
     "batch": Modifier(_batch, (whole_number(1),), rows=lambda rows: rows),
     "row": Modifier(_row, (whole_number(0, shown="I"),), contradiction=_beyond_batch),
@@ -295,5 +310,6 @@ MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and
     "tf32": Modifier(_tf32, refuse=_no_tf32),
     "sdpa": Modifier(_sdpa, (choice(*_SDPA),), refuse=_no_backend),
     "reduced": Modifier(_reduced, (choice("on", "off"),), refuse=_no_reductions),
+    "invariant": Modifier(_invariant, refuse=_not_invariant),
     "compile": Modifier(_compile, refuse=_no_compiler, is_one_piece=True),
 }

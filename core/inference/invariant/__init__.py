@@ -1,0 +1,7 @@
+"""One order of every sum, whatever the batch, the row, the chunking, the cache and the threads (docs/invariant.md)."""
+
+from __future__ import annotations
+
+from core.inference.invariant.mode import invariant, invariant_forwards, invariant_refusal
+
+__all__ = ["invariant", "invariant_forwards", "invariant_refusal"]

@@ -1,0 +1,363 @@
+"""What becomes of each of torch's operations under one order of sums: taken over, filled up, let through, or refused.
+
+Operations are let through by name, not kept out by name: what adds up or is not correctly rounded and is not known to have one order
+is refused, so that bits that agree are no luck of the shapes that were tried.
+"""
+
+# ruff: noqa: ARG001 - every operation is handled by one signature
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from core.errors import CaptureError
+from core.inference.invariant import products
+
+_aten: Any = torch.ops.aten
+Handler = Callable[[Any, Any, Any, Any], Any]
+"""(mode, operation, args, kwargs) -> result"""
+
+
+def _plain(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def handler_of(func: Any) -> Handler:
+    if not isinstance(func, torch._ops.OpOverload):
+        return _refuse
+    packet = func.overloadpacket
+    if packet in _TAKEN_OVER:
+        return _only_floats(_TAKEN_OVER[packet])
+    if func.namespace == "transformers" and func._opname == "grouped_mm_fallback":
+        return _grouped
+    if packet in _INEXACT:
+        return _only_floats(_aligned)
+    if packet in _EXACT or getattr(func, "is_view", False):
+        return _plain
+    if torch.Tag.pointwise in func.tags and packet in _EXACT_POINTWISE:
+        return _plain
+    return _only_floats(_unknown)
+
+
+def _only_floats(handler: Handler) -> Handler:
+    """Sums of whole numbers have no rounding."""
+
+    def chosen(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        return (handler if _has_floats(args) else _plain)(mode, func, args, kwargs)
+
+    return chosen
+
+
+def _has_floats(values: Any) -> bool:
+    return any(
+        value.is_floating_point() or value.is_complex()
+        if isinstance(value, torch.Tensor)
+        else isinstance(value, list | tuple) and _has_floats(value)
+        for value in values
+    )
+
+
+def _refuse(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    raise CaptureError(
+        f"invariant: {func} is not known to give the same bits whatever the batch; leave invariant out, or choose attn:sdpa or attn:eager."
+    )
+
+
+def _unknown(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    with mode:  # einsum and its like are products underneath
+        result = func.decompose(*args, **kwargs)
+    return _refuse(mode, func, args, kwargs) if result is NotImplemented else result
+
+
+def _aligned(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    x, *rest = args
+    if any(isinstance(value, torch.Tensor) and value.ndim for value in rest) or func._schema.is_mutable or "out" in kwargs:
+        return _refuse(mode, func, args, kwargs)
+    return products.aligned(func, x, *rest, **kwargs)
+
+
+def _power(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    if isinstance(args[1], int | float) and args[1] == 2:  # a product, in both branches of torch's loop
+        return func(*args, **kwargs)
+    return _aligned(mode, func, args, kwargs)
+
+
+# The arguments of torch's own schemas, by their names there.
+
+
+def _linear(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return products.linear(*args, **kwargs)
+
+
+def _matmul(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return _of_two(func, args, kwargs, products.matmul)
+
+
+def _bmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return _of_two(func, args, kwargs, lambda x, w: products.batched(x, w).to(x.dtype))
+
+
+def _of_two(func: Any, args: Any, kwargs: Any, compute: Any) -> Any:
+    result = compute(args[0], args[1])
+    return result if "out" not in kwargs else kwargs["out"].copy_(result)
+
+
+def _addmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    self, x, w = args
+    sums = products.product(x, w) if func.overloadpacket is _aten.addmm else products.batched(x, w)
+    return products.added(self, sums, x.dtype, kwargs.get("beta", 1), kwargs.get("alpha", 1))
+
+
+def _addmv(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    self, x, w = args
+    return products.added(self, products.product(x, w[:, None])[:, 0], x.dtype, kwargs.get("beta", 1), kwargs.get("alpha", 1))
+
+
+def _grouped(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    x, w, *rest = args
+    ends = rest[0] if rest else kwargs.get("offs")
+    if x.ndim != 2 or w.ndim != 3 or ends is None or kwargs.get("bias") is not None:
+        return _refuse(mode, func, args, kwargs)
+    return products.grouped(x, w, ends)
+
+
+def _sum(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    x = args[0]
+    axes = args[1] if len(args) > 1 and args[1] is not None else []
+    axes = [axes] if isinstance(axes, int) else list(axes)
+    keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
+    total = products.sums_over(x, axes, keepdim=keepdim)
+    if func.overloadpacket is _aten.mean:
+        total /= x.numel() // max(1, total.numel())
+    return total.to(kwargs.get("dtype") or x.dtype)
+
+
+def _softmax(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    x, axis = args[0], args[1]
+    is_log = "log" in func._opname
+    if func._opname.startswith("_"):  # (x, axis, half_to_float)
+        dtype = torch.float32 if args[2] else x.dtype
+    else:  # (x, axis, dtype)
+        dtype = (args[2] if len(args) > 2 else kwargs.get("dtype")) or x.dtype
+    return products.softmax(x, axis, dtype, is_log=is_log)
+
+
+def _layer_norm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    x, shape, *rest = args
+    weight, bias, epsilon = [*rest, *[None, None, 1e-5][len(rest) :]][:3]
+    found = products.layer_norm(x, shape, weight, bias, epsilon)
+    return found if func.overloadpacket is _aten.native_layer_norm else found[0]
+
+
+def _rms_norm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    x, shape, *rest = args
+    weight, epsilon = [*rest, *[None, None][len(rest) :]][:2]
+    wide = x.float()
+    axes = range(x.ndim - len(shape), x.ndim)
+    mean = products.sums_over(wide * wide, list(axes), keepdim=True) / torch.Size(shape).numel()
+    out = wide * torch.rsqrt(mean + (torch.finfo(x.dtype).eps if epsilon is None else epsilon))
+    return (out if weight is None else out * weight.float()).to(x.dtype)
+
+
+def _attention(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    query, key, value = given["query"], given["key"], given["value"]
+    mask, scale = given.get("attn_mask"), given.get("scale")
+    if given.get("dropout_p") or query.ndim != 4:
+        return _refuse(mode, func, args, kwargs)
+    out = products.attention(query, key, value, mask, is_causal=bool(given.get("is_causal")), scale=scale)
+    if func.overloadpacket is _aten.scaled_dot_product_attention:
+        return out
+    return out, torch.empty((*query.shape[:2], query.shape[2]))  # the logarithms of the sums, which only training reads
+
+
+def _put(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """index_put_ that replaces; adding up at one place has the order of its threads."""
+    if (len(args) > 3 and args[3]) or kwargs.get("accumulate"):
+        return _refuse(mode, func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def _index_add(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Adds rows to rows of distinct places: one addition each."""
+    index = args[2]
+    if len(torch.unique(index)) != len(index) or kwargs.get("alpha", 1) != 1:
+        return _refuse(mode, func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def _running_sum(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Of whole numbers, such as tokens an expert has: exact in any order."""
+    x = args[0]
+    if not bool((x == x.round()).all()) or float(x.abs().sum()) > 2.0**24:
+        return _refuse(mode, func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def _scaled(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Sums of two: one rounding, unless one is scaled, which only torch's vectorised branch does without another rounding."""
+    if kwargs.get("alpha", 1) != 1 or any(not isinstance(value, torch.Tensor) for value in args[2:]):
+        return _refuse(mode, func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+_TAKEN_OVER: dict[Any, Handler] = {
+    _aten.linear: _linear,
+    _aten.matmul: _matmul,
+    _aten.mm: _matmul,
+    _aten.mv: _matmul,
+    _aten.dot: _matmul,
+    _aten.bmm: _bmm,
+    _aten.addmm: _addmm,
+    _aten.baddbmm: _addmm,
+    _aten.addmv: _addmv,
+    _aten._grouped_mm: _grouped,
+    _aten.mean: _sum,
+    _aten.sum: _sum,
+    _aten.softmax: _softmax,
+    _aten.log_softmax: _softmax,
+    _aten._softmax: _softmax,
+    _aten._log_softmax: _softmax,
+    _aten.layer_norm: _layer_norm,
+    _aten.native_layer_norm: _layer_norm,
+    _aten.rms_norm: _rms_norm,
+    _aten.scaled_dot_product_attention: _attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    _aten.pow: _power,
+    _aten.cumsum: _running_sum,
+    _aten.index_put_: _put,
+    _aten._index_put_impl_: _put,
+    _aten.index_add_: _index_add,
+    _aten.index_add: _index_add,
+    _aten.add: _scaled,
+    _aten.add_: _scaled,
+    _aten.sub: _scaled,
+    _aten.sub_: _scaled,
+    _aten.rsub: _scaled,
+}
+_INEXACT = {
+    getattr(_aten, name)
+    for name in (
+        *("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid", "erf", "silu", "gelu", "softplus"),
+        *("elu", "mish", "log_sigmoid", "logit", "rsqrt"),
+    )
+}
+"""Elementwise and not correctly rounded: torch's vectorised and scalar branches may differ in the last bit."""
+_EXACT_POINTWISE = {
+    getattr(_aten, name)
+    for name in (
+        *("mul", "mul_", "div", "div_", "neg", "abs", "sqrt", "reciprocal", "relu", "clamp"),
+        *("clamp_min", "clamp_max", "maximum", "minimum", "where", "masked_fill", "masked_fill_", "clone", "sign", "round"),
+        *(
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "isnan",
+            "isinf",
+            "isfinite",
+            "logical_not",
+            "logical_and",
+            "logical_or",
+            "__and__",
+        ),
+        *("bitwise_and", "bitwise_or", "bitwise_not", "floor", "ceil", "trunc", "fill", "fill_", "square", "square_"),
+    )
+}
+"""Every element rounded correctly by itself, or not at all."""
+_EXACT = {
+    getattr(_aten, name)
+    for name in (
+        *(
+            "alias",
+            "all",
+            "any",
+            "arange",
+            "argmax",
+            "argmin",
+            "argsort",
+            "sort",
+            "topk",
+            "max",
+            "min",
+            "amax",
+            "amin",
+            "cat",
+            "stack",
+        ),
+        *("chunk", "split", "split_with_sizes", "contiguous", "clone", "copy_", "detach", "detach_", "dropout", "embedding"),
+        *(
+            "empty",
+            "empty_like",
+            "new_empty",
+            "empty_strided",
+            "full",
+            "full_like",
+            "new_full",
+            "zeros",
+            "zeros_like",
+            "new_zeros",
+            "ones",
+        ),
+        *("ones_like", "new_ones", "scalar_tensor", "fill_", "zero_", "expand", "expand_as", "flatten", "gather", "index"),
+        *(
+            "index_select",
+            "index_copy_",
+            "index_copy",
+            "is_nonzero",
+            "item",
+            "_local_scalar_dense",
+            "lift_fresh",
+            "masked_select",
+        ),
+        *(
+            "movedim",
+            "narrow",
+            "nonzero",
+            "permute",
+            "repeat",
+            "repeat_interleave",
+            "reshape",
+            "resolve_conj",
+            "resolve_neg",
+            "roll",
+        ),
+        *(
+            "scatter",
+            "scatter_",
+            "select",
+            "slice",
+            "slice_scatter",
+            "squeeze",
+            "swapaxes",
+            "t",
+            "to",
+            "_to_copy",
+            "transpose",
+            "tril",
+        ),
+        *(
+            "triu",
+            "type_as",
+            "unbind",
+            "unflatten",
+            "unsqueeze",
+            "_unsafe_view",
+            "view",
+            "view_as",
+            "where",
+            "constant_pad_nd",
+            "pad",
+        ),
+        *("one_hot", "histc", "bincount", "equal", "_reshape_alias", "numpy_T", "diff", "floor_divide", "resize_", "bucketize"),
+        *("__and__", "__or__", "_assert_async", "flip", "is_same_size", "set_", "unfold", "real", "result_type", "__getitem__"),
+    )
+    if hasattr(_aten, name)
+}
+"""Moves, chooses, counts or makes numbers; adds none."""

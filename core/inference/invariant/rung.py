@@ -1,0 +1,64 @@
+"""The pair once more with every sum in one order: what is then still there is no matter of order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from core.errors import CaptureError
+from core.inference.edge import foreign_errors_stop
+from core.inference.grammar import Pieces, Step
+from core.inference.invariant.mode import invariant
+from core.inference.models import LoadedModel
+from core.inference.on_trial import Side, digests_of, side_of
+from core.inference.trace import LayerTrace
+from core.runs.records import NOTED, PASSED, STRUCTURE, Evidence
+
+_MODIFIER = "invariant"
+
+
+def one_order_evidence(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[Side, Side]) -> Evidence | None:
+    """A row of the rung that says where a divergence comes from, or None where a side cannot be run in one order; it never decides.
+
+    Equal bits clear the caches, indices, masks and batches of both sides, for a fault in one of them is no sum in another order and
+    stays; they do not clear the kernels that this mode takes the place of, which only the floor does.
+    """
+    names = [side.name for side in sides]
+    control = f"'{names[1]}' against '{names[0]}', every sum of both in one order (invariant)"
+    try:
+        with foreign_errors_stop("invariant", "shorten the prompts"):
+            reference, variant = digests_of(loaded, prompts, [_in_one_order(side, loaded) for side in sides])
+    except CaptureError:
+        return None
+    figures = {"compute_dtype": loaded.dtype, "bit_identical": reference == variant}
+    if reference == variant:
+        says = "With every sum in one order both sides are equal bit for bit: what parts them is the order of sums, and no cache, index, mask or neighbour."
+        return Evidence(STRUCTURE, control, figures, PASSED, says)
+    says = "With every sum in one order the sides still differ: they do not compute the same steps, be it another formula or rounding elsewhere, or a fault."
+    return Evidence(STRUCTURE, control, figures, NOTED, says)
+
+
+def _in_one_order(side: Side, loaded: LoadedModel) -> Side:
+    if side.path is None:
+        return replace(side, open=lambda model, trace: _around(side, model, trace))
+    if any(step.name == _MODIFIER for step in side.path.modifiers):
+        return side
+    path = replace(side.path, modifiers=(*side.path.modifiers, Step(_MODIFIER)))
+    refusal = path.refusal(loaded)
+    if refusal:
+        raise CaptureError(f"path '{path}': {refusal}.")
+    return side_of(str(path))
+
+
+@contextmanager
+def _around(side: Side, loaded: LoadedModel, trace: LayerTrace | None) -> Iterator[Callable[[Sequence[int]], Pieces]]:
+    """A callable, all of whose own work is done in one order: nobody knows where in it the model is called."""
+    with side.open(loaded, trace) as pieces_of:
+
+        def pieces(ids: Sequence[int]) -> Pieces:
+            with invariant(loaded.model):
+                found = list(pieces_of(ids))
+            yield from found
+
+        yield pieces
