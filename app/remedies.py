@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from app import state, widgets, words
-from core.runs.remedies import RemedyRow
+from core.runs.remedies import PriceRow, RemedyRow
 
 COLUMNS = {
     "largest difference": st.column_config.NumberColumn(format="%.4g"),
@@ -21,6 +21,9 @@ COLUMNS = {
     "variant, tokens/s": st.column_config.NumberColumn(format="%.0f"),
     "reference keeps": st.column_config.NumberColumn(format="percent"),
     "variant keeps": st.column_config.NumberColumn(format="percent"),
+    "tokens/s as it is": st.column_config.NumberColumn(format="%.0f"),
+    "tokens/s, one order": st.column_config.NumberColumn(format="%.0f"),
+    "kept": st.column_config.NumberColumn(format="percent"),
 }
 
 
@@ -56,6 +59,19 @@ def rows(tried: Sequence[RemedyRow]) -> pd.DataFrame:
             "reference, tokens/s": [row.reference_tokens_per_second for row in tried],
             "variant, tokens/s": [row.variant_tokens_per_second for row in tried],
             "what it changes": [row.what if row.is_measured else f"Not measured: {row.refusal}" for row in tried],
+        }
+    )
+
+
+def prices(found: Sequence[PriceRow]) -> pd.DataFrame:
+    """As the table shows them."""
+    return pd.DataFrame(
+        {
+            "path": [row.path for row in found],
+            "batch": [row.batch for row in found],
+            "tokens/s as it is": [row.plain_tokens_per_second for row in found],
+            "tokens/s, one order": [row.tokens_per_second for row in found],
+            "kept": [row.share for row in found],
         }
     )
 

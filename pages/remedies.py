@@ -24,8 +24,20 @@ st.caption(
     f"Noise ratio: rms over that of the rounding floor of the reference in {view.dtype} as it is, so 1 is as far apart as reordered sums. "
     "Keeps: share of the same path's tokens a second without the remedy, median of rounds in which both took turns on the first prompt."
 )
+tables = {"remedies": lambda: remedies.exported(tried)}
+if prices := view.run.prices:
+    st.subheader("What one order costs, by batch size")
+    shown = remedies.prices(prices)
+    tables["prices"] = lambda: shown
+    st.dataframe(
+        shown, hide_index=True, key="prices", column_config=remedies.COLUMNS, height=widgets.table_height(len(shown), 16)
+    )
+    st.caption(
+        f"Tokens of the whole batch a second, as it is and with `+invariant`, over {prices[0].tokens // prices[0].batch} tokens of real text a row; "
+        "medians of rounds in which both took turns."
+    )
 about = view.run.header.provenance
 st.caption(
     f"Measured on {widgets.escaped(about.device_name or about.device or 'an unknown device')}; another machine keeps another share."
 )
-exports.download({"remedies": lambda: remedies.exported(tried)}, exports.file_stem(view, "remedies"), "remedies")
+exports.download(tables, exports.file_stem(view, "remedies"), "remedies")

@@ -67,7 +67,7 @@ def watch_kernels(plan: CapturePlan, writer: RunWriter, say: Say) -> list[str]:
 
 def try_remedies(plan: CapturePlan, writer: RunWriter, say: Say) -> list[str]:
     """Every remedy for every finished pair, into the run; the sentences of those that could not be tried. Twins are tried once."""
-    from core.inference.remedies import remedies_of
+    from core.inference.remedies import prices_of, remedies_of
 
     failures, known = [], {}
     for pair, variant in enumerate(writer.finished_sides[1:]):
@@ -85,4 +85,8 @@ def try_remedies(plan: CapturePlan, writer: RunWriter, say: Say) -> list[str]:
                 failures.append(f"Remedies of '{variant}' were not tried: {error}")
                 continue
         writer.write_remedies(pair, known[path])
+    if known:
+        writer.write_prices(
+            prices_of(plan.loaded, plan.paths, on_progress=lambda batch: say(f"price of one order: {batch}", 0, 0))
+        )
     return failures

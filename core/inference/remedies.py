@@ -17,13 +17,16 @@ from core.inference.floor import in_float32, rounding_floor, whole_side
 from core.inference.grammar import Step
 from core.inference.models import LoadedModel
 from core.inference.paths import Path, open_path, parse_path
+from core.inference.throughput import throughput
 from core.numerics.divergence import compare
 from core.numerics.formats import format_named
 from core.numerics.totals import PairTotal
-from core.runs.remedies import RemedyRow
+from core.runs.remedies import PriceRow, RemedyRow
 
 ROUNDS = 3  # of the clock, in which the path as it is and the path with the remedy take turns
 FLOOR_SEEDS = 2
+BATCHES = (1, 2, 4, 8)
+_OF_BATCH = ("batch", "row", "neighbours", "invariant")
 Model = Callable[[LoadedModel], AbstractContextManager[LoadedModel]]
 
 
@@ -70,6 +73,25 @@ def remedies_of(
     if not rows[0].is_measured:
         raise CaptureError(rows[0].refusal)
     return rows
+
+
+def prices_of(loaded: LoadedModel, paths: Sequence[Path], *, on_progress: Callable[[str], None] | None = None) -> list[PriceRow]:
+    """Every path without its batch, as it is and with every sum in one order, at BATCHES; none of a path that cannot be run so."""
+    plain = dict.fromkeys(
+        str(replace(path, modifiers=tuple(s for s in path.modifiers if s.name not in _OF_BATCH))) for path in paths
+    )
+    found = []
+    for name in plain:
+        try:
+            timed = throughput(loaded, [name, f"{name}+invariant"], BATCHES, rounds=ROUNDS, on_progress=on_progress)
+        except UlpscopeError:
+            continue  # the remedy's own row says why
+        for before, after in zip(timed[::2], timed[1::2], strict=True):
+            rate = after.tokens_per_second
+            found.append(
+                PriceRow(name, after.batch, after.tokens, before.tokens_per_second, rate, rate / before.tokens_per_second)
+            )
+    return found
 
 
 def _row(

@@ -23,7 +23,7 @@ from core.runs.figures import DECODING, NULLABLE, Figures, read_rows, read_windo
 from core.runs.kernel_rows import read_kernels
 from core.runs.kernels import KernelList
 from core.runs.records import RUNGS, Evidence, Generation, Prompt, Provenance, RunHeader, SideHeader
-from core.runs.remedies import RemedyRow, read_remedies
+from core.runs.remedies import PriceRow, RemedyRow, read_prices, read_remedies
 from core.runs.store import Database, check_size
 from core.runs.tiles import joined
 
@@ -233,6 +233,14 @@ class RunReader:
             return {}
         with self._decoding("remedies"):
             return read_remedies(self._database)
+
+    @cached_property
+    def prices(self) -> list[PriceRow]:
+        """What sums of one order cost on the run's machine; empty where that was not measured."""
+        if self.schema_version < 3:
+            return []
+        with self._decoding("prices"):
+            return read_prices(self._database)
 
     @cached_property
     def generations(self) -> dict[int, Generation]:

@@ -49,6 +49,18 @@ class RemedyRow:
         return min(shares, default=None)
 
 
+@dataclass(frozen=True)
+class PriceRow:
+    """Throughput of a path with every sum in one order, at a batch size: tokens of the batch a second without and with, and their ratio."""
+
+    path: str
+    batch: int
+    tokens: int
+    plain_tokens_per_second: float
+    tokens_per_second: float
+    share: float
+
+
 _COLUMNS = [field.name for field in fields(RemedyRow)]
 _TYPES = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}
 
@@ -69,6 +81,18 @@ def read_remedies(database: Database) -> dict[int, list[RemedyRow]]:
     for pair, *row in database.rows(f"SELECT pair, {', '.join(_COLUMNS)} FROM remedy ORDER BY pair, ordinal"):
         found.setdefault(pair, []).append(RemedyRow(*row))
     return found
+
+
+def insert_prices(database: Database, rows: Sequence[PriceRow]) -> None:
+    """Of the whole run, in their order."""
+    for ordinal, row in enumerate(rows):
+        database.execute("INSERT INTO price VALUES (?, ?, ?, ?, ?, ?, ?)", [ordinal, *astuple(row)])
+
+
+def read_prices(database: Database) -> list[PriceRow]:
+    """Empty where they were not measured."""
+    columns = ", ".join(field.name for field in fields(PriceRow))
+    return [PriceRow(*row) for row in database.rows(f"SELECT {columns} FROM price ORDER BY ordinal")]
 
 
 def advice(rows: Sequence[RemedyRow]) -> str:

@@ -362,3 +362,16 @@ COMMENT ON COLUMN remedy.variant_tokens_per_second IS 'the same of the variant''
 COMMENT ON COLUMN remedy.reference_share IS 'of the throughput of the reference''s path without the remedy, median of rounds in turn';
 COMMENT ON COLUMN remedy.variant_share IS 'the same of the variant''s path';
 COMMENT ON COLUMN remedy.refusal IS 'why it was not measured, in a sentence; empty if it was';
+
+CREATE TABLE price (
+    ordinal INTEGER NOT NULL, path VARCHAR NOT NULL, batch INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    plain_tokens_per_second DOUBLE NOT NULL, tokens_per_second DOUBLE NOT NULL, share DOUBLE NOT NULL
+);
+COMMENT ON TABLE price IS 'throughput of the run''s paths with every sum in one order, by batch size; no rows where it was not measured';
+COMMENT ON COLUMN price.ordinal IS '0-based';
+COMMENT ON COLUMN price.path IS 'path, without the modifiers of its batch';
+COMMENT ON COLUMN price.batch IS 'sequences in the batch';
+COMMENT ON COLUMN price.tokens IS 'tokens of all rows together, in one round';
+COMMENT ON COLUMN price.plain_tokens_per_second IS 'tokens of the batch a second on the path as it is, median of rounds in turn';
+COMMENT ON COLUMN price.tokens_per_second IS 'the same with +invariant';
+COMMENT ON COLUMN price.share IS 'the latter over the former';

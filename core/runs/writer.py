@@ -27,7 +27,7 @@ from core.runs.kv import KvPart, KvSpool, kv_tables
 from core.runs.layer_rows import LayerRows
 from core.runs.recent_rows import RecentRows
 from core.runs.records import Evidence, FloorRows, Generation, RunHeader
-from core.runs.remedies import RemedyRow, insert_remedies
+from core.runs.remedies import PriceRow, RemedyRow, insert_prices, insert_remedies
 from core.runs.store import SCHEMA_VERSION, Database, Store
 from core.runs.tiles import binary_rows, logits_table
 from core.runs.verdict_rows import insert_evidence
@@ -205,6 +205,14 @@ class RunWriter:
     def _store_remedies(self, pair: int, rows: tuple[RemedyRow, ...]) -> None:
         """In the storing thread."""
         insert_remedies(self._open_database(), pair, rows)
+
+    def write_prices(self, rows: Sequence[PriceRow]) -> None:
+        """What sums of one order cost. Once a run."""
+        self._storing.put(self._store_prices, tuple(rows))
+
+    def _store_prices(self, rows: tuple[PriceRow, ...]) -> None:
+        """In the storing thread."""
+        insert_prices(self._open_database(), rows)
 
     def write_generation(self, generation: Generation) -> None:
         """What the sides made of a prompt when they went on freely. Once a prompt."""

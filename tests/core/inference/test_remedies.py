@@ -9,7 +9,8 @@ from benchmarks.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
 from core.inference.models import LoadedModel
 from core.inference.on_trial import pieces_of_side, side_of
-from core.inference.remedies import REMEDIES, remedies_of
+from core.inference.paths import parse_path
+from core.inference.remedies import BATCHES, REMEDIES, prices_of, remedies_of
 from core.runs.remedies import RemedyRow
 
 pytestmark = pytest.mark.model
@@ -91,6 +92,15 @@ def test_every_measured_row_has_its_throughput(bfloat16):
             assert row.reference_tokens_per_second > 0
             assert row.variant_tokens_per_second > 0
             assert row.share == min(row.reference_share, row.variant_share) > 0
+
+
+def test_prices_are_of_paths_without_their_batch_at_every_batch_size(bfloat16):
+    loaded = bfloat16[0]
+    rows = prices_of(loaded, [parse_path(path) for path in ("decode", "decode+batch:2+row:1", "prefill+threads:1")])
+    assert [(row.path, row.batch) for row in rows] == [(path, n) for path in ("decode", "prefill+threads:1") for n in BATCHES]
+    for row in rows:
+        assert row.share == pytest.approx(row.tokens_per_second / row.plain_tokens_per_second)
+        assert row.tokens == 32 * row.batch
 
 
 def test_a_model_of_float32_is_not_widened_again():

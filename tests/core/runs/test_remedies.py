@@ -9,10 +9,10 @@ import pytest
 
 from core.errors import UsageError
 from core.runs.reader import RunReader
-from core.runs.remedies import advice
+from core.runs.remedies import PriceRow, advice
 from core.runs.store import Store
 from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import header_of
+from tests.core.runs.made_runs import calm_sides, header_of
 from tests.core.runs.remedy_runs import ROWS, remedy_run
 
 
@@ -44,6 +44,20 @@ def test_remedies_come_back_as_they_were_and_are_plain_sql(tmp_path):
         assert database.execute(asked).fetchall() == [("invariant",)]
     with RunReader(store.path_of(remedy_run(store, "without", ()))) as run:
         assert run.remedies == {}
+
+
+def test_prices_come_back_as_they_were(tmp_path):
+    header, rows = (
+        header_of(lengths=(3,)),
+        [PriceRow("decode", 1, 32, 100.0, 80.0, 0.8), PriceRow("decode", 4, 128, 300.0, 300.0, 1.0)],
+    )
+    with RunWriter(Store(tmp_path), header, run_id="priced") as writer:
+        for side, bits in enumerate(calm_sides(header)):
+            writer.write(side, 0, bits)
+        writer.write_prices(rows)
+        writer.finish()
+    with RunReader(tmp_path / "priced.duckdb") as run:
+        assert run.prices == rows
 
 
 def test_remedies_of_a_pair_that_is_not_there_are_refused(tmp_path):
