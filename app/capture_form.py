@@ -17,7 +17,7 @@ ALL_PROMPT_BYTES = 1_000_000  # and in all of them together
 @dataclass(frozen=True)
 class CaptureForm:
     """One state of the form. `tokens`: continue the prompts by so many, 0: score them; `kv`: None leaves it to the paths; `device`:
-    '' is the best there is; `layers`: compare the modules' outputs, where prompts are scored; `file`: what was dropped, in place of `prompts`.
+    '' is the best there is; `layers`, `kernels`, `remedies`: run these beside the sides, where prompts are scored; `file`: what was dropped, in place of `prompts`.
     """
 
     model: str
@@ -32,6 +32,8 @@ class CaptureForm:
     tokens: int = 0
     kv: bool | None = None
     layers: bool = False
+    kernels: bool = False
+    remedies: bool = False
     dtype: str = "bfloat16"
     device: str = ""
     keeps_finished: bool = False
@@ -87,7 +89,8 @@ class CaptureForm:
         found += [f"--sweep={self.sweep}"] if self.sweep else []
         found += ["--repeat", str(self.repeat)] if self.repeat > 1 and not self.tokens else []
         found += ["--kv" if self.kv else "--no-kv"] if self.kv is not None else []
-        found += ["--layers"] if self.layers and not self.tokens else []
+        beside = {"--layers": self.layers, "--kernels": self.kernels, "--remedies": self.remedies}
+        found += [option for option, is_asked in beside.items() if is_asked and not self.tokens]
         found += ["--dtype", self.dtype, *(["--device", self.device] if self.device else [])]
         found += ["--keep-finished"] if self.keeps_finished else []
         return found + ([f"--name={self.name}"] if self.name else [])

@@ -30,10 +30,21 @@ SAMPLE = "def __init__(self, name, parent=None):\n    self.name = name\n    self
 SCORE, CONTINUE = "score the prompts", "continue the prompts"
 FILE_MB = 50  # of prompts; a viewer's file is held in memory
 KV = {"auto": None, "always": True, "never": False}
+BESIDE = {  # what is run beside the sides: the label of its box and what it takes
+    "layers": (
+        "Compare what every module puts out (Layers)",
+        "embedding, norms, projections, attention, MLP and the stream after each block, beside their rounding floor: about twice the work",
+    ),
+    "kernels": ("Watch which kernels run (Kernels)", "every path once more on the first prompt, under the profiler"),
+    "remedies": (
+        "Try what would make the sides agree (Remedies)",
+        "every pair again in float32, with math attention, with sums in one order and so on, and timed: many times the work",
+    ),
+}
 FIRST = {
     "model": "sample_runs/model", "source": "typed", "prompts": SAMPLE, "chat": False, "system": "", "reference": "prefill",
     "variants": ["decode"], "sweep": "", "mode": SCORE, "tokens": 64, "repeat": 1, "kv": "auto", "dtype": "bfloat16",
-    "device": ANY_DEVICE, "keep": False, "layers": False, "name": "",
+    "device": ANY_DEVICE, "keep": False, "layers": False, "kernels": False, "remedies": False, "name": "",
 }  # fmt: skip
 jobs, looks = state.jobs(), previews()
 
@@ -137,16 +148,16 @@ def choose() -> CaptureForm:
         "If a side fails, keep the run of those before it", key="capture_keep",
         help="for instance where a large batch runs out of memory; at least two sides must have finished",
     )  # fmt: skip
-    layers = keep_field.checkbox(
-        "Compare what every module puts out (Layers)", key="capture_layers", disabled=mode == CONTINUE,
-        help="embedding, norms, projections, attention, MLP and the stream after each block, beside their rounding floor: about twice the work",
-    )  # fmt: skip
+    beside = {
+        key: keep_field.checkbox(label, key=f"capture_{key}", disabled=mode == CONTINUE, help=what)
+        for key, (label, what) in BESIDE.items()
+    }
     st.session_state["capture_kept"] |= {
         key: st.session_state[f"capture_{key}"] for key in FIRST if f"capture_{key}" in st.session_state
     }
     return CaptureForm(
         model=model or "", prompts=prompts, file=file, is_chat=is_chat, system=system.strip(), reference=reference or "",
-        variants=tuple(variants), sweep=sweep.strip(), repeat=repeat, tokens=tokens, kv=KV[kv], layers=layers, dtype=dtype,
+        variants=tuple(variants), sweep=sweep.strip(), repeat=repeat, tokens=tokens, kv=KV[kv], dtype=dtype, **beside,
         device="" if device == ANY_DEVICE else device, keeps_finished=keeps, name=name.strip(),
     )  # fmt: skip
 

@@ -5,9 +5,8 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from app import best_tokens, caches, charts, continuations, drawn, exports, state, token_strip, verdict, widgets, words
+from app import best_tokens, charts, closer, drawn, exports, state, token_strip, verdict, widgets, words
 from app.page_settings import COLOURS
-from core.runs.caches import summarize
 
 view = widgets.head(
     "Overview",
@@ -51,11 +50,7 @@ if len(view.run.sides) > 2:
     groups = "  ".join("{ " + ", ".join(f"`{side.replace('`', chr(39))}`" for side in group) + " }" for group in view.run.classes)
     st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
 
-held = summarize(view.run.kv(view.pair.index))
-if held is not None:
-    widgets.finding("Key/value caches: " + caches.sentence(held), "kv_cache", "KV cache →", view)
-if view.run.generations:
-    widgets.finding("Continuations: " + continuations.outcome(view), "flips", "Flips →", view)
+closer.lines(view)
 
 left, right = st.columns([3, 1], vertical_alignment="bottom")
 left.subheader(

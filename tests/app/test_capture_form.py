@@ -28,6 +28,7 @@ FORM = CaptureForm("a/model", ("one", "two\nlines"))
         ({"kv": True}, [], ["--kv"]),
         ({"kv": False}, [], ["--no-kv"]),
         ({"layers": True}, [], ["--layers"]),
+        ({"kernels": True, "remedies": True}, [], ["--kernels", "--remedies"]),
         ({"device": "cuda:0"}, [], ["--device", "cuda:0"]),
         ({"keeps_finished": True}, [], ["--keep-finished"]),
         ({"name": "-odd"}, [], ["--name=-odd"]),

@@ -1,0 +1,37 @@
+"""Lines of the overview on what other pages show of the pair: caches, modules, kernels, remedies, continuations. Only of what the run holds."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from app import caches, continuations, layers, state, widgets
+from core.runs.caches import summarize
+from core.runs.kernels import in_words, side_by_side
+from core.runs.layers import summarize as summarize_layers
+from core.runs.remedies import advice
+
+
+def lines(view: state.View) -> None:
+    """Each with a link that keeps the selection."""
+    for said, page, label in _found(state.stamp_of(view.run), view.pair.index, view):
+        widgets.finding(said, page, label, view)
+    if view.run.generations:
+        widgets.finding("Continuations: " + continuations.outcome(view), "flips", "Flips →", view)
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _found(file: tuple[str, int, int], pair: int, _view: state.View) -> list[tuple[str, str, str]]:  # noqa: ARG001  (a key of the cache)
+    run, found = _view.run, []
+    modules = summarize_layers(run.layers(pair))
+    if modules is not None:
+        found.append(("Modules: " + layers.sentence(modules, len(run.header.prompts) > 1), "layers", "Layers →"))
+    held = summarize(run.kv(pair))
+    if held is not None:
+        found.append(("Key/value caches: " + caches.sentence(held), "kv_cache", "KV cache →"))
+    listed = run.kernels.get(0), run.kernels.get(pair + 1)
+    if listed[0] is not None and listed[1] is not None:
+        said = in_words(side_by_side(listed[0], listed[1]), (run.pairs[pair].reference, run.pairs[pair].variant))
+        found.append((f"Kernels: {said}", "kernels", "Kernels →"))
+    if tried := run.remedies.get(pair):
+        found.append((f"Remedies: {advice(tried)}", "remedies", "Remedies →"))
+    return found
