@@ -9,11 +9,12 @@ run: $(VENV)/.runtime
 	$(BIN)/python -m streamlit run app/main.py
 
 test: $(VENV)/.development browser
-	$(BIN)/python -m pytest -n auto -m "not browser"
+	$(BIN)/python -m pytest -n auto -m "not browser and not thorough"
 	$(BIN)/python -m pytest -m "browser and not thorough"
 
-# Every case of every browser test, with pictures of the pages in tests/browser/screenshots: a quarter of an hour on two cores.
+# What `make test` has no time for, and every browser test with pictures of the pages in tests/browser/screenshots: half an hour on two cores.
 thorough: $(VENV)/.development browser
+	$(BIN)/python -m pytest -m "thorough and not browser"
 	ULPSCOPE_PICTURES=1 $(BIN)/python -m pytest -m browser
 
 quick: $(VENV)/.development

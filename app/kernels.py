@@ -9,33 +9,18 @@ import pandas as pd
 import streamlit as st
 
 from app import state, widgets
-from core.runs.kernels import KernelList, KernelPair, is_multiplied
+from core.runs.kernels import KernelList, KernelPair, is_multiplied, is_reducing
 
-SHOWN = {"all": "all", "differ": "only on one side, or launched more often", "products": "products, reductions and attention"}
-# Operations whose order of summation can depend on shapes; what remains computes element by element, or moves values.
-_REDUCING = (
-    "mm",
-    "gemm",
-    "gemv",
-    "dot",
-    "conv",
-    "matmul",
-    "attention",
-    "sum",
-    "mean",
-    "norm",
-    "softmax",
-    "reduce",
-    "cumsum",
-    "var",
-    "inner",
-)
+SHOWN = {"all": "all", "differ": "what differs", "products": "products and reductions"}
 COLUMNS = {
-    "launches a forward, reference": st.column_config.NumberColumn(format="%.4g"),
-    "launches a forward, variant": st.column_config.NumberColumn(format="%.4g"),
+    "kernel": st.column_config.TextColumn(width=230),
+    "by": st.column_config.TextColumn(width=70),
+    "reference": st.column_config.NumberColumn("reference", format="%.4g", help="launches a forward"),
+    "variant": st.column_config.NumberColumn("variant", format="%.4g", help="launches a forward"),
     "ratio": st.column_config.NumberColumn(format="%.3g×"),
-    "µs a forward, reference": st.column_config.NumberColumn(format="%.1f"),
-    "µs a forward, variant": st.column_config.NumberColumn(format="%.1f"),
+    "only in": st.column_config.TextColumn(width=90),
+    "µs, reference": st.column_config.NumberColumn(format="%.0f", help="a forward, while watched"),
+    "µs, variant": st.column_config.NumberColumn(format="%.0f", help="a forward, while watched"),
     "launches": st.column_config.NumberColumn(format="localized"),
     "µs": st.column_config.NumberColumn(format="%.1f"),
 }
@@ -44,6 +29,15 @@ COLUMNS = {
 def nothing_to_compare(view: state.View) -> NoReturn:
     """No kernels in this run: say why that is and what to do, and stop."""
     about = view.run.header.provenance
+    lists = view.run.kernels
+    others = [pair.variant for pair in view.run.pairs if pair.index + 1 in lists and 0 in lists]
+    if lists:
+        st.info(
+            "The kernels of one of these two sides could not be watched. "
+            + (f"{widgets.escaped(about.note)} " if about.note else "")
+            + (f"These variants have theirs: {', '.join(f'`{widgets.code(name)}`' for name in others)}." if others else "")
+        )
+        st.stop()
     if about.kind == "upload":
         st.info(
             "This run was uploaded, and a dump of logits does not say which kernels made it. Capture the pair from its model."
@@ -59,11 +53,6 @@ def nothing_to_compare(view: state.View) -> NoReturn:
     st.stop()
 
 
-def is_reducing(pair: KernelPair) -> bool:
-    name = pair.name.lower()
-    return any(word in name for word in _REDUCING)
-
-
 def chosen(pairs: Sequence[KernelPair], shown: str, library: str) -> list[KernelPair]:
     """Those of a library ("any": of all) that the page lists."""
     kept = [pair for pair in pairs if library in ("any", pair.library)]
@@ -77,14 +66,14 @@ def rows(pairs: Sequence[KernelPair]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "kernel": [pair.name for pair in pairs],
-            "library": [pair.library for pair in pairs],
-            "in": [_some(pair.places) for pair in pairs],
-            "only in": [pair.only for pair in pairs],
-            "launches a forward, reference": [pair.reference_launches for pair in pairs],
-            "launches a forward, variant": [pair.variant_launches for pair in pairs],
+            "by": [pair.library for pair in pairs],
+            "reference": [pair.reference_launches for pair in pairs],
+            "variant": [pair.variant_launches for pair in pairs],
             "ratio": [pair.ratio for pair in pairs],
-            "µs a forward, reference": [pair.reference_microseconds for pair in pairs],
-            "µs a forward, variant": [pair.variant_microseconds for pair in pairs],
+            "only in": [pair.only for pair in pairs],
+            "µs, reference": [pair.reference_microseconds for pair in pairs],
+            "µs, variant": [pair.variant_microseconds for pair in pairs],
+            "in": [_some(pair.places) for pair in pairs],
             "shapes, reference": [_some(pair.reference_details) for pair in pairs],
             "shapes, variant": [_some(pair.variant_details) for pair in pairs],
         }

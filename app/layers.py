@@ -63,7 +63,7 @@ def sentence(found: LayerSummary, names_prompt: bool) -> str:
         f"{words.share(first.neq, first.elements)} of its elements."
     )
     if found.last is not first:
-        said += f" In the end {words.share(found.last.neq, found.last.elements)} of the {found.last.module} differ."
+        said += f" In the end {words.share(found.last.neq, found.last.elements)} of the {widgets.escaped(words.visible(found.last.module))} differ."
     return said
 
 
@@ -74,7 +74,8 @@ def against_floor(found: LayerSummary, modules: list[ModuleFigures]) -> str:
     beyond = [each for each in modules if each.ratio == float("inf")]
     said = ""
     if found.largest is not None:
-        said = f"Furthest from the floor: `{widgets.code(found.largest.module)}`, {words.number(found.largest.ratio, 3)} times its rms."
+        where = "Furthest above its floor" if (found.largest.ratio or 0) > 1 else "Nearest to its floor, and not above it"
+        said = f"{where}: `{widgets.code(found.largest.module)}`, {words.number(found.largest.ratio, 3)} times the floor's rms."
     if beyond:
         said += f" In {words.plural(len(beyond), 'module')} the pair differs and no reordering does, the first is `{widgets.code(beyond[0].module)}`."
     return said.strip()
@@ -90,12 +91,15 @@ def figures(found: LayerSummary, total: int) -> None:
     first, last, largest = found.first, found.last, found.largest
     columns = st.columns(5)
     columns[0].metric(
-        "First module", "none" if first is None else short_name(first), help=None if first is None else first.module
+        "First module",
+        "none" if first is None else short_name(first),
+        help=None if first is None else f"`{widgets.code(first.module)}`",
     )
     columns[1].metric("First block", "none" if first is None else "outside" if first.block is None else f"{first.block}")
     columns[2].metric("Logits that differ", words.percent(last.neq_share), help=f"{last.neq:,} of {last.elements:,} elements")
     columns[3].metric(
-        "Largest over floor", "no floor" if not found.has_floor else words.number(largest.ratio, 3) if largest is not None else "0",
+        "Largest over floor",
+        "no floor" if not found.has_floor else words.number(largest.ratio, 3) if largest is not None else "floor is 0" if first is not None and first.ratio else "0",
         help="largest rms of a module's difference over that of its rounding floor",
     )  # fmt: skip
     columns[4].metric("Positions looked at", f"{found.positions:,} of {total:,}" if found.positions < total else f"all {total:,}")

@@ -12,18 +12,19 @@ from app import state, widgets, words
 from core.runs.remedies import PriceRow, RemedyRow
 
 COLUMNS = {
-    "largest difference": st.column_config.NumberColumn(format="%.4g"),
-    "rms difference": st.column_config.NumberColumn(format="%.3g"),
+    "remedy": st.column_config.TextColumn(width=170),
+    "largest difference": st.column_config.NumberColumn(format="%.3g"),
+    "rms": st.column_config.NumberColumn(format="%.3g"),
     "noise ratio": st.column_config.NumberColumn(format="%.3g"),
     "max ULPs": st.column_config.NumberColumn(format="localized"),
     "flips": st.column_config.NumberColumn(format="localized"),
     "reference, tokens/s": st.column_config.NumberColumn(format="%.0f"),
     "variant, tokens/s": st.column_config.NumberColumn(format="%.0f"),
-    "reference keeps": st.column_config.NumberColumn(format="percent"),
-    "variant keeps": st.column_config.NumberColumn(format="percent"),
+    "reference keeps": st.column_config.NumberColumn(format="%.0f%%"),
+    "variant keeps": st.column_config.NumberColumn(format="%.0f%%"),
     "tokens/s as it is": st.column_config.NumberColumn(format="%.0f"),
     "tokens/s, one order": st.column_config.NumberColumn(format="%.0f"),
-    "kept": st.column_config.NumberColumn(format="percent"),
+    "kept": st.column_config.NumberColumn(format="%.0f%%"),
 }
 
 
@@ -43,24 +44,34 @@ def nothing_tried(view: state.View) -> NoReturn:
 
 
 def rows(tried: Sequence[RemedyRow]) -> pd.DataFrame:
-    """As the table shows them."""
+    """Those that were measured, as the table shows them."""
+    measured = [row for row in tried if row.is_measured]
     return pd.DataFrame(
         {
-            "remedy": [row.name for row in tried],
-            "differing logits": ["–" if row.neq is None else words.share(row.neq, row.elements or 1) for row in tried],
-            "largest difference": [row.max_abs for row in tried],
-            "rms difference": [row.rms for row in tried],
-            "noise ratio": [row.noise_ratio for row in tried],
-            "max ULPs": [row.max_ulps for row in tried],
-            "of": [row.compute_dtype if row.is_measured else "" for row in tried],
-            "flips": [row.flips for row in tried],
-            "reference keeps": [row.reference_share for row in tried],
-            "variant keeps": [row.variant_share for row in tried],
-            "reference, tokens/s": [row.reference_tokens_per_second for row in tried],
-            "variant, tokens/s": [row.variant_tokens_per_second for row in tried],
-            "what it changes": [row.what if row.is_measured else f"Not measured: {row.refusal}" for row in tried],
+            "remedy": [row.name for row in measured],
+            "differing logits": [words.share(row.neq or 0, row.elements or 1) for row in measured],
+            "rms": [row.rms for row in measured],
+            "noise ratio": [row.noise_ratio for row in measured],
+            "flips": [row.flips for row in measured],
+            "reference keeps": [_percent(row.reference_share) for row in measured],
+            "variant keeps": [_percent(row.variant_share) for row in measured],
+            "largest difference": [row.max_abs for row in measured],
+            "max ULPs": [row.max_ulps for row in measured],
+            "of": [row.compute_dtype for row in measured],
+            "reference, tokens/s": [row.reference_tokens_per_second for row in measured],
+            "variant, tokens/s": [row.variant_tokens_per_second for row in measured],
+            "what it changes": [row.what for row in measured],
         }
     )
+
+
+def unmeasured(tried: Sequence[RemedyRow]) -> str:
+    """Those that were not, with the reason, as a list in markdown."""
+    return "\n".join(f"- **{widgets.escaped(row.name)}**: {widgets.escaped(row.refusal)}" for row in tried if not row.is_measured)
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def prices(found: Sequence[PriceRow]) -> pd.DataFrame:
@@ -71,7 +82,7 @@ def prices(found: Sequence[PriceRow]) -> pd.DataFrame:
             "batch": [row.batch for row in found],
             "tokens/s as it is": [row.plain_tokens_per_second for row in found],
             "tokens/s, one order": [row.tokens_per_second for row in found],
-            "kept": [row.share for row in found],
+            "kept": [_percent(row.share) for row in found],
         }
     )
 

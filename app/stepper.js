@@ -131,7 +131,7 @@ class Stepper {
     this.worst.textContent = isThere ? "at the largest difference" : `largest difference: ${this.data.worst.toLocaleString("en-US")}`;
     this.worst.disabled = isThere;
     this.worst.title = `position ${this.data.worst}, ${this.data.worst_logits} logits; key W`;
-    this.worst.hidden = !this.data.kinds.length;
+    this.worst.hidden = this.data.worst_logits === "0";
   }
 
   row(name) {

@@ -196,8 +196,8 @@ def _definitions() -> str:
 
 
 def code(text: str) -> str:
-    """Text for between backticks."""
-    return text.replace("`", "'")
+    """Text for between backticks: a line break would end the span as a backtick does."""
+    return " ".join(text.replace("`", "'").splitlines())
 
 
 def escaped(text: str) -> str:

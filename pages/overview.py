@@ -33,7 +33,7 @@ figures[1].metric(
 )
 figures[2].metric("Ties", f"{summary.ties:,}", help="positions with a margin of exactly 0 on either side")
 figures[3].metric(
-    "Largest difference", words.logit(summary.max_abs), help="absolute, in logits, over elements finite on both sides"
+    "Largest difference", words.number(summary.max_abs, 6), help="absolute, in logits, over elements finite on both sides"
 )
 figures[4].metric(
     "Mean ULPs",

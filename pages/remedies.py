@@ -36,6 +36,9 @@ if prices := view.run.prices:
         f"Tokens of the whole batch a second, as it is and with `+invariant`, over {prices[0].tokens // prices[0].batch} tokens of real text a row; "
         "medians of rounds in which both took turns."
     )
+if missing := remedies.unmeasured(tried):
+    st.subheader("Not measured here")
+    st.markdown(missing)
 about = view.run.header.provenance
 st.caption(
     f"Measured on {widgets.escaped(about.device_name or about.device or 'an unknown device')}; another machine keeps another share."

@@ -92,7 +92,7 @@ RUNS = [
         bug=(BUG, neighbours_block_at_one_position),
     ),
     Wanted(
-        "where-it-starts", "Where it starts: layers, kernels, remedies, float32", "float32", ("short.txt",), "decode",
+        "where-it-starts", "Where it starts: layers, kernels, remedies, bfloat16", "bfloat16", ("short.txt",), "decode",
         ("decode+batch:2", "prefill"), is_closer=True,
     ),
 ]  # fmt: skip

@@ -146,6 +146,8 @@ def capture(
     if dry_run:
         with stoppable():
             print_costs(asked.plan(model, dtype, device, revision, trust_remote_code, weights=False), as_json_)
+            if (kernels or remedies or judge) and not as_json_:
+                out.print("Not counted: what --kernels, --remedies and --judge run beside the sides.", markup=False)
         return
     run_id, failure = captured(
         asked, model=model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, judge=judge,

@@ -38,18 +38,24 @@ def kernels(
     """
     with RunReader(_path(store, run_id)) as run:
         found = []
-        for pair in _pairs(run, variant):
+        asked = _pairs(run, variant)
+        for pair in asked:
             lists = run.kernels.get(0), run.kernels.get(pair.index + 1)
             if lists[0] is None or lists[1] is None:
-                raise UsageError(f"run '{run.run_id}' holds no kernels; capture it with --kernels{_again(run, '--kernels')}.")
+                continue
             pairs = side_by_side(lists[0], lists[1], by_module=modules)
-            found.append((pair, [each for each in pairs if not differing or each.only or is_multiplied(each)]))
+            shown = [each for each in pairs if not differing or each.only or is_multiplied(each)]
+            said = in_words(side_by_side(lists[0], lists[1]), (pair.reference, pair.variant))  # of all, whatever is shown
+            found.append((pair, shown, said))
+        if not found:
+            raise UsageError(f"run '{run.run_id}' holds no kernels; {_how(run, '--kernels', bool(run.kernels))}.")
         if as_json_:
-            listed = [{"reference": p.reference, "variant": p.variant, "kernels": records_of(rows)} for p, rows in found]
+            listed = [{"reference": p.reference, "variant": p.variant, "kernels": records_of(rows)} for p, rows, _ in found]
             print_json({"run_id": run.run_id, "pairs": listed})
             return
-        for pair, rows in found:
-            _print_kernels(pair, rows)
+        for pair, rows, said in found:
+            _print_kernels(pair, rows, said)
+        _say_missing(asked, [pair for pair, *_ in found], "kernels")
 
 
 def remedies(run_id: RunArgument, variant: VariantOption = None, store: StoreOption = None, as_json_: JsonOption = False) -> None:
@@ -58,9 +64,10 @@ def remedies(run_id: RunArgument, variant: VariantOption = None, store: StoreOpt
     The run has to be captured with --remedies:  python -m core capture ... --remedies
     """
     with RunReader(_path(store, run_id)) as run:
-        found = [(pair, run.remedies.get(pair.index, [])) for pair in _pairs(run, variant)]
-        if not all(rows for _, rows in found):
-            raise UsageError(f"run '{run.run_id}' holds no remedies; capture it with --remedies{_again(run, '--remedies')}.")
+        asked = _pairs(run, variant)
+        found = [(pair, rows) for pair in asked if (rows := run.remedies.get(pair.index, []))]
+        if not found:
+            raise UsageError(f"run '{run.run_id}' holds no remedies; {_how(run, '--remedies', bool(run.remedies))}.")
         if as_json_:
             listed = [
                 {"reference": p.reference, "variant": p.variant, "remedies": [asdict(row) for row in rows]} for p, rows in found
@@ -69,6 +76,7 @@ def remedies(run_id: RunArgument, variant: VariantOption = None, store: StoreOpt
             return
         for pair, rows in found:
             _print_remedies(pair, rows)
+        _say_missing(asked, [pair for pair, _ in found], "remedies")
 
 
 def _path(store: Path | None, run_id: str) -> Path:
@@ -82,12 +90,23 @@ def _pairs(run: RunReader, variant: str | None) -> list[StoredPair]:
     return pairs
 
 
-def _again(run: RunReader, option: str) -> str:
+def _how(run: RunReader, option: str, has_others: bool) -> str:
+    """What to do to have them; of a run that was asked for them and has them of other sides only, why it has not."""
     about = run.header.provenance
-    return f": {about.command} {option}" if about.kind == "capture" and about.command else " from its model"
+    if has_others or f" {option}" in f" {about.command}":
+        return f"they were asked for and could not be had{f': {about.note}' if about.note else ''}".rstrip(".")
+    return f"capture it with {option}" + (
+        f": {about.command} {option}" if about.kind == "capture" and about.command else " from its model"
+    )
 
 
-def _print_kernels(pair: StoredPair, rows: list[KernelPair]) -> None:
+def _say_missing(asked: list[StoredPair], found: list[StoredPair], what: str) -> None:
+    for pair in asked:
+        if pair not in found:
+            out.print(f"{pair.variant}: no {what}; they could not be had.", markup=False, soft_wrap=True)
+
+
+def _print_kernels(pair: StoredPair, rows: list[KernelPair], said: str) -> None:
     shown = Table(title=f"Launches a forward, {escape(pair.reference)} and {escape(pair.variant)}")
     for column in ("kernel", "by", "in", "reference", "variant", "ratio", "µs", "µs"):
         shown.add_column(column, justify="left" if column in ("kernel", "by", "in") else "right", overflow="fold")
@@ -98,7 +117,7 @@ def _print_kernels(pair: StoredPair, rows: list[KernelPair]) -> None:
             f"{each.reference_microseconds:,.0f}", f"{each.variant_microseconds:,.0f}",
         )  # fmt: skip
     out.print(shown)
-    out.print(in_words(rows, (pair.reference, pair.variant)).replace("`", "'"), markup=False, soft_wrap=True)
+    out.print(said.replace("`", "'"), markup=False, soft_wrap=True)
 
 
 def _print_remedies(pair: StoredPair, rows: list[RemedyRow]) -> None:
@@ -109,10 +128,14 @@ def _print_remedies(pair: StoredPair, rows: list[RemedyRow]) -> None:
         if row.is_measured:
             shown.add_row(
                 row.name, percent((row.neq or 0) / (row.elements or 1)) if row.neq else "none", number(row.rms, 3), number(row.noise_ratio, 3),
-                f"{row.max_ulps:,}", row.compute_dtype, f"{row.flips:,}", f"{row.reference_share:.0%}", f"{row.variant_share:.0%}",
+                _known(row.max_ulps, ","), row.compute_dtype, _known(row.flips, ","), _known(row.reference_share, ".0%"), _known(row.variant_share, ".0%"),
             )  # fmt: skip
     out.print(shown)
     for row in rows:
         if not row.is_measured:
             out.print(f"{row.name}: not measured. {row.refusal}", markup=False, soft_wrap=True)
     out.print(advice(rows).replace("**", ""), markup=False, soft_wrap=True)
+
+
+def _known(value: float | None, form: str) -> str:
+    return "undefined" if value is None else format(value, form)

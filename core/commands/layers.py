@@ -91,6 +91,8 @@ def _known(value: float | None) -> str:
 def _where(run: RunReader, summary: LayerSummary, prompt: int | None) -> str:
     prompts = run.header.prompts if prompt is None else run.header.prompts[prompt : prompt + 1]
     total = sum(one.positions for one in prompts)
+    if total == 1:
+        return "its one position"
     return f"all {total:,} positions" if summary.positions == total else f"{summary.positions:,} of {total:,} positions"
 
 
@@ -105,5 +107,6 @@ def _sentence(summary: LayerSummary, names_prompt: bool) -> str:
         f"In the end {percent(summary.last.neq_share)} of {summary.last.module} differ."
     )
     if summary.largest is not None:
-        said += f" Furthest from the floor: {summary.largest.module}, {number(summary.largest.ratio, 3)} times its rms."
+        where = "Furthest above its floor" if (summary.largest.ratio or 0) > 1 else "Nearest to its floor, and not above it"
+        said += f" {where}: {summary.largest.module}, {number(summary.largest.ratio, 3)} times the floor's rms."
     return said

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -24,7 +24,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from core.inference.edge import foreign_errors_stop, quiet
 from core.inference.models import LoadedModel
 from core.inference.on_trial import Side, pieces_of_side
+from core.inference.trace import LayerTrace
 from core.runs.kernels import KernelList, KernelRow
+
+if TYPE_CHECKING:
+    from core.inference.setting import Setting
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes lines of its own on standard error
 FORWARDS = 8  # looked at of a path's many: the first four and the last four. An event takes about 1 KB while it is read
@@ -53,6 +57,24 @@ class _Found:
         return tuple(KernelRow(*key, int(launches), spent) for key, (launches, spent) in self.sums.items())
 
 
+class _Slices(LayerTrace):
+    """Tells a new forward from one that calls the model once more, for the next slice of its logits (core.inference.head)."""
+
+    def __init__(self) -> None:
+        super().__init__((), ())
+        self._has_begun = False
+
+    def expect(self, setting: Setting, skipped: int, start: int, stop: int) -> None:
+        super().expect(setting, skipped, start, stop)
+        self._has_begun = False
+
+    def is_new(self) -> bool:
+        """Does this call of the model begin a forward? Asked once a call; of one that nobody announced, yes."""
+        is_new = not (self._is_told and self._has_begun)
+        self._has_begun = True
+        return is_new
+
+
 def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int = 0, *, seed: int = 0) -> KernelList:
     """What a side launches for one prompt. number: of the side in its run; CaptureError where it cannot be run.
 
@@ -62,16 +84,17 @@ def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int 
     """
     total = side.path.forwards(len(ids)) if side.path is not None else 0
     wanted = set(range(FORWARDS // 2)) | set(range(total - FORWARDS // 2, total)) if total > FORWARDS else set(range(FORWARDS))
-    found, ran, looked = _Found(), 0, 0
+    found, ran, looked, slices = _Found(), 0, 0, _Slices()
     with ExitStack() as hooks:
         running = ExitStack()
 
         def begin(*_: Any) -> None:
             nonlocal ran, looked
-            if ran in wanted:
-                looked += 1
+            is_new = slices.is_new()
+            ran += is_new
+            if ran - 1 in wanted:
+                looked += is_new
                 running.enter_context(_watched(loaded, found))
-            ran += 1
 
         def end(*_: Any) -> None:
             running.close()
@@ -85,7 +108,7 @@ def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int 
         hooks.enter_context(foreign_errors_stop(f"'{side.name}'", "choose a shorter prompt"))
         hooks.enter_context(torch.inference_mode())
         torch.manual_seed(seed)
-        for _, logits in pieces_of_side(side, loaded, ids):
+        for _, logits in pieces_of_side(side, loaded, ids, slices):
             del logits
     return KernelList(number, found.rows(), looked, ran)
 

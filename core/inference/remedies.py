@@ -97,13 +97,15 @@ def prices_of(loaded: LoadedModel, paths: Sequence[Path], *, on_progress: Callab
 def _row(
     remedy: Remedy, loaded: LoadedModel, prompts: Sequence[Sequence[int]], paths: tuple[Path, Path], floor: float, rounds: int
 ) -> RemedyRow:
-    blank = RemedyRow(remedy.name, remedy.what, remedy.dtype or loaded.dtype)
+    def refused(why: str) -> RemedyRow:
+        return RemedyRow(remedy.name, remedy.what, remedy.dtype or loaded.dtype, refusal=why)
+
     changed: list[Path] = []
     for path in paths:
         made = remedy.path(path)
         refusal = made if isinstance(made, str) else made.refusal(loaded, max(map(len, prompts)))
         if refusal:
-            return replace(blank, refusal=f"{refusal[:1].upper()}{refusal[1:]}.")
+            return refused(f"{refusal[:1].upper()}{refusal[1:]}.")
         assert isinstance(made, Path)
         changed.append(made)
     try:
@@ -111,13 +113,15 @@ def _row(
             total, dtype = _compared(remedy, loaded, prompts, (changed[0], changed[1]))
             speeds = [_speeds(remedy, loaded, prompts[0], old, new, rounds) for old, new in zip(paths, changed, strict=True)]
     except UlpscopeError as error:
-        return replace(blank, refusal=str(error))
+        return refused(str(error))
     found = total.summary()
-    ratio = found.rms / floor if floor > 0 else None
+    is_sized = not found.nonfinite_mismatch  # over the finite elements alone it would look small
+    max_abs, rms, max_ulps = (found.max_abs, found.rms, found.max_ulps) if is_sized else (None, None, None)
+    ratio = found.rms / floor if floor > 0 and is_sized else None
     elements = sum(map(len, prompts)) * loaded.vocab_size
     (reference_rate, reference_share), (variant_rate, variant_share) = speeds
     return RemedyRow(
-        remedy.name, remedy.what, dtype, elements, found.neq, found.max_abs, found.rms, found.max_ulps, found.flips, ratio,
+        remedy.name, remedy.what, dtype, elements, found.neq, max_abs, rms, max_ulps, found.flips, ratio,
         reference_rate, variant_rate, reference_share, variant_share,
     )  # fmt: skip
 

@@ -7,14 +7,21 @@ compared per forward.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 
 import pandas as pd
 
+from core.errors import UsageError
+
 LIBRARIES = ("torch", "oneDNN", "MKL", "CUDA")
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
+# Operations whose order of summation can depend on shapes; what remains computes element by element, or moves values.
+_REDUCING = (
+    "mm", "gemm", "gemv", "dot", "conv", "matmul", "attention", "sum", "mean", "norm", "softmax", "reduce", "cumsum", "var", "inner",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,10 @@ class KernelRow:
     launches: int
     microseconds: float
 
+    def __post_init__(self) -> None:
+        if self.library not in LIBRARIES or self.launches < 1 or not 0 <= self.microseconds < math.inf:
+            raise UsageError(f"a kernel with {self.launches} launches in {self.microseconds} µs is none")
+
 
 @dataclass(frozen=True)
 class KernelList:
@@ -39,6 +50,10 @@ class KernelList:
     rows: tuple[KernelRow, ...]
     forwards: int
     of: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.forwards <= self.of or (self.rows and not self.forwards):
+            raise UsageError(f"kernels of {self.forwards} of {self.of} forwards of side {self.side} are none")
 
     def table(self) -> pd.DataFrame:
         """A row a kernel and module, with `layer_kind`, the module's name without the numbers of layers."""
@@ -113,8 +128,20 @@ def is_multiplied(pair: KernelPair) -> bool:
     return not pair.only and abs(pair.reference_launches - pair.variant_launches) > 1e-9
 
 
+def is_reducing(pair: KernelPair) -> bool:
+    """Can its result depend on the order of a sum? By its name."""
+    name = pair.name.lower()
+    return any(word in name for word in _REDUCING)
+
+
 def in_words(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
-    """What the two lists part in, in a sentence or two; names: of the two sides."""
+    """What the two lists part in, in a sentence or two, those that add something up first; names: of the two sides.
+
+    pairs: of the whole lists, not by module, or a kernel that both sides launch in other modules would be called one side's own.
+    """
+    if not pairs:
+        return "No kernel was seen on either side."
+    pairs = sorted(pairs, key=lambda pair: not is_reducing(pair))
     kinds = {
         side: [pair for pair in pairs if pair.only == which] for side, which in zip(names, ("reference", "variant"), strict=True)
     }
@@ -129,7 +156,7 @@ def in_words(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
         said.append(f"launched more or less often a forward in {_code(names[1])}: {most}{rest}")
     if not said:
         same = "the same kernels as often a forward"
-        other = [pair for pair in pairs if pair.reference_details != pair.variant_details]
+        other = [pair for pair in pairs if set(pair.reference_details) != set(pair.variant_details)]
         return f"Both sides launch {same}" + (f", {len(other)} of them in other shapes." if other else ".")
     return "; ".join(said)[0].upper() + "; ".join(said)[1:] + "."
 
@@ -148,8 +175,8 @@ def _shown(pair: KernelPair) -> str:
 
 
 def _code(name: str) -> str:
-    """Between backticks, whatever it holds."""
-    return f"`{name.replace('`', chr(39))}`"
+    """Between backticks, whatever it holds: a blank line would end the span as a backtick does."""
+    return f"`{' '.join(name.replace('`', chr(39)).split())}`"
 
 
 def _few(names: Iterable[str]) -> str:

@@ -51,7 +51,7 @@ class ModuleFigures:
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """first: the first module with an element that differs; largest: the one furthest above its floor (of those that have one); last:
+    """first: the first module with an element that differs; largest: the one with the largest ratio (of those whose floor is not 0); last:
     what the model gives in the end; positions: looked at, of all prompts of the table; has_floor: is there a floor of any module."""
 
     modules: int
@@ -136,7 +136,7 @@ def summary_of(modules: list[ModuleFigures]) -> LayerSummary | None:
     """The same of what `modules_of` made of a table."""
     if not modules:
         return None
-    above = [each for each in modules if each.ratio is not None and np.isfinite(each.ratio) and each.neq]
+    above = [each for each in modules if each.ratio is not None and np.isfinite(each.ratio) and each.ratio > 0]
     return LayerSummary(
         modules=len(modules),
         positions=max(each.positions for each in modules),

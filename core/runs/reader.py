@@ -202,7 +202,16 @@ class RunReader:
 
         No rows where the capture did not compare them, or the run is older than such figures.
         """
-        return self._later_table("layer", _LAYER, "pair = ? ORDER BY prompt, ordinal", [pair], since=3)
+        found = self._later_table("layer", _LAYER, "pair = ? ORDER BY prompt, ordinal", [pair], since=3)
+        floor = np.nan_to_num(
+            found["floor_rms"].to_numpy(float), posinf=np.inf
+        )  # null, which pandas makes NaN, where none was run
+        sizes = np.stack([*(found[name].to_numpy(float) for name in ("max_abs", "rms", "mean_ulps")), floor])
+        counts = found[["elements", "positions", "neq", "finite", "max_ulps", "nonfinite_mismatch"]].to_numpy(np.int64)
+        is_counted = (counts >= 0).all() and (counts[:, :2] >= 1).all() and (counts[:, [2, 3, 5]] <= counts[:, :1]).all()
+        if not (is_counted and np.isfinite(sizes).all() and (sizes >= 0).all()):
+            raise StoreError(f"{self.path.name}: its modules have figures that cannot have been measured; the file is damaged.")
+        return found
 
     def layer_positions(self, pair: int, prompt: int, ordinal: int | None = None) -> pd.DataFrame:
         """The same of one prompt by position, of one module or all: ordinal, position, neq, rms, max_ulps, floor_rms."""
@@ -223,7 +232,7 @@ class RunReader:
         """What each side launched, by side; empty where the capture did not watch that."""
         if self.schema_version < 3:
             return {}
-        with self._decoding("kernels"):
+        with self._decoding("list of kernels"):
             return read_kernels(self._database)
 
     @cached_property
@@ -231,7 +240,7 @@ class RunReader:
         """What was tried on each pair, by pair; empty where nothing was."""
         if self.schema_version < 3:
             return {}
-        with self._decoding("remedies"):
+        with self._decoding("list of remedies"):
             return read_remedies(self._database)
 
     @cached_property

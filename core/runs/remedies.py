@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 import pyarrow as pa
 
+from core.errors import UsageError
 from core.runs.store import Database
+
+CLOCK = 0.1  # of the throughput: a pair as it is that keeps less or more of its own shows how far the other shares can be trusted
+_NAME = re.compile(r"[\w +-]+")  # as ours are: a sentence sets it as markdown
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,7 @@ class RemedyRow:
     """A pair under one remedy; the first row of a pair is the pair as it is.
 
     compute_dtype: what the logits were compared in, whose ULPs `max_ulps` counts. neq: differing logits of `elements`; rms in logits;
+    max_abs, rms, max_ulps, noise_ratio: None where a NaN or infinity stands on one side only, for that difference has no size;
     noise_ratio: rms over that of the rounding floor of the model as it is, so that all rows are in one unit; None where there is no floor.
     tokens_per_second: of reference and variant, medians; shares: of the same path's throughput without the remedy, medians over rounds
     in which both took turns. refusal: why it could not be measured, one sentence; every figure is None then.
@@ -37,6 +43,24 @@ class RemedyRow:
     reference_share: float | None = None
     variant_share: float | None = None
     refusal: str = ""
+
+    def __post_init__(self) -> None:
+        sizes = (
+            self.max_abs, self.rms, self.max_ulps, self.noise_ratio, self.reference_tokens_per_second, self.variant_tokens_per_second,
+            self.reference_share, self.variant_share,
+        )  # fmt: skip
+        counts = (self.elements, self.neq, self.flips)
+        is_counted = None not in counts and 0 <= (self.neq or 0) <= (self.elements or 0) and (self.flips or 0) >= 0
+        is_sized = all(size is None or 0 <= size < math.inf for size in sizes)
+        if not _NAME.fullmatch(self.name) or not is_sized or (self.is_measured and not is_counted):
+            raise UsageError(
+                "a remedy has a name or figures that no measurement gives"
+            )  # names it not: a page shows it as markdown
+
+    @property
+    def is_sized(self) -> bool:
+        """Was it measured, and does its difference have a size?"""
+        return self.is_measured and self.rms is not None
 
     @property
     def is_measured(self) -> bool:
@@ -78,8 +102,11 @@ def insert_remedies(database: Database, pair: int, rows: Sequence[RemedyRow]) ->
 def read_remedies(database: Database) -> dict[int, list[RemedyRow]]:
     """By pair; empty where none were tried."""
     found: dict[int, list[RemedyRow]] = {}
-    for pair, *row in database.rows(f"SELECT pair, {', '.join(_COLUMNS)} FROM remedy ORDER BY pair, ordinal"):
-        found.setdefault(pair, []).append(RemedyRow(*row))
+    for pair, ordinal, *row in database.rows(f"SELECT pair, ordinal, {', '.join(_COLUMNS)} FROM remedy ORDER BY pair, ordinal"):
+        rows = found.setdefault(pair, [])
+        if ordinal != len(rows):  # without its row 0 a pair would seem to be as it is under a remedy
+            raise UsageError(f"remedy {len(rows)} of pair {pair} is missing")
+        rows.append(RemedyRow(*row))
     return found
 
 
@@ -107,6 +134,9 @@ def advice(rows: Sequence[RemedyRow]) -> str:
     if exact:
         best = max(exact, key=_kept)
         said.append(f"**{best.name}** makes the sides equal in every logit{_cost(best)}.")
+    if not plain.is_sized:
+        said.append("As it is, a NaN or infinity stands on one side only: that difference has no size.")
+        said += [f"**{row.name}** leaves none of those{_cost(row)}." for row in others if row.neq and row.is_sized][:1]
     calmer = [row for row in others if row.neq and row.rms is not None and plain.rms and row.rms < plain.rms / 2]
     if calmer:
         best = min(calmer, key=lambda row: row.rms or math.inf)
@@ -114,8 +144,16 @@ def advice(rows: Sequence[RemedyRow]) -> str:
         said.append(
             f"**{best.name}** leaves {_ratio((best.rms or 0.0) / (plain.rms or 1.0))} of the difference (rms{flips}){_cost(best)}."
         )
+    shares = (plain.reference_share, plain.variant_share)
+    apart = max((share for share in shares if share is not None), key=lambda share: abs(share - 1), default=1.0)
+    if said and abs(apart - 1) > CLOCK:
+        said.append(f"The clock is coarse: it finds {apart:.0%} of the throughput where nothing was changed.")
     if not said:
-        return "None of the remedies that could be measured halves the difference."
+        return (
+            "None of the remedies that could be measured halves the difference."
+            if others
+            else "None of the remedies could be measured."
+        )
     return " ".join(said)
 
 

@@ -352,7 +352,7 @@ COMMENT ON COLUMN remedy.what IS 'what it changes, in a sentence';
 COMMENT ON COLUMN remedy.compute_dtype IS 'dtype the logits were compared in';
 COMMENT ON COLUMN remedy.elements IS 'logits compared: positions of all prompts x vocab; null where it was not measured, as all figures';
 COMMENT ON COLUMN remedy.neq IS 'elements whose values differ';
-COMMENT ON COLUMN remedy.max_abs IS 'largest absolute difference, logits';
+COMMENT ON COLUMN remedy.max_abs IS 'largest absolute difference, logits; null, as rms, max_ulps and noise_ratio, where a NaN or infinity stands on one side only';
 COMMENT ON COLUMN remedy.rms IS 'root mean square of the difference, logits';
 COMMENT ON COLUMN remedy.max_ulps IS 'largest distance, ULPs of compute_dtype';
 COMMENT ON COLUMN remedy.flips IS 'positions whose argmax differs';

@@ -9,10 +9,11 @@ from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
 from app import charts
-from core.runs.layers import grid, modules_of
+from core.runs.layers import grid, modules_of, summarize
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from core.uploads.ingest import ingest
+from tests.core.runs.damaging import damaged
 from tests.core.runs.layer_runs import GROWING, MODULES, layer_run
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
@@ -54,7 +55,7 @@ def test_the_page_opens_with_the_first_module_and_position_that_differ(own_store
     assert figures(app) == {
         "First module": "block 0", "First block": "0", "Logits that differ": "2.5%", "Largest over floor": "0.632", "Positions looked at": "all 5",
     }  # fmt: skip
-    assert "Furthest from the floor: `logits`, 0.632 times its rms." in said(app)
+    assert "Nearest to its floor, and not above it: `logits`, 0.632 times the floor's rms." in said(app)
     assert len(app.get("plotly_chart")) == 3
     assert app.dataframe[0].value["module"].tolist() == [module.name for module in MODULES]
     assert app.dataframe[0].value["max ULPs"].tolist() == [0, 0, 0, 1, 2, 4]
@@ -148,3 +149,32 @@ def test_the_growth_has_a_gap_where_nothing_differs_and_marks_the_streams(own_st
     drawn = charts.module_map(found, "logits", 3).data[1].z
     assert drawn[5][4] == 2.0  # log2 of 4 ULPs
     assert charts.module_map(found, "logits", 3).to_json() == charts.module_map(found, "logits", 3).to_json()
+
+
+def test_names_of_modules_in_a_file_of_somebody_else_stay_text(own_store):
+    run_id = layer_run(own_store, {(4, 0, 0): 1, (5, 0, 0): 1})
+    hostile = "'a`\n\n![x](http://x.example/y.png) ' || ordinal"
+    damaged(own_store.path_of(run_id), f"UPDATE layer SET module = {hostile}")
+    app = opened(run=run_id)
+    for text in (*(element.value for element in app.markdown), *(metric.help for metric in app.metric if metric.help)):
+        outside = text.split("`")[::2]  # of code spans, none of which a blank line may end
+        assert not any("![x]" in part for part in outside), text
+        assert "\n\n!" not in text
+    assert any("is the first module that differs" in element.value for element in app.markdown)
+
+
+def test_a_pair_that_only_a_zero_floor_or_a_nan_sets_apart_is_not_called_near_its_floor(own_store):
+    run_id = layer_run(own_store, {(0, 0, 0): 1})  # the embedding: no reordering moves it
+    app = opened(run=run_id)
+    assert figures(app)["Largest over floor"] == "floor is 0"
+    assert "In 1 module the pair differs and no reordering does, the first is `model.embed`." in said(app)
+    assert "its floor, and" not in said(app)
+    without_size = layer_run(own_store, {(0, 0, 0): 1}, run_id="nan")
+    damaged(
+        own_store.path_of(without_size),
+        "UPDATE layer SET rms = 0, max_abs = 0, max_ulps = 0, nonfinite_mismatch = neq, finite = elements - neq",
+    )
+    with RunReader(own_store.path_of(without_size)) as run:
+        found = summarize(run.layers(0))
+        assert found.first.module == "model.embed"
+        assert found.largest is None

@@ -85,3 +85,12 @@ def test_a_capture_with_layers_is_repeated_by_its_command_and_read_by_layers(cli
 @pytest.fixture
 def shipped() -> Path:
     return Path(__file__).resolve().parents[2] / "sample_runs" / "model"
+
+
+@pytest.mark.parametrize(
+    ("ulps", "sentence"), [(1, "Nearest to its floor, and not above it: "), (16, "Furthest above its floor: ")]
+)
+def test_a_module_below_its_floor_is_not_called_far_from_it(cli, tmp_path, ulps, sentence):
+    """Every element of the floor is one ULP apart, of the pair one of 64."""
+    run_id = layer_run(Store(tmp_path / "runs"), {(5, 0, 0): ulps})
+    assert sentence + "logits" in cli("layers", run_id).stdout

@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.tiny_models import tiny_model, tiny_prompts
+from core.inference import head
 from core.inference.kernels import FORWARDS, _add_library_lines, _computes, _Found, kernels_of
 from core.inference.models import LoadedModel
 from core.inference.on_trial import Side, pieces_of_side, side_of
@@ -180,3 +181,21 @@ def test_watching_leaves_standard_output_and_the_bits_as_they_were(capfd: pytest
     assert torch.equal(before, after)
     assert not loaded.model._forward_hooks
     assert not any(module._forward_pre_hooks for module in loaded.model.modules())
+
+
+@pytest_model
+def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch: pytest.MonkeyPatch):
+    """The model is called once a slice (core.inference.head), its body once; the twin: without that each slice would be a forward."""
+    loaded = tiny_model("llama")
+    ids = tiny_prompts(loaded)[0]
+    whole = kernels_of(loaded, side_of("prefill"), ids)
+    calls = []
+    monkeypatch.setattr(head, "SLICE_BYTES", 2 * 4 * loaded.vocab_size)  # two columns of float32 at a time
+    with loaded.model.register_forward_pre_hook(lambda *_: calls.append(1)):
+        sliced = kernels_of(loaded, side_of("prefill"), ids)
+    assert len(calls) == -(-len(ids) // 2) > FORWARDS
+    assert (sliced.forwards, sliced.of) == (whole.forwards, whole.of) == (1, 1)
+    for name in ("aten::embedding", "aten::silu"):
+        assert launches(sliced, name) == launches(whole, name) > 0
+    reused = kernels_of(loaded, side_of("reuse:7"), ids)  # the earlier call and the fresh rest
+    assert (reused.forwards, reused.of) == (2, 2)

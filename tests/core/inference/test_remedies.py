@@ -11,7 +11,7 @@ from core.inference.models import LoadedModel
 from core.inference.on_trial import pieces_of_side, side_of
 from core.inference.paths import parse_path
 from core.inference.remedies import BATCHES, REMEDIES, prices_of, remedies_of
-from core.runs.remedies import RemedyRow
+from core.runs.remedies import RemedyRow, advice
 
 pytestmark = pytest.mark.model
 NAMES = [remedy.name for remedy in REMEDIES]
@@ -114,3 +114,20 @@ def test_a_pair_that_cannot_be_run_is_an_error():
     loaded = tiny_model("llama")
     with pytest.raises(CaptureError, match="tf32 exists on CUDA only"):
         remedies_of(loaded, [[1, 2, 3]], "prefill", "prefill+tf32")
+
+
+def test_an_overflow_on_one_side_has_no_size_and_float32_is_what_leaves_none():
+    loaded = tiny_model("llama", "float16")
+    down = loaded.model.model.layers[2].mlp.down_proj
+    plain = down.forward
+
+    def overflowing(x):  # where one token is computed alone, in float16
+        found = plain(x)
+        return found + float("inf") if x.shape[1] == 1 and x.dtype == torch.float16 else found
+
+    down.forward = overflowing
+    rows = tried(loaded, [list(tiny_prompts(loaded)[0][:12])])
+    assert (rows["as it is"].rms, rows["as it is"].max_ulps, rows["as it is"].noise_ratio) == (None, None, None)
+    assert rows["as it is"].neq == rows["as it is"].elements
+    assert rows["float32"].rms > 0
+    assert "**float32** leaves none of those" in advice(list(rows.values()))

@@ -11,11 +11,13 @@ import pytest
 
 from core.errors import UsageError
 from core.runs import writer as writing
+from core.runs.kernels import KernelList, KernelRow
 from core.runs.kv import KvPart
 from core.runs.layer_rows import LayerRows
 from core.runs.layer_spool import LayerModule, LayerPart
 from core.runs.reader import RunReader
 from core.runs.records import Evidence, FloorRows, Generation
+from core.runs.remedies import RemedyRow
 from core.runs.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
@@ -36,6 +38,13 @@ def put_out(layers: LayerRows, side: int, bits: np.ndarray) -> None:
     layers.end(side, 0)
 
 
+def look_closer(writer: RunWriter, sides: int) -> None:
+    for side in range(sides):
+        writer.write_kernels(KernelList(side, (KernelRow("model.norm", "torch", "aten::mean", "3x16", 1 + side, 2.0),), 1, 1))
+    for pair in range(sides - 1):
+        writer.write_remedies(pair, [RemedyRow("as it is", "Nothing.", "bfloat16", refusal=f"It failed on pair {pair}.")])
+
+
 def stopped_at(store: Store, written_rows: int, *, sides: int = 3) -> Path:
     """A run whose last side got no further than `written_rows`, with caches and generations of all of them."""
     header = header_of(sides=sides)
@@ -50,6 +59,7 @@ def stopped_at(store: Store, written_rows: int, *, sides: int = 3) -> Path:
         tokens = tuple((side, 2) for side in range(sides))
         writer.write_generation(Generation(0, 3, 2, tokens, tuple("abc"[:sides])))
         judge(writer, sides - 1)
+        look_closer(writer, sides)
         assert writer.finished_sides == ("side_0", "side_1", "side_2")[: sides - 1]
         return store.path_of(writer.finish(only_finished=True, note=NOTE))
 
@@ -66,6 +76,7 @@ def of_two(store: Store) -> Path:
             writer.write(side, 0, bits[side])
         writer.write_generation(Generation(0, 3, 2, ((0, 2), (1, 2)), ("a", "b")))
         judge(writer, 1)
+        look_closer(writer, 2)
         return store.path_of(writer.finish())
 
 

@@ -7,11 +7,12 @@ import dataclasses
 import duckdb
 import pytest
 
-from core.errors import UsageError
-from core.runs.kernels import in_words, is_multiplied, module_kind, side_by_side
+from core.errors import StoreError, UsageError
+from core.runs.kernels import KernelList, in_words, is_multiplied, module_kind, side_by_side
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from core.runs.writer import RunWriter
+from tests.core.runs.damaging import damaged
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_lists, kernel_run
 from tests.core.runs.made_runs import header_of
 
@@ -77,3 +78,47 @@ def test_kernels_of_a_side_that_is_not_there_are_refused(tmp_path):
         pytest.raises(UsageError, match="kernels of side 2 arrived; the run has 2"),
     ):
         writer.write_kernels(dataclasses.replace(kernel_lists()[0], side=2))
+
+
+def test_a_name_cannot_leave_its_code_span_by_a_blank_line():
+    reference, _ = kernel_lists()
+    row = dataclasses.replace(reference.rows[0], name="a\n\n![x](http://x/y.png)")
+    pairs = side_by_side(dataclasses.replace(reference, rows=()), dataclasses.replace(reference, rows=(row,)))
+    assert in_words(pairs, ("x", "y")) == "`a ![x](http://x/y.png)` only in `y`."
+
+
+def test_what_adds_something_up_is_named_before_what_only_moves_values():
+    reference, variant = kernel_lists()
+    moved = [
+        dataclasses.replace(reference.rows[0], library="torch", name=f"aten::{name}")
+        for name in ("arange", "cat", "clone", "mul")
+    ]
+    pairs = side_by_side(dataclasses.replace(reference, rows=(*moved, *reference.rows)), variant)
+    assert in_words(pairs, ("a", "b")).startswith(f"`{NARROW}`, `aten::arange`, `aten::cat` and 2 more only in `a`; ")
+
+
+def test_two_sides_of_which_nothing_was_seen_are_not_called_the_same():
+    empty = KernelList(0, (), 1, 1)
+    assert in_words(side_by_side(empty, empty), ("a", "b")) == "No kernel was seen on either side."
+
+
+def test_the_same_shapes_in_another_order_are_the_same_shapes():
+    row = dataclasses.replace(kernel_lists()[0].rows[0], name="aten::mm", detail="1x8")
+    other = dataclasses.replace(row, detail="2x8")
+    lists = (KernelList(0, (row, other), 1, 1), KernelList(1, (other, row), 1, 1))
+    assert in_words(side_by_side(*lists), ("a", "b")) == "Both sides launch the same kernels as often a forward."
+    lists = (KernelList(0, (row, row), 1, 1), KernelList(1, (other, row), 1, 1))  # the twin: one shape is another
+    assert "1 of them in other shapes" in in_words(side_by_side(*lists), ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["UPDATE kernel SET microseconds = 'nan'", "UPDATE kernel SET launches = 0", "UPDATE kernel SET library = '<img>'",
+     "UPDATE kernel_side SET forwards = 0", "UPDATE kernel_side SET forwards_of = 0"],
+)  # fmt: skip
+def test_kernels_that_cannot_have_been_counted_are_a_damaged_file(tmp_path, damage):
+    store = Store(tmp_path)
+    path = store.path_of(kernel_run(store))
+    damaged(path, damage)
+    with RunReader(path) as run, pytest.raises(StoreError, match="list of kernels makes no sense"):
+        _ = run.kernels

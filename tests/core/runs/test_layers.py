@@ -9,12 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from core.errors import UsageError
+from core.errors import StoreError, UsageError
 from core.runs.layer_spool import LayerModule, LayerPart
 from core.runs.layers import MEASURES, grid, layers_json, modules_of, summarize
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from core.runs.writer import RunWriter
+from tests.core.runs.damaging import damaged
 from tests.core.runs.layer_runs import GROWING, MODULES, WIDTH, layer_run, outputs
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
@@ -256,3 +257,23 @@ def test_hundreds_of_prompts_do_not_grow_memory(tmp_path):
         assert len(run.layers(0)) == 40 * 20
         assert (run.layers(0)["neq"] == 64 * 512).all()
     assert outputs(MODULES[0], 0, 3).shape == (3, WIDTH)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "rms = 'nan'",
+        "max_abs = 'inf'",
+        "floor_rms = 'inf'",
+        "mean_ulps = -1",
+        "elements = 0",
+        "neq = elements + 1",
+        "positions = 0",
+    ],
+)
+def test_modules_that_cannot_have_been_measured_are_a_damaged_file(tmp_path, damage):
+    store = Store(tmp_path)
+    path = store.path_of(layer_run(store, GROWING))
+    damaged(path, f"UPDATE layer SET {damage} WHERE ordinal = 2")
+    with RunReader(path) as run, pytest.raises(StoreError, match="its modules have figures that cannot have been measured"):
+        run.layers(0)
