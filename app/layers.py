@@ -37,6 +37,9 @@ def nothing_to_compare(view: state.View) -> NoReturn:
         st.info(
             "This run was uploaded, and a dump of logits holds no outputs of modules. Capture the pair from its model with `--layers`."
         )
+    elif " --layers" in about.command:
+        st.info("A compiler makes the kernels of this run's variants, so their modules cannot be watched.")
+        st.stop()
     else:
         st.info(
             "This run holds no outputs of modules: they are compared when `--layers` asks for it. The same capture with them:"

@@ -62,7 +62,7 @@ def draw() -> None:
     try:
         page.run()
     except UlpscopeError as error:  # a damaged block, or a run deleted between the sidebar and the page
-        st.error(str(error))
+        st.error(widgets.escaped(str(error)))
 
 
 if get_script_run_ctx(suppress_warning=True) is not None:

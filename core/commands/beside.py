@@ -1,4 +1,5 @@
-"""What a capture can run beside its sides: the controls of a verdict, the profiler, the remedies. The sides are whole by then, and kept."""
+"""What a capture can run beside its sides: the controls of a verdict, the profiler, the remedies. The sides are whole by then, and kept where one of
+these fails; a capture that is stopped leaves nothing, as ever."""
 
 from __future__ import annotations
 

@@ -36,6 +36,8 @@ def layers(
             raise UsageError(f"no prompt {prompt}; the run has 0 to {len(run.header.prompts) - 1}.")
         found = [(pair, layers_json(run, pair.index, prompt)) for pair in pairs]
         if all(figures is None for _, figures in found):
+            if " --layers" in run.header.provenance.command:
+                raise UsageError(f"run '{run.run_id}' holds no outputs of modules: a compiler makes the kernels of its variants.")
             raise UsageError(
                 f"run '{run.run_id}' holds no outputs of modules; capture it with --layers"
                 + (

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from core.inference.edge import foreign_errors_stop, quiet
 from core.inference.models import LoadedModel
-from core.inference.on_trial import Side, pieces_of_side
+from core.inference.on_trial import Side
 from core.inference.trace import LayerTrace
 from core.runs.kernels import KernelList, KernelRow
 
@@ -58,15 +58,24 @@ class _Found:
 
 
 class _Slices(LayerTrace):
-    """Tells a new forward from one that calls the model once more, for the next slice of its logits (core.inference.head)."""
+    """Tells a new forward from one that calls the model once more, for the next slice of its logits (core.inference.head).
 
-    def __init__(self) -> None:
+    begin, end: called around every forward that is announced.
+    """
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         super().__init__((), ())
         self._has_begun = False
+        self._begin, self._end = begin, end
 
     def expect(self, setting: Setting, skipped: int, start: int, stop: int) -> None:
         super().expect(setting, skipped, start, stop)
         self._has_begun = False
+        self._begin()
+
+    def done(self) -> None:
+        self._end()
+        super().done()
 
     def is_new(self) -> bool:
         """Does this call of the model begin a forward? Asked once a call; of one that nobody announced, yes."""
@@ -79,17 +88,19 @@ def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int 
     """What a side launches for one prompt. number: of the side in its run; CaptureError where it cannot be run.
 
     Of a path with many forwards the first and the last are looked at, FORWARDS together; of a callable the first. A compiled model
-    is one piece, so its kernels belong to no module. The profiler's cost is in the microseconds of operations, not in those that
+    is one piece, so its kernels belong to no module; it runs once unwatched, or what the compiler traces would count as launched. The profiler's cost is in the microseconds of operations, not in those that
     libraries tell.
     """
     total = side.path.forwards(len(ids)) if side.path is not None else 0
     wanted = set(range(FORWARDS // 2)) | set(range(total - FORWARDS // 2, total)) if total > FORWARDS else set(range(FORWARDS))
-    found, ran, looked, slices = _Found(), 0, 0, _Slices()
+    found, ran, looked, is_warm = _Found(), 0, 0, not side.is_one_piece
     with ExitStack() as hooks:
         running = ExitStack()
 
         def begin(*_: Any) -> None:
             nonlocal ran, looked
+            if not is_warm:
+                return
             is_new = slices.is_new()
             ran += is_new
             if ran - 1 in wanted:
@@ -100,15 +111,22 @@ def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int 
             running.close()
 
         hooks.callback(running.close)
-        hooks.callback(loaded.model.register_forward_pre_hook(begin).remove)
-        hooks.callback(loaded.model.register_forward_hook(end, always_call=True).remove)
+        # A compiler would take hooks of the model for a part of it: there a forward is what the path announces.
+        slices = _Slices(begin, end) if side.is_one_piece else _Slices(lambda: None, lambda: None)
         if not side.is_one_piece:
+            hooks.callback(loaded.model.register_forward_pre_hook(begin).remove)
+            hooks.callback(loaded.model.register_forward_hook(end, always_call=True).remove)
             hooks.enter_context(_modules_say_their_names(loaded.model))
         hooks.enter_context(quiet())
         hooks.enter_context(foreign_errors_stop(f"'{side.name}'", "choose a shorter prompt"))
         hooks.enter_context(torch.inference_mode())
+        pieces_of = hooks.enter_context(side.open(loaded, slices))
+        if side.is_one_piece:
+            for _ in pieces_of(ids):
+                pass
+            is_warm = True
         torch.manual_seed(seed)
-        for _, logits in pieces_of_side(side, loaded, ids, slices):
+        for _, logits in pieces_of(ids):
             del logits
     return KernelList(number, found.rows(), looked, ran)
 

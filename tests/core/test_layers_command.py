@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -94,3 +95,13 @@ def test_a_module_below_its_floor_is_not_called_far_from_it(cli, tmp_path, ulps,
     """Every element of the floor is one ULP apart, of the pair one of 64."""
     run_id = layer_run(Store(tmp_path / "runs"), {(5, 0, 0): ulps})
     assert sentence + "logits" in cli("layers", run_id).stdout
+
+
+def test_a_run_that_was_asked_for_modules_no_compiler_shows_says_so(cli, tmp_path):
+    header = header_of()
+    asked = dataclasses.replace(header.provenance, command="python -m core capture --variant prefill+compile --layers")
+    write_run(Store(tmp_path / "runs"), dataclasses.replace(header, provenance=asked), calm_sides(header), "compiled")
+    done = cli("layers", "compiled")
+    assert done.returncode == 2
+    assert "a compiler makes the kernels of its variants" in done.stderr
+    assert "--layers --layers" not in done.stderr

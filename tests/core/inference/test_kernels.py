@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -199,3 +200,16 @@ def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch: pytes
         assert launches(sliced, name) == launches(whole, name) > 0
     reused = kernels_of(loaded, side_of("reuse:7"), ids)  # the earlier call and the fresh rest
     assert (reused.forwards, reused.of) == (2, 2)
+
+
+@pytest_model
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
+def test_what_a_compiler_traces_is_not_counted_as_launched():
+    """As many products as there are linear maps, and no norm of torch's own: those are fused. Traced, each would count once more."""
+    loaded = tiny_model("gpt2")
+    ids = tiny_prompts(loaded)[0][:6]
+    plain, compiled = (kernels_of(loaded, side_of(path), ids) for path in ("prefill", "prefill+compile"))
+    assert (compiled.forwards, compiled.of) == (1, 1)
+    assert launches(compiled, "aten::addmm") == launches(plain, "aten::addmm") == 4 * loaded.model.config.n_layer
+    assert launches(compiled, "aten::native_layer_norm") == 0 < launches(plain, "aten::native_layer_norm")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from benchmarks.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
+from core.inference import remedies
 from core.inference.models import LoadedModel
 from core.inference.on_trial import pieces_of_side, side_of
 from core.inference.paths import parse_path
@@ -131,3 +135,17 @@ def test_an_overflow_on_one_side_has_no_size_and_float32_is_what_leaves_none():
     assert rows["as it is"].neq == rows["as it is"].elements
     assert rows["float32"].rms > 0
     assert "**float32** leaves none of those" in advice(list(rows.values()))
+
+
+@pytest.mark.parametrize(("path", "is_counted"), [("prefill+compile", False), ("prefill", True)])
+def test_what_a_compiler_takes_is_no_throughput(monkeypatch: pytest.MonkeyPatch, path: str, is_counted: bool):
+    """The first call of an open path takes 0.2 s, the later ones nothing."""
+    waits = [0.2]
+
+    def pieces_of(ids):
+        time.sleep(waits.pop() if waits else 0.0)
+        yield 0, torch.zeros(len(ids), 2)
+
+    monkeypatch.setattr(remedies, "open_path", lambda *_: nullcontext(pieces_of))
+    seconds = remedies._seconds(tiny_model("llama"), parse_path(path), [1, 2, 3])
+    assert (seconds > 0.15) is is_counted
