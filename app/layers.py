@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from app import state, widgets, words
-from core.runs.layers import RESIDUAL, LayerSummary, ModuleFigures
+from core.runs.layers import NARROW, RESIDUAL, LayerSummary, ModuleFigures, says_little
 
 MEASURES = {"ratio": "rms over floor", "neq_share": "share that differs", "max_ulps": "max ULPs"}
 MEANINGS = {
@@ -79,6 +79,8 @@ def against_floor(found: LayerSummary, modules: list[ModuleFigures]) -> str:
     if found.largest is not None:
         where = "Furthest above its floor" if (found.largest.ratio or 0) > 1 else "Nearest to its floor, and not above it"
         said = f"{where}: `{widgets.code(found.largest.module)}`, {words.number(found.largest.ratio, 3)} times the floor's rms."
+    if found.largest is not None and (found.largest.ratio or 0) > 1 and found.largest.dtype in NARROW:
+        said += f" {says_little(found.largest.dtype)}"
     if beyond:
         said += f" In {words.plural(len(beyond), 'module')} the pair differs and no reordering does, the first is `{widgets.code(beyond[0].module)}`."
     return said.strip()

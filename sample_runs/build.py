@@ -80,8 +80,8 @@ RUNS = [
         ("decode+batch:2", "decode+batch:8", "prefill"),
     ),
     Wanted(
-        "float32-three-paths", "Fresh, cached and batched, float32", "float32", ("shapes.txt",), "prefill",
-        ("decode", "decode+batch:4"),
+        "float32-three-paths", "Fresh, cached and batched, float32", "float32", ("short.txt",), "prefill",
+        ("decode", "decode+batch:4"), is_closer=True,
     ),
     Wanted(
         "continuations-that-part", "Greedy continuations that part, bfloat16", "bfloat16", ("parting.jsonl",), "prefill", ("decode",),

@@ -98,7 +98,12 @@ def test_captures_know_where_they_come_from(path):
         about = run.header.provenance
         assert about.kind == "capture"
         assert about.command.startswith(
-            ("python -m core judge --model sample_runs/model", "python -m core generate --judge", "python sample_runs/build.py")
+            (
+                "python -m core judge --model sample_runs/model",
+                "python -m core generate --judge",
+                "python -m core capture --judge --layers",
+                "python sample_runs/build.py",
+            )
         )
         assert {"torch", "transformers", "threads", "cpu_capability"} <= set(about.versions)
         assert all(prompt.token_texts for prompt in run.header.prompts)

@@ -11,7 +11,7 @@ from rich.table import Table
 from core.commands.console import JsonOption, StoreOption, number, out, print_json
 from core.errors import UsageError
 from core.runs.gate import percent
-from core.runs.layers import LayerSummary, ModuleFigures, layers_json, modules_of, summary_of
+from core.runs.layers import NARROW, LayerSummary, ModuleFigures, layers_json, modules_of, says_little, summary_of
 from core.runs.reader import RunReader, StoredPair
 from core.runs.store import open_store
 
@@ -111,4 +111,6 @@ def _sentence(summary: LayerSummary, names_prompt: bool) -> str:
     if summary.largest is not None:
         where = "Furthest above its floor" if (summary.largest.ratio or 0) > 1 else "Nearest to its floor, and not above it"
         said += f" {where}: {summary.largest.module}, {number(summary.largest.ratio, 3)} times the floor's rms."
+    if summary.largest is not None and (summary.largest.ratio or 0) > 1 and summary.largest.dtype in NARROW:
+        said += f" {says_little(summary.largest.dtype)}"
     return said

@@ -20,6 +20,17 @@ MEASURES = ("ratio", "neq_share", "max_ulps")
 RESIDUAL, HEAD = "residual", "head"
 
 
+NARROW = ("bfloat16", "float16")
+
+
+def says_little(dtype: str) -> str:
+    """Of a floor in 16 bits, where a pair is above it."""
+    return (
+        f"In {dtype} reordered sums change few elements of the first modules, so a floor there says little: capture the pair in float32, where "
+        "it is measured finely."
+    )
+
+
 @dataclass(frozen=True)
 class ModuleFigures:
     """One module's output on both sides, over the positions looked at.

@@ -23,7 +23,14 @@ from tests.core.runs.judged_runs import judged_run
 from tests.core.runs.made_runs import copied
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLES = {"injected-bug", "continuations-that-part", "float32-three-paths", "batch-1-against-n", "fresh-against-cached"}
+SAMPLES = {
+    "injected-bug",
+    "continuations-that-part",
+    "float32-three-paths",
+    "batch-1-against-n",
+    "fresh-against-cached",
+    "where-it-starts",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +125,7 @@ LINKS = {
     "search": ("scheduler", {"fresh-against-cached"}),  # the name of no run, a word of a prompt
     "dtype": ("float32", {"float32-three-paths"}),
     "verdict": ("bug-suspected", {"injected-bug"}),
-    "flips": ("none", {"float32-three-paths"}),
+    "flips": ("none", {"float32-three-paths", "where-it-starts"}),
     "device": ("cpu", SAMPLES),
     "tag": ("seen", {"injected-bug"}),
     "sort": ("flips", SAMPLES),
@@ -147,7 +154,7 @@ def test_a_link_to_a_device_or_a_tag_that_no_run_has_shows_none_and_says_what_it
     app = opened(tag="gone", device="<b>tpu</b>")
     assert names(app) == []
     assert (app.multiselect(key="gallery_tags").value, app.selectbox(key="gallery_device").value) == (["gone"], "<b>tpu</b>")
-    assert "0 of 5 runs" in said(app)
+    assert f"0 of {len(SAMPLES)} runs" in said(app)
 
 
 def test_several_tags_are_asked_for_together_and_a_link_restores_them(own_store):
@@ -187,10 +194,10 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
     app = opened()
     assert read == []
     app.text_input(key="gallery_search").set_value("import parser").run()
-    assert read == [5]
+    assert read == [len(SAMPLES)]
     assert 0 < len(names(app)) < 5
     app.text_input(key="gallery_search").set_value("import parser zebra").run()
-    assert read == [5]  # nothing is read twice
+    assert read == [len(SAMPLES)]  # nothing is read twice
     assert names(app) == []
 
 
@@ -206,11 +213,11 @@ def test_of_a_store_only_the_run_that_came_is_read(mine, own_store, monkeypatch)
     monkeypatch.setattr(state, "read_runs", counted)
     copied(own_store.directory / "another.duckdb")
     app.run()
-    assert len(names(app)) == 7
+    assert len(names(app)) == len(SAMPLES) + 2
     assert read == ["another"]
     mine.unlink()
     app.run()
-    assert len(names(app)) == 6
+    assert len(names(app)) == len(SAMPLES) + 1
     assert read == ["another"]
 
 
@@ -242,11 +249,11 @@ def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
     assert not app.exception
     assert not app.warning  # its own deletion is no surprise
     assert not mine.exists()
-    assert len(names(app)) == 5
+    assert len(names(app)) == len(SAMPLES)
     assert "Deleted 'Batch 1 against N, bfloat16'" in said(app)
     app.button(key="undo_delete").click().run()
     assert mine.read_bytes() == before
-    assert len(names(app)) == 6
+    assert len(names(app)) == len(SAMPLES) + 1
     assert labels.read(own_store.directory, "mine") == Labels(("kept",))
     assert "undo_delete" not in keys(app)
 
@@ -265,11 +272,11 @@ def test_several_ticked_runs_are_deleted_together_and_had_back_together(mine, ow
     assert "3 runs ticked" in said(app)
     assert "1 sample run, read-only" in said(app)
     app.button(key="delete").click().run()
-    assert len(names(app)) == 5
+    assert len(names(app)) == len(SAMPLES)
     assert "Deleted 2 runs." in said(app)
     assert len(own_store.discarded()) == 2
     app.button(key="undo_delete").click().run()
-    assert len(names(app)) == 7
+    assert len(names(app)) == len(SAMPLES) + 2
     assert own_store.discarded() == []
 
 
@@ -330,7 +337,7 @@ def test_damaged_labels_are_a_sentence_and_are_put_aside_when_new_ones_are_saved
     labels.path_of(own_store.directory, "mine").write_text("broken")
     app = opened(run="mine")
     assert "mine.json: no labels are read from it" in said(app)
-    assert len(names(app)) == 6
+    assert len(names(app)) == len(SAMPLES) + 1
     next(each for each in app.text_area if str(each.key).startswith("note_")).set_value("new")
     next(button for button in app.button if button.label == "Save").click().run()
     assert "were put aside as .labels/mine.damaged-" in said(app)

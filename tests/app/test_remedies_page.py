@@ -35,7 +35,7 @@ def test_the_table_has_what_is_left_and_what_it_costs(own_store):
     table = app.dataframe[0].value
     assert table["remedy"].tolist() == ["as it is", "float32", "invariant"]
     assert table["differing logits"].tolist() == ["600 of 900 (66.7%)", "700 of 900 (77.8%)", "0 of 900 (0.0%)"]
-    assert table["variant keeps"].tolist()== [100.0, 60.0, 75.0]
+    assert table["variant keeps"].tolist() == [100.0, 60.0, 75.0]
     assert any("**TF32 off**: TF32 exists on CUDA only" in element.value for element in app.markdown)
 
 

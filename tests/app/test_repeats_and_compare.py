@@ -16,7 +16,14 @@ from tests.app.test_selection import followed
 from tests.app.test_verdict_page import opened, said
 from tests.core.runs.test_classes import stored
 
-SAMPLES = ["fresh-against-cached", "batch-1-against-n", "float32-three-paths", "continuations-that-part", "injected-bug"]
+SAMPLES = [
+    "fresh-against-cached",
+    "batch-1-against-n",
+    "float32-three-paths",
+    "continuations-that-part",
+    "injected-bug",
+    "where-it-starts",
+]
 
 
 @pytest.fixture(autouse=True)
