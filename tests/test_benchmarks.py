@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_the_gpu_script_captures_its_pairs_on_a_processor_too():
     command = [sys.executable, "-m", "benchmarks.gpu", "--shape", "tiny", "--device", "cpu", "--tokens", "40", "--json"]

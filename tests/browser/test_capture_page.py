@@ -54,6 +54,7 @@ def fill(page: Page, label: str, text: str) -> None:
     settle(page)
 
 
+@pytest.mark.thorough
 def test_the_page_foretells_forwards_positions_and_size_and_follows_the_form(page: Page, dashboard: Dashboard):
     opened(page, dashboard)
     expect(page.get_by_text(COUNTED)).to_be_visible(timeout=60_000)

@@ -87,6 +87,7 @@ def test_a_click_on_a_point_of_the_scatter_selects_its_position(page: Page, dash
     assert "position=37" not in page.url
 
 
+@pytest.mark.thorough
 def test_back_goes_back_one_step_at_a_time(page: Page, dashboard: Dashboard):
     page.goto(f"{dashboard.url}/overview?run=fresh-against-cached&variant=decode&prompt=1&position=36")
     settle(page)
@@ -125,6 +126,7 @@ def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(page: P
     expect(page.locator("h1")).to_have_text("Runs")
 
 
+@pytest.mark.thorough
 def test_an_uploaded_dump_is_understood_saved_and_shown_on_every_page(page: Page, dashboard: Dashboard):
     page.goto(f"{dashboard.url}/upload")
     settle(page)

@@ -113,6 +113,7 @@ def test_one_differing_logit_is_seen_clicked_reached_and_told(page: Page, dashbo
     picture(page, "heatmap-single-logits")
 
 
+@pytest.mark.thorough
 def test_where_nothing_differs_nothing_is_drawn(page: Page, dashboard: Dashboard, runs):
     """The twin of the test above: the look at the canvas does tell an empty map."""
     assert opened(page, dashboard, "run=none-differs").evaluate(COLOURED) == []
@@ -286,6 +287,7 @@ def test_a_click_does_not_draw_the_canvas_anew(page: Page, dashboard: Dashboard)
     assert "position=150" in page.url
 
 
+@pytest.mark.thorough
 def test_another_run_or_variant_replaces_what_is_drawn(page: Page, dashboard: Dashboard):
     canvas = opened(page, dashboard, "run=batch-1-against-n&rows=80:97&tokens=0:400")
     before = canvas.evaluate(COLOURED)
@@ -297,6 +299,7 @@ def test_another_run_or_variant_replaces_what_is_drawn(page: Page, dashboard: Da
     assert canvas.evaluate(COLOURED) != before
 
 
+@pytest.mark.thorough
 def test_a_tile_that_fails_is_said_in_a_sentence(page: Page, dashboard: Dashboard):
     page.route(
         "**/tiles/**",

@@ -162,6 +162,7 @@ def test_a_token_after_the_parting_is_no_place_of_the_run(page: Page, dashboard:
     expect(page.get_by_label("Position, 0 to 11")).to_have_value(str(PARTING + 1), timeout=15_000)
 
 
+@pytest.mark.thorough
 def test_a_row_of_the_table_selects_prompt_variant_and_position(page: Page, dashboard: Dashboard, runs: None):
     page.goto(f"{dashboard.url}/flips?run=continued&variant=decode%2Bbatch:8&prompt=1&position=0")
     settle(page)

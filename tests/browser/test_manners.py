@@ -43,6 +43,7 @@ def watched(browser: Browser, dashboard: Dashboard) -> Page:
     return page
 
 
+@pytest.mark.thorough
 def test_no_page_jumps_while_it_loads_or_while_positions_are_stepped(watched: Page, dashboard: Dashboard):
     found: dict[str, float] = {}
     for name, query in PAGES.items():
@@ -58,6 +59,7 @@ def test_no_page_jumps_while_it_loads_or_while_positions_are_stepped(watched: Pa
     assert {name: round(value, 3) for name, value in found.items() if value >= GOOD} == {}
 
 
+@pytest.mark.thorough
 def test_a_page_that_jumps_would_be_seen(watched: Page, dashboard: Dashboard):
     """The twin: a block that arrives late above what is read."""
     watched.goto(f"{dashboard.url}/capture")

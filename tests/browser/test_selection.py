@@ -91,6 +91,7 @@ def test_keys_in_a_field_or_a_slider_stay_there(page: Page, dashboard: Dashboard
     expect_position(page, 239)
 
 
+@pytest.mark.thorough
 def test_one_press_is_one_step_after_many_page_switches(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"overview?{AT_36}")
     for name in ("Near ties", "Flips", "Runs", "Overview", "Near ties"):

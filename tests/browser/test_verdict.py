@@ -126,6 +126,7 @@ def test_nothing_is_wider_than_a_phone(browser: Browser, dashboard: Dashboard, r
     context.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_run_that_was_not_judged_is_judged_from_the_page(page: Page, dashboard: Dashboard, runs: Store):
     """A real capture and every control, on the run's own tokens and the shipped model."""

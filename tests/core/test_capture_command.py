@@ -205,6 +205,7 @@ def test_a_program_reads_the_id_of_what_was_kept_from_the_last_line_and_the_reas
     assert done.stderr.startswith("error: path 'static': out of memory")
 
 
+@pytest.mark.thorough
 def test_a_dry_run_starts_no_slower_than_torch_and_reads_no_weights(tmp_path):
     """The weights of this copy are a hole of the right size: a capture of it would give zeros, a dry run is the same."""
     folder = tmp_path / "model"

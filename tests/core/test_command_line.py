@@ -288,6 +288,7 @@ def test_deleting_a_run_twice_in_one_command_deletes_it_once(cli):
     assert json.loads(cli("delete", run_id, run_id, "--yes", "--json").stdout) == {"deleted": [run_id]}
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_on_a_terminal_a_capture_draws_a_progress_bar_and_in_a_pipe_none(tmp_path):
     command = [sys.executable, "-m", "core", "capture", "--model", "sample_runs/model"]

@@ -172,7 +172,7 @@ def _damaged(whole: bytes, kind: str, chance: random.Random) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["one bit", "64 bytes", "truncated"])
+@pytest.mark.parametrize("kind", [pytest.param("one bit", marks=pytest.mark.thorough), "64 bytes", "truncated"])
 def test_damage_anywhere_is_caught_or_changes_nothing(kind: str, tmp_path: Path) -> None:
     _fuzz(kind, FLIPS if kind == "one bit" else 60, tmp_path)
 
