@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from app.main import PAGES
 from benchmarks.scratch import scratch
@@ -60,6 +60,40 @@ def _open(page: Page, url: str) -> float:
     return time.perf_counter() - began
 
 
+def _visits(browser: Browser, url: str) -> tuple[float, float, float]:
+    """(seconds of a browser that was never here, median seconds of one that was, median milliseconds of a rerun)."""
+    visitor = browser.new_context()
+    first_visit = visitor.new_page()
+    cold = _open(first_visit, url)
+    first_visit.close()
+    warm = []
+    for number in range(WARM):
+        page = visitor.new_page()
+        warm.append(_open(page, url))
+        if number + 1 < WARM:
+            page.close()
+    page.wait_for_timeout(1500)
+    reruns = statistics.median(_rerun(page) for _ in range(ROUNDS))
+    visitor.close()
+    return cold, statistics.median(warm), reruns
+
+
+def _empty_page(browser: Browser, folder: Path) -> Line:
+    """What Streamlit itself takes here and now: a page of one heading."""
+    script = folder / "empty.py"
+    script.write_text('import streamlit as st\n\nst.title("empty")\n')
+    server = start(folder / "empty" / "runs", script)
+    cold, warm, reruns = _visits(browser, server.url)
+    server.process.terminate()
+    server.process.wait(20)
+    return Line(
+        "a Streamlit page of one heading",
+        "",
+        f"{cold:.2f} s, {warm:.2f} s, {reruns:.0f} ms",
+        "the same, in the same run: what is not ours",
+    )
+
+
 def _long_run(folder: Path) -> str:
     """A run of one prompt of POSITIONS positions, with token texts, in the store that is `folder`; its id."""
     random = np.random.default_rng(0)
@@ -106,28 +140,17 @@ def run() -> list[Line]:
             url = f"{dashboard.url}/{'' if name == 'runs' else name}?run={run_id}&position=36"
             if name == "compare":
                 url += "&with=fresh-against-cached"
-            visitor = browser.new_context()
-            first_visit = visitor.new_page()
-            cold = _open(first_visit, url)  # this browser has never been here, and the server has never read this part of the run
-            first_visit.close()
-            warm = []
-            for number in range(WARM):
-                page = visitor.new_page()
-                warm.append(_open(page, url))
-                if number + 1 < WARM:
-                    page.close()
-            page.wait_for_timeout(1500)
-            reruns = statistics.median(_rerun(page) for _ in range(ROUNDS))
-            visitor.close()
+            cold, warm, reruns = _visits(browser, url)
             lines.append(
                 Line(
                     f"{name}, {POSITIONS} positions",
                     "<= 2 s, 1 s, 150 ms",
-                    f"{cold:.2f} s, {statistics.median(warm):.2f} s, {reruns:.0f} ms",
+                    f"{cold:.2f} s, {warm:.2f} s, {reruns:.0f} ms",
                     f"first paint in a browser that was never here, and in one that was (median of {WARM}), rerun with nothing changed (median of {ROUNDS})",
                 )
             )
         dashboard.process.terminate()
         dashboard.process.wait(20)
+        lines.append(_empty_page(browser, folder))
         browser.close()
     return lines

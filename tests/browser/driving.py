@@ -42,12 +42,12 @@ class Dashboard:
     ready_seconds: float
 
 
-def start(store: Path, **environment: str) -> Dashboard:
+def start(store: Path, script: Path = Path("app/main.py"), **environment: str) -> Dashboard:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     began = time.perf_counter()
-    command = [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--server.headless", "true"]
+    command = [sys.executable, "-m", "streamlit", "run", str(script), "--server.port", str(port), "--server.headless", "true"]
     store.parent.mkdir(parents=True, exist_ok=True)
     log = (store.parent / "server.log").open("wb")
     process = subprocess.Popen(
