@@ -50,8 +50,9 @@ def draw() -> None:
     state.settle_settings(name)
     state.write_address(state.address(view))
     with links:  # links that carry the selection: the built-in ones drop it, and putting it back costs a step of the history
-        for target in pages:
-            st.page_link(target, query_params=state.address(view, target.url_path or "runs"))
+        with st.container(key="pages"):
+            for target in pages:
+                st.page_link(target, query_params=state.address(view, target.url_path or "runs"))
         st.divider()
         left, right = st.columns(2)
         with left:

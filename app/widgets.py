@@ -38,6 +38,8 @@ def sidebar() -> state.View | None:
         state.go_astray(f"The run '{state.clipped(asked)}' holds probes of operations and no logits; the Ops page shows it.")
     elif asked is not None and asked not in by_id:
         state.go_astray(f"There is no run '{state.clipped(asked)}' here (any more); these are the runs there are.")
+        for key in state.LINKED:
+            state.linked(key)  # what else the link says is of that run
     elif asked is not None:
         st.session_state["run"] = asked
     new = st.session_state.pop("open_next", None)

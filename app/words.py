@@ -77,7 +77,7 @@ CHECKED = {
         "nonfinite_mismatch": "NaN and infinity", "reference_filled_rows": "truncation",
     },
     "neighbours": {"other_row": "another row", "rows": "other prompts"},
-    "structure": {"modules": "over modules", "starts": "over positions"},
+    "structure": {"modules": "over modules", "starts": "over positions", "bit_identical": "one order"},
 }  # fmt: skip
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 

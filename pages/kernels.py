@@ -47,7 +47,7 @@ picked = widgets.room("kernels", height).dataframe(
     on_select="rerun", selection_mode="single-row",
 )  # fmt: skip
 st.caption(
-    f"{words.plural(len(listed), 'kernel')} of {len(pairs):,}; those of one side first, then by how far the launches part, then by time. "
+    f"{words.plural(len(listed), 'kernel')} of {len(pairs):,}; what differs first, of that what adds something up, then by time. "
     "`torch`: operations, with the shapes of their inputs. `MKL` and `oneDNN`: what these libraries say they ran inside them on a CPU "
     "(transpositions and sizes m,n,k; types and sizes). `CUDA`: kernels on the device, with the operation that launched them. `*` stands for any layer."
 )

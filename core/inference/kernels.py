@@ -88,8 +88,8 @@ def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int 
     """What a side launches for one prompt. number: of the side in its run; CaptureError where it cannot be run.
 
     Of a path with many forwards the first and the last are looked at, FORWARDS together; of a callable the first. A compiled model
-    is one piece, so its kernels belong to no module; it runs once unwatched, or what the compiler traces would count as launched. The profiler's cost is in the microseconds of operations, not in those that
-    libraries tell.
+    is one piece, so its kernels belong to no module; it runs once unwatched, or what the compiler traces would count as launched.
+    The profiler's cost is in the microseconds of operations, not in those that libraries tell.
     """
     total = side.path.forwards(len(ids)) if side.path is not None else 0
     wanted = set(range(FORWARDS // 2)) | set(range(total - FORWARDS // 2, total)) if total > FORWARDS else set(range(FORWARDS))
@@ -120,6 +120,7 @@ def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int 
         hooks.enter_context(quiet())
         hooks.enter_context(foreign_errors_stop(f"'{side.name}'", "choose a shorter prompt"))
         hooks.enter_context(torch.inference_mode())
+        _set_up_libraries()
         pieces_of = hooks.enter_context(side.open(loaded, slices))
         if side.is_one_piece:
             for _ in pieces_of(ids):
@@ -129,6 +130,13 @@ def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int 
         for _, logits in pieces_of(ids):
             del logits
     return KernelList(number, found.rows(), looked, ran)
+
+
+@cache
+def _set_up_libraries() -> None:
+    """Once a process: MKL's first verbose call looks the machine over for half a second, which would be that of some operation."""
+    with tempfile.TemporaryFile() as file, _library_lines("cpu", file):
+        torch.ones(2, 2) @ torch.ones(2, 2)
 
 
 @contextmanager
@@ -177,7 +185,7 @@ def _watched(loaded: LoadedModel, found: _Found) -> Iterator[None]:
     """One forward: its operations and kernels are in `found` afterwards."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if loaded.device.startswith("cuda") else [])]
     with tempfile.TemporaryFile() as file:
-        with profile(activities=activities, record_shapes=True, acc_events=True) as profiler, _library_lines(loaded, file):
+        with profile(activities=activities, record_shapes=True, acc_events=True) as profiler, _library_lines(loaded.device, file):
             yield
         _add_operations(profiler.events() or [], found)
         file.seek(0)
@@ -185,9 +193,9 @@ def _watched(loaded: LoadedModel, found: _Found) -> Iterator[None]:
 
 
 @contextmanager
-def _library_lines(loaded: LoadedModel, file: IO[bytes]) -> Iterator[None]:
+def _library_lines(device: str, file: IO[bytes]) -> Iterator[None]:
     """What oneDNN and MKL print on a CPU goes to `file`."""
-    if not loaded.device.startswith("cpu"):
+    if not device.startswith("cpu"):
         yield
         return
     sys.stdout.flush()

@@ -96,7 +96,7 @@ def module_kind(module: str) -> str:
 
 
 def side_by_side(reference: KernelList, variant: KernelList, *, by_module: bool = False) -> list[KernelPair]:
-    """Every kernel of either side, those that only one launches first, then those whose launches a forward part most, then by time.
+    """Every kernel of either side: what one launches alone or more often a forward first, of these what adds something up, then by time.
 
     by_module: a kernel is counted apart for each kind of module in which it runs.
     """
@@ -117,10 +117,12 @@ def _pair(library: str, name: str, *sides: tuple[KernelList, list[KernelRow]]) -
     return KernelPair(library, name, places, launches[0], launches[1], spent[0], spent[1], details[0], details[1])
 
 
-def _strangest_first(pair: KernelPair) -> tuple[int, float, float]:
-    ratio = pair.ratio or 0.0
-    apart = max(ratio, 1 / ratio) if ratio else 0.0
-    return 0 if pair.only else 1, -apart, -max(pair.reference_microseconds, pair.variant_microseconds)
+def _strangest_first(pair: KernelPair) -> tuple[bool, bool, float]:
+    return not (pair.only or is_multiplied(pair)), not is_reducing(pair), -_microseconds(pair)
+
+
+def _microseconds(pair: KernelPair) -> float:
+    return max(pair.reference_microseconds, pair.variant_microseconds)
 
 
 def is_multiplied(pair: KernelPair) -> bool:
@@ -145,15 +147,17 @@ def in_words(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
     kinds = {
         side: [pair for pair in pairs if pair.only == which] for side, which in zip(names, ("reference", "variant"), strict=True)
     }
-    said = []
+    clauses = []
     for side, only in kinds.items():
         if only:
-            said.append(f"{_few(_shown(pair) for pair in only)} only in {_code(side)}")
+            clauses.append((only, f"{_few(_shown(pair) for pair in only)} only in {_code(side)}"))
     grown = [pair for pair in pairs if is_multiplied(pair)]
     if grown:
         most = ", ".join(f"{_shown(pair)} {_times(pair.ratio or 0.0)}" for pair in grown[:3])
         rest = f" and {len(grown) - 3} more" if len(grown) > 3 else ""
-        said.append(f"launched more or less often a forward in {_code(names[1])}: {most}{rest}")
+        clauses.append((grown, f"launched more or less often a forward in {_code(names[1])}: {most}{rest}"))
+    clauses.sort(key=lambda clause: -max(map(_microseconds, clause[0])))  # what takes time is what is looked for
+    said = [clause for _, clause in clauses]
     if not said:
         same = "the same kernels as often a forward"
         other = [pair for pair in pairs if set(pair.reference_details) != set(pair.variant_details)]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from core.runs.store import Store
+from tests.app.opening import opened
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -19,18 +15,8 @@ def own_store(tmp_path, monkeypatch) -> Store:
     return Store(tmp_path / "runs")
 
 
-def opened(**link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
-    for key, value in link.items():
-        app.query_params[key] = value
-    app.run()
-    app.switch_page("../pages/kernels.py").run()
-    assert not app.exception
-    return app
-
-
 def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_store):
-    app = opened(run=kernel_run(own_store))
+    app = opened("kernels", run=kernel_run(own_store))
     assert f"`{NARROW}` only in `side_0`; `{WIDE}` only in `side_1`" in "\n".join(element.value for element in app.markdown)
     table = app.dataframe[0].value
     assert table["kernel"].tolist() == [NARROW, WIDE, REDUCE, "aten::mm"]
@@ -40,7 +26,7 @@ def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_s
 
 
 def test_filters_leave_what_they_say(own_store):
-    app = opened(run=kernel_run(own_store))
+    app = opened("kernels", run=kernel_run(own_store))
     app.segmented_control(key="kernels_shown").set_value("differ").run()
     assert app.dataframe[0].value["kernel"].tolist() == [NARROW, WIDE, REDUCE]
     app.segmented_control(key="kernels_library").set_value("torch").run()
@@ -54,6 +40,6 @@ def test_filters_leave_what_they_say(own_store):
 
 
 def test_a_run_that_was_not_watched_says_what_to_do(own_store):
-    app = opened(run=kernel_run(own_store, watched=False))
+    app = opened("kernels", run=kernel_run(own_store, watched=False))
     assert "without watching kernels" in app.info[0].value
     assert "--kernels" in app.code[0].value

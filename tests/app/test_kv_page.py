@@ -13,6 +13,7 @@ from core.runs.kv import KvPart
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from core.uploads.ingest import ingest
+from tests.app.opening import opened, said
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,21 +23,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def own_store(tmp_path, monkeypatch) -> Store:
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     return Store(tmp_path / "runs")
-
-
-def opened(page: str, **link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
-    for key, value in link.items():
-        app.query_params[key] = value
-    app.run()
-    app.switch_page(f"../pages/{page}.py").run()
-    assert not app.exception
-    return app
-
-
-def said(app: AppTest) -> str:
-    kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
-    return "\n".join(str(element.value) for kind in kinds for element in getattr(app, kind))
 
 
 def figures(app: AppTest) -> dict[str, str]:

@@ -13,6 +13,7 @@ from core.runs.layers import grid, modules_of, summarize
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from core.uploads.ingest import ingest
+from tests.app.opening import said
 from tests.core.runs.damaging import damaged
 from tests.core.runs.layer_runs import GROWING, MODULES, layer_run
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
@@ -34,11 +35,6 @@ def opened(**link: str) -> AppTest:
     app.run()
     assert not app.exception
     return app
-
-
-def said(app: AppTest) -> str:
-    kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
-    return "\n".join(str(element.value) for kind in kinds for element in getattr(app, kind))
 
 
 def figures(app: AppTest) -> dict[str, str]:

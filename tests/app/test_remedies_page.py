@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from core.runs.store import Store
+from tests.app.opening import opened
 from tests.core.runs.remedy_runs import remedy_run
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -19,18 +15,8 @@ def own_store(tmp_path, monkeypatch) -> Store:
     return Store(tmp_path / "runs")
 
 
-def opened(**link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
-    for key, value in link.items():
-        app.query_params[key] = value
-    app.run()
-    app.switch_page("../pages/remedies.py").run()
-    assert not app.exception
-    return app
-
-
 def test_the_table_has_what_is_left_and_what_it_costs(own_store):
-    app = opened(run=remedy_run(own_store))
+    app = opened("remedies", run=remedy_run(own_store))
     assert any(element.value.startswith("**invariant** makes the sides equal") for element in app.markdown)
     table = app.dataframe[0].value
     assert table["remedy"].tolist() == ["as it is", "float32", "invariant"]
@@ -40,6 +26,6 @@ def test_the_table_has_what_is_left_and_what_it_costs(own_store):
 
 
 def test_a_run_without_remedies_says_what_to_do(own_store):
-    app = opened(run=remedy_run(own_store, rows=()))
+    app = opened("remedies", run=remedy_run(own_store, rows=()))
     assert "without trying remedies" in app.info[0].value
     assert "--remedies" in app.code[0].value

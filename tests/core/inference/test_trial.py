@@ -45,7 +45,7 @@ def _wrong(trials: list[Trial]) -> list[str]:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", [QUICK[0], pytest.param(QUICK[1], marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", QUICK)
 def test_every_bug_is_called_one_and_nothing_else_is(name: str) -> None:
     trials = run_trial([name])
     assert _wrong(trials) == []

@@ -1,0 +1,26 @@
+"""A page as a new viewer sees it who followed a link, and all that it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streamlit.testing.v1 import AppTest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def opened(page: str, **link: str) -> AppTest:
+    """Opened by its address, without an exception."""
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    for key, value in link.items():
+        app.query_params[key] = value
+    app.run()
+    app.switch_page(f"../pages/{page}.py").run()
+    assert not app.exception
+    return app
+
+
+def said(app: AppTest) -> str:
+    """All text of the page."""
+    kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
+    return "\n".join(str(element.value) for kind in kinds for element in getattr(app, kind))
