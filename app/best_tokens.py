@@ -5,14 +5,14 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from app import charts, drawn, exports, state, words
+from app import charts, drawn, exports, reading, state, words
 
 COUNT = 8  # of either side
 
 
 def section(view: state.View) -> pd.DataFrame:
     """The chosen figure with its caption and its table to download; returns what it shows, see core.runs.views.top_of_both."""
-    top = state.top(view)
+    top = reading.top(view)
     # A widget of the same key on another page is another widget; written like this, it takes over the value.
     st.session_state["top_form"] = st.session_state["top_form"] or "logits"
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):

@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 from numpy.typing import NDArray
 
-from app import state, words
+from app import reading, state, words
 from core.numerics.totals import Summary
 from core.runs.classes import BitClass, Sweep, bytes_to_compare, matrix, pairwise
 from core.runs.reader import RunReader
@@ -99,7 +99,7 @@ def swept(run: RunReader, sweep: Sweep) -> pd.DataFrame:
 
 @st.cache_resource(max_entries=16, show_spinner=False)
 def _compared(run_id: str, stamp: tuple[str, int, int]) -> dict[tuple[int, int], Summary]:  # noqa: ARG001  (the key of the cache)
-    run = state.open_run(run_id)
+    run = reading.open_run(run_id)
     if bytes_to_compare(run) <= WITHOUT_ASKING:
         return pairwise(run)
     what = "Comparing every two classes"
@@ -122,7 +122,7 @@ def every_two(run: RunReader, groups: list[BitClass]) -> dict[tuple[int, int], S
         st.markdown(f"Comparing {words.plural(count, 'pair')} of classes reads {words.size(total)}.")
         st.button("Compare every two", icon=":material/grid_on:", on_click=asked.add, args=(run.run_id,))
         return None
-    return _compared(run.run_id, state.stamp_of(run))
+    return _compared(run.run_id, reading.stamp_of(run))
 
 
 def grid(pairs: dict[tuple[int, int], Summary], count: int, measure: str) -> NDArray[np.float64]:

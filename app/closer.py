@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from app import caches, continuations, layers, state, widgets
+from app import caches, continuations, layers, reading, state, widgets
 from core.runs.caches import summarize
 from core.runs.kernels import in_words, side_by_side
 from core.runs.layers import summarize as summarize_layers
@@ -13,7 +13,7 @@ from core.runs.remedies import advice
 
 def lines(view: state.View) -> None:
     """Each with a link that keeps the selection."""
-    for said, page, label in _found(state.stamp_of(view.run), view.pair.index, view):
+    for said, page, label in _found(reading.stamp_of(view.run), view.pair.index, view):
         widgets.finding(said, page, label, view)
     if view.run.generations:
         widgets.finding("Continuations: " + continuations.outcome(view), "flips", "Flips →", view)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from app import state, widgets, words
+from app import reading, state, widgets, words
 from core.errors import UlpscopeError
 from core.runs.comparison import Compared, FlipSet, headline
 from core.runs.reader import RunReader
@@ -36,7 +36,7 @@ def _ask(chosen: Sequence[tuple[str, int | None]]) -> None:
 
 def pick(view: state.View) -> list[Compared]:
     """The controls that choose runs, and what they chose, the sidebar's pair first."""
-    cards = [card for card in state.cards()[0] if card.run_id != view.run.run_id and card.sides]
+    cards = [card for card in reading.cards()[0] if card.run_id != view.run.run_id and card.sides]
     labels = {card.run_id: f"{card.name} · {card.compute_dtype}{f' · {card.device}' if card.device else ''}" for card in cards}
     twice = {label for label in labels.values() if list(labels.values()).count(label) > 1}
     labels = {run_id: f"{label} · {run_id}" if label in twice else label for run_id, label in labels.items()}
@@ -58,12 +58,12 @@ def pick(view: state.View) -> list[Compared]:
     choices = {}
     for run_id, index in indices.items():
         try:
-            run = state.open_run(run_id)
+            run = reading.open_run(run_id)
         except UlpscopeError as error:
             st.error(str(error))
             continue
         choices[run_id] = _place(run, index, view.pair.variant)
-        compared.append(Compared(run, run.pairs[choices[run_id]], state.positions(run, choices[run_id])))
+        compared.append(Compared(run, run.pairs[choices[run_id]], reading.positions(run, choices[run_id])))
     _variants(compared[1:], choices, indices)
     return compared
 
@@ -179,7 +179,7 @@ def by_position(compared: Sequence[Compared], prompt: int) -> pd.DataFrame:
 
 def histogram(one: Compared) -> dict[int, int]:
     """ULP distance to number of elements, kept: of a float32 pair it takes 0.15 s to read."""
-    return state.histogram(state.View(one.run, one.pair, 0, 0, one.table))
+    return reading.histogram(state.View(one.run, one.pair, 0, 0, one.table))
 
 
 def distributions(compared: Sequence[Compared]) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from app import exports, state, widgets, words
+from app import exports, reading, state, widgets, words
 from core.runs.continuations import Continuation, continuations, logits_of_chosen
 from core.runs.reader import RunReader
 from core.runs.views import row_of
@@ -178,7 +178,7 @@ def figures_at(run: RunReader, found: Continuation) -> pd.Series | None:
     """The row of the position table where they part; None where they do not, or where the run does not score that position."""
     if found.position is None or found.position >= run.header.prompts[found.prompt].positions:
         return None
-    return state.positions(run, found.pair).iloc[row_of(run, found.prompt, found.position)]
+    return reading.positions(run, found.pair).iloc[row_of(run, found.prompt, found.position)]
 
 
 def section(view: state.View) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 import streamlit as st
 
-from app import state, widgets, words
+from app import reading, widgets, words
 from core.runs.trash import Discarded
 
 _COLUMNS = {"deleted": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC")}
@@ -17,13 +17,13 @@ _COLUMNS = {"deleted": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"
 def _restore(entries: Iterable[str]) -> None:
     for entry in entries:
         with widgets.said():
-            state.store().restore(entry)
+            reading.store().restore(entry)
     st.session_state.pop("undo", None)
 
 
 def _purge(entries: Iterable[str]) -> None:
     for entry in entries:
-        state.store().purge_trash(entry=entry)
+        reading.store().purge_trash(entry=entry)
 
 
 def undo_line(trash: Sequence[Discarded]) -> None:
@@ -48,7 +48,7 @@ def trash_list(trash: Sequence[Discarded]) -> None:
     if not fold.open:
         return
     with fold:
-        names = state.names_of(list(trash))
+        names = reading.names_of(list(trash))
         key = f"trash_{hashlib.sha256(' '.join(run.entry for run in trash).encode()).hexdigest()[:16]}"
         st.dataframe(
             pd.DataFrame(

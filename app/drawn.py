@@ -11,7 +11,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import state
+from app import reading
 from core.runs.reader import RunReader
 
 _KEPT = 96  # of all viewers; a scatter of 4096 positions holds 0.3 MB
@@ -24,4 +24,4 @@ def _figure(file: tuple[str, int, int], name: str, of: str, _draw: Callable[[], 
 
 def figure(run: RunReader, of: tuple[Hashable, ...], draw: Callable[..., Any], *arguments: Any) -> Any:
     """`draw(*arguments)`, or what it gave for the same run and `of`."""
-    return _figure(state.stamp_of(run), f"{draw.__module__}.{draw.__qualname__}", repr(of), lambda: draw(*arguments))
+    return _figure(reading.stamp_of(run), f"{draw.__module__}.{draw.__qualname__}", repr(of), lambda: draw(*arguments))

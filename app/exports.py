@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import streamlit as st
 
-from app import state, words
+from app import reading, state, words
 
 # What spreadsheets take for the beginning of a formula, wide forms and leading line ends among it; the apostrophe, so that it can be undone.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -83,7 +83,7 @@ def file_stem(view: state.View, what: str, *, at_position: bool = False) -> str:
 
 def distances(view: state.View) -> pd.DataFrame:
     """How many logits of the pair are how many ULPs apart: distance_ulps, elements."""
-    histogram = state.histogram(view)
+    histogram = reading.histogram(view)
     return pd.DataFrame({"distance_ulps": list(histogram), "elements": list(histogram.values())})
 
 

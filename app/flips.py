@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from app import state, widgets, words
+from app import reading, state, widgets, words
 from core.runs.flips import MOST_READ, STORED_RANKS, flip_table
 
 SIDES = ("reference", "variant")
@@ -33,7 +33,7 @@ def _table(stamp: str, near_ties: bool, _view: state.View) -> pd.DataFrame:  # n
 
 def table(view: state.View, near_ties: bool) -> pd.DataFrame:
     """Every flip of the pair, in all prompts; see core.runs.flips.flip_table."""
-    return _table(f"{state.file_stamp(view)} {view.pair.index}", near_ties, view)
+    return _table(f"{reading.file_stamp(view)} {view.pair.index}", near_ties, view)
 
 
 def columns(found: pd.DataFrame, view: state.View, near_ties: bool) -> dict[str, object]:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pandas as pd
 import streamlit as st
 
-from app import exports, page_settings, state, widgets, words
+from app import address, exports, page_settings, reading, state, widgets, words
 from app.widgets import PAGES
 from core.errors import UlpscopeError
 from core.runs import labels as labelling
@@ -246,7 +246,7 @@ def panel(cards: Sequence[RunCard], shown: Sequence[RunCard], labels: Mapping[st
         elif ticked:
             _one(ticked[0], labels, "Ticked, not shown" if hidden else "Ticked", {"run": ticked[0].run_id})
         elif view is not None and view.run.run_id in by_id:
-            _one(by_id[view.run.run_id], labels, "Selected", state.address(view, "overview"))
+            _one(by_id[view.run.run_id], labels, "Selected", address.of(view, "overview"))
         else:
             st.caption("Tick runs to tag, download or delete them.")
 
@@ -291,7 +291,7 @@ def _label_form(card: RunCard, attached: Labels, labels: Mapping[str, Labels]) -
         st.caption("Kept beside the run file, which stays as it is. If two people save at once, the last one counts.")
         if st.form_submit_button("Save", type="primary"):
             with widgets.said():
-                state.label(card.run_id, labelling.labels_of(tags, note))
+                reading.label(card.run_id, labelling.labels_of(tags, note))
             st.rerun()
 
 
@@ -320,20 +320,20 @@ def _untick() -> None:
 
 def _tag(cards: Sequence[RunCard], tag: str, is_wanted: bool) -> None:
     """Add a tag to every run, or take it away. The labels are read anew: another viewer may have changed them."""
-    labels, _ = state.all_labels()
+    labels, _ = reading.all_labels()
     for card in cards:
         attached = labels.get(card.run_id, Labels())
         with widgets.said():
             (wanted,) = labelling.labels_of([tag], "").tags or ("",)
             tags = [*attached.tags, wanted] if is_wanted else [each for each in attached.tags if each != wanted]
-            state.label(card.run_id, labelling.labels_of(tags, attached.note))
+            reading.label(card.run_id, labelling.labels_of(tags, attached.note))
 
 
 def _discard(cards: Sequence[RunCard]) -> None:
     gone = []
     for card in cards:
         with widgets.said():
-            gone.append((state.discard(card.run_id), card))
+            gone.append((reading.discard(card.run_id), card))
     if gone:
         first = gone[0][1]
         what = f"'{first.name}'" if len(gone) == 1 else words.plural(len(gone), "run")
@@ -373,9 +373,9 @@ def _first_flip(card: RunCard) -> dict[str, str]:
     """The address of the run's first flip; of the run, where that cannot be read."""
     address = {"run": card.run_id}
     with suppress(UlpscopeError):
-        run = state.open_run(card.run_id)
+        run = reading.open_run(card.run_id)
         for pair in run.pairs:
-            positions = state.positions(run, pair.index)
+            positions = reading.positions(run, pair.index)
             flips = positions[positions["is_flip"]]
             if not flips.empty:
                 first = flips.iloc[0]

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import charts, exports, state, tiles
+from app import charts, exports, heatmap_window, state, tiles
 from core.numerics import pyramid
 from core.numerics.formats import values_of
 from core.runs.heatmap import (
@@ -69,7 +69,7 @@ def draw(view: state.View, selected: Element | None) -> None:
     starts = [0]
     for prompt in header.prompts[:-1]:
         starts.append(starts[-1] + prompt.positions)
-    window = state.heatmap_window(view)
+    window = heatmap_window.current(view)
     data = {
         "address": tiles.address(run, pair.index),
         "stamp": tiles.stamp(run),
@@ -152,7 +152,7 @@ def _follow(view: state.View, event: Mapping[str, Any]) -> None:
     if order in ORDERS and measure in MEASURES and is_offered(view.run, order, measure):
         sides = (tuple(int(edge) for edge in window[axis]) for axis in ("rows", "columns"))
         rows, columns = (cast(tuple[int, int], side) for side in sides)
-        state.set_heatmap_window(view, state.HeatmapWindow(rows, columns, cast(Order, order), cast(Measure, measure)))
+        heatmap_window.keep(view, heatmap_window.HeatmapWindow(rows, columns, cast(Order, order), cast(Measure, measure)))
         for key, name, known in (("heatmap_colours", "scale", ("log", "linear")), ("heatmap_scale", "range", ("pair", "view"))):
             if window.get(name) in known:
                 st.session_state[key] = window[name]

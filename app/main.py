@@ -10,7 +10,7 @@ if str(ROOT) not in sys.path:  # `streamlit run` puts only app/ on the path
 import streamlit as st  # noqa: E402  (the path above comes first)
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
-from app import copy_link, state, stepper, widgets  # noqa: E402
+from app import address, copy_link, heatmap_window, stepper, widgets  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
 
@@ -40,19 +40,19 @@ def draw() -> None:
     page = st.navigation(pages, position="hidden")
     name = page.url_path or "runs"
     links = st.sidebar.container()
-    state.adopt_link(name)
+    address.adopt(name)
     view = widgets.sidebar()
     if view is not None:
-        state.settle_window(view)
+        heatmap_window.settle(view)
     st.session_state["view"] = view
     if st.session_state.pop("astray", False) and name != "runs":
         st.switch_page(pages[0])
-    state.settle_settings(name)
-    state.write_address(state.address(view))
+    address.settle_settings(name)
+    address.write(address.of(view))
     with links:  # links that carry the selection: the built-in ones drop it, and putting it back costs a step of the history
         with st.container(key="pages"):
             for target in pages:
-                st.page_link(target, query_params=state.address(view, target.url_path or "runs"))
+                st.page_link(target, query_params=address.of(view, target.url_path or "runs"))
         st.divider()
         left, right = st.columns(2)
         with left:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from app import charts, state, widgets, words
+from app import charts, link, reading, widgets, words
 from app.charts.ops import letters_of
 from app.jobs import ANY_DEVICE, Job, Jobs
 from app.preview import previews
@@ -47,7 +47,7 @@ _HEIGHT = 560  # of the table, pixels: with more rows it scrolls
 
 def cards() -> list[RunCard]:
     """Runs of probes, newest first."""
-    return [card for card in state.cards()[0] if card.kind == KIND]
+    return [card for card in reading.cards()[0] if card.kind == KIND]
 
 
 def pick(found: Sequence[RunCard]) -> list[OpsRun]:
@@ -60,7 +60,7 @@ def pick(found: Sequence[RunCard]) -> list[OpsRun]:
     wanted = [part for part in str(st.session_state.get("ops_runs", "")).split(",") if part]
     gone = [run_id for run_id in wanted if run_id not in labels]
     if gone:
-        st.warning(f"There are no probes {widgets.escaped(state.clipped(', '.join(gone)))} here (any more).")
+        st.warning(f"There are no probes {widgets.escaped(link.clipped(', '.join(gone)))} here (any more).")
     chosen = [run_id for run_id in wanted if run_id in labels][:MOST] or [found[0].run_id]
     st.session_state["ops_chosen"] = chosen
 
@@ -74,7 +74,7 @@ def pick(found: Sequence[RunCard]) -> list[OpsRun]:
     runs = []
     for run_id in chosen:
         try:
-            runs.append(state.ops_run(run_id))
+            runs.append(reading.ops_run(run_id))
         except UlpscopeError as error:
             st.error(widgets.escaped(str(error)))
     return runs

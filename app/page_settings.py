@@ -1,6 +1,6 @@
 """What a page's own controls are set to (colour, threshold, filter): kept over page switches, and part of its link.
 
-One table says what each is called in the address and what it may be; app/state.py reads and writes it. A control at its default is
+One table says what each is called in the address and what it may be; app/address.py reads and writes it. A control at its default is
 not in the address. Its widget is drawn with the `key` and without a default, because its value comes from the session.
 """
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import state
+from app import reading
 from app.jobs import ROOT, PromptFile, object_of, sentence_of
 from core.runs.partial import Partial
 from core.runs.store import Store
@@ -152,7 +152,7 @@ class Previews:
 @st.cache_resource(show_spinner=False)
 def previews() -> Previews:
     """The dry runs of this server."""
-    return Previews(state.store().directory)
+    return Previews(reading.store().directory)
 
 
 def _drop(look: _Look) -> None:

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from app import state, words
+from app import reading, words
 from core.errors import StoreError, UlpscopeError, UsageError
 from core.numerics import pyramid
 from core.numerics.formats import format_named
@@ -114,7 +114,7 @@ async def _answer(request: Request, make: Callable[[Request, RunReader], Respons
 
 def _in_thread(request: Request, make: Callable[[Request, RunReader], Response]) -> Response:
     try:
-        run = state.open_run(request.path_params["run_id"])
+        run = reading.open_run(request.path_params["run_id"])
     except UlpscopeError as error:
         return PlainTextResponse(str(error), status_code=404)
     try:

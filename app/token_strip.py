@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import state
+from app import reading, state
 from app.page_settings import COLOURS
 from app.words import number
 from core.runs.records import Prompt
@@ -164,4 +164,4 @@ def _columns(file_stamp: str, colour: str, _view: state.View) -> str:  # noqa: A
 
 def token_strip(view: state.View, colour: str) -> None:
     """Draw the strip of the selected prompt."""
-    _strip(key="strip", data={"columns": _columns(state.file_stamp(view), colour, view), "stamp": state.stamp(view)})
+    _strip(key="strip", data={"columns": _columns(reading.file_stamp(view), colour, view), "stamp": state.stamp(view)})

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import charts, exports, state, widgets, words
+from app import address, charts, exports, reading, state, widgets, words
 from app.jobs import ANY_DEVICE, ROOT, Job, PromptFile
 from core.runs import judge_command
 from core.runs.issue_text import issue_text
@@ -313,11 +313,11 @@ def _judge_here(view: state.View) -> None:
 
 
 def _start(arguments: list[str], title: str, device: str, tokens: bytes) -> None:
-    state.jobs().submit(arguments, title=title, device=device, prompts=PromptFile("tokens.jsonl", tokens))
+    reading.jobs().submit(arguments, title=title, device=device, prompts=PromptFile("tokens.jsonl", tokens))
 
 
 def _job(title: str) -> Job | None:
-    return next((job for job in state.jobs().all() if job.title == title), None)
+    return next((job for job in reading.jobs().all() if job.title == title), None)
 
 
 def _progress(title: str) -> None:
@@ -362,4 +362,4 @@ def _report(view: state.View) -> None:
 
 def link(view: state.View) -> str:
     """The address of this view."""
-    return f"{(st.context.url or '/overview').split('?')[0]}?{urlencode(state.address(view))}"
+    return f"{(st.context.url or '/overview').split('?')[0]}?{urlencode(address.of(view))}"

@@ -12,7 +12,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import state, stepper, words
+from app import address, link, reading, state, stepper, words
 from core.errors import UlpscopeError
 from core.runs.gallery import RunCard
 from core.runs.reader import RunReader
@@ -30,28 +30,28 @@ _ADDRESS = re.compile(r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE)  # markdow
 
 def sidebar() -> state.View | None:
     """Draw the selection (run, variant, prompt, position) and return what it selects; None where there is no run."""
-    everything, _ = state.cards()
+    everything, _ = reading.cards()
     cards = [card for card in everything if card.sides]  # probes of operations have none; the Ops page shows them
     by_id = {card.run_id: card for card in cards}
-    asked = state.linked("run")
+    asked = link.linked("run")
     if asked is not None and any(card.run_id == asked and not card.sides for card in everything):
-        state.go_astray(f"The run '{state.clipped(asked)}' holds probes of operations and no logits; the Ops page shows it.")
+        link.go_astray(f"The run '{link.clipped(asked)}' holds probes of operations and no logits; the Ops page shows it.")
     elif asked is not None and asked not in by_id:
-        state.go_astray(f"There is no run '{state.clipped(asked)}' here (any more); these are the runs there are.")
-        for key in state.LINKED:
-            state.linked(key)  # what else the link says is of that run
+        link.go_astray(f"There is no run '{link.clipped(asked)}' here (any more); these are the runs there are.")
+        for key in link.LINKED:
+            link.linked(key)  # what else the link says is of that run
     elif asked is not None:
         st.session_state["run"] = asked
     new = st.session_state.pop("open_next", None)
     if new is not None and new not in by_id:
-        state.go_astray(f"The run '{state.clipped(new)}' was deleted meanwhile; these are the runs there are.")
+        link.go_astray(f"The run '{link.clipped(new)}' was deleted meanwhile; these are the runs there are.")
         st.session_state.pop("opened", None)  # or the gallery would go on to another run
     elif new is not None:
         new_run()
         st.session_state["run"] = new
     last = st.session_state.get("run")
     if last is not None and last not in by_id:
-        state.go_astray(f"The run '{state.clipped(last)}' was deleted meanwhile; these are the runs there are.")
+        link.go_astray(f"The run '{link.clipped(last)}' was deleted meanwhile; these are the runs there are.")
         new_run()
     if not cards:
         return None
@@ -86,14 +86,14 @@ def new_run() -> None:
 
 
 def _pick_within(run_id: str) -> state.View:
-    run = state.open_run(run_id)
+    run = reading.open_run(run_id)
     names = [pair.variant for pair in run.pairs]
-    asked = state.linked("variant")
+    asked = link.linked("variant")
     if asked is not None and asked in names:
         st.session_state["variant"] = asked
     elif asked is not None:
-        state.go_astray(
-            f"The link asks for variant '{state.clipped(asked)}'; this run has {_listed(names)}, and '{names[0]}' is selected."
+        link.go_astray(
+            f"The link asks for variant '{link.clipped(asked)}'; this run has {_listed(names)}, and '{names[0]}' is selected."
         )
     if st.session_state.get("variant") not in names:
         st.session_state["variant"] = names[0]
@@ -107,7 +107,7 @@ def _pick_within(run_id: str) -> state.View:
     prompt = int(st.number_input("Prompt", 0, len(prompts) - 1, key="prompt", on_change=_new_prompt)) if len(prompts) > 1 else 0
     last = prompts[prompt].positions - 1
     _settle("position", last)
-    table = state.positions(run, pair.index)
+    table = reading.positions(run, pair.index)
     position = int(st.number_input(f"Position, 0 to {last:,}", 0, last, key="position")) if last else 0
     view = state.View(run, pair, prompt, position, table)
     stepper.stepper(view)
@@ -133,7 +133,7 @@ def _listed(names: list[str]) -> str:
 
 def _settle(key: str, highest: int) -> None:
     """Take `key` out of the link if it is there, and keep it within the run."""
-    value = state.linked_number(key, 0, highest)
+    value = link.linked_number(key, 0, highest)
     current = st.session_state.get(key, 0) if value is None else value
     st.session_state[key] = min(max(int(current), 0), highest)
 
@@ -187,7 +187,7 @@ def said() -> Iterator[None]:
     try:
         yield
     except UlpscopeError as error:
-        state.complain(str(error))
+        link.complain(str(error))
 
 
 @st.cache_data(show_spinner=False)
@@ -223,11 +223,11 @@ def finding(said: str, page: str, label: str, view: state.View) -> None:
     """One line on what another page shows, with a link to it that keeps the selection."""
     left, right = st.columns([5, 1], vertical_alignment="center")
     left.markdown(said)
-    right.page_link(PAGES / f"{page}.py", label=label, query_params=state.address(view, page))
+    right.page_link(PAGES / f"{page}.py", label=label, query_params=address.of(view, page))
 
 
 def say_complaints() -> None:
-    for sentence in state.complaints():
+    for sentence in link.complaints():
         st.warning(escaped(sentence))
 
 

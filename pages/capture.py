@@ -6,7 +6,7 @@ from uuid import uuid4
 import pandas as pd
 import streamlit as st
 
-from app import state, widgets, words
+from app import reading, widgets, words
 from app.capture_form import CaptureForm, split_prompts
 from app.job_list import job_list
 from app.jobs import ANY_DEVICE, PromptFile
@@ -46,7 +46,7 @@ FIRST = {
     "variants": ["decode"], "sweep": "", "mode": SCORE, "tokens": 64, "repeat": 1, "kv": "auto", "dtype": "bfloat16",
     "device": ANY_DEVICE, "keep": False, "layers": False, "kernels": False, "remedies": False, "name": "",
 }  # fmt: skip
-jobs, looks = state.jobs(), previews()
+jobs, looks = reading.jobs(), previews()
 
 
 def remembered() -> None:
@@ -63,10 +63,10 @@ def remembered() -> None:
 
 def models() -> list[str]:
     """Those tried here, those of stored runs, and the one that is shipped."""
-    cards, _ = state.cards()
+    cards, _ = reading.cards()
     stored = [card.model for card in cards if card.model]
     now = [st.session_state["capture_model"]] if st.session_state["capture_model"] else []
-    return list(dict.fromkeys([*now, *recent_models(state.store().directory), *stored, "sample_runs/model"]))
+    return list(dict.fromkeys([*now, *recent_models(reading.store().directory), *stored, "sample_runs/model"]))
 
 
 def choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
@@ -224,7 +224,7 @@ if start.button("Capture", type="primary", disabled=form.missing is not None, ke
     answer = look_up(form)
     device = str(answer.costs["device"]) if answer is not None and answer.costs else form.device or ANY_DEVICE
     jobs.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
-    remember_model(state.store().directory, form.model.strip())
+    remember_model(reading.store().directory, form.model.strip())
     time.sleep(0.1)  # so that the list below shows it started
 shown.caption(form.missing or "What it will run and cost is below; it is checked again before anything runs.")
 if form.missing is None:

@@ -5,7 +5,7 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from app import best_tokens, continuations, exports, flips, margins, state, widgets, words
+from app import best_tokens, continuations, exports, flips, margins, reading, state, widgets, words
 
 view = widgets.head(
     "Flips",
@@ -70,7 +70,7 @@ if view.texts:
         column.caption(f"`{widgets.code(name)}` goes on with {widgets.escaped(widgets.table_texts([token], view.run)[0])}")
         chosen = "" if pd.isna(token) else view.run.vocabulary.get(int(token), f"⟨token {int(token)}⟩")
         column.code(before + "▸" + words.visible(chosen) + "◂", language=None, wrap_lines=True)
-top = state.top(view)
+top = reading.top(view)
 st.markdown("**Why it could flip.** " + flips.why(here, top))
 best_tokens.section(view)
 ranks = top[top["token_id"].isin([t for t in (here["reference_token"], here["variant_token"]) if not pd.isna(t)])]

@@ -4,7 +4,7 @@ from functools import partial
 
 import streamlit as st
 
-from app import exports, heatmap, state, widgets, words
+from app import exports, heatmap, heatmap_window, state, widgets, words
 from core.runs.heatmap import WHOLE_RUN, element
 from core.runs.views import worst_elements
 
@@ -16,7 +16,7 @@ view = widgets.head(
 )
 run, pair = view.run, view.pair
 header = run.header
-token = state.heatmap_token(view)
+token = heatmap_window.selected_token(view)
 selected = element(run, pair.index, view.row, token) if token is not None else None
 
 if pair.summary.bit_identical:

@@ -4,7 +4,7 @@ from functools import partial
 
 import streamlit as st
 
-from app import caches, charts, exports, state, widgets, words
+from app import caches, charts, exports, reading, state, widgets, words
 from core.runs.caches import MEASURES, by_head, by_layer, summarize
 from core.runs.kv import KINDS
 
@@ -60,7 +60,7 @@ st.caption(
     f"The same by layer, all heads together, {scope}. Rounding grows smoothly with depth; a step at one layer is worth a look at that layer."
 )
 
-maps = state.kv_positions(view)
+maps = reading.kv_positions(view)
 differing = {kind: grid for kind, grid in maps.items() if grid.neq_share[grid.neq_share > 0].size}
 if differing:
     title, which, what = st.columns([3, 1, 1.4], vertical_alignment="bottom")

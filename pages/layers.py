@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import streamlit as st
 
-from app import charts, exports, layers, state, widgets, words
+from app import charts, exports, layers, reading, state, widgets, words
 from core.runs.layers import MEASURES, module_named, modules_of, summary_of
 
 view = widgets.head(
@@ -76,7 +76,7 @@ measure = (
     which.segmented_control("Colour", options, format_func=layers.MEASURES.__getitem__, required=True, key="layers_measure")
     or options[0]
 )
-grid = state.layer_grid(view, measure)
+grid = reading.layer_grid(view, measure)
 if grid.modules:
     st.plotly_chart(
         charts.module_map(grid, shown.module, view.position), key="layers_map", on_select=partial(open_module, "layers_map", with_position=True),

@@ -2,10 +2,10 @@
 
 import streamlit as st
 
-from app import exports, ops, state
+from app import exports, ops, reading
 from core.runs.op_words import beside
 
-jobs = state.jobs()
+jobs = reading.jobs()
 st.title("Ops")
 st.caption(
     "Torch operations on their own, called again and again on the same bits. Run to run: every call gives the same bits. Batch size: row 0 has "

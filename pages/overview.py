@@ -5,7 +5,7 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from app import best_tokens, charts, closer, drawn, exports, state, token_strip, verdict, widgets, words
+from app import best_tokens, charts, closer, drawn, exports, reading, state, token_strip, verdict, widgets, words
 from app.page_settings import COLOURS
 
 view = widgets.head(
@@ -90,7 +90,7 @@ with charts_left:
     )
 with charts_right:
     st.plotly_chart(
-        drawn.figure(view.run, (view.pair.index,), charts.ulp_histogram, state.histogram(view), view.dtype),
+        drawn.figure(view.run, (view.pair.index,), charts.ulp_histogram, reading.histogram(view), view.dtype),
         key="ulp_histogram",
         theme="streamlit",
         config=exports.charts_config(exports.file_stem(view, "ulps")),

@@ -4,16 +4,16 @@ from itertools import count
 
 import streamlit as st
 
-from app import deleted, gallery, state, uploading, widgets
+from app import deleted, gallery, reading, uploading, widgets
 from app.widgets import PAGES
 
 head, drop = st.columns([1, 1], vertical_alignment="center")
 head.title("Runs")
 with drop:
     uploading.drop_zone()
-cards, broken = state.cards()
-labels, damaged = state.all_labels()
-trash = state.discarded()
+cards, broken = reading.cards()
+labels, damaged = reading.all_labels()
+trash = reading.discarded()
 
 unreadable = [f"Not a readable run: {run.reason}" for run in broken] + damaged
 deleted.undo_line(trash)
@@ -24,7 +24,7 @@ if not cards:
     deleted.trash_list(trash)
     widgets.empty()
 asked = gallery.ask(cards, labels)
-prompts = state.searchable() if asked.sought else {}
+prompts = reading.searchable() if asked.sought else {}
 shown = gallery.matching(cards, asked, labels, prompts)
 for sentence in unreadable:
     st.warning(widgets.escaped(sentence))
@@ -47,7 +47,7 @@ def watch() -> None:
     """A run that arrives or goes, and labels that change, while the page is open appear or disappear by themselves."""
     if not next(rounds):
         return  # drawn a moment ago
-    if (state.cards(), state.all_labels(), state.discarded()) != ((cards, broken), (labels, damaged), trash):
+    if (reading.cards(), reading.all_labels(), reading.discarded()) != ((cards, broken), (labels, damaged), trash):
         st.rerun()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from app import state, uploading, words
+from app import reading, uploading, words
 from app.widgets import PAGES
 from core.errors import UlpscopeError
 from core.runs.dumps import open_dump
@@ -87,7 +87,7 @@ try:
                 def tick(done: int, total: int) -> None:
                     bar.progress(done / total, f"Storing and comparing: {done:,} of {total:,} positions")
 
-                run_id = store_dump(state.store(), dump, name=name.strip(), model=model.strip(), on_progress=tick)
+                run_id = store_dump(reading.store(), dump, name=name.strip(), model=model.strip(), on_progress=tick)
                 st.session_state["uploaded"] = run_id
 except UlpscopeError as error:
     st.error(str(error))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import exports, page_settings, state
+from app import exports, page_settings, reading
 from app.gallery import Asked, listed, matching
 from core.runs import labels
 from core.runs.gallery import RunCard, list_runs
@@ -183,14 +183,14 @@ def test_a_file_that_is_no_run_is_named_above_the_table(own_store):
 
 def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
     read = []
-    original = state.prompt_texts
+    original = reading.prompt_texts
 
     def counted(paths):
         read.append(len(paths))
         return original(paths)
 
-    monkeypatch.setattr(state, "prompt_texts", counted)
-    state._kept.clear()
+    monkeypatch.setattr(reading, "prompt_texts", counted)
+    reading._kept.clear()
     app = opened()
     assert read == []
     app.text_input(key="gallery_search").set_value("import parser").run()
@@ -204,13 +204,13 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
 def test_of_a_store_only_the_run_that_came_is_read(mine, own_store, monkeypatch):
     app = opened()
     read = []
-    original = state.read_runs
+    original = reading.read_runs
 
     def counted(paths):
         read.extend(path.stem for path in paths)
         return original(paths)
 
-    monkeypatch.setattr(state, "read_runs", counted)
+    monkeypatch.setattr(reading, "read_runs", counted)
     copied(own_store.directory / "another.duckdb")
     app.run()
     assert len(names(app)) == len(SAMPLES) + 2

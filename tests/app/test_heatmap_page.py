@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import heatmap, state
+from app import heatmap, reading, state
 from core.uploads.ingest import ingest
 
 MAIN = str(Path(__file__).resolve().parents[2] / "app" / "main.py")
@@ -121,7 +121,7 @@ def test_every_logit_of_a_position_is_exported_exactly(tmp_path, dtype):
     variant = np.array([[-0.0, 1.5, -1.0, np.nan, np.inf, 3.0, np.nan, 0.25]] * 2, np.float32)
     dump = tmp_path / "dump.npz"
     np.savez(dump, reference=reference, variant=variant, compute_dtype=dtype)
-    run = state.open_run(ingest(state.store(), [dump]))
+    run = reading.open_run(ingest(reading.store(), [dump]))
     assert run.header.compute_dtype == dtype
     table = heatmap.position_row(state.View(run, run.pairs[0], 0, 1, run.positions(0)))
     assert table["token_id"].tolist() == list(range(8))

@@ -12,7 +12,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from app import state, tiles
+from app import reading, tiles
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
@@ -124,7 +124,7 @@ def test_a_rectangle_that_is_none_is_refused(client, query):
 
 def test_a_run_that_is_deleted_and_written_anew_is_answered_anew(client, store):
     before = tile(client).content
-    state.delete("one")
+    reading.delete("one")
     assert tile(client).status_code == 404
     header = header_of("bfloat16", (30, 40), 3000)
     write_run(store, header, calm_sides(header, seed=1), "one")

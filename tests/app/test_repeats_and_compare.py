@@ -7,7 +7,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import charts, classes, comparing
-from app.state import open_run
+from app.reading import open_run
 from core.runs.classes import classes_of, pairwise
 from core.runs.comparison import Compared, flip_sets
 from core.runs.gallery import list_runs
@@ -39,7 +39,7 @@ def table(app: AppTest, key: str):
 @pytest.mark.parametrize("run", SAMPLES)
 def test_every_sample_run_shows_its_classes(run):
     app = opened("repeats", run=run)
-    groups = classes_of(__import__("app.state", fromlist=["state"]).open_run(run))
+    groups = classes_of(open_run(run))
     shown = table(app, "classes")
     assert len(shown) == len(groups)
     assert shown["count"].sum() == sum(len(group.members) for group in groups)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import page_settings, state, stepper, token_strip
+from app import link, page_settings, state, stepper, token_strip
 from core.runs.reader import RunReader
 from core.runs.records import Prompt
 
@@ -326,5 +326,5 @@ def test_a_prompt_without_texts_or_ids_sends_neither():
 
 def test_every_name_in_the_address_means_one_thing_on_a_page():
     for page in {setting.page for setting in page_settings.SETTINGS}:
-        names = [*state.LINKED, *(setting.name for setting in page_settings.of_page(page))]
+        names = [*link.LINKED, *(setting.name for setting in page_settings.of_page(page))]
         assert len(names) == len(set(names))
