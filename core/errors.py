@@ -21,3 +21,7 @@ class CaptureError(UlpscopeError):
 
 class UsageError(UlpscopeError):
     """An argument that names nothing known or contradicts another."""
+
+
+class ConfigurationError(UlpscopeError):
+    """A configuration file or an environment variable that cannot be understood."""

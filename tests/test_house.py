@@ -14,14 +14,16 @@ ROOT = Path(__file__).resolve().parents[1]
 # A room and the only rooms of ours it may import from; the first that fits a module is its room. A room may always use itself.
 ROOMS = {
     "core.errors": (),
+    "core.configuration": ("core.errors",),
     "core.numerics": ("core.errors",),
-    "core.runs": ("core.errors", "core.numerics"),
+    "core.runs": ("core.errors", "core.configuration", "core.numerics"),
     "core.verdict": ("core.errors", "core.runs.records"),
     "core.uploads": ("core.errors", "core.numerics", "core.runs", "core.verdict"),
     "core.inference": ("core.errors", "core.numerics", "core.runs", "core.verdict", "core.uploads"),
     "core.prompt_files": ("core.errors",),
     "core.commands": (
         "core.errors",
+        "core.configuration",
         "core.numerics",
         "core.runs",
         "core.verdict",
@@ -32,12 +34,13 @@ ROOMS = {
     "core": ("core",),
     "app": (
         "core.errors",
+        "core.configuration",
         "core.numerics",
         "core.runs",
         "core.verdict",
         "core.uploads",
     ),  # not inference: a viewer never loads torch
-    "pages": ("app", "core.errors", "core.numerics", "core.runs", "core.verdict", "core.uploads"),
+    "pages": ("app", "core.errors", "core.configuration", "core.numerics", "core.runs", "core.verdict", "core.uploads"),
 }
 # A library and the only places that may import it.
 LIBRARIES = {

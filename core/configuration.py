@@ -1,0 +1,221 @@
+"""The one configuration file of a server: limits, retention, who may sign in and how. `ulpscope.toml`, or where ULPSCOPE_CONFIG says.
+
+Every setting has an environment variable that overrides it: `[limits] file_bytes` is ULPSCOPE_LIMITS_FILE_BYTES. A word that is no
+setting is refused: a limit that was misspelt would be none. `docs/hosting.md` describes each; `python -m core configuration` prints
+what is in force.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
+
+from core.errors import ConfigurationError
+
+VARIABLE = "ULPSCOPE_CONFIG"
+FILE_NAME = "ulpscope.toml"
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}  # fmt: skip
+_AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+_BYTES, _NAMES = "bytes", "names"  # what a setting is, where its type does not say so
+_SECRET = {"secret": True}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may be stored. Bytes; 0 is no limit."""
+
+    file_bytes: int = field(default=32 << 30, metadata={"is": _BYTES})  # of one dump or run file that comes over HTTP
+    store_bytes: int = field(default=0, metadata={"is": _BYTES})  # of all runs of the writable directory, the trash included
+    free_bytes: int = field(default=1 << 30, metadata={"is": _BYTES})  # that must stay free on the store's disk
+    uploads: int = 32  # unfinished uploads there may be at once
+    upload_hours: float = 24.0  # an unfinished upload that nobody continues is kept so long
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which runs are moved to the trash by themselves; 0 is never. Pinned runs and sample runs stay."""
+
+    days: float = 0.0  # older than this
+    runs: int = 0  # all but the newest so many
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """Where the server is reached."""
+
+    public_url: str = ""  # https://ulpscope.example.org: for links in answers; a secure cookie is set where it begins with https
+    trusted_proxies: tuple[str, ...] = field(
+        default=(), metadata={"is": _NAMES}
+    )  # addresses or networks whose forwarded headers count
+    audit_bytes: int = field(default=16 << 20, metadata={"is": _BYTES})  # at which a new audit log is begun
+
+
+@dataclass(frozen=True)
+class SignIn:
+    """Who gets in. Nothing set: nobody is asked, and the server stays on loopback.
+
+    Roles: a viewer sees and downloads, an editor also uploads, captures, tags and deletes. An entry of `viewers` and `editors` is an
+    address ("ada@example.org"), a domain ("@example.org") or "*", for identities from a proxy's header or from OIDC.
+    """
+
+    viewer_password: str = field(
+        default="", repr=False, metadata=_SECRET
+    )  # in the clear, or as `python -m core hash-password` prints it
+    editor_password: str = field(default="", repr=False, metadata=_SECRET)
+    tokens: bool = False  # those of `python -m core tokens`
+    header: str = ""  # the header in which a trusted proxy names the user, X-Forwarded-User
+    oidc_issuer: str = ""  # https://accounts.example.org: its .well-known/openid-configuration is read
+    oidc_client_id: str = ""
+    oidc_client_secret: str = field(default="", repr=False, metadata=_SECRET)
+    viewers: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})
+    editors: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})
+    session_hours: float = 12.0
+    attempts: int = 10  # failed sign-ins from one address within `attempt_minutes`, after which it is refused for as long
+    attempt_minutes: float = 10.0
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether there is any way to sign in."""
+        return bool(self.viewer_password or self.editor_password or self.tokens or self.header or self.oidc_issuer)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """All sections, as they are in force; `source` is the file they came from, if one was there."""
+
+    limits: Limits = Limits()
+    retention: Retention = Retention()
+    hosting: Hosting = Hosting()
+    sign_in: SignIn = SignIn()
+    source: Path | None = None
+
+
+def configuration(environment: Mapping[str, str] | None = None) -> Configuration:
+    """What the file and the environment say. ConfigurationError, one sentence, for what cannot be understood.
+
+    Read anew at every call, which takes well under a millisecond: a server that lives long takes a changed limit without a restart.
+    """
+    environment = os.environ if environment is None else environment
+    source, said = _file(environment)
+    sections: dict[str, Any] = {}
+    for section in _SECTIONS:
+        place = f"{source.name if source else FILE_NAME}: [{section}]"
+        given = said.pop(section, {})
+        if not isinstance(given, dict):
+            raise ConfigurationError(f"{place} is {given!r}; expected a section.")
+        sections[section] = _section(section, given, environment, place)
+    if said:
+        raise ConfigurationError(f"{source}: '{min(said)}' is no section; there are {', '.join(_SECTIONS)}.")
+    _refuse_unknown_variables(environment)
+    return Configuration(**sections, source=source)
+
+
+_SECTIONS: dict[str, type] = {"limits": Limits, "retention": Retention, "hosting": Hosting, "sign_in": SignIn}
+
+
+def _file(environment: Mapping[str, str]) -> tuple[Path | None, dict[str, Any]]:
+    named = environment.get(VARIABLE, "")
+    path = Path(named or FILE_NAME)
+    try:
+        return path, tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if named:
+            raise ConfigurationError(f"{path}: there is no such file, which {VARIABLE} names.") from None
+        return None, {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"{path}: cannot be read as a configuration ({error}).") from None
+
+
+def _section(section: str, given: dict[str, Any], environment: Mapping[str, str], place: str) -> Any:
+    kind = _SECTIONS[section]
+    hints = get_type_hints(kind)
+    settings = {each.name: each for each in fields(kind)}
+    values = {}
+    for name, value in given.items():
+        if name not in settings:
+            raise ConfigurationError(f"{place} '{name}' is no setting; there are {', '.join(settings)}.")
+        values[name] = _value(value, hints[name], settings[name].metadata, f"{place} {name}")
+    for name, setting in settings.items():
+        variable = variable_of(section, name)
+        if variable in environment:
+            values[name] = _value(_plain(environment[variable], hints[name]), hints[name], setting.metadata, variable)
+    return kind(**values)
+
+
+def variable_of(section: str, name: str) -> str:
+    """The environment variable that overrides a setting."""
+    return f"ULPSCOPE_{section}_{name}".upper()
+
+
+def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
+    for section, kind in _SECTIONS.items():
+        known = {variable_of(section, each.name) for each in fields(kind)}
+        strange = {name for name in environment if name.startswith(f"ULPSCOPE_{section.upper()}_")} - known
+        if strange:
+            raise ConfigurationError(f"{min(strange)} is no setting; there are {', '.join(sorted(known))}.")
+
+
+def _plain(text: str, hint: Any) -> Any:
+    """What a variable's text would be in the file."""
+    if get_origin(hint) is tuple:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if hint is bool and text.strip().lower() in ("1", "true", "yes", "on", "0", "false", "no", "off", ""):
+        return text.strip().lower() in ("1", "true", "yes", "on")
+    if hint in (int, float) and re.fullmatch(r"[0-9]+(\.[0-9]+)?", text.strip()):
+        return float(text) if "." in text else int(text)
+    return text
+
+
+def _value(value: Any, hint: Any, about: Mapping[str, Any], place: str) -> Any:
+    """`value` as the setting's type; ConfigurationError, which never quotes a secret, for anything else."""
+    if about.get("is") == _BYTES and isinstance(value, str):
+        value = _amount(value, place)
+    if get_origin(hint) is tuple:
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return tuple(value)
+        expected = "a list of texts"
+    elif hint is bool:
+        if isinstance(value, bool):
+            return value
+        expected = "true or false"
+    elif hint in (int, float):
+        if isinstance(value, (int, hint)) and not isinstance(value, bool) and 0 <= value < float("inf"):
+            return hint(value)
+        expected = "a whole number from 0" if hint is int else "a number from 0"
+        if about.get("is") == _BYTES:
+            expected = 'bytes, as a whole number or as "20 GB"'
+    elif isinstance(value, str):
+        return value
+    else:
+        expected = "a text"
+    shown = "what is there" if about.get("secret") else repr(value)
+    raise ConfigurationError(f"{place}: {shown[:80]} cannot be taken; expected {expected}.")
+
+
+def _amount(text: str, place: str) -> Any:
+    """`20 GiB` in bytes; the text itself where it is none, to be refused."""
+    found = _AMOUNT.fullmatch(text)
+    if found is None or found[2].lower() not in _UNITS:
+        return text
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def as_json(found: Configuration) -> dict[str, Any]:
+    """What is in force, for `python -m core configuration`; of a secret only whether it is set."""
+    said: dict[str, Any] = {"source": str(found.source) if found.source else None}
+    for section in _SECTIONS:
+        values = getattr(found, section)
+        said[section] = {
+            each.name: bool(getattr(values, each.name)) if each.metadata.get("secret") else _listed(getattr(values, each.name))
+            for each in fields(values)
+        }
+    return said
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,100 @@
+"""The configuration file and its environment variables: every setting, its default, its refusals."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from core.configuration import Configuration, as_json, configuration, variable_of
+from core.errors import ConfigurationError
+
+
+def said(tmp_path: Path, text: str, **environment: str) -> Configuration:
+    path = tmp_path / "server.toml"
+    path.write_text(text)
+    return configuration({"ULPSCOPE_CONFIG": str(path), **environment})
+
+
+def test_without_a_file_all_is_at_its_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = configuration({})
+    assert found == Configuration()
+    assert not found.sign_in.is_configured
+
+
+def test_the_file_in_the_working_directory_counts_unless_another_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("ulpscope.toml").write_text("[retention]\nruns = 3\n")
+    assert configuration({}).retention.runs == 3
+    assert said(tmp_path, "[retention]\nruns = 4\n").retention.runs == 4
+
+
+@pytest.mark.parametrize(
+    ("written", "count"),
+    [("1000", 1000), ('"1000"', 1000), ('"20 GiB"', 20 << 30), ('"20GB"', 20 * 10**9), ('"0.5 mib"', 1 << 19), ("0", 0)],
+)
+def test_bytes_as_a_number_or_with_a_unit(tmp_path, written, count):
+    assert said(tmp_path, f"[limits]\nfile_bytes = {written}\n").limits.file_bytes == count
+    assert said(tmp_path, "", ULPSCOPE_LIMITS_FILE_BYTES=written.strip('"')).limits.file_bytes == count
+
+
+def test_the_environment_overrides_every_setting_of_the_file(tmp_path):
+    """A value of each type; and no setting is left that a variable does not reach."""
+    text = '[sign_in]\ntokens = false\neditors = ["a@x.org"]\nsession_hours = 1\nheader = "X-User"\n'
+    found = said(
+        tmp_path, text, ULPSCOPE_SIGN_IN_TOKENS="yes", ULPSCOPE_SIGN_IN_EDITORS="b@x.org, @y.org", ULPSCOPE_SIGN_IN_SESSION_HOURS="2.5",
+        ULPSCOPE_SIGN_IN_HEADER="X-Other", ULPSCOPE_SIGN_IN_ATTEMPTS="3",
+    ).sign_in  # fmt: skip
+    assert (found.tokens, found.editors, found.session_hours) == (True, ("b@x.org", "@y.org"), 2.5)
+    assert (found.header, found.attempts) == ("X-Other", 3)
+    for section in ("limits", "retention", "hosting", "sign_in"):
+        for each in fields(getattr(Configuration(), section)):
+            default = getattr(getattr(Configuration(), section), each.name)
+            other = "7" if not isinstance(default, bool) else "true"
+            changed = said(tmp_path, "", **{variable_of(section, each.name): other})
+            assert getattr(getattr(changed, section), each.name) != default
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[limit]\nfile_bytes = 1", "'limit' is no section"),
+        ("[limits]\nfile_byte = 1", "'file_byte' is no setting"),
+        ("limits = 3", "expected a section"),
+        ('[limits]\nfile_bytes = "much"', "'much' cannot be taken; expected bytes"),
+        ("[limits]\nfile_bytes = -1", "expected bytes"),
+        ("[limits]\nuploads = true", "expected a whole number"),
+        ("[retention]\ndays = inf", "expected a number"),
+        ("[retention]\ndays = nan", "expected a number"),
+        ('[sign_in]\ntokens = "perhaps"', "expected true or false"),
+        ('[sign_in]\neditors = "a@x.org"', "expected a list of texts"),
+        ("[sign_in", "cannot be read as a configuration"),
+    ],
+)
+def test_what_is_not_understood_is_refused_with_a_sentence(tmp_path, text, sentence):
+    with pytest.raises(ConfigurationError, match=sentence) as refusal:
+        said(tmp_path, text)
+    assert "\n" not in str(refusal.value).strip()
+
+
+def test_a_misspelt_variable_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="ULPSCOPE_LIMITS_FILE_BYTE is no setting"):
+        said(tmp_path, "", ULPSCOPE_LIMITS_FILE_BYTE="1")
+
+
+def test_a_named_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="there is no such file, which ULPSCOPE_CONFIG names"):
+        configuration({"ULPSCOPE_CONFIG": str(tmp_path / "none.toml")})
+
+
+def test_a_secret_is_never_quoted_nor_printed(tmp_path):
+    found = said(tmp_path, '[sign_in]\nviewer_password = "hunter2"\noidc_client_secret = "s3cret"\n')
+    assert "hunter2" not in str(as_json(found))
+    assert "s3cret" not in str(as_json(found))
+    assert as_json(found)["sign_in"]["viewer_password"] is True
+    with pytest.raises(ConfigurationError) as refusal:
+        said(tmp_path, "[sign_in]\nviewer_password = 48151623\n")
+    assert "48151623" not in str(refusal.value)
+    assert "hunter2" not in repr(found.sign_in)
