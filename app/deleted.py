@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from app import reading, widgets, words
+from app.hosting import pages
 from core.runs.trash import Discarded
 
 _COLUMNS = {"deleted": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC")}
@@ -17,13 +18,14 @@ _COLUMNS = {"deleted": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"
 def _restore(entries: Iterable[str]) -> None:
     for entry in entries:
         with widgets.said():
-            reading.store().restore(entry)
+            reading.restore(entry)
     st.session_state.pop("undo", None)
 
 
 def _purge(entries: Iterable[str]) -> None:
     for entry in entries:
-        reading.store().purge_trash(entry=entry)
+        with widgets.said():
+            reading.purge(entry)
 
 
 def undo_line(trash: Sequence[Discarded]) -> None:
@@ -65,6 +67,9 @@ def trash_list(trash: Sequence[Discarded]) -> None:
         rows = (st.session_state.get(key) or {}).get("selection", {}).get("rows", [])
         entries = [trash[row].entry for row in rows if row < len(trash)]
         with st.container(horizontal=True, vertical_alignment="center"):
+            if not pages.may_edit():
+                st.caption("Editors can restore them.")
+                return
             st.button("Restore", key="restore", on_click=_restore, args=(entries,), disabled=not entries)
             st.button("Delete for good", key="purge", on_click=_purge, args=(entries,), disabled=not entries)
             st.caption(

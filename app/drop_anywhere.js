@@ -1,32 +1,34 @@
-// Makes the whole page take files: what is dropped beside the uploader is put into its input, as if it had been dropped there.
-const FIELD = ".st-key-drop_zone input[type=file]";
-const ZONE = ".st-key-drop_zone [data-testid=stFileUploaderDropzone]";
+// Makes the whole page take files. They cannot pass through Python: they are kept in `window`, which outlives a change of the page, and the
+// upload page's panel (app/uploads/upload.js) takes them from there.
+const DROPPED = "ulpscopeDropped";
 
 const hasFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
-const isInZone = (event) => event.composedPath().some((node) => node instanceof Element && node.matches(ZONE));
 
 export default function (component) {
-  const veil = component.parentElement.querySelector(".veil");
+  const { parentElement, setTriggerValue } = component;
+  const [veil, field] = [".veil", "input[type=file]"].map((what) => parentElement.querySelector(what));
   let leaving = null;
   const hide = () => (veil.hidden = true);
+  const handOver = (files) => {
+    if (!files.length) return;
+    window[DROPPED] = [...files];
+    setTriggerValue("dropped", files.length);
+  };
   const over = (event) => {
     if (!hasFiles(event)) return;
     event.preventDefault(); // or the browser opens the file in place of the page
-    veil.hidden = isInZone(event);
+    veil.hidden = false;
     clearTimeout(leaving);
     leaving = setTimeout(hide, 300); // dragover comes every 50 ms; leaving the window is not told reliably
   };
   const drop = (event) => {
     hide();
-    if (!hasFiles(event) || isInZone(event)) return;
+    if (!hasFiles(event)) return;
     event.preventDefault();
-    const field = document.querySelector(FIELD);
-    if (!field) return;
-    const files = new DataTransfer();
-    for (const file of event.dataTransfer.files) files.items.add(file);
-    field.files = files.files;
-    field.dispatchEvent(new Event("change", { bubbles: true }));
+    handOver(event.dataTransfer.files);
   };
+  parentElement.querySelector(".choose").onclick = () => field.click();
+  field.onchange = () => handOver(field.files);
   document.addEventListener("dragover", over);
   document.addEventListener("drop", drop);
   return () => {

@@ -14,6 +14,7 @@ import pandas as pd
 import streamlit as st
 
 from app import address, exports, page_settings, reading, state, widgets, words
+from app.hosting import pages
 from app.widgets import PAGES
 from core.errors import UlpscopeError
 from core.runs import labels as labelling
@@ -174,7 +175,9 @@ def listed(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFra
         row = {name: value for name, value in asdict(card).items() if name not in ("pair_verdicts", "verdicts", "sides")}
         joined = {"verdicts": words.verdicts(card), "sides": card.sides, "tags": each.tags}
         rows.append(
-            row | {name: json.dumps(list(values), ensure_ascii=False) for name, values in joined.items()} | {"note": each.note}
+            row
+            | {name: json.dumps(list(values), ensure_ascii=False) for name, values in joined.items()}
+            | {"note": each.note, "pinned": each.pinned}
         )
     return pd.DataFrame(rows)
 
@@ -262,8 +265,13 @@ def _one(card: RunCard, labels: Mapping[str, Labels], how: str, address: dict[st
         st.markdown(f"[Run file](/files/{_quoted(card.run_id)}.duckdb)", width="content")
         if card.sides:
             st.markdown(f"[npz](/files/{_quoted(card.run_id)}.npz)", width="content")
+        if not pages.may_edit():
+            st.caption("viewers do not tag or delete", width="content")
+            return
         with st.popover("Tags & note"):
             _label_form(card, attached, labels)
+        if attached.pinned:
+            st.caption("pinned", width="content")
         if card.is_read_only:
             st.caption("sample, read-only", width="content")
         else:
@@ -288,10 +296,11 @@ def _label_form(card: RunCard, attached: Labels, labels: Mapping[str, Labels]) -
             placeholder="choose, or type a new one", help=f"At most {MOST_TAGS}, of {LONGEST_TAG} characters each.",
         )  # fmt: skip
         note = st.text_area("Note", attached.note, key=f"note_{stored}", max_chars=LONGEST_NOTE)
+        pinned = st.checkbox("Pinned", attached.pinned, key=f"pinned_{stored}", help="Retention leaves a pinned run where it is.")
         st.caption("Kept beside the run file, which stays as it is. If two people save at once, the last one counts.")
         if st.form_submit_button("Save", type="primary"):
             with widgets.said():
-                reading.label(card.run_id, labelling.labels_of(tags, note))
+                reading.label(card.run_id, labelling.labels_of(tags, note, pinned))
             st.rerun()
 
 
@@ -300,6 +309,10 @@ def _several(ticked: list[RunCard], hidden: int, labels: Mapping[str, Labels]) -
     size = words.size(sum(card.bytes for card in ticked))
     st.markdown(f"**{len(ticked)} runs ticked** · {size}" + (f" · {hidden} of them not shown" if hidden else ""))
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+        if not pages.may_edit():
+            st.button("Untick all", key="untick", type="tertiary", on_click=_untick)
+            st.caption("viewers do not tag or delete", width="content")
+            return
         known = sorted({tag for each in labels.values() for tag in each.tags}, key=str.casefold)
         tag = st.selectbox(
             "Tag", known, index=None, key="tag_of_several", accept_new_options=True, placeholder="choose or type", width=200
@@ -326,7 +339,7 @@ def _tag(cards: Sequence[RunCard], tag: str, is_wanted: bool) -> None:
         with widgets.said():
             (wanted,) = labelling.labels_of([tag], "").tags or ("",)
             tags = [*attached.tags, wanted] if is_wanted else [each for each in attached.tags if each != wanted]
-            reading.label(card.run_id, labelling.labels_of(tags, attached.note))
+            reading.label(card.run_id, labelling.labels_of(tags, attached.note, attached.pinned))
 
 
 def _discard(cards: Sequence[RunCard]) -> None:

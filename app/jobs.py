@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,6 +27,7 @@ from core.runs.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 ANY_DEVICE = "best there is"
+TAKING_IN = "the store"  # what jobs that take in files run on: one at a time, beside captures
 _NOTHING_STORED = "cancelled; nothing was stored"
 PATIENCE_SECONDS = 2  # how long a cancelled job may take to clean up before it is killed
 
@@ -35,7 +36,7 @@ PATIENCE_SECONDS = 2  # how long a cancelled job may take to clean up before it 
 class Job:
     """One job as it stands. state: waiting, running, cancelling, done, failed or cancelled; rows are positions over all sides.
 
-    device: what it runs on, or ANY_DEVICE. counted_*: rows and seconds when the rows of this stage were first told of. A job that is done with a message was kept in part: the message says what failed.
+    device: what it runs on, ANY_DEVICE or TAKING_IN. reserved: the id that its run is going to have, where that is known before; who: who asked for it. counted_*: rows and seconds when the rows of this stage were first told of. A job that is done with a message was kept in part: the message says what failed.
     """
 
     number: int
@@ -51,6 +52,8 @@ class Job:
     counted_seconds: float = 0.0
     run_id: str = ""
     message: str = ""
+    reserved: str = ""
+    who: str = ""
 
     @property
     def command(self) -> str:
@@ -102,26 +105,44 @@ class Jobs:
         self._processes: dict[int, subprocess.Popen] = {}
         self._running: set[int] = set()
         self._places: dict[int, Partial] = {}
+        self._callers: dict[int, Callable[[Job], None]] = {}
         self._is_stopped = False
         with suppress(UlpscopeError, OSError):
             Store(store).sweep()  # a server that is ended by a signal tidies nothing up
         atexit.register(self.stop)
 
+    @property
+    def store(self) -> Store:
+        """Where its runs go."""
+        return Store(self._store)
+
     def all(self, *, of_ops: bool = False) -> list[Job]:
         """The captures, newest first; `of_ops`: the probes of operations instead, which their own page lists."""
         with self._lock:
-            listed = [job for job in self._jobs.values() if (job.arguments[:1] == ("ops",)) == of_ops]
-        return sorted(listed, key=lambda job: -job.number)
+            captures = [job for job in self._jobs.values() if job.device != TAKING_IN]
+        return sorted((job for job in captures if (job.arguments[:1] == ("ops",)) == of_ops), key=lambda job: -job.number)
 
-    def submit(self, arguments: Sequence[str], *, title: str, device: str, prompts: PromptFile | None = None) -> Job:
-        """Line up `python -m core ARGUMENTS`, with `--prompts FILE` where a file was dropped, which is kept until the job is over."""
-        place = None
+    def ingests(self) -> list[Job]:
+        """The jobs that take in files, newest first (app.ingests begins them)."""
+        with self._lock:
+            return sorted((job for job in self._jobs.values() if job.device == TAKING_IN), key=lambda job: -job.number)
+
+    def submit(
+        self, arguments: Sequence[str], *, title: str, device: str, prompts: PromptFile | None = None, place: Partial | None = None,
+        reserved: str = "", who: str = "", on_over: Callable[[Job], None] | None = None,
+    ) -> Job:  # fmt: skip
+        """Line up `python -m core ARGUMENTS`, with `--prompts FILE` where a file was dropped, which is kept until the job is over.
+
+        place: a directory of the job's own files instead, which goes with it. on_over: told of the job when it is over, in any thread.
+        """
         if prompts is not None:
             place = Store(self._store).new_partial("prompts", datetime.now(UTC))
             arguments = [*arguments, "--prompts", str(prompts.saved(place).absolute())]
         with self._lock:
-            job = Job(next(self._numbers), title, device, tuple(arguments))
+            job = Job(next(self._numbers), title, device, tuple(arguments), reserved=reserved, who=who)
             self._jobs[job.number] = job
+            if on_over is not None:
+                self._callers[job.number] = on_over
             if place is not None:
                 self._places[job.number] = place
         self._start_ready()
@@ -168,11 +189,15 @@ class Jobs:
     def _start_ready(self) -> None:
         """Start every waiting job whose device is free, unless one that came earlier waits for the same."""
         with self._lock:
-            taken = [self._jobs[number].device for number in self._running]
+            taken = [self._jobs[number].device for number in self._running if number in self._jobs]
             for job in sorted(self._jobs.values(), key=lambda job: job.number):
                 if job.state != "waiting" or self._is_stopped:
                     continue
-                is_free = not taken if job.device == ANY_DEVICE else not {job.device, ANY_DEVICE} & set(taken)
+                captures = [device for device in taken if device != TAKING_IN]
+                if job.device == TAKING_IN:
+                    is_free = TAKING_IN not in taken
+                else:
+                    is_free = not captures if job.device == ANY_DEVICE else not {job.device, ANY_DEVICE} & set(captures)
                 taken.append(job.device)
                 if is_free:
                     self._jobs[job.number] = replace(job, state="running", stage="starting")
@@ -246,8 +271,12 @@ class Jobs:
     def _drop_files(self, number: int) -> None:
         with self._lock:
             place = self._places.pop(number, None)
+            caller, job = self._callers.pop(number, None), self._jobs.get(number)
         if place is not None:
             place.remove()
+        if caller is not None and job is not None:
+            with suppress(UlpscopeError, OSError):
+                caller(job)
 
 
 def sentence_of(errors: str, code: int) -> str:

@@ -1,5 +1,6 @@
 """The dashboard: `streamlit run app/main.py`. Navigation, the selection in the sidebar, and the HTTP routes."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -8,9 +9,14 @@ if str(ROOT) not in sys.path:  # `streamlit run` puts only app/ on the path
     sys.path.insert(0, str(ROOT))
 
 import streamlit as st  # noqa: E402  (the path above comes first)
+from starlette.middleware import Middleware  # noqa: E402
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
-from app import address, copy_link, heatmap_window, stepper, widgets  # noqa: E402
+from app import address, copy_link, heatmap_window, page_links, stepper, widgets  # noqa: E402
+from app.api.background import lifespan  # noqa: E402
+from app.hosting import pages as of_signed_in  # noqa: E402
+from app.hosting import start  # noqa: E402
+from app.hosting.gate import Gate  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
 
@@ -39,6 +45,10 @@ def draw() -> None:
     pages = [st.Page(ROOT / "pages" / f"{name}.py", title=title, url_path=name, default=name == "runs") for name, title in PAGES]
     page = st.navigation(pages, position="hidden")
     name = page.url_path or "runs"
+    if (
+        name == "overview"
+    ):  # where what was opened is seen; until then a rerun that the browser asks for meanwhile does not lose it
+        st.session_state.pop("opened", None)
     links = st.sidebar.container()
     address.adopt(name)
     view = widgets.sidebar()
@@ -50,15 +60,14 @@ def draw() -> None:
     address.settle_settings(name)
     address.write(address.of(view))
     with links:  # links that carry the selection: the built-in ones drop it, and putting it back costs a step of the history
-        with st.container(key="pages"):
-            for target in pages:
-                st.page_link(target, query_params=address.of(view, target.url_path or "runs"))
+        page_links.page_links(pages, name, view)
         st.divider()
         left, right = st.columns(2)
         with left:
             copy_link.copy_link()
         with right:
             stepper.keys()
+    of_signed_in.sidebar()
     widgets.say_complaints()
     try:
         page.run()
@@ -69,4 +78,6 @@ def draw() -> None:
 if get_script_run_ctx(suppress_warning=True) is not None:
     draw()
 else:
-    app = st.App(__file__, routes=ROUTES)
+    start.check()
+    app = st.App(__file__, routes=ROUTES, middleware=[Middleware(Gate)], lifespan=lifespan)
+    gc.freeze()  # what the modules made stays for good: no collection needs to look at its 150,000 objects again

@@ -11,6 +11,7 @@ import streamlit as st
 
 from app import charts, link, reading, widgets, words
 from app.charts.ops import letters_of
+from app.hosting import pages
 from app.jobs import ANY_DEVICE, Job, Jobs
 from app.preview import previews
 from core.errors import UlpscopeError
@@ -301,6 +302,10 @@ def listed(found: Sequence[Beside], runs: Sequence[OpsRun]) -> pd.DataFrame:
 
 def start(jobs: Jobs) -> None:
     """What to probe on this machine, and the button that does it in a process of its own."""
+    if not pages.may_edit():
+        st.caption("Signed in as a viewer; editors probe this machine.")
+        job_list(jobs)
+        return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         device = st.selectbox("Device", [ANY_DEVICE, *previews().devices], key="ops_device", width=150)
         dtypes = st.multiselect("dtypes", list(LOGIT_FORMATS), default=["float32", "bfloat16"], key="ops_dtypes", width=260)
@@ -310,7 +315,7 @@ def start(jobs: Jobs) -> None:
             help="folder or hub id: linear is probed at this model's own shapes too; no weights are read",
         )  # fmt: skip
         if st.button("Probe this machine", type="primary", key="ops_start", disabled=not dtypes):
-            jobs.submit(_arguments(device, dtypes, scope, model), title=_title(scope, dtypes, model), device=device)
+            reading.submit(_arguments(device, dtypes, scope, model), title=_title(scope, dtypes, model), device=device)
             time.sleep(0.1)  # so that the list below shows it started
     job_list(jobs)
 
@@ -346,11 +351,15 @@ def job_list(jobs: Jobs) -> None:
             (what.error if job.state == "failed" else what.caption)(widgets.escaped(_how_it_stands(job)))
             if job.state == "running":
                 what.progress(job.share)
+            if not pages.may_edit():
+                continue
             if job.state in ("waiting", "running"):
-                action.button("Cancel", key=f"ops_cancel_{job.number}", on_click=jobs.cancel, args=(job.number,), width="stretch")
+                action.button(
+                    "Cancel", key=f"ops_cancel_{job.number}", on_click=reading.cancel, args=(job.number,), width="stretch"
+                )
             elif job.is_over:
                 action.button(
-                    "Dismiss", key=f"ops_forget_{job.number}", on_click=jobs.forget, args=(job.number,), width="stretch"
+                    "Dismiss", key=f"ops_forget_{job.number}", on_click=reading.forget, args=(job.number,), width="stretch"
                 )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import pandas as pd
 import streamlit as st
 
 from app import link, state
-from app.jobs import Jobs
+from app.hosting import identity
+from app.jobs import Job, Jobs, PromptFile
 from app.state import View
 from core.errors import StoreError
-from core.runs import labels
+from core.runs import audit, labels
 from core.runs.caches import PositionGrid, by_position
 from core.runs.gallery import BrokenRun, RunCard, arranged, prompt_texts, read_runs
 from core.runs.layers import LayerGrid
@@ -157,7 +158,9 @@ def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
 
 def label(run_id: str, new: labels.Labels) -> None:
     """Write the labels of a run; what had to be put aside for that is said."""
+    who = identity.editor()
     aside = labels.write(store().directory, run_id, new)
+    audit.record(store().directory, who.name, "label", run_id, tags=len(new.tags), note_characters=len(new.note))
     if aside:
         link.complain(f"The damaged labels of run '{link.clipped(run_id)}' were put aside as {link.clipped(aside)}.")
 
@@ -189,17 +192,65 @@ def ops_run(run_id: str) -> OpsRun:
 
 def delete(run_id: str) -> None:
     """Delete a run for good and let go of its file, or the disk would not get its space back."""
+    who = identity.editor()
     stamp = _stamp(store().path_of(run_id))
     store().delete(run_id)
     _let_go(stamp)
+    audit.record(store().directory, who.name, "delete for good", run_id)
 
 
 def discard(run_id: str) -> str:
     """Move a run into the trash; returns the entry. Its file is let go of, for the day on which the trash is emptied."""
+    who = identity.editor()
     stamp = _stamp(store().path_of(run_id))
     entry = store().discard(run_id)
     _let_go(stamp)
+    audit.record(store().directory, who.name, "delete", run_id, entry=entry)
     return entry
+
+
+def restore(entry: str) -> str:
+    """Put a discarded run back; returns its id."""
+    who = identity.editor()
+    run_id = store().restore(entry)
+    audit.record(store().directory, who.name, "restore", run_id, entry=entry)
+    return run_id
+
+
+def purge(entry: str) -> None:
+    """Remove a discarded run for good."""
+    who = identity.editor()
+    if store().purge_trash(entry=entry):
+        audit.record(store().directory, who.name, "delete for good", entry=entry)
+
+
+def submit(arguments: Sequence[str], *, title: str, device: str, prompts: PromptFile | None = None) -> Job:
+    """Line up a job of this server for whoever looks at the page; see Jobs.submit."""
+    who = identity.editor()
+    job = jobs().submit(arguments, title=title, device=device, prompts=prompts, who=who.name)
+    audit.record(store().directory, who.name, arguments[0], title=title, job=job.number)
+    return job
+
+
+def cancel(number: int) -> None:
+    """Stop a job of anybody's."""
+    who = identity.editor()
+    jobs().cancel(number)
+    audit.record(store().directory, who.name, "cancel", job=number)
+
+
+def forget(number: int) -> None:
+    """Take a finished job off the list."""
+    identity.editor()
+    jobs().forget(number)
+
+
+@contextmanager
+def leaving(path: Path) -> Iterator[None]:
+    """Let go of a run's file once the block has moved or removed it."""
+    stamp = _stamp(path)
+    yield
+    _let_go(stamp)
 
 
 def _let_go(stamp: tuple[str, int, int]) -> None:

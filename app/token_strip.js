@@ -1,5 +1,7 @@
-// The strip: one span a token, drawn once for a prompt; a new colour restyles it, a new selection moves one class.
+// The strip: one span a token, drawn once for a prompt; a new colour restyles it, a new selection moves one class. Of a long prompt the beginning,
+// which fills the box several times over, is drawn at once and the rest while the browser has nothing else to do, or when it is asked for.
 // Texts come from files of others: they are only ever set as text.
+const AT_ONCE = 800; // tokens
 const STRENGTH = 0.75; // of the heat at its strongest: text stays above 4.5 to 1 on it, on white and on the dark theme
 const UNPRINTABLE = /[\p{C}\p{Zl}\p{Zp}\p{Zs}]/u;
 const NOTHING = "∅"; // a token whose text is empty, part of a character for one, can still be pointed at
@@ -41,6 +43,7 @@ class Strip {
     this.legend = root.querySelector(".legend");
     this.tip = root.querySelector(".tip");
     this.spans = [];
+    this.later = null;
     this.stamp = "";
     this.selected = -1;
     this.reachable = -1; // the token that Tab reaches
@@ -57,6 +60,7 @@ class Strip {
 
   close() {
     document.removeEventListener("ulpscope:position", this.hear);
+    this.rest();
     this.hide();
   }
 
@@ -70,8 +74,7 @@ class Strip {
       this.stamp = stamp;
       this.selected = this.reachable = -1;
       this.build();
-    }
-    this.paint();
+    } else this.paint();
     this.drawLegend();
     const here = window.ulpscopePosition; // what the stepper said before this strip was there
     if (isNew && here) this.select(here);
@@ -79,10 +82,32 @@ class Strip {
   }
 
   build() {
-    const { texts, ids, flip, odd } = this.data;
-    const parts = document.createDocumentFragment();
+    this.rest();
     this.spans = [];
-    for (let place = 0; place < this.data.heat.length; place++) {
+    this.box.replaceChildren();
+    this.grow(AT_ONCE);
+    this.box.scrollTop = 0;
+    this.goOn();
+  }
+
+  rest() {
+    clearTimeout(this.later);
+    this.later = null;
+  }
+
+  goOn() {
+    if (this.spans.length >= this.data.heat.length) return;
+    this.later = setTimeout(() => {
+      this.grow(this.spans.length + AT_ONCE);
+      this.goOn();
+    }, 50);
+  }
+
+  grow(stop) {
+    const { texts, ids, flip, odd, heat } = this.data;
+    const start = this.spans.length;
+    const parts = document.createDocumentFragment();
+    for (let place = start; place < Math.min(stop, heat.length); place++) {
       const span = document.createElement("span");
       span.setAttribute("role", "option");
       span.setAttribute("aria-selected", "false");
@@ -94,14 +119,19 @@ class Strip {
       if (!texts) parts.appendChild(document.createTextNode(" "));
       this.spans.push(span);
     }
-    this.box.replaceChildren(parts);
-    this.box.scrollTop = 0;
+    this.paint(start);
+    this.box.appendChild(parts);
   }
 
-  paint() {
-    this.data.heat.forEach((heat, place) => {
-      this.spans[place].style.backgroundColor = heat ? `rgba(213, 94, 0, ${((heat / 100) * STRENGTH).toFixed(3)})` : "";
-    });
+  have(place) {
+    if (place >= this.spans.length && place < this.data.heat.length) this.grow(place + AT_ONCE);
+    return this.spans[place];
+  }
+
+  paint(start = 0) {
+    const { heat } = this.data;
+    for (let place = start; place < this.spans.length; place++)
+      this.spans[place].style.backgroundColor = heat[place] ? `rgba(213, 94, 0, ${((heat[place] / 100) * STRENGTH).toFixed(3)})` : "";
   }
 
   drawLegend() {
@@ -128,7 +158,7 @@ class Strip {
   }
 
   select({ stamp, position }) {
-    if (stamp !== this.stamp || position === this.selected || !this.spans[position]) return;
+    if (stamp !== this.stamp || position === this.selected || !this.have(position)) return;
     const before = this.spans[this.selected];
     if (before) {
       before.classList.remove("here");
@@ -155,7 +185,7 @@ class Strip {
   }
 
   focus(place) {
-    const span = this.spans[place];
+    const span = this.have(place);
     if (!span) return;
     this.reach(place);
     span.setAttribute("aria-label", this.lines(place).join(", "));
@@ -184,7 +214,7 @@ class Strip {
   pressed(event) {
     const place = this.placeOf(event);
     if (place < 0 || event.ctrlKey || event.metaKey || event.altKey) return;
-    const last = this.spans.length - 1;
+    const last = this.data.heat.length - 1;
     const to = {
       ArrowRight: () => Math.min(place + 1, last),
       ArrowLeft: () => Math.max(place - 1, 0),
@@ -206,7 +236,7 @@ class Strip {
     let best = place;
     let nearest = Infinity;
     let line = null;
-    for (let other = place + way; this.spans[other]; other += way) {
+    for (let other = place + way; this.have(other); other += way) {
       const at = this.spans[other].getClientRects()[0];
       if (Math.abs(at.top - start.top) < start.height / 2) continue;
       line ??= at.top;

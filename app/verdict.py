@@ -15,6 +15,7 @@ import pandas as pd
 import streamlit as st
 
 from app import address, charts, exports, reading, state, widgets, words
+from app.hosting import pages
 from app.jobs import ANY_DEVICE, ROOT, Job, PromptFile
 from core.runs import judge_command
 from core.runs.issue_text import issue_text
@@ -301,7 +302,9 @@ def _judge_here(view: state.View) -> None:
         return
     title = f"Judge {run.header.name} ({run.run_id})"
     last = _job(title)
-    if last is None or last.is_over:
+    if not pages.may_edit():
+        st.caption("Signed in as a viewer; editors can judge it here.")
+    elif last is None or last.is_over:
         device = next((part.partition("=")[2] for part in arguments if part.startswith("--device=")), ANY_DEVICE)
         st.button(
             "Judge it here" if last is None else "Judge it again", icon=":material/gavel:", key="judge",
@@ -313,7 +316,7 @@ def _judge_here(view: state.View) -> None:
 
 
 def _start(arguments: list[str], title: str, device: str, tokens: bytes) -> None:
-    reading.jobs().submit(arguments, title=title, device=device, prompts=PromptFile("tokens.jsonl", tokens))
+    reading.submit(arguments, title=title, device=device, prompts=PromptFile("tokens.jsonl", tokens))
 
 
 def _job(title: str) -> Job | None:

@@ -42,8 +42,13 @@ def sidebar() -> state.View | None:
             link.linked(key)  # what else the link says is of that run
     elif asked is not None:
         st.session_state["run"] = asked
-    new = st.session_state.pop("open_next", None)
+    new = st.session_state.get("open_next")
+    if not st.session_state.get(
+        "opened"
+    ):  # else the page is about to be left, and what the browser says meanwhile must not undo it
+        st.session_state.pop("open_next", None)
     if new is not None and new not in by_id:
+        st.session_state.pop("open_next", None)
         link.go_astray(f"The run '{link.clipped(new)}' was deleted meanwhile; these are the runs there are.")
         st.session_state.pop("opened", None)  # or the gallery would go on to another run
     elif new is not None:

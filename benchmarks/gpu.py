@@ -1,17 +1,20 @@
 """Fresh against cached and batch 1 against N at the shapes of an 8B model, with random weights: what differs, and what it costs.
 
+python -m benchmarks.gpu --everything                       # where a GPU is lent: its tests, all pairs with and without `invariant`, the price
 python -m benchmarks.gpu                                    # 8B shapes on the CUDA device
+python -m benchmarks.gpu --invariant                        # those and the pairs that have to be equal bit for bit
 python -m benchmarks.gpu --shape tiny --device cpu --tokens 64      # the same code on a processor, in seconds
 python -m benchmarks.gpu --store runs --keep                # and leave the runs in a store, to be looked at
 
 Nothing is downloaded. Per pair: differing logits, largest difference, flips, bit-identical classes, and the wall time of the
-capture (stored and analysed) over that of the two bare forwards.
+capture (stored and analysed) over that of the two bare forwards. Exit code 1: a test failed, or a pair with `invariant` differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -20,11 +23,12 @@ from typing import Any
 
 import torch
 
+from benchmarks import invariant
 from benchmarks.random_models import SHAPES, random_model, random_prompt
 from benchmarks.scratch import scratch
 from core.errors import UlpscopeError
 from core.inference.capture import plan_capture, run_capture
-from core.inference.models import LoadedModel
+from core.inference.models import LoadedModel, usable_device
 from core.inference.paths import open_path, parse_path
 from core.runs.reader import RunReader
 from core.runs.store import Store
@@ -36,6 +40,21 @@ PAIRS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("prefill", tuple(f"prefill+batch:{n}" for n in (2, 4, 8))),
     ("decode", tuple(f"decode+batch:{n}" for n in (2, 3, 4, 8, 16, 33))),
 )
+
+# Equal bit for bit, or the kernels of fixed order do not keep it on this device.
+INVARIANT_PAIRS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "prefill+invariant",
+        tuple(
+            f"{path}+invariant"
+            for path in (
+                *("decode", "static", "blocks:16", "reuse:31", "chunked:37", "prefill+batch:8", "decode+batch:3+row:2"),
+                *("decode+batch:33", "decode+pad:left:5", "prefill+pad:right:3"),
+            )
+        ),
+    ),
+)
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def _wait(loaded: LoadedModel) -> None:
@@ -91,30 +110,73 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--store", type=Path, help="where the runs are written; default: a temporary directory")
     parser.add_argument("--keep", action="store_true", help="leave the runs there")
     parser.add_argument("--json", action="store_true", help="one JSON object a pair")
+    parser.add_argument("--invariant", action="store_true", help="the pairs that have to be equal bit for bit, too")
+    parser.add_argument(
+        "--everything", action="store_true", help="the tests marked gpu, all pairs as a table, and the price of invariant"
+    )
     given = parser.parse_args(arguments)
+    failed = False
     try:
         with scratch() as name:
             store = Store(given.store or name)
+            if given.everything:
+                usable_device(given.device)
+                failed = not _tests_pass()
             loaded = random_model(given.shape, dtype=given.dtype, device=given.device)
             ids = random_prompt(loaded, given.tokens)
             if not given.json:
                 print(f"{loaded.name}, {loaded.dtype}, {loaded.device_name}, torch {torch.__version__}, {given.tokens} tokens")
-            for reference, variants in PAIRS:
-                lines = measure(loaded, reference, variants, ids, store)
-                for line in lines:
-                    print(json.dumps(line) if given.json else _shown(line), flush=True)
-                if not given.json:
-                    first = lines[0]
-                    print("  classes " + "  ".join("{" + ", ".join(group) + "}" for group in first["classes"]))
-                    print(
-                        f"  capture {first['capture_seconds']:.2f} s over {first['bare_seconds']:.2f} s of bare forwards: {first['overhead']:.2f}x"
-                    )
-                if not given.keep:
-                    store.delete(lines[0]["run_id"])
+            pairs = (*PAIRS, *(INVARIANT_PAIRS if given.invariant or given.everything else ()))
+            lines = []
+            for reference, variants in pairs:
+                lines += _captured(loaded, reference, variants, ids, store, given)
+            failed |= any(line["neq"] for line in lines if line["reference"].endswith("+invariant"))
+            del loaded
+        if given.everything and not given.json:
+            print("\n".join(["", *_table(lines), ""]))
+            invariant.print_table(["8b" if given.shape == "8b" else "shipped"], [given.dtype], rounds=5, device=given.device)
     except UlpscopeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
+    return int(failed)
+
+
+def _captured(
+    loaded: LoadedModel, reference: str, variants: Sequence[str], ids: Sequence[int], store: Store, given: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """One run, printed as it comes and kept only where asked."""
+    lines = measure(loaded, reference, variants, ids, store)
+    for line in lines:
+        print(json.dumps(line) if given.json else _shown(line), flush=True)
+    first = lines[0]
+    if not given.json:
+        print("  classes " + "  ".join("{" + ", ".join(group) + "}" for group in first["classes"]))
+        print(
+            f"  capture {first['capture_seconds']:.2f} s over {first['bare_seconds']:.2f} s of bare forwards: {first['overhead']:.2f}x"
+        )
+    if not given.keep:
+        store.delete(first["run_id"])
+    return lines
+
+
+def _tests_pass() -> bool:
+    """The tests marked `gpu`, in a process of their own, their figures shown."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "tests/core/inference"]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+def _table(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """Markdown, one row a pair."""
+    rows = [
+        f"| `{line['reference']}` | `{line['variant']}` | {line['neq_share']:.2%} | {line['max_abs']:.3g} | {line['max_ulps']:,} | "
+        f"{line['flips']} | {line['overhead']:.2f}x |"
+        for line in lines
+    ]
+    return [
+        "| reference | variant | differing logits | largest difference | in ULPs | flips | capture over forwards |",
+        "|---" * 7 + "|",
+        *rows,
+    ]
 
 
 def _shown(line: dict[str, Any]) -> str:

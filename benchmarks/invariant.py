@@ -1,6 +1,7 @@
 """What `invariant` costs: tokens a second with and without, by batch size, on the shipped model and at the shapes of an 8B block.
 
 python -m benchmarks.invariant               # the tables of docs/invariant.md
+python -m benchmarks.invariant --device cuda # the same on a GPU
 python -m benchmarks.invariant --trial       # which injected bugs, and which harmless variations, are equal in one order
 python -m benchmarks invariant               # one line a model, the share kept
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Sequence
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
@@ -21,7 +23,7 @@ from benchmarks.trial import cases_of, registered
 from core.errors import CaptureError
 from core.inference.edge import quiet
 from core.inference.invariant.rung import one_order_evidence
-from core.inference.models import LoadedModel, load_model, loaded_from
+from core.inference.models import LoadedModel, load_model, loaded_from, usable_device
 from core.inference.on_trial import digests_of, side_of
 from core.inference.throughput import Throughput, throughput
 
@@ -32,11 +34,11 @@ TARGET = 0.75
 _VOCAB = 4096  # of the random blocks: their head is not what is measured
 
 
-def one_block(shape: str, dtype: str, layers: int = 1) -> LoadedModel:
+def one_block(shape: str, dtype: str, layers: int = 1, device: str = "cpu") -> LoadedModel:
     """Decoder blocks of a published shape with random weights and a small vocabulary."""
     given = {**SHAPES[shape], "num_hidden_layers": layers, "vocab_size": _VOCAB}
     torch.manual_seed(0)
-    with quiet():
+    with quiet(), usable_device(device):
         config = LlamaConfig(**given, bos_token_id=0, eos_token_id=0, pad_token_id=0)
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval().requires_grad_(False)
     return loaded_from(model, AutoTokenizer.from_pretrained(TOKENIZER))
@@ -47,17 +49,17 @@ def measured(loaded: LoadedModel, base: str, *, tokens: int, rounds: int, batche
     return throughput(loaded, [base, f"{base}+invariant"], batches, tokens=tokens, rounds=rounds)
 
 
-def _models(names: list[str]) -> dict[str, int]:
+def _models(names: list[str], device: str = "cpu") -> dict[str, int]:
     """Name -> tokens of a prompt: few where a forward takes long."""
-    tokens = {"shipped": 64, "1b": 32, "8b": 16}
+    tokens = {"shipped": 64, "1b": 32, "8b": 16} if device == "cpu" else {"shipped": 64, "1b": 128, "8b": 128}
     return {name: tokens[name] for name in names}
 
 
-def _loaded(name: str, dtype: str) -> LoadedModel | None:
+def _loaded(name: str, dtype: str, device: str = "cpu") -> LoadedModel | None:
     if name != "shipped":
-        return one_block(name, dtype)
+        return one_block(name, dtype, device=device)
     folder = model_folder()
-    return None if folder is None else load_model(str(folder), dtype=dtype, device="cpu")
+    return None if folder is None else load_model(str(folder), dtype=dtype, device=device)
 
 
 def run() -> list[Line]:
@@ -114,6 +116,7 @@ def main() -> None:
     parser.add_argument("--dtype", action="append", choices=DTYPES)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; there, blocks get longer prompts")
     parser.add_argument("--trial", action="store_true")
     given = parser.parse_args()
     if given.trial:
@@ -122,16 +125,21 @@ def main() -> None:
         return
     if given.threads:
         torch.set_num_threads(given.threads)
+    print_table(given.model or ["shipped", "1b", "8b"], given.dtype or DTYPES, given.rounds, given.device)
+
+
+def print_table(models: list[str], dtypes: Sequence[str], rounds: int, device: str = "cpu") -> None:
+    """One row a model, dtype and base, in markdown: tokens a second with the modifier, without, and the share kept."""
     print("| model | dtype | path | " + " | ".join(f"batch {batch}" for batch in BATCHES) + " |")
     print("|---" * (3 + len(BATCHES)) + "|")
-    for name, tokens in _models(given.model or ["shipped", "1b", "8b"]).items():
-        for dtype in given.dtype or DTYPES:
-            loaded = _loaded(name, dtype)
+    for name, tokens in _models(models, device).items():
+        for dtype in dtypes:
+            loaded = _loaded(name, dtype, device)
             if loaded is None:
                 print(f"| {name} | | not built | " + " | " * len(BATCHES))
                 continue
             for base in ("prefill", "decode"):
-                found = measured(loaded, base, tokens=tokens, rounds=given.rounds)
+                found = measured(loaded, base, tokens=tokens, rounds=rounds)
                 with_it = {one.batch: one for one in found if one.path.endswith("invariant")}
                 without = {one.batch: one for one in found if one.batch not in with_it or one is not with_it[one.batch]}
                 cells = [

@@ -10,7 +10,26 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from core.commands import capturing, comparing, findings, generating, judging, layers, ops, stored, throughput, verdicts
+from core.commands import (
+    adopting,
+    capturing,
+    comparing,
+    findings,
+    generating,
+    hosting,
+    inspecting,
+    judging,
+    labelling,
+    layers,
+    ops,
+    pushing,
+    serve,
+    stored,
+    throughput,
+    tidy,
+    tokens,
+    verdicts,
+)
 from core.commands.console import err
 from core.errors import UlpscopeError
 
@@ -26,6 +45,8 @@ app = typer.Typer(
 )
 app.command()(comparing.compare)
 app.command()(comparing.ingest)
+app.command()(adopting.adopt)
+app.command()(inspecting.inspect)
 app.command()(capturing.capture)
 app.command()(judging.judge)
 app.command()(verdicts.verdict)
@@ -41,6 +62,14 @@ app.command()(stored.show)
 app.command()(stored.export)
 app.command()(stored.delete)
 app.command()(stored.restore)
+app.command()(labelling.label)
+app.command()(tidy.tidy)
+app.command()(pushing.push)
+app.command()(serve.serve)
+app.add_typer(tokens.app, name="tokens")
+app.command("configuration")(hosting.show_configuration)
+app.command("hash-password")(hosting.hash_password)
+app.command()(hosting.audit)
 
 
 def main() -> None:

@@ -52,6 +52,7 @@ class Hosting:
     trusted_proxies: tuple[str, ...] = field(
         default=(), metadata={"is": _NAMES}
     )  # addresses or networks whose forwarded headers count
+    frame_ancestors: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})  # who else may show the pages in a frame: https://HOST
     audit_bytes: int = field(default=16 << 20, metadata={"is": _BYTES})  # at which a new audit log is begun
 
 

@@ -25,3 +25,15 @@ class UsageError(UlpscopeError):
 
 class ConfigurationError(UlpscopeError):
     """A configuration file or an environment variable that cannot be understood."""
+
+
+class LimitError(UlpscopeError):
+    """More than the server's limits allow. `status`: 413 where the file itself is too large, 507 where there is no room for it."""
+
+    def __init__(self, sentence: str, status: int = 507) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class AccessError(UlpscopeError):
+    """Something that whoever asks may not do."""

@@ -8,6 +8,7 @@ import streamlit as st
 
 from app import reading, widgets, words
 from app.capture_form import CaptureForm, split_prompts
+from app.hosting import pages
 from app.job_list import job_list
 from app.jobs import ANY_DEVICE, PromptFile
 from app.preview import Answer, previews
@@ -215,15 +216,18 @@ st.caption(
     "Runs a causal language model down two or more paths that are equal in exact arithmetic, on the same tokens, and keeps every logit of each. "
     "It runs in a process of its own: leave this page, or close it, and it goes on."
 )
-if st.session_state.pop("opened", False):
+if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
+if not pages.may_edit():
+    job_list(jobs)
+pages.only_editors("capture runs")
 remembered()
 form = choose()
 start, shown = st.columns([1, 4], vertical_alignment="center")
 if start.button("Capture", type="primary", disabled=form.missing is not None, key="capture_start", width="stretch"):
     answer = look_up(form)
     device = str(answer.costs["device"]) if answer is not None and answer.costs else form.device or ANY_DEVICE
-    jobs.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
+    reading.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
     remember_model(reading.store().directory, form.model.strip())
     time.sleep(0.1)  # so that the list below shows it started
 shown.caption(form.missing or "What it will run and cost is below; it is checked again before anything runs.")

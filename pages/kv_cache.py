@@ -1,10 +1,11 @@
 """KV cache: which keys and values differ after the whole prompt, by layer and head, by layer and position."""
 
 from functools import partial
+from typing import Any
 
 import streamlit as st
 
-from app import caches, charts, exports, reading, state, widgets, words
+from app import caches, charts, drawn, exports, reading, state, widgets, words
 from core.runs.caches import MEASURES, by_head, by_layer, summarize
 from core.runs.kv import KINDS
 
@@ -20,7 +21,8 @@ scope = "this prompt"
 if len(view.run.header.prompts) > 1:
     scope = st.segmented_control("Figures of", ["this prompt", "all prompts"], required=True, key="kv_scope") or scope
 table = everything if scope == "all prompts" else everything[everything["prompt"] == view.prompt]
-found = summarize(table)
+shown_of = (view.pair.index, "" if scope == "all prompts" else view.prompt)
+found = drawn.figure(view.run, shown_of, summarize, table)
 if found is None:
     st.info(f"Prompt {view.prompt} has no caches to compare, other prompts of this run have: choose all prompts above.")
     st.stop()
@@ -43,17 +45,24 @@ measure = (
     st.segmented_control("Measure", list(MEASURES), format_func=words.MEASURES.__getitem__, required=True, key="kv_measure")
     or "neq_share"
 )
-grids = [by_head(table, kind, measure) for kind in KINDS if (table["kind"] == kind).any()]
+
+
+def cache_heads() -> Any:
+    return charts.cache_heads(
+        [by_head(table, kind, measure) for kind in KINDS if (table["kind"] == kind).any()], measure, view.dtype
+    )
+
+
 st.plotly_chart(
-    charts.cache_heads(grids, measure, view.dtype), key="kv_heads", theme="streamlit",
+    drawn.figure(view.run, (*shown_of, measure), cache_heads), key="kv_heads", theme="streamlit",
     config=exports.charts_config(exports.file_stem(view, f"kv-heads-{measure}")),
 )  # fmt: skip
 st.caption(
     f"Layers x key/value heads of {scope}, {caches.shape(table)}. Colour is {caches.MEANINGS[measure].format(dtype=view.dtype)}, one scale for both. Grey cells are equal in every element."
 )
-layers = by_layer(table)
+layers = drawn.figure(view.run, shown_of, by_layer, table)
 st.plotly_chart(
-    charts.over_layers(layers, measure, view.dtype), key="kv_layers", theme="streamlit",
+    drawn.figure(view.run, (*shown_of, measure), charts.over_layers, layers, measure, view.dtype), key="kv_layers", theme="streamlit",
     config=exports.charts_config(exports.file_stem(view, f"kv-layers-{measure}")),
 )  # fmt: skip
 st.caption(

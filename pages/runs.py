@@ -30,7 +30,7 @@ for sentence in unreadable:
     st.warning(widgets.escaped(sentence))
 gallery.counted(cards, shown, labels)
 gallery.table(shown, labels)
-if st.session_state.pop("opened", False):
+if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
 st.caption(
     "Flips are positions whose argmax differs; ULPs are counted in each run's own dtype. Where a run has several pairs, figures are those of the worst. "

@@ -15,40 +15,56 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {
     "core.errors": (),
     "core.configuration": ("core.errors",),
+    "core.hosting": ("core.errors", "core.configuration"),
     "core.numerics": ("core.errors",),
     "core.runs": ("core.errors", "core.configuration", "core.numerics"),
     "core.verdict": ("core.errors", "core.runs.records"),
     "core.uploads": ("core.errors", "core.numerics", "core.runs", "core.verdict"),
     "core.inference": ("core.errors", "core.numerics", "core.runs", "core.verdict", "core.uploads"),
     "core.prompt_files": ("core.errors",),
+    "core.push": ("core.errors",),
     "core.commands": (
         "core.errors",
         "core.configuration",
+        "core.hosting",
         "core.numerics",
         "core.runs",
         "core.verdict",
         "core.uploads",
         "core.inference",
         "core.prompt_files",
+        "core.push",
     ),
     "core": ("core",),
     "app": (
         "core.errors",
         "core.configuration",
+        "core.hosting",
         "core.numerics",
         "core.runs",
         "core.verdict",
         "core.uploads",
     ),  # not inference: a viewer never loads torch
-    "pages": ("app", "core.errors", "core.configuration", "core.numerics", "core.runs", "core.verdict", "core.uploads"),
+    "pages": (
+        "app",
+        "core.errors",
+        "core.configuration",
+        "core.hosting",
+        "core.numerics",
+        "core.runs",
+        "core.verdict",
+        "core.uploads",
+    ),
 }
 # A library and the only places that may import it.
 LIBRARIES = {
     "duckdb": ("core/runs/store.py",),
     "torch": ("core/inference/",),
     "transformers": ("core/inference/",),
+    "triton": ("core/inference/invariant/cuda/",),
     "streamlit": ("app/", "pages/"),
     "plotly": ("app/charts/",),
+    "httpx2": ("core/push/", "app/hosting/"),
 }
 
 
@@ -130,6 +146,7 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("core/__main__.py", "from app import charts"),
         ("core/errors.py", "from core.runs.records import Prompt"),
         ("core/inference/paths.py", "import streamlit as st"),
+        ("core/inference/invariant/mode.py", "import triton"),
         ("core/inference/paths.py", "from pages import runs"),
         ("core/inference/paths.py", "import core.__main__"),
         ("app/state.py", "import plotly.graph_objects as go"),

@@ -9,8 +9,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.console import JsonOption, StoreOption, announce, err, number, out, print_json, progress_bar, stoppable
+from core.commands.capturing import ProgressOption, check_progress
+from core.commands.console import JsonOption, StoreOption, announce, announce_line, err, number, out, print_json, steps, stoppable
 from core.errors import UlpscopeError, UsageError
+from core.runs import audit
 from core.runs.dumps import open_dump
 from core.runs.gate import Gate, percent
 from core.runs.reader import RunReader
@@ -95,17 +97,24 @@ def ingest(
     reference: Annotated[
         str | None, typer.Option(help="The side the others are compared with. Default: 'reference', else the first.")
     ] = None,
+    run_id: Annotated[str | None, typer.Option(hidden=True, help="The id that the run is to have.")] = None,
+    progress: ProgressOption = "bar",
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Store a dump of logits as a run: checked, analysed, every bit kept."""
-    with stoppable(), progress_bar() as progress:
-        task = progress.add_task("ingesting", total=None)
-        run_id = ingest_dump(
-            open_store(store), dumps, name=name, model=model, compute_dtype=compute_dtype, reference=reference,
-            on_progress=lambda done, total: progress.update(task, completed=done, total=total),
+    """Store a dump of logits as a run: checked, analysed, every bit kept. `python -m core adopt` takes run files."""
+    check_progress(progress)
+    with stoppable(), steps(progress) as say:
+        new_id = ingest_dump(
+            open_store(store), dumps, name=name, model=model, compute_dtype=compute_dtype, reference=reference, run_id=run_id,
+            on_progress=lambda done, total: say("storing and comparing", done, total),
         )  # fmt: skip
-    announce(run_id, as_json_)
+    if run_id is None:  # a server that asks for an id writes its own line
+        audit.record(open_store(store).directory, audit.local_user(), "upload", new_id)
+    if progress == "json":
+        announce_line(new_id)
+    else:
+        announce(new_id, as_json_)
 
 
 def _is_run(store: Path | None, text: str) -> bool:

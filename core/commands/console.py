@@ -56,6 +56,12 @@ def announce(run_id: str, as_json_: bool) -> None:
         out.print(run_id, markup=False)
 
 
+def announce_line(run_id: str) -> None:
+    """The last of the lines that `--progress json` prints."""
+    sys.stdout.write(json.dumps({"stage": "done", "run_id": run_id}) + "\n")
+    sys.stdout.flush()
+
+
 @contextmanager
 def stoppable() -> Iterator[None]:
     """Ctrl-C or a request to end: the writer has removed what it began by the time this says so. (typer would leave without a word.)"""

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,6 +30,7 @@ from core.runs.op_words import (
     title,
 )
 from core.runs.ops import OpRow, OpsHeader, OpsRun, read_ops, write_ops_run
+from core.runs.run_json import ops_json
 from core.runs.store import open_store
 
 if TYPE_CHECKING:  # torch is for those who probe
@@ -163,7 +163,7 @@ def _telling(progress: str) -> Iterator[Callable[[str, int, int], None]]:
 
 def _print_stored(runs: list[OpsRun], as_json_: bool, as_markdown: bool) -> None:
     if as_json_:
-        found = [as_object(run) for run in runs]
+        found = [ops_json(run) for run in runs]
         print_json(found[0] if len(found) == 1 else found)
     elif as_markdown:
         sys.stdout.write("\n".join(markdown(run) for run in runs) + "\n")
@@ -171,20 +171,6 @@ def _print_stored(runs: list[OpsRun], as_json_: bool, as_markdown: bool) -> None
         _print_run(runs[0])
     else:
         _print_beside(runs)
-
-
-def as_object(run: OpsRun) -> dict[str, Any]:
-    """The run as JSON: what it says of itself, and a row a probe with its answers and their sentences."""
-    about = run.header
-    rows = [
-        {
-            **asdict(row), "is_repeatable": row.is_repeatable, "is_batch_invariant": row.is_batch_invariant,
-            "is_position_invariant": row.is_position_invariant, "says": {question: says(row, question) for question in QUESTIONS},
-        }
-        for row in run.rows
-    ]  # fmt: skip
-    created = about.created.isoformat() + "Z" if about.created is not None else None
-    return {**({"run_id": run.run_id} if run.run_id else {}), **asdict(about), "created": created, "rows": rows}
 
 
 def _print_run(run: OpsRun) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlencode
@@ -15,14 +14,16 @@ from rich.table import Table
 from core.commands.comparing import flip_table, pair_table
 from core.commands.console import JsonOption, StoreOption, err, out, print_json, size
 from core.errors import UsageError
-from core.runs.caches import kv_json, summarize
+from core.runs import audit
+from core.runs.caches import summarize
 from core.runs.continuations import continuations
 from core.runs.export import export_npz
 from core.runs.gallery import RunCard, list_runs, read_runs
 from core.runs.gate import percent
 from core.runs.issue_text import issue_text
 from core.runs.reader import RunReader
-from core.runs.report import as_json, report_of_run
+from core.runs.report import report_of_run
+from core.runs.run_json import card_json, provenance_json, run_json
 from core.runs.store import Store, open_store
 from core.runs.trash import entry_of
 
@@ -40,7 +41,7 @@ def list_(
         return
     cards, broken = list_runs(open_store(store))
     if as_json_:
-        print_json([{**asdict(card), "created": card.created.isoformat() + "Z"} for card in cards])
+        print_json([card_json(card) for card in cards])
     else:
         table = Table()
         for column in ("run", "name", "model", "dtype", "device", "positions", "pairs", "flips", "max ULPs", "verdict"):
@@ -102,19 +103,12 @@ def show(
         if markdown:
             sys.stdout.write(_markdown(run, variant))
             return
-        header, about = run.header, run.header.provenance
-        pairs, classes = report_of_run(run)
-        report = as_json(
-            pairs, classes, compute_dtype=header.compute_dtype, rows=header.rows, vocab=header.vocab, prompts=len(header.prompts),
-            with_positions=positions,
-        )  # fmt: skip
-        provenance = {"run_id": run.run_id, "name": header.name, "created": run.created.isoformat() + "Z", **asdict(about)}
-        sides = [asdict(side) for side in run.sides]
         if as_json_:
-            caches = [found for pair in run.pairs if (found := kv_json(run, pair.index)) is not None]
-            made = [asdict(generation) for generation in run.generations.values()]
-            print_json({**provenance, "sides": sides, **report, "kv": caches, "generations": made})
+            print_json(run_json(run, with_positions=positions))
             return
+        header = run.header
+        pairs, _ = report_of_run(run)
+        provenance = provenance_json(run)
         facts = Table(title=escape(header.name), show_header=False)
         facts.add_column(style="bold")
         facts.add_column(overflow="fold")
@@ -212,6 +206,8 @@ def delete(
     if not yes and not sys.stdin.isatty():
         raise UsageError("delete asks before it deletes; without a terminal give --yes.")
     deleted = [target.delete(run_id) for run_id in full]
+    for run_id in deleted:
+        audit.record(target.directory, audit.local_user(), "delete for good", run_id)
     if as_json_:
         print_json({"deleted": deleted})
     else:
@@ -232,6 +228,8 @@ def restore(
     target = open_store(store)
     entries = list(dict.fromkeys(entry_of(target.discarded(), name) for name in names))
     restored = [target.restore(entry) for entry in entries]
+    for run_id in restored:
+        audit.record(target.directory, audit.local_user(), "restore", run_id)
     if as_json_:
         print_json({"restored": restored})
     else:

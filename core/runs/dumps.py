@@ -6,7 +6,7 @@ know the compute dtype; `Dump.chunks` then streams. Memory stays below some 300 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,12 +139,13 @@ class Dump:
 
 def open_dump(
     paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None, max_bytes: int = 64 * GIB,
-    fewest_sides: int = 2,
+    fewest_sides: int = 2, on_progress: Callable[[int, int], None] | None = None,
 ) -> Dump:  # fmt: skip
     """Opens one npz or safetensors file of two or more sides, or two files of one array each. DumpError where it cannot be taken.
 
     `reference` names the side to compare with; else it is the one called 'reference', else the first. `compute_dtype` overrides what the dump declares or what would be detected; `max_bytes` limits each file, packed and unpacked.
-    `fewest_sides`: 1 where a single side is of use, which makes no run.
+    `fewest_sides`: 1 where a single side is of use, which makes no run. `on_progress(bytes read, bytes in all)` is told of what is read to
+    know the compute dtype, which may be all of it.
     """
     stack = ExitStack()
     try:
@@ -152,15 +153,20 @@ def open_dump(
             raise UsageError(f"a dump is one file or a pair of files, not {len(paths)}; put more than two sides into one npz.")
         override = format_named(compute_dtype) if compute_dtype else None
         containers = [open_container(Path(path), stack, max_bytes) for path in paths]
-        return _understand(containers, override, reference, stack, fewest_sides)
+        return _understand(containers, override, reference, stack, fewest_sides, on_progress or _untold)
     except BaseException:
         stack.close()
         raise
 
 
+def _untold(done: int, total: int) -> None:
+    pass
+
+
 def _understand(
-    containers: list[Container], override: FloatFormat | None, reference: str | None, stack: ExitStack, fewest_sides: int
-) -> Dump:
+    containers: list[Container], override: FloatFormat | None, reference: str | None, stack: ExitStack, fewest_sides: int,
+    tell: Callable[[int, int], None],
+) -> Dump:  # fmt: skip
     named = _named_arrays(containers, fewest_sides)
     layout_of_sides = _common_shape(named)
     reserved = [read_reserved(container, layout_of_sides) for container in containers]
@@ -184,9 +190,9 @@ def _understand(
         "override: chosen when opening" if override else "declared: the dump's own compute_dtype key",
     )
     sources = [side.source for side in sides]
-    _check_all(sources, target)
+    _check_all(sources, target, tell)
     if target is None:
-        target, reason = _detect(sources)
+        target, reason = _detect(sources, tell)
     layout = reserved[0].over(reserved[1] if len(reserved) > 1 else None)
     if target.itemsize * layout.vocab * len(sides) > ROW_BYTES_TOGETHER:
         raise DumpError(
@@ -298,14 +304,17 @@ def _lossy(source: Source, bits: NDArray[np.unsignedinteger], target: FloatForma
     )
 
 
-def _check_all(sources: list[Source], target: FloatFormat | None) -> None:
+def _check_all(sources: list[Source], target: FloatFormat | None, tell: Callable[[int, int], None]) -> None:
     """Reads what must be read to refuse sides of nothing but NaN, float64 beyond float32, and values beyond the given compute dtype."""
+    done, total = 0, sum(source.array.nbytes for source in sources)
     for source in sources:
         is_settled = target is None or source.is_always_exact(target)
         is_number_seen = False
         elements = Elements(source.array)
         try:
             for raw in elements.blocks():
+                done += raw.nbytes
+                tell(done, total)
                 bits = source.bits(raw)
                 is_number_seen = is_number_seen or has_number(bits, source.fmt)
                 if target is not None and not is_settled and source.into(bits, target) is None:
@@ -318,27 +327,36 @@ def _check_all(sources: list[Source], target: FloatFormat | None) -> None:
             raise source.array.refusal("holds nothing but NaN", "logits")
 
 
-def _detect(sources: list[Source]) -> tuple[FloatFormat, str]:
+def _detect(sources: list[Source], tell: Callable[[int, int], None]) -> tuple[FloatFormat, str]:
     """The narrowest dtype that holds every value of every side bit for bit, and why. Stops at the first value that does not fit."""
     arrays = " and ".join(sorted({source.fmt.name for source in sources}, reverse=True))
     if len({source.fmt.name for source in sources}) == 1 and sources[0].fmt is not FLOAT32:
         return sources[0].fmt, f"array dtype: {arrays} arrays"
     for fmt in (BFLOAT16, FLOAT16):
-        if all(_is_exact(source, fmt) for source in sources):
+        if _are_exact(sources, fmt, tell):
             return (fmt, f"detected: {arrays} arrays whose every value is exactly a {fmt.name}")
-    if not all(_is_exact(source, FLOAT32) for source in sources):
+    if not _are_exact(sources, FLOAT32, tell):
         raise DumpError(f"{sources[0].array.file}: holds NaNs that change between {arrays}; expected all sides in one dtype.")
     return (FLOAT32, f"array dtype: {arrays} arrays with values that no narrower dtype holds")
 
 
-def _is_exact(source: Source, fmt: FloatFormat) -> bool:
-    if source.is_always_exact(fmt):
-        return True
-    elements = Elements(source.array)
-    try:
-        return all(source.into(source.bits(raw), fmt) is not None for raw in elements.blocks())
-    finally:
-        elements.close()
+def _are_exact(sources: list[Source], fmt: FloatFormat, tell: Callable[[int, int], None]) -> bool:
+    """Whether every value of every side is one of `fmt`."""
+    done, total = 0, sum(source.array.nbytes for source in sources)
+    for source in sources:
+        if source.is_always_exact(fmt):
+            done += source.array.nbytes
+            continue
+        elements = Elements(source.array)
+        try:
+            for raw in elements.blocks():
+                if source.into(source.bits(raw), fmt) is None:
+                    return False
+                done += raw.nbytes
+                tell(done, total)
+        finally:
+            elements.close()
+    return True
 
 
 def _warnings(dump: Dump, name: str) -> list[str]:

@@ -121,8 +121,13 @@ def _emitted(run: ExportableRun, side: int) -> NDArray[np.int64]:
 
 
 def _write_array(archive: zipfile.ZipFile, key: str, array: NDArray[Any]) -> None:
-    with archive.open(f"{key}.npy", "w") as member:
+    with archive.open(_member(key), "w") as member:
         npy_format.write_array(member, array, allow_pickle=False)
+
+
+def _member(key: str) -> zipfile.ZipInfo:
+    """Of no date, so that a run is the same bytes whenever it is exported: a download may go on where it broke off."""
+    return zipfile.ZipInfo(f"{key}.npy", (1980, 1, 1, 0, 0, 0))
 
 
 def _write_side(run: ExportableRun, archive: zipfile.ZipFile, place: int, source: FloatFormat, leading: tuple[int, ...]) -> None:
@@ -130,7 +135,7 @@ def _write_side(run: ExportableRun, archive: zipfile.ZipFile, place: int, source
     compute = header.format
     descr = {FLOAT32.name: "<f4", FLOAT16.name: "<f2", BFLOAT16.name: "<u2" if compute is BFLOAT16 else "<V2"}[source.name]
     step = max(1, ROWS_BYTES // (header.vocab * 4))
-    with archive.open(f"{header.sides[place].name}.npy", "w", force_zip64=True) as member:
+    with archive.open(_member(header.sides[place].name), "w", force_zip64=True) as member:
         npy_format.write_array_header_1_0(member, {"descr": descr, "fortran_order": False, "shape": (*leading, header.vocab)})
         for start in range(0, header.rows, step):
             bits = run.read_rows(place, start, min(start + step, header.rows))

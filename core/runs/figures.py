@@ -53,6 +53,7 @@ def read_window(
         order = np.lexsort(keys[::-1])
         if not np.array_equal(order, np.arange(len(order))):  # rows lie in insertion order, which is this one
             found = found.take(order)
+        _check_places(keys[:, order], np.array(places, np.int64), range(first_tile, last_tile + 1))
         bits = joined(found.column("bits"), header.format.carrier).reshape(len(places), -1)
     except DECODING as error:
         what = f"the logits of side {side} make no sense ({error})"
@@ -61,6 +62,13 @@ def read_window(
     if bits.shape[1] != min((last_tile + 1) * per_tile, header.vocab) - first_token:
         raise StoreError(f"{database.path.name}: side {side} lacks logits of rows {rows[0]} to {rows[1]}; the file is damaged.")
     return bits[:, tokens[0] - first_token : tokens[1] - first_token]
+
+
+def _check_places(keys: NDArray[np.int64], places: NDArray[np.int64], tiles: range) -> None:
+    """Every tile of every place once. keys: prompt, position and tile of each tile, in order, [3, tiles]; places: [rows, 2]"""
+    expected = np.stack([*np.repeat(places, len(tiles), axis=0).T, np.tile(np.array(tiles), len(places))])
+    if not np.array_equal(keys, expected):
+        raise ValueError("a tile is missing, or there twice")
 
 
 class Figures:
@@ -111,6 +119,15 @@ class Figures:
         )
         with self.decoding("table of top tokens"):
             return found.to_pandas()
+
+    def ulp_cells(self, pair: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+        """The finest heatmap cells of rows [start, stop) of a pair. [rows, cells]"""
+        found = self._database.table(
+            "SELECT cells FROM ulp_tile WHERE pair = ? AND level = 0 AND first_row >= ? AND first_row < ? ORDER BY first_row",
+            [pair, start, stop],
+        )
+        with self.decoding("heatmap"):
+            return joined(found.column("cells"), self.header.format.carrier).reshape(stop - start, -1)
 
     def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
         """Bits of rows [start, stop) of a side. [rows, vocab]"""

@@ -1,4 +1,4 @@
-"""Tags and a note of a run, kept beside the run files: those are immutable, and sample runs are read-only.
+"""Tags, a note and a pin of a run, kept beside the run files: those are immutable, and sample runs are read-only.
 
 One small JSON file a run, `.labels/RUN_ID.json` in the writable directory of the store, written whole under another name and renamed. So two
 processes that label two runs lose nothing; of two that label one run at once the last counts. Files there may come from anybody: what
@@ -32,10 +32,14 @@ _ABANDONED_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Labels:
-    """What a person attached to a run. Tags are cleaned by `labels_of` or `_parsed`; UsageError for more than is kept."""
+    """What a person attached to a run. Tags are cleaned by `labels_of` or `_parsed`; UsageError for more than is kept.
+
+    pinned: retention leaves the run where it is.
+    """
 
     tags: tuple[str, ...] = ()
     note: str = ""
+    pinned: bool = False
 
     def __post_init__(self) -> None:
         for tag in self.tags:
@@ -47,13 +51,14 @@ class Labels:
             raise UsageError(f"the note has {len(self.note):,} characters; at most {LONGEST_NOTE:,} are kept.")
 
 
-def labels_of(tags: Iterable[str], note: str) -> Labels:
+def labels_of(tags: Iterable[str], note: str, pinned: bool = False) -> Labels:
     """Labels as a person typed them: control characters go, blanks are one space, a tag counts once."""
     cleaned = (" ".join("".join(c if c.isprintable() else " " for c in tag).split()) for tag in tags)
     lines = note.replace("\r\n", "\n").replace("\r", "\n")
     return Labels(
         tuple(dict.fromkeys(tag for tag in cleaned if tag)),
         "".join(c for c in lines if c.isprintable() or c in "\n\t").strip(),
+        pinned,
     )
 
 
@@ -101,7 +106,8 @@ def write(store: Path, run_id: str, labels: Labels) -> str | None:
         if labels == Labels():
             path.unlink(missing_ok=True)
         else:
-            _replace(path, json.dumps({"tags": labels.tags, "note": labels.note}, ensure_ascii=False).encode())
+            pin = {"pinned": True} if labels.pinned else {}
+            _replace(path, json.dumps({"tags": labels.tags, "note": labels.note, **pin}, ensure_ascii=False).encode())
     except OSError as error:
         raise StoreError(f"the labels of run '{run_id}' cannot be written ({error.strerror}); they are as they were.") from error
     return aside
@@ -150,11 +156,13 @@ def _parsed(path: Path, body: bytes) -> Labels:
         raise _damaged(path, f"more than {_LARGEST_FILE:,} bytes")
     try:
         said = json.loads(body)
-        tags, note = said["tags"], said["note"]
+        tags, note, pinned = said["tags"], said["note"], said.get("pinned", False)
         if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags) or not isinstance(note, str):
             raise TypeError("tags are a list of texts, the note is a text")
-        return labels_of(tags, note)
-    except (ValueError, TypeError, KeyError, RecursionError, UsageError) as error:
+        if not isinstance(pinned, bool):
+            raise TypeError("pinned is true or false")
+        return labels_of(tags, note, pinned)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UsageError) as error:
         raise _damaged(path, "no JSON object with tags and a note within bounds") from error
 
 

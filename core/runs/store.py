@@ -48,6 +48,9 @@ _CONFIG: dict[str, Any] = {
 _FOREIGN = (duckdb.Error, pa.ArrowException, UnicodeError, OverflowError, MemoryError, RuntimeError)
 _LISTING_THREADS = 2
 
+# Names are looked up among the system's first: a macro in a foreign file could otherwise stand for `count` or `duckdb_views`.
+_SEARCH = "SET search_path = 'system.main,run_file.main'"
+
 Read = TypeVar("Read")
 
 
@@ -61,12 +64,16 @@ class Database:
 
     @classmethod
     def to_read(cls, path: Path) -> Database:
-        """Opened read-only and shut in: nothing inside a foreign file can reach any other file."""
+        """Opened read-only and shut in: nothing inside a foreign file can reach any other file, or take the place of a function."""
         with _edge(path):
-            place = _regular_file(path)
-            connection = duckdb.connect(str(place), read_only=True, config=_CONFIG)
-            connection.execute("SET enable_external_access = false")
-            return cls(path, connection, connection.cursor)
+            connection = duckdb.connect(":memory:", config=_CONFIG)
+            try:
+                connection.execute(f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)")
+                connection.execute("SET enable_external_access = false")
+            except BaseException:
+                connection.close()
+                raise
+            return cls(path, connection, partial(_reading_cursor, connection))
 
     @classmethod
     def to_write(cls, path: Path, *, expected_bytes: int) -> Database:
@@ -85,13 +92,21 @@ class Database:
             return cls(path, connection, partial(_itself, connection))
 
     @classmethod
+    def in_memory(cls) -> Database:
+        """An empty run file that lies nowhere."""
+        with _edge(Path("memory")):
+            connection = duckdb.connect(":memory:", config=_CONFIG)
+            connection.execute("ATTACH ':memory:' AS run_file; USE run_file")
+            return cls(Path("memory"), connection, partial(_itself, connection))
+
+    @classmethod
     def to_change(cls, path: Path) -> Database:
         """A file that nobody else can see yet, opened to be written to; shut in like a reader, for it may come from anybody."""
         with _edge(path):
             connection = duckdb.connect(":memory:", config=_CONFIG)
             try:
                 connection.execute(f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb)")
-                connection.execute("USE run_file")
+                connection.execute(_SEARCH)
                 connection.execute("SET enable_external_access = false")
             except BaseException:
                 connection.close()
@@ -134,7 +149,7 @@ class Database:
     def check_schema(self) -> int:
         """Refuse a DuckDB file that is not a run file of a schema that can be read; returns the schema's version."""
         self.refuse_views()
-        tables = "SELECT table_name FROM duckdb_tables() WHERE database_name = current_database() AND schema_name = 'main'"
+        tables = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'run_file' AND schema_name = 'main'"
         there = {row[0] for row in self.rows(tables)}
         self._refuse_missing(_REQUIRED_TABLES - there)
         version = check_version(self.path, [row[0] for row in self.rows("SELECT schema_version FROM run")])
@@ -272,6 +287,13 @@ def _listing_instance(folders: list[str]) -> duckdb.DuckDBPyConnection:
     return connection
 
 
+def _reading_cursor(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
+    """A cursor is a connection of its own, with a search path of its own."""
+    cursor = connection.cursor()
+    cursor.execute(_SEARCH)
+    return cursor
+
+
 def _itself(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
     return connection
 
@@ -333,7 +355,7 @@ class Store:
     def discard(self, run_id: str) -> str:
         """Move a run and its labels into the trash, from where `restore` puts them back; returns the entry. Sample runs are refused.
 
-        The disk is free once the entry is purged: by `purge_trash`, or by the first `sweep` a week later.
+        The disk is free once the entry is purged: by `purge_trash`, or by sweeps a week later.
         """
         path = self._own_path_of(run_id)
         with _deleting(path):
@@ -406,7 +428,7 @@ class Store:
 
         And what has been in the trash for a week: every writer begins with a sweep, so the trash costs disk only until then.
         """
-        trash.purge(self.directory, trash.KEPT_SECONDS)
+        trash.expire(self.directory)
         labels.tidy(self.directory)
         return sweep(self.directory)
 

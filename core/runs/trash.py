@@ -1,7 +1,7 @@
 """Runs that were deleted and can still be had back: `.trash/TIME-RANDOM/RUN_ID.duckdb` in the store, with the run's labels beside it.
 
 A run goes there and comes back by renaming on one file system, so either is immediate whatever its size, and its disk is free only once it is
-purged: by hand, or by the next writer's sweep after `KEPT_SECONDS`. No reader looks into a hidden directory, so such a run is listed nowhere.
+purged: by hand, or by writers' sweeps after `KEPT_SECONDS` (`expire`). No reader looks into a hidden directory, so such a run is listed nowhere.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,9 +22,11 @@ from core.runs import labels
 
 FOLDER = ".trash"
 KEPT_SECONDS = 7 * 24 * 3600
+CONFIRMED_AFTER_SECONDS = 3600
 SUFFIX = ".duckdb"
 _ENTRY = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{8}", re.ASCII)
 _TIME = "%Y%m%d-%H%M%S"
+_EXPIRED = "expired"  # in an entry: a sweep has found it too old
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,25 @@ def purge(store: Path, older_than_seconds: float = 0.0, entry: str | None = None
             shutil.rmtree(path, ignore_errors=True)
             purged += not path.exists()
     return purged
+
+
+def expire(store: Path) -> None:
+    """Remove for good what has been in the trash for a week, at the second look that finds it so, an hour or more after the first.
+
+    A clock that is ahead for a moment (a machine that wakes up, another one on a shared directory) thus costs no run.
+    """
+    now = time.time()
+    for path in _entries(store):
+        moment, mark = _deleted(path.name), path / _EXPIRED
+        is_old = moment is not None and now - moment.replace(tzinfo=UTC).timestamp() >= KEPT_SECONDS
+        with suppress(OSError):
+            if not is_old:
+                mark.unlink(missing_ok=True)
+            elif not mark.exists() or mark.stat().st_mtime > now:
+                mark.touch()
+                os.utime(mark, (now, now))
+            elif now - mark.stat().st_mtime >= CONFIRMED_AFTER_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def move(path: Path, target: Path) -> None:

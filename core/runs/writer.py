@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +14,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from core.errors import StoreError, UsageError
-from core.numerics import pyramid
 from core.numerics.divergence import SideRows, compare
 from core.numerics.totals import PairTotal
 from core.runs.background import Background
@@ -28,9 +26,10 @@ from core.runs.layer_rows import LayerRows
 from core.runs.recent_rows import RecentRows
 from core.runs.records import Evidence, FloorRows, Generation, RunHeader
 from core.runs.remedies import PriceRow, RemedyRow, insert_prices, insert_remedies
-from core.runs.store import SCHEMA_VERSION, Database, Store
+from core.runs.store import Database, Store
 from core.runs.tiles import binary_rows, logits_table
 from core.runs.verdict_rows import insert_evidence
+from core.runs.writer_rows import insert_levels, insert_pair, insert_provenance, insert_sides
 
 _COMMIT_BYTES = 64 << 20  # DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
 _WAITING_BYTES = 128 << 20  # of logits that wait to be stored: on a GPU the next forward runs meanwhile
@@ -94,7 +93,9 @@ class RunWriter:
             self._caches = KvSpool(self._partial.directory / "reference-kv", header.format)
             self._database.execute(_SCHEMA)
             self._database.execute("BEGIN")
-            self._write_provenance(self._database)  # first, so that what cannot be stored is refused before hours of capture
+            insert_provenance(
+                self._database, header, self.run_id, self._created
+            )  # first, so that what cannot be stored is refused before hours of capture
         except BaseException as error:
             self._leave()
             if isinstance(error, (pa.ArrowException, OverflowError, UnicodeError)):  # a token id beyond 31 bits, half a surrogate
@@ -179,10 +180,10 @@ class RunWriter:
             raise UsageError(
                 f"run '{self.header.name}': the positions at which modules are looked at are ascending ones of each prompt, once."
             )
-        self._layers = LayerRows(self._partial.directory, chosen, self._storing.put, self._insert_layers)
+        self._layers = LayerRows(self._partial.directory, chosen, self._storing.put, self._insert)
         return self._layers
 
-    def _insert_layers(self, name: str, table: pa.Table) -> None:
+    def _insert(self, name: str, table: pa.Table) -> None:
         """In the storing thread."""
         self._open_database().insert(name, table)
 
@@ -317,6 +318,19 @@ class RunWriter:
         count = len(whole) if all(whole) else whole.index(False)
         return tuple(side.name for side in self.header.sides[:count])
 
+    def copy(self, table: str, rows: pa.Table) -> None:
+        """Rows of a table whose figures are not computed here, as another run file has them: columns by name, in the writer's order."""
+        self._storing.put(self._insert, table, rows, size=rows.nbytes)
+
+    def totals(self, pair: int) -> PairTotal:
+        """The sums of a pair, once `figures` has been asked for."""
+        return self._totals[pair]
+
+    def digests(self) -> list[str]:
+        """SHA-256 of every side's bits as far as they have been written, hexadecimal."""
+        self._hashing.drain()
+        return [digest.hexdigest() for digest in self._hashes]
+
     def figures(self) -> Figures:
         """What was measured, once every row of every side has been written; for a verdict that rests on it."""
         if any(done != self.header.rows for done in self._rows_done):
@@ -344,10 +358,10 @@ class RunWriter:
             about = replace(header.provenance, note=" ".join(part for part in (header.provenance.note, note) if part))
             self.header = replace(header, provenance=about)
             database.execute("UPDATE run SET note = ?", [about.note])
-        for pair in range(len(self._totals)):
-            self._write_levels(pair)
-        self._write_sides(database)
-        self._write_pairs(database)
+        for pair, total in enumerate(self._totals):
+            insert_levels(database, self.header, pair)
+            insert_pair(database, pair, total, self._verdicts.get(pair, (None, None, None)))
+        insert_sides(database, self.header, self.digests())
         database.execute("COMMIT")
         database.close()
         self._database = None
@@ -378,84 +392,3 @@ class RunWriter:
                 self._store.path_of(self.run_id)
             except StoreError:
                 raise interrupt from None
-
-    def _write_levels(self, pair: int) -> None:
-        """The coarser levels of the heatmap, 4 x 4 cells to one, from level 0 as it lies in the file; 4096 rows at a time."""
-        database = self._open_database()
-        for level in range(1, pyramid.levels_for(self.header.rows, self.header.vocab)):
-            span = pyramid.cell_shape(level)[0]
-            at_once = max(4096, span)
-            for start in range(0, self.header.rows, at_once):
-                found = database.table(
-                    """SELECT cells FROM ulp_tile
-                       WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ? ORDER BY first_row""",
-                    [pair, level - 1, start, start + at_once],
-                )
-                finer = np.stack([np.frombuffer(cells.as_py(), self.header.format.carrier) for cells in found.column("cells")])
-                coarser = pyramid.pool(finer, pyramid.FACTOR, pyramid.FACTOR)
-                rows = np.arange(start, start + len(coarser) * span, span, dtype=np.int32)
-                cells, _ = binary_rows(coarser, coarser.shape[1] * coarser.itemsize)
-                database.insert("ulp_tile", tile_table(pair, level, rows, cells))
-
-    def _write_provenance(self, database: Database) -> None:
-        header = self.header
-        about = header.provenance
-        created = self._created.astimezone(UTC).replace(tzinfo=None)
-        database.execute(
-            "INSERT INTO run VALUES (" + ", ".join("?" * 16) + ")",
-            [
-                self.run_id, header.name, created, about.kind, about.model, about.revision, header.compute_dtype, header.vocab,
-                header.rows, about.device, about.device_name, about.seed, about.command, about.note,
-                json.dumps(about.versions, sort_keys=True), SCHEMA_VERSION,
-            ],
-        )  # fmt: skip
-        for index, prompt in enumerate(header.prompts):
-            database.execute("INSERT INTO prompt VALUES (?, ?)", [index, prompt.positions])
-            if prompt.token_ids or prompt.token_texts:
-                nothing = (None,) * prompt.positions
-                database.insert(
-                    "token",
-                    pa.table(
-                        {
-                            "prompt": np.full(prompt.positions, index, np.int32),
-                            "position": np.arange(prompt.positions, dtype=np.int32),
-                            "token_id": pa.array(prompt.token_ids or nothing, pa.int32()),
-                            "text": pa.array(prompt.token_texts or nothing, pa.string()),
-                        }
-                    ),
-                )
-        if header.vocabulary:
-            ids, texts = list(header.vocabulary), list(header.vocabulary.values())
-            database.insert("vocabulary", pa.table({"token_id": pa.array(ids, pa.int32()), "text": pa.array(texts, pa.string())}))
-
-    def _write_sides(self, database: Database) -> None:
-        header = self.header
-        digests = [digest.hexdigest() for digest in self._hashes]
-        for index, side in enumerate(header.sides):
-            bit_class = sorted(set(digests), key=digests.index).index(digests[index])
-            database.execute(
-                "INSERT INTO side VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [index, side.name, side.path, header.compute_dtype, side.source_dtype, digests[index], bit_class],
-            )
-
-    def _write_pairs(self, database: Database) -> None:
-        for pair, total in enumerate(self._totals):
-            figures = asdict(total.summary())
-            values = {"pair": pair, "reference": 0, "variant": pair + 1, **figures}
-            values["is_histogram_exact"] = total.is_histogram_exact
-            values["verdict"], values["because"], values["noise_ratio"] = self._verdicts.get(pair, (None, None, None))
-            database.execute(
-                f"INSERT INTO pair ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})",
-                list(values.values()),
-            )
-            histogram = total.histogram
-            database.insert(
-                "ulp_histogram",
-                pa.table(
-                    {
-                        "pair": np.full(len(histogram), pair, np.int32),
-                        "distance": np.fromiter(histogram.keys(), np.int64, len(histogram)),
-                        "elements": np.fromiter(histogram.values(), np.int64, len(histogram)),
-                    }
-                ),
-            )

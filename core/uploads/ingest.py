@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from core.runs.dumps import Dump, open_dump
+from core.runs.limits import check_space
 from core.runs.records import Provenance
 from core.runs.store import Store
 from core.runs.writer import RunWriter
@@ -22,26 +23,29 @@ def ingest(
     compute_dtype: str | None = None,
     reference: str | None = None,
     model: str = "",
+    run_id: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """Read dump files, check them, store them as one run; returns its id. `on_progress(rows done, rows in all)`.
 
-    DumpError where the dump cannot be taken: nothing is left in the store then.
+    DumpError where the dump cannot be taken, LimitError where there is no room for it: nothing is left in the store then.
     """
     with open_dump(paths, compute_dtype=compute_dtype, reference=reference) as dump:
         title = name or " + ".join(path.stem for path in paths)
-        return store_dump(store, dump, name=title, model=model, on_progress=on_progress)
+        return store_dump(store, dump, name=title, model=model, run_id=run_id, on_progress=on_progress)
 
 
 def store_dump(
-    store: Store, dump: Dump, *, name: str, model: str = "", on_progress: Callable[[int, int], None] | None = None
-) -> str:
+    store: Store, dump: Dump, *, name: str, model: str = "", run_id: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> str:  # fmt: skip
     """Store an opened dump as a run, with its verdict as far as it goes without controls; returns its id."""
     meta = f"meta {dump.meta}" if dump.meta else ""
     note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, meta) if part)
     header = dump.header(name, Provenance(kind="upload", model=model, note=note))
+    check_space(store, len(header.sides) * header.rows * header.vocab * header.format.itemsize)
     fillings = [Filling(header.format) for _ in header.sides]
-    with RunWriter(store, header) as writer:
+    with RunWriter(store, header, run_id=run_id) as writer:
         for row, sides in dump.chunks():
             for index, bits in enumerate(sides):
                 writer.write(index, row, bits)

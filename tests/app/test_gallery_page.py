@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import exports, page_settings, reading
+from app import exports, gallery, page_settings, reading
 from app.gallery import Asked, listed, matching
 from core.runs import labels
 from core.runs.gallery import RunCard, list_runs
@@ -323,6 +323,20 @@ def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
     assert len(names(app)) == 1
 
 
+def test_a_run_is_pinned_in_its_labels_and_a_tag_for_several_leaves_it_pinned(mine, own_store):
+    app = opened(run="mine")
+    pinned = next(each for each in app.checkbox if str(each.key).startswith("pinned_"))
+    assert pinned.value is False
+    pinned.check()
+    next(button for button in app.button if button.label == "Save").click().run()
+    assert not app.exception
+    assert labels.read(own_store.directory, "mine") == Labels(pinned=True)
+    assert "pinned" in [each.value for each in app.caption]
+    (card,) = [card for card in list_runs(own_store)[0] if card.run_id == "mine"]
+    gallery._tag([card], "new", True)
+    assert labels.read(own_store.directory, "mine") == Labels(("new",), pinned=True)
+
+
 def test_labels_too_long_are_a_sentence_and_nothing_is_written(mine, own_store):
     app = opened(run="mine")
     next(each for each in app.multiselect if str(each.key).startswith("tags_")).set_value(["x" * 41])
@@ -413,70 +427,6 @@ def test_a_judged_runs_verdict_is_a_filter_and_an_order(own_store):
         judged_run(own_store, verdict, run_id=f"v-{verdict}".replace(" ", "-"))
     app = opened(sort="verdict")
     assert names(app)[0] == "Judged: bug suspected"
-
-
-DUMP = ROOT / "sample_runs" / "dumps" / "six_calls.npz"
-
-
-def dropped(app: AppTest, *files: Path) -> AppTest:
-    """Files on the drop zone of the gallery."""
-    field = next(each for each in app.file_uploader if str(each.key).startswith("drop_"))
-    return field.set_value([(file.name, file.read_bytes(), "application/octet-stream") for file in files]).run()
-
-
-def test_a_dump_dropped_on_the_gallery_goes_on_to_the_upload_page_and_is_saved_from_there(own_store):
-    app = dropped(opened(), DUMP)
-    assert not app.exception
-    assert app.title[0].value == "Upload"
-    assert "Dropped: **six_calls.npz**" in said(app)
-    assert "compute dtype **bfloat16**" in said(app)
-    app.text_input(key="upload_name").set_value("Dropped").run()
-    app.button(key="save").click().run()
-    assert app.title[0].value == "Overview"
-    (run,) = own_store.directory.glob("*.duckdb")
-    assert "dropped" in run.stem
-    assert "handed_over" not in app.session_state
-    app.switch_page("../pages/upload.py").run()
-    assert "Dropped:" not in said(app)
-
-
-def test_two_files_dropped_together_are_a_pair_and_one_alone_is_a_sentence_that_a_second_mends(tmp_path):
-    import numpy as np
-
-    logits = np.random.default_rng(0).standard_normal((4, 16), dtype=np.float32)
-    for name in ("before", "after"):
-        np.save(tmp_path / f"{name}.npy", logits)
-    app = dropped(opened(), tmp_path / "before.npy", tmp_path / "after.npy")
-    assert "**4 positions x 16 tokens**" in said(app)
-    app = dropped(opened(), tmp_path / "before.npy")
-    assert "Understood as" not in [each.value for each in app.subheader]
-    assert len(app.error) == 1
-    second = tmp_path / "after.npy"
-    app.file_uploader[0].set_value([(second.name, second.read_bytes(), "application/octet-stream")]).run()
-    assert "**4 positions x 16 tokens**" in said(app)
-
-
-def test_what_was_dropped_is_let_go_of_when_it_is_removed_or_the_gallery_is_opened_again():
-    app = dropped(opened(), DUMP)
-    app.button(key="remove_handed_over").click().run()
-    assert not app.exception
-    assert "handed_over" not in app.session_state
-    assert "Understood as" not in [each.value for each in app.subheader]
-    app.switch_page("../pages/runs.py").run()
-    app = dropped(app, DUMP)
-    assert app.title[0].value == "Upload"
-    app.switch_page("../pages/runs.py").run()
-    assert app.title[0].value == "Runs"
-    assert "handed_over" not in app.session_state
-
-
-def test_a_dropped_files_name_is_rendered_inert(tmp_path):
-    odd = shutil.copy(DUMP, tmp_path / "[x](http:e) <b>.npz")
-    app = dropped(opened(), Path(odd))
-    assert not app.exception
-    raw = "\n".join(str(each.value) for each in app.markdown)
-    assert "[x](http" not in raw
-    assert "\\[x\\]" in raw
 
 
 def test_the_list_is_exported_as_it_is_shown_with_every_figure_and_inert():

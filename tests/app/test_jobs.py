@@ -72,6 +72,25 @@ def test_a_waiting_job_can_be_cancelled_and_a_finished_one_dismissed(jobs):
     assert [job.number for job in jobs.all()] == [second.number]
 
 
+def test_files_are_taken_in_one_at_a_time_beside_captures_and_apart_from_their_list(jobs, monkeypatch):
+    monkeypatch.setattr(Jobs, "_work", lambda self, number: None)
+    capture = jobs.submit(["capture"], title="c", device=job_module.ANY_DEVICE)
+    told: list[str] = []
+    first, second = (
+        jobs.submit(
+            ["ingest", name], title=name, device=job_module.TAKING_IN, who="ada", on_over=lambda job: told.append(job.state)
+        )
+        for name in ("a", "b")
+    )
+    waiting = jobs.submit(["capture"], title="d", device="cpu")
+    states = {job.number: job.state for job in (*jobs.all(), *jobs.ingests())}
+    assert states == {capture.number: "running", first.number: "running", second.number: "waiting", waiting.number: "waiting"}
+    assert [job.number for job in jobs.ingests()] == [second.number, first.number]
+    assert [job.number for job in jobs.all()] == [waiting.number, capture.number]
+    jobs.cancel(second.number)
+    assert told == ["cancelled"]
+
+
 def test_the_command_of_a_job_can_be_copied():
     job = Job(1, "t", "cpu", ("capture", "--prompt=def f(x):\n  return 'x'"))
     assert job.command == """python -m core capture '--prompt=def f(x):\n  return '"'"'x'"'"''"""

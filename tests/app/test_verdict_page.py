@@ -135,7 +135,7 @@ def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_
     assert next(block.value for block in app.code) == COMMAND.replace("capture", "judge", 1)
     started = []
 
-    def submit(self, arguments, *, title, device, prompts=None):
+    def submit(self, arguments, *, title, device, prompts=None, who=""):
         started.append((arguments, title, device, prompts))
         return Job(1, title, device, tuple(arguments))
 

@@ -42,10 +42,11 @@ class Dashboard:
     ready_seconds: float
 
 
-def start(store: Path, script: Path = Path("app/main.py"), **environment: str) -> Dashboard:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def start(store: Path, script: Path = Path("app/main.py"), port: int = 0, **environment: str) -> Dashboard:
+    if not port:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
     began = time.perf_counter()
     command = [sys.executable, "-m", "streamlit", "run", str(script), "--server.port", str(port), "--server.headless", "true"]
     store.parent.mkdir(parents=True, exist_ok=True)
@@ -100,3 +101,9 @@ def picture(page: Page, name: str) -> None:
     page.wait_for_timeout(500)
     page.screenshot(path=SCREENSHOTS / f"{name}.png")
     page.set_viewport_size({"width": width, "height": 900})
+
+
+def open_saved(page: Page, name: str) -> None:
+    """On the upload page: wait until an upload was saved as the run `name`, and open it."""
+    job = page.locator("[class*='st-key-job_']").filter(has_text=f"{name} — done").first
+    job.get_by_role("button", name="Open run").click(timeout=40_000)

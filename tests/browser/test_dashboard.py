@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.driving import ROOT, Dashboard, picture, settle, start
+from tests.browser.driving import ROOT, Dashboard, open_saved, picture, settle, start
 
 PAGES = {
     "": "Runs",
@@ -135,6 +135,7 @@ def test_an_uploaded_dump_is_understood_saved_and_shown_on_every_page(page: Page
     expect(page.get_by_text("every value is exactly a bfloat16")).to_be_visible()
     picture(page, "upload-understood")
     page.get_by_role("button", name="Save as a run").click()
+    open_saved(page, "fresh_and_cached_upcast")
     expect(page.locator("h1")).to_have_text("Overview", timeout=30_000)
     settle(page)
     assert "fresh-and-cached-upcast" in page.url
@@ -161,6 +162,7 @@ def test_the_reference_of_an_upload_can_be_chosen(page: Page, dashboard: Dashboa
     settle(page)
     page.get_by_label("Name of the run").fill("Six calls")
     page.get_by_role("button", name="Save as a run").click()
+    open_saved(page, "Six calls")
     expect(page.locator("h1")).to_have_text("Overview", timeout=30_000)
     settle(page)
     expect(page.get_by_text(re.compile("reference call_3, variant call_1"))).to_be_visible()
@@ -168,14 +170,15 @@ def test_the_reference_of_an_upload_can_be_chosen(page: Page, dashboard: Dashboa
 
 
 def test_a_bad_dump_gets_one_sentence_and_stores_nothing(page: Page, dashboard: Dashboard, tmp_path: Path):
-    before = sorted(dashboard.store.glob("*"))
+    before = sorted(dashboard.store.glob("*.duckdb"))
     np.savez(tmp_path / "odd.npz", reference=np.zeros((2, 8), np.float32), variant=np.zeros((3, 8), np.float32))
     page.goto(f"{dashboard.url}/upload")
     settle(page)
     page.locator("input[type=file]").set_input_files(tmp_path / "odd.npz")
     expect(page.locator("[data-testid=stAlert]")).to_contain_text("odd.npz", timeout=15_000)
     assert page.get_by_role("button", name="Save as a run").count() == 0
-    assert sorted(dashboard.store.glob("*")) == before
+    assert sorted(dashboard.store.glob("*.duckdb")) == before
+    page.get_by_role("button", name="Remove odd.npz").click()
 
 
 def test_a_link_to_an_unknown_run_gets_a_sentence_and_the_gallery(page: Page, dashboard: Dashboard):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.driving import ROOT, Dashboard, picture, settle
+from tests.browser.driving import ROOT, Dashboard, open_saved, picture, settle
 from tests.core.uploads.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
 
 X, HEAD = states()
@@ -38,6 +38,7 @@ def test_an_inference_engineer_uploads_a_dump_and_the_control_it_asks_for(page: 
     settle(page)
     page.locator("input[type=file]").first.set_input_files(dump)
     page.get_by_role("button", name="Save as a run").click(timeout=20_000)
+    open_saved(page, "reuse")
     expect(page.locator("h1")).to_have_text("Overview", timeout=30_000)
     settle(page)
     expect(page.get_by_text("undecided").first).to_be_visible()

@@ -328,3 +328,27 @@ def test_the_sidebar_fits_in_both_themes(browser: Browser, dashboard: Dashboard)
         expect(page.get_by_role("button", name="next near tie")).to_be_in_viewport()
         picture(page, f"selection-{scheme}")
         page.context.close()
+
+
+@pytest.mark.thorough
+def test_on_a_telephone_a_link_closes_the_list_that_lies_over_the_page(browser: Browser, dashboard: Dashboard):
+    page = browser.new_context(viewport={"width": 390, "height": 844}).new_page()
+    opened(page, dashboard, f"overview?{AT_36}")
+    page.locator("[data-testid=stExpandSidebarButton]").click()
+    link = page.get_by_role("link", name="Flips", exact=True)
+    assert link.get_attribute("href").endswith(f"/flips?{AT_36}")
+    link.click()
+    expect(page.locator("h1")).to_have_text("Flips", timeout=15_000)
+    expect(link).not_to_be_in_viewport(timeout=15_000)
+    page.context.close()
+
+
+@pytest.mark.thorough
+def test_the_open_page_is_marked_and_its_own_link_makes_no_step(page: Page, dashboard: Dashboard):
+    opened(page, dashboard, f"flips?{AT_36}")
+    link = page.get_by_role("link", name="Flips", exact=True)
+    expect(link).to_have_attribute("aria-current", "page")
+    before = page.evaluate("history.length")
+    link.click()
+    settle(page)
+    assert page.evaluate("history.length") == before

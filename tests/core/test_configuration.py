@@ -98,3 +98,9 @@ def test_a_secret_is_never_quoted_nor_printed(tmp_path):
         said(tmp_path, "[sign_in]\nviewer_password = 48151623\n")
     assert "48151623" not in str(refusal.value)
     assert "hunter2" not in repr(found.sign_in)
+
+
+def test_who_may_frame_the_pages_is_a_list(tmp_path):
+    assert said(tmp_path, "").hosting.frame_ancestors == ()
+    found = said(tmp_path, "", ULPSCOPE_HOSTING_FRAME_ANCESTORS="https://a.example.org, https://b.example.org")
+    assert found.hosting.frame_ancestors == ("https://a.example.org", "https://b.example.org")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from core.errors import CaptureError
-from core.inference.invariant import products
+from core.inference.invariant import cpu
 from core.inference.invariant.operations import Handler, handler_of
 
+_AMPERE = (8, 0)  # the first with products of bfloat16
 _HANDLERS: dict[Any, Handler] = {}
 
 
@@ -20,7 +22,7 @@ _HANDLERS: dict[Any, Handler] = {}
 def invariant(model: torch.nn.Module) -> Iterator[None]:
     """Every sum that is computed inside has one order, whatever the batch, the row, the chunk, the cache and the threads.
 
-    Nothing of the model is changed, so there is nothing to put back. Only this thread is affected. The model has to be on the CPU.
+    Nothing of the model is changed, so there is nothing to put back. Only this thread is affected. The model is on a CPU or on CUDA.
     """
     _check(model)
     with _Invariant():
@@ -55,9 +57,12 @@ def _check(model: torch.nn.Module) -> None:
 
 def invariant_refusal(model: torch.nn.Module) -> str | None:
     """Why the sums of this model cannot be given one order and what to do about it, or None."""
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.device.type != "cpu":
-            return f"its kernels of fixed order run on a CPU, and the model is on {tensor.device}; choose --device cpu"
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    for device in {tensor.device: None for _, tensor in tensors}:
+        refusal = _no_kernels_on(device)
+        if refusal:
+            return refusal
+    for name, tensor in tensors:
         if "weight" not in name:
             continue
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -74,20 +79,37 @@ def invariant_refusal(model: torch.nn.Module) -> str | None:
     return None
 
 
+def _no_kernels_on(device: torch.device) -> str | None:
+    if device.type not in ("cpu", "cuda"):
+        return f"its kernels of fixed order run on a CPU or on CUDA, and the model is on {device}; choose --device cpu"
+    if device.type == "cpu":
+        return None
+    if find_spec("triton") is None:
+        return "its kernels of fixed order on CUDA are written in Triton, which is not installed; pip install triton, or choose --device cpu"
+    if torch.version.hip is not None:
+        return "its kernels of fixed order are for CUDA, and this is ROCm; choose --device cpu"
+    if torch.cuda.get_device_capability(device) < _AMPERE:
+        name = torch.cuda.get_device_name(device)
+        return (
+            f"its kernels of fixed order take a GPU of compute capability 8.0 or later, and this is a {name}; choose --device cpu"
+        )
+    return None
+
+
 class _Invariant(TorchDispatchMode):
     """Takes over what adds up, lets through what rounds each element by itself, and refuses the rest."""
 
     supports_higher_order_operators = True  # so that they are refused here, in our words
 
     def __enter__(self) -> Any:
-        products.begin_sharing()
+        cpu.begin_sharing()
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> Any:
         try:
             return super().__exit__(*raised)
         finally:
-            products.end_sharing()
+            cpu.end_sharing()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -97,7 +97,7 @@ def _matmul(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _bmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return _of_two(func, args, kwargs, lambda x, w: products.batched(x, w).to(x.dtype))
+    return _of_two(func, args, kwargs, lambda x, w: products.batched(x, w, x.dtype))
 
 
 def _of_two(func: Any, args: Any, kwargs: Any, compute: Any) -> Any:
@@ -158,21 +158,24 @@ def _rms_norm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     wide = x.float()
     axes = range(x.ndim - len(shape), x.ndim)
     mean = products.sums_over(wide * wide, list(axes), keepdim=True) / torch.Size(shape).numel()
-    out = wide * torch.rsqrt(mean + (torch.finfo(x.dtype).eps if epsilon is None else epsilon))
-    return (out if weight is None else out * weight.float()).to(x.dtype)
+    rstd = torch.rsqrt(mean + (torch.finfo(x.dtype).eps if epsilon is None else epsilon))
+    out = (wide * rstd if weight is None else wide * rstd * weight.float()).to(x.dtype)
+    return (out, rstd) if func.overloadpacket is _aten._fused_rms_norm else out
 
 
 def _attention(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     query, key, value = given["query"], given["key"], given["value"]
-    mask, scale = given.get("attn_mask"), given.get("scale")
+    mask, scale = given.get("attn_mask", given.get("attn_bias")), given.get("scale")
     if given.get("dropout_p") or query.ndim != 4:
         return _refuse(mode, func, args, kwargs)
     out = products.attention(query, key, value, mask, is_causal=bool(given.get("is_causal")), scale=scale)
     if func.overloadpacket is _aten.scaled_dot_product_attention:
         return out
-    return out, torch.empty((*query.shape[:2], query.shape[2]))  # the logarithms of the sums, which only training reads
+    # The logarithms of the sums and a state of random numbers, which only training reads.
+    rest = [result.type.kind() == "TensorType" for result in func._schema.returns[1:]]
+    return out, *(query.new_empty(0) if is_tensor else 0 for is_tensor in rest)
 
 
 def _put(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -225,8 +228,13 @@ _TAKEN_OVER: dict[Any, Handler] = {
     _aten.layer_norm: _layer_norm,
     _aten.native_layer_norm: _layer_norm,
     _aten.rms_norm: _rms_norm,
+    _aten._fused_rms_norm: _rms_norm,
     _aten.scaled_dot_product_attention: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    _aten._scaled_dot_product_flash_attention: _attention,
+    _aten._scaled_dot_product_efficient_attention: _attention,
+    _aten._scaled_dot_product_cudnn_attention: _attention,
+    _aten._scaled_dot_product_fused_attention_overrideable: _attention,
     _aten.pow: _power,
     _aten.cumsum: _running_sum,
     _aten.index_put_: _put,

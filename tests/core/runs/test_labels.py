@@ -182,3 +182,22 @@ def test_labels_change_no_run_and_go_with_one_that_is_deleted_for_good(tmp_path:
     assert (run.read_bytes(), run.stat().st_mtime_ns, sample.read_bytes()) == before
     store.delete("mine")
     assert set(labels.read_all(store.directory)[0]) == {"sample"}
+
+
+def test_a_pin_is_kept_and_files_from_before_there_were_pins_read_as_not_pinned(tmp_path: Path) -> None:
+    labels.write(tmp_path, "r", Labels(pinned=True))
+    assert labels.read(tmp_path, "r") == Labels(pinned=True)
+    labels.path_of(tmp_path, "r").write_text('{"tags": ["x"], "note": ""}')
+    assert labels.read(tmp_path, "r") == Labels(("x",))
+    labels.write(tmp_path, "r", Labels(("x",)))
+    assert json.loads(labels.path_of(tmp_path, "r").read_text()) == {"tags": ["x"], "note": ""}  # as it was written before
+
+
+@pytest.mark.parametrize(
+    "body", ['{"tags": [], "note": "", "pinned": "yes"}', '{"tags": [], "note": "", "pinned": 1}', "[]", '"x"']
+)
+def test_a_pin_that_is_neither_true_nor_false_is_damage(body: str, tmp_path: Path) -> None:
+    labels.path_of(tmp_path, "r").parent.mkdir()
+    labels.path_of(tmp_path, "r").write_text(body)
+    with pytest.raises(StoreError, match="no labels are read from it"):
+        labels.read(tmp_path, "r")

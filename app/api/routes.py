@@ -1,0 +1,44 @@
+"""The table of the API: every method of every path. `app.api.description` describes each, and a test holds the two side by side."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.api import description, files, runs, taking
+from app.api.answers import METHODS, Operation, answer, base_url, dispatcher
+
+
+async def openapi(request: Request) -> Response:
+    """The description of this API, OpenAPI 3.1."""
+    return answer(description.document(base_url(request)))
+
+
+OPERATIONS = (
+    Operation("GET", "/api/openapi.json", openapi),
+    Operation("GET", "/api/runs", runs.list_runs),
+    Operation("GET", "/api/runs/{run_id}", runs.one_run),
+    Operation("PUT", "/api/runs/{name}", taking.put_run, needs_editor=True),
+    Operation("DELETE", "/api/runs/{run_id}", runs.delete_run, needs_editor=True),
+    Operation("POST", "/api/runs/{run_id}/restore", runs.restore_run, needs_editor=True),
+    Operation("GET", "/api/runs/{run_id}/labels", runs.run_labels),
+    Operation("PUT", "/api/runs/{run_id}/labels", runs.put_labels, needs_editor=True),
+    Operation("GET", "/api/runs/{run_id}/file", files.run_file),
+    Operation("GET", "/api/runs/{run_id}/npz", files.run_npz),
+    Operation("GET", "/api/trash", runs.list_trash),
+    Operation("GET", "/api/ingests", taking.list_ingests),
+    Operation("GET", "/api/ingests/{run_id}", taking.one_ingest),
+    Operation("DELETE", "/api/ingests/{run_id}", taking.cancel_ingest, needs_editor=True),
+)
+
+
+def _routes() -> list[Route]:
+    """One route a path; both names of its last part, since one path is the same to a router whatever its part is called."""
+    by_path: dict[str, dict[str, Operation]] = {}
+    for operation in OPERATIONS:
+        by_path.setdefault(operation.path.replace("{name}", "{run_id}"), {})[operation.method] = operation
+    return [Route(path, dispatcher(found), methods=list(METHODS)) for path, found in by_path.items()]
+
+
+ROUTES = _routes()

@@ -1,0 +1,194 @@
+"""From a request to an identity: by its session's cookie, by a token in Authorization, or by the header of a trusted proxy.
+
+What a session was begun with is looked at again at every use: a changed password, a revoked token or a name that is in no list any more
+ends it, with its websockets.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
+from starlette.types import Scope
+
+from app.hosting import peers
+from app.hosting.identity import LOCAL, Identity, Role
+from app.hosting.settings import Office, is_secure
+from core.configuration import Configuration, SignIn
+from core.errors import ConfigurationError
+from core.hosting import passwords, tokens
+from core.hosting.people import role_of
+from core.hosting.sessions import Session
+
+_KEPT_SECONDS = 1.0  # how long a session that was ended by another process may still be taken for one
+_MOST_KEPT = 4096
+_COOKIE = "the cookie of a session"
+PASSWORDS: tuple[tuple[Role, str], ...] = (("editor", "editor_password"), ("viewer", "viewer_password"))
+
+
+@dataclass(frozen=True)
+class Found:
+    """How a request was recognised. by: local, cookie, token, header, or nothing; said: what the cookie says of its session."""
+
+    identity: Identity | None
+    by: str = ""
+    said: str = ""
+    wait: float = 0.0  # seconds for which this address is refused, after too many wrong tokens
+
+
+_seen: dict[tuple[str, str], tuple[float, Session | None]] = {}
+
+
+def authenticate(scope: Scope, found: Configuration, place: Office) -> Found:
+    """Who sent it, where a sign-in is configured."""
+    headers = Headers(scope=scope)
+    bearer = _bearer(headers)
+    if bearer is not None and found.sign_in.tokens:
+        return _by_token(bearer, scope, found, place)
+    named = by_header(scope, found)
+    if named is not None:
+        return Found(named, "header")
+    said = session_cookie(headers, found, place)
+    identity = None if said is None else of_session(said, found.sign_in, place)
+    return Found(identity, "cookie", said or "") if identity is not None else Found(None)
+
+
+def still(at: Found, scope: Scope, found: Configuration, place: Office) -> Identity | None:
+    """Who it is now, for what goes on: a websocket."""
+    if at.by == "local":
+        return None if found.sign_in.is_configured else LOCAL
+    if at.by == "header":
+        return by_header(scope, found)
+    if at.by == "cookie":
+        return of_session(at.said, found.sign_in, place)
+    if at.by == "token" and found.sign_in.tokens:
+        return _of_token(tokens.digest_of(_bearer(Headers(scope=scope)) or ""), place)
+    return None
+
+
+def of_session(said: str, sign_in: SignIn, place: Office) -> Identity | None:
+    """Whom a cookie's session stands for, if what it was begun with still lets them in."""
+    session = _session(said, place)
+    if session is None:
+        return None
+    if session.way == "password":
+        for role, setting in PASSWORDS:
+            if getattr(sign_in, setting) and session.credential == credential_of(place, setting, getattr(sign_in, setting)):
+                return Identity(role, role, "password")
+        return None
+    if session.way == "token":
+        return _of_token(session.credential, place) if sign_in.tokens else None
+    if session.way == "oidc" and sign_in.oidc_issuer and session.credential == provider_of(place, sign_in):
+        known = role_of(session.name, sign_in)
+        return None if known is None else Identity(session.name, known, "oidc")
+    return None
+
+
+def with_secret(secret: str, sign_in: SignIn, place: Office) -> tuple[Identity, str] | None:
+    """Whom a typed password or token lets in, and what their session keeps of it. As long for a wrong one as for a right one."""
+    if sign_in.tokens and secret.startswith(tokens.PREFIX):
+        digest = tokens.digest_of(secret.strip())
+        identity = _of_token(digest, place)
+        if identity is not None and digest is not None:
+            return identity, digest
+    right = [(role, setting) for role, setting in PASSWORDS if passwords.is_right(getattr(sign_in, setting), secret)]
+    if not right:
+        return None
+    role, setting = right[0]
+    return Identity(role, role, "password"), credential_of(place, setting, getattr(sign_in, setting))
+
+
+def credential_of(place: Office, setting: str, value: str) -> str:
+    """A fingerprint of a configured password: equal as long as it is not changed."""
+    return place.signature("the password of a session", f"{setting} {value}")
+
+
+def provider_of(place: Office, sign_in: SignIn) -> str:
+    return place.signature("the provider of a session", f"{sign_in.oidc_issuer} {sign_in.oidc_client_id}")
+
+
+def by_header(scope: Scope, found: Configuration) -> Identity | None:
+    """Whom the proxy names, once, if it is a trusted one and the lists know them."""
+    if not found.sign_in.header or not peers.is_trusted(peers.peer_of(scope), found.hosting):
+        return None
+    names = Headers(scope=scope).getlist(found.sign_in.header)
+    if len(names) != 1:
+        return None
+    try:
+        name = names[0].encode("latin-1").decode("utf-8").strip()
+    except UnicodeError:
+        return None
+    role = role_of(name, found.sign_in)
+    return None if role is None else Identity(name, role, "header")
+
+
+def session_cookie(headers: Headers, found: Configuration, place: Office) -> str | None:
+    """What the cookie says of its session, if we signed it and it is not over."""
+    text = cookies(headers).get(place.cookie("session", is_secure(found)), "")
+    said, _, rest = text.partition(".")
+    expires, _, signature = rest.partition(".")
+    if not place.is_signed(_COOKIE, f"{said}.{expires}", signature):
+        return None
+    return said if expires.isdigit() and int(expires) > time.time() else None
+
+
+def cookie_value(place: Office, said: str, expires: float) -> str:
+    text = f"{said}.{int(expires)}"
+    return f"{text}.{place.signature(_COOKIE, text)}"
+
+
+def cookies(headers: Headers) -> dict[str, str]:
+    return {name: value for part in headers.getlist("cookie") for name, value in cookie_parser(part).items()}
+
+
+def sign_out(said: str, place: Office) -> None:
+    place.sessions.end(said)
+    _seen.pop((str(place.directory), said), None)
+
+
+def forget() -> None:
+    """Look every session up again."""
+    _seen.clear()
+
+
+def _session(said: str, place: Office) -> Session | None:
+    """Looked up once a second at most, for a heatmap asks for many tiles at once."""
+    key, now = (str(place.directory), said), time.monotonic()
+    kept = _seen.get(key)
+    if kept is None or now > kept[0]:
+        try:
+            kept = now + _KEPT_SECONDS, place.sessions.find(said)
+        except (sqlite3.Error, OSError, ConfigurationError):
+            return None
+        if len(_seen) >= _MOST_KEPT:
+            _seen.clear()
+        _seen[key] = kept
+    session = kept[1]
+    return session if session is not None and session.expires > time.time() else None
+
+
+def _by_token(text: str, scope: Scope, found: Configuration, place: Office) -> Found:
+    """A right token always counts: it has 256 random bits, so that nobody guesses one, and a colleague's faulty script locks nobody out."""
+    identity = _of_token(tokens.digest_of(text), place)
+    if identity is not None:
+        return Found(identity, "token")
+    try:
+        address = peers.client_of(scope, found.hosting)
+        _, wait = place.sessions.attempt(address, found.sign_in.attempts, 60 * found.sign_in.attempt_minutes)
+    except (sqlite3.Error, OSError, ConfigurationError):
+        wait = 0.0
+    return Found(None, "token", wait=wait)
+
+
+def _of_token(digest: str | None, place: Office) -> Identity | None:
+    token = None if digest is None else place.tokens.of_digest(digest)
+    return None if token is None else Identity(token.name, token.role, "token")  # type: ignore[arg-type]
+
+
+def _bearer(headers: Headers) -> str | None:
+    found = headers.getlist("authorization")
+    scheme, _, text = found[0].partition(" ") if len(found) == 1 else ("", "", "")
+    return text.strip() if scheme.lower() == "bearer" else None

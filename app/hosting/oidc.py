@@ -1,0 +1,153 @@
+"""Signing in through an OpenID Connect provider: the code flow with PKCE, state and nonce, and the lists of who may enter.
+
+An address counts only where the provider says that it is verified: with some providers anybody may claim any address.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from typing import Any
+
+import httpx2
+from authlib.common.errors import AuthlibBaseError
+from authlib.integrations.starlette_client import OAuth, StarletteOAuth2App
+from joserfc.errors import JoseError
+from starlette.datastructures import QueryParams
+from starlette.middleware.sessions import SessionMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.hosting import authentication, following, peers, sign_in, sign_in_page
+from app.hosting.answers import frames
+from app.hosting.identity import Identity
+from app.hosting.settings import Office, is_secure, now_in_force, office
+from core.configuration import Configuration, SignIn
+from core.hosting import private
+from core.hosting.people import role_of
+from core.runs import audit
+
+_MINUTES = 10  # between leaving for the provider and coming back
+_PATIENCE_SECONDS = 10.0
+# Signatures that only the provider can make; a shared secret or none at all is no signature.
+_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
+_FOREIGN = (AuthlibBaseError, JoseError, httpx2.HTTPError, ValueError, KeyError, TypeError, RuntimeError)
+_log = logging.getLogger(__name__)
+
+
+class ProviderError(Exception):
+    """What the provider said cannot be taken; the text is for the server's log."""
+
+
+async def leave(request: Request) -> Response:
+    """To the provider, with where the viewer wanted to go kept in a signed cookie."""
+    found = now_in_force()
+    if not found.sign_in.oidc_issuer:
+        return sign_in_page.sentence("Not found", "This server has no such way to sign in.", 404, frames(found))
+    request.session["next"] = following.safe(request.query_params.get("next", "/"))
+    try:
+        provider = await _provider(found.sign_in)
+        return await provider.authorize_redirect(request, found.hosting.public_url.rstrip("/") + sign_in.CALLBACK)
+    except (*_FOREIGN, ProviderError) as error:
+        _log.error("the sign-in provider cannot be used: %s", error)
+        text = "The sign-in provider cannot be reached, or says something that cannot be used; try again later."
+        return sign_in_page.sentence("Not signed in", text, 502, frames(found))
+
+
+async def come_back(request: Request) -> Response:
+    """From the provider: a session for who is in the lists."""
+    found, place = now_in_force(), office()
+    target = following.safe(str(request.session.pop("next", "/")))
+    try:
+        claims = await _claims(request, found.sign_in)
+    except (*_FOREIGN, ProviderError) as error:
+        _log.error("nobody was signed in by the provider: %s", _plain(error))
+        _tell(place, request, found, "nobody", "failed sign-in")
+        text = "The provider's answer could not be taken: it was late, repeated, refused, or not meant for this browser."
+        return sign_in_page.sentence("Not signed in", text, 400, frames(found))
+    name = str(claims.get("email") or "").strip()
+    role = role_of(name, found.sign_in) if _is_verified(claims) else None
+    if role is None:
+        _tell(place, request, found, name or "nobody", "refused sign-in")
+        why = "is not in the lists of those who may enter" if _is_verified(claims) else "is not verified by the provider"
+        return sign_in_page.sentence("Not signed in", f"The address {name or '(none)'} {why}.", 403, frames(found))
+    identity = Identity(name, role, "oidc")
+    return await sign_in.begin(request, found, place, identity, authentication.provider_of(place, found.sign_in), target)
+
+
+async def _claims(request: Request, ways: SignIn) -> dict[str, Any]:
+    """What the provider says of who signed in, from a token that it signed for us and for this browser."""
+    if not ways.oidc_issuer:
+        raise ProviderError("no provider is configured")
+    provider = await _provider(ways)
+    token = await provider.authorize_access_token(request)
+    claims = token.get("userinfo")
+    if not claims:
+        raise ProviderError("there was no ID token in the answer")
+    claims = dict(claims)
+    if "email" not in claims and "userinfo_endpoint" in provider.server_metadata:
+        more = dict(await provider.userinfo(token=token))
+        if more.get("sub") == claims.get("sub"):  # OpenID Connect Core 5.3.2
+            claims |= {key: more[key] for key in ("email", "email_verified") if key in more}
+    return claims
+
+
+def _is_verified(claims: dict[str, Any]) -> bool:
+    return claims.get("email_verified") in (True, "true")
+
+
+async def _provider(ways: SignIn) -> StarletteOAuth2App:
+    provider = _registered(ways.oidc_issuer, ways.oidc_client_id, ways.oidc_client_secret)
+    metadata = await provider.load_server_metadata()
+    if str(metadata.get("issuer", "")).rstrip("/") != ways.oidc_issuer.rstrip("/"):  # OpenID Connect Discovery 4.3
+        _registered.cache_clear()
+        raise ProviderError(f"it calls itself {str(metadata.get('issuer'))[:120]!a}, not {ways.oidc_issuer}")
+    offered = metadata.get("id_token_signing_alg_values_supported") or ["RS256"]
+    metadata["id_token_signing_alg_values_supported"] = [name for name in offered if name in _ALGORITHMS] or ["RS256"]
+    return provider
+
+
+@lru_cache(maxsize=2)
+def _registered(issuer: str, client_id: str, client_secret: str) -> StarletteOAuth2App:
+    return OAuth().register(
+        name="provider",
+        server_metadata_url=f"{issuer.rstrip('/')}/.well-known/openid-configuration",
+        client_id=client_id,
+        client_secret=client_secret,
+        client_kwargs={"scope": "openid email", "code_challenge_method": "S256", "timeout": _PATIENCE_SECONDS},
+    )
+
+
+def _tell(place: Office, request: Request, found: Configuration, who: str, what: str) -> None:
+    audit.record(place.directory, who, what, way="oidc", address=peers.client_of(request.scope, found.hosting))
+
+
+def _plain(error: Exception) -> str:
+    """For the log: an error of the provider's may quote what the address bar said."""
+    return ascii(f"{type(error).__name__}: {error}"[:200])
+
+
+def with_state(endpoint: Callable[[Request], Awaitable[Response]]) -> ASGIApp:
+    """The endpoint with `request.session`: a signed cookie for the minutes between leaving and coming back."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await (await endpoint(Request(scope, receive)))(scope, receive, send)
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        found, place = now_in_force(), office()
+        kept = SessionMiddleware(
+            answer,
+            secret_key=private.derived(place.key, "the way to the provider and back").hex(),
+            session_cookie=place.cookie("oidc", is_secure(found)),
+            max_age=60 * _MINUTES,
+            https_only=is_secure(found),
+        )
+        await kept({**scope, "query_string": _bounded(scope.get("query_string", b""))}, receive, send)
+
+    return serve
+
+
+def _bounded(query: bytes) -> bytes:
+    return query if len(query) <= 8192 and len(QueryParams(query.decode("latin-1"))) <= 16 else b""

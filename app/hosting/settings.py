@@ -1,0 +1,83 @@
+"""What the gate works with: the configuration in force, and the sessions, tokens and keys of the store."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+from functools import lru_cache
+from pathlib import Path
+
+from core.configuration import Configuration, configuration
+from core.errors import ConfigurationError
+from core.hosting import private
+from core.hosting.sessions import Sessions
+from core.hosting.tokens import Tokens
+from core.runs.store import open_store
+
+_FRESH_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+
+class _Kept:
+    """The configuration as it was a moment ago; while somebody has it half written, as it was before."""
+
+    found: Configuration | None = None
+    until = 0.0
+
+
+def now_in_force() -> Configuration:
+    """At most a second old. ConfigurationError where it cannot be understood and never could."""
+    if _Kept.found is None or time.monotonic() > _Kept.until:
+        try:
+            _Kept.found = configuration()
+        except ConfigurationError as error:
+            if _Kept.found is None:
+                raise
+            _log.error("the configuration stays as it was: %s", error)
+        _Kept.until = time.monotonic() + _FRESH_SECONDS
+    return _Kept.found
+
+
+def forget() -> None:
+    """Read the configuration anew at the next question."""
+    _Kept.found = None
+
+
+class Office:
+    """What one store keeps for signing in."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.key = private.secret(directory)
+        self.sessions = Sessions(directory)
+        self.tokens = Tokens(directory)
+        # Cookies do not know ports: two servers on one host would sign each other's viewers out under one name.
+        self.suffix = hmac.new(self.key, b"the name of the cookie", hashlib.sha256).hexdigest()[:8]
+
+    def cookie(self, kind: str, is_secure: bool) -> str:
+        """The name of a cookie. Where it is secure no other host of the domain can set it (the prefix makes browsers see to that)."""
+        return f"{'__Host-' if is_secure else ''}ulpscope_{kind}_{self.suffix}"
+
+    def signature(self, purpose: str, text: str) -> str:
+        key = private.derived(self.key, purpose)
+        return hmac.new(key, text.encode("utf-8", "backslashreplace"), hashlib.sha256).hexdigest()
+
+    def is_signed(self, purpose: str, text: str, signature: str) -> bool:
+        return hmac.compare_digest(self.signature(purpose, text).encode(), signature.encode("utf-8", "backslashreplace"))
+
+
+def office() -> Office:
+    """Of the store that this process serves; ConfigurationError where its private directory cannot be made."""
+    return _office(open_store().directory.absolute())
+
+
+@lru_cache(maxsize=4)
+def _office(directory: Path) -> Office:
+    return Office(directory)
+
+
+def is_secure(found: Configuration) -> bool:
+    """Whether the browser reaches the server by https."""
+    return found.hosting.public_url.lower().startswith("https://")

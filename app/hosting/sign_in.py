@@ -1,0 +1,203 @@
+"""`/sign-in`, `/sign-out` and `/health`: what the gate answers itself, before anything of the dashboard is reached."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sqlite3
+from urllib.parse import parse_qs, urlsplit
+
+import anyio
+from anyio import to_thread
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from app.hosting import authentication, following, peers, sign_in_page
+from app.hosting.answers import frames
+from app.hosting.identity import Identity
+from app.hosting.settings import Office, is_secure, now_in_force, office
+from core.configuration import Configuration
+from core.errors import ConfigurationError
+from core.runs import audit
+
+CALLBACK = "/sign-in/callback"
+LARGEST_FORM = 16 << 10  # bytes
+_FORM = "a form"
+_WRONG = "That is not right."
+_AGAIN = "The form was out of date or came from another site; try again."
+_log = logging.getLogger(__name__)
+_one_at_a_time = anyio.CapacityLimiter(1)  # a look at a password takes 0.1 s of a core and 32 MB, and anybody may ask for it
+
+
+async def sign_in(request: Request) -> Response:
+    """The form; whoever is signed in already goes on."""
+    found, place = now_in_force(), office()
+    target = following.safe(request.query_params["next"]) if "next" in request.query_params else following.before(request.headers)
+    if request.method == "POST":
+        return await _signing_in(request, found, place)
+    if authentication.authenticate(request.scope, found, place).identity is not None:
+        return RedirectResponse(target, 303)
+    return form(found, place, target)
+
+
+def form(found: Configuration, place: Office, target: str, wrong: str = "", status: int = 200) -> Response:
+    """The sign-in page with a fresh token against forged forms, which its cookie has too."""
+    ways = found.sign_in
+    has_password = bool(ways.viewer_password or ways.editor_password)
+    secret = " or ".join(word for word, is_set in (("password", has_password), ("token", ways.tokens)) if is_set).capitalize()
+    provider = urlsplit(ways.oidc_issuer).hostname or ""
+    if not secret and not provider:  # only the proxy can say who it is, and it did not, or named somebody who is in no list
+        wrong, status = (
+            wrong or "This server is reached through its sign-in proxy, which did not name anybody who may enter.",
+            403,
+        )
+    token = secrets.token_urlsafe(18)
+    token = f"{token}.{place.signature(_FORM, token)}"
+    answer: Response = sign_in_page.sign_in(secret, provider, token, target, wrong, status, frames(found))
+    _set_cookie(answer, place, found, "form", token, 3600)
+    return answer
+
+
+async def _signing_in(request: Request, found: Configuration, place: Office) -> Response:
+    said = await _form_of(request)
+    if said is None:
+        return PlainTextResponse("A form of this page was expected.", 400)
+    target = following.safe(said.get("next", "/"))
+    if not _is_from_us(request, said, found, place):
+        return form(found, place, target, _AGAIN, 403)
+    ways = found.sign_in
+    address = peers.client_of(request.scope, found.hosting)
+    try:
+        number, wait = await run_in_threadpool(place.sessions.attempt, address, ways.attempts, 60 * ways.attempt_minutes)
+        if wait:
+            answer = form(found, place, target, _too_many(wait), 429)
+            answer.headers["retry-after"] = str(round(wait))
+            return answer
+        let_in = await to_thread.run_sync(authentication.with_secret, said.get("secret", ""), ways, place, limiter=_one_at_a_time)
+        if let_in is None:
+            _tell(place, "nobody", "failed sign-in", address=address)
+            return form(found, place, target, _WRONG, 401)
+        await run_in_threadpool(place.sessions.succeeded, number)
+        return await begin(request, found, place, let_in[0], let_in[1], target)
+    except (sqlite3.Error, OSError, ConfigurationError) as error:
+        _log.error("nobody can sign in: %s", error)
+        return form(found, place, target, "Signing in is not possible at this moment: the server cannot write to its disk.", 503)
+
+
+async def begin(
+    request: Request, found: Configuration, place: Office, identity: Identity, credential: str, target: str
+) -> Response:
+    """A new session, the old one ended, and on to where the viewer wanted to go."""
+    before = authentication.session_cookie(request.headers, found, place)
+    if before is not None:
+        await run_in_threadpool(authentication.sign_out, before, place)
+    hours = found.sign_in.session_hours
+    said, expires = await run_in_threadpool(place.sessions.begin, identity.name, identity.way, credential, hours)
+    address = peers.client_of(request.scope, found.hosting)
+    _tell(place, identity.name, "sign-in", role=identity.role, way=identity.way, address=address)
+    answer = RedirectResponse(target, 303)
+    _set_cookie(answer, place, found, "session", authentication.cookie_value(place, said, expires), round(3600 * hours))
+    _drop_cookie(answer, place, found, "form")
+    return answer
+
+
+async def sign_out(request: Request) -> Response:
+    """Ends the session in every process. Asks first where the browser does not say that one of our pages sent the viewer here."""
+    found, place = now_in_force(), office()
+    who = authentication.authenticate(request.scope, found, place)
+    if who.identity is None:
+        return RedirectResponse("/sign-in?next=%2F", 303)
+    if who.by == "header":
+        text = "The proxy in front of this server says who you are; sign out there."
+        return sign_in_page.sentence("Signed in by the proxy", text, 200, frames(found), ("/", "Back to ULPscope"))
+    if request.method == "GET":
+        is_prefetched = "prefetch" in request.headers.get("sec-purpose", "") or "prefetch" in request.headers.get("purpose", "")
+        if request.headers.get("sec-fetch-site") != "same-origin" or is_prefetched:
+            token = place.signature(_FORM, who.said)
+            return sign_in_page.sign_out(token, who.identity.name, frames(found))
+    else:
+        said = await _form_of(request)
+        if said is None or not place.is_signed(_FORM, who.said, said.get("form", "")):
+            return sign_in_page.sentence("Not signed out", _AGAIN, 403, frames(found), ("/sign-out", "Sign out"))
+    try:
+        await run_in_threadpool(authentication.sign_out, who.said, place)
+    except (sqlite3.Error, OSError, ConfigurationError) as error:
+        _log.error("a session cannot be ended: %s", error)
+        text = "The server cannot write to its disk, so the session goes on until it expires; try again."
+        return sign_in_page.sentence("Not signed out", text, 503, frames(found), ("/sign-out", "Sign out"))
+    _tell(place, who.identity.name, "sign-out")
+    answer = sign_in_page.sentence("Signed out", "This browser is signed out, and its open pages with it.", 200, frames(found))
+    _drop_cookie(answer, place, found, "session")
+    return answer
+
+
+async def health(_: Request) -> Response:
+    """That the process answers, and nothing else: for whoever watches over it."""
+    return PlainTextResponse("ok", headers={"cache-control": "no-store"})
+
+
+def _is_from_us(request: Request, said: dict[str, str], found: Configuration, place: Office) -> bool:
+    token = said.get("form", "")
+    nonce, _, signature = token.partition(".")
+    kept = authentication.cookies(request.headers).get(place.cookie("form", is_secure(found)), "")
+    is_same = secrets.compare_digest(kept.encode("utf-8", "backslashreplace"), token.encode("utf-8", "backslashreplace"))
+    return is_same and place.is_signed(_FORM, nonce, signature) and peers.is_same_site(request.scope, found.hosting)
+
+
+async def _form_of(request: Request) -> dict[str, str] | None:
+    """The fields of a form that is small and of the one type ours has; None for anything else."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-www-form-urlencoded":
+        return None
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > LARGEST_FORM:
+            return None
+    try:
+        fields = parse_qs(body.decode("ascii"), keep_blank_values=True, max_num_fields=8, errors="strict")
+    except (UnicodeError, ValueError):
+        return None
+    return {name: values[0] for name, values in fields.items() if len(values) == 1}
+
+
+def _set_cookie(answer: Response, place: Office, found: Configuration, kind: str, value: str, seconds: int) -> None:
+    name = place.cookie(kind, is_secure(found))
+    answer.set_cookie(name, value, max_age=seconds, path="/", secure=is_secure(found), httponly=True, samesite="lax")
+
+
+def _drop_cookie(answer: Response, place: Office, found: Configuration, kind: str) -> None:
+    name = place.cookie(kind, is_secure(found))
+    answer.delete_cookie(name, path="/", secure=is_secure(found), httponly=True, samesite="lax")
+
+
+def _tell(place: Office, who: str, what: str, **figures: object) -> None:
+    audit.record(place.directory, who, what, "", **figures)
+
+
+def _too_many(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return f"Too many wrong attempts from your address; try again in {minutes} minute{'s' if minutes > 1 else ''}."
+
+
+class _Provider:
+    """The way to an OIDC provider or back; the libraries for it are loaded when somebody goes it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from app.hosting import oidc
+
+        await oidc.with_state(oidc.leave if self._name == "leave" else oidc.come_back)(scope, receive, send)
+
+
+ROUTES = [
+    Route("/sign-in", sign_in, methods=["GET", "POST"]),
+    Route("/sign-out", sign_out, methods=["GET", "POST"]),
+    Route("/sign-in/oidc", _Provider("leave"), methods=["GET"]),
+    Route(CALLBACK, _Provider("come_back"), methods=["GET"]),
+    Route("/health", health, methods=["GET"]),
+]

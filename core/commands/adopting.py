@@ -1,0 +1,41 @@
+"""`adopt`: a run file from outside becomes a run of the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from core.commands.capturing import ProgressOption, check_progress
+from core.commands.console import JsonOption, StoreOption, announce, announce_line, steps, stoppable
+from core.runs import audit
+from core.runs.adopt import adopt as adopt_file
+from core.runs.store import open_store
+
+
+def adopt(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A run file (.duckdb), from anybody.")],
+    name: Annotated[str | None, typer.Option(help="What to call the run. Default: what the file calls it.")] = None,
+    run_id: Annotated[str | None, typer.Option(hidden=True, help="The id that the run is to have.")] = None,
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Take in a run file from outside: checked table by table, every figure computed anew from its logits, stored as a new run.
+
+    Nothing in the file is executed, and a file whose figures are not those of its logits is refused. A file of an older schema becomes one of
+    this version; the file itself stays as it is.
+    """
+    check_progress(progress)
+    with stoppable(), steps(progress) as say:
+        new_id = adopt_file(
+            open_store(store), file, name=name, run_id=run_id,
+            on_progress=lambda done, total: say("checking and comparing", done, total),
+        )  # fmt: skip
+    if run_id is None:  # a server that asks for an id writes its own line
+        audit.record(open_store(store).directory, audit.local_user(), "upload", new_id)
+    if progress == "json":
+        announce_line(new_id)
+    else:
+        announce(new_id, as_json_)

@@ -1,0 +1,58 @@
+"""`inspect`: what a file would be understood as, storing nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from core.commands.capturing import ProgressOption, check_progress
+from core.commands.console import JsonOption, err, out, print_json, steps
+from core.uploads.understanding import understood
+
+
+def inspect(
+    files: Annotated[list[Path], typer.Argument(help="One file of two or more sides, two of one array each, or a run file.")],
+    compute_dtype: Annotated[
+        str | None, typer.Option(help="float32, float16 or bfloat16. Default: declared, else detected.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="The side the others are compared with. Default: 'reference', else the first.")
+    ] = None,
+    progress: ProgressOption = "bar",
+    as_json_: JsonOption = False,
+) -> None:
+    """What a dump or a run file is understood as: sides, dtypes, shapes, tokens. Nothing is stored."""
+    check_progress(progress)
+    with steps(progress) as tell:
+        found = understood(
+            files, compute_dtype=compute_dtype, reference=reference, on_progress=lambda done, total: tell("reading", done, total)
+        )
+    if progress == "json":
+        sys.stdout.write(json.dumps({"understood": found}) + "\n")
+    elif as_json_:
+        print_json(found)
+    else:
+        _print(found)
+
+
+def _print(found: dict[str, Any]) -> None:
+    table = Table(title=", ".join(found["files"]))
+    for name in ("side", "role", "saved as"):
+        table.add_column(name)
+    for number, side in enumerate(found["sides"]):
+        table.add_row(side["name"], "variant" if number else "reference", side["source_dtype"])
+    out.print(table, markup=False)
+    shape = f"{found['prompts']:,} prompts, {found['positions']:,} positions x {found['vocab']:,} tokens"
+    if found["kind"] == "run":
+        out.print(f"run '{found['name']}', {shape}, {found['compute_dtype']}", markup=False)
+        return
+    out.print(
+        f"{shape}, tokens: {found['tokens']}; compute dtype {found['compute_dtype']} ({found['dtype_reason']})", markup=False
+    )
+    for warning in found["warnings"]:
+        err.print(f"note: {warning}", markup=False)

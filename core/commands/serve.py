@@ -1,0 +1,58 @@
+"""`serve`: the dashboard for others. It looks at the configuration first, then becomes Streamlit's server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from core.commands.console import StoreOption, err
+from core.configuration import FILE_NAME, VARIABLE, configuration
+from core.errors import UsageError
+from core.hosting import private, start, tokens
+from core.runs.store import open_store
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def serve(
+    address: Annotated[
+        str, typer.Option(help="Where to listen. Anything but this machine itself needs a sign-in; 0.0.0.0 is every address.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
+    store: StoreOption = None,
+) -> None:
+    """Serve the dashboard. Refuses, before it listens, to be open to others without a sign-in (docs/hosting.md)."""
+    found = configuration()
+    environment = os.environ | {start.FORWARDED: ""}  # whom to believe is [hosting] trusted_proxies, and nothing else
+    start.check(found, environment, address)
+    if address.startswith("unix:"):
+        raise UsageError("Streamlit's server does not listen on unix sockets; give an address such as 127.0.0.1.")
+    directory = open_store(store).directory.absolute()
+    environment["ULPSCOPE_STORE"] = str(directory)
+    named = environment.get(VARIABLE) or (FILE_NAME if Path(FILE_NAME).exists() else "")
+    if named:  # the server runs in the repository, where the theme is
+        environment[VARIABLE] = str(Path(named).absolute())
+    where = found.hosting.public_url or f"http://{f'[{address}]' if ':' in address else address}:{port}"
+    ways = start.ways(found.sign_in)
+    err.print(
+        f"{where}, runs in {directory}, sign-in: {', '.join(ways) or 'none, this machine only'}", markup=False, soft_wrap=True
+    )
+    if found.sign_in.is_configured:
+        private.secret(directory)
+        if found.sign_in.tokens and not tokens.listed(directory):
+            err.print("there is no token yet: python -m core tokens add NAME --role editor", markup=False, soft_wrap=True)
+    options = {
+        "server.address": address,
+        "server.port": str(port),
+        "server.headless": "true",
+        "logger.hideWelcomeMessage": "true",
+    }
+    flags = [part for name, value in options.items() for part in (f"--{name}", value)]
+    os.chdir(ROOT)
+    sys.stderr.flush()
+    command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app" / "main.py"), *flags]
+    os.execve(sys.executable, command, environment)

@@ -1,0 +1,134 @@
+"""Who is signed in, and who failed to: `.hosting/sessions.sqlite`, shared by every process on the store.
+
+A session is a row, so that signing out ends it everywhere; the row has the SHA-256 of what the browser holds, so that nobody who reads
+the file can use it. What the session was begun with (`credential`) is looked at again whenever it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.errors import ConfigurationError
+from core.hosting import private
+
+FILE = "sessions.sqlite"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS session (id TEXT PRIMARY KEY, name TEXT, way TEXT, credential TEXT, created REAL, expires REAL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS attempt (number INTEGER PRIMARY KEY, address TEXT, moment REAL);
+CREATE INDEX IF NOT EXISTS attempt_address ON attempt (address, moment);
+"""
+_MOST_ATTEMPTS = 20_000  # rows, of all addresses
+_MOST_SESSIONS = 50_000
+_SKEW_SECONDS = 60  # a moment further ahead was written before the clock was put back
+
+
+@dataclass(frozen=True)
+class Session:
+    """A sign-in that has not ended. credential: what it was begun with, in a form that gives nothing away; expires: seconds since 1970."""
+
+    name: str
+    way: str
+    credential: str
+    expires: float
+
+
+class Sessions:
+    """Every method opens the file anew, so it may be called from any thread and after any restart."""
+
+    def __init__(self, store: Path) -> None:
+        self._path = private.folder_of(store) / FILE
+        with suppress(sqlite3.Error), self._open() as file:
+            file.execute("SELECT 1 FROM session, attempt LIMIT 1")
+
+    def begin(self, name: str, way: str, credential: str, hours: float) -> tuple[str, float]:
+        """A new session: what its cookie says, which is kept nowhere, and when it ends."""
+        said, now = secrets.token_urlsafe(32), time.time()
+        row = (_sha256(said), name, way, credential, now, now + 3600 * hours)
+        with self._open() as file:
+            file.execute("DELETE FROM session WHERE expires <= ?", (now,))
+            file.execute("INSERT INTO session (id, name, way, credential, created, expires) VALUES (?, ?, ?, ?, ?, ?)", row)
+            too_many = file.execute("SELECT max(count(*) - ?, 0) FROM session", (_MOST_SESSIONS,)).fetchone()[0]
+            if too_many:
+                file.execute("DELETE FROM session WHERE id IN (SELECT id FROM session ORDER BY created LIMIT ?)", (too_many,))
+        return said, row[-1]
+
+    def find(self, said: str) -> Session | None:
+        """The session of a cookie, unless it was ended or is over."""
+        with self._open() as file:
+            row = file.execute(
+                "SELECT name, way, credential, expires FROM session WHERE id = ? AND expires > ?", (_sha256(said), time.time())
+            ).fetchone()
+        return None if row is None else Session(*row)
+
+    def end(self, said: str) -> None:
+        """Sign out, in every process."""
+        with self._open() as file:
+            file.execute("DELETE FROM session WHERE id = ?", (_sha256(said),))
+
+    def attempt(self, address: str, most: int, seconds: float) -> tuple[int, float]:
+        """Before a secret is looked at: (number of this attempt, 0), or (0, seconds to wait) after `most` failures within `seconds`.
+
+        Counted before it is known to fail, so that many at once are no way around it; `succeeded` takes it back.
+        """
+        address, now = _bucket(address), time.time()
+        with self._open() as file:
+            file.execute("BEGIN IMMEDIATE")
+            file.execute("DELETE FROM attempt WHERE moment < ? OR moment > ?", (now - seconds, now + _SKEW_SECONDS))
+            found = file.execute("SELECT count(*), min(moment) FROM attempt WHERE address = ?", (address,)).fetchone()
+            if found[0] >= most:
+                return 0, max(1.0, found[1] + seconds - now)
+            number = file.execute("INSERT INTO attempt (address, moment) VALUES (?, ?)", (address, now)).lastrowid
+            file.execute("DELETE FROM attempt WHERE number <= ?", ((number or 0) - _MOST_ATTEMPTS,))
+        return number or 0, 0.0
+
+    def succeeded(self, number: int) -> None:
+        """That attempt did not fail. The others of its address stay: who knows one password may be guessing another."""
+        with self._open() as file:
+            file.execute("DELETE FROM attempt WHERE number = ?", (number,))
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """One transaction. A file that is none is put aside: everybody signs in again."""
+        with closing(self._connected()) as file, file:
+            yield file
+
+    def _connected(self) -> sqlite3.Connection:
+        for _ in range(3):
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            file = sqlite3.connect(self._path, timeout=5)
+            try:
+                if not file.execute("SELECT 1 FROM sqlite_master WHERE name = 'attempt_address'").fetchone():
+                    file.executescript(_SCHEMA)
+                return file
+            except sqlite3.OperationalError:  # locked, or the disk is full
+                file.close()
+                raise
+            except sqlite3.DatabaseError:
+                file.close()
+                with suppress(OSError):
+                    self._path.rename(self._path.with_name(f"{FILE}.damaged-{secrets.token_hex(4)}"))
+        raise ConfigurationError(f"{self._path}: cannot be opened; remove it, and everybody signs in again.")
+
+
+def _bucket(address: str) -> str:
+    """Whose attempts are counted together: an IPv4 address, or the 64 bits of an IPv6 network, of which anybody has all addresses."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address[:100]
+    if isinstance(found, ipaddress.IPv6Address):
+        return str(found.ipv4_mapped or ipaddress.ip_network((found, 64), strict=False))
+    return str(found)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()

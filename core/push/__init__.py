@@ -1,0 +1,1 @@
+"""The client of the HTTP API, for the command line."""

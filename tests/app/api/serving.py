@@ -1,0 +1,73 @@
+"""The routes in a server process of their own, on a store of its own, for what a client in this process cannot show."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+_SERVER = """
+import sys, uvicorn
+from starlette.applications import Starlette
+from app.routes import ROUTES
+uvicorn.run(Starlette(routes=ROUTES), host="127.0.0.1", port=int(sys.argv[1]), log_level="error")
+"""
+
+
+@dataclass
+class Server:
+    port: int
+    process: subprocess.Popen
+    store: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def resident_bytes(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) << 10
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def environment(store: Path, **more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")}
+    return kept | {"ULPSCOPE_STORE": str(store), "ULPSCOPE_SAMPLES": ""} | more
+
+
+@contextmanager
+def serving(store: Path, port: int | None = None, **more: str) -> Iterator[Server]:
+    port = port or free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVER, str(port)], cwd=ROOT, env=environment(store, **more), stderr=subprocess.DEVNULL
+    )
+    try:
+        _wait(port, process)
+        yield Server(port, process, store)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _wait(port: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError("the server does not listen")

@@ -1,0 +1,55 @@
+"""docs/api.md: every example is run as it stands, against a server."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.app.api.serving import ROOT, serving
+
+DOCUMENT = ROOT / "docs" / "api.md"
+
+
+def examples(text: str) -> list[str]:
+    return re.findall(r"^```bash\n(.*?)^```$", text, re.S | re.M)
+
+
+def _script(url: str) -> str:
+    """All of them in order, as a reader would paste them, stopping at the first that fails."""
+    found = [text.replace("http://127.0.0.1:8501", url) for text in examples(DOCUMENT.read_text())]
+    return "set -eu -o pipefail\n" + "\n".join(found)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not all(map(shutil.which, ("curl", "openssl", "bash"))), reason="the examples need curl and openssl")
+def test_every_example_does_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "sample_runs").symlink_to(ROOT / "sample_runs")
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "python3"):
+        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
+        (tmp_path / "bin" / name).chmod(0o755)
+    with serving(tmp_path / "runs") as server:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")}
+        environment = kept | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "ULPSCOPE_STORE": str(tmp_path / "own")}
+        done = subprocess.run(["bash", "-c", _script(server.url)], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert '"error"' not in done.stdout, done.stdout
+    assert done.stdout.splitlines()[0].startswith(f"{server.url}/overview?run=")
+    assert (tmp_path / "run.npz").read_bytes() == (tmp_path / "part.npz").read_bytes()
+    assert '"pinned": true' in done.stdout
+    assert len(list((tmp_path / "runs").glob("*.duckdb"))) == 3
+
+
+def test_the_document_names_every_address() -> None:
+    from app.api.routes import OPERATIONS
+
+    text = DOCUMENT.read_text()
+    for operation in OPERATIONS:
+        last = re.sub(r"\{\w+\}", "", operation.path).rstrip("/").rsplit("/", 1)[-1]
+        assert last in text, operation.path

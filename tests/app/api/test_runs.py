@@ -1,0 +1,213 @@
+"""Runs over HTTP: the figures of the command line, the filters of the gallery, the manners of a server of files."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.testclient import TestClient
+
+from app.api import files
+from app.hosting import identity
+from app.hosting.identity import Identity
+from app.routes import ROUTES
+from core.__main__ import app
+from core.runs import audit, labels
+from core.runs.export import export_npz
+from core.runs.reader import RunReader
+from core.runs.store import Store
+from tests.core.runs.damaging import damaged
+from tests.core.runs.made_runs import calm_sides, copied, header_of, write_run
+
+
+@pytest.fixture
+def three(store: Path) -> list[str]:
+    """Ids of three runs, the newest last."""
+    made = []
+    for name, dtype in (("first", "bfloat16"), ("second", "float32"), ("third, golden", "bfloat16")):
+        header = header_of(dtype, name=name)
+        made.append(write_run(Store(store), header, calm_sides(header, len(made)), run_id=f"run-{len(made)}").stem)
+    labels.write(store, "run-2", labels.Labels(("golden", "a,b"), "kept", True))
+    return made
+
+
+def _printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    app(arguments, standalone_mode=False)
+    return capsys.readouterr().out
+
+
+def ids(client: TestClient, query: str = "") -> list[str]:
+    answer = client.get(f"/api/runs?{query}")
+    assert answer.status_code == 200, answer.text
+    return [run["run_id"] for run in answer.json()["runs"]]
+
+
+def test_the_list_filters_as_the_gallery_does(client: TestClient, three: list[str]) -> None:
+    assert sorted(ids(client)) == three
+    assert ids(client, "search=second") == ["run-1"]
+    assert sorted(ids(client, "dtype=bfloat16")) == ["run-0", "run-2"]
+    assert ids(client, "tag=golden&tag=a,b") == ["run-2"]
+    assert ids(client, "sort=name") == ["run-0", "run-1", "run-2"]
+    assert ids(client, "sort=name&limit=1&offset=1") == ["run-1"]
+    assert client.get("/api/runs?limit=1").json()["total"] == 3
+    assert client.get("/api/runs?search=kept").json()["runs"][0]["labels"] == {
+        "tags": ["golden", "a,b"],
+        "note": "kept",
+        "pinned": True,
+    }
+
+
+@pytest.mark.parametrize(
+    "query", ["dtype=int4", "sort=beauty", "limit=all", "limit=5000", "sarch=x", "verdict=fine", "search=" + "x" * 200]
+)
+def test_a_filter_that_means_nothing_is_a_sentence(query: str, client: TestClient) -> None:
+    answer = client.get(f"/api/runs?{query}")
+    assert answer.status_code == 400
+    assert answer.json()["error"].endswith(".")
+
+
+def test_one_run_is_what_the_command_line_prints(client: TestClient, three: list[str], store: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    told = client.get("/api/runs/run-1?positions=1").json()
+    printed = json.loads(_printed(capsys, "show", "run-1", "--json", "--positions", "--store", str(store)))
+    extra = {"labels": {"tags": [], "note": "", "pinned": False}, "url": "http://testserver/overview?run=run-1"}
+    assert told == {**printed, **extra}
+    assert len(told["by_position"]) == 8
+
+
+def test_what_is_not_there_or_not_meant_is_a_status_and_a_sentence(client: TestClient, three: list[str]) -> None:
+    for method, path, status in [
+        ("GET", "/api/runs/none", 404), ("GET", "/api/runs/none/file", 404), ("DELETE", "/api/runs/none", 404), ("GET", "/api/runs/run-0?positions=2", 400),
+        ("POST", "/api/runs/run-0/restore", 404), ("POST", "/api/runs", 405), ("PATCH", "/api/runs/run-0", 405), ("GET", "/api/runs/none/labels", 404),
+        ("DELETE", "/api/runs/run-", 404), ("GET", "/api/runs/..%2f..%2fetc%2fpasswd", 404),
+    ]:  # fmt: skip
+        answer = client.request(method, path)
+        assert answer.status_code == status, (method, path, answer.text)
+        if "%2f" not in path:
+            assert set(answer.json()) == {"error"}
+    assert client.request("POST", "/api/runs").headers["allow"] == "GET, HEAD"
+
+
+def test_the_file_comes_in_ranges_and_only_if_it_has_changed(client: TestClient, three: list[str], store: Path) -> None:
+    body = (store / "run-0.duckdb").read_bytes()
+    whole = client.get("/api/runs/run-0/file")
+    assert whole.content == body
+    assert whole.headers["content-type"] == "application/octet-stream"
+    etag = whole.headers["etag"]
+    part = client.get("/api/runs/run-0/file", headers={"Range": "bytes=100-199", "If-Range": etag})
+    assert (part.status_code, part.content) == (206, body[100:200])
+    assert client.get("/api/runs/run-0/file", headers={"Range": f"bytes={len(body)}-"}).status_code == 416
+    assert client.get("/api/runs/run-0/file", headers={"If-None-Match": etag}).status_code == 304
+    assert client.get("/api/runs/run-0/file", headers={"Range": "bytes=0-9", "If-Range": '"other"'}).status_code == 200
+    assert client.head("/api/runs/run-0/file").headers["content-length"] == str(len(body))
+    assert client.get("/files/run-0.duckdb").content == body
+    assert client.get("/files/none.duckdb").headers["content-type"].startswith("text/plain")
+
+
+def test_an_npz_is_the_same_bytes_whenever_it_is_written_so_that_a_range_fits(
+    client: TestClient, three: list[str], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = client.get("/api/runs/run-1/npz")
+    kept = list((store / ".npz").iterdir())
+    assert len(kept) == 1
+    kept[0].unlink()
+    monkeypatch.setattr("time.localtime", lambda *_: (2031, 1, 1, 0, 0, 0, 0, 1, 0))
+    rest = client.get("/api/runs/run-1/npz", headers={"Range": "bytes=1000-", "If-Range": first.headers["etag"]})
+    assert (rest.status_code, rest.content) == (206, first.content[1000:])
+    with RunReader(store / "run-1.duckdb") as run:
+        export_npz(run, tmp_path / "own.npz")
+    assert (tmp_path / "own.npz").read_bytes() == first.content
+    with np.load(io.BytesIO(first.content)) as arrays:
+        assert arrays["side_0"].shape == (8, 300)
+
+
+def test_kept_npz_files_stay_within_bounds(
+    client: TestClient, three: list[str], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run_id in three:
+        assert client.get(f"/api/runs/{run_id}/npz").status_code == 200
+    assert len(list((store / ".npz").iterdir())) == 3
+    monkeypatch.setattr(files, "KEPT_BYTES", 1)
+    copied(store / "run-3.duckdb")
+    assert client.get("/api/runs/run-3/npz").status_code == 200
+    assert [path.name.split("-1-")[0] for path in (store / ".npz").iterdir()] == ["run-3"]
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999 TB")
+    assert client.get("/api/runs/run-0/npz").status_code == 507
+
+
+def test_a_deleted_run_comes_back_with_its_labels_and_one_deleted_for_good_does_not(
+    client: TestClient, three: list[str], store: Path
+) -> None:
+    gone = client.delete("/api/runs/run-2").json()
+    assert (gone["deleted"], gone["kept_days"]) == ("into the trash", 7)
+    assert [run["run_id"] for run in client.get("/api/trash").json()["deleted"]] == ["run-2"]
+    assert client.get("/api/runs/run-2").status_code == 404
+    assert client.post(gone["restore"]).json()["run_id"] == "run-2"
+    assert client.get("/api/runs/run-2/labels").json()["tags"] == ["golden", "a,b"]
+    assert client.delete("/api/runs/run-2?for_good=1").json()["deleted"] == "for good"
+    assert client.get("/api/trash").json()["deleted"] == []
+    assert [event["what"] for event in audit.read(store, 9)] == ["delete", "restore", "delete for good"]
+
+
+def test_a_sample_run_is_not_deleted(client: TestClient, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", str(tmp_path / "samples"))
+    path = copied(tmp_path / "samples" / "shown.duckdb")
+    answer = client.delete("/api/runs/shown")
+    assert (answer.status_code, path.exists()) == (409, True)
+
+
+def test_labels_are_replaced_in_part_and_nonsense_changes_nothing(client: TestClient, three: list[str]) -> None:
+    put = lambda body: client.put("/api/runs/run-0/labels", content=body)  # noqa: E731
+    assert put('{"tags": ["x"], "note": "n"}').json() == {"run_id": "run-0", "tags": ["x"], "note": "n", "pinned": False}
+    assert put('{"pinned": true}').json()["tags"] == ["x"]
+    for body, status in [
+        ("[]", 400), ("{", 400), ('{"tag": 1}', 400), ('{"tags": "x"}', 400), ('{"pinned": 1}', 400), ('{"tags": ["' + "x" * 50 + '"]}', 400),
+        ('{"note": "' + "x" * 70_000 + '"}', 413),
+    ]:  # fmt: skip
+        assert put(body).status_code == status, body[:40]
+    assert client.get("/api/runs/run-0/labels").json() == {"run_id": "run-0", "tags": ["x"], "note": "n", "pinned": True}
+
+
+CHANGES = [
+    ("PUT", "/api/runs/x"), ("DELETE", "/api/runs/run-0"), ("POST", "/api/runs/run-0/restore"), ("PUT", "/api/runs/run-0/labels"),
+    ("DELETE", "/api/ingests/x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path"), CHANGES)
+def test_a_viewer_changes_nothing(method: str, path: str, client: TestClient, three: list[str], store: Path, monkeypatch) -> None:
+    monkeypatch.setattr(identity, "identity_of", lambda scope: Identity("vic", "viewer", "token"))
+    answer = client.request(method, path, content=b"x")
+    assert (answer.status_code, list(answer.json())) == (403, ["error"])
+    assert len(list(store.glob("*.duckdb"))) == 3
+    assert client.get("/api/runs").status_code == 200
+
+
+def test_a_download_is_not_compressed_on_the_way_by_what_stands_in_front(store: Path, three: list[str]) -> None:
+    """As Streamlit's server does it: a range of a compressed whole would be of other bytes."""
+    packed = Starlette(routes=ROUTES, middleware=[Middleware(GZipMiddleware, minimum_size=10)])
+    with TestClient(packed) as client:
+        assert client.get("/api/runs").headers["content-encoding"] == "gzip"
+        for kind in ("file", "npz"):
+            answer = client.get(f"/api/runs/run-0/{kind}", headers={"Accept-Encoding": "gzip"})
+            assert int(answer.headers["content-length"]) == len(answer.content)
+            assert answer.headers.get("content-encoding", "identity") == "identity"
+
+
+def test_a_damaged_run_is_a_sentence_and_harms_no_list(client: TestClient, three: list[str], store: Path) -> None:
+    damaged(store / "run-0.duckdb", "UPDATE pair SET neq_share = 'nan'::DOUBLE, noise_ratio = 'inf'::DOUBLE")
+    damaged(store / "run-1.duckdb", "DROP TABLE position")
+    (store / "x\udcff.duckdb").write_bytes(b"none")
+    assert client.get("/api/runs/run-0").json()["verdicts"][0]["noise_ratio"] is None
+    answer = client.get("/api/runs/run-1")
+    assert (answer.status_code, list(answer.json())) == (409, ["error"]), answer.text
+    listed = client.get("/api/runs?sort=name").json()
+    assert [run["max_neq_share"] for run in listed["runs"]][0] is None
+    assert listed["total"] == 3
+    assert len(listed["broken"]) == 1

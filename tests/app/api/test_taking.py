@@ -1,0 +1,310 @@
+"""PUT: what arrives becomes a run or nothing, whatever the sender says of it and whenever it goes away."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import socket
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from app import ingests, reading
+from core.errors import UsageError
+from core.runs import audit
+from core.runs.reader import RunReader
+from core.runs.store import Store
+from tests.app.api.serving import free_port, serving
+from tests.core.runs.damaging import damaged
+from tests.core.runs.made_runs import copied
+
+
+def dump(positions: int = 4, vocab: int = 64, seed: int = 0, **more: np.ndarray) -> bytes:
+    chance = np.random.default_rng(seed)
+    reference = chance.standard_normal((positions, vocab)).astype(np.float32)
+    file = io.BytesIO()
+    np.savez(file, reference=reference, variant=np.nextafter(reference, np.float32(9)), **more)
+    return file.getvalue()
+
+
+def left(store: Path) -> list[str]:
+    """What lies in the store beside the runs and the log."""
+    return sorted(path.name for path in store.iterdir() if path.suffix != ".duckdb" and path.name != ".audit")
+
+
+def test_a_dump_becomes_a_run_whose_link_is_answered(real_client: TestClient, store: Path) -> None:
+    answer = real_client.put("/api/runs/two%20calls", params={"wait": 60, "model": "a/model"}, content=dump())
+    assert answer.status_code == 201, answer.text
+    said = answer.json()
+    assert answer.headers["location"] == f"/api/runs/{said['run_id']}"
+    assert said["url"] == f"http://testserver/overview?run={said['run_id']}"
+    with RunReader(store / f"{said['run_id']}.duckdb") as run:
+        assert (run.header.name, run.header.provenance.model, run.header.vocab) == ("two calls", "a/model", 64)
+    assert left(store) == []
+    events = [event for event in audit.read(store, 10) if event["what"] == "upload"]
+    assert [(event["who"], event["run_id"], event["title"]) for event in events] == [("local", said["run_id"], "two calls")]
+
+
+def test_without_waiting_the_id_is_known_and_where_to_ask(client: TestClient, store: Path) -> None:
+    answer = client.put("/api/runs/later", content=dump())
+    assert answer.status_code == 202
+    said = answer.json()
+    assert answer.headers["location"] == said["job"] == f"/api/ingests/{said['run_id']}"
+    done = client.get(said["job"], params={"wait": 60}).json()
+    assert (done["state"], done["run_id"], done["rows_done"]) == ("done", said["run_id"], 4)
+    assert [each["run_id"] for each in client.get("/api/ingests").json()["ingests"]] == [said["run_id"]]
+    assert client.get(f"/api/runs/{said['run_id']}").json()["summary"]["neq"] == 4 * 64
+
+
+def test_a_run_file_is_known_by_its_bytes_and_checked(client: TestClient, store: Path, tmp_path: Path) -> None:
+    path = copied(tmp_path / "outside" / "run.npz")
+    answer = client.put("/api/runs/from%20elsewhere?wait=60", content=path.read_bytes())
+    assert answer.status_code == 201, answer.text
+    damaged(path, "CREATE VIEW v AS SELECT 1")
+    refused = client.put("/api/runs/hostile?wait=60", content=path.read_bytes())
+    assert refused.status_code == 422
+    assert refused.json()["error"] == "hostile: holds the view 'v', and a run file has none; nothing was taken in."
+    assert refused.json()["state"] == "failed"
+    assert len(list(store.glob("*.duckdb"))) == 1
+    assert left(store) == []
+
+
+@pytest.mark.parametrize("body", [b"", b"hello, I am text", b"\x80\x04\x95pickled-things"])
+def test_what_is_neither_is_refused_by_its_first_bytes(body: bytes, client: TestClient, store: Path) -> None:
+    answer = client.put("/api/runs/x", content=body)
+    assert answer.status_code == 415
+    assert "expected an npz" in answer.json()["error"]
+    assert left(store) == []
+
+
+def test_a_bomb_is_refused_by_the_checks_of_dumps(client: TestClient, store: Path) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (1000, 70_000)})
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", header.getvalue() + bytes(280_000_000))
+    assert len(file.getvalue()) < 1_000_000
+    answer = client.put("/api/runs/bomb?wait=60", content=file.getvalue())
+    assert answer.status_code == 422
+    assert "more than 200 times as many" in answer.json()["error"]
+
+
+def test_a_file_too_large_is_413_and_one_without_room_507(
+    client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = dump()
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FILE_BYTES", "1000")
+    announced = client.put("/api/runs/x", content=body)
+    assert (announced.status_code, "limits.file_bytes" in announced.json()["error"]) == (413, True)
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FILE_BYTES", "0")
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999 TB")
+    assert client.put("/api/runs/x", content=body).status_code == 507
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "0")
+    monkeypatch.setenv("ULPSCOPE_LIMITS_STORE_BYTES", "10")
+    assert client.put("/api/runs/x", content=body).status_code == 507
+    assert not store.exists() or left(store) == []
+
+
+def test_a_chunked_body_that_says_nothing_of_its_size_is_counted_as_it_comes(
+    client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FILE_BYTES", "3000")
+    body = dump(8, 128)
+    answer = client.put("/api/runs/x", content=(body[i : i + 500] for i in range(0, len(body), 500)))
+    assert "content-length" not in answer.request.headers
+    assert answer.status_code == 413
+    assert left(store) == []
+    monkeypatch.delenv("ULPSCOPE_LIMITS_FILE_BYTES")
+    answer = client.put("/api/runs/x?wait=60", content=(body[i : i + 500] for i in range(0, len(body), 500)))
+    assert answer.status_code == 201
+
+
+def test_a_body_is_what_its_digest_says_or_is_not_stored(client: TestClient, store: Path) -> None:
+    body = dump()
+    digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
+    damaged_on_the_way = body[:-1] + bytes([body[-1] ^ 1])
+    refused = client.put("/api/runs/x", content=damaged_on_the_way, headers={"Repr-Digest": f"sha-256=:{digest}:"})
+    assert refused.status_code == 422
+    assert left(store) == []
+    assert client.put("/api/runs/x", content=body, headers={"Repr-Digest": "md5=:AA==:"}).status_code == 400
+    assert client.put("/api/runs/x?wait=60", content=body, headers={"Repr-Digest": f"sha-256=:{digest}:"}).status_code == 201
+
+
+def test_the_same_again_is_another_run_unless_the_sender_says_only_once(client: TestClient, store: Path) -> None:
+    for _ in range(2):
+        assert client.put("/api/runs/same?wait=60", content=dump()).status_code == 201
+    refused = client.put("/api/runs/same", content=dump(), headers={"If-None-Match": "*"})
+    assert refused.status_code == 412
+    assert client.put("/api/runs/new?wait=60", content=dump(), headers={"If-None-Match": "*"}).status_code == 201
+    assert len(list(store.glob("*.duckdb"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("modle=x", "is no parameter"),
+        ("compute_dtype=int4", "int4"),
+        ("wait=-1", "wait"),
+        ("wait=9999", "wait"),
+        ("model=" + "x" * 300, "300 characters"),
+    ],
+)
+def test_a_parameter_that_means_nothing_is_refused_before_a_byte_is_stored(
+    query: str, words: str, client: TestClient, store: Path
+) -> None:
+    answer = client.put(f"/api/runs/x?{query}", content=dump())
+    assert (answer.status_code, words in answer.json()["error"]) == (400, True), answer.text
+    assert not store.exists() or left(store) == []
+
+
+def test_a_name_of_any_letters_stays_text_and_one_with_a_slash_goes_beside(client: TestClient) -> None:
+    name = "../<script>alert(1)</script> --store=/etc"
+    answer = client.put("/api/runs/x", params={"name": name, "wait": 60}, content=dump())
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["name"] == name
+    assert client.get(f"/api/runs/{answer.json()['run_id']}").json()["name"] == name
+
+
+def test_an_ingest_that_waits_can_be_stopped_and_its_file_goes(
+    client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(reading.jobs()), "_start_ready", lambda self: None)
+    said = client.put("/api/runs/x", content=dump()).json()
+    assert left(store) == [f".partial-incoming-{said['run_id']}"]
+    stopped = client.delete(said["job"])
+    assert (stopped.status_code, stopped.json()["state"]) == (200, "cancelled")
+    assert left(store) == []
+    assert client.get("/api/ingests/none").status_code == 404
+
+
+def test_only_so_many_wait(client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(reading.jobs()), "_start_ready", lambda self: None)
+    monkeypatch.setattr(ingests, "MOST_WAITING", 1)
+    assert client.put("/api/runs/x", content=dump()).status_code == 202
+    refused = client.put("/api/runs/x", content=dump())
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "30")
+    assert len(left(store)) == 1
+
+
+def test_another_process_of_the_store_says_at_least_whether_it_is_there(client: TestClient, store: Path) -> None:
+    place = ingests.receiving(reading.jobs(), "elsewhere")
+    run_id = ingests.reserved_in(place)
+    assert client.get(f"/api/ingests/{run_id}").json()["state"] == "running"
+    place.remove()
+    assert client.get(f"/api/ingests/{run_id}").status_code == 404
+    copied(store / f"{run_id}.duckdb")
+    assert client.get(f"/api/ingests/{run_id}").json()["state"] == "done"
+
+
+def test_options_that_no_file_has_are_refused() -> None:
+    with pytest.raises(UsageError, match="no option"):
+        ingests.checked({"store": "/etc"})
+    with pytest.raises(UsageError, match="printable"):
+        ingests.checked({"name": "a\x00b"})
+
+
+def _head(length: int, more: str = "") -> bytes:
+    return f"PUT /api/runs/cut HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n{more}\r\n".encode()
+
+
+def _settled(store: Path, seconds: float = 20) -> list[str]:
+    deadline = time.monotonic() + seconds
+    while left(store) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left(store)
+
+
+@pytest.mark.slow
+def test_over_real_sockets_a_sender_that_goes_leaves_nothing_and_one_that_asks_first_is_told(tmp_path: Path) -> None:
+    body = dump(64, 4096)
+    with serving(tmp_path / "runs", port=free_port(), ULPSCOPE_LIMITS_FILE_BYTES="50 MB") as server:
+        with socket.create_connection(("127.0.0.1", server.port), 20) as line:
+            line.sendall(_head(len(body)) + body[: len(body) // 2])
+            deadline = time.monotonic() + 20
+            while not (server.store.exists() and left(server.store)) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert left(server.store)[0].startswith(".partial-incoming-")
+        assert _settled(server.store) == []  # the sender went away in the middle
+        with socket.create_connection(("127.0.0.1", server.port), 20) as line:
+            line.sendall(_head(len(body), "Expect: 100-continue\r\n"))
+            assert line.recv(100).startswith(b"HTTP/1.1 100 ")
+            line.sendall(body)
+            assert line.recv(4000).startswith(b"HTTP/1.1 202 ")
+        with socket.create_connection(("127.0.0.1", server.port), 20) as line:
+            line.sendall(_head(60_000_000, "Expect: 100-continue\r\n"))
+            assert line.recv(4000).startswith(b"HTTP/1.1 413 ")  # before any of it travels
+        assert _settled(server.store, 60) == []
+        assert len(list(server.store.glob("*.duckdb"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_three_hundred_megabytes_pass_through_a_memory_that_stays_flat(tmp_path: Path) -> None:
+    import http.client
+
+    start = dump(4, 4096)
+    size = 300 << 20
+    with serving(tmp_path / "runs", port=free_port()) as server:
+        http.client.HTTPConnection("127.0.0.1", server.port).request("GET", "/api/runs")
+        line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        line.putrequest("PUT", "/api/runs/large")
+        line.putheader("Content-Length", str(size))
+        line.endheaders()
+        line.send(start)
+        before, highest, sent = server.resident_bytes(), 0, len(start)
+        while sent < size:
+            part = min(4 << 20, size - sent)
+            line.send(bytes(part))
+            sent += part
+            highest = max(highest, server.resident_bytes())
+        assert line.getresponse().status == 202
+    assert highest - before < 64 << 20
+
+
+TUS = {"Tus-Resumable": "1.0.0"}
+
+
+def test_an_upload_that_arrived_whole_becomes_a_run_without_a_body(client: TestClient, store: Path) -> None:
+    body = dump()
+    announced = client.post(
+        "/api/uploads", headers=TUS | {"Upload-Length": str(len(body)), "Upload-Metadata": "filename YS5ucHo="}
+    )
+    place = announced.headers["location"]
+    half = TUS | {"Upload-Offset": "0", "Content-Type": "application/offset+octet-stream"}
+    client.patch(place, headers=half, content=body[:500])
+    upload = place.rsplit("/", 1)[1]
+    assert client.put(f"/api/runs/x?upload={upload}").status_code == 409
+    client.patch(place, headers=half | {"Upload-Offset": "500"}, content=body[500:])
+    assert client.put("/api/runs/x?upload=none").status_code == 404
+    answer = client.put(f"/api/runs/called?wait=60&upload={upload}")
+    assert (answer.status_code, answer.json()["name"]) == (201, "called"), answer.text
+    assert client.head(place, headers=TUS).status_code == 404
+
+
+def test_a_server_that_is_killed_in_the_middle_leaves_nothing_once_another_has_started(tmp_path: Path) -> None:
+    body = dump(64, 4096)
+    store = tmp_path / "runs"
+    with serving(store) as server, socket.create_connection(("127.0.0.1", server.port), 20) as line:
+        line.sendall(_head(len(body)) + body[: len(body) // 2])
+        deadline = time.monotonic() + 20
+        while not (store.exists() and left(store)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert left(store)
+        server.process.kill()
+        server.process.wait()
+    assert left(store)
+    Store(store).sweep()  # as every server and every writer begins
+    assert left(store) == []
+
+
+def test_only_so_many_arrive_at_once(client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ULPSCOPE_LIMITS_UPLOADS", "1")
+    place = ingests.receiving(reading.jobs(), "first")
+    assert client.put("/api/runs/x", content=dump()).status_code == 503
+    place.remove()
+    assert client.put("/api/runs/x?wait=60", content=dump()).status_code == 201

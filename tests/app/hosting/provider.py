@@ -1,0 +1,110 @@
+"""A small OpenID Connect provider on loopback, which can be told to misbehave."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlencode
+
+import uvicorn
+from joserfc import jwt
+from joserfc.jwk import OctKey, RSAKey
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+CLIENT, SECRET = "ulpscope", "the secret of the client"
+
+
+class Provider:
+    """claims: what it says of who signs in, over what is right; faults: what it does wrong."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.claims: dict[str, Any] = {}
+        self.faults: set[str] = set()
+        self.asked: list[dict[str, str]] = []
+        self._key = RSAKey.generate_key(2048, {"kid": "one"}, private=True)
+        self._other = RSAKey.generate_key(2048, {"kid": "one"}, private=True)
+        self._codes: dict[str, dict[str, str]] = {}
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/.well-known/openid-configuration", self.discovery),
+            Route("/authorize", self.authorize),
+            Route("/token", self.token, methods=["POST"]),
+            Route("/jwks", self.jwks),
+        ]
+
+    async def discovery(self, _: Request) -> Response:
+        issuer = "https://evil.example.org" if "issuer" in self.faults else self.url
+        algorithms = ["RS256", "HS256", "none"]
+        return JSONResponse(
+            {"issuer": issuer, "authorization_endpoint": f"{self.url}/authorize", "token_endpoint": f"{self.url}/token",
+             "jwks_uri": f"{self.url}/jwks", "id_token_signing_alg_values_supported": algorithms}
+        )  # fmt: skip
+
+    async def jwks(self, _: Request) -> Response:
+        return JSONResponse({"keys": [self._key.as_dict(private=False)]})
+
+    async def authorize(self, request: Request) -> Response:
+        """Everybody who comes is signed in."""
+        asked = dict(request.query_params)
+        self.asked.append(asked)
+        code = f"code-{len(self._codes)}"
+        self._codes[code] = asked
+        return RedirectResponse(f"{asked['redirect_uri']}?{urlencode({'code': code, 'state': asked['state']})}", 302)
+
+    async def token(self, request: Request) -> Response:
+        fields = {name: values[0] for name, values in parse_qs((await request.body()).decode()).items()}
+        basic = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
+        asked = self._codes.pop(fields.get("code", ""), None)
+        challenge = (
+            base64.urlsafe_b64encode(hashlib.sha256(fields.get("code_verifier", "").encode()).digest()).decode().rstrip("=")
+        )
+        if asked is None or request.headers.get("authorization") != f"Basic {basic}" or challenge != asked["code_challenge"]:
+            return JSONResponse({"error": "invalid_grant"}, 400)
+        now = int(time.time())
+        claims = {"iss": self.url, "aud": CLIENT, "sub": "1", "iat": now, "exp": now + 300, "nonce": asked["nonce"]} | self.claims
+        token: dict[str, Any] = {"access_token": "a", "token_type": "Bearer", "expires_in": 300}
+        if "no token" in self.faults:
+            return JSONResponse(token)
+        return JSONResponse(
+            token | {"id_token": self._signed({name: value for name, value in claims.items() if value is not None})}
+        )
+
+    def _signed(self, claims: dict[str, Any]) -> str:
+        if "other key" in self.faults:
+            return jwt.encode({"alg": "RS256", "kid": "one"}, claims, self._other)
+        if "client's secret" in self.faults:
+            return jwt.encode({"alg": "HS256", "kid": "one"}, claims, OctKey.import_key(SECRET))
+        if "unsigned" in self.faults:
+            head, body = (
+                base64.urlsafe_b64encode(__import__("json").dumps(part).encode()).decode().rstrip("=")
+                for part in ({"alg": "none"}, claims)
+            )
+            return f"{head}.{body}."
+        return jwt.encode({"alg": "RS256", "kid": "one"}, claims, self._key)
+
+
+@contextmanager
+def running() -> Iterator[Provider]:
+    """Listening in a thread."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        provider = Provider(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        server = uvicorn.Server(uvicorn.Config(Starlette(routes=provider.routes()), log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield provider
+        server.should_exit = True
+        thread.join(10)

@@ -1,0 +1,49 @@
+"""The dashboard as a server of its own, with settings that are not this process's."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+
+ROOT = Path(__file__).resolve().parents[3]
+SERVE = ("core", "serve")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def started(store: Path, log: Path, *arguments: str, **settings: str) -> subprocess.Popen:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")}
+    environment |= {"ULPSCOPE_STORE": str(store), **{f"ULPSCOPE_{name.upper()}": value for name, value in settings.items()}}
+    with log.open("wb") as file:
+        return subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, env=environment, stdout=file, stderr=file)
+
+
+@contextmanager
+def serving(store: Path, log: Path, **settings: str) -> Iterator[str]:
+    """`python -m core serve`, from its first answer on: its address."""
+    url = f"http://127.0.0.1:{free_port()}"
+    process = started(store, log, *SERVE, "--port", url.rpartition(":")[2], **settings)
+    try:
+        for _ in range(600):
+            assert process.poll() is None, log.read_text()
+            try:
+                if httpx2.get(f"{url}/health", timeout=1).status_code == 200:
+                    break
+            except httpx2.HTTPError:
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(20)

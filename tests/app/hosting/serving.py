@@ -1,0 +1,81 @@
+"""A gate with nothing but an echo behind it, and how a browser signs in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocket
+
+from app.hosting import authentication, settings
+from app.hosting.gate import Gate
+from app.hosting.identity import identity_of, require_editor
+
+EDITOR, VIEWER = "correct horse", "battery staple"
+
+
+async def echo(request: Request) -> Response:
+    """Who the gate says it is, and the headers that came through."""
+    who = identity_of(request.scope)
+    return JSONResponse({"name": who.name, "role": who.role, "way": who.way, "headers": dict(request.headers.items())})
+
+
+async def change(request: Request) -> Response:
+    return require_editor(request) or JSONResponse({"changed": True})
+
+
+async def talk(websocket: WebSocket) -> None:
+    """Says who it is, then sends back what comes."""
+    await websocket.accept()
+    await websocket.send_json({"role": identity_of(websocket.scope).role, "headers": list(map(list, websocket.headers.items()))})
+    async for text in websocket.iter_text():
+        await websocket.send_text(text)
+
+
+def gated(gate: Callable[..., Any] = Gate) -> Starlette:
+    return Starlette(
+        routes=[
+            Route("/api/change", change, methods=["PUT", "POST", "DELETE"]),
+            Route("/change", change, methods=["POST"]),
+            WebSocketRoute("/_stcore/stream", talk),
+            Route("/{path:path}", echo),
+        ],
+        middleware=[Middleware(gate)],
+    )
+
+
+def client(app: Any = None, **options: Any) -> TestClient:
+    return TestClient(app or gated(), follow_redirects=False, **options)
+
+
+def set_up(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    """The environment's settings, read anew: `sign_in_tokens="1"`."""
+    for name, value in values.items():
+        monkeypatch.setenv(f"ULPSCOPE_{name.upper()}", value)
+    settings.forget()
+
+
+def forget() -> None:
+    settings.forget()
+    authentication.forget()
+
+
+def form_of(page: str) -> str:
+    found = re.search(r'name="form" value="([^"]+)"', page)
+    assert found, page[-500:]
+    return found[1]
+
+
+def sign_in(viewer: TestClient, secret: str, following: str = "/", **headers: str) -> Any:
+    """As a browser does it: the form, then its answer."""
+    page = viewer.get("/sign-in", params={"next": following}, headers=headers)
+    fields = {"form": form_of(page.text), "next": following, "secret": secret}
+    return viewer.post("/sign-in", data=fields, headers={"origin": str(viewer.base_url), **headers})

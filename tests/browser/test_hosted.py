@@ -1,0 +1,194 @@
+"""A server with a sign-in, as people meet it: the deep link, the page, both roles, signing out; and what others wrote stays text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from app.main import PAGES
+from core.runs import labels
+from core.runs.store import Store
+from core.uploads.ingest import ingest
+from tests.app.hosting.servers import ROOT, serving
+from tests.app.hosting.serving import EDITOR, VIEWER
+from tests.browser.driving import picture, settle
+from tests.browser.test_accessibility import faults
+
+LINK = "flips?run=fresh-against-cached&position=144"
+
+
+@pytest.fixture(scope="module")
+def hosted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """Its address and its store, in which one run is nobody's sample."""
+    folder = tmp_path_factory.mktemp("hosted")
+    store = folder / "runs"
+    store.mkdir()
+    shutil.copy(ROOT / "sample_runs" / "batch-1-against-n.duckdb", store / "mine.duckdb")
+    settings = {"sign_in_editor_password": EDITOR, "sign_in_viewer_password": VIEWER}
+    with serving(store, folder / "log", **settings) as url:
+        yield url, store
+
+
+@pytest.fixture
+def viewer(browser: Browser) -> Iterator[Page]:
+    """A browser that knows nothing yet. Fails if a page asked anything of the outside or the policy stopped anything."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    blocked: list[str] = []
+    page.on("console", lambda message: blocked.append(message.text) if "Content Security Policy" in message.text else None)
+    page.on("dialog", lambda dialog: (blocked.append(f"dialog {dialog.message}"), dialog.dismiss()))
+    yield page
+    context.close()
+    assert blocked == []
+
+
+def enter(page: Page, address: str, secret: str) -> None:
+    page.goto(address)
+    page.get_by_label("Password").fill(secret)
+    page.get_by_role("button", name="Sign in").click()
+
+
+def test_a_link_leads_through_the_sign_in_to_its_view_and_not_back_after_signing_out(hosted, viewer):
+    url, _ = hosted
+    viewer.goto(f"{url}/{LINK}")
+    expect(viewer).to_have_title("Sign in · ULPscope")
+    assert faults(viewer) == []
+    viewer.get_by_label("Password").fill("wrong")
+    viewer.keyboard.press("Enter")
+    expect(viewer.get_by_role("alert")).to_have_text("That is not right.")
+    viewer.get_by_label("Password").fill(VIEWER)
+    viewer.keyboard.press("Enter")
+    viewer.wait_for_selector("[data-testid=stApp]")
+    settle(viewer)
+    assert viewer.url.startswith(f"{url}/flips?run=fresh-against-cached")
+    assert "position=144" in viewer.url
+    expect(viewer.get_by_test_id("stMain").get_by_text("Why it could flip")).to_be_visible()
+    expect(viewer.get_by_text("Signed in: viewer")).to_be_visible()
+    viewer.get_by_role("link", name="Upload", exact=True).click()
+    expect(viewer.get_by_text("editors upload dumps")).to_be_visible()
+    assert viewer.get_by_test_id("stFileUploader").count() == 0
+    viewer.get_by_role("link", name="Sign out").click()
+    expect(viewer.get_by_role("heading", name="Signed out")).to_be_visible()
+    viewer.go_back()
+    expect(viewer).to_have_title("Sign in · ULPscope")
+    assert viewer.get_by_test_id("stApp").count() == 0
+
+
+@pytest.mark.thorough
+def test_an_open_page_goes_to_the_sign_in_when_its_session_ends_elsewhere(hosted, viewer):
+    url, _ = hosted
+    enter(viewer, f"{url}/{LINK}", EDITOR)
+    settle(viewer)
+    other = viewer.context.new_page()
+    other.goto(f"{url}/overview?run=mine&variant=prefill&position=7")
+    settle(other)
+    viewer.get_by_role("link", name="Sign out").click()
+    expect(viewer.get_by_role("heading", name="Signed out")).to_be_visible()
+    expect(other).to_have_title("Sign in · ULPscope", timeout=10_000)
+    assert "position=7" in (other.locator("input[name=next]").get_attribute("value") or "")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_sign_in_page_is_readable_in_both_themes_and_on_a_telephone(hosted, viewer, scheme, width):
+    url, _ = hosted
+    viewer.emulate_media(color_scheme=scheme)
+    viewer.set_viewport_size({"width": width, "height": 844})
+    viewer.goto(f"{url}/sign-in")
+    assert faults(viewer) == []
+    viewer.get_by_label("Password").fill("wrong")
+    viewer.get_by_role("button", name="Sign in").click()
+    expect(viewer.get_by_role("alert")).to_be_visible()
+    assert faults(viewer) == []
+    assert viewer.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    back = viewer.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert back == ("rgb(17, 21, 27)" if scheme == "dark" else "rgb(244, 245, 247)")
+
+
+@pytest.mark.thorough
+def test_what_others_wrote_runs_in_no_page_and_the_policy_stops_no_page(hosted, viewer):
+    """Names, sides, token texts, metadata, tags and a note, each with a script that would mark the window or ask for a dialog."""
+    url, store = hosted
+    evil = '<script>window.owned=1</script><img src=x onerror="window.owned=1;alert(1)">[x](javascript:alert(1))<svg onload=alert(1)>'
+    dump = store.parent / "evil.npz"
+    logits = np.random.default_rng(0).standard_normal((3, 8), dtype=np.float32)
+    texts = [evil, "`<img src=x onerror=alert(1)>`", "$$\\href{javascript:alert(1)}{x}$$"]
+    meta = json.dumps({"model": evil, "device": evil, "note": evil})
+    np.savez(dump, **{"reference": logits, evil[:120]: logits[:, ::-1]}, token_ids=[1, 2, 3], tokens=texts, meta=meta)
+    run_id = ingest(Store(store), [dump], name=evil)
+    labels.write(store, run_id, labels.labels_of(["<img src=x onerror=alert(1)>"], evil))
+    enter(viewer, f"{url}/?run={run_id}", EDITOR)
+    for name, _ in PAGES:
+        viewer.goto(
+            f"{url}/{'' if name == 'runs' else name}?run={run_id}&position=1" + (f"&with={run_id}" if name == "compare" else "")
+        )
+        settle(viewer)
+        assert viewer.evaluate("window.owned") is None, name
+        assert viewer.locator("img[onerror], svg[onload], a[href^='javascript']").count() == 0, name
+        assert viewer.get_by_test_id("stException").count() == 0, name
+        picture(viewer, f"hosted-{name}")
+    # The twin: the same marks are seen where they are let in.
+    viewer.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.owned=1\">')")
+    viewer.wait_for_function("window.owned === 1")
+
+
+@pytest.mark.thorough
+def test_a_page_could_tell_no_other_host_what_it_read(hosted, browser):
+    """The policy itself, tried from within a page: what a script that got in could do with what it read."""
+    url, _ = hosted
+    page = browser.new_context().new_page()
+    enter(page, f"{url}/{LINK}", EDITOR)
+    settle(page)
+    refused: list[str] = []
+    page.on("console", lambda message: refused.append(message.text) if "Content Security Policy" in message.text else None)
+    page.evaluate(
+        """async () => {
+            await fetch('http://127.0.0.1:9/x').catch(() => 0);
+            new Image().src = 'http://127.0.0.1:9/x.png';
+            const frame = document.createElement('iframe'); frame.src = 'http://127.0.0.1:9/'; document.body.append(frame);
+            const script = document.createElement('script'); script.src = 'http://127.0.0.1:9/x.js'; document.body.append(script);
+        }"""
+    )
+    page.wait_for_timeout(500)
+    for directive in ("connect-src", "img-src", "frame-src", "script-src"):
+        assert any(directive in text for text in refused), (directive, refused)
+    page.context.close()
+
+
+@pytest.mark.thorough
+def test_another_site_can_neither_frame_a_page_nor_act_in_it(hosted, browser):
+    url, store = hosted
+    context = browser.new_context()
+    page = context.new_page()
+    enter(page, f"{url}/", EDITOR)
+    settle(page)
+    elsewhere = context.new_page()
+    elsewhere.route("http://localhost:9/**", lambda route: route.fulfill(content_type="text/html", body="<h1>elsewhere</h1>"))
+    elsewhere.goto("http://localhost:9/")
+    said = elsewhere.evaluate(
+        """async (url) => {
+            const tries = {};
+            for (const method of ['GET', 'POST', 'DELETE'])
+                tries[method] = await fetch(`${url}/api/runs/mine`, {method, credentials: 'include'}).then((r) => r.type, () => 'refused');
+            tries.socket = await new Promise((done) => {
+                const socket = new WebSocket(url.replace('http', 'ws') + '/_stcore/stream');
+                socket.onopen = () => done('open'); socket.onerror = () => done('refused');
+            });
+            const frame = document.createElement('iframe'); frame.src = url; document.body.append(frame);
+            await new Promise((done) => { frame.onload = done; setTimeout(done, 3000); });
+            try { tries.frame = frame.contentDocument ? 'blank' : 'other'; } catch { tries.frame = 'other'; }
+            return tries;
+        }""",
+        url,
+    )
+    assert {said[name] for name in ("GET", "POST", "DELETE", "socket")} == {"refused"}
+    assert elsewhere.frames[-1].locator("[data-testid=stApp]").count() == 0
+    assert (store / "mine.duckdb").exists()
+    context.close()

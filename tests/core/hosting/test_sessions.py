@@ -1,0 +1,146 @@
+"""Sessions and failed attempts: shared by processes, bounded, and gone when they are over."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from core.hosting import sessions
+from core.hosting.sessions import Sessions
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Clock:
+    """time.time, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(sessions.time, "time", found)
+    return found
+
+
+def test_a_session_is_found_until_it_is_over_or_ended(tmp_path, clock):
+    kept = Sessions(tmp_path)
+    said, expires = kept.begin("ada", "token", "credential", 2)
+    assert expires == clock.now + 7200
+    assert kept.find(said) == sessions.Session("ada", "token", "credential", expires)
+    assert kept.find(said + "x") is None
+    clock.now += 7199
+    assert kept.find(said) is not None
+    clock.now += 1
+    assert kept.find(said) is None
+    again, _ = kept.begin("ada", "token", "credential", 2)
+    Sessions(tmp_path).end(again)  # another process
+    assert kept.find(again) is None
+
+
+def test_the_file_is_private_and_does_not_hold_what_browsers_hold(tmp_path):
+    said, _ = Sessions(tmp_path).begin("ada", "password", "credential", 1)
+    path = tmp_path / ".hosting" / sessions.FILE
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert said.encode() not in path.read_bytes()
+
+
+def test_an_address_is_refused_after_so_many_failures_and_only_that_one(tmp_path, clock):
+    kept = Sessions(tmp_path)
+    for _ in range(3):
+        number, wait = kept.attempt("198.51.100.7", 3, 600)
+        assert number
+        assert not wait
+        clock.now += 10
+    assert kept.attempt("198.51.100.7", 3, 600) == (0, 570.0)
+    assert kept.attempt("198.51.100.8", 3, 600)[1] == 0
+    clock.now += 571
+    assert kept.attempt("198.51.100.7", 3, 600)[1] == 0
+
+
+def test_a_success_takes_back_its_own_attempt_and_no_other(tmp_path, clock):
+    kept = Sessions(tmp_path)
+    for _ in range(2):
+        kept.attempt("198.51.100.7", 3, 600)
+    number, _ = kept.attempt("198.51.100.7", 3, 600)
+    kept.succeeded(number)
+    assert kept.attempt("198.51.100.7", 3, 600)[1] == 0
+    assert kept.attempt("198.51.100.7", 3, 600)[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_one"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:2", True),  # one household has all 64 bits
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:198.51.100.7", "198.51.100.7", True),
+        ("198.51.100.7", "198.51.100.8", False),
+        ("x" * 5000, "x" * 6000, True),
+    ],
+)
+def test_addresses_that_one_person_can_change_between_are_counted_together(tmp_path, first, second, is_one):
+    kept = Sessions(tmp_path)
+    kept.attempt(first, 1, 600)
+    assert bool(kept.attempt(second, 1, 600)[1]) is is_one
+
+
+def test_rows_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(sessions, "_MOST_ATTEMPTS", 50)
+    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 20)
+    kept = Sessions(tmp_path)
+    for number in range(120):
+        kept.attempt(f"198.51.100.{number}", 5, 600)
+    said = [kept.begin("ada", "token", "", 1)[0] for _ in range(30)]
+    with sqlite3.connect(tmp_path / ".hosting" / sessions.FILE) as file:
+        assert file.execute("SELECT count(*) FROM attempt").fetchone()[0] == 50
+        assert file.execute("SELECT count(*) FROM session").fetchone()[0] == 20
+    assert kept.find(said[-1]) is not None
+
+
+def test_a_clock_that_was_put_back_locks_nobody_out(tmp_path, clock):
+    kept = Sessions(tmp_path)
+    for _ in range(3):
+        kept.attempt("198.51.100.7", 3, 600)
+    clock.now -= 86_400
+    assert kept.attempt("198.51.100.7", 3, 600)[1] == 0
+
+
+def test_a_file_that_is_no_database_is_put_aside(tmp_path):
+    kept = Sessions(tmp_path)
+    said, _ = kept.begin("ada", "token", "", 1)
+    path = tmp_path / ".hosting" / sessions.FILE
+    path.write_bytes(b"no database at all" * 100)
+    assert kept.find(said) is None
+    assert kept.find(kept.begin("ada", "token", "", 1)[0]) is not None
+    assert len(list(path.parent.glob("*.damaged-*"))) == 1
+
+
+_GUESS = """
+import sys
+from pathlib import Path
+from core.hosting.sessions import Sessions
+kept = Sessions(Path(sys.argv[1]))
+print(sum(kept.attempt("198.51.100.7", 10, 600)[1] == 0 for _ in range(20)))
+"""
+
+
+def test_processes_that_count_at_once_let_no_more_through_than_one_does(tmp_path):
+    Sessions(tmp_path)
+    guessers = [
+        subprocess.Popen([sys.executable, "-c", _GUESS, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    began = time.monotonic()
+    passed = sum(int(guesser.communicate(timeout=60)[0]) for guesser in guessers)
+    assert passed == 10, time.monotonic() - began

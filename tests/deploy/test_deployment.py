@@ -1,0 +1,104 @@
+"""What `deploy/` and docs/hosting.md say agrees with the code: settings, defaults, commands, what is copied into the image."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from core.commands import serve
+from core.configuration import _SECTIONS, _UNITS, Configuration, configuration
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+HOSTING = ROOT / "docs" / "hosting.md"
+ROW = re.compile(r"^\| `\[(\w+)\] (\w+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
+
+
+def _settings() -> dict[tuple[str, str], object]:
+    return {
+        (section, each.name): getattr(getattr(Configuration(), section), each.name)
+        for section, kind in _SECTIONS.items()
+        for each in fields(kind)
+    }
+
+
+def _documented(text: str) -> dict[tuple[str, str], object]:
+    """Every row of the table: the setting and its default, as the code would have it."""
+    found = {}
+    for section, name, default, what in ROW.findall(text):
+        assert len(what) > 10
+        plain = default.strip("`")
+        amount = re.fullmatch(r"(\d+(?:\.\d+)?)(?: (\w+))?", plain)
+        value: object = {"empty": "", "none": (), "false": False, "true": True}.get(plain, plain)
+        if amount:
+            value = float(amount[1]) * _UNITS[(amount[2] or "").lower()]
+        found[section, name] = value
+    return found
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    assert _documented(HOSTING.read_text()) == _settings()
+
+
+def test_a_setting_without_a_row_and_a_wrong_default_would_be_found() -> None:
+    text = HOSTING.read_text()
+    assert _documented(re.sub(r"\n\| `\[limits\] uploads`.*", "", text)) != _settings()
+    assert _documented(text.replace("| `32` | unfinished", "| `33` | unfinished")) != _settings()
+
+
+def test_the_example_is_a_configuration_and_names_every_setting(tmp_path: Path) -> None:
+    text = (DEPLOY / "ulpscope.example.toml").read_text()
+    place = tmp_path / "ulpscope.toml"
+    place.write_text(text)
+    found = configuration({"ULPSCOPE_CONFIG": str(place)})
+    assert found.hosting.public_url.startswith("https://")
+    assert found.hosting.trusted_proxies == ("127.0.0.1",)
+    uncommented = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
+    place.write_text(uncommented)
+    configuration({"ULPSCOPE_CONFIG": str(place)})
+    named = {(section, name) for section, settings in tomllib.loads(uncommented).items() for name in settings}
+    assert named == set(_settings())
+
+
+def test_what_the_image_copies_is_there_and_nothing_that_the_server_imports_is_left_out() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    copied = [part for line in re.findall(r"^COPY (?!--)(.+)$", text, re.MULTILINE) for part in line.split()[:-1]]
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    assert {"app", "core", "pages", "sample_runs", ".streamlit"} <= set(copied)
+    kept = re.findall(r"^!(\S+)$", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
+    assert set(copied) | {"requirements.txt"} == set(kept)
+    dropped = re.search(r"\^\(([\w|]+)\)==", text)
+    assert dropped
+    pinned = {line.split("==")[0] for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line}
+    assert set(dropped[1].split("|")) <= pinned
+
+
+def test_unit_and_compose_start_what_there_is_on_the_ports_that_nginx_knows() -> None:
+    nginx = (DEPLOY / "nginx.conf").read_text()
+    ports = set(re.findall(r"server 127\.0\.0\.1:(\d+);", nginx))
+    compose = (DEPLOY / "compose.yaml").read_text()
+    assert set(re.findall(r'"--port", "(\d+)"', compose)) == ports
+    unit = (DEPLOY / "ulpscope@.service").read_text()
+    assert "-m core serve --address 127.0.0.1 --port %i" in unit
+    assert {"address", "port"} <= set(serve.serve.__annotations__)
+    assert all(f"ulpscope@{port}" in HOSTING.read_text() for port in ports)
+
+
+def _complaints(unit: Path) -> list[str]:
+    said = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True).stderr.splitlines()
+    return [line for line in said if "ulpscope" in line and "is not executable" not in line]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+def test_systemd_understands_the_unit_and_would_not_one_with_a_planted_fault(tmp_path: Path) -> None:
+    unit = DEPLOY / "ulpscope@.service"
+    assert _complaints(unit) == []
+    broken = tmp_path / unit.name
+    broken.write_text(unit.read_text().replace("MemoryMax=90%", "MemoryMax=much"))
+    assert len(_complaints(broken)) == 1

@@ -1,0 +1,210 @@
+"""A full disk, files that are damaged or gone while they are looked at, and clocks that are wrong: what was stored stays, and the app says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from core.errors import StoreError
+from core.runs import labels, trash
+from core.runs.labels import Labels
+from core.runs.partial import Partial
+from core.runs.reader import RunReader
+from core.runs.records import RunHeader
+from core.runs.store import Store
+from tests.app.opening import opened, said
+from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
+from tests.faults.nursery import dump_of
+from tests.faults.whole import Watched
+
+DISK_BYTES = 2 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB of its own; skipped where none may be mounted (RLIMIT_FSIZE stands for one in test_crash.py)."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "ulpscope-test", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def _fill(disk: Path) -> Path:
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 12))
+        except OSError:
+            return filler
+
+
+def _ingest(store: Store, dump: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "core", "ingest", str(dump), "--store", str(store.directory)]
+    environment = {**os.environ, "ULPSCOPE_LIMITS_FREE_BYTES": "0"}  # the guard would refuse before the disk does
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_a_full_disk_refuses_in_a_sentence_keeps_all_and_takes_runs_again_once_there_is_room(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    store = Store(small_disk / "store")
+    copied(store.directory / "mine.duckdb")
+    labels.write(store.directory, "mine", Labels(("kept",), "a note"))
+    watched = Watched(store)
+    watched.check()
+    dump = dump_of(tmp_path)
+    refused = _ingest(store, dump)  # begins, and finds no room in the middle
+    assert refused.returncode == 2
+    assert refused.stderr.count("error: ") == 1
+    assert "Traceback" not in refused.stderr
+    watched.check()
+    filler = _fill(small_disk)
+    assert _ingest(store, dump).returncode == 2  # not even a beginning
+    with pytest.raises(StoreError, match=r"cannot be written .*; they are as they were"):
+        labels.write(store.directory, "mine", Labels(("lost",), "x" * 4000))
+    assert labels.read(store.directory, "mine") == Labels(("kept",), "a note")
+    watched.check()
+    filler.unlink()
+    made(store)
+    watched.check()
+    assert [path.name for path in store.directory.iterdir() if path.name.startswith(".partial-")] == []
+    assert len(watched.known) == 2
+
+
+def test_a_run_that_is_moved_in_pieces_across_a_full_disk_would_be_caught(small_disk: Path) -> None:
+    """The planted fault: a rename that copies, as a store across two file systems would."""
+    store = Store(small_disk / "store")
+    path = copied(store.directory / "mine.duckdb")
+    watched = Watched(store)
+    watched.check()
+    whole = path.read_bytes()
+    path.unlink()
+    filler = _fill(small_disk)
+    filler.write_bytes(filler.read_bytes()[: -len(whole) // 2])
+    with pytest.raises(OSError, match="No space left"):
+        path.write_bytes(whole)
+    with pytest.raises(AssertionError, match="half a run is visible"):
+        watched.check()
+
+
+# ---- damaged or gone while it is looked at
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The dashboard's own, with two runs."""
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    made_here = Store(tmp_path / "runs")
+    for run_id in ("mine", "other"):
+        copied(made_here.directory / f"{run_id}.duckdb")
+    return made_here
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _scribble(path: Path) -> None:
+    with path.open("r+b") as file:
+        for start in range(3 * 4096, path.stat().st_size, 16384):
+            file.seek(start + 100)
+            file.write(os.urandom(64))
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+FATES = {"gone": Path.unlink, "truncated": _truncate, "scribbled over": _scribble, "emptied": _empty}
+
+
+@pytest.mark.parametrize("page", ["overview", "near_ties"])
+@pytest.mark.parametrize("fate", FATES)
+def test_a_run_lost_while_it_is_viewed_is_a_sentence_and_the_others_stay(fate: str, page: str, store: Store) -> None:
+    app = opened(page, run="mine", position="1")
+    FATES[fate](store.directory / "mine.duckdb")
+    os.utime(store.directory)  # a changed file has another time than the one that was opened
+    app.run()
+    assert not app.exception
+    text = said(app)
+    assert "mine" in text
+    assert any(words in text for words in ("is not there any more", "was deleted meanwhile", "cannot", "damaged", "not a"))
+    with RunReader(store.path_of("other")) as other:
+        assert other.read_rows(1, 0, other.header.rows).any()
+
+
+# ---- clocks
+
+
+def _aged(store: Store, days: float) -> Path:
+    """`mine` in the trash, deleted so many days ago; its entry."""
+    entry = store.directory / trash.FOLDER / store.discard("mine")
+    then = (datetime.now(UTC) - timedelta(days=days)).strftime("%Y%m%d-%H%M%S")
+    return entry.rename(entry.with_name(f"{then}-{entry.name[-8:]}"))
+
+
+def _at(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
+    """The clock of this process shows another time from now on."""
+    real = time.time
+    monkeypatch.setattr(trash.time, "time", lambda: real() + days * 86400)
+
+
+@pytest.mark.parametrize("ahead", [400.0, 8.0])
+def test_a_clock_that_is_ahead_for_a_moment_empties_no_trash(ahead: float, store: Store) -> None:
+    entry = _aged(store, days=1)
+    with pytest.MonkeyPatch.context() as clock:
+        _at(clock, ahead)
+        for _ in range(3):
+            store.sweep()
+    store.sweep()
+    with pytest.MonkeyPatch.context() as clock:
+        _at(clock, ahead)
+        store.sweep()
+    assert store.restore(entry.name) == "mine"
+    assert {path.stem for path in store.paths()} == {"mine", "other"}
+
+
+def test_a_clock_that_goes_on_being_ahead_empties_it_so_the_check_above_can_fail(store: Store) -> None:
+    entry = _aged(store, days=1)
+    for ahead in (8.0, 8.1):
+        with pytest.MonkeyPatch.context() as clock:
+            _at(clock, ahead)
+            store.sweep()
+    assert not entry.exists()
+
+
+def test_a_deletion_in_the_future_stays_and_can_be_undone(store: Store) -> None:
+    entry = _aged(store, days=-300)
+    store.sweep()
+    assert [run.run_id for run in store.discarded()] == ["mine"]
+    assert store.restore(entry.name) == "mine"
+
+
+@pytest.mark.parametrize("year", [1970, 2170])
+def test_runs_and_traces_of_another_time_are_listed_and_swept_as_any_other(year: int, store: Store) -> None:
+    moment = datetime(year, 1, 2, tzinfo=UTC)
+    header = header_of()
+    about = {name: getattr(header, name) for name in header.__dataclass_fields__} | {"created": moment}
+    path = write_run(store, RunHeader(**about), calm_sides(header))
+    assert path.stem.startswith(f"{year}0102-")
+    left = Partial.make(store.directory, "left-behind")
+    assert left is not None
+    assert left._lock is not None
+    os.utime(left.directory, (moment.timestamp(),) * 2)
+    assert store.sweep() == []  # its writer lives: no clock is asked
+    os.close(left._lock)
+    assert store.sweep() == [left.directory]
+    app = opened("runs")
+    assert "a run" in said(app) or app.dataframe
+    assert not app.exception

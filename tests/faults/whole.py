@@ -1,0 +1,60 @@
+"""What must hold of a store whatever happened to the processes that worked on it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from core.runs import labels
+from core.runs.gallery import list_runs
+from core.runs.reader import RunReader
+from core.runs.store import Store
+from core.uploads.ingest import ingest
+from tests.faults.nursery import dump_of
+
+
+@dataclass
+class Watched:
+    """A store and every run that was ever seen whole in it: run id to the SHA-256 of its file."""
+
+    store: Store
+    known: dict[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Every visible run is whole, every one that was seen before is there or in the trash bit for bit, labels can be read."""
+        cards, broken = list_runs(self.store)
+        assert broken == [], f"half a run is visible: {broken[0].reason}"
+        there = {path.stem: path for path in self.store.paths()}
+        assert {card.run_id for card in cards} == there.keys()
+        discarded = {run.run_id: run.path for run in self.store.discarded()}
+        for run_id, digest in self.known.items():
+            path = there.get(run_id) or discarded.get(run_id)
+            assert path is not None, f"run {run_id} is lost"
+            assert _digest(path) == digest, f"run {run_id} has changed"
+        for run_id in there.keys() - self.known.keys():
+            _read(there[run_id])
+            self.known[run_id] = _digest(there[run_id])
+        assert labels.read_all(self.store.directory)[1] == []
+
+    def check_that_it_goes_on(self) -> None:
+        """A sweep leaves nothing of the dead, and the next run is stored, without a hand."""
+        run_id = ingest(self.store, [dump_of(self.store.directory.parent)], name="the next one")
+        assert [path.name for path in self.store.directory.iterdir() if path.name.startswith(".partial-")] == []
+        self.check()
+        assert run_id in self.known
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: Path) -> None:
+    """Every logit of every side is the one that was digested when the run was written."""
+    with RunReader(path) as run:
+        for side in run.sides:
+            bits = run.read_rows(side.index, 0, run.header.rows)
+            assert hashlib.sha256(bits.tobytes()).hexdigest() == side.sha256
+        for pair in run.pairs:
+            assert len(run.positions(pair.index)) == run.header.rows

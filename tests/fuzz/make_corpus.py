@@ -1,0 +1,56 @@
+"""Write the corpus that can be written: dumps of every kind, and a run file of the current schema. `python -m tests.fuzz.make_corpus`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from core.runs.records import PASSED, RERUN, Evidence, Generation
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+from tests.core.runs.made_runs import calm_sides, header_of
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+def write_dumps(folder: Path) -> None:
+    chance = np.random.default_rng(7)
+    logits = chance.standard_normal((4, 8)).astype(np.float32)
+    pair = {"reference": logits, "variant": logits + np.float32(1e-4)}
+    bits = {name: side.astype(ml_dtypes.bfloat16).view(np.uint16) for name, side in pair.items()}
+    words = {"token_ids": np.arange(4), "tokens": np.array(["a", " b", "\n", "日"])}
+    np.savez(folder / "plain.npz", **pair)
+    np.savez_compressed(folder / "deflated.npz", **pair, **words)
+    np.savez(folder / "bits.npz", **bits, **words, compute_dtype="bfloat16", meta=json.dumps({"engine": "x"}))
+    np.savez(folder / "fortran.npz", a=np.asfortranarray(logits), b=np.asfortranarray(logits[::-1]))
+    np.savez(folder / "prompts.npz", **pair, prompt_lengths=np.array([1, 3]))
+    emitted = np.array([-1, 3, 5, 1])
+    np.savez(folder / "emitted.npz", **pair, **words, **{"emitted:reference": emitted, "emitted:variant": emitted})
+    np.save(folder / "single.npy", logits.astype(np.float16))
+    save_file(pair, folder / "plain.safetensors")
+    save_file(
+        {name: side.astype(np.float16) for name, side in pair.items()}, folder / "half.safetensors", {"compute_dtype": "float16"}
+    )
+
+
+def write_run(folder: Path) -> None:
+    header = header_of(lengths=(3, 2), vocab=128)
+    with TemporaryDirectory() as place, RunWriter(Store(Path(place)), header, run_id="run-of-version-3") as writer:
+        for side, bits in enumerate(calm_sides(header)):
+            writer.write(side, 0, bits)
+        writer.write_generation(Generation(0, 2, 2, ((1, 2), (1, 3)), ("ab", "ac")))
+        evidence = Evidence(RERUN, "prefill", {"neq_share": 0.0}, PASSED, "The same call gives the same bits.")
+        writer.write_verdict(0, "rounding", "It stays below the floor.", 0.5, (evidence,), ())
+        path = Store(Path(place)).path_of(writer.finish())
+        (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
+
+
+if __name__ == "__main__":
+    write_dumps(CORPUS)
+    write_run(CORPUS)

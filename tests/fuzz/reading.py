@@ -1,0 +1,186 @@
+"""A process that reads files nobody should trust: each in a child of its own, with limits, and what became of it as a line of JSON.
+
+`python -m tests.fuzz.reading [FAULT]` takes a path a line. FAULT plants one: a reader that crashes, raises, hangs, or eats memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.errors import UlpscopeError
+from core.runs.dumps import open_dump
+from core.runs.gallery import prompt_texts, read_runs
+from core.runs.ops import read_ops
+from core.runs.reader import RunReader
+from core.runs.report import report_of_run
+from core.runs.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 15.0  # far above the 0.2 s that such a file takes, on a machine that does other work
+MEMORY = 3 << 30  # of addresses beyond those of the parent
+PEAK_MIB = 600  # of memory beyond the parent's
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one reading. how: read, sentence, exception, signal or timeout."""
+
+    how: str
+    text: str
+    seconds: float
+    peak_mib: int
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with it; empty where nothing is."""
+        if self.how not in ("read", "sentence"):
+            return f"{self.how}: {self.text}"
+        if self.peak_mib > PEAK_MIB:
+            return f"{self.peak_mib} MiB"
+        is_one = self.how == "read" or (self.text.isprintable() and self.text.endswith(".") and 10 < len(self.text) < 1000)
+        return "" if is_one else f"no sentence: {self.text!r}"
+
+
+class Readers:
+    """The process, kept for many files; a context manager."""
+
+    def __init__(self, fault: str = "") -> None:
+        command = [sys.executable, "-m", "tests.fuzz.reading", *([fault] if fault else [])]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Readers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(60)
+
+    def read(self, path: Path) -> Outcome:
+        if self._process.stdin is None or self._process.stdout is None:
+            raise ValueError("its input and output are pipes")
+        self._process.stdin.write(f"{path}\n")
+        self._process.stdin.flush()
+        return Outcome(**json.loads(self._process.stdout.readline()))
+
+
+def read_everything(path: Path) -> None:
+    """All that any page, route or command reads of such a file."""
+    if path.suffix != ".duckdb":
+        with open_dump([path], fewest_sides=1) as dump:
+            for _ in dump.chunks():
+                pass
+        return
+    card = read_runs([path])[path]
+    prompt_texts([path])
+    if isinstance(card, UlpscopeError):
+        with suppress(UlpscopeError):
+            _read_run(path)
+        raise card
+    if card.kind == "ops":
+        read_ops(Store(path.parent), path.stem)
+    else:
+        _read_run(path)
+
+
+def _read_run(path: Path) -> None:
+    with RunReader(path) as run:
+        rows, vocab = run.header.rows, run.header.vocab
+        for side in range(len(run.sides)):
+            run.read_rows(side, 0, rows)
+            run.read_window(side, (0, rows), (0, vocab))
+            run.logsumexp(side)
+            for prompt, position in run.header.places()[:8]:
+                run.at(side, prompt, position)
+                run.top_tokens(side, prompt, position)
+        for pair in run.pairs:
+            for read in (run.positions, run.histogram, run.kv, run.layers, run.evidence, run.floor_positions):
+                read(pair.index)
+            run.ulp_cells(pair.index, 0, (0, rows))
+            run.kv_positions(pair.index, 0)
+            run.layer_positions(pair.index, 0)
+        for _ in (run.classes, run.vocabulary, run.kernels, run.remedies, run.prices, run.generations):
+            pass
+        report_of_run(run)
+
+
+def _plant(fault: str) -> None:
+    if fault == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif fault == "raise":
+        raise KeyError("planted")
+    elif fault == "hang":
+        time.sleep(60)
+    elif fault == "eat":
+        _ = bytearray(os.urandom(1 << 20)) * (PEAK_MIB + 100)
+    elif fault == "babble":
+        raise UlpscopeError("Traceback:\n  line 1")
+
+
+def _peak_mib() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) >> 10
+
+
+def _addresses() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _in_child(path: Path, fault: str, told: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # DuckDB's last words, where it has some
+    base = _peak_mib()
+    limit = _addresses() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    how, text = "read", ""
+    try:
+        _plant(fault)
+        read_everything(path)
+    except UlpscopeError as error:
+        how, text = "sentence", str(error)
+    except BaseException as error:
+        how, text = "exception", repr(error)[:500]
+    os.write(told, json.dumps({"how": how, "text": text, "peak_mib": _peak_mib() - base}).encode())
+    os._exit(0)
+
+
+def _outcome(path: Path, fault: str, seconds: float) -> Outcome:
+    said, told = os.pipe()
+    began = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        os.close(said)
+        _in_child(path, fault, told)
+    os.close(told)
+    is_ready = bool(select.select([said], [], [], seconds)[0])
+    if not is_ready:
+        os.kill(child, signal.SIGKILL)
+    answer = b"".join(iter(lambda: os.read(said, 1 << 16), b""))
+    os.close(said)
+    _, status = os.waitpid(child, 0)
+    took = time.monotonic() - began
+    if not is_ready:
+        return Outcome("timeout", f"nothing within {seconds} s", took, 0)
+    if os.WIFSIGNALED(status) or not answer:
+        return Outcome("signal", f"the process ended with status {status}", took, 0)
+    return Outcome(seconds=took, **json.loads(answer))
+
+
+def main(fault: str) -> None:
+    for line in sys.stdin:
+        found = _outcome(Path(line.rstrip("\n")), fault, 2.0 if fault else SECONDS)
+        print(json.dumps(found.__dict__), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "")

@@ -1,0 +1,208 @@
+"""Whatever stands in a file, reading it ends in a sentence or in figures: no crash, no other exception, in bounded time and memory.
+
+The short form of every test is CI's; `python -m pytest -m thorough tests/fuzz` runs ULPSCOPE_FUZZ damaged files a test (1500 where it is not set).
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from core.errors import StoreError
+from core.runs.adopt import adopt
+from core.runs.gallery import list_runs
+from core.runs.reader import RunReader
+from core.runs.store import SCHEMA_VERSION, Store
+from tests.fuzz.damage import CORPUS, DAMAGES, Damage, checksum, corpus, damaged, damaged_inside, resealed
+from tests.fuzz.reading import Readers, read_everything
+
+DUMPS = corpus(".npz", ".npy", ".safetensors")
+ARCHIVES = corpus(".npz")
+RUNS = corpus(".duckdb")
+LONG = int(os.environ.get("ULPSCOPE_FUZZ", "1500"))
+EFFORTS = [pytest.param(24, id="short"), pytest.param(LONG, id="long", marks=pytest.mark.thorough)]
+
+
+@pytest.fixture(scope="module")
+def readers() -> Iterator[Readers]:
+    with Readers() as running:
+        yield running
+
+
+def _effort(examples: int) -> settings:
+    """The short form takes the same examples every time, the long one others each time, and prints how to have a failure again."""
+    return settings(
+        max_examples=examples, deadline=None, derandomize=examples != LONG, database=None, print_blob=True,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+    )  # fmt: skip
+
+
+def _check(readers: Readers, path: Path, raw: bytes, seen: Counter[str]) -> None:
+    path.write_bytes(raw)
+    outcome = readers.read(path)
+    seen[outcome.how] += 1
+    assert outcome.fault == "", outcome
+
+
+def test_the_corpus_is_readable_and_small(tmp_path: Path) -> None:
+    for name, raw in (DUMPS | RUNS).items():
+        (tmp_path / name).write_bytes(raw)
+        read_everything(tmp_path / name)
+    assert len(DUMPS) >= 9
+    folder = Path(__file__).parent / "corpus"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 300_000
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_run_files_of_every_version_are_read_as_they_were_written(version: int, tmp_path: Path) -> None:
+    """The writers of versions 1 and 2 are gone; these files are theirs."""
+    path = tmp_path / "run.duckdb"
+    path.write_bytes(RUNS[f"run-of-version-{version}.duckdb"])
+    with RunReader(path) as run:
+        assert run.schema_version == version
+        assert [prompt.positions for prompt in run.header.prompts] == [3, 2]
+        assert run.read_rows(1, 0, 5).shape == (5, 128)
+        assert len(run.positions(0)) == 5
+
+
+@pytest.mark.parametrize("examples", EFFORTS)
+def test_a_damaged_dump_is_a_sentence_or_a_dump(examples: int, readers: Readers, tmp_path: Path) -> None:
+    seen: Counter[str] = Counter()
+
+    @_effort(examples)
+    @given(name=st.sampled_from(sorted(DUMPS)), damages=st.lists(DAMAGES, min_size=1, max_size=4))
+    def each(name: str, damages: list[Damage]) -> None:
+        _check(readers, tmp_path / name, damaged(DUMPS[name], damages), seen)
+
+    each()
+    assert seen["sentence"] > examples // 3
+
+
+@pytest.mark.parametrize("examples", EFFORTS)
+def test_an_archive_damaged_behind_its_checksums_is_a_sentence_or_a_dump(examples: int, readers: Readers, tmp_path: Path) -> None:
+    seen: Counter[str] = Counter()
+
+    @_effort(examples)
+    @given(name=st.sampled_from(sorted(ARCHIVES)), member=st.integers(0, 7), damages=st.lists(DAMAGES, min_size=1, max_size=3))
+    def each(name: str, member: int, damages: list[Damage]) -> None:
+        _check(readers, tmp_path / name, damaged_inside(ARCHIVES[name], member, damages), seen)
+
+    each()
+    assert min(seen["sentence"], seen["read"]) > examples // 20
+
+
+@pytest.mark.parametrize("examples", EFFORTS)
+def test_a_run_file_damaged_by_accident_is_a_sentence_or_the_run(examples: int, readers: Readers, tmp_path: Path) -> None:
+    seen: Counter[str] = Counter()
+
+    @_effort(examples)
+    @given(name=st.sampled_from(sorted(RUNS)), damages=st.lists(DAMAGES, min_size=1, max_size=4))
+    def each(name: str, damages: list[Damage]) -> None:
+        _check(readers, tmp_path / name, damaged(RUNS[name], damages), seen)
+
+    each()
+    assert seen["sentence"] > examples // 3
+
+
+@pytest.mark.parametrize("examples", [pytest.param(12, id="short"), EFFORTS[1]])
+def test_a_run_file_made_to_harm_harms_nobody_but_its_reader(examples: int, readers: Readers, tmp_path: Path) -> None:
+    """With right checksums DuckDB believes what it reads: it may never come back, or crash. No other exception, and no more memory than allowed.
+
+    So no such file is ever opened by a server: `adopt` reads it in a process of its own (the tests below).
+    """
+    seen: Counter[str] = Counter()
+
+    @_effort(examples)
+    @given(name=st.sampled_from(sorted(RUNS)), damages=st.lists(DAMAGES, min_size=1, max_size=4))
+    def each(name: str, damages: list[Damage]) -> None:
+        path = tmp_path / name
+        path.write_bytes(resealed(damaged(RUNS[name], damages)))
+        outcome = readers.read(path)
+        seen[outcome.how] += 1
+        assert outcome.how in ("timeout", "signal") or outcome.fault == "", outcome
+
+    each()
+    print(dict(seen))
+    assert seen["sentence"] > examples // 4
+    assert seen["timeout"] + seen["signal"] <= examples // 10
+
+
+@pytest.mark.thorough
+def test_a_file_that_never_comes_back_is_refused_by_adopt_and_leaves_nothing(tmp_path: Path) -> None:
+    """It keeps DuckDB busy for ever when it is attached: found by the test above."""
+    path = tmp_path / "harmful.duckdb"
+    path.write_bytes(gzip.decompress((CORPUS / "harmful" / "never-comes-back.duckdb.gz").read_bytes()))
+    store = Store(tmp_path / "store")
+    with pytest.raises(StoreError, match=r"harmful.duckdb: takes longer to read than a file of its size can"):
+        adopt(store, path)
+    assert list(store.directory.iterdir()) == []
+
+
+@pytest.mark.thorough
+def test_a_run_file_made_to_harm_is_refused_by_adopt_or_becomes_a_run_with_its_own_figures(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    adopted: list[str] = []
+
+    @settings(max_examples=40, deadline=None, database=None, print_blob=True, phases=[Phase.generate])
+    @given(name=st.sampled_from(sorted(RUNS)), damages=st.lists(DAMAGES, min_size=1, max_size=3))
+    def each(name: str, damages: list[Damage]) -> None:
+        path = tmp_path / name
+        path.write_bytes(resealed(damaged(RUNS[name], damages)))
+        with suppress(StoreError):  # anything else fails
+            adopted.append(adopt(store, path))
+
+    each()
+    cards, broken = list_runs(store)
+    assert broken == []
+    assert {card.run_id for card in cards} == set(adopted)
+    for card in cards:  # whatever it was, it is a file that our writer wrote now
+        read_everything(store.path_of(card.run_id))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_older_run_files_are_migrated_on_copy_bit_for_bit(version: int, tmp_path: Path) -> None:
+    path = tmp_path / "old.duckdb"
+    path.write_bytes(RUNS[f"run-of-version-{version}.duckdb"])
+    store = Store(tmp_path / "store")
+    with RunReader(store.path_of(adopt(store, path))) as new, RunReader(path) as old:
+        assert (old.schema_version, new.schema_version) == (version, SCHEMA_VERSION)
+        for side in range(2):
+            assert new.read_rows(side, 0, 5).tobytes() == old.read_rows(side, 0, 5).tobytes()
+        assert [side.sha256 for side in new.sides] == [side.sha256 for side in old.sides]
+        assert new.positions(0).equals(old.positions(0))
+    assert path.read_bytes() == RUNS[f"run-of-version-{version}.duckdb"]
+
+
+def test_damage_behind_the_checksums_gets_further_than_damage_before_them(readers: Readers, tmp_path: Path) -> None:
+    """Else the sealing would be wrong, and what is fuzzed would be DuckDB's checksum alone."""
+    raw = RUNS["run-of-version-3.duckdb"]
+    assert resealed(raw) == raw
+    assert checksum(bytes(8)) == 5381
+    said = {}
+    for sealed in (False, True):
+        change = damaged(raw, [Damage("flip", "filled", 0.3, 1, 1)])
+        path = tmp_path / "run.duckdb"
+        path.write_bytes(resealed(change) if sealed else change)
+        said[sealed] = readers.read(path).text
+    assert "hecksum" in said[False] or "hecksums" in said[False]
+    assert "hecksum" not in said[True]
+
+
+PLANTED = {"crash": "signal", "raise": "exception: KeyError", "hang": "timeout", "eat": "MiB", "babble": "no sentence"}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_reader_with_a_planted_fault_is_seen(fault: str, tmp_path: Path) -> None:
+    with Readers(fault) as broken:
+        path = tmp_path / "plain.npz"
+        path.write_bytes(DUMPS["plain.npz"])
+        assert PLANTED[fault] in broken.read(path).fault
