@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -29,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ANY_DEVICE = "best there is"
 TAKING_IN = "the store"  # what jobs that take in files run on: one at a time, beside captures
 _NOTHING_STORED = "cancelled; nothing was stored"
+NICENESS = 10  # of a job's process: beside a capture and an ingest on two cores, 95 % of 50 viewers' reruns took 2.8 s without it, 0.7 s with
 PATIENCE_SECONDS = 2  # how long a cancelled job may take to clean up before it is killed
 
 
@@ -232,6 +234,8 @@ class Jobs:
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
             )  # fmt: skip
             self._processes[number] = process
+            with suppress(OSError, AttributeError):  # gone already, or a system without priorities
+                os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         if process.stdout is None or process.stderr is None:
             raise ValueError("a job's output and errors are pipes")
         errors: list[str] = []

@@ -81,8 +81,7 @@ class Stopped extends Error {}
 // One request. XMLHttpRequest, because fetch does not tell how much of a body has gone out.
 function asked(row, method, address, headers, body = null, onProgress = null) {
   return new Promise((resolve, reject) => {
-    const request = new XMLHttpRequest();
-    if (row) row.request = request;
+    const request = (row.request = new XMLHttpRequest());
     request.open(method, address);
     for (const [key, value] of Object.entries({ ...TUS, ...headers })) request.setRequestHeader(key, value);
     if (onProgress) request.upload.onprogress = (event) => onProgress(event.loaded);
@@ -273,9 +272,10 @@ class Engine {
 
   async forget(row) {
     try {
-      await asked(null, "DELETE", this.of(row), {});
-    } catch (error) {
-      if (error.status && error.status !== 404) setTimeout(() => this.refresh(), 500); // it is still there: show it again
+      const answer = await fetch(this.of(row), { method: "DELETE", headers: TUS, keepalive: true }); // also if the tab is closed at once
+      if (!answer.ok && answer.status !== 404) setTimeout(() => this.refresh(), 500); // it is still there: show it again
+    } catch {
+      /* the server is away; it is listed when it is back */
     }
   }
 

@@ -136,7 +136,8 @@ def test_what_others_wrote_runs_in_no_page_and_the_policy_stops_no_page(hosted, 
         picture(viewer, f"hosted-{name}")
     # The twin: the same marks are seen where they are let in.
     viewer.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.owned=1\">')")
-    viewer.wait_for_function("window.owned === 1")
+    viewer.wait_for_timeout(500)
+    assert viewer.evaluate("window.owned") == 1
 
 
 @pytest.mark.thorough

@@ -88,6 +88,7 @@ def test_in_pieces_it_goes_on_where_the_connection_broke(server: Server, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_push_that_was_stopped_goes_on_when_it_is_begun_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
