@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ANY_DEVICE = "best there is"
 TAKING_IN = "the store"  # what jobs that take in files run on: one at a time, beside captures
 _NOTHING_STORED = "cancelled; nothing was stored"
-NICENESS = 10  # of a job's process: beside a capture and an ingest on two cores, 95 % of 50 viewers' reruns took 2.8 s without it, 0.7 s with
+NICENESS = 10  # of a job's process: beside a capture and an ingest on two cores, 95 % of 50 viewers' reruns were within 2.8 s without it, 0.7 s with
 PATIENCE_SECONDS = 2  # how long a cancelled job may take to clean up before it is killed
 
 

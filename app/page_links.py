@@ -33,9 +33,7 @@ _links = st.components.v2.component(
 
 def page_links(pages: Sequence[StreamlitPage], here: str, view: View | None) -> None:
     """Draw the list. here: the name of the open page; view: what the links carry."""
-    listed = [
-        {"page": _name(page), "title": page.title, "query": urlencode(address.of(view, _name(page)))} for page in pages
-    ]
+    listed = [{"page": _name(page), "title": page.title, "query": urlencode(address.of(view, _name(page)))} for page in pages]
     data = {"pages": listed, "here": here, "first": _name(pages[0]), "base": _base()}
     _links(key="page_links", data=data)
 

@@ -52,7 +52,9 @@ class Hosting:
     trusted_proxies: tuple[str, ...] = field(
         default=(), metadata={"is": _NAMES}
     )  # addresses or networks whose forwarded headers count
-    frame_ancestors: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})  # who else may show the pages in a frame: https://HOST
+    frame_ancestors: tuple[str, ...] = field(
+        default=(), metadata={"is": _NAMES}
+    )  # who else may show the pages in a frame: https://HOST
     audit_bytes: int = field(default=16 << 20, metadata={"is": _BYTES})  # at which a new audit log is begun
 
 
@@ -175,7 +177,7 @@ def _plain(text: str, hint: Any) -> Any:
 def _value(value: Any, hint: Any, about: Mapping[str, Any], place: str) -> Any:
     """`value` as the setting's type; ConfigurationError, which never quotes a secret, for anything else."""
     if about.get("is") == _BYTES and isinstance(value, str):
-        value = _amount(value, place)
+        value = _amount(value)
     if get_origin(hint) is tuple:
         if isinstance(value, list) and all(isinstance(each, str) for each in value):
             return tuple(value)
@@ -198,7 +200,7 @@ def _value(value: Any, hint: Any, about: Mapping[str, Any], place: str) -> Any:
     raise ConfigurationError(f"{place}: {shown[:80]} cannot be taken; expected {expected}.")
 
 
-def _amount(text: str, place: str) -> Any:
+def _amount(text: str) -> Any:
     """`20 GiB` in bytes; the text itself where it is none, to be refused."""
     found = _AMOUNT.fullmatch(text)
     if found is None or found[2].lower() not in _UNITS:

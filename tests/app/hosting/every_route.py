@@ -35,7 +35,7 @@ def paths_of(routes: Iterable[BaseRoute], before: str = "") -> list[tuple[str, s
     return found
 
 
-def answered(app: Any, paths: Iterable[tuple[str, str]], headers: dict[str, str]) -> list[str]:
+def answered(app: Any, paths: Iterable[tuple[str, str]], headers: dict[str, str], methods: Iterable[str] = METHODS) -> list[str]:
     """Every way in that is answered with more than a refusal or the sign-in."""
     browser = TestClient(app, follow_redirects=False, raise_server_exceptions=False)
     found = []
@@ -47,8 +47,8 @@ def answered(app: Any, paths: Iterable[tuple[str, str]], headers: dict[str, str]
             except WebSocketDisconnect:
                 pass
             continue
-        for method in METHODS:
-            for accept in ("*/*", "text/html"):
+        for method in methods:
+            for accept in ("*/*", "text/html") if method == "GET" else ("*/*",):
                 answer = browser.request(method, path, headers={"accept": accept, **headers})
                 is_to_sign_in = answer.status_code == 303 and answer.headers["location"].startswith("/sign-in")
                 if answer.status_code not in (401, 403, 429) and not is_to_sign_in:
@@ -81,7 +81,9 @@ def main() -> None:
     read = {path: browser.get(path, headers=right).status_code for kind, path in paths if kind == "http"}
     said = {
         "paths": paths,
-        "answered": {kind: answered(app, paths, headers) for kind, headers in wrong.items()},
+        "answered": {
+            kind: answered(app, paths, headers, ("GET", "DELETE") if headers else METHODS) for kind, headers in wrong.items()
+        },
         "changed": changed,
         "read": read,
     }

@@ -72,13 +72,17 @@ def taken(store: Store, path: Path, **asked: str) -> str:
 
 
 def differing(first: Path, second: Path, tables: tuple[str, ...]) -> list[str]:
-    """Tables whose rows are not the same, however they are ordered."""
+    """Tables of the first file whose rows are not the same in the second, however they are ordered."""
     with duckdb.connect() as database:
         database.execute(f"ATTACH '{first}' AS a (READ_ONLY); ATTACH '{second}' AS b (READ_ONLY)")
+        there = {
+            row[0] for row in database.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'a'").fetchall()
+        }
         return [
             table
             for table in tables
-            if database.execute(
+            if table in there
+            and database.execute(
                 f"FROM (FROM a.{table} EXCEPT ALL FROM b.{table}) UNION ALL (FROM b.{table} EXCEPT ALL FROM a.{table})"
             ).fetchone()
         ]
