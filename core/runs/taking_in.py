@@ -28,7 +28,6 @@ from core.runs.dumps import MAX_ROWS, MAX_SIDES, MAX_VOCAB
 from core.runs.figures import DECODING
 from core.runs.foreign import Catalog, catalog_of, check_amounts, check_catalog, check_columns
 from core.runs.foreign_rows import COPIED, check_rows
-from core.runs.limits import check_space
 from core.runs.ops import KIND as OPS
 from core.runs.ops import read_ops, write_ops_run
 from core.runs.reader import RunReader
@@ -101,7 +100,6 @@ def _take_run(
     inspected = Database.to_read(run.path)
     try:
         check_rows(inspected, tables, header)
-        check_space(store, len(header.sides) * header.rows * header.vocab * header.format.itemsize)
         with RunWriter(store, header, run_id=run_id) as writer:
             _copy_logits(run, writer, on_progress)
             check_figures(run, writer)

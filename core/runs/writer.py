@@ -23,6 +23,7 @@ from core.runs.kernel_rows import insert_kernels
 from core.runs.kernels import KernelList
 from core.runs.kv import KvPart, KvSpool, kv_tables
 from core.runs.layer_rows import LayerRows
+from core.runs.limits import check_space
 from core.runs.recent_rows import RecentRows
 from core.runs.records import Evidence, FloorRows, Generation, RunHeader
 from core.runs.remedies import PriceRow, RemedyRow, insert_prices, insert_remedies
@@ -86,6 +87,7 @@ class RunWriter:
         self._database: Database | None = None
         self._layers: LayerRows | None = None
         store.sweep()
+        check_space(store, raw_bytes)  # a LimitError before hours of capture
         self._partial = store.new_partial(header.name, self._created, run_id)
         self.run_id = self._partial.path.stem
         try:

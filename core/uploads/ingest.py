@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from core.runs.dumps import Dump, open_dump
-from core.runs.limits import check_space
 from core.runs.records import Provenance
 from core.runs.store import Store
 from core.runs.writer import RunWriter
@@ -43,7 +42,6 @@ def store_dump(
     meta = f"meta {dump.meta}" if dump.meta else ""
     note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, meta) if part)
     header = dump.header(name, Provenance(kind="upload", model=model, note=note))
-    check_space(store, len(header.sides) * header.rows * header.vocab * header.format.itemsize)
     fillings = [Filling(header.format) for _ in header.sides]
     with RunWriter(store, header, run_id=run_id) as writer:
         for row, sides in dump.chunks():

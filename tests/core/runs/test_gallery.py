@@ -172,7 +172,10 @@ def _damaged(whole: bytes, kind: str, chance: random.Random) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param("one bit", marks=pytest.mark.thorough), "64 bytes", "truncated"])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("one bit", marks=pytest.mark.thorough), pytest.param("64 bytes", marks=pytest.mark.thorough), "truncated"],
+)
 def test_damage_anywhere_is_caught_or_changes_nothing(kind: str, tmp_path: Path) -> None:
     _fuzz(kind, FLIPS if kind == "one bit" else 60, tmp_path)
 
