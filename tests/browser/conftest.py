@@ -11,9 +11,16 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from tests.browser.driving import Dashboard, chromium, start
 
 
+ACCESSIBLE = ("[overview]", "[heatmap]", "[capture]", "[upload]", "[layers]")
+
+
+def _is_accessibility_of_a_chosen_page(item: pytest.Item) -> bool:
+    return item.path.name == "test_accessibility.py" and item.name.endswith(ACCESSIBLE)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All are browser tests. Of a test with many cases the first is run by `make test`, the others are thorough (`make thorough`): a
-    page takes seconds to open, and the cases that matter beyond it have unit and page tests. Accessibility opens every page.
+    page takes seconds to open, and the cases that matter beyond it have unit and page tests. Accessibility is looked at on some pages of every kind.
     """
     begun = set()
     for item in items:
@@ -21,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         item.add_marker(pytest.mark.browser)
         function = (item.path, getattr(item, "originalname", item.name))
-        if function in begun and item.path.name != "test_accessibility.py":
+        if function in begun and not _is_accessibility_of_a_chosen_page(item):
             item.add_marker(pytest.mark.thorough)
         begun.add(function)
 
