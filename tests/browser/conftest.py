@@ -10,7 +10,6 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from tests.browser.driving import Dashboard, chromium, start
 
-
 ACCESSIBLE = ("[overview]", "[heatmap]", "[capture]", "[upload]", "[layers]")
 
 
