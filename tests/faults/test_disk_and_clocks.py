@@ -51,13 +51,13 @@ def _fill(disk: Path) -> Path:
 
 def _ingest(store: Store, dump: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "core", "ingest", str(dump), "--store", str(store.directory)]
-    environment = {**os.environ, "ULPSCOPE_LIMITS_FREE_BYTES": "0"}  # the guard would refuse before the disk does
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def test_a_full_disk_refuses_in_a_sentence_keeps_all_and_takes_runs_again_once_there_is_room(
-    small_disk: Path, tmp_path: Path
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "0")  # the guard would refuse before the disk does
     store = Store(small_disk / "store")
     copied(store.directory / "mine.duckdb")
     labels.write(store.directory, "mine", Labels(("kept",), "a note"))
