@@ -1,5 +1,6 @@
 """The dashboard: `streamlit run app/main.py`. Navigation, the selection in the sidebar, and the HTTP routes."""
 
+import atexit
 import gc
 import sys
 from pathlib import Path
@@ -81,3 +82,4 @@ else:
     start.check()
     app = st.App(__file__, routes=ROUTES, middleware=[Middleware(Gate)], lifespan=lifespan)
     gc.freeze()  # what the modules made stays for good: no collection needs to look at its 150,000 objects again
+    atexit.register(gc.unfreeze)  # or DuckDB's modules say at the end that they leaked
