@@ -26,7 +26,7 @@ from app.hosting.identity import Identity
 from core.configuration import Limits
 from core.errors import UlpscopeError
 from core.runs.limits import check_space
-from core.runs.store import Store
+from core.runs.store import Store, to_disk
 
 FOLDER = ".uploads"
 LONGEST_NAME = 255  # characters of the sender's name for a file, as it is shown
@@ -126,7 +126,7 @@ class Spool:
             _write_whole(new / _ABOUT, json.dumps(about).encode())
             place = self.directory / upload_id
             new.rename(place)
-            _to_disk(self.directory)
+            to_disk(self.directory)
         except OSError:
             shutil.rmtree(new, ignore_errors=True)
             raise
@@ -365,11 +365,3 @@ def _write_whole(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _to_disk(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

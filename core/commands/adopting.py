@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from core.commands.capturing import ProgressOption, check_progress
-from core.commands.console import JsonOption, StoreOption, announce, announce_line, steps, stoppable
-from core.runs import audit
+from core.commands.console import JsonOption, StoreOption, announce_upload, steps, stoppable
 from core.runs.adopt import adopt as adopt_file
 from core.runs.store import open_store
 
@@ -33,9 +32,4 @@ def adopt(
             open_store(store), file, name=name, run_id=run_id,
             on_progress=lambda done, total: say("checking and comparing", done, total),
         )  # fmt: skip
-    if run_id is None:  # a server that asks for an id writes its own line
-        audit.record(open_store(store).directory, audit.local_user(), "upload", new_id)
-    if progress == "json":
-        announce_line(new_id)
-    else:
-        announce(new_id, as_json_)
+    announce_upload(new_id, store, progress, as_json_, is_asked_for=run_id is not None)

@@ -10,9 +10,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from core.commands.capturing import ProgressOption, check_progress
-from core.commands.console import JsonOption, StoreOption, announce, announce_line, err, number, out, print_json, steps, stoppable
+from core.commands.console import (
+    ComputeDtypeOption,
+    JsonOption,
+    ReferenceOption,
+    StoreOption,
+    announce_upload,
+    err,
+    number,
+    out,
+    print_json,
+    steps,
+    stoppable,
+)
 from core.errors import UlpscopeError, UsageError
-from core.runs import audit
 from core.runs.dumps import open_dump
 from core.runs.gate import Gate, percent
 from core.runs.reader import RunReader
@@ -91,12 +102,8 @@ def ingest(
     dumps: Annotated[list[Path], typer.Argument(help="One file of two or more sides, or two files of one array each.")],
     name: Annotated[str | None, typer.Option(help="What to call the run. Default: the file's name.")] = None,
     model: Annotated[str, typer.Option(help="The model the logits come from, for the record.")] = "",
-    compute_dtype: Annotated[
-        str | None, typer.Option(help="float32, float16 or bfloat16. Default: declared, else detected.")
-    ] = None,
-    reference: Annotated[
-        str | None, typer.Option(help="The side the others are compared with. Default: 'reference', else the first.")
-    ] = None,
+    compute_dtype: ComputeDtypeOption = None,
+    reference: ReferenceOption = None,
     run_id: Annotated[str | None, typer.Option(hidden=True, help="The id that the run is to have.")] = None,
     progress: ProgressOption = "bar",
     store: StoreOption = None,
@@ -109,12 +116,7 @@ def ingest(
             open_store(store), dumps, name=name, model=model, compute_dtype=compute_dtype, reference=reference, run_id=run_id,
             on_progress=lambda done, total: say("storing and comparing", done, total),
         )  # fmt: skip
-    if run_id is None:  # a server that asks for an id writes its own line
-        audit.record(open_store(store).directory, audit.local_user(), "upload", new_id)
-    if progress == "json":
-        announce_line(new_id)
-    else:
-        announce(new_id, as_json_)
+    announce_upload(new_id, store, progress, as_json_, is_asked_for=run_id is not None)
 
 
 def _is_run(store: Path | None, text: str) -> bool:

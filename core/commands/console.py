@@ -15,13 +15,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from core.commands.stopping import EXIT_CODE, SENTENCE, stopping
+from core.runs import audit
 from core.runs.partial import remove_living
+from core.runs.store import open_store
 
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 180)  # a pipe has no width to fit into
 err = Console(stderr=True, highlight=False)
 
 StoreOption = Annotated[
     Path | None, typer.Option("--store", help="Directory of run files. Default: $ULPSCOPE_STORE, else runs/.")
+]
+ComputeDtypeOption = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16. Default: declared, else detected.")]
+ReferenceOption = Annotated[
+    str | None, typer.Option(help="The side the others are compared with. Default: 'reference', else the first.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -60,6 +66,16 @@ def announce_line(run_id: str) -> None:
     """The last of the lines that `--progress json` prints."""
     sys.stdout.write(json.dumps({"stage": "done", "run_id": run_id}) + "\n")
     sys.stdout.flush()
+
+
+def announce_upload(run_id: str, store: Path | None, progress: str, as_json_: bool, *, is_asked_for: bool) -> None:
+    """The end of `ingest` and `adopt`: a line in the audit log, but for a server, which asks for an id and writes its own, and the run's id."""
+    if not is_asked_for:
+        audit.record(open_store(store).directory, audit.local_user(), "upload", run_id)
+    if progress == "json":
+        announce_line(run_id)
+    else:
+        announce(run_id, as_json_)
 
 
 @contextmanager

@@ -11,18 +11,14 @@ import typer
 from rich.table import Table
 
 from core.commands.capturing import ProgressOption, check_progress
-from core.commands.console import JsonOption, err, out, print_json, steps
+from core.commands.console import ComputeDtypeOption, JsonOption, ReferenceOption, err, out, print_json, steps
 from core.uploads.understanding import understood
 
 
 def inspect(
     files: Annotated[list[Path], typer.Argument(help="One file of two or more sides, two of one array each, or a run file.")],
-    compute_dtype: Annotated[
-        str | None, typer.Option(help="float32, float16 or bfloat16. Default: declared, else detected.")
-    ] = None,
-    reference: Annotated[
-        str | None, typer.Option(help="The side the others are compared with. Default: 'reference', else the first.")
-    ] = None,
+    compute_dtype: ComputeDtypeOption = None,
+    reference: ReferenceOption = None,
     progress: ProgressOption = "bar",
     as_json_: JsonOption = False,
 ) -> None:

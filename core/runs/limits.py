@@ -58,7 +58,7 @@ def check_space(store: Store, more_bytes: int, limits: Limits | None = None) -> 
 def check_free(store: Store, more_bytes: int, limits: Limits) -> None:
     """LimitError (507) where so many bytes more would leave less of the store's disk free than has to stay free."""
     free = free_bytes(store)
-    if limits.free_bytes and free - more_bytes < limits.free_bytes:
+    if limits.free_bytes and free is not None and free - more_bytes < limits.free_bytes:
         raise LimitError(
             f"no room for {more_bytes:,} bytes: {free:,} are free on the store's disk, of which {limits.free_bytes:,} have to stay "
             "free (limits.free_bytes)."
@@ -75,8 +75,10 @@ def stored_bytes(store: Store) -> int:
     return total
 
 
-def free_bytes(store: Store) -> int:
-    """That who runs this may still write on the disk of the store, which may not have been made yet."""
+def free_bytes(store: Store) -> int | None:
+    """That who runs this may still write on the disk of the store, which may not have been made yet; None for a file system without blocks
+    (`/proc`), which is no disk that could be full: writing there fails with its own sentence.
+    """
     place = store.directory.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -84,7 +86,7 @@ def free_bytes(store: Store) -> int:
         found = os.statvfs(place)
     except OSError as error:
         raise StoreError(f"{store.directory}: its disk cannot be asked for room ({error.strerror}).") from error
-    return found.f_bavail * found.f_frsize
+    return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 
 def due(store: Store, retention: Retention, now: float | None = None) -> list[Due]:

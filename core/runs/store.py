@@ -407,7 +407,7 @@ class Store:
         """Make a finished file visible: to disk first, then under its name, then the directory. Never over an existing run."""
         target = self._target(run_id)
         try:
-            _to_disk(path)
+            to_disk(path)
             try:
                 os.link(path, target)  # unlike a rename, a link refuses to replace
             except FileExistsError:
@@ -418,7 +418,7 @@ class Store:
                 except FileExistsError:
                     raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
                 path.rename(target)
-            _to_disk(self.directory)
+            to_disk(self.directory)
         except OSError as error:
             raise StoreError(f"run '{run_id}' could not be put in place ({error.strerror}).") from error
         return target
@@ -443,7 +443,8 @@ def _deleting(path: Path) -> Iterator[None]:
         raise StoreError(f"run '{path.stem}' cannot be deleted ({error.strerror}).") from error
 
 
-def _to_disk(path: Path) -> None:
+def to_disk(path: Path) -> None:
+    """fsync of a file or a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

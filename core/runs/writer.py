@@ -87,10 +87,10 @@ class RunWriter:
         self._database: Database | None = None
         self._layers: LayerRows | None = None
         store.sweep()
+        check_space(store, raw_bytes)  # a LimitError before hours of capture
         self._partial = store.new_partial(header.name, self._created, run_id)
         self.run_id = self._partial.path.stem
         try:
-            check_space(store, raw_bytes)  # a LimitError before hours of capture
             self._database = Database.to_write(self._partial.path, expected_bytes=raw_bytes)
             self._caches = KvSpool(self._partial.directory / "reference-kv", header.format)
             self._database.execute(_SCHEMA)

@@ -265,8 +265,8 @@ def test_4096_tokens_are_shown_and_chosen_without_a_wait(browser: Browser, dashb
     print(
         f"4096 tokens: selection shown in {statistics.median(shown):.0f} ms, figures of the position in {statistics.median(answered):.0f} ms"
     )
-    assert statistics.median(shown) < 500  # milliseconds; 2 to 3 in the benchmark, more where other processes share the machine
-    assert max(page.evaluate("window.longTasks"), default=0) < 2000  # other figures of the page are drawn again too
+    assert statistics.median(shown) < 100
+    assert max(page.evaluate("window.longTasks"), default=0) < 400  # other figures of the page are drawn again too
     rebuilt = min(  # of three: other processes share the machine
         page.evaluate(
             """() => { const strip = ROOT_OF.querySelector('.strip'); const start = performance.now();

@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from core.inference.models import LoadedModel, load_model
-from tests.core.inference.sameness import logits_of
+from tests.core.inference.sameness import HAS_MATRIX_TILES, logits_of
 
 SAMPLES = Path(__file__).parents[3] / "sample_runs"
 POSITIONS = 49  # one more than three blocks of 16: the last token is computed alone
-PARTING = ("decode", "static", "decode+batch:2", "prefill+attn:eager")
 
 pytestmark = [
     pytest.mark.model,
@@ -35,13 +34,14 @@ def prompt(loaded: LoadedModel) -> list[int]:
     return loaded.tokenizer((SAMPLES / "prompts" / "scheduler.txt").read_text())["input_ids"][:POSITIONS]
 
 
+@pytest.mark.parametrize("path", ["decode", "static", "decode+batch:2", "prefill+attn:eager"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_paths_that_part(dtype: str, shipped: Callable[[str], LoadedModel]) -> None:
-    """Which do is the processor's: in bfloat16 `static` parts on one without matrix tiles (AMX), and keeps the bits on one with them."""
+def test_paths_that_part(path: str, dtype: str, shipped: Callable[[str], LoadedModel]) -> None:
+    if HAS_MATRIX_TILES and (path, dtype) == ("static", "bfloat16"):
+        pytest.skip("products of one row may go through the tiles that products of many rows go through")
     loaded = shipped(dtype)
-    reference = logits_of("prefill", loaded, prompt(loaded))
-    parted = {path for path in PARTING if (reference != logits_of(path, loaded, prompt(loaded))).any()}
-    assert len(parted) >= len(PARTING) - 1
+    reference, variant = (logits_of(name, loaded, prompt(loaded)) for name in ("prefill", path))
+    assert (reference != variant).any()
 
 
 @pytest.mark.parametrize("path", ["prefill", "decode", "static", "blocks:16"])

@@ -22,7 +22,7 @@ from core.inference.grammar import Base, Pieces
 from core.inference.models import LoadedModel, load_model
 from core.inference.reordering import reordered
 from core.inference.setting import Setting
-from tests.core.inference.sameness import logits_of, tokens
+from tests.core.inference.sameness import HAS_MATRIX_TILES, logits_of, tokens
 from tests.core.inference.test_modifiers import state
 
 SAMPLES = FilePath(__file__).parents[3] / "sample_runs"
@@ -196,8 +196,9 @@ def test_decode_stands_at_the_floor(dtype: str, shipped: LoadedModel, shipped_pr
     a reordered product round to the same bfloat16, and seeds differed by a factor of 3.5."""
     noise = rounding_floor(shipped, shipped_prompts, range(4), dtype=dtype)
     pair = pooled_rms(pair_divergence(shipped, shipped_prompts, "prefill", "decode", dtype=dtype))
-    assert 0.5 < pair / noise.rms < (4 if dtype == "bfloat16" else 2)
-    assert max(noise.rms_by_seed) < (10 if dtype == "bfloat16" else 1.5) * min(noise.rms_by_seed)
+    is_tiled = dtype == "bfloat16" and HAS_MATRIX_TILES
+    assert 0.5 < pair / noise.rms < (4 if is_tiled else 2)
+    assert max(noise.rms_by_seed) < (10 if is_tiled else 1.5) * min(noise.rms_by_seed)
 
 
 def _one_value_scaled(setting: Setting) -> Pieces:
@@ -219,8 +220,8 @@ def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped,
         pair = pooled_rms(pair_divergence(shipped, shipped_prompts, "prefill", "scaled", dtype=dtype))
         ratios[dtype] = pair / noise.rms
         harmless[dtype] = pooled_rms(pair_divergence(shipped, shipped_prompts, "prefill", "decode", dtype=dtype)) / noise.rms
-    assert ratios["bfloat16"] < 1.5 * harmless["bfloat16"]
-    assert ratios["float32"] > 10 * harmless["float32"]
+    assert ratios["bfloat16"] < (1.5 * harmless["bfloat16"] if HAS_MATRIX_TILES else 2)
+    assert ratios["float32"] > 10
 
 
 # Refusals.

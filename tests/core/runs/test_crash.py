@@ -154,7 +154,7 @@ def test_a_finished_run_is_held_until_it_is_in_place(tmp_path: Path, monkeypatch
             swept_by_others.append(int(found.stdout))
         original(path)
 
-    monkeypatch.setattr(store_module, "_to_disk", to_disk)
+    monkeypatch.setattr(store_module, "to_disk", to_disk)
     made(store)
     assert swept_by_others == [0]
     assert _check_whole(store) == 1
@@ -201,7 +201,7 @@ def test_a_run_reaches_the_disk_before_it_gets_its_name_and_the_directory_after(
 ) -> None:
     store = Store(tmp_path)
     events = []
-    monkeypatch.setattr(store_module, "_to_disk", lambda path: events.append(("to disk", path.suffix, len(store.paths()))))
+    monkeypatch.setattr(store_module, "to_disk", lambda path: events.append(("to disk", path.suffix, len(store.paths()))))
     partial = Partial.make(tmp_path, "x")
     assert partial is not None
     partial.path.write_text("complete")
