@@ -146,7 +146,7 @@ def test_a_finished_run_is_held_until_it_is_in_place(tmp_path: Path, monkeypatch
     store = Store(tmp_path)
     swept_by_others = []
 
-    def to_disk(path: Path, original=store_module._to_disk) -> None:
+    def to_disk(path: Path, original=store_module.to_disk) -> None:
         if path.is_file():
             code = "import sys, pathlib, core.runs.partial as p; print(len(p.sweep(pathlib.Path(sys.argv[1]))))"
             command = [sys.executable, "-c", code, str(tmp_path)]
