@@ -9,9 +9,10 @@ import pandas as pd
 import streamlit as st
 from numpy.typing import NDArray
 
-from app import reading, state, words
+from app import charts, class_pairs, state, widgets, words
+from app.class_pairs import Comparison
 from core.numerics.totals import Summary
-from core.runs.classes import BitClass, Sweep, bytes_to_compare, matrix, pairwise
+from core.runs.classes import BitClass, Sweep, bytes_to_compare, matrix
 from core.runs.reader import RunReader
 
 MEASURES = {"neq": "differing logits", "max_abs": "largest difference", "max_ulps": "max ULPs", "flips": "flips"}
@@ -23,7 +24,7 @@ COLUMNS = {
     "largest difference": st.column_config.NumberColumn(format="%.9g"),
     "flips": st.column_config.NumberColumn(format="localized"),
 }
-WITHOUT_ASKING = 256 << 20  # bytes that are read without a click: about a quarter of a second
+WITHOUT_ASKING = 256 << 20  # bytes that are read without a click: about a second
 
 
 def sentence(run: RunReader, groups: list[BitClass]) -> None:
@@ -97,32 +98,36 @@ def swept(run: RunReader, sweep: Sweep) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values("value", kind="stable")
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _compared(run_id: str, stamp: tuple[str, int, int]) -> dict[tuple[int, int], Summary]:  # noqa: ARG001  (the key of the cache)
-    run = reading.open_run(run_id)
-    if bytes_to_compare(run) <= WITHOUT_ASKING:
-        return pairwise(run)
-    what = "Comparing every two classes"
-    bar = st.progress(0.0, what)
-
-    def tick(done: int, rows: int) -> None:
-        bar.progress(done / rows, f"{what}: {done:,} of {rows:,} positions")
-
-    found = pairwise(run, tick)
-    bar.empty()
+def every_two(run: RunReader, groups: list[BitClass]) -> dict[tuple[int, int], Summary] | None:
+    """Summaries of every two classes; None while they are compared, and until the viewer has asked where that takes much reading."""
+    total = bytes_to_compare(run)
+    asked: dict[str, Comparison] = st.session_state.setdefault("classes_asked", {})
+    under_way = class_pairs.comparison(run) if total <= WITHOUT_ASKING else asked.get(run.run_id)
+    found = None if under_way is None else under_way.wait(class_pairs.AT_ONCE_SECONDS)
+    if under_way is not None and not under_way.is_over:
+        with widgets.room("class_matrix", charts.class_matrix_height(len(groups))):
+            st.fragment(_progress, run_every=0.5)(under_way, can_stop=total > WITHOUT_ASKING)
+    elif found is None:
+        count = len(groups) * (len(groups) - 1) // 2
+        st.markdown(f"Comparing {words.plural(count, 'pair')} of classes reads {words.size(total)}.")
+        st.button("Compare every two", icon=":material/grid_on:", on_click=_ask, args=(run,))
     return found
 
 
-def every_two(run: RunReader, groups: list[BitClass]) -> dict[tuple[int, int], Summary] | None:
-    """Summaries of every two classes; None until the viewer has asked, where they take much reading."""
-    total = bytes_to_compare(run)
-    asked = st.session_state.setdefault("classes_asked", set())
-    if total > WITHOUT_ASKING and run.run_id not in asked:
-        count = len(groups) * (len(groups) - 1) // 2
-        st.markdown(f"Comparing {words.plural(count, 'pair')} of classes reads {words.size(total)}.")
-        st.button("Compare every two", icon=":material/grid_on:", on_click=asked.add, args=(run.run_id,))
-        return None
-    return _compared(run.run_id, reading.stamp_of(run))
+def _ask(run: RunReader) -> None:
+    st.session_state["classes_asked"][run.run_id] = class_pairs.comparison(run)
+
+
+def _progress(under_way: Comparison, *, can_stop: bool) -> None:
+    """How far it is; draws the page anew when it is over."""
+    if under_way.is_over:
+        st.rerun()
+    share = under_way.done / max(1, under_way.total)
+    counted = f"{share:.0%} of the positions" if under_way.total else "after another run's"
+    what, action = st.columns([5, 1], vertical_alignment="bottom")
+    what.progress(share, f"Comparing every two classes: {counted}. It goes on if you leave this page.")
+    if can_stop:
+        action.button("Stop", key="stop_classes", on_click=under_way.stop, help="Stops it for everybody who looks at this run.")
 
 
 def grid(pairs: dict[tuple[int, int], Summary], count: int, measure: str) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ vermilion (Okabe-Ito), keys green, values violet, ULPs from blue to yellow; all 
 """
 
 from app.charts.caches import cache_heads, cache_positions, over_layers
-from app.charts.classes import class_matrix, sweep
+from app.charts.classes import class_matrix, class_matrix_height, sweep
 from app.charts.comparison import runs_by_distance, runs_by_position
 from app.charts.floor import floor_ratio, over_modules, pair_and_floor, residues
 from app.charts.layers import module_growth, module_map, module_positions
@@ -29,6 +29,7 @@ __all__ = [
     "cache_heads",
     "cache_positions",
     "class_matrix",
+    "class_matrix_height",
     "crossing",
     "floor_ratio",
     "margin_distribution",

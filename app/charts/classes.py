@@ -43,7 +43,12 @@ def class_matrix(values: NDArray[np.float64], names: list[str], measure: str) ->
     ticks = {"tickvals": places, "range": [-0.5, len(names) - 0.5]}
     figure.update_xaxes(**ticks, ticktext=[str(number) for number in places], title="class", showgrid=False, zeroline=False)
     figure.update_yaxes(**ticks, ticktext=labels, showgrid=False, zeroline=False, autorange="reversed")
-    return layout(figure, 110 + int(np.clip(34 * len(names), 90, 620)), showlegend=False)
+    return layout(figure, class_matrix_height(len(names)), showlegend=False)
+
+
+def class_matrix_height(classes: int) -> int:
+    """Pixels."""
+    return 110 + int(np.clip(34 * classes, 90, 620))
 
 
 def _is_dark(shade: NDArray[np.float64], i: int, j: int) -> bool:

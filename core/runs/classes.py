@@ -12,7 +12,7 @@ from core.numerics.divergence import compare
 from core.numerics.totals import PairTotal, Summary
 from core.runs.reader import RunReader
 
-_CHUNK_BYTES = 32 << 20  # a side
+_CHUNK_BYTES = 64 << 20  # of all classes together
 
 
 @dataclass(frozen=True)
@@ -35,34 +35,33 @@ def bytes_to_compare(run: RunReader) -> int:
     """How much is read to compare every two classes: what is stored as pairs of the reference is not read again."""
     others = len(classes_of(run)) - 1
     side = run.header.rows * run.header.vocab * run.header.format.itemsize
-    return others * (others - 1) * side
+    return others * side if others > 1 else 0
 
 
 def pairwise(run: RunReader, on_progress: Callable[[int, int], None] | None = None) -> dict[tuple[int, int], Summary]:
     """Summary of every two classes (i, j), i < j, places in `classes_of`. Those of the reference's class are the stored ones.
 
-    `on_progress(rows done, rows in all)`. The summary of (i, j) takes class i as the reference.
+    `on_progress(done, in all)`, in rows of a pair; what it raises ends the comparison. The summary of (i, j) takes class i as the reference.
+    Every class is read once, some rows at a time, so that memory holds no more than those rows of all classes.
     """
     groups = classes_of(run)
     stored = {pair.index + 1: pair.summary for pair in run.pairs}
     found = {(0, place): stored[group.index] for place, group in enumerate(groups) if place}
-    wanted = [(i, j) for i in range(1, len(groups)) for j in range(i + 1, len(groups))]
-    done, total = 0, len(wanted) * run.header.rows
-    for i, j in wanted:
-        sums = PairTotal()
-        for start, stop in _chunks(run):
-            first, second = (run.read_rows(groups[place].index, start, stop) for place in (i, j))
-            sums.add(compare(first, second, run.header.format))
+    sums = {(i, j): PairTotal() for i in range(1, len(groups)) for j in range(i + 1, len(groups))}
+    done, total = 0, len(sums) * run.header.rows
+    for start, stop in _chunks(run, len(groups) - 1) if sums else ():
+        bits = {place: run.read_rows(group.index, start, stop) for place, group in enumerate(groups) if place}
+        for (i, j), pair in sums.items():
+            pair.add(compare(bits[i], bits[j], run.header.format))
             done += stop - start
             if on_progress is not None:
                 on_progress(done, total)
-        found[(i, j)] = sums.summary()
-    return found
+    return found | {places: pair.summary() for places, pair in sums.items()}
 
 
-def _chunks(run: RunReader) -> Iterator[tuple[int, int]]:
+def _chunks(run: RunReader, classes: int) -> Iterator[tuple[int, int]]:
     header = run.header
-    at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))
+    at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize * classes))
     for start in range(0, header.rows, at_once):
         yield start, min(start + at_once, header.rows)
 

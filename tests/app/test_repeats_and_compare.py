@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import charts, classes, comparing
+from app import charts, class_pairs, classes, comparing
 from app.reading import open_run
+from core.errors import StoreError
 from core.runs.classes import classes_of, pairwise
 from core.runs.comparison import Compared, flip_sets
 from core.runs.gallery import list_runs
@@ -64,6 +69,75 @@ def test_a_large_comparison_waits_to_be_asked_for(own_store, monkeypatch):
     button.click().run()
     assert not app.exception
     assert "of every two classes" in said(app)
+
+
+def test_the_page_is_drawn_while_classes_are_compared_and_the_figures_come_by_themselves(own_store, monkeypatch):
+    may_go_on = threading.Event()
+
+    def slow(run, tick):
+        for done in range(1, 101):
+            tick(done, 100)
+            if done == 40:
+                may_go_on.wait(20)
+        return pairwise(run)
+
+    monkeypatch.setattr("app.class_pairs.pairwise", slow)
+    run = stored(own_store.directory, ["decode", "decode+batch:2", "decode+batch:4"], [0, 1, 2])
+    app = opened("repeats", run=run.run_id)
+    assert len(table(app, "classes")) == 3
+    assert "of every two classes" not in said(app)
+    may_go_on.set()
+    wait_until(lambda: class_pairs.comparison(run).is_over)
+    app.run()
+    assert not app.exception
+    assert "of every two classes" in said(app)
+
+
+def test_a_stopped_comparison_is_offered_again_and_begins_anew(own_store, monkeypatch):
+    monkeypatch.setattr("app.classes.WITHOUT_ASKING", 10)
+    began = []
+
+    def endless(run, tick):
+        began.append(run.run_id)
+        while len(began) == 1:
+            tick(1, 100)
+            time.sleep(0.01)
+        return pairwise(run)
+
+    monkeypatch.setattr("app.class_pairs.pairwise", endless)
+    run = stored(own_store.directory, ["decode", "decode+batch:2", "decode+batch:4"], [0, 1, 2])
+    app = opened("repeats", run=run.run_id)
+    button(app, "Compare every two").click().run()
+    button(app, "Stop").click().run()
+    wait_until(lambda: app.session_state["classes_asked"][run.run_id].is_over)
+    app.run()
+    button(app, "Compare every two").click().run()
+    assert not app.exception
+    assert began == [run.run_id] * 2
+    assert "of every two classes" in said(app)
+
+
+def test_a_run_that_cannot_be_read_is_a_sentence_and_not_asked_for_ever(own_store, monkeypatch):
+    def damaged(run, tick):
+        raise StoreError("x.duckdb: its logits are damaged.")
+
+    run = stored(own_store.directory, ["decode", "decode+batch:2", "decode+batch:4"], [0, 1, 2])
+    monkeypatch.setattr("app.class_pairs.pairwise", damaged)
+    assert "its logits are damaged" in said(opened("repeats", run=run.run_id))
+    monkeypatch.setattr("app.class_pairs.pairwise", pairwise)
+    assert "of every two classes" in said(opened("repeats", run=run.run_id))
+
+
+def button(app: AppTest, label: str):
+    (found,) = [each for each in app.button if each.label == label]
+    return found
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_equal_sides_are_said_to_be(own_store):

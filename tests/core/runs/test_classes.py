@@ -53,7 +53,32 @@ def test_every_two_classes_are_compared_and_the_figures_are_numpys(tmp_path):
     table = matrix(pairs, 4, "neq")
     assert np.array_equal(table, table.T)
     assert not table.diagonal().any()
-    assert bytes_to_compare(run) == 6 * ROWS * VOCAB * 2
+    assert bytes_to_compare(run) == 3 * ROWS * VOCAB * 2
+
+
+def test_rows_taken_a_few_at_a_time_add_up_to_the_same_and_no_row_is_read_twice(tmp_path, monkeypatch):
+    run = stored(tmp_path, [f"decode+batch:{n}" for n in (1, 2, 3, 4)], [0, 1, 2, 3])
+    whole = pairwise(run)
+    monkeypatch.setattr("core.runs.classes._CHUNK_BYTES", 3 * 2 * VOCAB * 2)  # two rows of three classes
+    read = []
+    rows_of = run.read_rows
+    monkeypatch.setattr(
+        run, "read_rows", lambda side, start, stop: read.append((side, start, stop)) or rows_of(side, start, stop)
+    )
+    assert pairwise(run) == whole
+    assert sorted(read) == [(side, start, min(start + 2, ROWS)) for side in (1, 2, 3) for start in range(0, ROWS, 2)]
+
+
+def test_what_the_listener_raises_ends_the_comparison(tmp_path):
+    class EnoughError(Exception):
+        pass
+
+    def listen(done: int, total: int) -> None:
+        raise EnoughError
+
+    run = stored(tmp_path, [f"decode+batch:{n}" for n in (1, 2, 3)], [0, 1, 2])
+    with pytest.raises(EnoughError):
+        pairwise(run, listen)
 
 
 def test_a_class_that_is_missing_from_the_matrix_would_be_seen(tmp_path):
