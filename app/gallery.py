@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -268,8 +269,13 @@ def _one(card: RunCard, labels: Mapping[str, Labels], how: str, address: dict[st
         if not pages.may_edit():
             st.caption("viewers do not tag or delete", width="content")
             return
-        with st.popover("Tags & note"):
-            _label_form(card, attached, labels)
+        popover = st.popover("Tags & note", key="labelling", on_change="rerun")
+        forms = st.session_state.setdefault("label_forms", {})
+        if popover.open:
+            with popover:
+                _label_form(card, attached, labels, forms)
+        else:
+            forms.clear()  # what is opened next shows what is stored then
         if attached.pinned:
             st.caption("pinned", width="content")
         if card.is_read_only:
@@ -286,21 +292,25 @@ def _quoted(run_id: str) -> str:
     return quote(run_id, safe="")
 
 
-def _label_form(card: RunCard, attached: Labels, labels: Mapping[str, Labels]) -> None:
-    # The keys change with what is stored, so that the form shows it and not what was typed for an earlier state.
-    stored = hashlib.sha256(repr((card.run_id, attached)).encode()).hexdigest()[:12]
-    with st.form(f"labels_{stored}", border=False):
-        known = sorted({tag for each in labels.values() for tag in each.tags}, key=str.casefold)
+def _label_form(card: RunCard, stored: Labels, labels: Mapping[str, Labels], forms: dict[str, tuple[str, Labels]]) -> None:
+    """Shows what is stored when it is opened, and from then on what is typed until it is saved, whatever others save meanwhile."""
+    key, seen = forms.setdefault(card.run_id, (secrets.token_hex(6), stored))
+    if seen != stored:
+        st.caption("Somebody else has changed these labels since they were shown here. What you change is added to theirs.")
+        st.button("Show theirs", key=f"theirs_{key}", on_click=forms.clear, help="What was typed here is dropped.")
+    with st.form(f"labels_{key}", border=False):
+        known = sorted({tag for each in (*labels.values(), seen) for tag in each.tags}, key=str.casefold)
         tags = st.multiselect(
-            "Tags", known, default=list(attached.tags), key=f"tags_{stored}", accept_new_options=True, max_selections=MOST_TAGS,
+            "Tags", known, default=list(seen.tags), key=f"tags_{key}", accept_new_options=True, max_selections=MOST_TAGS,
             placeholder="choose, or type a new one", help=f"At most {MOST_TAGS}, of {LONGEST_TAG} characters each.",
         )  # fmt: skip
-        note = st.text_area("Note", attached.note, key=f"note_{stored}", max_chars=LONGEST_NOTE)
-        pinned = st.checkbox("Pinned", attached.pinned, key=f"pinned_{stored}", help="Retention leaves a pinned run where it is.")
-        st.caption("Kept beside the run file, which stays as it is. If two people save at once, the last one counts.")
+        note = st.text_area("Note", seen.note, key=f"note_{key}", max_chars=LONGEST_NOTE)
+        pinned = st.checkbox("Pinned", seen.pinned, key=f"pinned_{key}", help="Retention leaves a pinned run where it is.")
+        st.caption("Kept beside the run file, which stays as it is.")
         if st.form_submit_button("Save", type="primary"):
             with widgets.said():
-                reading.label(card.run_id, labelling.labels_of(tags, note, pinned))
+                reading.label(card.run_id, seen, labelling.labels_of(tags, note, pinned))
+                forms.clear()
             st.rerun()
 
 
@@ -339,7 +349,7 @@ def _tag(cards: Sequence[RunCard], tag: str, is_wanted: bool) -> None:
         with widgets.said():
             (wanted,) = labelling.labels_of([tag], "").tags or ("",)
             tags = [*attached.tags, wanted] if is_wanted else [each for each in attached.tags if each != wanted]
-            reading.label(card.run_id, labelling.labels_of(tags, attached.note, attached.pinned))
+            reading.label(card.run_id, attached, labelling.labels_of(tags, attached.note, attached.pinned))
 
 
 def _discard(cards: Sequence[RunCard]) -> None:

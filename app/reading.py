@@ -156,13 +156,18 @@ def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
     return _labels(str(directory), _digest(labels.stamps(directory)))
 
 
-def label(run_id: str, new: labels.Labels) -> None:
-    """Write the labels of a run; what had to be put aside for that is said."""
+def label(run_id: str, seen: labels.Labels, wanted: labels.Labels) -> None:
+    """Change the labels of a run that a viewer has `seen`; what had to be put aside for that, or stands beside it, is said."""
     who = identity.editor()
-    aside = labels.write(store().directory, run_id, new)
-    audit.record(store().directory, who.name, "label", run_id, tags=len(new.tags), note_characters=len(new.note))
-    if aside:
-        link.complain(f"The damaged labels of run '{link.clipped(run_id)}' were put aside as {link.clipped(aside)}.")
+    changed = labels.write(store().directory, run_id, wanted, seen)
+    now = changed.labels
+    audit.record(
+        store().directory, who.name, "label", run_id, tags=len(now.tags), note_characters=len(now.note), pinned=now.pinned
+    )
+    if changed.aside:
+        link.complain(f"The damaged labels of run '{link.clipped(run_id)}' were put aside as {link.clipped(changed.aside)}.")
+    if changed.has_both_notes:
+        link.complain("Somebody else changed the note while you wrote yours: both are kept, one below the other.")
 
 
 def discarded() -> list[Discarded]:

@@ -34,6 +34,10 @@ class Drawn:
     elements: int = 0
 
     def take(self, delta: Delta) -> None:
+        popover = delta.add_block.popover
+        if popover.id:  # the script wants to know whether it is open
+            self.widgets[popover.id.split("-", 2)[-1]] = popover.id
+            self.values[popover.id] = WidgetState(id=popover.id, bool_value=popover.open)
         if not delta.HasField("new_element"):
             return
         self.elements += 1
@@ -117,10 +121,12 @@ class Session:
         self._timers.clear()
         return await self._run()
 
-    async def set(self, key: str, value: float | str) -> float:
-        """Put a value into a number or text field, by its key. Seconds until the script has ended."""
+    async def set(self, key: str, value: bool | float | str) -> float:
+        """Put a value into a number or text field, by its key; True opens a popover. Seconds until the script has ended."""
         state = WidgetState(id=self.drawn.widgets[key])
-        if isinstance(value, str):
+        if isinstance(value, bool):
+            state.bool_value = value
+        elif isinstance(value, str):
             state.string_value = value
         else:
             state.double_value = value

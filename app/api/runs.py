@@ -194,8 +194,8 @@ def _put_labels(request: Request, said: dict[str, Any]) -> Response:
     is_text = isinstance(tags, list | tuple) and all(isinstance(tag, str) for tag in tags) and isinstance(note, str)
     if not is_text or not isinstance(pinned, bool):
         raise RefusedError("expected tags as a list of texts, note as a text, pinned as true or false.", 400)
-    after = labels.labels_of(tags, note, pinned)
-    aside = labels.write(store.directory, run_id, after)
+    changed = labels.write(store.directory, run_id, labels.labels_of(tags, note, pinned), before)
+    after, aside = changed.labels, changed.aside
     who = identity_of(request.scope).name
     audit.record(
         store.directory, who, "label", run_id, tags=len(after.tags), note_characters=len(after.note), pinned=after.pinned

@@ -29,7 +29,7 @@ def label(
     tags = [each for each in (*before.tags, *labels.labels_of(tag or [], "").tags) if each not in removed]
     after = labels.labels_of(tags, before.note if note is None else note, before.pinned if pin is None else pin)
     if after != before:
-        labels.write(target.directory, full, after)
+        after = labels.write(target.directory, full, after, before).labels
         audit.record(target.directory, audit.local_user(), "label", full, pinned=after.pinned)
     if as_json_:
         print_json({"run_id": full, **asdict(after)})

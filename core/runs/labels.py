@@ -1,12 +1,13 @@
 """Tags, a note and a pin of a run, kept beside the run files: those are immutable, and sample runs are read-only.
 
-One small JSON file a run, `.labels/RUN_ID.json` in the writable directory of the store, written whole under another name and renamed. So two
-processes that label two runs lose nothing; of two that label one run at once the last counts. Files there may come from anybody: what
-cannot be read is a sentence and no labels, and it is put aside, not overwritten, when new labels are written.
+One small JSON file a run, `.labels/RUN_ID.json` in the writable directory of the store, written whole under another name and renamed. Who
+changes labels says what they were when he saw them, so that two who change one run at once both get what they changed. Files there may come
+from anybody: what cannot be read is a sentence and no labels, and it is put aside, not overwritten, when new labels are written.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -14,8 +15,8 @@ import secrets
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from core.errors import StoreError, UsageError
@@ -97,20 +98,77 @@ def read(store: Path, run_id: str) -> Labels:
     return _parsed(path, body)
 
 
-def write(store: Path, run_id: str, labels: Labels) -> str | None:
-    """Replace the labels of a run; no labels leave no file. Returns where a damaged file was put aside, if there was one."""
+@dataclass(frozen=True)
+class Change:
+    """labels: those that are stored now; aside: where a damaged file was put; has_both_notes: two people's, one below the other."""
+
+    labels: Labels
+    aside: str | None = None
+    has_both_notes: bool = False
+
+
+def write(store: Path, run_id: str, wanted: Labels, seen: Labels | None = None) -> Change:
+    """Make the labels of a run what somebody wants who has `seen` them as they were; None: whatever they are. No labels leave no file.
+
+    What others changed since then stays: tags that were added or taken away are added to and taken away from those that are stored, a pin counts
+    where it was changed, and a note that both have changed becomes both notes, the other's first. UsageError where that is more than is
+    kept, StoreError where it cannot be written; then nothing is changed.
+    """
     path = path_of(store, run_id)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = _put_aside(store, run_id)
-        if labels == Labels():
-            path.unlink(missing_ok=True)
-        else:
-            pin = {"pinned": True} if labels.pinned else {}
-            _replace(path, json.dumps({"tags": labels.tags, "note": labels.note, **pin}, ensure_ascii=False).encode())
+        with _alone(path.parent):
+            stored = _read_or_none(store, run_id)
+            changed = Change(wanted) if seen is None or stored is None else _merged(seen, wanted, stored)
+            aside = _put_aside(path, run_id) if stored is None else None
+            _write(path, changed.labels)
     except OSError as error:
         raise StoreError(f"the labels of run '{run_id}' cannot be written ({error.strerror}); they are as they were.") from error
-    return aside
+    return replace(changed, aside=aside)
+
+
+def _read_or_none(store: Path, run_id: str) -> Labels | None:
+    try:
+        return read(store, run_id)
+    except StoreError:
+        return None
+
+
+def _merged(seen: Labels, wanted: Labels, stored: Labels) -> Change:
+    tags = [tag for tag in stored.tags if tag in wanted.tags or tag not in seen.tags]
+    tags += [tag for tag in wanted.tags if tag not in seen.tags and tag not in tags]
+    if stored.tags == seen.tags:
+        tags = list(wanted.tags)  # in the order that was chosen
+    both = False
+    if wanted.note == seen.note:
+        note = stored.note
+    elif stored.note in (seen.note, wanted.note, ""):
+        note = wanted.note
+    else:  # both have changed it: somebody else's is never lost, not even to an empty one
+        both = wanted.note != ""
+        note = f"{stored.note}\n\n{wanted.note}" if both else stored.note
+    return Change(
+        Labels(tuple(tags), note, stored.pinned if wanted.pinned == seen.pinned else wanted.pinned), has_both_notes=both
+    )
+
+
+def _write(path: Path, labels: Labels) -> None:
+    if labels == Labels():
+        path.unlink(missing_ok=True)
+    else:
+        pin = {"pinned": True} if labels.pinned else {}
+        _replace(path, json.dumps({"tags": labels.tags, "note": labels.note, **pin}, ensure_ascii=False).encode())
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One writer of labels at a time, of all processes that share the store; a killed one lets go by being killed."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def forget(store: Path, run_id: str) -> None:
@@ -171,16 +229,11 @@ def _damaged(path: Path, why: str) -> StoreError:
     return StoreError(f"{FOLDER}/{name}: no labels are read from it ({why}); new ones would put it aside, not overwrite it.")
 
 
-def _put_aside(store: Path, run_id: str) -> str | None:
-    path = path_of(store, run_id)
-    try:
-        read(store, run_id)
-    except StoreError:
-        short = re.sub(r"[^A-Za-z0-9._-]", "_", run_id)[:100]
-        aside = path.with_name(f"{short}.damaged-{secrets.token_hex(4)}")
-        path.rename(aside)
-        return f"{FOLDER}/{aside.name}"
-    return None
+def _put_aside(path: Path, run_id: str) -> str:
+    short = re.sub(r"[^A-Za-z0-9._-]", "_", run_id)[:100]
+    aside = path.with_name(f"{short}.damaged-{secrets.token_hex(4)}")
+    path.rename(aside)
+    return f"{FOLDER}/{aside.name}"
 
 
 def _replace(path: Path, body: bytes) -> None:

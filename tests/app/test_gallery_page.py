@@ -46,6 +46,13 @@ def mine(own_store: Store) -> Path:
     return Path(shutil.copy(ROOT / "sample_runs" / "batch-1-against-n.duckdb", own_store.directory / "mine.duckdb"))
 
 
+def labelling(**link: str) -> AppTest:
+    """A viewer who has opened the form of the selected run's labels."""
+    app = opened(**link)
+    app.session_state["labelling"] = True
+    return app.run()
+
+
 def opened(**link: str) -> AppTest:
     app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
     for key, value in link.items():
@@ -305,7 +312,7 @@ def test_several_ticked_runs_are_tagged_together(mine, own_store):
 
 
 def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
-    app = opened(run="mine")
+    app = labelling(run="mine")
     tags = next(each for each in app.multiselect if str(each.key).startswith("tags_"))
     note = next(each for each in app.text_area if str(each.key).startswith("note_"))
     assert (tags.value, note.value) == ([], "")
@@ -324,7 +331,7 @@ def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
 
 
 def test_a_run_is_pinned_in_its_labels_and_a_tag_for_several_leaves_it_pinned(mine, own_store):
-    app = opened(run="mine")
+    app = labelling(run="mine")
     pinned = next(each for each in app.checkbox if str(each.key).startswith("pinned_"))
     assert pinned.value is False
     pinned.check()
@@ -337,8 +344,37 @@ def test_a_run_is_pinned_in_its_labels_and_a_tag_for_several_leaves_it_pinned(mi
     assert labels.read(own_store.directory, "mine") == Labels(("new",), pinned=True)
 
 
+def test_a_note_that_is_being_typed_stays_while_another_saves_and_is_added_to_theirs(mine, own_store):
+    labels.write(own_store.directory, "mine", Labels(("old", "going")))
+    app = labelling(run="mine")
+    typed = next(each for each in app.text_area if str(each.key).startswith("note_"))
+    labels.write(own_store.directory, "mine", Labels(("old", "going", "theirs"), "theirs", pinned=True))
+    app.run()
+    assert "Somebody else has changed these labels" in said(app)
+    note = next(each for each in app.text_area if str(each.key).startswith("note_"))
+    assert note.key == typed.key  # the same field to the browser, which keeps what is typed in it
+    note.set_value("mine")
+    next(each for each in app.multiselect if str(each.key).startswith("tags_")).set_value(["old", "new"])
+    next(button for button in app.button if button.label == "Save").click().run()
+    assert not app.exception
+    assert labels.read(own_store.directory, "mine") == Labels(("old", "theirs", "new"), "theirs\n\nmine", pinned=True)
+    assert "both are kept" in said(app)
+    assert next(each for each in app.text_area if str(each.key).startswith("note_")).value == "theirs\n\nmine"
+
+
+def test_theirs_are_shown_where_the_viewer_wants_them(mine, own_store):
+    app = labelling(run="mine")
+    next(each for each in app.text_area if str(each.key).startswith("note_")).set_value("mine")
+    labels.write(own_store.directory, "mine", Labels((), "theirs"))
+    app.run()
+    next(button for button in app.button if button.label == "Show theirs").click().run()
+    assert not app.exception
+    assert next(each for each in app.text_area if str(each.key).startswith("note_")).value == "theirs"
+    assert "Somebody else" not in said(app)
+
+
 def test_labels_too_long_are_a_sentence_and_nothing_is_written(mine, own_store):
-    app = opened(run="mine")
+    app = labelling(run="mine")
     next(each for each in app.multiselect if str(each.key).startswith("tags_")).set_value(["x" * 41])
     next(button for button in app.button if button.label == "Save").click().run()
     assert not app.exception
@@ -349,7 +385,7 @@ def test_labels_too_long_are_a_sentence_and_nothing_is_written(mine, own_store):
 def test_damaged_labels_are_a_sentence_and_are_put_aside_when_new_ones_are_saved(mine, own_store):
     labels.write(own_store.directory, "other", Labels(("x",)))
     labels.path_of(own_store.directory, "mine").write_text("broken")
-    app = opened(run="mine")
+    app = labelling(run="mine")
     assert "mine.json: no labels are read from it" in said(app)
     assert len(names(app)) == len(SAMPLES) + 1
     next(each for each in app.text_area if str(each.key).startswith("note_")).set_value("new")

@@ -47,6 +47,8 @@ async def _until(session: Session, holds: Callable[[], bool]) -> None:
 
 async def _note(session: Session, text: str) -> None:
     """Write the note of the run that the gallery shows as selected."""
+    if not any(key.startswith("note_") for key in session.drawn.widgets):
+        await session.set("labelling", True)
     note = next(key for key in session.drawn.widgets if key.startswith("note_"))
     save = next(key for key in session.drawn.widgets if "labels_" in key)
     await session.press(save, **{note: text})

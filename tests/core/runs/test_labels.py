@@ -33,7 +33,7 @@ TYPED = {
 def test_labels_are_cleaned_written_and_read_back(typed, kept, tmp_path: Path) -> None:
     wanted = labels_of(*typed)
     assert (wanted.tags, wanted.note) == kept
-    assert labels.write(tmp_path, "a run", wanted) is None
+    assert labels.write(tmp_path, "a run", wanted).aside is None
     assert labels.read(tmp_path, "a run") == wanted
     found, damaged = labels.read_all(tmp_path)
     assert (found, damaged) == ({"a run": wanted} if wanted != Labels() else {}, [])
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_a_sentence_harms_no_other_and_is_put_aside_before_it_
     assert found == {"good": Labels(("kept",))}
     assert len(damaged) == 1
     assert "bad.json: no labels are read from it" in damaged[0]
-    aside = labels.write(tmp_path, "bad", Labels(("new",)))
+    aside = labels.write(tmp_path, "bad", Labels(("new",))).aside
     assert aside is not None
     if before is not None:
         assert (tmp_path / aside).read_bytes() == before
@@ -118,7 +118,7 @@ def test_a_damaged_file_is_a_sentence_harms_no_other_and_is_put_aside_before_it_
 def test_a_good_file_is_replaced_and_nothing_is_put_aside(tmp_path: Path) -> None:
     """The twin of the test above."""
     labels.write(tmp_path, "r", Labels(("old",)))
-    assert labels.write(tmp_path, "r", Labels(("new",))) is None
+    assert labels.write(tmp_path, "r", Labels(("new",))).aside is None
     assert [path.name for path in (tmp_path / labels.FOLDER).iterdir()] == ["r.json"]
 
 
@@ -152,6 +152,55 @@ def test_two_processes_that_write_at_once_lose_no_runs_labels(tmp_path: Path) ->
     assert found.pop("both").note == "199"  # one run labelled by both: the last one counts
     assert found == {f"{name}-{run}": Labels((name,), "199") for name in ("one", "two") for run in range(10)}
     assert not list((tmp_path / labels.FOLDER).glob(".*"))
+
+
+ADDER = """
+import sys, pathlib
+from core.runs import labels
+folder = pathlib.Path(sys.argv[1])
+for number in range(9):
+    seen = labels.read(folder, "r")
+    labels.write(folder, "r", labels.Labels((*seen.tags, f"{sys.argv[2]}{number}"), seen.note), seen)
+"""
+
+
+def test_two_processes_that_tag_one_run_at_once_lose_no_tag(tmp_path: Path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", ADDER, str(tmp_path), name], cwd=ROOT) for name in ("a", "b")]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert sorted(labels.read(tmp_path, "r").tags) == sorted(f"{name}{number}" for name in "ab" for number in range(9))
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted", "stored", "expected"),
+    [
+        (Labels(("a", "b"), "n"), Labels(("b", "c"), "n"), Labels(("a", "b", "x"), "n"), Labels(("b", "x", "c"), "n")),
+        (Labels(("a", "b")), Labels(("b", "a")), Labels(("a", "b")), Labels(("b", "a"))),
+        (Labels((), "n"), Labels((), "mine"), Labels((), "n"), Labels((), "mine")),
+        (Labels((), "n"), Labels((), "n"), Labels((), "theirs"), Labels((), "theirs")),
+        (Labels((), "n"), Labels((), "mine"), Labels((), "theirs"), Labels((), "theirs\n\nmine")),
+        (Labels((), "n"), Labels((), "same"), Labels((), "same"), Labels((), "same")),
+        (Labels((), "n"), Labels((), ""), Labels((), "theirs"), Labels((), "theirs")),
+        (Labels((), "n"), Labels((), "mine"), Labels(), Labels((), "mine")),
+        (Labels((), "n"), Labels((), "n"), Labels(), Labels()),
+        (Labels(), Labels(pinned=True), Labels(("x",)), Labels(("x",), pinned=True)),
+        (Labels(pinned=True), Labels(("t",), pinned=True), Labels(), Labels(("t",))),
+        (Labels(("a",)), Labels(), Labels(("a",)), Labels()),
+    ],
+)
+def test_what_two_people_change_at_once_is_all_kept(
+    seen: Labels, wanted: Labels, stored: Labels, expected: Labels, tmp_path: Path
+) -> None:
+    labels.write(tmp_path, "r", stored)
+    assert labels.write(tmp_path, "r", wanted, seen).labels == expected
+    assert labels.read(tmp_path, "r") == expected
+
+
+def test_two_notes_too_long_for_one_are_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+    theirs = Labels((), "t" * labels.LONGEST_NOTE)
+    labels.write(tmp_path, "r", theirs)
+    with pytest.raises(UsageError, match="characters"):
+        labels.write(tmp_path, "r", Labels((), "mine"), Labels())
+    assert labels.read(tmp_path, "r") == theirs
 
 
 def test_what_a_killed_writer_left_is_removed_after_an_hour_by_a_sweep(tmp_path: Path) -> None:
