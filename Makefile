@@ -6,7 +6,7 @@ BIN     = $(VENV)/bin
 .PHONY: run test thorough quick check bench format clean
 
 run: $(VENV)/.runtime
-	$(BIN)/python -m streamlit run app/main.py
+	$(BIN)/python -m streamlit run app/main.py $(if $(PORT),--server.port $(PORT))
 
 test: $(VENV)/.development browser
 	$(BIN)/python -m pytest -n auto -m "not browser and not thorough"
@@ -40,6 +40,7 @@ browser: $(VENV)/.development
 
 $(VENV)/.runtime: requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing what ULPscope needs into $(VENV): a minute or two, once."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
 

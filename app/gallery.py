@@ -19,7 +19,7 @@ from app.hosting import pages
 from app.widgets import PAGES
 from core.errors import UlpscopeError
 from core.runs import labels as labelling
-from core.runs.gallery import RunCard
+from core.runs.gallery import BrokenRun, RunCard
 from core.runs.labels import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, Labels
 
 FLIPS = ("any", "with flips", "without flips")
@@ -290,6 +290,20 @@ _OF_DELETE = "It can be had back for a week."
 def _quoted(run_id: str) -> str:
     """A run's id within a link in markdown."""
     return quote(run_id, safe="")
+
+
+def unreadable(broken: Sequence[BrokenRun], damaged: Sequence[str]) -> None:
+    """What lies in the store and is no whole run: said where it is one, else folded, for it must not push the runs away."""
+    sentences = [f"Not a readable run: {run.reason}" for run in broken] + list(damaged)
+    if len(sentences) == 1:
+        st.warning(widgets.escaped(sentences[0]))
+    elif sentences:
+        with st.expander(f":orange[{len(sentences)} files here cannot be read]", icon=":material/warning:"):
+            for sentence in sentences:
+                st.markdown(f"- {widgets.escaped(sentence)}")
+            st.caption(
+                "The other runs are not touched by them. Copy such a file again from where it came, or remove it from the store."
+            )
 
 
 def _label_form(card: RunCard, stored: Labels, labels: Mapping[str, Labels], forms: dict[str, tuple[str, Labels]]) -> None:

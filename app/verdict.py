@@ -119,13 +119,21 @@ def _title(rung: Rung, row: Evidence) -> str:
 def _row(view: state.View, rung: Rung, row: Evidence, key: str) -> None:
     icon, colour = _OUTCOMES[row.outcome]
     title = _title(rung, row)
-    label = f"**{title}** · :{colour}[{row.outcome}] · {_marked(row.says)}"
+    label = f"**{title}** · :{colour}[{row.outcome}] · {_marked(row.says)}{_limit(row)}"
     step = st.expander(label, type="step", icon=icon, key=key, on_change="rerun")
     with step:
         st.caption(f"Control: {widgets.escaped(row.control)}")
         if step.open:  # charts that nobody sees are not sent
             _figures(row)
             _charts(view, row)
+
+
+def _limit(row: Evidence) -> str:
+    """What a ratio that passed was held against: another dtype has another limit, and `4.87 times` beside `below 4` needs a word."""
+    limit = row.figures.get("largest_ratio_allowed")
+    if row.outcome != PASSED or not isinstance(limit, int | float) or "below" in row.says:
+        return ""
+    return f" Rounding stays below {limit:g}."
 
 
 def _figures(row: Evidence) -> None:
@@ -357,9 +365,9 @@ def is_loadable(model: str) -> bool:
 
 
 def _report(view: state.View) -> None:
-    report = st.expander("Copy report", icon=":material/content_copy:", key="copy_report", on_change="rerun")
+    report = st.expander("Report for an issue thread", icon=":material/article:", key="copy_report", on_change="rerun")
     if report.open:
-        report.caption("Markdown for an issue thread. The button at the right of the text copies it.")
+        report.caption("Markdown. The button at the right of the text copies it.")
         report.code(issue_text(view.run, [view.pair], link(view)), language="markdown", wrap_lines=True)
 
 

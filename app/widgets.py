@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -195,7 +196,7 @@ def said() -> Iterator[None]:
         link.complain(str(error))
 
 
-@st.cache_data(show_spinner=False)
+@functools.cache
 def _definitions() -> str:
     """docs/metrics.md from its definitions on: what every figure is, its unit and how it is computed."""
     text = (PAGES.parent / "docs" / "metrics.md").read_text(encoding="utf-8")

@@ -30,7 +30,12 @@ if not found.together.neq:
     logits = view.table if scope == "all prompts" else view.prompt_table
     st.success(
         f"{caches.sentence(found)} That is {caches.shape(table)} of {scope}."
-        + (" The logits do differ: what parts the sides comes after these keys and values." if logits["neq"].any() else "")
+        + (
+            " The logits do differ: what parts the sides comes after these keys and values, or was rounded away before it reached them; "
+            "the Layers page shows which."
+            if logits["neq"].any()
+            else ""
+        )
     )
     st.stop()
 st.markdown(caches.sentence(found))

@@ -15,19 +15,16 @@ cards, broken = reading.cards()
 labels, damaged = reading.all_labels()
 trash = reading.discarded()
 
-unreadable = [f"Not a readable run: {run.reason}" for run in broken] + damaged
 deleted.undo_line(trash)
 gallery.first_visit(cards)
 if not cards:
-    for sentence in unreadable:
-        st.warning(widgets.escaped(sentence))
+    gallery.unreadable(broken, damaged)
     deleted.trash_list(trash)
     widgets.empty()
 asked = gallery.ask(cards, labels)
 prompts = reading.searchable() if asked.sought else {}
 shown = gallery.matching(cards, asked, labels, prompts)
-for sentence in unreadable:
-    st.warning(widgets.escaped(sentence))
+gallery.unreadable(broken, damaged)
 gallery.counted(cards, shown, labels)
 gallery.table(shown, labels)
 if st.session_state.get("opened"):

@@ -54,7 +54,7 @@ def test_an_inference_engineer_uploads_a_dump_and_the_control_it_asks_for(page: 
     settle(page)
     expect(page.get_by_text("bug suspected").first).to_be_visible()
     expect(page.get_by_text("rounding shrinks with the precision, and this does not").first).to_be_visible()
-    page.get_by_text("Copy report").click()
+    page.get_by_text("Report for an issue thread").click()
     expect(page.get_by_text("| float32 | failed |").first).to_be_visible()
     picture(page, "job-1-judged")
 
