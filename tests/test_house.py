@@ -58,7 +58,7 @@ ROOMS = {
 }
 # A library and the only places that may import it.
 LIBRARIES = {
-    "duckdb": ("core/runs/store.py",),
+    "duckdb": ("core/runs/database.py",),
     "torch": ("core/inference/",),
     "transformers": ("core/inference/",),
     "triton": ("core/inference/invariant/cuda/",),
@@ -126,6 +126,7 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("core/numerics/kernel.py", "from ..runs import store"),
         ("core/numerics/kernel.py", "from .. import runs"),
         ("core/runs/reader.py", "import duckdb"),
+        ("core/runs/store.py", "import duckdb"),
         ("core/runs/reader.py", "import duckdb.typing as t"),
         ("core/runs/reader.py", "def f():\n    from core.inference import capture"),
         ("core/runs/reader.py", "from core import inference"),
@@ -164,7 +165,7 @@ def test_a_planted_import_across_the_rooms_is_caught(path: str, planted: str) ->
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("core/runs/store.py", "import duckdb"),
+        ("core/runs/database.py", "import duckdb"),
         ("core/runs/writer.py", "from core.numerics import pyramid\nfrom . import store\nfrom .store import Store"),
         ("core/inference/deep/paths.py", "import torch\nfrom core.runs.records import Prompt\nfrom ...errors import X"),
         ("core/__main__.py", "from core.commands import capturing"),
@@ -201,3 +202,14 @@ def test_reading_and_writing_runs_loads_neither_torch_nor_streamlit() -> None:
 
 def test_a_library_that_was_loaded_would_be_seen() -> None:
     assert _loaded_by("import plotly", HEAVY) == "plotly"
+
+
+COMPUTING = ("torch", "transformers", "numba", "scipy")
+
+
+def test_the_dashboard_starts_without_what_only_computing_needs() -> None:
+    assert _loaded_by("import app.main", COMPUTING) == ""
+
+
+def test_a_compiler_that_was_loaded_would_be_seen() -> None:
+    assert _loaded_by("import core.numerics.kernel", COMPUTING) == "numba"

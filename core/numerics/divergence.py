@@ -10,16 +10,25 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from core.numerics import kernel
 from core.numerics.formats import FloatFormat, ordinals
+from core.numerics.sizes import BLOCK, DENSE, GROUP, TOP_K
 
 ROWS_A_TASK = 8  # rows a thread takes at a time: bounds the list of far distances to 4 MB at a vocabulary of 128256
-DENSE_DISTANCES = kernel.DENSE
+DENSE_DISTANCES = DENSE
 EXACT_DISTANCES = 1 << 20  # distinct distances that are kept apart; beyond that the far ones are rounded down
+
+
+@cache
+def _kernel() -> ModuleType:
+    """Loaded when it is first needed: numba takes a third of a second, and who looks at a run calls it seldom."""
+    from core.numerics import kernel
+
+    return kernel
 
 
 @cache
@@ -148,7 +157,7 @@ class _FarDistances:
             self._merge(seen.astype(np.int64), elements)
         else:
             elements = np.zeros(32, np.int64)
-            kernel.count_magnitudes(distances, elements)
+            _kernel().count_magnitudes(distances, elements)
             exponents = np.flatnonzero(elements)
             self._merge(np.int64(1) << exponents, elements[exponents])
 
@@ -184,26 +193,27 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
     """Compare bits `a` (reference) and `b` (variant), both [rows, vocab] of `fmt`, on all cores."""
     if a.shape != b.shape or a.ndim != 2 or a.dtype != fmt.carrier or b.dtype != fmt.carrier:
         raise ValueError(f"two [rows, vocab] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and {b.shape} {b.dtype}")
+    compare_rows = _kernel().compare_rows
     rows, vocab = a.shape
-    k = min(kernel.TOP_K, vocab)
+    k = min(TOP_K, vocab)
     counts = np.zeros((rows, 6), np.int64)
     figures = np.zeros((rows, 5), np.float64)
     is_bit_identical = np.zeros(rows, np.bool_)
     a_logits, b_logits = np.empty((rows, k), np.float32), np.empty((rows, k), np.float32)
     a_ids, b_ids = np.empty((rows, k), np.int32), np.empty((rows, k), np.int32)
-    tiles = np.zeros((rows, -(-vocab // kernel.GROUP)), fmt.carrier)
+    tiles = np.zeros((rows, -(-vocab // GROUP)), fmt.carrier)
     mask = np.uint32((1 << (fmt.bits - 1)) - 1)
     first_nonfinite = np.uint32(fmt.first_nonfinite)
 
     def work(worker: int) -> tuple[NDArray[np.int64], _FarDistances]:
-        histogram = np.zeros((4, kernel.DENSE), np.uint32)
+        histogram = np.zeros((4, DENSE), np.uint32)
         overflow = np.empty(ROWS_A_TASK * vocab if fmt.bits == 32 else 0, np.uint32)
-        ulps = np.empty(kernel.BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)
-        dense = np.zeros(kernel.DENSE, np.int64)
+        ulps = np.empty(BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)
+        dense = np.zeros(DENSE, np.int64)
         far = _FarDistances()
         for start in range(worker * ROWS_A_TASK, rows, workers * ROWS_A_TASK):
             s = slice(start, min(rows, start + ROWS_A_TASK))
-            overflowing = kernel.compare_rows(
+            overflowing = compare_rows(
                 a[s], b[s], fmt.code, mask, first_nonfinite, counts[s], figures[s], is_bit_identical[s],
                 a_logits[s], b_logits[s], a_ids[s], b_ids[s], tiles[s], histogram, overflow, ulps,
             )  # fmt: skip
@@ -218,7 +228,7 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
     workers = min(pool._max_workers, -(-rows // ROWS_A_TASK))
     results = [work(0)] if workers <= 1 else list(pool.map(work, range(workers)))
 
-    near = sum((result[0] for result in results), np.zeros(kernel.DENSE, np.int64))
+    near = sum((result[0] for result in results), np.zeros(DENSE, np.int64))
     far = _FarDistances()
     for _, found in results:
         far.add_all(found)

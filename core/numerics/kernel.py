@@ -18,12 +18,7 @@ from numba import njit, types
 from numba.extending import intrinsic, overload
 
 from core.numerics.formats import FLOAT8_E4M3FN, FLOAT8_E5M2, values_of
-
-BLOCK = 2048  # elements: two float32 copies, distances and folded maxima of a block are 32 KB, about a first-level cache
-GROUP = 32  # tokens a cell of the finest heatmap level
-LANES = 64  # 4 vectors of 16 float32
-TOP_K = 20
-DENSE = 1 << 16  # distances below this are counted in a table, the others are collected
+from core.numerics.sizes import BLOCK, DENSE, GROUP, LANES
 
 _FLOAT16 = 1
 _BFLOAT16 = 2

@@ -1,0 +1,102 @@
+"""The compiled loops of the heatmap pyramid; what each is for says core.numerics.pyramid."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(nogil=True, cache=True)
+def ulps(a, b, width, first_nonfinite, out):
+    sign = np.int64(1) << (width - 1)
+    low = sign - 1
+    for row in range(a.shape[0]):
+        largest = np.int64(0)
+        for j in range(a.shape[1]):
+            x, y = np.int64(a[row, j]), np.int64(b[row, j])
+            p, q = x & low, y & low
+            largest = max(largest, max(p, q))
+            out[row, j] = abs((-p if x & sign else p) - (-q if y & sign else q))
+        if largest < first_nonfinite:
+            continue
+        for j in range(a.shape[1]):
+            x, y = np.int64(a[row, j]), np.int64(b[row, j])
+            p, q = x & low, y & low
+            if p < first_nonfinite and q < first_nonfinite:
+                continue
+            both_nan = p > first_nonfinite and q > first_nonfinite
+            out[row, j] = 0 if both_nan or x == y else (sign << 1) - 1
+
+
+@njit(nogil=True, cache=True)
+def differences(a, b, out, out_bits):
+    for row in range(a.shape[0]):
+        total = np.float32(0)
+        for j in range(a.shape[1]):
+            difference = abs(a[row, j] - b[row, j])
+            total += difference * np.float32(0)  # stays 0 until something is NaN or infinite
+            out[row, j] = difference
+        if total == 0:
+            continue
+        for j in range(a.shape[1]):
+            x, y = a[row, j], b[row, j]
+            if np.isfinite(x) and np.isfinite(y):
+                continue
+            out_bits[row, j] = 0 if x == y or (np.isnan(x) and np.isnan(y)) else 0xFFFFFFFF
+
+
+@njit(nogil=True, cache=True)
+def maxima(cells, positions, tokens, out):
+    whole = cells.shape[1] // tokens
+    for row in range(cells.shape[0]):
+        target = row // positions
+        for j in range(whole):
+            largest = out[target, j]
+            for k in range(j * tokens, (j + 1) * tokens):
+                largest = max(largest, cells[row, k])
+            out[target, j] = largest
+        for k in range(whole * tokens, cells.shape[1]):
+            out[target, whole] = max(out[target, whole], cells[row, k])
+
+
+@njit(nogil=True, cache=True)
+def descending(bits, width, first_nonfinite, out):
+    rows, vocab = bits.shape
+    sign = np.int64(1) << (width - 1)
+    low = sign - 1
+    keys = np.empty(vocab, np.uint32)
+    ids = np.empty(vocab, np.uint32)
+    starts = np.empty(65537, np.int64)
+    for row in range(rows):
+        for j in range(vocab):
+            x = np.int64(bits[row, j])
+            magnitude = x & low
+            ordinal = -magnitude if x & sign else magnitude
+            # Smallest key first: +inf at the bottom, NaNs above everything.
+            keys[j] = (sign << 1) - 1 if magnitude > first_nonfinite else first_nonfinite - ordinal
+            ids[j] = j
+        for shift in range(0, width, 16):
+            starts[:] = 0
+            for j in range(vocab):
+                starts[((keys[j] >> np.uint32(shift)) & np.uint32(0xFFFF)) + 1] += 1
+            for j in range(1, 65537):
+                starts[j] += starts[j - 1]
+            last = shift + 16 >= width
+            if last:
+                for j in range(vocab):
+                    digit = (keys[ids[j]] >> np.uint32(shift)) & np.uint32(0xFFFF)
+                    out[row, starts[digit]] = ids[j]
+                    starts[digit] += 1
+            else:
+                for j in range(vocab):
+                    digit = (keys[j] >> np.uint32(shift)) & np.uint32(0xFFFF)
+                    out[row, starts[digit]] = j
+                    starts[digit] += 1
+                ids[:] = out[row]
+
+
+@njit(nogil=True, cache=True)
+def taken(bits, order, out):
+    for row in range(order.shape[0]):
+        for j in range(order.shape[1]):
+            out[row, j] = bits[row, order[row, j]]
