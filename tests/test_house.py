@@ -212,4 +212,4 @@ def test_the_dashboard_starts_without_what_only_computing_needs() -> None:
 
 
 def test_a_compiler_that_was_loaded_would_be_seen() -> None:
-    assert _loaded_by("import core.numerics.kernel", COMPUTING) == "numba"
+    assert "numba" in _loaded_by("import core.numerics.kernel", COMPUTING)
