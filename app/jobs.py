@@ -151,12 +151,15 @@ class Jobs:
         with self._lock:
             return self._jobs[job.number]
 
-    def cancel(self, number: int) -> None:
-        """Stop a waiting or running job; what it began is removed by the job itself, so it is over only when its process is."""
+    def cancel(self, number: int) -> bool:
+        """Stop a waiting or running job; what it began is removed by the job itself, so it is over only when its process is.
+
+        Returns whether there was anything to stop.
+        """
         with self._lock:
             job = self._jobs.get(number)
             if job is None or job.state not in ("waiting", "running"):
-                return
+                return False
             is_waiting = job.state == "waiting"
             change = ("cancelled", _NOTHING_STORED) if is_waiting else ("cancelling", "cancelling")
             self._jobs[number] = replace(job, state=change[0], message=change[1])
@@ -167,6 +170,7 @@ class Jobs:
         elif process is not None:
             process.terminate()
             threading.Thread(target=_kill_later, args=(process,), daemon=True).start()
+        return True
 
     def forget(self, number: int) -> None:
         """Take a finished job off the list; its run stays."""

@@ -240,8 +240,8 @@ def submit(arguments: Sequence[str], *, title: str, device: str, prompts: Prompt
 def cancel(number: int) -> None:
     """Stop a job of anybody's."""
     who = identity.editor()
-    jobs().cancel(number)
-    audit.record(store().directory, who.name, "cancel", job=number)
+    if jobs().cancel(number):
+        audit.record(store().directory, who.name, "cancel", job=number)
 
 
 def forget(number: int) -> None:

@@ -22,6 +22,7 @@ FILE_NAME = "ulpscope.toml"
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}  # fmt: skip
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 _BYTES, _NAMES = "bytes", "names"  # what a setting is, where its type does not say so
+_HIGHEST = {int: (1 << 63) - 1, float: 1e6}  # what SQLite takes, and a hundred years of hours: moments beyond are no dates
 _SECRET = {"secret": True}
 
 
@@ -130,7 +131,7 @@ def _file(environment: Mapping[str, str]) -> tuple[Path | None, dict[str, Any]]:
         if named:
             raise ConfigurationError(f"{path}: there is no such file, which {VARIABLE} names.") from None
         return None, {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # no text, no TOML, a number of 5000 digits, 1000 brackets
         raise ConfigurationError(f"{path}: cannot be read as a configuration ({error}).") from None
 
 
@@ -169,7 +170,7 @@ def _plain(text: str, hint: Any) -> Any:
         return [part.strip() for part in text.split(",") if part.strip()]
     if hint is bool and text.strip().lower() in ("1", "true", "yes", "on", "0", "false", "no", "off", ""):
         return text.strip().lower() in ("1", "true", "yes", "on")
-    if hint in (int, float) and re.fullmatch(r"[0-9]+(\.[0-9]+)?", text.strip()):
+    if hint in (int, float) and re.fullmatch(r"[0-9]{1,30}(\.[0-9]+)?", text.strip()):
         return float(text) if "." in text else int(text)
     return text
 
@@ -187,16 +188,16 @@ def _value(value: Any, hint: Any, about: Mapping[str, Any], place: str) -> Any:
             return value
         expected = "true or false"
     elif hint in (int, float):
-        if isinstance(value, (int, hint)) and not isinstance(value, bool) and 0 <= value < float("inf"):
+        if isinstance(value, (int, hint)) and not isinstance(value, bool) and 0 <= value <= _HIGHEST[hint]:
             return hint(value)
-        expected = "a whole number from 0" if hint is int else "a number from 0"
+        expected = "a whole number from 0 to 2^63 - 1" if hint is int else "a number from 0 to a million"
         if about.get("is") == _BYTES:
             expected = 'bytes, as a whole number or as "20 GB"'
     elif isinstance(value, str):
         return value
     else:
         expected = "a text"
-    shown = "what is there" if about.get("secret") else repr(value)
+    shown = "what is there" if about.get("secret") or (isinstance(value, int) and abs(value) > 1 << 99) else repr(value)
     raise ConfigurationError(f"{place}: {shown[:80]} cannot be taken; expected {expected}.")
 
 
@@ -205,7 +206,8 @@ def _amount(text: str) -> Any:
     found = _AMOUNT.fullmatch(text)
     if found is None or found[2].lower() not in _UNITS:
         return text
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    bytes_ = float(found[1]) * _UNITS[found[2].lower()]
+    return int(bytes_) if bytes_ <= _HIGHEST[int] else text
 
 
 def as_json(found: Configuration) -> dict[str, Any]:

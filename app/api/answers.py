@@ -11,10 +11,11 @@ from urllib.parse import quote, urlencode
 import anyio
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope, Send
 
 from app.hosting.identity import require_editor
-from core.configuration import Configuration, configuration
+from app.hosting.settings import now_in_force
+from core.configuration import Configuration
 from core.errors import (
     AccessError,
     ConfigurationError,
@@ -26,7 +27,6 @@ from core.errors import (
 )
 
 Handler = Callable[[Request], Awaitable[Response]]
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _LINGER_BYTES, _LINGER_SECONDS = 64 << 20, 3.0  # of a body that is refused, read to let the sender hear why
 
 
@@ -66,26 +66,32 @@ def error(sentence: str, status: int, headers: dict[str, str] | None = None) -> 
     return answer({"error": sentence}, status, headers)
 
 
-def dispatcher(operations: dict[str, Operation]) -> Handler:
-    """The endpoint of one path: its method's handler, after its role was asked for. HEAD is answered by GET's handler."""
-    allowed = ", ".join(sorted({*operations, *(["HEAD"] if "GET" in operations else [])}))
+class Dispatcher:
+    """The endpoint of one path: its method's handler, after its role was asked for. HEAD is answered by GET's handler.
 
-    async def endpoint(request: Request) -> Response:
-        incoming = _Incoming(request.receive)
-        request = Request(request.scope, incoming)
-        method = "GET" if request.method == "HEAD" else request.method
-        found = operations.get(method)
-        if found is None:
-            answered = error(f"{request.method} means nothing here; there are {allowed}.", 405, {"Allow": allowed})
-        elif found.needs_editor and (refusal := require_editor(request)) is not None:
-            answered = refusal
-        else:
-            answered = await _tried(found.handler, request)
+    ASGI, no function: of a function's route the router answers unknown methods itself, and not in JSON.
+    """
+
+    def __init__(self, operations: dict[str, Operation]) -> None:
+        self._operations = operations
+        self._allowed = ", ".join(sorted({*operations, *(["HEAD"] if "GET" in operations else [])}))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        incoming = _Incoming(receive)
+        request = Request(scope, incoming, send)
+        answered = await self._answered(request)
         if answered.status_code >= 400 and not (incoming.is_untouched and "expect" in request.headers):
             await incoming.drained()  # who asks first is told before anything travels
-        return answered
+        await answered(scope, incoming, send)
 
-    return endpoint
+    async def _answered(self, request: Request) -> Response:
+        found = self._operations.get("GET" if request.method == "HEAD" else request.method)
+        if found is None:
+            sentence = f"{ascii(request.method[:20])[1:-1]} means nothing here; there are {self._allowed}."
+            return error(sentence, 405, {"Allow": self._allowed})
+        if found.needs_editor and (refusal := require_editor(request)) is not None:
+            return refusal
+        return await _tried(found.handler, request)
 
 
 async def _tried(handler: Handler, request: Request) -> Response:
@@ -148,7 +154,7 @@ async def body_object(request: Request, largest: int) -> dict[str, Any]:
 
 def base_url(request: Request, found: Configuration | None = None) -> str:
     """Where this server is reached: as it is configured, else as this request reached it. Without a slash at the end."""
-    public = (found or configuration()).hosting.public_url
+    public = (found or now_in_force()).hosting.public_url
     return public.rstrip("/") if public else str(request.base_url).rstrip("/")
 
 

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio import to_thread
 
+from app.hosting.settings import now_in_force
 from app.uploads.spool import Spool
-from core.configuration import configuration
 from core.errors import UlpscopeError
 from core.runs.limits import apply_retention
 from core.runs.store import open_store
@@ -50,7 +50,7 @@ async def _hourly() -> None:
 def expire_uploads() -> None:
     """Remove uploads that nobody has continued for as long as they are kept."""
     try:
-        Spool(open_store()).expire(configuration().limits.upload_hours)
+        Spool(open_store()).expire(now_in_force().limits.upload_hours)
     except (UlpscopeError, OSError) as error:
         _log.error("uploads: %s", error)
 
@@ -58,7 +58,7 @@ def expire_uploads() -> None:
 def tidy() -> list[str]:
     """Apply the retention that is configured now; a failure is a line in the log, and the next hour tries again."""
     try:
-        retention = configuration().retention
+        retention = now_in_force().retention
         if not retention.days and not retention.runs:
             return []
         moved = apply_retention(open_store(), retention)

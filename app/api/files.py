@@ -14,12 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from anyio import CapacityLimiter, to_thread
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.types import Message, Receive, Scope, Send
 
 from app.api.answers import NotFoundError, error, status_of
 from app.api.runs import path_of
-from core.configuration import configuration
+from app.hosting.settings import now_in_force
 from core.errors import StoreError, UlpscopeError
 from core.runs.export import export_npz
 from core.runs.limits import check_free
@@ -30,6 +32,7 @@ FOLDER = ".npz"
 KEPT_BYTES = 8 << 30  # of npz files; the one just written stays whatever its size
 _FORM = "1"  # of the bytes that exporting gives; another one makes another ETag
 _ABANDONED_SECONDS = 3600
+_REFUSALS = {400: "the Range header cannot be read; expected bytes=FIRST-LAST.", 416: "the range lies beyond the file's end."}
 _building: dict[Path, threading.Lock] = {}
 _guard = threading.Lock()
 _limiter: list[CapacityLimiter] = []  # made by the first request: it belongs to the server's event loop
@@ -79,7 +82,27 @@ def _sent(request: Request, path: Path, name: str, status: os.stat_result, etag:
     if (known := _unchanged(request, etag)) is not None:
         return known
     headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Content-Encoding": "identity"}
-    return FileResponse(path, filename=name, media_type=kind, stat_result=status, headers=headers)
+    kind_of_answer = _ApiFile if request.url.path.startswith("/api/") else FileResponse
+    return kind_of_answer(path, filename=name, media_type=kind, stat_result=status, headers=headers)
+
+
+class _ApiFile(FileResponse):
+    """Which refuses a range in JSON, as the rest of the API does."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        said: Response | None = None
+
+        async def sending(message: Message) -> None:
+            nonlocal said
+            if message["type"] == "http.response.start" and message["status"] in _REFUSALS:
+                given = Headers(raw=message["headers"])
+                headers = {"Content-Range": given["content-range"]} if "content-range" in given else None
+                said = error(_REFUSALS[message["status"]], message["status"], headers)
+                await said(scope, receive, send)
+            elif said is None:
+                await send(message)
+
+        await super().__call__(scope, receive, sending)
 
 
 def _unchanged(request: Request, etag: str) -> Response | None:
@@ -121,7 +144,7 @@ def _write(store: Store, path: Path, target: Path) -> None:
         header = run.header
         size = sum(header.rows * header.vocab * (4 if side.source_dtype == "float32" else 2) for side in header.sides)
         _drop_oldest(target.parent, size)
-        check_free(store, size, configuration().limits)
+        check_free(store, size, now_in_force().limits)
         try:
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as failure:
@@ -138,7 +161,7 @@ def _drop_oldest(folder: Path, coming: int) -> None:
                 status = path.stat()
                 if path.suffix == ".npz":
                     found.append((status.st_mtime, status.st_size, path))
-                elif time.time() - status.st_mtime > _ABANDONED_SECONDS:  # of a process that was killed while it wrote
+                elif abs(time.time() - status.st_mtime) > _ABANDONED_SECONDS:  # of a process that was killed while it wrote
                     path.unlink()
     held = sum(size for _, size, _ in found)
     for _, size, path in sorted(found):

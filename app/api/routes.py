@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.api import description, files, runs, taking
-from app.api.answers import METHODS, Operation, answer, base_url, dispatcher
+from app.api.answers import Dispatcher, Operation, answer, base_url
 
 
 async def openapi(request: Request) -> Response:
@@ -38,7 +38,7 @@ def _routes() -> list[Route]:
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
         by_path.setdefault(operation.path.replace("{name}", "{run_id}"), {})[operation.method] = operation
-    return [Route(path, dispatcher(found), methods=list(METHODS)) for path, found in by_path.items()]
+    return [Route(path, Dispatcher(found)) for path, found in by_path.items()]
 
 
 ROUTES = _routes()

@@ -23,10 +23,11 @@ from starlette.responses import Response
 from app import ingests, reading, words
 from app.api.answers import NotFoundError, RefusedError, answer, api_path, page_url, refuse_unknown, whole
 from app.hosting.identity import identity_of
+from app.hosting.settings import now_in_force
 from app.jobs import Job
 from app.uploads.saving import save
 from app.uploads.spool import Spool, UploadError, owner_of
-from core.configuration import Limits, configuration
+from core.configuration import Limits
 from core.errors import LimitError
 from core.runs import audit
 from core.runs.foreign import is_database
@@ -47,7 +48,9 @@ async def put_run(request: Request) -> Response:
     wait = whole(request, "wait", 0, _LONGEST_WAIT)
     name = request.query_params.get("name") or request.path_params["run_id"]  # a path's part can have no slash in it
     options = ingests.checked({"name": name, **{key: request.query_params.get(key) for key in _OPTIONS}})
-    await to_thread.run_sync(_check_precondition, request, options.get("name", ""))
+    if "name" not in options:
+        raise RefusedError("the name is blank; give the run one.", 400)
+    await to_thread.run_sync(_check_precondition, request, options["name"])
     if "upload" in request.query_params:
         job = await to_thread.run_sync(_begin_uploaded, request, options)
     else:
@@ -81,7 +84,7 @@ def _begin_uploaded(request: Request, options: dict[str, str]) -> Job:
 
 
 async def _begin_body(request: Request, options: dict[str, str]) -> Job:
-    limits, store = configuration().limits, open_store()
+    limits, store = now_in_force().limits, open_store()
     await to_thread.run_sync(check_room, store, _declared(request), limits)
     place = await to_thread.run_sync(ingests.receiving, reading.jobs(), options["name"])
     try:
@@ -250,6 +253,6 @@ async def cancel_ingest(request: Request) -> Response:
         raise NotFoundError(
             f"nothing is being taken in as run '{words.visible(request.path_params['run_id'])[:80]}' by this server."
         )
-    await to_thread.run_sync(reading.jobs().cancel, job.number)
-    audit.record(open_store().directory, identity_of(request.scope).name, "cancel", job.reserved, title=job.title)
+    if await to_thread.run_sync(reading.jobs().cancel, job.number):
+        audit.record(open_store().directory, identity_of(request.scope).name, "cancel", job.reserved, title=job.title)
     return answer(_told(request, _job_of(job.reserved) or job))

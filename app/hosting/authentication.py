@@ -6,10 +6,13 @@ ends it, with its websockets.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import time
 from dataclasses import dataclass
 
+import anyio
+from anyio import to_thread
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.types import Scope
@@ -18,15 +21,22 @@ from app.hosting import peers
 from app.hosting.identity import LOCAL, Identity, Role
 from app.hosting.settings import Office, is_secure
 from core.configuration import Configuration, SignIn
-from core.errors import ConfigurationError
+from core.errors import ConfigurationError, UlpscopeError
 from core.hosting import passwords, tokens
 from core.hosting.people import role_of
-from core.hosting.sessions import Session
+from core.hosting.sessions import SKEW_SECONDS, Session
 
+_log = logging.getLogger(__name__)
 _KEPT_SECONDS = 1.0  # how long a session that was ended by another process may still be taken for one
 _MOST_KEPT = 4096
 _COOKIE = "the cookie of a session"
+# SQLite waits for whoever holds the file: in threads of its own, so that nothing else waits with it, and no wrong token stops a look.
+_looking, _counting = anyio.CapacityLimiter(8), anyio.CapacityLimiter(2)
 PASSWORDS: tuple[tuple[Role, str], ...] = (("editor", "editor_password"), ("viewer", "viewer_password"))
+
+
+class UnseenError(UlpscopeError):
+    """Whether a session stands cannot be looked up: its file is locked, or the disk is gone. That is no sign-out."""
 
 
 @dataclass(frozen=True)
@@ -39,39 +49,39 @@ class Found:
     wait: float = 0.0  # seconds for which this address is refused, after too many wrong tokens
 
 
-_seen: dict[tuple[str, str], tuple[float, Session | None]] = {}
+_seen: dict[tuple[str, str], tuple[float, Session | UnseenError | None]] = {}
 
 
-def authenticate(scope: Scope, found: Configuration, place: Office) -> Found:
-    """Who sent it, where a sign-in is configured."""
+async def authenticate(scope: Scope, found: Configuration, place: Office) -> Found:
+    """Who sent it, where a sign-in is configured. UnseenError where that cannot be looked up."""
     headers = Headers(scope=scope)
     bearer = _bearer(headers)
     if bearer is not None and found.sign_in.tokens:
-        return _by_token(bearer, scope, found, place)
+        return await _by_token(bearer, scope, found, place)
     named = by_header(scope, found)
     if named is not None:
         return Found(named, "header")
     said = session_cookie(headers, found, place)
-    identity = None if said is None else of_session(said, found.sign_in, place)
+    identity = None if said is None else await of_session(said, found.sign_in, place)
     return Found(identity, "cookie", said or "") if identity is not None else Found(None)
 
 
-def still(at: Found, scope: Scope, found: Configuration, place: Office) -> Identity | None:
-    """Who it is now, for what goes on: a websocket."""
+async def still(at: Found, scope: Scope, found: Configuration, place: Office) -> Identity | None:
+    """Who it is now, for what goes on: a websocket. UnseenError where that cannot be looked up."""
     if at.by == "local":
         return None if found.sign_in.is_configured else LOCAL
     if at.by == "header":
         return by_header(scope, found)
     if at.by == "cookie":
-        return of_session(at.said, found.sign_in, place)
+        return await of_session(at.said, found.sign_in, place)
     if at.by == "token" and found.sign_in.tokens:
         return _of_token(tokens.digest_of(_bearer(Headers(scope=scope)) or ""), place)
     return None
 
 
-def of_session(said: str, sign_in: SignIn, place: Office) -> Identity | None:
-    """Whom a cookie's session stands for, if what it was begun with still lets them in."""
-    session = _session(said, place)
+async def of_session(said: str, sign_in: SignIn, place: Office) -> Identity | None:
+    """Whom a cookie's session stands for, if what it was begun with still lets them in. UnseenError where that cannot be looked up."""
+    session = await _session(said, sign_in.session_hours, place)
     if session is None:
         return None
     if session.way == "password":
@@ -126,13 +136,14 @@ def by_header(scope: Scope, found: Configuration) -> Identity | None:
 
 
 def session_cookie(headers: Headers, found: Configuration, place: Office) -> str | None:
-    """What the cookie says of its session, if we signed it and it is not over."""
+    """What the cookie says of its session, if we signed it and it is not over. One that lasts longer than any is of a clock that was ahead."""
     text = cookies(headers).get(place.cookie("session", is_secure(found)), "")
     said, _, rest = text.partition(".")
     expires, _, signature = rest.partition(".")
     if not place.is_signed(_COOKIE, f"{said}.{expires}", signature):
         return None
-    return said if expires.isdigit() and int(expires) > time.time() else None
+    left = int(expires) - time.time() if expires.isdigit() else 0.0
+    return said if 0 < left <= 3600 * found.sign_in.session_hours + SKEW_SECONDS else None
 
 
 def cookie_value(place: Office, said: str, expires: float) -> str:
@@ -154,30 +165,43 @@ def forget() -> None:
     _seen.clear()
 
 
-def _session(said: str, place: Office) -> Session | None:
+async def _session(said: str, hours: float, place: Office) -> Session | None:
     """Looked up once a second at most, for a heatmap asks for many tiles at once."""
-    key, now = (str(place.directory), said), time.monotonic()
-    kept = _seen.get(key)
-    if kept is None or now > kept[0]:
-        try:
-            kept = now + _KEPT_SECONDS, place.sessions.find(said)
-        except (sqlite3.Error, OSError, ConfigurationError):
-            return None
-        if len(_seen) >= _MOST_KEPT:
-            _seen.clear()
-        _seen[key] = kept
+    kept = _seen.get((str(place.directory), said))
+    if kept is None or time.monotonic() > kept[0]:
+        kept = await to_thread.run_sync(_look, said, hours, place, limiter=_looking)
     session = kept[1]
-    return session if session is not None and session.expires > time.time() else None
+    if isinstance(session, UnseenError):
+        raise UnseenError(*session.args)
+    return None if session is None or session.is_over(hours) else session
 
 
-def _by_token(text: str, scope: Scope, found: Configuration, place: Office) -> Found:
+def _look(said: str, hours: float, place: Office) -> tuple[float, Session | UnseenError | None]:
+    """Unless somebody has while this one waited for its turn."""
+    key = (str(place.directory), said)
+    kept = _seen.get(key)
+    if kept is not None and time.monotonic() <= kept[0]:
+        return kept
+    session: Session | UnseenError | None
+    try:
+        session = place.sessions.find(said, hours)
+    except (sqlite3.Error, OSError, ConfigurationError) as error:
+        _log.error("a session cannot be looked up: %s", error)
+        session = UnseenError("Who is signed in cannot be looked up at this moment; try again.")
+    if len(_seen) >= _MOST_KEPT:
+        _seen.clear()
+    _seen[key] = kept = time.monotonic() + _KEPT_SECONDS, session
+    return kept
+
+
+async def _by_token(text: str, scope: Scope, found: Configuration, place: Office) -> Found:
     """A right token always counts: it has 256 random bits, so that nobody guesses one, and a colleague's faulty script locks nobody out."""
     identity = _of_token(tokens.digest_of(text), place)
     if identity is not None:
         return Found(identity, "token")
-    try:
-        address = peers.client_of(scope, found.hosting)
-        _, wait = place.sessions.attempt(address, found.sign_in.attempts, 60 * found.sign_in.attempt_minutes)
+    asked = peers.client_of(scope, found.hosting), found.sign_in.attempts, 60 * found.sign_in.attempt_minutes, "token"
+    try:  # a count of their own: an old script of a colleague's keeps nobody from the password
+        _, wait = await to_thread.run_sync(place.sessions.attempt, *asked, limiter=_counting)
     except (sqlite3.Error, OSError, ConfigurationError):
         wait = 0.0
     return Found(None, "token", wait=wait)

@@ -19,7 +19,7 @@ from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
 from app.hosting import authentication, following, peers, sign_in
 from app.hosting.answers import guarded
-from app.hosting.authentication import Found
+from app.hosting.authentication import Found, UnseenError
 from app.hosting.identity import HEADER, LOCAL, NO_EDITOR, STATE, Identity, as_header
 from app.hosting.settings import Office, now_in_force, office
 from core.configuration import Configuration
@@ -29,9 +29,10 @@ from core.runs import audit
 SAFE = ("GET", "HEAD", "OPTIONS")
 LARGEST_HEADERS = 32 << 10  # bytes of all names and values; h11 stops at 64 KB, other parsers at nothing
 LOOK_SECONDS = 1.0  # between two looks at whether a websocket's session still stands
+UNSEEN_SECONDS = 60.0  # for which it goes on while nobody can look
 ENDED = 4401  # the close code of a websocket whose session has ended
 _OURS = b"x-ulpscope-"
-_ONLY_HERE = "This dashboard has no sign-in, so it answers its own machine alone; open http://127.0.0.1 with its port, or set up a sign-in."
+_ONLY_HERE = "This dashboard has no sign-in, so it answers its own machine alone and no proxy; open http://127.0.0.1 with its port, or set up a sign-in."
 _NOT_IN = "Sign in first: a browser at /sign-in, a program with 'Authorization: Bearer TOKEN'."
 _FORGED = "This request was begun by a page of another site, so nothing was changed."
 _log = logging.getLogger(__name__)
@@ -61,7 +62,15 @@ class Gate:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > LARGEST_HEADERS:
             await _answer(scope, receive, send, _refusal(scope, "The headers of this request are too large.", 431))
             return
-        scope = _stripped(scope, found)
+        try:
+            await self._pass(_stripped(scope, found), receive, send, found, place)
+        except UnseenError as error:
+            answer = _refusal(scope, str(error), 503)
+            answer.headers["retry-after"] = "2"
+            await _answer(scope, receive, send, answer)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, found: Configuration, place: Office | None) -> None:
+        """To whom it is for, if it may. UnseenError, with nothing answered yet, where that cannot be looked up."""
         if place is None:
             at = Found(LOCAL if peers.is_local(scope) else None, "local")
             refusal = None if at.identity else _refusal(scope, _ONLY_HERE, 403)
@@ -70,7 +79,7 @@ class Gate:
             await self._own({key: value for key, value in scope.items() if key != "app"}, receive, send)
             return
         else:
-            at = authentication.authenticate(scope, found, place)
+            at = await authentication.authenticate(scope, found, place)
             refusal = None if at.identity else _not_in(scope, at, found, place)
         if at.identity is not None:
             refusal = _forged(scope, at, found) or _beyond(scope, at.identity)
@@ -91,7 +100,7 @@ class _Watched:
     def __init__(self, scope: Scope, receive: Receive, send: Send, at: Found, place: Office | None) -> None:
         self._scope, self._receive, self._send, self._at, self._place = scope, receive, send, at, place
         self._waiting: asyncio.Task[Message] | None = None
-        self._looked = time.monotonic()
+        self._looked = self._seen = time.monotonic()
         self._is_accepted = self._is_over = False
 
     async def receive(self) -> Message:
@@ -101,10 +110,11 @@ class _Watched:
                 self._waiting = asyncio.ensure_future(self._receive())
             try:
                 done, _ = await asyncio.wait({self._waiting}, timeout=LOOK_SECONDS)
+                stands = await self._stands()
             except asyncio.CancelledError:
                 self._waiting.cancel()
                 raise
-            if not self._stands():
+            if not stands:
                 await self._end()
             elif done:
                 message, self._waiting = self._waiting.result(), None
@@ -117,16 +127,17 @@ class _Watched:
         self._is_accepted |= message["type"] == "websocket.accept"
         await self._send(message)
 
-    def _stands(self) -> bool:
+    async def _stands(self) -> bool:
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return True
         self._looked = time.monotonic()
         try:
             found = now_in_force()
-            place = self._place or office()
-        except ConfigurationError:
-            return False
-        return authentication.still(self._at, self._scope, found, place) == self._at.identity
+            stands = await authentication.still(self._at, self._scope, found, self._place or office()) == self._at.identity
+        except (ConfigurationError, UnseenError):
+            return time.monotonic() - self._seen < UNSEEN_SECONDS
+        self._seen = time.monotonic()
+        return stands
 
     async def _end(self) -> None:
         """Streamlit's page goes to the sign-in when it is told to; without that it would try to connect for ever."""

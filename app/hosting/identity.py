@@ -12,7 +12,7 @@ import streamlit as st
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from core.configuration import configuration
+from app.hosting.settings import now_in_force
 from core.errors import AccessError, ConfigurationError
 
 STATE = "ulpscope_identity"  # where the gate puts the identity in a scope's state
@@ -94,6 +94,6 @@ def from_header(text: str) -> Identity | None:
 
 def _without_gate() -> Identity:
     try:
-        return NOBODY if configuration().sign_in.is_configured else LOCAL
+        return NOBODY if now_in_force().sign_in.is_configured else LOCAL
     except ConfigurationError:
         return NOBODY

@@ -6,6 +6,7 @@ An address counts only where the provider says that it is verified: with some pr
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,7 @@ import httpx2
 from authlib.common.errors import AuthlibBaseError
 from authlib.integrations.starlette_client import OAuth, StarletteOAuth2App
 from joserfc.errors import JoseError
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.requests import Request
@@ -25,6 +27,7 @@ from app.hosting.answers import frames
 from app.hosting.identity import Identity
 from app.hosting.settings import Office, is_secure, now_in_force, office
 from core.configuration import Configuration, SignIn
+from core.errors import ConfigurationError
 from core.hosting import private
 from core.hosting.people import role_of
 from core.runs import audit
@@ -34,6 +37,7 @@ _PATIENCE_SECONDS = 10.0
 # Signatures that only the provider can make; a shared secret or none at all is no signature.
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
 _FOREIGN = (AuthlibBaseError, JoseError, httpx2.HTTPError, ValueError, KeyError, TypeError, RuntimeError)
+_NOT_TAKEN = "The provider's answer could not be taken: it was late, repeated, refused, or not meant for this browser."
 _log = logging.getLogger(__name__)
 
 
@@ -57,30 +61,53 @@ async def leave(request: Request) -> Response:
 
 
 async def come_back(request: Request) -> Response:
-    """From the provider: a session for who is in the lists."""
+    """From the provider: a session for who is in the lists. Whoever did not leave for it from here is not heard, counted nor written down."""
     found, place = now_in_force(), office()
+    if not await _has_left(request, found.sign_in):
+        return sign_in_page.sentence("Not signed in", _NOT_TAKEN, 400, frames(found))
+    ways, address = found.sign_in, peers.client_of(request.scope, found.hosting)
+    try:
+        number, wait = await run_in_threadpool(place.sessions.attempt, address, ways.attempts, 60 * ways.attempt_minutes)
+        if wait:
+            answer = sign_in_page.sentence("Not signed in", sign_in.too_many(wait), 429, frames(found))
+            answer.headers["retry-after"] = str(round(wait))
+            return answer
+        return await _come_back(request, found, place, number)
+    except (sqlite3.Error, OSError, ConfigurationError) as error:
+        _log.error("nobody can sign in: %s", error)
+        return sign_in_page.sentence("Not signed in", sign_in.NO_DISK, 503, frames(found))
+
+
+async def _come_back(request: Request, found: Configuration, place: Office, number: int) -> Response:
     target = following.safe(str(request.session.pop("next", "/")))
     try:
         claims = await _claims(request, found.sign_in)
     except (*_FOREIGN, ProviderError) as error:
         _log.error("nobody was signed in by the provider: %s", _plain(error))
         _tell(place, request, found, "nobody", "failed sign-in")
-        text = "The provider's answer could not be taken: it was late, repeated, refused, or not meant for this browser."
-        return sign_in_page.sentence("Not signed in", text, 400, frames(found))
+        return sign_in_page.sentence("Not signed in", _NOT_TAKEN, 400, frames(found))
     name = str(claims.get("email") or "").strip()
     role = role_of(name, found.sign_in) if _is_verified(claims) else None
     if role is None:
         _tell(place, request, found, name or "nobody", "refused sign-in")
         why = "is not in the lists of those who may enter" if _is_verified(claims) else "is not verified by the provider"
         return sign_in_page.sentence("Not signed in", f"The address {name or '(none)'} {why}.", 403, frames(found))
+    await run_in_threadpool(place.sessions.succeeded, number)
     identity = Identity(name, role, "oidc")
     return await sign_in.begin(request, found, place, identity, authentication.provider_of(place, found.sign_in), target)
 
 
+async def _has_left(request: Request, ways: SignIn) -> bool:
+    """Whether the browser has the signed cookie of a way to this provider that ends with this answer."""
+    if not ways.oidc_issuer:
+        return False
+    known = _registered(ways.oidc_issuer, ways.oidc_client_id, ways.oidc_client_secret).framework
+    state = request.query_params.get("state", "")
+    return bool(state) and await known.get_state_data(request.session, state) is not None
+
+
 async def _claims(request: Request, ways: SignIn) -> dict[str, Any]:
     """What the provider says of who signed in, from a token that it signed for us and for this browser."""
-    if not ways.oidc_issuer:
-        raise ProviderError("no provider is configured")
     provider = await _provider(ways)
     token = await provider.authorize_access_token(request)
     claims = token.get("userinfo")

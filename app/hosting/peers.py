@@ -20,7 +20,7 @@ def peer_of(scope: Scope) -> str:
     """The address at the other end of the connection itself.
 
     uvicorn believes X-Forwarded-For from loopback and writes what it says over the peer, with port 0 where none is named; no connection
-    has port 0. With a port it cannot be told from a real one, so a peer that the header names too is nobody's.
+    has port 0. With a port it cannot be told from a real one, so a peer that the header names with any port is nobody's.
     """
     client = scope.get("client")
     if client is None:
@@ -28,12 +28,8 @@ def peer_of(scope: Scope) -> str:
     host, port = client[0], client[1]
     if port == 0:
         return _LOOPBACK
-    named = ",".join(Headers(scope=scope).getlist("x-forwarded-for"))
-    return (
-        UNKNOWN
-        if any(part.strip() == _with_port(host, port) or part.strip() == f"{host}:{port}" for part in named.split(","))
-        else host
-    )
+    named = ",".join(Headers(scope=scope).getlist("x-forwarded-for")).split(",")
+    return UNKNOWN if any(part.strip() != host and _address(part.strip()) == host for part in named) else host
 
 
 def is_trusted(peer: str, hosting: Hosting) -> bool:
@@ -57,10 +53,12 @@ def client_of(scope: Scope, hosting: Hosting) -> str:
 
 
 def is_local(scope: Scope) -> bool:
-    """Without a sign-in: the connection came in at loopback, and the request is meant for this machine by name.
+    """Without a sign-in: the connection came in at loopback, by no proxy, and the request is meant for this machine by name.
 
     The name is looked at because a page of anybody's may have its own name point here (DNS rebinding), and would read all it likes.
     """
+    if any(_is_forwarded(name) for name, _ in scope["headers"]):
+        return False
     server = scope.get("server")
     at = str(server[0]) if server else ""
     try:
@@ -91,7 +89,10 @@ def is_same_site(scope: Scope, hosting: Hosting) -> bool:
 def _is_ours(origin: str, hosts: Sequence[str], hosting: Hosting) -> bool:
     if hosting.public_url and origin.lower() == _origin_of(hosting.public_url):
         return True
-    parts = urlsplit(origin)
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
     return (
         parts.scheme in ("http", "https") and len(hosts) == 1 and bool(parts.netloc) and parts.netloc.lower() == hosts[0].lower()
     )
@@ -121,12 +122,20 @@ def _is_in(address: str, found: Iterable[ipaddress.IPv4Network | ipaddress.IPv6N
 
 def _bare(part: str) -> str:
     """An address out of X-Forwarded-For, without its port; empty for what is none."""
-    text = part[1:].partition("]")[0] if part.startswith("[") else part.partition(":")[0] if part.count(":") == 1 else part
     try:
-        return str(ipaddress.ip_address(text))
+        return str(ipaddress.ip_address(_address(part)))
     except ValueError:
         return ""
 
 
-def _with_port(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _address(part: str) -> str:
+    """What stands before the port, if one is there; divided as uvicorn does it."""
+    if part.startswith("["):
+        return part[1:].partition("]")[0]
+    return part.partition(":")[0] if part.count(":") == 1 else part
+
+
+def _is_forwarded(name: bytes) -> bool:
+    """Whether a header of this name is one that proxies add."""
+    plain = name.lower().replace(b"_", b"-")
+    return plain in (b"forwarded", b"x-real-ip") or plain.startswith(b"x-forwarded-")

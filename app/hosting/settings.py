@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import os
 import time
 from functools import lru_cache
 from pathlib import Path
 
 from core.configuration import Configuration, configuration
 from core.errors import ConfigurationError
-from core.hosting import private
+from core.hosting import private, start
 from core.hosting.sessions import Sessions
 from core.hosting.tokens import Tokens
 from core.runs.store import open_store
@@ -21,28 +22,44 @@ _log = logging.getLogger(__name__)
 
 
 class _Kept:
-    """The configuration as it was a moment ago; while somebody has it half written, as it was before."""
+    """The configuration as it was a moment ago, and why a newer one is not taken up."""
 
     found: Configuration | None = None
     until = 0.0
+    complaint = ""
 
 
 def now_in_force() -> Configuration:
-    """At most a second old. ConfigurationError where it cannot be understood and never could."""
+    """What everything in the server goes by: at most a second old, and never one that it would not have started with.
+
+    A file that is half written, or says what does not hold, leaves the one before. ConfigurationError where there was none before.
+    """
     if _Kept.found is None or time.monotonic() > _Kept.until:
         try:
-            _Kept.found = configuration()
+            _Kept.found, _Kept.complaint = _read(_Kept.found), ""
         except ConfigurationError as error:
             if _Kept.found is None:
                 raise
-            _log.error("the configuration stays as it was: %s", error)
+            if str(error) != _Kept.complaint:
+                _log.error("the configuration stays as it was: %s", error)
+            _Kept.complaint = str(error)
         _Kept.until = time.monotonic() + _FRESH_SECONDS
     return _Kept.found
 
 
+def _read(before: Configuration | None) -> Configuration:
+    """With the address that the server listens on only its start is concerned, and the gate."""
+    found = configuration()
+    start.check(found, os.environ)
+    if before is not None and before.sign_in.is_configured and not found.sign_in.is_configured:
+        # An empty file is valid, and so is one whose end is not written yet.
+        raise ConfigurationError("there is no sign-in in it any more; start the server anew to let everybody of this machine in.")
+    return found
+
+
 def forget() -> None:
-    """Read the configuration anew at the next question."""
-    _Kept.found = None
+    """As if the process had just started."""
+    _Kept.found, _Kept.complaint = None, ""
 
 
 class Office:

@@ -27,6 +27,7 @@ CALLBACK = "/sign-in/callback"
 LARGEST_FORM = 16 << 10  # bytes
 _FORM = "a form"
 _WRONG = "That is not right."
+NO_DISK = "Signing in is not possible at this moment: the server cannot write to its disk."
 _AGAIN = "The form was out of date or came from another site; try again."
 _log = logging.getLogger(__name__)
 _one_at_a_time = anyio.CapacityLimiter(1)  # a look at a password takes 0.1 s of a core and 32 MB, and anybody may ask for it
@@ -38,7 +39,7 @@ async def sign_in(request: Request) -> Response:
     target = following.safe(request.query_params["next"]) if "next" in request.query_params else following.before(request.headers)
     if request.method == "POST":
         return await _signing_in(request, found, place)
-    if authentication.authenticate(request.scope, found, place).identity is not None:
+    if (await authentication.authenticate(request.scope, found, place)).identity is not None:
         return RedirectResponse(target, 303)
     return form(found, place, target)
 
@@ -73,7 +74,7 @@ async def _signing_in(request: Request, found: Configuration, place: Office) -> 
     try:
         number, wait = await run_in_threadpool(place.sessions.attempt, address, ways.attempts, 60 * ways.attempt_minutes)
         if wait:
-            answer = form(found, place, target, _too_many(wait), 429)
+            answer = form(found, place, target, too_many(wait), 429)
             answer.headers["retry-after"] = str(round(wait))
             return answer
         let_in = await to_thread.run_sync(authentication.with_secret, said.get("secret", ""), ways, place, limiter=_one_at_a_time)
@@ -84,7 +85,7 @@ async def _signing_in(request: Request, found: Configuration, place: Office) -> 
         return await begin(request, found, place, let_in[0], let_in[1], target)
     except (sqlite3.Error, OSError, ConfigurationError) as error:
         _log.error("nobody can sign in: %s", error)
-        return form(found, place, target, "Signing in is not possible at this moment: the server cannot write to its disk.", 503)
+        return form(found, place, target, NO_DISK, 503)
 
 
 async def begin(
@@ -107,7 +108,7 @@ async def begin(
 async def sign_out(request: Request) -> Response:
     """Ends the session in every process. Asks first where the browser does not say that one of our pages sent the viewer here."""
     found, place = now_in_force(), office()
-    who = authentication.authenticate(request.scope, found, place)
+    who = await authentication.authenticate(request.scope, found, place)
     if who.identity is None:
         return RedirectResponse("/sign-in?next=%2F", 303)
     if who.by == "header":
@@ -177,7 +178,7 @@ def _tell(place: Office, who: str, what: str, **figures: object) -> None:
     audit.record(place.directory, who, what, "", **figures)
 
 
-def _too_many(seconds: float) -> str:
+def too_many(seconds: float) -> str:
     minutes = max(1, round(seconds / 60))
     return f"Too many wrong attempts from your address; try again in {minutes} minute{'s' if minutes > 1 else ''}."
 

@@ -9,8 +9,7 @@ from typing import NoReturn
 import streamlit as st
 from streamlit import config
 
-from app.hosting.settings import office
-from core.configuration import configuration
+from app.hosting.settings import now_in_force, office
 from core.errors import ConfigurationError, UlpscopeError
 from core.hosting import start
 
@@ -20,7 +19,7 @@ EXIT_CODE = 2
 def check() -> None:
     """Ends the process with one sentence and exit code 2. `streamlit run` has bound its port by then, and answers nobody."""
     try:
-        found = configuration()
+        found = now_in_force()
         address = (
             st.get_option("server.address") if _is_streamlits() else "127.0.0.1"
         )  # another server's is looked at by the gate

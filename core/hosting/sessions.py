@@ -28,17 +28,24 @@ CREATE INDEX IF NOT EXISTS attempt_address ON attempt (address, moment);
 """
 _MOST_ATTEMPTS = 20_000  # rows, of all addresses
 _MOST_SESSIONS = 50_000
-_SKEW_SECONDS = 60  # a moment further ahead was written before the clock was put back
+SKEW_SECONDS = 60  # a moment further ahead was written before the clock was put back
+_LOOK_SECONDS, _WRITE_SECONDS = 2.0, 5.0  # for which one waits until nobody writes; a writer takes milliseconds
 
 
 @dataclass(frozen=True)
 class Session:
-    """A sign-in that has not ended. credential: what it was begun with, in a form that gives nothing away; expires: seconds since 1970."""
+    """A sign-in that was not ended. credential: what it was begun with, in a form that gives nothing away; times: seconds since 1970."""
 
     name: str
     way: str
     credential: str
+    created: float
     expires: float
+
+    def is_over(self, hours: float) -> bool:
+        """Whether its time is: as it was begun, as long as sessions last now, or begun by a clock that was ahead."""
+        age = time.time() - self.created
+        return time.time() >= self.expires or age >= 3600 * hours or age < -SKEW_SECONDS
 
 
 class Sessions:
@@ -54,35 +61,37 @@ class Sessions:
         said, now = secrets.token_urlsafe(32), time.time()
         row = (_sha256(said), name, way, credential, now, now + 3600 * hours)
         with self._open() as file:
-            file.execute("DELETE FROM session WHERE expires <= ?", (now,))
+            file.execute("DELETE FROM session WHERE expires <= ? OR created > ?", (now, now + SKEW_SECONDS))
             file.execute("INSERT INTO session (id, name, way, credential, created, expires) VALUES (?, ?, ?, ?, ?, ?)", row)
             too_many = file.execute("SELECT max(count(*) - ?, 0) FROM session", (_MOST_SESSIONS,)).fetchone()[0]
             if too_many:
                 file.execute("DELETE FROM session WHERE id IN (SELECT id FROM session ORDER BY created LIMIT ?)", (too_many,))
         return said, row[-1]
 
-    def find(self, said: str) -> Session | None:
-        """The session of a cookie, unless it was ended or is over."""
-        with self._open() as file:
+    def find(self, said: str, hours: float) -> Session | None:
+        """The session of a cookie, unless it was ended or is over. sqlite3.Error where nobody can look."""
+        with self._open(_LOOK_SECONDS) as file:
             row = file.execute(
-                "SELECT name, way, credential, expires FROM session WHERE id = ? AND expires > ?", (_sha256(said), time.time())
+                "SELECT name, way, credential, created, expires FROM session WHERE id = ?", (_sha256(said),)
             ).fetchone()
-        return None if row is None else Session(*row)
+        found = None if row is None else Session(*row)
+        return None if found is None or found.is_over(hours) else found
 
     def end(self, said: str) -> None:
         """Sign out, in every process."""
         with self._open() as file:
             file.execute("DELETE FROM session WHERE id = ?", (_sha256(said),))
 
-    def attempt(self, address: str, most: int, seconds: float) -> tuple[int, float]:
+    def attempt(self, address: str, most: int, seconds: float, kind: str = "") -> tuple[int, float]:
         """Before a secret is looked at: (number of this attempt, 0), or (0, seconds to wait) after `most` failures within `seconds`.
 
-        Counted before it is known to fail, so that many at once are no way around it; `succeeded` takes it back.
+        Counted before it is known to fail, so that many at once are no way around it; `succeeded` takes it back. Each `kind` has a count of
+        its own.
         """
-        address, now = _bucket(address), time.time()
+        address, now = f"{kind} {_bucket(address)}".strip(), time.time()
         with self._open() as file:
             file.execute("BEGIN IMMEDIATE")
-            file.execute("DELETE FROM attempt WHERE moment < ? OR moment > ?", (now - seconds, now + _SKEW_SECONDS))
+            file.execute("DELETE FROM attempt WHERE moment < ? OR moment > ?", (now - seconds, now + SKEW_SECONDS))
             found = file.execute("SELECT count(*), min(moment) FROM attempt WHERE address = ?", (address,)).fetchone()
             if found[0] >= most:
                 return 0, max(1.0, found[1] + seconds - now)
@@ -96,15 +105,15 @@ class Sessions:
             file.execute("DELETE FROM attempt WHERE number = ?", (number,))
 
     @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
+    def _open(self, patience_seconds: float | None = None) -> Iterator[sqlite3.Connection]:
         """One transaction. A file that is none is put aside: everybody signs in again."""
-        with closing(self._connected()) as file, file:
+        with closing(self._connected(patience_seconds or _WRITE_SECONDS)) as file, file:
             yield file
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connected(self, patience_seconds: float) -> sqlite3.Connection:
         for _ in range(3):
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-            file = sqlite3.connect(self._path, timeout=5)
+            file = sqlite3.connect(self._path, timeout=patience_seconds)
             try:
                 if not file.execute("SELECT 1 FROM sqlite_master WHERE name = 'attempt_address'").fetchone():
                     file.executescript(_SCHEMA)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from core.configuration import Configuration, Hosting, SignIn
 from core.errors import ConfigurationError
@@ -26,6 +26,7 @@ def check(found: Configuration, environment: Mapping[str, str], address: str | N
     for each in found.hosting.frame_ancestors:
         if not _ORIGIN.fullmatch(each):
             raise ConfigurationError(f"[hosting] frame_ancestors: '{each[:80]}' is no origin; expected https://HOST.")
+    networks(found.hosting)
     if not found.sign_in.is_configured:
         _check_closed(found.hosting, address or "")
         return
@@ -111,14 +112,23 @@ def _check_oidc(sign_in: SignIn, hosting: Hosting) -> None:
     if not hosting.public_url:
         raise ConfigurationError("[sign_in] oidc_issuer needs [hosting] public_url, to which the provider sends people back.")
     for name, url in (("[sign_in] oidc_issuer", sign_in.oidc_issuer), ("[hosting] public_url", hosting.public_url)):
-        parts = urlsplit(url)
+        parts = _parts(name, url)
         if not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))):
             raise ConfigurationError(f"{name} is '{url[:120]}'; OIDC needs an address that begins with https://.")
 
 
+def _parts(name: str, url: str) -> SplitResult:
+    try:
+        found = urlsplit(url)
+        if found.port != 0 and url.isprintable():
+            return found
+    except ValueError:
+        pass
+    raise ConfigurationError(f"{name} is {url[:120]!a}, which is no address.")
+
+
 def _check_proxies(sign_in: SignIn, hosting: Hosting) -> None:
-    networks(hosting)
-    parts = urlsplit(hosting.public_url)
+    parts = _parts("[hosting] public_url", hosting.public_url)
     if hosting.public_url and not (
         parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/") and not parts.query
     ):

@@ -8,9 +8,20 @@ from collections.abc import Iterator
 import pytest
 import streamlit as st
 
+from app.hosting import settings
+
 
 @pytest.fixture(scope="session", autouse=True)
 def emptied_caches() -> Iterator[None]:
     yield
     st.cache_resource.clear()
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def own_configuration(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process keeps the last configuration that holds, and one with a sign-in above all: every test is a process of its own."""
+    settings.forget()
+    monkeypatch.setattr(settings, "_FRESH_SECONDS", 0.0)
+    yield
+    settings.forget()

@@ -222,6 +222,28 @@ def test_plain_http_is_sent_to_https_and_nobody_is_believed_who_says_who_they_ar
     assert "nginx/" not in (answer.getheader("server") or "")
 
 
+@pytest.mark.parametrize("host", ["evil.example.org", "127.0.0.1", "localhost.evil.org"])
+def test_who_calls_this_machine_by_another_name_gets_no_answer(site: Site, host: str) -> None:
+    with pytest.raises(http.client.RemoteDisconnected):
+        site.ask("GET", "/health", Host=host)
+    assert site.ask("GET", "/health", Host="localhost").status == 200
+
+
+def test_a_configuration_that_was_cut_off_lets_nobody_in_through_the_proxy(site: Site) -> None:
+    settings = site.folder / "ulpscope.toml"
+    whole = settings.read_text()
+    try:
+        for cut in ("", whole[: whole.index("[sign_in]")], whole[: whole.index("editor_password") + 4]):
+            settings.write_text(cut)
+            time.sleep(1.5)
+            for process in "ab":
+                for path in ("/api/runs", "/", "/_stcore/health"):
+                    assert site.ask("GET", path, Cookie=f"ulpscope_process={process}").status == 401
+                assert site.ask("GET", "/health", Cookie=f"ulpscope_process={process}").status == 200
+    finally:
+        settings.write_text(whole)
+
+
 def test_an_upload_larger_than_a_page_may_send_streams_through_and_both_processes_have_the_run(site: Site) -> None:
     logits = np.random.default_rng(0).standard_normal((300, 30_000)).astype(np.float32)
     dump = site.folder / "large.npz"

@@ -110,6 +110,35 @@ def test_the_file_comes_in_ranges_and_only_if_it_has_changed(client: TestClient,
     assert client.get("/files/none.duckdb").headers["content-type"].startswith("text/plain")
 
 
+@pytest.mark.parametrize("kind", ["file", "npz"])
+@pytest.mark.parametrize(
+    ("range_", "status"), [("bytes=99999999-", 416), ("bytes=9-1", 400), ("bytes=a-b", 400), ("lines=1-2", 400)]
+)
+def test_a_range_that_cannot_be_sent_is_refused_in_json(
+    range_: str, status: int, kind: str, client: TestClient, three: list[str]
+) -> None:
+    for method in ("GET", "HEAD"):
+        answer = client.request(method, f"/api/runs/run-0/{kind}", headers={"Range": range_})
+        assert answer.status_code == status
+        assert answer.headers["content-type"] == "application/json"
+        assert method == "HEAD" or (set(answer.json()) == {"error"} and "range" in answer.json()["error"].lower())
+    if status == 416:
+        size = client.head(f"/api/runs/run-0/{kind}").headers["content-length"]
+        assert answer.headers["content-range"] == f"bytes */{size}"
+    plain = client.get("/files/run-0.duckdb", headers={"Range": range_})
+    assert (plain.status_code, plain.headers["content-type"].partition(";")[0]) == (status, "text/plain")
+
+
+@pytest.mark.parametrize("method", ["TRACE", "PROPFIND", "LOCK", "PATCH", "get", "X" * 50])
+def test_a_method_that_means_nothing_is_refused_in_json(method: str, client: TestClient) -> None:
+    for path in ("/api/runs", "/api/runs/x", "/api/openapi.json", "/api/ingests/x"):
+        answer = client.build_request(method, path)
+        answer.method = method  # as it is sent
+        refused = client.send(answer)
+        assert (refused.status_code, list(refused.json())) == (405, ["error"])
+        assert "GET" in refused.headers["allow"]
+
+
 def test_an_npz_is_the_same_bytes_whenever_it_is_written_so_that_a_range_fits(
     client: TestClient, three: list[str], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

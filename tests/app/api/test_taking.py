@@ -180,6 +180,23 @@ def test_an_ingest_that_waits_can_be_stopped_and_its_file_goes(
     assert (stopped.status_code, stopped.json()["state"]) == (200, "cancelled")
     assert left(store) == []
     assert client.get("/api/ingests/none").status_code == 404
+    assert client.delete(said["job"]).json()["state"] == "cancelled"  # there was nothing to stop any more
+    assert [event["what"] for event in audit.read(store, 9)] == ["cancel"]
+
+
+def test_an_ingest_that_is_over_stays_as_it_ended_and_nothing_is_said_to_be_cancelled(client: TestClient, store: Path) -> None:
+    said = client.put("/api/runs/x?wait=60", content=dump()).json()
+    answer = client.delete(said["job"])
+    assert (answer.status_code, answer.json()["state"]) == (200, "done")
+    assert [event["what"] for event in audit.read(store, 9)] == ["upload"]
+
+
+@pytest.mark.parametrize("path", ["/api/runs/%20", "/api/runs/x?name=%20", "/api/runs/%09?name=", "/api/runs/%E2%80%83"])
+def test_a_blank_name_is_none(path: str, client: TestClient, store: Path) -> None:
+    for more in ({}, {"if-none-match": "*"}):
+        answer = client.put(path, content=dump(), headers=more)
+        assert (answer.status_code, "blank" in answer.json()["error"]) == (400, True)
+    assert not store.exists() or left(store) == []
 
 
 def test_only_so_many_wait(client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
@@ -13,7 +14,7 @@ from starlette.testclient import TestClient
 from app.hosting import oidc
 from core.runs import audit
 from tests.app.hosting.provider import CLIENT, SECRET, Provider, running
-from tests.app.hosting.serving import client, set_up
+from tests.app.hosting.serving import client, set_up, sign_in
 
 PUBLIC = "http://localhost:8501"
 ADA = {"email": "Ada@Example.org", "email_verified": True}
@@ -125,6 +126,54 @@ def test_an_answer_counts_once_in_the_browser_that_asked_and_in_time(provider, m
     later = int(time.time()) + 700
     monkeypatch.setattr("itsdangerous.timed.time.time", lambda: later)
     assert late.get(back).status_code == 400
+
+
+def test_who_did_not_leave_for_the_provider_from_here_asks_and_writes_nothing(provider, store, monkeypatch):
+    viewer, other = browser(), browser()
+    back = sent_back(viewer)
+    monkeypatch.setattr(oidc, "_provider", lambda *_: pytest.fail("the provider was asked"))
+    for query in ("", "?code=x&state=y", back.partition("/callback")[2], "?error=access_denied", "?error=x&state="):
+        for _ in range(12):
+            assert other.get(f"/sign-in/callback{query}").status_code == 400
+    set_up(monkeypatch, sign_in_oidc_issuer="", sign_in_tokens="1")
+    assert viewer.get(back).status_code == 400  # on the way while the provider was taken out of the configuration
+    assert audit.read(store, 9) == []
+    with sqlite3.connect(store / ".hosting" / "sessions.sqlite") as file:
+        assert file.execute("SELECT count(*) FROM attempt").fetchone() == (0,)
+
+
+def test_failures_at_the_provider_are_counted_with_those_here_and_a_success_is_not(provider, store, monkeypatch):
+    set_up(monkeypatch, sign_in_attempts="2", sign_in_editor_password="correct horse")
+    for _ in range(3):
+        viewer = browser()
+        assert viewer.get(sent_back(viewer)).status_code == 303
+    for status in (400, 400, 429, 429):
+        viewer = browser()
+        back = sent_back(viewer)
+        answer = viewer.get(back.replace("code=", "code=x"))
+        assert answer.status_code == status
+    assert int(answer.headers["retry-after"]) > 0
+    assert sign_in(browser(), "correct horse").status_code == 429
+    assert [event["what"] for event in audit.read(store, 9)] == ["sign-in"] * 3 + ["failed sign-in"] * 2
+
+
+def test_a_disk_that_cannot_be_written_is_said_to_who_comes_back(provider, monkeypatch):
+    viewer = browser()
+    back = sent_back(viewer)
+    monkeypatch.setattr(
+        "core.hosting.sessions.Sessions.begin", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("full"))
+    )
+    answer = viewer.get(back)
+    assert (answer.status_code, "disk" in answer.text) == (503, True)
+
+
+@pytest.mark.parametrize("moved", [-3600, -30, 700])
+def test_the_way_to_the_provider_and_back_is_over_whichever_way_the_clock_is_put(provider, moved, monkeypatch):
+    viewer = browser()
+    back = sent_back(viewer)
+    moment = int(time.time()) + moved
+    monkeypatch.setattr("itsdangerous.timed.time.time", lambda: moment)
+    assert viewer.get(back).status_code == 400
 
 
 @pytest.mark.parametrize(

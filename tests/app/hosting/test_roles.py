@@ -52,7 +52,7 @@ def submitted(monkeypatch) -> list[tuple]:
 
 
 CHANGES = {
-    "label": lambda: reading.label("mine", labels.labels_of(["tag"], "")),
+    "label": lambda: reading.label("mine", labels.Labels(), labels.labels_of(["tag"], "")),
     "discard": lambda: reading.discard("mine"),
     "delete": lambda: reading.delete("mine"),
     "restore": lambda: reading.restore("x"),
@@ -75,7 +75,7 @@ def test_a_viewer_changes_nothing_even_where_a_page_calls_it(change, who, run, s
 
 def test_what_an_editor_does_is_done_and_written_down_under_their_name(run, store, submitted, monkeypatch):
     sits(monkeypatch, ADA)
-    reading.label("mine", labels.labels_of(["tag"], ""))
+    reading.label("mine", labels.Labels(), labels.labels_of(["tag"], ""))
     entry = reading.discard("mine")
     reading.restore(entry)
     reading.purge(reading.discard("mine"))

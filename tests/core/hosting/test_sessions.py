@@ -38,15 +38,37 @@ def test_a_session_is_found_until_it_is_over_or_ended(tmp_path, clock):
     kept = Sessions(tmp_path)
     said, expires = kept.begin("ada", "token", "credential", 2)
     assert expires == clock.now + 7200
-    assert kept.find(said) == sessions.Session("ada", "token", "credential", expires)
-    assert kept.find(said + "x") is None
+    assert kept.find(said, 2) == sessions.Session("ada", "token", "credential", clock.now, expires)
+    assert kept.find(said + "x", 2) is None
     clock.now += 7199
-    assert kept.find(said) is not None
+    assert kept.find(said, 2) is not None
+    assert kept.find(said, 24) is not None
     clock.now += 1
-    assert kept.find(said) is None
+    assert kept.find(said, 24) is None  # as long as it was begun for, however long others are by now
     again, _ = kept.begin("ada", "token", "credential", 2)
     Sessions(tmp_path).end(again)  # another process
-    assert kept.find(again) is None
+    assert kept.find(again, 2) is None
+
+
+def test_shorter_sessions_end_those_that_were_longer(tmp_path, clock):
+    kept = Sessions(tmp_path)
+    said, _ = kept.begin("ada", "token", "credential", 12)
+    clock.now += 3600
+    assert kept.find(said, 1.1) is not None
+    assert kept.find(said, 1) is None
+
+
+@pytest.mark.parametrize(("ahead", "stands"), [(30, True), (59, True), (3600, False), (365 * 86_400, False)])
+def test_a_session_that_a_clock_ahead_began_is_over_when_the_clock_is_right(tmp_path, clock, ahead, stands):
+    kept, right = Sessions(tmp_path), clock.now
+    clock.now += ahead
+    said, _ = kept.begin("ada", "token", "credential", 12)
+    assert kept.find(said, 12) is not None
+    clock.now = right
+    assert (kept.find(said, 12) is not None) is stands
+    kept.begin("grace", "token", "credential", 12)
+    with sqlite3.connect(tmp_path / ".hosting" / sessions.FILE) as file:
+        assert file.execute("SELECT count(*) FROM session").fetchone()[0] == (2 if stands else 1)
 
 
 def test_the_file_is_private_and_does_not_hold_what_browsers_hold(tmp_path):
@@ -105,7 +127,7 @@ def test_rows_are_bounded(tmp_path, monkeypatch):
     with sqlite3.connect(tmp_path / ".hosting" / sessions.FILE) as file:
         assert file.execute("SELECT count(*) FROM attempt").fetchone()[0] == 50
         assert file.execute("SELECT count(*) FROM session").fetchone()[0] == 20
-    assert kept.find(said[-1]) is not None
+    assert kept.find(said[-1], 1) is not None
 
 
 def test_a_clock_that_was_put_back_locks_nobody_out(tmp_path, clock):
@@ -116,13 +138,28 @@ def test_a_clock_that_was_put_back_locks_nobody_out(tmp_path, clock):
     assert kept.attempt("198.51.100.7", 3, 600)[1] == 0
 
 
+def test_a_clock_that_was_ahead_gives_nobody_more_guesses(tmp_path, clock):
+    kept = Sessions(tmp_path)
+    clock.now += 86_400
+    for _ in range(3):
+        kept.attempt("198.51.100.7", 3, 600)
+    clock.now -= 86_400
+    assert [kept.attempt("198.51.100.7", 3, 600)[1] for _ in range(5)] == [0, 0, 0, 600, 600]
+
+
+def test_what_is_guessed_is_counted_apart(tmp_path, clock):
+    kept = Sessions(tmp_path)
+    for kind in ("", "token"):
+        assert [kept.attempt("198.51.100.7", 2, 600, kind)[1] for _ in range(3)] == [0, 0, 600]
+
+
 def test_a_file_that_is_no_database_is_put_aside(tmp_path):
     kept = Sessions(tmp_path)
     said, _ = kept.begin("ada", "token", "", 1)
     path = tmp_path / ".hosting" / sessions.FILE
     path.write_bytes(b"no database at all" * 100)
-    assert kept.find(said) is None
-    assert kept.find(kept.begin("ada", "token", "", 1)[0]) is not None
+    assert kept.find(said, 1) is None
+    assert kept.find(kept.begin("ada", "token", "", 1)[0], 1) is not None
     assert len(list(path.parent.glob("*.damaged-*"))) == 1
 
 

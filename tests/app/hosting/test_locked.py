@@ -1,0 +1,141 @@
+"""Sessions that cannot be looked up for a while: nothing else waits for them, and nobody is signed out by that."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+from starlette.websockets import WebSocketDisconnect
+
+from app.hosting import authentication, gate
+from core.hosting import tokens
+from tests.app.hosting.serving import EDITOR, client, gated, set_up, sign_in
+from tests.app.hosting.test_gate import _websocket_ends
+
+
+@contextmanager
+def locked(store: Path) -> Iterator[None]:
+    """As by a process that was stopped in the middle of writing."""
+    file = sqlite3.connect(store / ".hosting" / "sessions.sqlite", isolation_level=None)
+    file.execute("BEGIN EXCLUSIVE")
+    try:
+        yield
+    finally:
+        file.rollback()
+        file.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.hosting.sessions._LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(authentication, "_KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("passwords", "impatient")
+def test_while_nobody_can_look_the_answer_is_503_and_then_as_before(store):
+    browser = client()
+    sign_in(browser, EDITOR)
+    with locked(store):
+        for path in ("/", "/api/runs", "/sign-in", "/sign-out"):
+            answer = browser.get(path)
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) > 0
+            assert "cannot be looked up" in answer.text
+        with pytest.raises(WebSocketDisconnect), browser.websocket_connect("/_stcore/stream"):
+            pass
+        assert browser.get("/health").status_code == 200
+    assert browser.get("/").json()["role"] == "editor"
+
+
+@pytest.mark.usefixtures("passwords")
+@pytest.mark.parametrize("asks", ["session", "token"])
+def test_nothing_else_waits_for_a_look(asks, store, monkeypatch):
+    """Of requests at the same time, in one event loop: health and a right token are answered before those that wait are."""
+    monkeypatch.setattr("core.hosting.sessions._LOOK_SECONDS", 1.5)
+    monkeypatch.setattr("core.hosting.sessions._WRITE_SECONDS", 0.8)
+    set_up(monkeypatch, sign_in_tokens="1")
+    right = {"authorization": f"Bearer {tokens.add(store, 'ada', 'editor', 1)[0]}"}
+    browser = client()
+    sign_in(browser, EDITOR)
+    waiting = {"cookie": "; ".join(f"{cookie.name}={cookie.value}" for cookie in browser.cookies.jar)}
+    if asks == "token":
+        waiting = {"authorization": "Bearer ulp_" + "A" * 43}
+    authentication.forget()
+
+    async def ask() -> tuple[float, float]:
+        transport = httpx2.ASGITransport(gated())
+        async with httpx2.AsyncClient(transport=transport, base_url="http://testserver") as asking:
+            began = time.monotonic()
+            slow = [asyncio.ensure_future(asking.get("/api/x", headers=waiting)) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            assert (await asking.get("/health")).status_code == 200
+            assert (await asking.get("/api/x", headers=right)).status_code == 200
+            quick = time.monotonic() - began
+            statuses = [(await each).status_code for each in slow]
+        assert statuses == [503 if asks == "session" else 401] * 3
+        return quick, time.monotonic() - began
+
+    with locked(store):
+        quick, slow = asyncio.run(ask())
+    assert quick < 0.7 < 1.4 < slow
+
+
+@pytest.mark.usefixtures("passwords", "impatient")
+def test_a_websocket_goes_on_for_a_while_and_not_for_ever(store, monkeypatch):
+    browser = client()
+    sign_in(browser, EDITOR)
+    with browser.websocket_connect("/_stcore/stream") as websocket:
+        websocket.receive_json()
+        with locked(store):
+            for number in range(3):
+                time.sleep(0.1)
+                websocket.send_text(str(number))
+                assert websocket.receive_text() == str(number)
+        time.sleep(0.1)
+        websocket.send_text("after")
+        assert websocket.receive_text() == "after"
+        monkeypatch.setattr(gate, "UNSEEN_SECONDS", 0.2)
+        with locked(store):
+            time.sleep(0.3)
+            assert _websocket_ends(websocket)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_old_token_of_a_script_keeps_nobody_from_the_password(store, monkeypatch):
+    set_up(monkeypatch, sign_in_tokens="1", sign_in_editor_password=EDITOR, sign_in_attempts="3")
+    wrong = {"authorization": "Bearer ulp_" + "A" * 43}
+    assert [client().get("/api/x", headers=wrong).status_code for _ in range(4)] == [401, 401, 401, 429]
+    assert sign_in(client(), EDITOR).status_code == 303
+    assert [sign_in(client(), "wrong").status_code for _ in range(4)] == [401, 401, 401, 429]
+
+
+@pytest.mark.usefixtures("passwords", "impatient")
+@pytest.mark.parametrize("ahead", [3600, 365 * 86_400])
+def test_a_cookie_that_a_clock_ahead_signed_is_none_when_the_clock_is_right(ahead, monkeypatch):
+    real, shift = time.time, [ahead]
+    monkeypatch.setattr(time, "time", lambda: real() + shift[0])
+    browser = client()
+    sign_in(browser, EDITOR)
+    (cookie,) = [f"{cookie.name}={cookie.value}" for cookie in browser.cookies.jar]
+    assert client().get("/x", headers={"cookie": cookie}).status_code == 200
+    shift[0] = 0
+    assert client().get("/x", headers={"cookie": cookie}).status_code == 401
+
+
+@pytest.mark.usefixtures("passwords", "impatient")
+def test_shorter_sessions_end_those_that_are_longer(monkeypatch):
+    browser = client()
+    sign_in(browser, EDITOR)
+    (cookie,) = [f"{cookie.name}={cookie.value}" for cookie in browser.cookies.jar]
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 7200)
+    assert client().get("/x", headers={"cookie": cookie}).status_code == 200
+    set_up(monkeypatch, sign_in_session_hours="1.5")
+    assert client().get("/x", headers={"cookie": cookie}).status_code == 401
