@@ -32,7 +32,7 @@ def section(view: state.View) -> pd.DataFrame:
             key="top_bars", theme="streamlit", config=config,
         )  # fmt: skip
         st.caption(
-            f"The {COUNT} largest logits of either side, in logits of {view.dtype}; ▲ and the green outline mark each side's argmax. The axis does not start at 0."
+            f"The {COUNT} largest logits of either side, in logits of {view.dtype}; the green ▲ marks each side's argmax. The axis does not start at 0."
         )
     return top
 

@@ -43,7 +43,7 @@ def pick(view: state.View) -> list[Compared]:
     wanted = asked()
     gone = [run_id for run_id, _ in wanted if run_id not in labels and run_id != view.run.run_id]
     if gone:
-        st.warning(f"There is no run {', '.join(widgets.code(run_id[:60]) for run_id in gone)} here (any more).")
+        st.warning(f"There is no run {', '.join(widgets.escaped(run_id[:60]) for run_id in gone)} here (any more).")
     indices = {run_id: index for run_id, index in wanted if run_id in labels}
     st.session_state["compare_runs"] = list(indices)
 
@@ -60,7 +60,7 @@ def pick(view: state.View) -> list[Compared]:
         try:
             run = reading.open_run(run_id)
         except UlpscopeError as error:
-            st.error(str(error))
+            st.error(widgets.escaped(str(error)))
             continue
         choices[run_id] = _place(run, index, view.pair.variant)
         compared.append(Compared(run, run.pairs[choices[run_id]], reading.positions(run, choices[run_id])))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from app import reading, state, widgets, words
+from app import margins, reading, state, widgets, words
 from core.runs.flips import MOST_READ, STORED_RANKS, flip_table
 
 SIDES = ("reference", "variant")
@@ -13,6 +13,7 @@ _CHANGE = "{}'s token, change of probability"
 _RANK = "{}'s token, rank on the other side"
 COLUMNS = (
     widgets.EXACT
+    | margins.PINNED
     | {f"{side} margin, logits": st.column_config.NumberColumn(format="%.9g") for side in SIDES}
     | {f"{side} margin, ULPs": widgets.GROUPED for side in SIDES}
     | {
@@ -42,8 +43,8 @@ def columns(found: pd.DataFrame, view: state.View, near_ties: bool) -> dict[str,
         "prompt": found["prompt"], "position": found["position"], "flip": found["is_flip"],
         **{f"{side} token": widgets.table_texts(found[f"{side}_token"], view.run) for side in SIDES},
         **{f"{side} margin, ULPs": found[f"{side}_margin_ulps"] for side in SIDES},
-        **{f"{side} margin, logits": found[f"{side}_margin"] for side in SIDES},
         "largest difference": found["max_abs"],
+        **{f"{side} margin, logits": found[f"{side}_margin"] for side in SIDES},
         **{_CHANGE.format(side): found[f"{side}_token_probability_change"] for side in SIDES},
         "KL, nats": found["kl"],
         _RANK.format("reference"): found["reference_token_variant_rank"] + 1,

@@ -10,6 +10,9 @@ const SAY_AFTER = 400; // ms of rest until the address bar learns of the window:
 const ASK_AFTER = 70;
 const ARRIVALS_AFTER = 120; // tiles that come meanwhile are drawn together: drawing takes the time that the rest needs
 const MARGIN = { left: 66, top: 34, right: 40, bottom: 100 };
+const SCALE = 280; // of the legend, px at most
+const BESIDE = SCALE + 330; // from this width of the plot on, what colours mean stands beside the scale, else beneath it
+const LINE = 18; // px
 const DEPTH = 256; // below the largest difference: how far a logarithmic scale of differences reaches; less is drawn like that
 const SPAN = { rows: 4, columns: 8 }; // the smallest window
 const instances = new WeakMap();
@@ -293,9 +296,9 @@ class Heatmap {
     const ratio = window.devicePixelRatio || 1;
     const width = Math.max(this.canvas.clientWidth, 160);
     const height = this.canvas.clientHeight || 560;
-    const plot = {
-      left: MARGIN.left, top: MARGIN.top, width: Math.max(40, width - MARGIN.left - MARGIN.right), height: height - MARGIN.top - MARGIN.bottom,
-    };
+    const room = Math.max(40, width - MARGIN.left - MARGIN.right);
+    const bottom = MARGIN.bottom + (room > BESIDE ? 0 : LINE);
+    const plot = { left: MARGIN.left, top: MARGIN.top, width: room, height: height - MARGIN.top - bottom };
     return { ratio, width, height, plot, W: Math.max(1, Math.round(plot.width * ratio)), H: Math.max(1, Math.round(plot.height * ratio)) };
   }
 
@@ -504,7 +507,7 @@ class Heatmap {
   colours(largest) {
     const { data, isDifference } = this;
     const whole = isDifference ? data.max_abs : data.max_ulps;
-    const high = Math.max(this.range === "pair" ? whole : largest, isDifference ? 1e-30 : 2);
+    const high = Math.max(this.range === "pair" ? whole : largest, isDifference ? 1e-30 : 1);
     const low = isDifference ? high / DEPTH : 1;
     const isLog = this.scale === "log";
     const name = `${isDifference} ${high} ${isLog} ${data.palette.flat().join()}`;
@@ -528,6 +531,7 @@ class Heatmap {
   share(value) {
     const { low, high, isLog } = this.ends;
     if (!(value > 0)) return 0;
+    if (isLog && high <= low) return 0; // one value: one colour
     return clamp(isLog ? Math.log2(value / low) / Math.log2(high / low) : value / high, 0, 1);
   }
 
@@ -749,7 +753,8 @@ class Heatmap {
   paintLegend(draw, text, border) {
     const { data, shape, ends: range } = this;
     const { plot } = shape;
-    const width = Math.min(280, plot.width - 20);
+    const isOne = range.isLog && range.high <= range.low; // a swatch, no scale: no other value is in the pair
+    const width = isOne ? 20 : Math.min(SCALE, plot.width - 20);
     const left = plot.left;
     const top = plot.top + plot.height + 55;
     for (let i = 0; i < width; i++) {
@@ -772,24 +777,28 @@ class Heatmap {
       draw.fillRect(left + place, top + 9, 1, 3);
       draw.fillText(label, left + place, top + 13);
     }
-    draw.textAlign = "right";
-    draw.fillText(end, left + width, top + 13);
+    draw.textAlign = isOne ? "center" : "right";
+    draw.fillText(end, isOne ? left + width / 2 : left + width, top + 13);
     draw.textAlign = "left";
     draw.textBaseline = "middle";
     const unit = this.isDifference ? "logits" : `ULPs of ${data.dtype}`;
-    if (plot.width > width + 110) draw.fillText(unit, left + width + 12, top + 5);
+    const isUnitBeside = plot.width > width + 110;
+    if (isUnitBeside) draw.fillText(unit, left + width + 12, top + 5);
     else draw.fillText(unit, left, top + 35);
-    if (plot.width > width + 330) {
-      let place = left + width + 24 + draw.measureText(unit).width;
-      for (const [colour, says] of [[null, "all equal"], [data.mismatch_colour, "NaN or infinity on one side"]]) {
-        draw.strokeStyle = border;
-        draw.fillStyle = colour || "transparent";
-        draw.fillRect(place, top, 9, 9);
-        draw.strokeRect(place + 0.5, top + 0.5, 9, 9);
-        draw.fillStyle = text;
-        draw.fillText(says, place + 15, top + 5);
-        place += 30 + draw.measureText(says).width;
-      }
+    const isBeside = plot.width > BESIDE;
+    const swatches = [[null, "all equal"], [data.mismatch_colour, "NaN or infinity on one side"]];
+    const long = swatches.reduce((sum, [, says]) => sum + 30 + draw.measureText(says).width, 0);
+    // Beneath, to the left of the plot where it is as narrow as a telephone.
+    let place = isBeside ? left + width + 24 + draw.measureText(unit).width : Math.max(4, Math.min(left, shape.width - long));
+    const line = isBeside ? top : top + (isUnitBeside ? 30 : 30 + LINE);
+    for (const [colour, says] of swatches) {
+      draw.strokeStyle = border;
+      draw.fillStyle = colour || "transparent";
+      draw.fillRect(place, line, 9, 9);
+      draw.strokeRect(place + 0.5, line + 0.5, 9, 9);
+      draw.fillStyle = text;
+      draw.fillText(says, place + 15, line + 5);
+      place += 30 + draw.measureText(says).width;
     }
   }
 

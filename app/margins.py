@@ -107,16 +107,18 @@ def columns(listed: pd.DataFrame, view: state.View) -> dict[str, object]:
         "reference argmax": widgets.table_texts(listed["reference_token"], view.run),
         "variant argmax": widgets.table_texts(listed["variant_token"], view.run),
         "reference margin, ULPs": listed["reference_margin_ulps"], "variant margin, ULPs": listed["variant_margin_ulps"],
-        "reference margin, logits": listed["reference_margin"], "variant margin, logits": listed["variant_margin"],
-        "largest difference": listed["max_abs"], "KL, nats": listed["kl"],
+        "largest difference": listed["max_abs"], "reference margin, logits": listed["reference_margin"],
+        "variant margin, logits": listed["variant_margin"], "KL, nats": listed["kl"],
     }  # fmt: skip
     if len(view.run.header.prompts) == 1:
         del shown["prompt"]
     return shown
 
 
+PINNED = {name: st.column_config.Column(pinned=True) for name in ("prompt", "position")}  # in sight however far one scrolls
 COLUMNS = (
     widgets.EXACT
+    | PINNED
     | {f"{side} margin, logits": st.column_config.NumberColumn(format="%.9g") for side in SIDES}
     | {f"{side} margin, ULPs": widgets.GROUPED for side in SIDES}
 )  # fmt: skip

@@ -72,7 +72,7 @@ with right:
     )  # fmt: skip
     st.caption(
         f"{words.opening(comparing.BY[by])}{' of each run’s own dtype' if by == 'max_ulps' else ''}, at each position of prompt {view.prompt} of each run, log scale. "
-        "Crosses are flips; where a line has a gap, nothing differs. The dotted line is the selected position."
+        "Orange crosses are flips, on the line of their run; where a line has a gap, nothing differs. The dotted line is the selected position."
     )
 
 

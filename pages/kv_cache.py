@@ -107,7 +107,7 @@ if differing:
             else "the share of a position that differs."
         )
         + (f" A cell shows the largest of {wide} positions." if wide > 1 else "")
-        + (" Red squares: NaN or infinity on one side only." if grid.is_mismatch.any() else "")
+        + (" Red: NaN or infinity on one side only." if grid.is_mismatch.any() else "")
         + " Grey is equal, empty is held by one cache at most. The triangle marks the selected position; a click selects, dragging zooms in, a double click back out."
     )
 

@@ -63,8 +63,8 @@ st.plotly_chart(
 )  # fmt: skip
 st.caption(
     f"rms of variant minus reference at each module's output, {scope}, each in its own unit, log scale; thick: the stream after each block, and the logits. "
-    "Dotted: the rounding floor, what reordering every linear map does to the same module. Rounding stays near it and grows smoothly; a step away from it is worth a look. "
-    "Shaded: equal in every element. A click opens the module."
+    "Dotted grey: the rounding floor, what reordering every linear map does to the same module. Rounding stays near it and grows smoothly; a step away from it is worth a look. "
+    "Shaded: equal in every element; a dot stands where both neighbours are. The pink line marks the open module; a click opens another."
 )
 
 options = [name for name in MEASURES if found.has_floor or name != "ratio"]
@@ -91,7 +91,7 @@ if grid.modules:
             if len(grid.positions) < prompts[view.prompt].positions
             else ""
         )
-        + (" Red squares: NaN or infinity on one side only." if grid.is_mismatch.any() else "")
+        + (" Red: NaN or infinity on one side only." if grid.is_mismatch.any() else "")
         + " Grey is equal. The triangles mark the open module and the selected position; a click opens both, dragging zooms in, a double click back out."
     )
 
@@ -118,7 +118,7 @@ if along["neq"].any():
         config=exports.charts_config(exports.file_stem(view, f"layers-{words.file_name(shown.module)}-prompt{view.prompt}")),
     )  # fmt: skip
     st.caption(
-        f"rms of the difference at each position of prompt {view.prompt}, unit of the output, log scale; gaps where nothing differs. A click selects the position."
+        f"rms of the difference at each position of prompt {view.prompt}, unit of the output, log scale; grey is the rounding floor. Gaps where nothing differs, dots between two of them. The pink line marks the selected position; a click selects another."
     )
 else:
     st.caption(f"Equal at every position looked at in prompt {view.prompt}.")

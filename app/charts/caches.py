@@ -7,7 +7,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.charts.style import FLIP, KINDS, MISMATCH, QUIET, SPARSE_CELLS, ULPS, layout
+from app.charts.cells import add_equal, add_marks, add_mismatch
+from app.charts.style import FLIP, KINDS, MISMATCH, ULPS, layout, log_axis
 from app.words import MEASURES
 from core.runs.caches import HeadGrid, PositionGrid
 
@@ -22,7 +23,7 @@ def cache_heads(grids: list[HeadGrid], measure: str, dtype: str) -> go.Figure:
     for column, (grid, shade) in enumerate(zip(grids, shades, strict=True), start=1):
         heads, layers = _names(grid.heads), _names(grid.layers)
         place = {"row": 1, "col": column}
-        _add_equal(figure, grid.cells, heads, layers, **place)
+        add_equal(figure, grid.cells, heads, layers, **place)
         figure.add_heatmap(
             z=shade, x=heads, y=layers, coloraxis="coloraxis", customdata=grid.cells.astype(np.float32),
             hovertemplate=f"layer %{{y}}, head %{{x}}: {_HOVER[measure]}<extra>{grid.kind}s</extra>", xgap=1, ygap=1 if most <= 40 else 0, **place,
@@ -40,30 +41,29 @@ def cache_positions(grid: PositionGrid, measure: str, dtype: str, selected: int)
     cells = grid.neq_share if measure == "neq_share" else grid.max_ulps
     (shade,), bar = _shades([cells], measure, dtype, len(grid.layers))
     positions = (grid.edges[:-1] + grid.edges[1:] - 1) / 2
-    layers = _names(grid.layers)
+    layers, places = _names(grid.layers), np.arange(len(grid.layers))
     figure = go.Figure()
     borders = grid.edges - 0.5  # the last cell may be narrower
-    _add_equal(figure, cells, borders, layers)
-    figure.add_heatmap(z=shade, x=borders, y=layers, coloraxis="coloraxis", hoverinfo="skip")
+    add_equal(figure, cells, borders, places)
+    figure.add_heatmap(z=shade, x=borders, y=places, coloraxis="coloraxis", hoverinfo="skip")
     i, j = np.nonzero(~np.isnan(cells))
     where = "position %{x}" if grid.edges[1] - grid.edges[0] == 1 else "positions around %{x:.0f}"
     # A heatmap takes no click; points do, and a point that is not drawn costs nothing. All cells have one, one of them is drawn.
     figure.add_scatter(
-        x=positions[j], y=grid.layers[i], mode="markers", name="cells", customdata=np.stack([grid.edges[j], cells[i, j]], axis=1),
+        x=positions[j], y=i, mode="markers", name="cells", text=layers[i], customdata=np.stack([grid.edges[j], cells[i, j]], axis=1),
         marker={"opacity": 0, "maxdisplayed": 1}, selected={"marker": {"opacity": 0}}, unselected={"marker": {"opacity": 0}},
-        hovertemplate=f"layer %{{y}}, {where}: {_HOVER[measure].replace('customdata', 'customdata[1]')}<extra></extra>",
+        hovertemplate=f"layer %{{text}}, {where}: {_HOVER[measure].replace('customdata', 'customdata[1]')}<extra></extra>",
     )  # fmt: skip
-    _add_mismatch(figure, grid.is_mismatch, positions, layers, hoverinfo="skip", hovertemplate=None)
-    if 0 < (cells > 0).sum() <= SPARSE_CELLS:
-        i, j = np.nonzero(cells > 0)
-        _add_points(figure, positions[j], layers[i], {"color": shade[i, j], "coloraxis": "coloraxis"})
+    add_marks(figure, borders, shade, bar["cmin"], bar["cmax"])
+    add_mismatch(figure, borders, grid.is_mismatch)
     figure.add_annotation(  # above the map, not on it: it would cover the first layers
         x=selected, y=1, yref="paper", yanchor="bottom", text="▼", showarrow=False, font={"color": FLIP, "size": 16}, yshift=-3
     )
     figure.update_xaxes(
         title="position", showgrid=False, zeroline=False, range=[float(grid.edges[0]) - 0.5, float(grid.edges[-1]) - 0.5]
     )
-    figure.update_yaxes(title="layer", **_named(layers, 16), range=[len(layers) - 0.5, -0.5])
+    rows = {name: value for name, value in _named(layers, 16).items() if not name.startswith("categor")} | {"type": "linear"}
+    figure.update_yaxes(title="layer", **rows, range=[len(layers) - 0.5, -0.5])
     figure.update_layout(coloraxis={**bar, "colorscale": ULPS})
     # A click is not told while dragging draws a box, so dragging zooms. The nearest point is that of the cell under the pointer.
     how = {"hovermode": "closest", "hoverdistance": -1, "clickmode": "event+select", "dragmode": "zoom"}
@@ -84,10 +84,9 @@ def over_layers(table: pd.DataFrame, measure: str, dtype: str) -> go.Figure:
             hovertemplate=f"layer %{{x}}: {_HOVER[measure]}<extra>{kind}s</extra>",
         )  # fmt: skip
     figure.update_xaxes(title="layer", dtick=1 if table["layer"].nunique() <= 24 else None)
-    figure.update_yaxes(
-        title=f"{MEASURES[measure]}{f' of {dtype}' if measure == 'max_ulps' else ''}", type="log" if is_log else "linear",
-        exponentformat="power", tickformat=".2~p" if measure == "neq_share" else None, rangemode="tozero",
-    )  # fmt: skip
+    title = f"{MEASURES[measure]}{f' of {dtype}' if measure == 'max_ulps' else ''}"
+    axis = log_axis(table[measure].to_numpy(float)) if is_log else {"tickformat": ".2~p", "rangemode": "tozero"}
+    figure.update_yaxes(title=title, **axis)
     return layout(figure, 280)
 
 
@@ -109,14 +108,14 @@ def _shades(arrays: list[np.ndarray], measure: str, dtype: str, layers: int) -> 
             for array in arrays
         ]
     low, high = (float(np.log2(end)) for end in (positive.min(), positive.max()))
-    bar: dict = {"thickness": 14, "len": 1.0, "title": {"text": MEASURES[measure]}}
+    bar: dict = {"thickness": 14, "len": 1.0, "title": {"text": MEASURES[measure], "side": "right"}}
     most = 4 if layers < 10 else 8  # labels that fit the height
     if measure == "neq_share":
         return shown, {"cmin": 0, "cmax": float(positive.max()), "colorbar": {**bar, "tickformat": ".2~p", "nticks": most}}
     if measure == "max_ulps":
         low, high = 0.0, max(high, 1.0)
         steps = [float(1 << p) for p in range(0, int(high) + 1, -(-(int(high) + 1) // most))]
-        bar["title"] = {"text": f"max ULPs of<br>{dtype}"}
+        bar["title"] = {"text": f"max ULPs of<br>{dtype}", "side": "right"}
     else:
         low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
         steps = _round_steps(low * np.log10(2), high * np.log10(2), most)
@@ -155,37 +154,10 @@ def _named(names: np.ndarray, most: int) -> dict:
     }
 
 
-def _add_equal(figure: go.Figure, cells: np.ndarray, x: np.ndarray, y: np.ndarray, **place: int) -> None:
-    """A faint ground under the cells that were compared and found equal, so that they are not taken for missing."""
-    ground = [[0, QUIET], [1, QUIET]]
-    figure.add_heatmap(
-        z=np.where(cells == 0, 1.0, np.nan).astype(np.float32),
-        x=x,
-        y=y,
-        colorscale=ground,
-        showscale=False,
-        opacity=0.22,
-        hoverinfo="skip",
-        **place,
-    )
-
-
-def _add_mismatch(figure: go.Figure, is_mismatch: np.ndarray, x: np.ndarray, y: np.ndarray, **how: object) -> None:
+def _add_mismatch(figure: go.Figure, is_mismatch: np.ndarray, x: np.ndarray, y: np.ndarray, **place: int) -> None:
     if is_mismatch.any():
         i, j = np.nonzero(is_mismatch)
-        options = {"hovertemplate": "NaN or infinity on one side<extra></extra>", **how}
-        marker = {"color": MISMATCH, "symbol": "square", "size": 6}
-        figure.add_scatter(x=x[j], y=y[i], mode="markers", marker=marker, name="NaN or infinity on one side", **options)
-
-
-def _add_points(figure: go.Figure, x: np.ndarray, y: np.ndarray, marker: dict) -> None:
-    """Cells that may be less than a pixel wide, as points: what differs alone stays visible."""
-    figure.add_scatter(
-        x=x,
-        y=y,
-        mode="markers",
-        name="differs",
-        showlegend=False,
-        hoverinfo="skip",
-        marker={"symbol": "square", "size": 6, **marker},
-    )
+        figure.add_scatter(
+            x=x[j], y=y[i], mode="markers", marker={"color": MISMATCH, "symbol": "square", "size": 6}, name="NaN or infinity on one side",
+            hovertemplate="NaN or infinity on one side<extra></extra>", **place,
+        )  # fmt: skip

@@ -6,7 +6,20 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.charts.style import CLICKABLE, FLIP, MISMATCH, NEAREST_CLICK, QUIET, REFERENCE, add_flips, gaps_at_zero, inert, layout
+from app.charts.style import (
+    CLICKABLE,
+    FLIP,
+    MISMATCH,
+    NEAREST_CLICK,
+    QUIET,
+    REFERENCE,
+    add_flips,
+    add_lone,
+    gaps_at_zero,
+    inert,
+    layout,
+    log_axis,
+)
 
 
 def pair_and_floor(table: pd.DataFrame, selected: int, marked_dtype: str, flips: np.ndarray) -> go.Figure:
@@ -29,6 +42,8 @@ def pair_and_floor(table: pd.DataFrame, selected: int, marked_dtype: str, flips:
             customdata=np.stack([positions, floor], axis=1), **CLICKABLE,
             hovertemplate=f"position %{{x}}, {dtype}<br>pair %{{y:.3g}}, floor %{{customdata[1]:.3g}} logits<extra></extra>",
         )  # fmt: skip
+        add_lone(figure, positions, gaps_at_zero(floor), QUIET, 8)
+        add_lone(figure, positions, gaps_at_zero(pair), REFERENCE)
         add_flips(figure, positions, pair, flips if dtype == marked_dtype else flips[:0])
         if (floor > 0).any():  # at the end of its lines, where nothing is drawn over it
             figure.add_annotation(
@@ -37,7 +52,9 @@ def pair_and_floor(table: pd.DataFrame, selected: int, marked_dtype: str, flips:
             )  # fmt: skip
     figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
     figure.update_xaxes(title="position")
-    figure.update_yaxes(title="rms of the difference, logits", type="log", exponentformat="power", dtick=1)
+    figure.update_yaxes(
+        title="rms of the difference, logits", **log_axis(table[["pair_rms", "floor_rms"]].to_numpy(float).ravel())
+    )
     return layout(figure, 320, **NEAREST_CLICK).update_layout(margin={"r": 62})
 
 
@@ -50,6 +67,7 @@ def floor_ratio(
         x=positions, y=gaps_at_zero(ratio), line={"color": REFERENCE, "width": 1.6}, name="pair over floor", customdata=positions[:, None],
         hovertemplate="position %{x}: %{y:.3g} times the floor<extra></extra>", **CLICKABLE,
     )  # fmt: skip
+    add_lone(figure, positions, gaps_at_zero(ratio), REFERENCE)
     add_flips(figure, positions, ratio, flips)
     figure.add_hline(y=1, line={"color": QUIET, "width": 1.2, "dash": "dot"})
     if threshold is not None:
@@ -65,9 +83,9 @@ def floor_ratio(
             )  # fmt: skip
     figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
     figure.update_xaxes(title="position")
-    known = ratio[ratio > 0]
-    is_wide = len(known) > 0 and known.max() > 30 * known.min()
-    figure.update_yaxes(title=f"times the floor, {dtype}", type="log", exponentformat="power", dtick=1 if is_wide else "D2")
+    figure.update_yaxes(
+        title=f"times the floor, {dtype}", **log_axis(np.append(ratio, [1.0] if threshold is None else [1.0, threshold]))
+    )
     return layout(figure, 280, **NEAREST_CLICK)
 
 
@@ -98,6 +116,7 @@ def over_modules(names: list[str], pair: np.ndarray, floor: np.ndarray, first: s
     figure.add_scatter(
         x=places, y=gaps_at_zero(floor), mode="lines", line={"color": QUIET, "width": 1.6, "dash": "dot"}, name="rounding floor", hoverinfo="skip",
     )  # fmt: skip
+    add_lone(figure, places, gaps_at_zero(floor), QUIET, 8)
     figure.add_scatter(
         x=places, y=gaps_at_zero(pair), mode="lines+markers", line={"color": REFERENCE, "width": 1.6}, marker={"size": 5}, name="this pair",
         customdata=np.stack([np.array(shown, object), floor.astype(object)], axis=1),
@@ -116,5 +135,5 @@ def over_modules(names: list[str], pair: np.ndarray, floor: np.ndarray, first: s
         title="module, in the order in which they run; ticks are the ends of blocks", tickvals=blocks[::step],
         ticktext=[names[place].rpartition(".")[2] for place in blocks[::step]],
     )  # fmt: skip
-    figure.update_yaxes(title="rms of the difference", type="log", exponentformat="power", dtick=1)
+    figure.update_yaxes(title="rms of the difference", **log_axis(np.concatenate([pair, floor])))
     return layout(figure, 320)

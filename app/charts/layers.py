@@ -5,18 +5,19 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
+from app.charts.cells import add_equal, add_marks, add_mismatch
 from app.charts.style import (
     CLICKABLE,
     FLIP,
-    MISMATCH,
     NEAREST_CLICK,
     QUIET,
     REFERENCE,
-    SPARSE_CELLS,
     ULPS,
+    add_lone,
     gaps_at_zero,
     inert,
     layout,
+    log_axis,
 )
 from core.runs.layers import HEAD, RESIDUAL, LayerGrid, ModuleFigures
 
@@ -49,10 +50,12 @@ def module_growth(modules: list[ModuleFigures], selected: str) -> go.Figure:
             x=places, y=gaps_at_zero(floor), mode="lines", line={"color": QUIET, "width": 1.4, "dash": "dot"}, name="rounding floor",
             hoverinfo="skip",
         )  # fmt: skip
+        add_lone(figure, places, gaps_at_zero(floor), QUIET)
     figure.add_scatter(
         x=places, y=gaps_at_zero(pair), name="this pair", line={"color": REFERENCE, "width": 1.2}, **CLICKABLE, customdata=_told(modules, names),
         hovertemplate="%{customdata[1]}<br>rms %{y:.3g}, floor %{customdata[2]}<br>%{customdata[3]} of its elements differ<extra></extra>",
     )  # fmt: skip
+    add_lone(figure, places, gaps_at_zero(pair), REFERENCE)
     streams = np.array([place for place, each in enumerate(modules) if each.kind in (RESIDUAL, HEAD)], int)
     if len(streams):
         figure.add_scatter(
@@ -68,16 +71,8 @@ def module_growth(modules: list[ModuleFigures], selected: str) -> go.Figure:
         title="module, as they run; ticks: ends of blocks", tickvals=ends[::step],
         ticktext=[str(modules[place].block) for place in ends[::step]], range=[-0.5, len(modules) - 0.5], showgrid=False,
     )  # fmt: skip
-    _rms_axis(figure, pair, floor)
+    figure.update_yaxes(title="rms of the difference", **log_axis(np.concatenate([pair, floor])))
     return layout(figure, 340, **NEAREST_CLICK)
-
-
-def _rms_axis(figure: go.Figure, pair: np.ndarray, floor: np.ndarray) -> None:
-    """A log axis that has a label even where it spans less than a decade."""
-    values = np.concatenate([pair, floor])
-    known = values[values > 0]
-    is_wide = len(known) > 0 and known.max() > 30 * known.min()
-    figure.update_yaxes(title="rms of the difference", type="log", exponentformat="power", dtick=1 if is_wide else "D2")
 
 
 def _told(modules: list[ModuleFigures], names: np.ndarray) -> np.ndarray:
@@ -97,10 +92,7 @@ def module_map(grid: LayerGrid, selected: str, position: int) -> go.Figure:
     figure = go.Figure()
     borders = _borders(grid)
     places = np.arange(count)
-    ground = np.where(cells == 0, 1.0, np.nan).astype(np.float32)
-    figure.add_heatmap(
-        z=ground, x=borders, y=places, colorscale=[[0, QUIET], [1, QUIET]], showscale=False, opacity=0.22, hoverinfo="skip"
-    )
+    add_equal(figure, cells, borders, places)
     figure.add_heatmap(z=shade, x=borders, y=places, coloraxis="coloraxis", hoverinfo="skip")
     i, j = np.nonzero(~np.isnan(cells))
     starts = grid.positions[grid.edges[:-1]] if len(grid.positions) else np.zeros(0, np.int64)
@@ -112,18 +104,8 @@ def module_map(grid: LayerGrid, selected: str, position: int) -> go.Figure:
         marker={"opacity": 0, "maxdisplayed": 1}, selected={"marker": {"opacity": 0}}, unselected={"marker": {"opacity": 0}},
         hovertemplate=f"%{{text}}<br>from position %{{customdata[1]:.0f}}: {_HOVER[grid.measure]}<extra></extra>",
     )  # fmt: skip
-    if 0 < (cells > 0).sum() <= SPARSE_CELLS:
-        a, b = np.nonzero(cells > 0)
-        figure.add_scatter(
-            x=((borders[:-1] + borders[1:]) / 2)[b], y=a, mode="markers", hoverinfo="skip", name="differs",
-            marker={"symbol": "square", "size": 5, "color": shade[a, b], "coloraxis": "coloraxis"},
-        )  # fmt: skip
-    if grid.is_mismatch.any():
-        a, b = np.nonzero(grid.is_mismatch)
-        figure.add_scatter(
-            x=((borders[:-1] + borders[1:]) / 2)[b], y=a, mode="markers", hoverinfo="skip", name="NaN or infinity on one side",
-            marker={"symbol": "square", "size": 6, "color": MISMATCH},
-        )  # fmt: skip
+    add_marks(figure, borders, shade, bar["cmin"], bar["cmax"])
+    add_mismatch(figure, borders, grid.is_mismatch)
     figure.add_annotation(
         x=position, y=1, yref="paper", yanchor="bottom", text="▼", showarrow=False, font={"color": FLIP, "size": 16}, yshift=-3
     )
@@ -140,7 +122,9 @@ def module_map(grid: LayerGrid, selected: str, position: int) -> go.Figure:
         ticktext=[f"<b>{short_name(grid.modules[place])}</b>" if grid.modules[place].kind in (RESIDUAL, HEAD) else short_name(grid.modules[place]) for place in named],
     )  # fmt: skip
     figure.update_layout(coloraxis={**bar, "colorscale": ULPS})
-    return layout(figure, 110 + int(np.clip(15 * count, 150, 900)), showlegend=False, **NEAREST_CLICK)
+    return layout(figure, 110 + int(np.clip(15 * count, 150, 900)), showlegend=False, **NEAREST_CLICK).update_layout(
+        margin={"t": 46}
+    )
 
 
 def _borders(grid: LayerGrid) -> np.ndarray:
@@ -155,14 +139,14 @@ _HOVER = {
     "neq_share": "%{customdata[2]:.4~p} of its elements differ",
     "max_ulps": "at most %{customdata[2]:,} ULPs",
 }
-_TITLES = {"ratio": "times the<br>floor", "neq_share": "share that<br>differs", "max_ulps": "max ULPs"}
+_TITLES = {"ratio": "times the floor", "neq_share": "share that differs", "max_ulps": "max ULPs"}
 
 
 def _shade(cells: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
     """(what to colour by, NaN where nothing differs; the colour axis). Infinite ratios have the colour of the largest."""
     known = cells[np.isfinite(cells) & (cells > 0)]
     known = known if len(known) else np.ones(1)
-    bar: dict = {"thickness": 12, "len": 1.0, "title": {"text": _TITLES[measure]}}
+    bar: dict = {"thickness": 12, "len": 1.0, "title": {"text": _TITLES[measure], "side": "right"}}
     if measure == "neq_share":
         shade = np.where(cells > 0, cells, np.nan).astype(np.float32)
         return shade, {"cmin": 0, "cmax": float(known.max()), "colorbar": {**bar, "tickformat": ".2~p"}}
@@ -184,11 +168,13 @@ def module_positions(positions: np.ndarray, rms: np.ndarray, floor: np.ndarray, 
             x=positions, y=gaps_at_zero(floor), mode="lines", line={"color": QUIET, "width": 1.4, "dash": "dot"}, name="rounding floor",
             hoverinfo="skip",
         )  # fmt: skip
+        add_lone(figure, positions, gaps_at_zero(floor), QUIET, 8)  # behind the pair's, which may be at the same place
     figure.add_scatter(
         x=positions, y=gaps_at_zero(rms), name="this pair", line={"color": REFERENCE, "width": 1.6}, customdata=np.stack([positions, floor], axis=1),
         hovertemplate="position %{x}<br>pair %{y:.3g}, floor %{customdata[1]:.3g}<extra></extra>", mode="lines+markers", marker={"size": 4},
     )  # fmt: skip
+    add_lone(figure, positions, gaps_at_zero(rms), REFERENCE, 7)
     figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
     figure.update_xaxes(title="position")
-    _rms_axis(figure, rms, floor)
+    figure.update_yaxes(title="rms of the difference", **log_axis(np.concatenate([rms, floor])))
     return layout(figure, 260, **NEAREST_CLICK)

@@ -13,6 +13,7 @@ from app.charts.style import FLIP, MISMATCH, QUIET, REFERENCE, VARIANT, above_ze
 CROWDED = 2000  # positions of a figure from which on many of a kind are shaded by density: points would lie on each other
 DENSE = 500  # and of a kind: fewer than these are points in any company
 _CELLS = (96, 56)  # of the density, across and up: about 8 px at 800 x 430
+_GUTTER = 10**0.25  # where a gutter ends, times the place of its zeros
 _FADED = 0.15  # of what is not brushed
 
 
@@ -26,7 +27,7 @@ def near_tie_scatter(
     """Smaller margin against largest difference of every position, logits, log axes; the line beyond which no flip is possible.
 
     Zeros cannot stand on a log axis: they are drawn in a shaded gutter, half a decade below the smallest other value, on lines labelled
-    0. Where there are many positions the common kinds are shaded by density, and their points are there to be hovered, clicked and
+    0; the line of the bound and the numbers of the axes end where the gutters begin. Where there are many positions the common kinds are shaded by density, and their points are there to be hovered, clicked and
     brushed only. texts: of every prompt's tokens, empty where unknown. selected: (prompt, position). brushed: labels of rows of `table`;
     the others fade. dragging: zoom, select (a box) or lasso. Custom data of a point: its row's label in `table`, prompt, position, difference, margin.
     """
@@ -38,15 +39,11 @@ def near_tie_scatter(
     x, x_zero = above_zero(difference)
     figure = go.Figure()
     ends = [(v.min() / 2, v.max() * 2) if len(v) else (0.1, 10.0) for v in (x, y)]
-    span = np.array([min(ends[0][0], ends[1][0] / 2), max(ends[0][1], ends[1][1] / 2)])
+    edges = [low if zero is None else zero * _GUTTER for (low, _), zero in zip(ends, (x_zero, y_zero), strict=True)]
+    span = np.array([max(edges[0], edges[1] / 2), max(ends[0][1], ends[1][1] / 2)])
     figure.add_scatter(
-        x=span,
-        y=2 * span,
-        mode="lines",
-        line={"color": QUIET, "dash": "dash", "width": 1.5},
-        name="margin = 2 × difference",
-        hoverinfo="skip",
-    )
+        x=span, y=2 * span, mode="lines", line={"color": QUIET, "dash": "dash", "width": 1.5}, name="margin = 2 × difference", hoverinfo="skip"
+    )  # fmt: skip
     flips = table["is_flip"].to_numpy(bool)
     near = table["near_tie"].to_numpy(bool)
     odd = table["nonfinite_mismatch"].to_numpy() > 0  # the bound is a theorem about finite numbers
@@ -90,11 +87,14 @@ def near_tie_scatter(
         marker={"color": "rgba(0,0,0,0)", "size": 18, "line": {"color": FLIP, "width": 2.5}},
     )  # fmt: skip
     _add_gutters(figure, x_zero, y_zero, ends)
-    (left, right), (bottom, top) = np.log10(ends)
-    figure.update_xaxes(
-        type="log", title="largest difference at the position, logits", exponentformat="power", range=[left, right]
-    )
-    figure.update_yaxes(type="log", title="smaller margin of the two sides, logits", exponentformat="power", range=[bottom, top])
+    titles = ("largest difference at the position, logits", "smaller margin of the two sides, logits")
+    axes = (figure.update_xaxes, figure.update_yaxes)
+    for update, title, (low, high), zero, edge in zip(axes, titles, ends, (x_zero, y_zero), edges, strict=True):
+        is_plain = low >= 1e-4 and high < 1e5  # 0.02; else 2x10 to the power of -2
+        update(
+            type="log", title=title, exponentformat="none" if is_plain else "power", minorloglabels="complete",
+            range=np.log10([low, high]).tolist(), labelalias=_blanks(low, high, 0.0 if zero is None else edge, is_plain),
+        )  # fmt: skip
     # Room above the legend for the buttons of the figure, which would lie on it.
     return layout(figure, 460, clickmode="event+select", dragmode=dragging).update_layout(margin={"t": 58})
 
@@ -124,21 +124,46 @@ def _add_density(
 
 
 def _add_gutters(figure: go.Figure, x_zero: float | None, y_zero: float | None, ends: list[tuple[float, float]]) -> None:
-    """Where zeros are drawn: a band beside the log axes with a line and a label."""
+    """Where zeros are drawn: a band beside the log axes with a line and a 0 on the axis."""
     line = {"color": QUIET, "width": 1, "dash": "dot"}
     band = {"fillcolor": QUIET, "opacity": 0.1, "line_width": 0, "layer": "below"}
+    label = {"showarrow": False, "font": {"size": 13}}
     if y_zero is not None:  # annotations on a log axis are placed by logarithm, lines by value
-        figure.add_hrect(y0=ends[1][0], y1=y_zero * 10**0.25, **band)
+        figure.add_hrect(y0=ends[1][0], y1=y_zero * _GUTTER, **band)
         figure.add_hline(y=y_zero, line=line)
         figure.add_annotation(
             xref="paper", x=1, y=np.log10(y_zero), yshift=9, text="tie: margin 0", showarrow=False, xanchor="right"
         )
+        figure.add_annotation(xref="paper", x=0, y=np.log10(y_zero), xshift=-3, text="<b>0</b>", xanchor="right", **label)
     if x_zero is not None:
-        figure.add_vrect(x0=ends[0][0], x1=x_zero * 10**0.25, **band)
+        figure.add_vrect(x0=ends[0][0], x1=x_zero * _GUTTER, **band)
         figure.add_vline(x=x_zero, line=line)
         figure.add_annotation(
             yref="paper", y=1, x=np.log10(x_zero), xshift=4, text="no difference", showarrow=False, xanchor="left"
         )
+        figure.add_annotation(yref="paper", y=0, x=np.log10(x_zero), yshift=-6, text="<b>0</b>", yanchor="top", **label)
+
+
+def _blanks(low: float, high: float, edge: float, is_plain: bool) -> dict[str, str]:
+    """Labels of a log axis, as plotly writes them, to blanks: below `edge`, as in a gutter there is no number but 0, and those that
+    would lie on each other: 7 to 9 before 10, of long labels all but 1, 2 and 5.
+
+    A zoomed axis still chooses its own ticks, which it would not do with a list of them.
+    """
+    powers = range(int(np.floor(np.log10(low))) - 2, int(np.ceil(np.log10(high))) + 1)
+    label, crowded = (_plain_label, (7, 8, 9)) if is_plain else (_power_label, (3, 4, 6, 7, 8, 9))
+    return {label(n, p): " " for p in powers for n in range(1, 10) if n in crowded or float(f"{n}e{p}") < edge}
+
+
+def _plain_label(digit: int, power: int) -> str:
+    return f"{digit * 10.0**power:.{max(0, -power)}f}"
+
+
+def _power_label(digit: int, power: int) -> str:
+    if power == 0:
+        return str(digit)
+    sign = "\N{MINUS SIGN}" if power < 0 else ""
+    return ("10" if digit == 1 else f"{digit}x10") + (f"<sup>{sign}{abs(power)}</sup>" if power != 1 else "")
 
 
 def margin_distribution(table: pd.DataFrame, threshold: float, dtype: str, unit: str = "ULPs") -> go.Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -9,7 +10,7 @@ from app.charts.style import FLIP, QUIET, REFERENCE, VARIANT, doubling_labels, l
 
 
 def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
-    """Elements by ULP distance, in doubling bins, log counts."""
+    """Elements by ULP distance, in doubling bins, log counts from a half on: a bar of one element is seen, and every bar has a length."""
     top = max(histogram, default=0).bit_length()
     counts = [0] * (top + 1)
     for distance, elements in histogram.items():
@@ -24,7 +25,10 @@ def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
         )
     )
     figure.update_xaxes(title=f"distance, ULPs of {dtype}", type="category")
-    figure.update_yaxes(title="elements", type="log", exponentformat="power", dtick=1)
+    most = float(np.log10(max(*counts, 10)))
+    figure.update_yaxes(
+        title="elements", type="log", exponentformat="power", dtick=1, range=[np.log10(0.5), most + 0.05 * (most + 0.3)]
+    )
     return layout(figure, 300)
 
 

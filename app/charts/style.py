@@ -17,7 +17,6 @@ QUIET = "#8A93A0"
 ARGMAX = "#009E73"
 MISMATCH = "#E3000F"
 KINDS = {"key": "#009E73", "value": "#9A6FD6"}  # keys and values are no sides: colours of their own
-SPARSE_CELLS = 400
 # Cividis without its darkest third: one ULP has to be seen on black as well as on white; lightness still only rises.
 ULPS = [[0.0, "#3D6FB5"], [0.33, "#7C7B78"], [0.66, "#BCAF6F"], [1.0, "#FEE838"]]
 _MARGINS = {"l": 8, "r": 8, "t": 28, "b": 8}
@@ -58,6 +57,35 @@ def doubling_labels(count: int) -> list[str]:
         low, high = 1 << power, (1 << (power + 1)) - 1
         labels.append(str(low) if low == high else f"{low:,}-{high:,}")
     return labels[:count]
+
+
+def log_axis(values: np.ndarray) -> dict:
+    """A log axis with two labels at least, whatever the values; those that are not above 0 have no place on it."""
+    known = values[np.isfinite(values) & (values > 0)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (1.0, 10.0)
+    axis: dict = {"type": "log", "exponentformat": "power"}
+    if np.floor(np.log10(high)) - np.ceil(np.log10(low)) >= 1:
+        return {**axis, "dtick": 1}
+    start = int(np.floor(np.log10(low))) - 1
+    steps = np.array([float(f"{digit}e{power}") for power in range(start, start + 5) for digit in (1, 2, 5)])
+    # 2 and 5 are told in full: beside a single power of ten, or none, digits alone could be of any.
+    axis |= {"dtick": "D2", "minorloglabels": "complete", "exponentformat": "none" if low >= 1e-4 and high < 1e6 else "power"}
+    if np.count_nonzero((steps >= low) & (steps <= high)) < 2:
+        below, above = steps[steps <= low].max(), steps[steps >= high].min()
+        below, above = (below, above) if below < above else (below / 2, above * 2)
+        axis["range"] = [float(np.log10(below)) - 0.02, float(np.log10(above)) + 0.02]
+    return axis
+
+
+def add_lone(figure: go.Figure, x: np.ndarray, y: np.ndarray, colour: str, size: int = 6) -> None:
+    """Points of a line without a neighbour on either side, as markers: a line of one point is not drawn. y: NaN where there is a gap."""
+    is_gap = np.isnan(np.concatenate([[np.nan], y, [np.nan]]))
+    is_lone = ~is_gap[1:-1] & is_gap[:-2] & is_gap[2:]
+    if is_lone.any():
+        marker = {"color": colour, "size": size}
+        figure.add_scatter(
+            x=x[is_lone], y=y[is_lone], mode="markers", marker=marker, name="alone", showlegend=False, hoverinfo="skip"
+        )
 
 
 def gaps_at_zero(values: np.ndarray) -> np.ndarray:

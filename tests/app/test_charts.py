@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 
 from app import charts
+from app.charts.style import add_lone, log_axis
 from core.runs.caches import HeadGrid, PositionGrid
 
 
-def points(figure) -> list[tuple[float, float]]:
-    return [point for trace in figure.data if trace.name == "differs" for point in zip(trace.x, trace.y, strict=True)]
+def marked(figure, name: str = "differs") -> set[tuple[float, float]]:
+    """(middle, row) of every upright line of that name; each reaches over the height of its row and is at most 3 pixels wide."""
+    found = set()
+    for one in figure.data:
+        if one.name == name:
+            assert one.mode == "lines"
+            assert one.line.width <= 3
+            for x, y in zip(np.reshape(one.x, (-1, 3)), np.reshape(one.y, (-1, 3)), strict=True):
+                assert x[0] == x[1]
+                assert y[1] - y[0] == 1
+                assert np.isnan([x[2], y[2]]).all()
+                assert (x[0], y[0] + 0.5) not in found
+                found.add((x[0], y[0] + 0.5))
+    return found
 
 
 def position_map(layers: int = 3, positions: int = 1000, width: int = 3) -> PositionGrid:
@@ -33,17 +47,50 @@ def test_every_cell_of_the_cache_map_that_was_compared_can_be_clicked_and_leads_
     cells = trace(charts.cache_positions(grid, "neq_share", "bfloat16", 0), "cells")
     assert len(cells.x) == np.count_nonzero(~np.isnan(grid.neq_share))
     for x, y, (position, share) in zip(cells.x, cells.y, cells.customdata, strict=True):
-        i, j = np.flatnonzero(grid.layers == y)[0], np.searchsorted(grid.edges, x, side="right") - 1
+        i, j = int(y), np.searchsorted(grid.edges, x, side="right") - 1
         assert grid.edges[j] <= position < grid.edges[j + 1]
         assert share == grid.neq_share[i, j]
     assert cells.marker.maxdisplayed == 1  # unseen points by the thousand would each be an element of the page
+    assert {(place, number) for place, number in zip(cells.y, cells.text, strict=True)} == {(0, "3"), (1, "7"), (2, "11")}
 
 
 @pytest.mark.parametrize("measure", ["neq_share", "max_ulps"])
-def test_the_only_differing_cell_of_a_cache_map_is_a_point_too(measure):
+def test_the_only_differing_cell_of_a_cache_map_has_a_line_however_thin_the_cell_is(measure):
     figure = charts.cache_positions(position_map(), measure, "bfloat16", 0)
-    ((x, y),) = points(figure)
-    assert (498 <= x < 501, y) == (True, "7")
+    ((x, row),) = marked(figure)
+    assert (498 <= x < 501, row) == (True, 1)
+    assert figure.layout.yaxis.ticktext[1] == "7"
+
+
+def misplaced(figure, grid: PositionGrid) -> set:
+    """Cells that differ without a line, and lines where nothing does."""
+    middles = (grid.edges[:-1] + grid.edges[1:] - 1) / 2
+    return marked(figure) ^ {(middles[j], float(i)) for i, j in zip(*np.nonzero(grid.neq_share > 0), strict=True)}
+
+
+@pytest.mark.parametrize("share", [0.02, 0.9])
+def test_lines_are_where_cells_differ_and_nowhere_else_the_largest_on_top(share):
+    grid = position_map(width=1)
+    random = np.random.default_rng(1)
+    grid.neq_share[:] = np.where(random.random(grid.neq_share.shape) < share, random.random(grid.neq_share.shape), 0.0)
+    figure = charts.cache_positions(grid, "neq_share", "bfloat16", 0)
+    assert misplaced(figure, grid) == set()
+    lines = [one for one in figure.data if one.name == "differs"]
+    of = {place: grid.neq_share[int(place[1]), int(place[0])] for place in marked(figure)}
+    largest = [max(of[x, y + 0.5] for x, y in zip(one.x[::3], one.y[::3], strict=True)) for one in lines]
+    assert largest == sorted(largest)
+    assert {one.line.width for one in lines} == ({2} if share < 0.1 else {1})
+    lines[0].x = lines[0].x + 0.25  # a line beside its cell must be noticed
+    assert misplaced(figure, grid)
+
+
+def test_nan_on_one_side_is_red_in_its_cell_and_on_top():
+    grid = position_map()
+    grid.is_mismatch[0, 40] = True
+    figure = charts.cache_positions(grid, "neq_share", "bfloat16", 0)
+    assert marked(figure, "NaN or infinity on one side") == {(121.0, 0.0)}
+    assert [one.name for one in figure.data][-1] == "NaN or infinity on one side"
+    assert figure.data[-1].line.color == charts.MISMATCH
 
 
 def test_equal_cells_have_a_ground_and_cells_that_were_not_compared_have_none():
@@ -152,6 +199,47 @@ def told_colour(density) -> str:
     return f"#{red:02X}{green:02X}{blue:02X}"
 
 
+def contradicting(figure) -> int:
+    """Points of `no flip possible` below the line of the bound, where there is one."""
+    line = trace(figure, "margin = 2 × difference")
+    (points,) = (one for one in figure.data if str(one.name).startswith("no flip possible"))
+    x, y = np.array(points.x), np.array(points.y)
+    assert np.allclose(line.y, 2 * np.array(line.x))  # a straight line in logarithms
+    return int(((x >= line.x[0]) & (x <= line.x[-1]) & (y < 2 * x)).sum())
+
+
+def equal_but_for_one() -> pd.DataFrame:
+    """Small margins where nothing differs, as in a run of which one position differs."""
+    table = near_tie_table(300)
+    table["max_abs"], table["near_tie"], table["is_flip"] = 0.0, False, False
+    table["reference_margin"] = table["variant_margin"] = np.geomspace(0.0156, 8, 300)
+    table.loc[150, "max_abs"] = 0.06
+    return table
+
+
+def test_no_point_without_a_possible_flip_lies_below_the_bound_as_it_is_drawn():
+    for table in (equal_but_for_one(), near_tie_table(300)):
+        figure = charts.near_tie_scatter(table, [()], (0, 7))
+        assert contradicting(figure) == 0
+    figure = charts.near_tie_scatter(equal_but_for_one(), [()], (0, 7))
+    line = trace(figure, "margin = 2 × difference")
+    line.x, line.y = np.array([0.01, 0.12]), np.array([0.02, 0.24])  # through the gutter
+    assert contradicting(figure) > 0
+
+
+@pytest.mark.parametrize(("scale", "zero", "first"), [(1.0, "0.02", "0.04"), (1e-6, "2x10<sup>−8</sup>", "5x10<sup>−8</sup>")])
+def test_a_gutter_has_no_number_but_0(scale, zero, first):
+    table = equal_but_for_one()
+    table["max_abs"] *= scale
+    figure = charts.near_tie_scatter(table, [()], (0, 7))
+    axis = figure.layout.xaxis  # the gutter ends at 0.0337: half a decade below 0.06, and a quarter up
+    assert axis.labelalias[zero].strip() == ""
+    assert first not in axis.labelalias
+    assert axis.minorloglabels == "complete"
+    (note,) = (note for note in figure.layout.annotations if note.text == "<b>0</b>")
+    assert 10**note.x == pytest.approx(0.06 * scale / 10**0.5)
+
+
 def test_zeros_stand_in_a_shaded_gutter_below_every_other_value():
     table = near_tie_table(300)
     figure = charts.near_tie_scatter(table, [()], (0, 7))
@@ -242,3 +330,59 @@ def test_tokens_beyond_the_best_stand_below_them_in_their_order_and_are_dashed()
     assert any("41" in text for text in said)
     assert not any("<i>" in text or "<b><b>" in text for text in said)
     assert "token 101" in " ".join(said)
+
+
+def labels_of(axis: dict, values: np.ndarray) -> int:
+    """How many ticks with a number a log axis of these values has."""
+    low, high = axis.get("range", np.log10([values.min(), values.max()]))
+    digits = (1,) if axis["dtick"] == 1 else (1, 2, 5)
+    return sum(low <= power + np.log10(digit) <= high for power in range(-12, 12) for digit in digits)
+
+
+@pytest.mark.parametrize("low", [1.3e-9, 3.1e-5, 0.02, 0.0625, 1.0, 7.0, 1_676_458.0])
+@pytest.mark.parametrize("spread", [1.0, 1.0001, 1.7, 4.4, 40.0, 1e4])
+def test_a_log_axis_has_two_labels_whatever_its_values(low, spread):
+    values = low * np.array([1.0, spread, np.nan, 0.0])
+    axis = log_axis(values)
+    known = values[values > 0]
+    assert labels_of(axis, known) >= 2
+    assert "range" not in axis or (10 ** axis["range"][0] <= known.min() and known.max() <= 10 ** axis["range"][1])
+    assert labels_of({"dtick": 1}, np.array([0.03, 0.4])) == 1  # as the axes were: one label, and this check sees it
+
+
+def test_the_histogram_counts_from_below_one_so_that_one_element_and_a_million_are_told_apart():
+    axis = charts.ulp_histogram({0: 15_100_758, 1: 1_676_458, 2: 1}, "bfloat16").layout.yaxis
+    assert 10 ** axis.range[0] == pytest.approx(0.5)
+    assert 10 ** axis.range[1] > 15_100_758
+    assert axis.dtick == 1
+
+
+def test_a_point_without_neighbours_is_a_dot_and_no_other_is():
+    figure = go.Figure()
+    nan = np.nan
+    add_lone(figure, np.arange(8), np.array([1.0, nan, 2.0, 3.0, nan, nan, 4.0, nan]), "#000000")
+    (dots,) = figure.data
+    assert dots.x.tolist() == [0, 6]
+    assert dots.y.tolist() == [1.0, 4.0]
+
+
+def test_bars_have_their_sides_colour_to_the_edge_and_the_argmax_a_sign():
+    figure = charts.top_bars(best([0, 1, 2], [1, 0, 2]), "a", "b")
+    assert [bars.marker.color for bars in figure.data] == [charts.REFERENCE, charts.VARIANT]
+    assert [bars.marker.line.width for bars in figure.data] == [0, 0]
+    assert [["▶" in text for text in bars.text] for bars in figure.data] == [[True, False, False], [False, True, False]]
+
+
+def test_flips_of_compared_runs_are_drawn_over_every_line_in_the_colour_of_flips_and_named_once():
+    at, flips = np.arange(5), np.array([1, 3])
+    curves = [
+        ("one", at, np.array([1.0, 2.0, 0.0, 3.0, 1.0]), flips),
+        ("two", at, np.array([1.0, 0.5, 0.0, 0.7, 1.0]), flips[:1]),
+    ]
+    figure = charts.runs_by_position(curves, "difference", 0)
+    crosses = [one for one in figure.data if one.name == "flip"]
+    assert list(figure.data[-2:]) == crosses
+    assert [one.x.tolist() for one in crosses] == [[1, 3], [1]]
+    assert [one.showlegend for one in crosses] == [True, False]
+    assert {one.marker.color for one in crosses} == {charts.VARIANT}
+    assert not {one.line.color for one in figure.data if one.mode == "lines"} & {charts.VARIANT}

@@ -113,6 +113,38 @@ def test_one_differing_logit_is_seen_clicked_reached_and_told(page: Page, dashbo
     picture(page, "heatmap-single-logits")
 
 
+# Colours below the map, `red,green,blue`, each with the number of its opaque pixels.
+LEGEND = """(canvas) => {
+  const [, top, , height] = canvas.dataset.plot.split(",").map(Number);
+  const ratio = canvas.width / canvas.clientWidth;
+  const y = Math.round((top + height + 50) * ratio);
+  const pixels = canvas.getContext("2d").getImageData(0, y, canvas.width, canvas.height - y).data;
+  const found = {};
+  for (let i = 0; i < pixels.length; i += 4)
+    if (pixels[i + 3] === 255) found[pixels.slice(i, i + 3).join()] = (found[pixels.slice(i, i + 3).join()] || 0) + 1;
+  return found;
+}"""
+LARGEST, ONE, MISMATCH = "254,232,56", "61,111,181", "227,0,15"  # the ends of the scale, and NaN on one side
+
+
+def test_the_scale_ends_at_the_largest_distance_there_is_and_says_what_red_is_on_a_telephone_too(
+    page: Page, dashboard: Dashboard, runs
+):
+    page.set_viewport_size({"width": 390, "height": 844})
+    legend = opened(page, dashboard, "run=one-differs").evaluate(LEGEND)
+    assert legend.get(ONE, 0) > 100  # one ULP, the only distance
+    assert LARGEST not in legend
+    assert legend.get(MISMATCH, 0) > 50
+    picture(page, "heatmap-legend-narrow")
+    further = opened(page, dashboard, "run=fresh-against-cached").evaluate(LEGEND)
+    assert further.get(ONE, 0) > 0
+    assert any(count > 5 for colour, count in further.items() if near(colour, LARGEST))
+
+
+def near(colour: str, other: str) -> bool:
+    return all(abs(int(a) - int(b)) < 6 for a, b in zip(colour.split(","), other.split(","), strict=True))
+
+
 @pytest.mark.thorough
 def test_where_nothing_differs_nothing_is_drawn(page: Page, dashboard: Dashboard, runs):
     """The twin of the test above: the look at the canvas does tell an empty map."""
