@@ -30,7 +30,7 @@ def nothing_to_compare(view: state.View) -> NoReturn:
     if others:
         names = ", ".join(f"`{widgets.code(name)}`" for name in others)
         st.info(f"This variant has no caches to compare with the reference's. These variants of the run have: {names}.")
-        st.button(f"Show {words.visible(others[0])}", on_click=state.select, kwargs={"variant": others[0]})
+        st.button(f"Show {widgets.escaped(words.visible(others[0]))}", on_click=state.select, kwargs={"variant": others[0]})
     elif view.run.header.provenance.kind == "upload":
         st.info("This run was uploaded, and a dump of logits holds no caches. Capture the pair from its model to compare them.")
     else:

@@ -32,7 +32,7 @@ def nothing_to_compare(view: state.View) -> NoReturn:
         st.info(
             f"A compiler makes this variant's kernels, so its modules cannot be watched. These variants have module outputs: {names}."
         )
-        st.button(f"Show {words.visible(others[0])}", on_click=state.select, kwargs={"variant": others[0]})
+        st.button(f"Show {widgets.escaped(words.visible(others[0]))}", on_click=state.select, kwargs={"variant": others[0]})
     elif about.kind == "upload":
         st.info(
             "This run was uploaded, and a dump of logits holds no outputs of modules. Capture the pair from its model with `--layers`."
@@ -62,7 +62,7 @@ def sentence(found: LayerSummary, names_prompt: bool) -> str:
         return f"No module differs: all {found.modules} put out the same numbers on both sides."
     prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
     said = (
-        f"**`{widgets.code(first.module)}`** ({first.kind}) **is the first module that differs, at {prompt}position {first.first_position}**: "
+        f"**`{widgets.code(first.module)}`** ({widgets.escaped(first.kind)}) **is the first module that differs, at {prompt}position {first.first_position}**: "
         f"{words.share(first.neq, first.elements)} of its elements."
     )
     if found.last is not first:
@@ -139,7 +139,7 @@ def module_figures(each: ModuleFigures) -> str:
     """One module in a line of markdown."""
     floor = "no floor was run" if each.floor_rms is None else f"its floor {words.number(each.floor_rms, 3)}"
     return (
-        f"`{widgets.code(each.module)}`, {each.kind}{'' if each.block is None else f' of block {each.block}'}: "
+        f"`{widgets.code(each.module)}`, {widgets.escaped(each.kind)}{'' if each.block is None else f' of block {each.block}'}: "
         f"{words.share(each.neq, each.elements)} of its elements differ, rms {words.number(each.rms, 3)}, {floor}; largest difference "
-        f"{words.number(each.max_abs, 4)}, at most {each.max_ulps:,} ULPs of {each.dtype}, {words.number(each.mean_ulps, 3)} in the mean."
+        f"{words.number(each.max_abs, 4)}, at most {each.max_ulps:,} ULPs of {widgets.escaped(each.dtype)}, {words.number(each.mean_ulps, 3)} in the mean."
     )

@@ -57,7 +57,9 @@ def _marked(text: str, *, bold: bool = False) -> str:
     parts = text.split("`")
     if len(parts) % 2 == 0:  # a backtick that stands alone
         parts = [text.replace("`", "'")]
-    return "".join((f"`{part}`" if part else "") if place % 2 else _text(part, bold) for place, part in enumerate(parts))
+    return "".join(
+        (f"`{widgets.code(part)}`" if part else "") if place % 2 else _text(part, bold) for place, part in enumerate(parts)
+    )
 
 
 def _text(part: str, bold: bool) -> str:

@@ -70,7 +70,7 @@ def sidebar() -> state.View | None:
         try:
             return _pick_within(run_id)
         except UlpscopeError as error:
-            st.error(str(error))
+            st.error(escaped(str(error)))
             return None
 
 
@@ -118,7 +118,7 @@ def _pick_within(run_id: str) -> state.View:
     view = state.View(run, pair, prompt, position, table)
     stepper.stepper(view)
     if view.texts:
-        st.caption(f"scores the token after `{words.visible(view.texts[position])}`")
+        st.caption(f"scores the token after `{code(words.visible(view.texts[position]))}`")
     return view
 
 

@@ -39,7 +39,7 @@ class _ModulesAlone:
     def write_generation(self, generation: Generation) -> None: ...
 
 
-VARIANTS = {"decode": 1, "prefill+batch:4": 3, "chunked:64": 3}  # prompts: a run file costs 0.2 s however small it is
+VARIANTS = {"decode": 1, "prefill+batch:4": 12, "chunked:64": 12}  # prompts: a run file costs 0.2 s however small it is
 
 
 def run() -> list[Line]:

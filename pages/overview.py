@@ -47,7 +47,7 @@ figures[5].metric(
 )
 
 if len(view.run.sides) > 2:
-    groups = "  ".join("{ " + ", ".join(f"`{side.replace('`', chr(39))}`" for side in group) + " }" for group in view.run.classes)
+    groups = "  ".join("{ " + ", ".join(f"`{widgets.code(side)}`" for side in group) + " }" for group in view.run.classes)
     st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
 
 closer.lines(view)

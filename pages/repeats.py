@@ -26,7 +26,7 @@ st.caption(
 
 sweep = sweep_of(run)
 if sweep is not None:
-    st.subheader(f"Over {sweep.name}")
+    st.subheader(f"Over {widgets.escaped(sweep.name)}")
     tables["sweep"] = classes.swept(run, sweep)
     st.plotly_chart(
         drawn.figure(run, (), charts.sweep, tables["sweep"], sweep.name, view.dtype), key="sweep", theme="streamlit",

@@ -21,9 +21,9 @@ import streamlit as st
 from app.jobs import ROOT, object_of, sentence_of
 from core.errors import DumpError, UlpscopeError
 from core.runs.foreign import is_run_file
-from core.uploads.understanding import Kind, kind_of, understood
+from core.uploads.understanding import Kind, kind_of, understood, unpacked_bytes
 
-AT_ONCE_BYTES = 32 << 20  # of dumps; they take a few tenths of a second
+AT_ONCE_BYTES = 32 << 20  # of dumps, unpacked; they take a few tenths of a second
 _AT_ONCE = 2  # processes
 _FORGOTTEN_SECONDS = 30.0
 _AGAIN_SECONDS = 10.0  # after a look that failed
@@ -96,12 +96,12 @@ class Looks:
             asked = self._asked[key] = _Asked(Look(), time.monotonic())
             while len(self._asked) > _MOST:
                 self._drop(next(iter(self._asked)))
-        if sum(path.stat().st_size for path in paths) <= AT_ONCE_BYTES and not any(is_run_file(path) for path in paths):
-            try:
+        try:
+            if not any(is_run_file(path) for path in paths) and sum(map(unpacked_bytes, paths)) <= AT_ONCE_BYTES:
                 asked.look.understood = understood(paths, compute_dtype=compute_dtype, reference=reference)
-            except UlpscopeError as error:
-                asked.look.refusal = str(error)
-        else:
+        except UlpscopeError as error:
+            asked.look.refusal = str(error)
+        if not asked.look.is_over:
             arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
             threading.Thread(
                 target=self._run, args=(asked, [*arguments, "--", *(str(path.absolute()) for path in paths)]), name="ulpscope-look", daemon=True

@@ -7,7 +7,6 @@ on the disk. Where a request breaks off, what came of it until then is kept, and
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,8 +22,9 @@ from starlette.routing import Route
 from starlette.types import Message, Receive
 
 from app.hosting.identity import identity_of, require_editor
+from app.hosting.settings import now_in_force
 from app.uploads.spool import Spool, Upload, UploadError, Writing, owner_of
-from core.configuration import Limits, configuration
+from core.configuration import Limits
 from core.errors import LimitError, UlpscopeError
 from core.runs.limits import check_space
 from core.runs.store import open_store
@@ -113,7 +113,7 @@ def _error(sentence: str, status: int) -> Response:
 
 
 async def _collection(request: Request) -> Response:
-    limits = configuration().limits
+    limits = now_in_force().limits
     if request.method == "OPTIONS":
         return _options(limits)
     spool, owner = Spool(open_store()), owner_of(identity_of(request.scope))
@@ -139,7 +139,7 @@ async def _collection(request: Request) -> Response:
 
 
 async def _one(request: Request) -> Response:
-    limits = configuration().limits
+    limits = now_in_force().limits
     method = request.method
     if method == "POST":
         method = request.headers.get("x-http-method-override", "").upper()
@@ -289,7 +289,7 @@ def _metadata(text: str) -> dict[str, str]:
         key, _, value = part.strip().partition(" ")
         try:
             found[key] = base64.b64decode(value, validate=True).decode("utf-8")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # no base64, not even ASCII, or not of UTF-8
             raise UploadError(
                 "Upload-Metadata cannot be read; expected names and base64 of UTF-8, with commas between.", 400
             ) from None
@@ -313,7 +313,7 @@ def _checksum(request: Request) -> tuple[Any, bytes] | None:
         raise UploadError(f"the checksum is of an unknown kind; expected {' or '.join(_CHECKSUMS)}.", 400)
     try:
         return hashlib.new(name), base64.b64decode(value, validate=True)
-    except binascii.Error:
+    except ValueError:  # no base64, or not even ASCII
         raise UploadError("Upload-Checksum cannot be read; expected the algorithm and base64.", 400) from None
 
 

@@ -25,10 +25,10 @@ from typing import Any
 from app.hosting.identity import Identity
 from core.configuration import Limits
 from core.errors import UlpscopeError
-from core.runs.limits import check_space
+from core.runs.limits import UPLOADS, check_space
 from core.runs.store import Store, to_disk
 
-FOLDER = ".uploads"
+FOLDER = UPLOADS
 LONGEST_NAME = 255  # characters of the sender's name for a file, as it is shown
 _LONGEST_FILE_NAME = 200  # bytes of the name it has here
 _LONGEST_ABOUT = 100
@@ -37,6 +37,8 @@ _ABOUT, _LOCK, _CONTENT, _UNVERIFIED = "upload.json", "lock", "file", "unverifie
 _LARGEST_ABOUT = 16 << 10  # bytes
 _NEW, _GOING = ".new-", ".going-"
 _ABANDONED_SECONDS = 3600  # a directory that a killed process had begun to make or to remove
+_AHEAD = "ahead"  # its time: when an upload was first seen that was written to by a clock that is ahead of ours
+_SKEW_SECONDS = 60
 
 
 class UploadError(UlpscopeError):
@@ -76,13 +78,18 @@ class Upload:
             raise _gone() from None
 
     @property
+    def is_there(self) -> bool:
+        """Whether the file is where it was announced to be; it is not in a damaged entry."""
+        return self.path.is_file()
+
+    @property
     def is_complete(self) -> bool:
         return self.offset == self.length
 
     def expires(self, hours: float) -> float:
         """When it is removed if nothing more arrives, in seconds since 1970."""
         try:
-            return max(self.created, self.path.stat().st_mtime) + hours * 3600
+            return _last_change(self.directory, self.path.stat().st_mtime) + hours * 3600
         except OSError:
             raise _gone() from None
 
@@ -109,20 +116,20 @@ class Spool:
                     raise UploadError(
                         f"{len(others)} uploads are unfinished or not saved, as many as this server keeps; remove one, or try again later.", 429
                     )  # fmt: skip
-                check_space(self._store, length + sum(_missing(other) for other in others), limits)
+                check_space(self._store, length + sum(_missing(other) for other in others), limits)  # what arrived lies there
                 return self._made(secrets.token_hex(16), owner, name, length, modified, browser)
 
     def _made(self, upload_id: str, owner: str, name: str, length: int, modified: str, browser: str) -> Upload:
         """Whole or not at all: made under another name, then renamed."""
-        new = self.directory / f"{_NEW}{upload_id}"
+        new, file = self.directory / f"{_NEW}{upload_id}", safe_name(name)
         try:
             (new / _CONTENT).mkdir(mode=0o700, parents=True)
             new.chmod(0o700)
             about = {
                 "owner": owner, "name": name[:LONGEST_NAME], "length": length, "created": time.time(),
-                "modified": modified[:_LONGEST_ABOUT], "browser": browser[:_LONGEST_ABOUT], "file": safe_name(name),
+                "modified": modified[:_LONGEST_ABOUT], "browser": browser[:_LONGEST_ABOUT], "file": file,
             }  # fmt: skip
-            _write_whole(new / _CONTENT / safe_name(name), b"")
+            _write_whole(new / _CONTENT / file, b"")
             _write_whole(new / _ABOUT, json.dumps(about).encode())
             place = self.directory / upload_id
             new.rename(place)
@@ -159,45 +166,57 @@ class Spool:
 
     def remove(self, upload: Upload) -> None:
         """Remove what arrived; UploadError (409) while it is being saved. A sender that is still at work writes into nothing."""
-        if upload.is_complete and self.is_held(upload):
+        if upload.is_there and upload.is_complete and self.is_held(upload):
             raise UploadError("this upload is being saved as a run; cancel that first.", 409)
-        going = self.directory / f"{_GOING}{upload.upload_id}"
+        self._remove(upload.directory)
+
+    def _remove(self, place: Path) -> None:
+        going = self.directory / f"{_GOING}{place.name}"
         with self._writing():
             try:
-                upload.directory.rename(going)
+                place.rename(going)
             except FileNotFoundError:
                 raise _gone() from None
         shutil.rmtree(going, ignore_errors=True)
 
     def is_held(self, upload: Upload) -> bool:
         """Whether somebody sends to the upload, or saves it, at this moment."""
-        try:
-            with _locked(upload.directory / _LOCK):
-                return False
-        except UploadError as error:
-            return error.status == 423
+        return _is_held(upload.directory)
 
     def expire(self, hours: float) -> list[str]:
         """Remove uploads that nobody has continued for so long (0: never); returns their ids. Those that are held stay."""
         removed = []
-        for upload in self._all() if hours else ():
+        for place in self._places() if hours else ():
             with suppress(UlpscopeError, OSError):
-                if upload.expires(hours) < time.time() and not self.is_held(upload):
-                    self.remove(upload)
-                    removed.append(upload.upload_id)
+                if self._expires(place, hours) < time.time() and not _is_held(place):
+                    self._remove(place)
+                    removed.append(place.name)
         for passing in [*self.directory.glob(f"{_NEW}*"), *self.directory.glob(f"{_GOING}*")]:
             with suppress(OSError):
-                if time.time() - passing.stat().st_mtime > _ABANDONED_SECONDS:
+                if abs(time.time() - passing.stat().st_mtime) > _ABANDONED_SECONDS:
                     shutil.rmtree(passing, ignore_errors=True)
         return removed
 
+    def _expires(self, place: Path, hours: float) -> float:
+        """Of a damaged entry too, which nobody can continue: by the last change of anything in it."""
+        try:
+            return self._read(place.name).expires(hours)
+        except UploadError:
+            return _last_change(place, max(path.lstat().st_mtime for path in (place, *place.rglob("*")))) + hours * 3600
+
+    def _places(self) -> list[Path]:
+        try:
+            return [place for place in self.directory.iterdir() if _ID.fullmatch(place.name)]
+        except OSError:
+            return []
+
     def _all(self) -> list[Upload]:
+        """Those that can be continued or saved; a damaged entry takes nobody's place, and expires."""
         found = []
-        with suppress(OSError):
-            for place in self.directory.iterdir():
-                with suppress(UploadError):
-                    found.append(self._read(place.name))
-        return found
+        for place in self._places():
+            with suppress(UploadError):
+                found.append(self._read(place.name))
+        return [upload for upload in found if upload.is_there]
 
     def _read(self, upload_id: str) -> Upload:
         if not _ID.fullmatch(upload_id):
@@ -208,15 +227,18 @@ class Spool:
             with os.fdopen(descriptor, "rb") as file:
                 about = json.loads(file.read(_LARGEST_ABOUT))
             return _upload(upload_id, place, about)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise _gone() from None
 
 
 def _upload(upload_id: str, place: Path, about: Mapping[str, Any]) -> Upload:
+    file = str(about["file"])
+    if file in ("", ".", "..") or "/" in file or "\0" in file:
+        raise ValueError(f"{file!r} is no name of a file")
     return Upload(
         upload_id=upload_id, owner=str(about["owner"]), name=str(about["name"]), length=int(about["length"]),
         created=float(about["created"]), modified=str(about["modified"]), browser=str(about["browser"]), directory=place,
-        path=place / _CONTENT / safe_name(str(about["file"])),
+        path=place / _CONTENT / file,
     )  # fmt: skip
 
 
@@ -323,12 +345,36 @@ def owner_of(who: Identity) -> str:
 def safe_name(name: str) -> str:
     """A sender's name for a file without anything that means something to a file system; its ending stays. Never empty."""
     last = name.replace("\\", "/").rsplit("/", 1)[-1]
-    safe = "".join(c if c.isalnum() or c in "._- +" else "_" for c in last).lstrip(".").strip() or "dump"
-    stem, dot, ending = safe.rpartition(".")
-    if not dot or len(ending) > 20:
+    safe = "".join(c if c.isalnum() or c in "._- +" else "_" for c in last).strip(" .")
+    stem, _, ending = safe.rpartition(".")
+    if not stem or len(ending) > 20:
         stem, ending = safe, ""
-    room = _LONGEST_FILE_NAME - len(f"{dot}{ending}".encode())
-    return stem.encode()[:room].decode(errors="ignore") + (f".{ending}" if ending else "")
+    room = _LONGEST_FILE_NAME - len(f".{ending}".encode())
+    stem = stem.encode()[:room].decode(errors="ignore").rstrip(" .") or "dump"
+    return f"{stem}.{ending}" if ending else stem
+
+
+def _last_change(place: Path, moment: float) -> float:
+    """`moment`, seconds since 1970. Of one that is yet to come nobody can say how long ago it was: it counts from when that was first seen.
+
+    The files keep their own times, for it may be our clock that is wrong, and for a while only.
+    """
+    now, marker = time.time(), place / _AHEAD
+    if moment <= now + _SKEW_SECONDS:
+        marker.unlink(missing_ok=True)
+        return moment
+    if not marker.exists() or marker.stat().st_mtime > now + _SKEW_SECONDS:
+        marker.touch(mode=0o600)
+        os.utime(marker, (now, now))
+    return marker.stat().st_mtime
+
+
+def _is_held(place: Path) -> bool:
+    try:
+        with _locked(place / _LOCK):
+            return False
+    except UploadError as error:
+        return error.status == 423
 
 
 def _missing(upload: Upload) -> int:

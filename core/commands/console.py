@@ -13,14 +13,30 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from core.commands.stopping import EXIT_CODE, SENTENCE, stopping
 from core.runs import audit
+from core.runs.arrays import shown
 from core.runs.partial import remove_living
 from core.runs.store import open_store
 
-out = Console(highlight=False, width=None if sys.stdout.isatty() else 180)  # a pipe has no width to fit into
-err = Console(stderr=True, highlight=False)
+
+def printable(text: str) -> str:
+    """Lines of untrusted text as a terminal may have them."""
+    return "\n".join(shown(line, len(line)) for line in text.split("\n"))
+
+
+class _Printable(Console):
+    """A console for the texts of others: what is no printable character of theirs is shown as an escape and never sent to the terminal."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """Every string passes here, whether it is printed, a cell or a title. rich itself lets ESC through."""
+        return super().render_str(printable(text), **how)
+
+
+out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)  # a pipe has no width to fit into
+err = _Printable(stderr=True, highlight=False)
 
 StoreOption = Annotated[
     Path | None, typer.Option("--store", help="Directory of run files. Default: $ULPSCOPE_STORE, else runs/.")

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from core.commands.capturing import DeviceOption, RevisionOption, TrustOption, check_progress, typed_command
-from core.commands.console import JsonOption, StoreOption, err, out, print_json, steps, stoppable
+from core.commands.console import JsonOption, StoreOption, err, out, print_json, printable, steps, stoppable
 from core.errors import UsageError
 from core.numerics.formats import format_named
 from core.runs.op_words import (
@@ -166,7 +166,7 @@ def _print_stored(runs: list[OpsRun], as_json_: bool, as_markdown: bool) -> None
         found = [ops_json(run) for run in runs]
         print_json(found[0] if len(found) == 1 else found)
     elif as_markdown:
-        sys.stdout.write("\n".join(markdown(run) for run in runs) + "\n")
+        sys.stdout.write(printable("\n".join(markdown(run) for run in runs)) + "\n")
     elif len(runs) == 1:
         _print_run(runs[0])
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlencode
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from core.commands.comparing import flip_table, pair_table
 from core.commands.console import JsonOption, StoreOption, err, out, print_json, size
-from core.errors import UsageError
+from core.errors import StoreError, UsageError
 from core.runs import audit
 from core.runs.caches import summarize
 from core.runs.continuations import continuations
@@ -200,18 +201,16 @@ def delete(
 ) -> None:
     """Delete runs and their tags and notes for good (the dashboard keeps what it deletes for a week). Sample runs are refused."""
     target = open_store(store)
-    full = list(dict.fromkeys(target.path_of(run_id).stem for run_id in run_ids))
+    paths = [target.path_of(run_id) for run_id in run_ids]
+    samples = [path.stem for path in paths if not target.is_writable(path)]
+    if samples:
+        raise StoreError(f"run '{samples[0]}' is a read-only sample run; nothing was deleted.")
+    full = list(dict.fromkeys(path.stem for path in paths))
     if not yes and sys.stdin.isatty() and not typer.confirm(f"Delete {', '.join(full)} for good?"):
         raise typer.Exit(1)
     if not yes and not sys.stdin.isatty():
         raise UsageError("delete asks before it deletes; without a terminal give --yes.")
-    deleted = [target.delete(run_id) for run_id in full]
-    for run_id in deleted:
-        audit.record(target.directory, audit.local_user(), "delete for good", run_id)
-    if as_json_:
-        print_json({"deleted": deleted})
-    else:
-        out.print("deleted " + ", ".join(deleted), markup=False)
+    _one_by_one(target, full, target.delete, "deleted", "delete for good", as_json_)
 
 
 def restore(
@@ -227,10 +226,18 @@ def restore(
     """Put back runs that were deleted in the dashboard, with their tags and notes. Never over a run that is there."""
     target = open_store(store)
     entries = list(dict.fromkeys(entry_of(target.discarded(), name) for name in names))
-    restored = [target.restore(entry) for entry in entries]
-    for run_id in restored:
-        audit.record(target.directory, audit.local_user(), "restore", run_id)
-    if as_json_:
-        print_json({"restored": restored})
-    else:
-        out.print("restored " + ", ".join(restored), markup=False)
+    _one_by_one(target, entries, target.restore, "restored", "restore", as_json_)
+
+
+def _one_by_one(target: Store, names: Sequence[str], change: Callable[[str], str], word: str, what: str, as_json_: bool) -> None:
+    """`change` each; where one fails, those before it are recorded and told all the same."""
+    changed = []
+    try:
+        for name in names:
+            changed.append(change(name))
+            audit.record(target.directory, audit.local_user(), what, changed[-1])
+    finally:
+        if changed and as_json_:
+            print_json({word: changed})
+        elif changed:
+            out.print(f"{word} {', '.join(changed)}", markup=False)

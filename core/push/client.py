@@ -27,6 +27,7 @@ _WHOLE_BYTES = 4 << 20  # a file up to this size goes in one request
 _READ_BYTES = 1 << 20
 _WAIT_SECONDS = 20  # that the server keeps a question after the ingest open
 _LONGEST_PAUSE = 20.0
+_LONGEST_SENTENCE = 500  # characters of what a server says
 _TUS = {"Tus-Resumable": "1.0.0"}
 
 Tell = Callable[[str, int, int], None]
@@ -154,10 +155,17 @@ class _Push:
         """(address, bytes there already) of an upload of this very file that was begun before, else of a new one."""
         listed = self._client.get("/api/uploads")
         mark = str(self._changed)
-        for known in self._object(listed, (200,)).get("uploads", []):
+        uploads = self._object(listed, (200,)).get("uploads")
+        for known in uploads if isinstance(uploads, list) else ():
+            if not isinstance(known, dict):
+                raise self._odd()
             if (known.get("name"), known.get("bytes_total"), known.get("modified")) == (self._asked.path.name, self._size, mark):
-                self._note(f"going on at {known['bytes_done']:,} of {self._size:,} bytes, which an earlier push sent.")
-                return f"/api/uploads/{known['id']}", int(known["bytes_done"])
+                place, done = (
+                    f"/api/uploads/{quote(self._text(known.get('id')), safe='')}",
+                    self._arrived(known.get("bytes_done")),
+                )
+                self._note(f"going on at {done:,} of {self._size:,} bytes, which an earlier push sent.")
+                return place, done
         about = {"filename": self._asked.path.name, "modified": mark}
         metadata = ",".join(
             f"{key} {base64.b64encode(value.encode('utf-8', 'replace')).decode()}" for key, value in about.items()
@@ -167,7 +175,11 @@ class _Push:
         )
         if answer.status_code != 201:
             self._refuse(answer)
-        return httpx.URL(answer.headers["location"]).path, 0
+        try:
+            place = httpx.URL(self._text(answer.headers.get("location"))).path
+        except httpx.InvalidURL:
+            raise self._odd() from None
+        return place, 0
 
     def _sent(self, place: str, offset: int, piece: bytes) -> int:
         checksum = base64.b64encode(hashlib.sha256(piece).digest()).decode()
@@ -185,7 +197,10 @@ class _Push:
             raise _Again(self._sentence(answer))
         if answer.status_code not in (200, 204):
             self._refuse(answer)
-        return int(answer.headers["upload-offset"])
+        arrived = self._arrived(answer.headers.get("upload-offset"))
+        if arrived <= offset:  # or the same piece would be sent for ever
+            raise self._odd()
+        return arrived
 
     def _offset(self, place: str) -> int:
         answer = self._client.head(place, headers=_TUS)
@@ -193,25 +208,44 @@ class _Push:
             raise PushError("the server no longer has what was sent so far; push again.")
         if answer.status_code not in (200, 204):
             self._refuse(answer)
-        return int(answer.headers["upload-offset"])
+        return self._arrived(answer.headers.get("upload-offset"))
 
     def _followed(self, said: dict[str, Any]) -> Pushed:
         """Until the run is there."""
-        run_id = str(said.get("run_id", ""))
+        reserved = said.get("run_id")
         while said.get("state") not in ("done", "failed", "cancelled"):
-            self._tell(
-                str(said.get("stage") or said.get("state") or "waiting"),
-                int(said.get("rows_done") or 0),
-                int(said.get("rows_total") or 0),
-            )
-            said = self._patiently(
-                lambda: self._object(
-                    self._client.get(f"/api/ingests/{quote(run_id, safe='')}", params={"wait": _WAIT_SECONDS}), (200,)
-                )
-            )
+            stage = _printable(said.get("stage") or said.get("state") or "waiting")
+            self._tell(stage, self._count(said.get("rows_done") or 0), self._count(said.get("rows_total") or 0))
+            said = self._patiently(partial(self._state, self._text(reserved)))
         if said["state"] != "done":
-            raise PushError(f"the server did not take it: {said.get('message') or said['state']}")
-        return Pushed(str(said["run_id"]), str(said["url"]), self._size, self._resumed)
+            raise PushError(f"the server did not take it: {_printable(said.get('message') or said['state'])}")
+        run_id, url = (_printable(self._text(said.get(key))) for key in ("run_id", "url"))
+        return Pushed(run_id, url, self._size, self._resumed)
+
+    def _state(self, run_id: str) -> dict[str, Any]:
+        address = f"/api/ingests/{quote(run_id, safe='')}"
+        return self._object(self._client.get(address, params={"wait": _WAIT_SECONDS}), (200,))
+
+    def _text(self, said: object) -> str:
+        if not isinstance(said, str) or not said:
+            raise self._odd()
+        return said
+
+    def _count(self, said: object) -> int:
+        """A whole number, in JSON or in a header."""
+        text = str(said)
+        if not (text.isascii() and text.isdigit() and len(text) <= 18):
+            raise self._odd()
+        return int(text)
+
+    def _arrived(self, said: object) -> int:
+        """Bytes of the file that the server has."""
+        if (arrived := self._count(said)) > self._size:
+            raise self._odd()
+        return arrived
+
+    def _odd(self) -> PushError:
+        return PushError(f"{self._asked.url}: does not answer as a ULPscope server does; expected the address of one.")
 
     def _patiently(self, work: Callable[[], Any], again: Callable[[], Any] | None = None) -> Any:
         """`work`, tried again while the connection fails, `again` instead where a second attempt must begin by asking. PushError in the end."""
@@ -233,14 +267,14 @@ class _Push:
     def _object(self, answer: httpx.Response, good: tuple[int, ...]) -> dict[str, Any]:
         try:
             said = answer.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             said = None
         if answer.status_code == 422 and isinstance(said, dict) and said.get("state") == "failed":
             return said
         if answer.status_code not in good:
             self._refuse(answer)
         if not isinstance(said, dict):
-            raise PushError(f"{self._asked.url}: does not answer as a ULPscope server does; expected the address of one.")
+            raise self._odd()
         return said
 
     def _refuse(self, answer: httpx.Response) -> None:
@@ -254,17 +288,22 @@ class _Push:
 
     @staticmethod
     def _sentence(answer: httpx.Response) -> str:
-        """What a server says is wrong, as one printable line; it may be anybody's."""
+        """What a server says is wrong, in one line."""
         try:
             said = answer.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             return ""
         text = str(said.get("error", "")) if isinstance(said, dict) else ""
-        return "".join(c if c.isprintable() else " " for c in text)[:500]
+        return _printable(text)
 
 
 class _Again(Exception):  # noqa: N818  (no error: a reason to ask the server anew)
     """The server wants a piece sent again."""
+
+
+def _printable(said: object) -> str:
+    """What a server says, as one line; it may be anybody's."""
+    return "".join(c if c.isprintable() else " " for c in str(said)[:_LONGEST_SENTENCE])
 
 
 def _segment(name: str) -> str:

@@ -210,6 +210,12 @@ def _check_sizes(name: str, members: list[zipfile.ZipInfo], max_bytes: int) -> N
                 f"{name}: '{key}' unpacks {packed} bytes to {unpacked}, more than {SUSPECT_RATIO} times as many; expected logits, "
                 "which pack far worse: save without compression (np.savez)."
             )
+    packed = sum(member.compress_size for member in members)
+    if total > SUSPECT_BYTES and total > packed * SUSPECT_RATIO:  # several members, each small enough by itself
+        raise DumpError(
+            f"{name}: unpacks {packed} bytes to {total}, more than {SUSPECT_RATIO} times as many; expected logits, which pack far worse: save "
+            "without compression (np.savez)."
+        )
 
 
 def _check_places(name: str, members: list[zipfile.ZipInfo], file: io.FileIO, directory: int) -> None:

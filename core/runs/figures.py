@@ -11,12 +11,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from core.errors import StoreError, UsageError
+from core.runs.database import Database
 from core.runs.records import RunHeader
-from core.runs.store import Database
 from core.runs.tiles import TILE_BYTES, joined
 
 # What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records and arrays.
-DECODING = (UsageError, TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, pa.ArrowException)
+DECODING = (
+    UsageError, TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, RecursionError, pa.ArrowException,
+)  # fmt: skip
 
 # Only what may be null becomes a nullable column: those are slower to compute with.
 NULLABLE = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from core.errors import StoreError
 from core.runs.arrays import shown
+from core.runs.database import Database
 from core.runs.dumps import MAX_ROWS, MAX_SIDES, MAX_VOCAB
-from core.runs.store import Database
 
 _OBJECTS = {  # what a run file has none of; each query names the first, cut short
     "schema": "SELECT schema_name FROM duckdb_schemas() WHERE database_name = 'run_file' AND schema_name <> 'main'",

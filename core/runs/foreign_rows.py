@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from core.errors import StoreError
 from core.runs.arrays import shown
+from core.runs.database import Database
 from core.runs.foreign import Catalog
 from core.runs.records import RunHeader
-from core.runs.store import Database
 
 _COUNTED = "neq BETWEEN 0 AND elements AND finite BETWEEN 0 AND elements AND nonfinite_mismatch BETWEEN 0 AND elements"
 _SIZED = "max_abs >= 0 AND rms >= 0 AND max_ulps >= 0 AND mean_ulps >= 0"

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from core.errors import StoreError, UsageError
 from core.numerics.formats import format_named
-from core.runs.store import Database, Store, check_size, check_version, each_database
+from core.runs.containers import MAX_SIDES
+from core.runs.database import Database, check_size, check_version, each_database
+from core.runs.store import Store
 from core.runs.verdicts import shown_verdict
 
 SEARCHED_CHARACTERS = 2000  # of the beginning of each prompt
@@ -95,22 +97,29 @@ def _read_prompt_texts(database: Database) -> str:
 
 
 def _read_card(database: Database) -> RunCard:
-    """Plain queries: one with a subquery for every figure takes eight times as long to plan."""
+    """Plain queries: one with a subquery for every figure takes eight times as long to plan.
+
+    Bounded, for the file may come from anybody: compressed, ten million equal rows take a few bytes.
+    """
     path = database.path
     runs = database.rows(
-        "SELECT schema_version, name, created, kind, model, compute_dtype, device, positions, vocab FROM run_file.run"
+        "SELECT schema_version, name, created, kind, model, compute_dtype, device, positions, vocab FROM run_file.run",
+        most=2,
     )
     check_version(path, [run[0] for run in runs])
     _, name, created, kind, model, compute_dtype, device, positions, vocab = runs[0]
     pairs = database.rows(
-        "SELECT bit_identical, flips, max_ulps, neq_share, verdict, nonfinite_mismatch, pair FROM run_file.pair"
+        "SELECT bit_identical, flips, max_ulps, neq_share, verdict, nonfinite_mismatch, pair FROM run_file.pair",
+        most=MAX_SIDES + 1,
     )
-    sides = database.rows("SELECT side, name FROM run_file.side")
-    prompts = database.rows("SELECT prompt FROM run_file.prompt")
+    sides = database.rows("SELECT side, name FROM run_file.side", most=MAX_SIDES + 1)
+    prompts = database.rows("SELECT count(*) FROM run_file.prompt")[0][0]
+    if max(len(pairs), len(sides)) > MAX_SIDES:
+        raise StoreError(f"{path.name}: has more than {MAX_SIDES:,} sides or pairs, which no run has; the file is damaged.")
     try:
         return RunCard(
             run_id=path.stem, name=name, created=created, kind=kind, model=model, compute_dtype=compute_dtype, device=device,
-            prompts=len(prompts), positions=positions, vocab=vocab, pairs=len(pairs),
+            prompts=prompts, positions=positions, vocab=vocab, pairs=len(pairs),
             bit_identical_pairs=sum(pair[0] for pair in pairs), flips=max((pair[1] for pair in pairs), default=0),
             max_ulps=max((pair[2] for pair in pairs), default=0), max_neq_share=max((pair[3] for pair in pairs), default=0.0),
             nonfinite_mismatch=max((pair[5] for pair in pairs), default=0),

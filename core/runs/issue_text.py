@@ -102,7 +102,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _one_line(text: str) -> str:
     """Line ends would end a table's row, and other control characters are invisible to whoever pastes them."""
-    return re.sub(r"[\x00-\x1f\x7f\x85\u2028\u2029]+", " ", text).strip()
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+", " ", text).strip()
 
 
 def _code(text: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from core.runs.database import Database
 from core.runs.kernels import KernelList, KernelRow
-from core.runs.store import Database
 
 
 def insert_kernels(database: Database, listed: KernelList) -> None:

@@ -20,6 +20,7 @@ from core.runs.gallery import RunCard, read_runs
 from core.runs.store import SUFFIX, Store
 from core.runs.trash import FOLDER as TRASH
 
+UPLOADS = ".uploads"  # the directory of the store in which app.uploads keeps what arrives, as UPLOADS/ID/file/NAME
 _DAY_SECONDS = 86_400
 
 
@@ -44,10 +45,13 @@ def check_room(store: Store, incoming_bytes: int, limits: Limits) -> None:
     check_space(store, incoming_bytes, limits)
 
 
-def check_space(store: Store, more_bytes: int, limits: Limits | None = None) -> None:
-    """LimitError (507) where so many bytes more would fill the store, or its disk, beyond what is in force."""
+def check_space(store: Store, more_bytes: int, limits: Limits | None = None, *, replaced: Sequence[Path] = ()) -> None:
+    """LimitError (507) where so many bytes more would fill the store, or its disk, beyond what is in force.
+
+    `replaced`: files that the new one is made of; those of them that are uploads go once it is there, so the store need not hold both.
+    """
     limits = configuration().limits if limits is None else limits
-    if limits.store_bytes and (held := stored_bytes(store)) + more_bytes > limits.store_bytes:
+    if limits.store_bytes and (held := stored_bytes(store) - _uploaded(store, replaced)) + more_bytes > limits.store_bytes:
         raise LimitError(
             f"no room for {more_bytes:,} bytes: the store holds {held:,} of at most {limits.store_bytes:,} (limits.store_bytes); "
             "delete runs for good, or ask who keeps this server."
@@ -66,13 +70,19 @@ def check_free(store: Store, more_bytes: int, limits: Limits) -> None:
 
 
 def stored_bytes(store: Store) -> int:
-    """Of all run files of the writable directory, those in the trash and those being written included."""
+    """Of all run files of the writable directory, those in the trash and those being written included, and of what arrived of uploads."""
     total = 0
-    for pattern in (f"*{SUFFIX}", f"{TRASH}/*/*{SUFFIX}", f".partial-*/*{SUFFIX}"):
+    for pattern in (f"*{SUFFIX}", f"{TRASH}/*/*{SUFFIX}", f".partial-*/*{SUFFIX}", f"{UPLOADS}/*/file/*"):
         for path in store.directory.glob(pattern):
             with suppress(OSError):  # gone between the listing and the look
                 total += path.lstat().st_size
     return total
+
+
+def _uploaded(store: Store, files: Sequence[Path]) -> int:
+    """Bytes of those of `files` that are uploads to the store."""
+    uploads = (store.directory / UPLOADS).resolve()
+    return sum(path.stat().st_size for path in files if path.is_file() and uploads in path.resolve().parents)
 
 
 def free_bytes(store: Store) -> int | None:

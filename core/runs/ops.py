@@ -17,7 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 from core.errors import StoreError, UsageError
-from core.runs.store import SCHEMA_VERSION, Database, Store, each_database
+from core.runs.database import SCHEMA_VERSION, Database, each_database
+from core.runs.store import Store
 
 KIND = "ops"
 _SCHEMA = (Path(__file__).parent / "schema.sql").read_text()
@@ -181,7 +182,12 @@ def write_ops_run(store: Store, header: OpsHeader, rows: Sequence[OpRow], *, run
 
 def read_ops(store: Store, run_id: str) -> OpsRun:
     """A stored run of probes; StoreError for a run of another kind."""
-    database = Database.to_read(store.path_of(run_id))
+    return ops_of(store.path_of(run_id))
+
+
+def ops_of(path: Path) -> OpsRun:
+    """The run of probes in this very file, whatever it is called."""
+    database = Database.to_read(path)
     try:
         database.check_schema()
         return _read(database, database.path.stem)

@@ -19,12 +19,12 @@ from core.errors import StoreError, UsageError
 from core.numerics import pyramid
 from core.numerics.formats import format_named
 from core.numerics.totals import Summary
+from core.runs.database import Database, check_size
 from core.runs.figures import DECODING, NULLABLE, Figures, read_rows, read_window
 from core.runs.kernel_rows import read_kernels
 from core.runs.kernels import KernelList
 from core.runs.records import RUNGS, Evidence, Generation, Prompt, Provenance, RunHeader, SideHeader
 from core.runs.remedies import PriceRow, RemedyRow, read_prices, read_remedies
-from core.runs.store import Database, check_size
 from core.runs.tiles import joined
 
 _KV = "prompt, layer, kind, head, elements, neq, finite, max_abs, rms, max_ulps, mean_ulps, nonfinite_mismatch, first_position"

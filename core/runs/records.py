@@ -6,6 +6,7 @@ prompt, prompts one after another; the first side is the reference; a pair is th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -37,6 +38,20 @@ class Evidence:
     def __post_init__(self) -> None:
         if self.rung not in RUNGS or self.outcome not in OUTCOMES:
             raise UsageError(f"evidence of rung '{self.rung}', outcome '{self.outcome}' is not one of this ladder.")
+        if not isinstance(self.figures, dict) or not _is_plain(self.figures):
+            raise UsageError(
+                f"figures of the rung '{self.rung}' are no JSON object, or hold a number that cannot be computed with"
+            )
+
+
+def _is_plain(value: object, deep: int = 4) -> bool:
+    """Is this what JSON can say, in numbers that can be computed with? The file it comes from may be anybody's."""
+    if isinstance(value, dict | list | tuple):
+        parts = value.values() if isinstance(value, dict) else value
+        return deep > 0 and all(_is_plain(part, deep - 1) for part in parts)
+    if isinstance(value, int):  # truth values too
+        return abs(value) < 1 << 63
+    return math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, str)
 
 
 @dataclass(frozen=True)

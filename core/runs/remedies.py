@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import UsageError
-from core.runs.store import Database
+from core.runs.database import Database
 
 CLOCK = 0.1  # of the throughput: a pair as it is that keeps less or more of its own shows how far the other shares can be trusted
 _NAME = re.compile(r"[\w +-]+")  # as ours are: a sentence sets it as markdown

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from core.errors import StoreError
+from core.runs.database import VERDICTS_SINCE, Database
 from core.runs.reader import RunReader
 from core.runs.records import Evidence, FloorRows
-from core.runs.store import VERDICTS_SINCE, Database, Store
+from core.runs.store import Store
 from core.runs.verdict_rows import insert_evidence
 
 

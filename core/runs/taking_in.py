@@ -22,18 +22,19 @@ from typing import Any
 from core.errors import StoreError, UlpscopeError, UsageError
 from core.numerics.divergence import DENSE_DISTANCES, EXACT_DISTANCES
 from core.numerics.formats import format_named
-from core.numerics.kernel import TOP_K
+from core.numerics.sizes import TOP_K
 from core.runs.arrays import shown
+from core.runs.database import Database
 from core.runs.dumps import MAX_ROWS, MAX_SIDES, MAX_VOCAB
 from core.runs.figures import DECODING
 from core.runs.foreign import Catalog, catalog_of, check_amounts, check_catalog, check_columns
 from core.runs.foreign_rows import COPIED, check_rows
 from core.runs.ops import KIND as OPS
-from core.runs.ops import read_ops, write_ops_run
+from core.runs.ops import ops_of, write_ops_run
 from core.runs.reader import RunReader
 from core.runs.recomputed import check_figures
 from core.runs.records import FloorRows, RunHeader
-from core.runs.store import Database, Store
+from core.runs.store import Store
 from core.runs.tiles import TILE_BYTES
 from core.runs.writer import _SCHEMA, RunWriter
 
@@ -51,8 +52,8 @@ _VERDICTS = (_IDENTICAL, "rounding", "nondeterministic", "bug suspected", "inval
 Progress = Callable[[int, int], None]
 
 
-def take_in(store: Store, path: Path, *, run_id: str | None, name: str | None, on_progress: Progress) -> str:
-    """Store what `path` holds as a new run; returns its id. StoreError, and nothing stored, where it is no run that can be believed."""
+def counted(path: Path) -> tuple[Catalog, dict[str, int], str]:
+    """The tables of a run file from outside, rows by table, and the run's kind; StoreError where they are not what a run has."""
     if os.path.lexists(f"{path}.wal"):
         raise StoreError(
             f"{shown(path.name)}: has a log of unfinished changes beside it (.wal); open and close it in DuckDB first."
@@ -62,10 +63,14 @@ def take_in(store: Store, path: Path, *, run_id: str | None, name: str | None, o
         ours = _our_catalog()
         tables = check_catalog(database, ours)
         check_columns(database, tables, ours, database.check_schema())
-        counts = check_amounts(database, tables)
-        kind = database.rows("SELECT kind FROM run_file.main.run")[0][0]
+        return tables, check_amounts(database, tables), database.rows("SELECT kind FROM run_file.main.run")[0][0]
     finally:
         database.abandon()
+
+
+def take_in(store: Store, path: Path, *, run_id: str | None, name: str | None, on_progress: Progress) -> str:
+    """Store what `path` holds as a new run; returns its id. StoreError, and nothing stored, where it is no run that can be believed."""
+    tables, counts, kind = counted(path)
     if kind == OPS:
         return _take_ops(store, path, run_id, name)
     with RunReader(path) as run:
@@ -85,7 +90,7 @@ def _our_catalog() -> Catalog:
 
 def _take_ops(store: Store, path: Path, run_id: str | None, name: str | None) -> str:
     """Every row is read into a record that checks itself."""
-    found = read_ops(Store(path.parent), path.stem)
+    found = ops_of(path)
     about = found.header
     created = _created(path, about.created)
     header = replace(about, name=name or about.name, note=_noted(about.note), created=created)
@@ -100,7 +105,7 @@ def _take_run(
     inspected = Database.to_read(run.path)
     try:
         check_rows(inspected, tables, header)
-        with RunWriter(store, header, run_id=run_id) as writer:
+        with RunWriter(store, header, run_id=run_id, source=[run.path]) as writer:
             _copy_logits(run, writer, on_progress)
             check_figures(run, writer)
             _copy_rest(run, inspected, tables, counts, writer)

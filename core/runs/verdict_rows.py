@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from core.runs.database import Database
 from core.runs.records import Evidence, FloorRows
-from core.runs.store import Database
 
 
 def insert_evidence(

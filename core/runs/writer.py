@@ -17,6 +17,7 @@ from core.errors import StoreError, UsageError
 from core.numerics.divergence import SideRows, compare
 from core.numerics.totals import PairTotal
 from core.runs.background import Background
+from core.runs.database import Database
 from core.runs.figure_tables import position_table, side_position_table, tile_table, top_token_table
 from core.runs.figures import Figures, read_rows
 from core.runs.kernel_rows import insert_kernels
@@ -27,7 +28,7 @@ from core.runs.limits import check_space
 from core.runs.recent_rows import RecentRows
 from core.runs.records import Evidence, FloorRows, Generation, RunHeader
 from core.runs.remedies import PriceRow, RemedyRow, insert_prices, insert_remedies
-from core.runs.store import Database, Store
+from core.runs.store import Store
 from core.runs.tiles import binary_rows, logits_table
 from core.runs.verdict_rows import insert_evidence
 from core.runs.writer_rows import insert_levels, insert_pair, insert_provenance, insert_sides
@@ -65,9 +66,12 @@ class RunWriter:
 
     Rows of a side come in order; the reference may be ahead of the variants by any number of rows (a capture writes it whole
     first, an ingest writes chunk by chunk): what is no longer in memory is read back from the file being written.
+    `source`: the files that the run is made of, if it is.
     """
 
-    def __init__(self, store: Store, header: RunHeader, *, run_id: str | None = None) -> None:
+    def __init__(
+        self, store: Store, header: RunHeader, *, run_id: str | None = None, source: Sequence[Path] = ()
+    ) -> None:  # fmt: skip
         self.header = header
         self._store = store
         self._created = header.created or datetime.now(UTC)
@@ -87,7 +91,7 @@ class RunWriter:
         self._database: Database | None = None
         self._layers: LayerRows | None = None
         store.sweep()
-        check_space(store, raw_bytes)  # a LimitError before hours of capture
+        check_space(store, raw_bytes, replaced=source)  # a LimitError before hours of capture
         self._partial = store.new_partial(header.name, self._created, run_id)
         self.run_id = self._partial.path.stem
         try:

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from core.numerics import pyramid
 from core.numerics.totals import PairTotal
+from core.runs.database import SCHEMA_VERSION, Database
 from core.runs.figure_tables import tile_table
 from core.runs.records import RunHeader
-from core.runs.store import SCHEMA_VERSION, Database
 from core.runs.tiles import binary_rows
 
 

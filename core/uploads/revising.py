@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from core.errors import StoreError, UsageError
+from core.runs.database import VERDICTS_SINCE
 from core.runs.figures import Figures
 from core.runs.reader import RunReader, StoredPair
 from core.runs.records import FloorRows
 from core.runs.revision import PairVerdict, Revision
-from core.runs.store import VERDICTS_SINCE, Store
+from core.runs.store import Store
 from core.uploads.controls import Controls
 from core.uploads.filling import Filling
 from core.uploads.judging import judge_upload

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
-from core.errors import DumpError, StoreError, UsageError
+from core.errors import DumpError, StoreError, UlpscopeError, UsageError
 from core.numerics.formats import format_named
 from core.runs.arrays import shown
 from core.runs.containers import open_container
@@ -15,8 +18,11 @@ from core.runs.dumps import Dump, open_dump
 from core.runs.foreign import is_run_file
 from core.runs.gallery import read_runs
 from core.runs.reserved import is_reserved
+from core.runs.taking_in import counted, shut_in
 
 Kind = Literal["run", "dump", "array"]
+_ROOT = Path(__file__).resolve().parents[2]
+_SLOWEST_SECONDS = 110.0  # of a run file that is sound only a few rows are read
 MAX_BYTES = 1 << 40  # the server's own limit comes first
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
 
@@ -31,6 +37,13 @@ def kind_of(path: Path) -> Kind:
     if not sides:
         raise DumpError(f"{container.name}: holds no logits; expected an array of [positions, vocab].")
     return "array" if len(sides) == 1 else "dump"
+
+
+def unpacked_bytes(path: Path) -> int:
+    """Of the arrays of a dump, as its headers declare them. DumpError for what is none."""
+    with ExitStack() as stack:
+        arrays = open_container(path, stack, MAX_BYTES).arrays.values()
+        return sum(array.nbytes for array in arrays)
 
 
 def understood(
@@ -71,6 +84,40 @@ def _dump(paths: Sequence[Path], dump: Dump) -> dict[str, Any]:
 
 
 def _run(path: Path) -> dict[str, Any]:
+    """By a process of its own, shut in as one that adopts is: a made file can crash DuckDB, or try to use up the machine."""
+    name = shown(path.name)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "core.uploads.understanding", str(path.absolute())], cwd=_ROOT, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_SLOWEST_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise StoreError(f"{name}: takes too long to read for a run file.") from None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{name}: cannot be looked at ({error}).") from error
+    try:
+        said = json.loads(done.stdout)
+    except ValueError:
+        raise StoreError(f"{name}: made the process that read it crash; it is damaged, or made to do that.") from None
+    if "error" in said:
+        raise StoreError(said["error"])
+    return said
+
+
+def main(arguments: list[str]) -> None:
+    """PATH of a run file; prints what it is understood as, as JSON, or `error`."""
+    path = Path(arguments[0])
+    try:
+        shut_in(path.stat().st_size)
+        said = described(path)
+    except (UlpscopeError, MemoryError, OSError) as error:
+        said = {"error": str(error) or f"{shown(path.name)}: takes more memory to read than a run does."}
+    sys.stdout.write(json.dumps(said))
+
+
+def described(path: Path) -> dict[str, Any]:
+    """What a run file from outside says of itself, after its rows were counted. StoreError for what is none."""
+    counted(path)
     card = read_runs([path])[path]
     if isinstance(card, StoreError):
         raise card
@@ -87,3 +134,7 @@ def _run(path: Path) -> dict[str, Any]:
         "compute_dtype": card.compute_dtype,
         "verdicts": list(card.pair_verdicts),
     }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

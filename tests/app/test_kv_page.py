@@ -104,7 +104,7 @@ def test_a_variant_without_caches_leads_to_one_that_has_them(own_store):
     parts = [(0, KvPart(0, 0, "key", 0, bits)), (2, KvPart(0, 0, "key", 0, bits ^ 1))]
     app = opened("kv_cache", run=kv_run(own_store, parts, sides=3), variant="side_1")
     assert "These variants of the run have: `side_2`" in app.info[0].value
-    next(button for button in app.button if button.label == "Show side_2").click().run()
+    next(button for button in app.button if button.label == "Show side\\_2").click().run()
     assert not app.exception
     assert "100.0%" in said(app)
 

@@ -127,7 +127,7 @@ def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
 def test_a_compiled_variant_leads_to_one_that_was_watched(own_store):
     app = opened(run=layer_run(own_store, GROWING, sides=3), variant="side_2", prompt="1")
     assert "A compiler makes this variant's kernels" in app.info[0].value
-    next(button for button in app.button if button.label == "Show side_1").click().run()
+    next(button for button in app.button if button.label == "Show side\\_1").click().run()
     assert not app.exception
     assert "is the first module that differs" in said(app)
 

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import httpx2
 import numpy as np
@@ -222,3 +223,88 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_sent(arguments: list
     copied(tmp_path / "runs" / "x.duckdb")
     done = cli("push", *arguments)
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+
+
+class _Odd(http.server.BaseHTTPRequestHandler):
+    """Speaks as a server of ours, but for what it is told to say otherwise: by method, (status, headers, body)."""
+
+    said: ClassVar[dict[str, tuple[int, dict[str, str], str]]] = {}
+    ours: ClassVar[dict[str, tuple[int, dict[str, str], str]]] = {
+        "OPTIONS": (204, {"Tus-Version": "1.0.0"}, ""),
+        "GET": (200, {}, '{"uploads": []}'),
+        "POST": (201, {"Location": "/api/uploads/x"}, ""),
+        "PATCH": (204, {"Upload-Offset": "{sent}"}, ""),
+        "PUT": (201, {}, '{"state": "done", "run_id": "r", "url": "http://x/overview?run=r"}'),
+    }
+
+    def _answer(self) -> None:
+        sent = len(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        status, headers, body = self.said.get(self.command, self.ours[self.command])
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value.replace("{sent}", str(sent)))
+        if status != 204:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    do_OPTIONS = do_GET = do_POST = do_PATCH = do_PUT = _answer  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def odd_server_says(tmp_path: Path, **said: tuple[int, dict[str, str], str]) -> pushing.Pushed:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Odd", (_Odd,), {"said": said})) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            return pushed(Pushing(dump(tmp_path / "x.npz"), "x", f"http://127.0.0.1:{server.server_port}", patience_seconds=0))[0]
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "headers", "body"),
+    [
+        ("GET", 200, {}, '{"uploads": [3]}'),
+        ("GET", 200, {}, '{"uploads": [{"name": "x.npz", "bytes_total": SIZE, "modified": "TIME"}]}'),
+        (
+            "GET",
+            200,
+            {},
+            '{"uploads": [{"name": "x.npz", "bytes_total": SIZE, "modified": "TIME", "id": "a", "bytes_done": -1}]}',
+        ),
+        ("GET", 200, {}, "[" * 100_000),
+        ("POST", 201, {}, ""),
+        ("POST", 201, {"Location": "http://[::"}, ""),
+        ("PATCH", 204, {}, ""),
+        ("PATCH", 204, {"Upload-Offset": "zzz"}, ""),
+        ("PATCH", 204, {"Upload-Offset": "-5"}, ""),
+        ("PATCH", 204, {"Upload-Offset": "0"}, ""),
+        ("PATCH", 204, {"Upload-Offset": "99999999999"}, ""),
+        ("PUT", 200, {}, '{"state": "done"}'),
+        ("PUT", 200, {}, '{"state": "done", "run_id": 3, "url": "x"}'),
+        ("PUT", 202, {}, '{"state": "x", "run_id": "r", "rows_done": "zz"}'),
+        ("PUT", 202, {}, '{"state": "x", "run_id": "r", "rows_total": [1]}'),
+        ("PUT", 202, {}, '{"state": "x"}'),
+    ],
+)
+def test_an_answer_that_no_server_of_ours_gives_is_one_sentence(
+    method: str, status: int, headers: dict[str, str], body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "_WHOLE_BYTES", 0)
+    found = dump(tmp_path / "x.npz").stat()
+    body = body.replace("SIZE", str(found.st_size)).replace("TIME", str(found.st_mtime_ns))
+    monkeypatch.setattr(np, "savez", lambda *_, **__: None)  # the file is there, as that server knows it
+    with pytest.raises(PushError, match="does not answer as a ULPscope server does"):
+        odd_server_says(tmp_path, **{method: (status, headers, body)})
+
+
+def test_a_server_that_says_nothing_odd_is_believed_and_its_escapes_are_not_printed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(pushing, "_WHOLE_BYTES", 0)
+    assert odd_server_says(tmp_path).run_id == "r"
+    assert odd_server_says(tmp_path, GET=(200, {}, '{"uploads": null}')).run_id == "r"
+    said = '{"state": "done", "run_id": "\\u001b]0;x\\u0007", "url": "\\u001b[31mx"}'
+    assert odd_server_says(tmp_path, PUT=(200, {}, said)).url == " [31mx"
+    with pytest.raises(PushError, match=r"did not take it:  \[31mno"):
+        odd_server_says(tmp_path, PUT=(422, {}, '{"state": "failed", "message": "\\u001b[31mno"}'))

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from core.errors import StoreError
 from core.runs.adopt import adopt
+from core.runs.database import SCHEMA_VERSION
 from core.runs.gallery import list_runs
 from core.runs.reader import RunReader
-from core.runs.store import SCHEMA_VERSION, Store
+from core.runs.store import Store
 from tests.fuzz.damage import CORPUS, DAMAGES, Damage, checksum, corpus, damaged, damaged_inside, resealed
 from tests.fuzz.reading import Readers, read_everything
 

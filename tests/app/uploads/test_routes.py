@@ -16,7 +16,9 @@ from starlette.testclient import TestClient
 
 from app.hosting.identity import Identity
 from app.uploads import routes
-from app.uploads.spool import FOLDER, Spool, Upload, Writing
+from app.uploads.spool import FOLDER, Spool, Upload, Writing, safe_name
+from core.errors import LimitError
+from core.runs.limits import check_space
 from core.runs.store import Store
 from tests.app.uploads.serving import OFFSET, TUS, about, announce, offset, send
 
@@ -159,8 +161,9 @@ def test_metadata_that_cannot_be_read_is_refused(client, metadata):
 
 @pytest.mark.parametrize(
     "name",
-    ["../../etc/passwd", "/etc/passwd", "..\\..\\x.npz", ".hidden", "a\0b.npz", "..", "", "é" * 300 + ".npz", "\u202egpj.npz"],
-)
+    ["../../etc/passwd", "/etc/passwd", "..\\..\\x.npz", ".hidden", "a\0b.npz", "..", "", "é" * 300 + ".npz", "\u202egpj.npz",
+     " .npz", " .", ". ..", ".. .", ". . .", "x" * 199 + " " + "y" * 50, "a" * 170 + "." + "b" * 60],
+)  # fmt: skip
 def test_a_senders_file_name_reaches_no_other_place(client, store, name):
     address = announce(client, 3, name)
     assert send(client, address, 0, b"abc").status_code == 204
@@ -169,6 +172,75 @@ def test_a_senders_file_name_reaches_no_other_place(client, store, name):
     assert not path.name.startswith(".")
     assert len(path.name.encode()) <= 200
     assert path.name.isprintable()
+    assert safe_name(path.name) == path.name
+    assert client.delete(address, headers=TUS).status_code == 204
+
+
+def _without_content(entry: Path) -> None:
+    for path in (entry / "file").iterdir():
+        path.unlink()
+
+
+DAMAGES = {
+    "no content": _without_content,
+    "no description": lambda entry: (entry / "upload.json").unlink(),
+    "half a description": lambda entry: (entry / "upload.json").write_text('{"owner": "loc'),
+    "a number beyond all": lambda entry: (entry / "upload.json").write_text(
+        '{"owner": "x", "name": "x", "length": 1, "created": 1e999'
+    ),
+    "a name that leads away": lambda entry: (entry / "upload.json").write_text(
+        (entry / "upload.json").read_text().replace('"file": "dump.npz"', '"file": "../../lock"')
+    ),
+    "brackets without end": lambda entry: (entry / "upload.json").write_text("[" * 16_000),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_takes_nobodys_place_and_expires(client, store, monkeypatch, damage):
+    monkeypatch.setenv("ULPSCOPE_LIMITS_UPLOADS", "1")
+    address = announce(client, 10, "dump.npz")
+    entry = store.directory / FOLDER / address.rsplit("/", 1)[-1]
+    DAMAGES[damage](entry)
+    assert client.get("/api/uploads").json() == {"uploads": []}
+    other = announce(client, 3)
+    assert entry.exists()  # for as long as any other
+    for path in (*entry.rglob("*"), entry):
+        os.utime(path, (1, 1))
+    client.get("/api/uploads")
+    assert not entry.exists()
+    assert client.head(other, headers=TUS).status_code == 200
+
+
+def test_an_upload_whose_content_is_gone_can_be_given_up(client, store):
+    address = announce(client, 10)
+    _without_content(store.directory / FOLDER / address.rsplit("/", 1)[-1])
+    assert client.delete(address, headers=TUS).status_code == 204
+    assert [path.name for path in (store.directory / FOLDER).iterdir()] == ["lock"]
+
+
+def test_what_has_arrived_counts_as_stored(client, store, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_LIMITS_STORE_BYTES", "1000")
+    send(client, announce(client, 900), 0, b"x" * 900)
+    answer = client.post("/api/uploads", headers=TUS | {"Upload-Length": "101"})
+    assert (answer.status_code, "holds 900 of at most 1,000" in answer.json()["error"]) == (507, True)
+    send(client, announce(client, 100), 0, b"x" * 100)
+    with pytest.raises(LimitError):
+        check_space(store, 1)
+    check_space(store, 1000, replaced=on_disk(store))  # a run that takes their place
+    with pytest.raises(LimitError):
+        check_space(store, 1, replaced=[Path(__file__)])
+
+
+@pytest.mark.parametrize("headers", [{"Upload-Metadata": b"filename \xe9"}, {"Upload-Metadata": b"\xe9 \xe9"}])
+def test_headers_beyond_ascii_are_refused_in_a_sentence(client, headers):
+    answer = client.post("/api/uploads", headers=[*TUS.items(), ("Upload-Length", "1"), *headers.items()])
+    assert (answer.status_code, "Upload-Metadata cannot be read" in answer.json()["error"]) == (400, True)
+
+
+def test_a_checksum_beyond_ascii_is_refused_in_a_sentence(client):
+    asked = [*(TUS | OFFSET | {"Upload-Offset": "0"}).items(), ("Upload-Checksum", b"sha256 \xe9")]
+    answer = client.patch(announce(client, 3), headers=asked, content=b"abc")
+    assert (answer.status_code, "Upload-Checksum cannot be read" in answer.json()["error"]) == (400, True)
 
 
 @pytest.mark.parametrize("upload_id", ["..", "x", "0" * 32, "%2e%2e", "0" * 31 + "/"])

@@ -217,6 +217,15 @@ def test_a_look_says_the_same_in_this_process_and_in_one_of_its_own(monkeypatch,
     looks.stop()
 
 
+def test_a_small_file_that_unpacks_to_much_is_looked_at_by_a_process_of_its_own(tmp_path):
+    zeros = np.zeros((64, 1 << 17), np.float32)
+    np.savez_compressed(tmp_path / "small.npz", reference=zeros, variant=zeros)
+    assert (tmp_path / "small.npz").stat().st_size < 1 << 20 < looking.AT_ONCE_BYTES < 2 * zeros.nbytes
+    looks = Looks()
+    assert not looks.look([tmp_path / "small.npz"]).is_over
+    looks.stop()
+
+
 def path_bytes(path: Path) -> int:
     """Bytes of the logits of both sides."""
     with np.load(path) as arrays:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -13,10 +14,12 @@ import pytest
 from core.errors import LimitError, StoreError
 from core.runs import foreign, recomputed, taking_in
 from core.runs.adopt import adopt
+from core.runs.database import Database
 from core.runs.ops import read_ops, write_ops_run
 from core.runs.reader import RunReader
-from core.runs.store import Database, Store
+from core.runs.store import Store
 from core.runs.taking_in import NOTE, take_in
+from core.runs.verdicts import finding
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import ROOT, bits_of_sides, copied, header_of, write_run
 from tests.core.runs.test_ops_run import ABSENT, UNSTEADY, header, row_of
@@ -201,6 +204,34 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 }  # fmt: skip
 
 
+FIGURES = ["[1, 2]", "3", "null", "no json", f'{{"noise_ratio": {"9" * 400}}}', '{"noise_ratio": 1e999}', '{"noise_ratio": NaN}',
+           '{"a": [[[[[[1]]]]]]}', "[" * 100_000]  # fmt: skip
+
+
+def _judged(figures: str) -> list[str]:
+    evidence = f"INSERT INTO evidence VALUES (0, 'own dtype', 'a control', '{figures}', 'passed', 'It is noise.')"
+    return ["UPDATE pair SET verdict = 'rounding', because = 'so', noise_ratio = 1.0 WHERE pair = 0", evidence]
+
+
+@pytest.mark.parametrize("figures", FIGURES)
+def test_figures_that_nobody_can_compute_with_are_refused_when_read_and_when_taken_in(
+    figures: str, store: Store, foreign_file: Path
+) -> None:
+    damaged(foreign_file, *_judged(figures))
+    with RunReader(foreign_file) as run, pytest.raises(StoreError, match="its evidence makes no sense"):
+        finding(run, run.pairs[0], run.positions(0))
+    with pytest.raises(StoreError, match="its evidence makes no sense"):
+        taken(store, foreign_file)
+    assert not store.directory.exists() or list(store.directory.iterdir()) == []
+
+
+def test_figures_as_a_judgement_has_them_are_taken_in(store: Store, foreign_file: Path) -> None:
+    figures = '{"noise_ratio": 0.5, "seeds": [1.5, 2], "first": null, "is_tail": false, "dtype": "float32", "largest": 9223372036854775807}'
+    damaged(foreign_file, *_judged(figures))
+    with RunReader(store.path_of(taken(store, foreign_file))) as run:
+        assert finding(run, run.pairs[0], run.positions(0)).sentence.startswith("so In bfloat16 it is 0.50 times the floor.")
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_run_file_has_is_refused_by_name_and_nothing_is_stored(name: str, store: Store, foreign_file: Path) -> None:
     statements, words = REFUSED[name]
@@ -268,6 +299,17 @@ def test_probes_of_operations_come_in_too(store: Store, tmp_path: Path) -> None:
     found = read_ops(store, taken(store, path))
     assert found.rows == rows
     assert found.header.note.endswith(NOTE)
+
+
+@pytest.mark.parametrize("name", ["probes", "probes.db", "probes-2026.bin"])
+def test_the_probes_that_are_taken_in_are_those_of_the_file_that_was_checked(name: str, store: Store, tmp_path: Path) -> None:
+    """Not those of a neighbour whose name begins alike."""
+    outside = Store(tmp_path / "outside")
+    for run_id, chip in (("mine", "mine"), ("probes-2026-11", "a neighbour's"), ("probes", "another's")):
+        write_ops_run(outside, replace(header(), device_name=chip), [UNSTEADY], run_id=run_id)
+    asked = outside.path_of("mine").rename(outside.directory / name)
+    found = read_ops(store, taken(store, asked))
+    assert found.header.device_name == "mine"
 
 
 def test_without_room_nothing_is_taken_in(store: Store, foreign_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

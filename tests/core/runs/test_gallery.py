@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 
 from core.errors import StoreError
-from core.runs import store as store_module
+from core.runs import database as database_module
+from core.runs.database import Database
 from core.runs.gallery import arranged, list_runs, prompt_texts, read_runs
 from core.runs.reader import RunReader
 from core.runs.records import Prompt
-from core.runs.store import Database, Store
+from core.runs.store import Store
 from core.runs.writer import _SCHEMA
+from core.uploads.understanding import understood
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
 
 FLIPS = 200
@@ -65,8 +67,8 @@ def _views(path: Path) -> None:
 
 # name of the fault -> (how it is planted, what the sentence says of it)
 FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "nothing in it": (Path.touch, "not a valid DuckDB database"),
-    "text": (_text, "not a valid DuckDB database"),
+    "nothing in it": (Path.touch, "it is no DuckDB file"),
+    "text": (_text, "it is no DuckDB file"),
     "a directory": (Path.mkdir, "not a regular file"),
     "a pipe": (os.mkfifo, "not a regular file"),
     "a device": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
@@ -323,11 +325,11 @@ def test_a_thousand_runs_are_listed_by_one_instance_a_thread(tmp_path: Path, mon
     for number in range(1, 1000):
         shutil.copyfile(first, tmp_path / f"r{number:04d}.duckdb")
     opened: list[list[str]] = []
-    instance = store_module._listing_instance
-    monkeypatch.setattr(store_module, "_listing_instance", lambda folders: opened.append(folders) or instance(folders))
+    instance = database_module._listing_instance
+    monkeypatch.setattr(database_module, "_listing_instance", lambda folders: opened.append(folders) or instance(folders))
     cards, broken = list_runs(store)
     assert (len(cards), broken) == (1000, [])
-    assert 1 <= len(opened) <= store_module._LISTING_THREADS
+    assert 1 <= len(opened) <= database_module._LISTING_THREADS
 
 
 def test_prompts_are_read_to_be_searched_the_beginning_of_each(tmp_path: Path) -> None:
@@ -361,3 +363,25 @@ def test_reading_file_by_file_is_listing_all(tmp_path: Path) -> None:
     together, broken = list_runs(store)
     assert arranged(store, apart)[0] == together
     assert [run.path for run in broken] == [run.path for run in arranged(store, apart)[1]]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
+@pytest.mark.parametrize("table", ["pair", "side"])
+def test_millions_of_rows_in_a_few_bytes_are_not_read(table: str, tmp_path: Path) -> None:
+    """Six million rows as Python's objects take more than a gigabyte."""
+    path = tmp_path / "store" / "x.duckdb"
+    path.parent.mkdir()
+    _changed(f"INSERT INTO {table} SELECT t.* FROM {table} t, range(3000000)")(path)
+    assert path.stat().st_size < 12 << 20
+    probe = (
+        "from pathlib import Path; from core.runs.gallery import list_runs; from core.runs.store import Store\n"
+        f"_, (broken,) = list_runs(Store(Path({str(path.parent)!r})))\n"
+        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "print(int(peak.split()[1]) >> 10, broken.reason)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
+    mib, _, reason = done.stdout.partition(" ")
+    assert "more than 4,096 sides or pairs" in reason
+    assert int(mib) < 400
+    with pytest.raises(StoreError, match=f"table {table} has"):  # as a file from outside
+        understood([path])

@@ -412,14 +412,15 @@ def probe(path: Path, how: str = "dump") -> tuple[int, float, str]:
     return int(mib), float(seconds), said
 
 
-def deflated_zeros(path: Path, mib: int) -> Path:
-    """An honest archive whose member 'b' is `mib` MiB of zeros: about a thousandth of that on disk."""
+def deflated_zeros(path: Path, mib: int, names: str = "b") -> Path:
+    """An honest archive whose members but 'a' are `mib` MiB of zeros each: about a thousandth of that on disk."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as made:
         made.writestr("a.npy", npy())
-        with made.open("b.npy", "w", force_zip64=True) as member:
-            member.write(npy_of((mib, 1 << 18), body=b""))
-            for _ in range(mib):
-                member.write(bytes(1 << 20))
+        for name in names:
+            with made.open(f"{name}.npy", "w", force_zip64=True) as member:
+                member.write(npy_of((mib, 1 << 18), body=b""))
+                for _ in range(mib):
+                    member.write(bytes(1 << 20))
     return path
 
 
@@ -446,6 +447,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 
 BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "deflate bomb": (lambda p: deflated_zeros(p, 300), "more than 200 times as many"),
+    "several small bombs": (lambda p: deflated_zeros(p, 100, "bcd"), "more than 200 times as many"),
     "declared elements": (lambda p: written(p, beside(npy_of((10**6, 10**6)))), "but 128 are there"),
     "60000 members": (lambda p: many_members(p, 60_000), "holds 60001 members"),
     "300000 members": (lambda p: many_members(p, 300_000), "a directory of more than"),

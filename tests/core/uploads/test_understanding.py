@@ -11,6 +11,7 @@ import pytest
 
 from core.errors import DumpError, StoreError, UsageError
 from core.uploads.understanding import kind_of, understood
+from tests.core.runs.damaging import damaged
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = ROOT / "sample_runs" / "injected-bug.duckdb"
@@ -87,3 +88,24 @@ def test_inspect_prints_it_and_stores_nothing(cli, tmp_path):
     assert json.loads(lines[0])["stage"] == "reading"
     assert not list(tmp_path.rglob("*.duckdb"))
     assert cli("inspect", ROOT / "README.md").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("does", "words"), [("kill -SEGV $$", "made the process that read it crash"), ("exec sleep 60", "takes too long")]
+)
+def test_a_run_file_that_ends_or_holds_up_its_reader_is_a_sentence(tmp_path, monkeypatch, does, words):
+    reader = tmp_path / "python"
+    reader.write_text(f"#!/bin/sh\n{does}\n")
+    reader.chmod(0o755)
+    monkeypatch.setattr("core.uploads.understanding.sys.executable", str(reader))
+    monkeypatch.setattr("core.uploads.understanding._SLOWEST_SECONDS", 0.5)
+    with pytest.raises(StoreError, match=words):
+        understood([RUN])
+
+
+def test_what_no_run_file_holds_is_refused_before_anything_of_it_is_said(tmp_path):
+    path = tmp_path / "run.duckdb"
+    shutil.copy(RUN, path)
+    damaged(path, "CREATE MACRO shown(x) AS x")
+    with pytest.raises(StoreError, match="holds the macro 'shown'"):
+        understood([path])

@@ -1,0 +1,313 @@
+"""The edge to DuckDB, which only this module imports: `Database` is one open run file, and DuckDB's exceptions become `StoreError`.
+
+Reading never locks; any number of processes read while a writer adds runs, because a writer only ever touches a file that nobody
+else can see.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from core.errors import StoreError
+
+SCHEMA_VERSION = 3
+VERDICTS_SINCE = 2  # from this version on a file has room for a verdict with its evidence
+_READABLE_VERSIONS = (1, 2, 3)
+_SMALL_RUN = 32 << 20  # bytes of logits
+_REQUIRED_TABLES = {"run", "prompt", "token", "vocabulary", "side", "logits", "side_position", "top_token"} | {
+    "pair", "position", "ulp_histogram", "ulp_tile", "evidence",
+}  # fmt: skip
+_TABLES_OF_VERSION_2 = {"kv", "kv_position", "generation", "generated_token", "floor_position"}
+_TABLES_OF_VERSION_3 = {"layer", "layer_position"}
+_CONFIG: dict[str, Any] = {
+    "threads": 2,
+    "memory_limit": "320MB",
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "temp_directory": "",
+}
+# Beside its own errors: what its Python side throws at odd text, sizes and results, and std::exception as RuntimeError.
+_FOREIGN = (duckdb.Error, pa.ArrowException, UnicodeError, OverflowError, MemoryError, RuntimeError)
+_LISTING_THREADS = 2
+
+# Names are looked up among the system's first: a macro in a foreign file could otherwise stand for `count` or `duckdb_views`.
+_SEARCH = "SET search_path = 'system.main,run_file.main'"
+
+Read = TypeVar("Read")
+
+
+class Database:
+    """One open run file. A reader's queries may come from several threads (each uses a cursor); a writer belongs to one."""
+
+    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, ask: Callable[[], duckdb.DuckDBPyConnection]) -> None:
+        self.path = path
+        self._connection = connection
+        self._ask = ask
+
+    @classmethod
+    def to_read(cls, path: Path) -> Database:
+        """Opened read-only and shut in: nothing inside a foreign file can reach any other file, or take the place of a function."""
+        with _edge(path):
+            connection = duckdb.connect(":memory:", config=_CONFIG)
+            try:
+                connection.execute(f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)")
+                connection.execute("SET enable_external_access = false")
+            except BaseException:
+                connection.close()
+                raise
+            return cls(path, connection, partial(_reading_cursor, connection))
+
+    @classmethod
+    def to_write(cls, path: Path, *, expected_bytes: int) -> Database:
+        """A new file for `expected_bytes` of logits: small runs get small blocks, or ten empty tables cost 3 MB."""
+        with _edge(path):
+            connection = duckdb.connect(":memory:", config=_CONFIG | {"temp_directory": str(path.absolute().parent / "spill")})
+            block = 16384 if expected_bytes < _SMALL_RUN else 262144
+            options = f"TYPE duckdb, ROW_GROUP_SIZE 2048, BLOCK_SIZE {block}"
+            try:
+                connection.execute(f"ATTACH {_quoted(path.absolute())} AS run_file ({options})")
+                connection.execute("USE run_file")
+            except BaseException:
+                connection.close()
+                raise
+            # The connection itself: a cursor would be another one and not see the open transaction.
+            return cls(path, connection, partial(_itself, connection))
+
+    @classmethod
+    def in_memory(cls) -> Database:
+        """An empty run file that lies nowhere."""
+        with _edge(Path("memory")):
+            connection = duckdb.connect(":memory:", config=_CONFIG)
+            connection.execute("ATTACH ':memory:' AS run_file; USE run_file")
+            return cls(Path("memory"), connection, partial(_itself, connection))
+
+    @classmethod
+    def to_change(cls, path: Path) -> Database:
+        """A file that nobody else can see yet, opened to be written to; shut in like a reader, for it may come from anybody."""
+        with _edge(path):
+            connection = duckdb.connect(":memory:", config=_CONFIG)
+            try:
+                connection.execute(f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb)")
+                connection.execute(_SEARCH)
+                connection.execute("SET enable_external_access = false")
+            except BaseException:
+                connection.close()
+                raise
+            database = cls(path, connection, partial(_itself, connection))
+        try:
+            database.refuse_views()
+        except BaseException:
+            database.abandon()
+            raise
+        return database
+
+    def table(self, sql: str, values: Sequence[Any] = ()) -> pa.Table:
+        """The result of a query as an Arrow table."""
+        with _edge(self.path):
+            return self._ask().sql(sql, params=_plain(values)).to_arrow_table()
+
+    def rows(self, sql: str, values: Sequence[Any] = (), *, most: int | None = None) -> list[tuple]:
+        """The result of a query; with `most` the first so many rows, and no more are made (a LIMIT would cost a tenth of a card)."""
+        with _edge(self.path):
+            result = self._ask().execute(sql, _plain(values))
+            return result.fetchall() if most is None else result.fetchmany(most)
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> None:
+        with _edge(self.path):
+            self._connection.execute(sql, _plain(values))
+
+    def insert(self, name: str, table: pa.Table) -> None:
+        """Append an Arrow table to the table of that name; its columns are matched by name."""
+        columns = ", ".join(table.column_names)
+        with _edge(self.path):
+            self._connection.register("arriving", table)
+            self._connection.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM arriving")
+            self._connection.unregister("arriving")
+
+    def refuse_views(self) -> None:
+        """A run file has none. In place of a table one could make us read other files of the directory, or never come back."""
+        found = self.rows("SELECT view_name FROM duckdb_views() WHERE NOT internal LIMIT 1")
+        if found:
+            raise StoreError(f"{_shown(self.path)}: a DuckDB file with the view '{found[0][0]}', so not a run file.")
+
+    def check_schema(self) -> int:
+        """Refuse a DuckDB file that is not a run file of a schema that can be read; returns the schema's version."""
+        self.refuse_views()
+        tables = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'run_file' AND schema_name = 'main'"
+        there = {row[0] for row in self.rows(tables)}
+        self._refuse_missing(_REQUIRED_TABLES - there)
+        version = check_version(self.path, [row[0] for row in self.rows("SELECT schema_version FROM run")])
+        if version >= 2:
+            self._refuse_missing(_TABLES_OF_VERSION_2 - there)
+        if version >= 3:
+            self._refuse_missing(_TABLES_OF_VERSION_3 - there)
+        return version
+
+    def _refuse_missing(self, missing: set[str]) -> None:
+        if missing:
+            raise StoreError(f"{_shown(self.path)}: a DuckDB file without the table '{min(missing)}', so not a run file.")
+
+    def close(self) -> None:
+        """Write everything out and let go of the file."""
+        with _edge(self.path):
+            self._connection.execute("USE memory")
+            self._connection.execute("DETACH run_file")  # this checkpoints: no log is left beside the file
+            self._connection.close()
+
+    def abandon(self) -> None:
+        """Let go of the file whatever state it is in."""
+        _close(self._connection)
+
+
+def _plain(values: Sequence[Any]) -> list[Any]:
+    """Numbers out of an array or a table are numpy's, which DuckDB does not take."""
+    return [value.item() if isinstance(value, np.generic) else value for value in values]
+
+
+@contextmanager
+def _edge(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except _FOREIGN as error:
+        raise StoreError(f"{_shown(path)}: cannot be read or written as a run file ({_why(path, error)}).") from error
+    except OSError as error:
+        raise StoreError(f"{_shown(path)}: cannot be opened ({error.strerror or error}).") from error
+
+
+def _shown(path: Path) -> str:
+    """A file's name as text that can be printed, whatever bytes it is made of."""
+    return path.name.encode("utf-8", "backslashreplace").decode()
+
+
+_DAMAGES = {  # what DuckDB says, and what it means to somebody who has the file
+    "not a valid DuckDB database file": "it is no DuckDB file, but empty, cut off or something else",
+    "Could not read enough bytes": "its end is missing; copy it again",
+    "does not match stored checksum": "a block of it is damaged, its checksum does not fit; copy it again",
+}
+
+
+def _why(path: Path, error: BaseException) -> str:
+    """In a few words, without the folders of this machine."""
+    lines = str(error).strip().splitlines()
+    first = lines[0].rstrip(".") if lines else type(error).__name__
+    for said, meaning in _DAMAGES.items():
+        if said in first:
+            return meaning
+    for place in (os.path.realpath(path), path.absolute(), path):
+        first = first.replace(str(place), path.name)
+    return first
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+def _regular_file(path: Path) -> Path:
+    """Where a run file really lies, links followed; to open a pipe or a device might never return."""
+    place = path.resolve()
+    str(place).encode()  # DuckDB takes no name that is not text
+    if not stat.S_ISREG(place.stat().st_mode):
+        raise StoreError(f"{_shown(path)}: not a regular file, so not a run file.")
+    return place
+
+
+def check_version(path: Path, found: Sequence[Any]) -> int:
+    """`found`: schema_version of every row of the table `run`, of which there must be one."""
+    if len(found) != 1:
+        raise StoreError(f"{_shown(path)}: {len(found)} rows of provenance, a run file has one.")
+    if found[0] not in _READABLE_VERSIONS:
+        raise StoreError(f"{_shown(path)}: schema version {found[0]}, this ULPscope reads versions 1 to {SCHEMA_VERSION}.")
+    return int(found[0])
+
+
+def check_size(path: Path, logits_bytes: int) -> int:
+    """Bytes of the file. Logits are not compressed: a smaller file has lost some, or promises what would never fit in memory."""
+    with _edge(path):
+        size = path.stat().st_size
+    if size < logits_bytes:
+        raise StoreError(f"{_shown(path)}: {size} bytes cannot hold its {logits_bytes} bytes of logits; the file is damaged.")
+    return size
+
+
+def each_database(paths: Sequence[Path], read: Callable[[Database], Read]) -> Iterator[tuple[Path, Read | StoreError]]:
+    """What `read` makes of every file, in order; one that cannot be read gives its StoreError and harms no other.
+
+    The file is attached as `run_file`, so `read` says `run_file.run`. Opening an instance costs 10 ms, attaching to one 0.4 ms.
+    """
+    shares = [paths[i::_LISTING_THREADS] for i in range(_LISTING_THREADS)]
+    with ThreadPoolExecutor(_LISTING_THREADS, thread_name_prefix="ulpscope-listing") as pool:
+        results = list(pool.map(lambda share: _read_share(share, read), shares))
+    for i, path in enumerate(paths):
+        yield path, results[i % _LISTING_THREADS][i // _LISTING_THREADS]
+
+
+def _read_share(paths: Sequence[Path], read: Callable[[Database], Read]) -> list[Read | StoreError]:
+    """One instance reads all of `paths`; after a file that broke something, a new one."""
+    places = [_place_or_error(path) for path in paths]
+    folders = sorted({str(place.parent) for place in places if isinstance(place, Path)})
+    results: list[Read | StoreError] = []
+    connection: duckdb.DuckDBPyConnection | None = None
+    for path, place in zip(paths, places, strict=True):
+        result: Read | StoreError
+        try:
+            if isinstance(place, StoreError):
+                raise place
+            with _edge(path):
+                opened = connection = connection or _listing_instance(folders)
+                opened.execute(f"ATTACH {_quoted(place)} AS run_file (TYPE duckdb, READ_ONLY)")
+                database = Database(path, opened, partial(_itself, opened))
+                database.refuse_views()
+                result = read(database)
+                opened.execute("DETACH run_file")
+        except StoreError as error:
+            result = error
+            _close(connection)
+            connection = None
+        results.append(result)
+    _close(connection)
+    return results
+
+
+def _place_or_error(path: Path) -> Path | StoreError:
+    try:
+        with _edge(path):
+            return _regular_file(path)
+    except StoreError as error:
+        return error
+
+
+def _listing_instance(folders: list[str]) -> duckdb.DuckDBPyConnection:
+    """Shut in like a reader, to `folders`; the queries of a listing are too small for an optimizer to pay."""
+    connection = duckdb.connect(":memory:", config=_CONFIG | {"threads": 1})
+    connection.execute("SET allowed_directories = ?", [folders])
+    connection.execute("SET enable_external_access = false")
+    connection.execute("PRAGMA disable_optimizer")
+    return connection
+
+
+def _reading_cursor(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
+    """A cursor is a connection of its own, with a search path of its own."""
+    cursor = connection.cursor()
+    cursor.execute(_SEARCH)
+    return cursor
+
+
+def _itself(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
+    return connection
+
+
+def _close(connection: duckdb.DuckDBPyConnection | None) -> None:
+    if connection is not None:
+        with suppress(*_FOREIGN):
+            connection.close()

@@ -1,0 +1,168 @@
+"""A run whose every text is somebody else's markdown: no page makes a link, emphasis, colour, heading or HTML of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from streamlit.testing.v1 import AppTest
+
+from app.widgets import code, escaped
+from core.runs import labels
+from core.runs.ops import write_ops_run
+from core.runs.store import Store
+from tests.app.opening import ROOT
+from tests.core.runs.damaging import with_texts
+from tests.core.runs.made_runs import copied
+from tests.core.runs.test_ops_run import header, row_of
+
+HOSTILE = "x` **boldly** [y](https://evil.example/x) :red[z] <img src=x onerror=alert(1)> www.evil.example\n\n# evil\n\n`w"
+OF_A_RUN = ("overview", "near_ties", "flips", "heatmap", "repeats", "compare", "layers", "kernels", "remedies", "kv_cache")
+PAGES = ("runs", *OF_A_RUN, "ops", "capture", "upload")
+SAMPLES = ("where-it-starts", "fresh-against-cached", "continuations-that-part", "injected-bug")
+# Fields that Streamlit draws as they are, or not at all.
+_NO_MARKDOWN = {"id", "key", "element_id", "value", "default", "url", "data", "page", "query_string", "delta", "script", "html_content"} | {
+    "raw_value", "json", "code_text",
+}  # fmt: skip
+_COMMONMARK = MarkdownIt()
+
+
+def opened(page: str, **link: str) -> AppTest:
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    for key, value in link.items():
+        app.query_params[key] = value
+    app.run()
+    if page != "runs":
+        app.switch_page(f"../pages/{page}.py").run()
+    assert not app.exception, (page, [error.value for error in app.exception])
+    return app
+
+
+def live(text: str) -> list[str]:
+    """What of the hostile text a reader of `text` would see as more than text."""
+    found = []
+    for block in _COMMONMARK.parse(text):
+        if block.type.startswith("html") and "alert(" in block.content:
+            found.append("HTML")
+        if block.type == "inline" and block.content.strip() == "evil":
+            found.append("a heading")
+        depth = 0
+        for part in block.children or ():
+            depth += {"strong_open": 1, "strong_close": -1}.get(part.type, 0)
+            target = str(part.attrs.get("href", part.attrs.get("src", "")))
+            if "evil" in target:
+                found.append("a link")
+            if part.type == "html_inline" and "alert(" in part.content:
+                found.append("HTML")
+            if part.type == "text" and depth and part.content == "boldly":
+                found.append("emphasis")
+            if part.type == "text" and ("https://evil" in part.content or "www.evil" in part.content):
+                found.append("an address")
+    if re.search(r"(?<!\\):red(?<!\\)\[z", re.sub(r"(?<!\\)(`+)(?:(?!\n\n).)*?\1", "", text, flags=re.DOTALL)):
+        found.append("a colour")
+    return found
+
+
+def texts(app: AppTest) -> Iterator[tuple[str, str]]:
+    """(kind and field, text) of everything on the page that may be drawn as markdown."""
+
+    def walk(node: object) -> Iterator[object]:
+        yield node
+        for child in getattr(node, "children", {}).values():
+            yield from walk(child)
+
+    for node in walk(app._tree):
+        kind, proto = getattr(node, "type", ""), getattr(node, "proto", None)
+        if kind in ("arrow_data_frame", "plotly_chart") or not hasattr(proto, "ListFields"):
+            continue
+        if kind in ("table", "arrow_table"):
+            frame = node.value  # type: ignore[attr-defined]
+            yield from ((f"{kind}.cell", str(cell)) for cell in (*frame.columns, *frame.index, *frame.to_numpy().ravel()))
+            continue
+        for field, said in proto.ListFields():
+            if field.name in _NO_MARKDOWN:
+                continue
+            several = (
+                [said]
+                if isinstance(said, str)
+                else said
+                if kind in ("radio", "button_group") and not hasattr(said, "ListFields")
+                else []
+            )
+            try:
+                yield from ((f"{kind}.{field.name}", str(one)) for one in several)
+            except TypeError:
+                continue
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    return Store(tmp_path / "runs")
+
+
+def hostile_run(store: Store, sample: str) -> None:
+    path = copied(store.directory / "mine.duckdb")
+    path.chmod(0o644)
+    path.write_bytes((ROOT / "sample_runs" / f"{sample}.duckdb").read_bytes())
+    with_texts(path, HOSTILE)
+    labels.write(
+        store.directory, "mine", labels.Labels((HOSTILE.split("\n")[0][:40],), HOSTILE), labels.read(store.directory, "mine")
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("sample", [SAMPLES[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in SAMPLES[1:])])
+def test_no_text_of_a_run_becomes_markup(page: str, sample: str, store: Store) -> None:
+    hostile_run(store, sample)
+    app = opened(page, run="mine")
+    assert not app.error
+    assert page not in OF_A_RUN or any("boldly" in text for _, text in texts(app))
+    found = {(place, what, text[:300]) for place, text in texts(app) for what in live(text)}
+    assert found == set()
+
+
+def test_probes_of_operations_and_runs_side_by_side_are_inert_too(store: Store) -> None:
+    hostile_run(store, SAMPLES[0])
+    copied(store.directory / "other.duckdb")
+    with_texts(store.directory / "other.duckdb", HOSTILE)
+    row = row_of(size=HOSTILE, modules=HOSTILE, note=HOSTILE)
+    about = header(name=HOSTILE, device_name=HOSTILE, command=HOSTILE, note=HOSTILE, versions={"torch": HOSTILE})
+    write_ops_run(
+        store, about, [row, replace(row, op="sdpa", refusal=HOSTILE, repeats=None, classes=(), positions=())], run_id="ops"
+    )
+    for app in (opened("compare", run="mine", compare="other"), opened("ops", row=f"mm~~float32~{HOSTILE}")):
+        assert any("boldly" in text for _, text in texts(app))
+        assert {(place, what, text[:300]) for place, text in texts(app) for what in live(text)} == set()
+
+
+def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(store: Store) -> None:
+    hostile_run(store, SAMPLES[0])
+    (store.directory / "[y](evil) **boldly**.duckdb").write_bytes(b"not a database")
+    for app in (opened("runs"), opened("overview", run=HOSTILE), opened("compare", run="mine", variant=HOSTILE, compare=HOSTILE)):
+        assert any("boldly" in text for _, text in texts(app))
+        assert {(place, what, text[:300]) for place, text in texts(app) for what in live(text)} == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "where"), [("overview", "app.widgets.escaped"), ("overview", "app.widgets.code"), ("layers", "app.widgets.escaped")]
+)
+def test_without_its_signs_escaped_each_kind_is_seen(
+    page: str, where: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin."""
+    hostile_run(store, SAMPLES[0])
+    monkeypatch.setattr(where, lambda text: text)
+    found = {what for _, text in texts(opened(page, run="mine")) for what in live(text)}
+    assert {"a link", "HTML", "emphasis", "an address", "a heading"} <= found
+
+
+@pytest.mark.parametrize("text", [HOSTILE, f"`{HOSTILE}`", f"**{HOSTILE}**"])
+def test_the_measure_sees_all_that_a_text_can_become(text: str) -> None:
+    assert set(live(text)) >= {"a link", "HTML", "emphasis", "a colour", "an address", "a heading"}
+    assert live(escaped(HOSTILE)) == live(f"`{code(HOSTILE)}`") == []
