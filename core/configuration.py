@@ -31,7 +31,9 @@ class Limits:
     """What may be stored. Bytes; 0 is no limit."""
 
     file_bytes: int = field(default=32 << 30, metadata={"is": _BYTES})  # of one dump or run file that comes over HTTP
-    store_bytes: int = field(default=0, metadata={"is": _BYTES})  # of all runs of the writable directory, the trash and uploads included
+    store_bytes: int = field(
+        default=0, metadata={"is": _BYTES}
+    )  # of all runs of the writable directory, the trash and uploads included
     free_bytes: int = field(default=1 << 30, metadata={"is": _BYTES})  # that must stay free on the store's disk
     uploads: int = 32  # unfinished uploads there may be at once
     upload_hours: float = 24.0  # an unfinished upload that nobody continues is kept so long

@@ -25,8 +25,9 @@ from app.api.answers import NotFoundError, RefusedError, answer, api_path, page_
 from app.hosting.identity import identity_of
 from app.hosting.settings import now_in_force
 from app.jobs import Job
+from app.uploads.arriving import UploadError
 from app.uploads.saving import save
-from app.uploads.spool import Spool, UploadError, owner_of
+from app.uploads.spool import Spool, owner_of
 from core.configuration import Limits
 from core.errors import LimitError
 from core.runs import audit

@@ -10,8 +10,8 @@ from typing import Any
 import streamlit as st
 
 from app import widgets, words
+from app.uploads.arriving import Upload
 from app.uploads.looks import Look, looks
-from app.uploads.spool import Upload
 from core.errors import UlpscopeError
 
 AS_FOUND = "as found"

@@ -23,7 +23,8 @@ from starlette.types import Message, Receive
 
 from app.hosting.identity import identity_of, require_editor
 from app.hosting.settings import now_in_force
-from app.uploads.spool import Spool, Upload, UploadError, Writing, owner_of
+from app.uploads.arriving import Upload, UploadError, Writing
+from app.uploads.spool import Spool, owner_of
 from core.configuration import Limits
 from core.errors import LimitError, UlpscopeError
 from core.runs.limits import check_space

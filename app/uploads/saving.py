@@ -7,7 +7,8 @@ from contextlib import ExitStack, suppress
 
 from app import ingests
 from app.jobs import Job, Jobs
-from app.uploads.spool import Spool, Upload, held
+from app.uploads.arriving import Upload, held
+from app.uploads.spool import Spool
 from core.errors import UlpscopeError
 
 

@@ -1,28 +1,20 @@
-"""Uploads on disk: `STORE/.uploads/ID/` holds what arrived of a file, what is known of it, and a lock. No HTTP and no Streamlit here.
-
-How much has arrived is the size of the file, nothing else, so a server that is killed in the middle of a request loses none of it, and
-every process that serves the same store can go on. The lock is flock's: who sends to an upload, or saves it, holds it, in one process or
-in two, and the system drops it with the process.
-"""
+"""Uploads on disk: `STORE/.uploads/ID/` holds what arrived of a file, what is known of it, and a lock. No HTTP and no Streamlit here."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import re
 import secrets
 import shutil
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from app.hosting.identity import Identity
+from app.uploads.arriving import CONTENT, LOCK, Upload, UploadError, gone, last_change, locked, refused, write_whole
 from core.configuration import Limits
 from core.errors import UlpscopeError
 from core.runs.limits import UPLOADS, check_space
@@ -33,65 +25,10 @@ LONGEST_NAME = 255  # characters of the sender's name for a file, as it is shown
 _LONGEST_FILE_NAME = 200  # bytes of the name it has here
 _LONGEST_ABOUT = 100
 _ID = re.compile(r"[0-9a-f]{32}")
-_ABOUT, _LOCK, _CONTENT, _UNVERIFIED = "upload.json", "lock", "file", "unverified"
+_ABOUT = "upload.json"
 _LARGEST_ABOUT = 16 << 10  # bytes
 _NEW, _GOING = ".new-", ".going-"
 _ABANDONED_SECONDS = 3600  # a directory that a killed process had begun to make or to remove
-_AHEAD = "ahead"  # its time: when an upload was first seen that was written to by a clock that is ahead of ours
-_SKEW_SECONDS = 60
-
-
-class UploadError(UlpscopeError):
-    """What an upload cannot do; `status` is HTTP's for it."""
-
-    def __init__(self, sentence: str, status: int = 400) -> None:
-        super().__init__(sentence)
-        self.status = status
-
-
-@dataclass(frozen=True)
-class Upload:
-    """One file on its way in, as it was announced. length: bytes; created: seconds since 1970; owner: who may see it.
-
-    name: the sender's name for it, untrusted; path: where it lies, under a name that is safe. modified and browser are the sender's words
-    about the file and itself, by which it finds the upload again.
-    """
-
-    upload_id: str
-    owner: str
-    name: str
-    length: int
-    created: float
-    modified: str
-    browser: str
-    directory: Path
-    path: Path
-
-    @property
-    def offset(self) -> int:
-        """Bytes that have arrived; UploadError where the upload was removed meanwhile."""
-        try:
-            size = self.path.stat().st_size
-            marker = self.directory / _UNVERIFIED
-            return min(size, _number(marker)) if marker.exists() else size
-        except OSError:
-            raise _gone() from None
-
-    @property
-    def is_there(self) -> bool:
-        """Whether the file is where it was announced to be; it is not in a damaged entry."""
-        return self.path.is_file()
-
-    @property
-    def is_complete(self) -> bool:
-        return self.offset == self.length
-
-    def expires(self, hours: float) -> float:
-        """When it is removed if nothing more arrives, in seconds since 1970."""
-        try:
-            return _last_change(self.directory, self.path.stat().st_mtime) + hours * 3600
-        except OSError:
-            raise _gone() from None
 
 
 class Spool:
@@ -109,7 +46,7 @@ class Spool:
             raise UploadError(f"the file has {length:,} bytes; this server takes files of at most {limits.file_bytes:,}.", 413)
         with self._writing():
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _locked(self.directory / _LOCK, wait=True):  # so that two that come at once do not both take the last place
+            with locked(self.directory / LOCK, wait=True):  # so that two that come at once do not both take the last place
                 self.expire(limits.upload_hours)
                 others = self._all()
                 if limits.uploads and len(others) >= limits.uploads:
@@ -123,14 +60,14 @@ class Spool:
         """Whole or not at all: made under another name, then renamed."""
         new, file = self.directory / f"{_NEW}{upload_id}", safe_name(name)
         try:
-            (new / _CONTENT).mkdir(mode=0o700, parents=True)
+            (new / CONTENT).mkdir(mode=0o700, parents=True)
             new.chmod(0o700)
             about = {
                 "owner": owner, "name": name[:LONGEST_NAME], "length": length, "created": time.time(),
                 "modified": modified[:_LONGEST_ABOUT], "browser": browser[:_LONGEST_ABOUT], "file": file,
             }  # fmt: skip
-            _write_whole(new / _CONTENT / file, b"")
-            _write_whole(new / _ABOUT, json.dumps(about).encode())
+            write_whole(new / CONTENT / file, b"")
+            write_whole(new / _ABOUT, json.dumps(about).encode())
             place = self.directory / upload_id
             new.rename(place)
             to_disk(self.directory)
@@ -144,13 +81,13 @@ class Spool:
         try:
             yield
         except OSError as error:
-            raise _refused(error, self.directory) from error
+            raise refused(error, self.directory) from error
 
     def find(self, upload_id: str, owner: str) -> Upload:
         """An upload of `owner`; UploadError (404) for any other."""
         upload = self._read(upload_id)
         if upload.owner != owner:
-            raise _gone()
+            raise gone()
         return upload
 
     def listed(self, owner: str) -> list[Upload]:
@@ -176,7 +113,7 @@ class Spool:
             try:
                 place.rename(going)
             except FileNotFoundError:
-                raise _gone() from None
+                raise gone() from None
         shutil.rmtree(going, ignore_errors=True)
 
     def is_held(self, upload: Upload) -> bool:
@@ -202,7 +139,7 @@ class Spool:
         try:
             return self._read(place.name).expires(hours)
         except UploadError:
-            return _last_change(place, max(path.lstat().st_mtime for path in (place, *place.rglob("*")))) + hours * 3600
+            return last_change(place, max(path.lstat().st_mtime for path in (place, *place.rglob("*")))) + hours * 3600
 
     def _places(self) -> list[Path]:
         try:
@@ -220,7 +157,7 @@ class Spool:
 
     def _read(self, upload_id: str) -> Upload:
         if not _ID.fullmatch(upload_id):
-            raise _gone()
+            raise gone()
         place = self.directory / upload_id
         try:
             descriptor = os.open(place / _ABOUT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -228,7 +165,7 @@ class Spool:
                 about = json.loads(file.read(_LARGEST_ABOUT))
             return _upload(upload_id, place, about)
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raise _gone() from None
+            raise gone() from None
 
 
 def _upload(upload_id: str, place: Path, about: Mapping[str, Any]) -> Upload:
@@ -238,103 +175,8 @@ def _upload(upload_id: str, place: Path, about: Mapping[str, Any]) -> Upload:
     return Upload(
         upload_id=upload_id, owner=str(about["owner"]), name=str(about["name"]), length=int(about["length"]),
         created=float(about["created"]), modified=str(about["modified"]), browser=str(about["browser"]), directory=place,
-        path=place / _CONTENT / file,
+        path=place / CONTENT / file,
     )  # fmt: skip
-
-
-class Writing:
-    """The open end of an upload, for one writer at a time in any process. May be used from several threads."""
-
-    def __init__(self, upload: Upload, *, is_verified_later: bool = False) -> None:
-        """`is_verified_later`: what is written counts only once `verify` was called, also if this process is killed before."""
-        self._upload = upload
-        self._mutex = threading.Lock()
-        self._hold = _locked(upload.directory / _LOCK)
-        self._hold.__enter__()
-        try:
-            self._file = os.open(upload.path, os.O_WRONLY | os.O_NOFOLLOW)
-            self._settle_unverified()
-            self.offset = upload.offset
-            if is_verified_later:
-                beside = self._marker.with_suffix(".new")
-                _write_whole(beside, str(self.offset).encode())
-                beside.rename(self._marker)
-        except BaseException as error:
-            self._hold.__exit__(None, None, None)
-            if isinstance(error, OSError):
-                raise _refused(error, upload.directory) from error
-            raise
-
-    @property
-    def _marker(self) -> Path:
-        return self._upload.directory / _UNVERIFIED
-
-    def _settle_unverified(self) -> None:
-        """Bytes whose checksum an earlier writer did not live to compare are cut off."""
-        if self._marker.exists():
-            os.ftruncate(self._file, min(self._upload.offset, os.fstat(self._file).st_size))
-            self._marker.unlink()
-
-    def write(self, place: int, data: bytes | bytearray) -> None:
-        """Write at `place`; the same again changes nothing. UploadError for more than was announced (413), or a full disk (507)."""
-        if place + len(data) > self._upload.length:
-            raise UploadError(
-                f"more arrives than the {self._upload.length:,} bytes that were announced; nothing more is taken.", 413
-            )
-        view = memoryview(data)
-        with self._mutex:
-            try:
-                written = 0
-                while written < len(view):
-                    written += os.pwrite(self._file, view[written:], place + written)
-            except OSError as error:
-                raise _refused(error, self._upload.directory) from error
-            finally:
-                self.offset = max(self.offset, place + written)
-
-    def verify(self) -> None:
-        """What was written counts."""
-        self._marker.unlink(missing_ok=True)
-
-    def settle(self) -> None:
-        """Onto the disk: what the sender is told to have arrived survives a power failure."""
-        try:
-            os.fsync(self._file)
-        except OSError as error:
-            raise _refused(error, self._upload.directory) from error
-
-    def close(self) -> None:
-        """Let the next one write. What was to be verified and was not is cut off."""
-        with self._mutex:
-            try:
-                with suppress(OSError, UploadError):
-                    self._settle_unverified()
-                os.close(self._file)
-            finally:
-                self._hold.__exit__(None, None, None)
-
-
-@contextmanager
-def held(upload: Upload) -> Iterator[None]:
-    """Nobody else sends to the upload or saves it meanwhile; UploadError (423) where somebody does."""
-    with _locked(upload.directory / _LOCK):
-        yield
-
-
-@contextmanager
-def _locked(path: Path, *, wait: bool = False) -> Iterator[None]:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise _refused(error, path.parent) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise UploadError("somebody else is sending to this upload; try again in a moment.", 423) from None
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def owner_of(who: Identity) -> str:
@@ -354,24 +196,9 @@ def safe_name(name: str) -> str:
     return f"{stem}.{ending}" if ending else stem
 
 
-def _last_change(place: Path, moment: float) -> float:
-    """`moment`, seconds since 1970. Of one that is yet to come nobody can say how long ago it was: it counts from when that was first seen.
-
-    The files keep their own times, for it may be our clock that is wrong, and for a while only.
-    """
-    now, marker = time.time(), place / _AHEAD
-    if moment <= now + _SKEW_SECONDS:
-        marker.unlink(missing_ok=True)
-        return moment
-    if not marker.exists() or marker.stat().st_mtime > now + _SKEW_SECONDS:
-        marker.touch(mode=0o600)
-        os.utime(marker, (now, now))
-    return marker.stat().st_mtime
-
-
 def _is_held(place: Path) -> bool:
     try:
-        with _locked(place / _LOCK):
+        with locked(place / LOCK):
             return False
     except UploadError as error:
         return error.status == 423
@@ -383,31 +210,3 @@ def _missing(upload: Upload) -> int:
         return max(0, upload.length - upload.offset)
     except UploadError:
         return 0
-
-
-def _gone() -> UploadError:
-    return UploadError("there is no such upload (any more); send the file again.", 404)
-
-
-def _refused(error: OSError, place: Path) -> UploadError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UploadError("the server's disk is full; what has arrived is kept.", 507)
-    if error.errno in (errno.ENOENT, errno.ELOOP):
-        return _gone()
-    return UploadError(f"{place.name}: the upload cannot be written ({error.strerror}).", 500)
-
-
-def _number(path: Path) -> int:
-    """What a marker says; 0, so that nothing is trusted, where it says nothing."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return 0
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

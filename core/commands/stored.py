@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from core.commands.comparing import flip_table, pair_table
-from core.commands.console import JsonOption, StoreOption, err, out, print_json, size
+from core.commands.console import JsonOption, StoreOption, err, out, print_json, printable, size
 from core.errors import StoreError, UsageError
 from core.runs import audit
 from core.runs.caches import summarize
@@ -206,7 +206,7 @@ def delete(
     if samples:
         raise StoreError(f"run '{samples[0]}' is a read-only sample run; nothing was deleted.")
     full = list(dict.fromkeys(path.stem for path in paths))
-    if not yes and sys.stdin.isatty() and not typer.confirm(f"Delete {', '.join(full)} for good?"):
+    if not yes and sys.stdin.isatty() and not typer.confirm(printable(f"Delete {', '.join(full)} for good?")):
         raise typer.Exit(1)
     if not yes and not sys.stdin.isatty():
         raise UsageError("delete asks before it deletes; without a terminal give --yes.")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.uploads.spool import Spool, Upload, Writing
+from app.uploads.arriving import Upload, Writing
+from app.uploads.spool import Spool
 from core.configuration import Limits
 from core.runs.store import Store
 

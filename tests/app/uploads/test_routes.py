@@ -16,7 +16,8 @@ from starlette.testclient import TestClient
 
 from app.hosting.identity import Identity
 from app.uploads import routes
-from app.uploads.spool import FOLDER, Spool, Upload, Writing, safe_name
+from app.uploads.arriving import Upload, Writing
+from app.uploads.spool import FOLDER, Spool, safe_name
 from core.errors import LimitError
 from core.runs.limits import check_space
 from core.runs.store import Store

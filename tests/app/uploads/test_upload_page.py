@@ -16,9 +16,10 @@ from app import reading
 from app.hosting.identity import Identity
 from app.uploads import looks as looking
 from app.uploads import panel
+from app.uploads.arriving import Upload, UploadError, Writing, held
 from app.uploads.looks import Looks
 from app.uploads.saving import save
-from app.uploads.spool import FOLDER, Spool, Upload, UploadError, Writing, held, owner_of
+from app.uploads.spool import FOLDER, Spool, owner_of
 from core.configuration import Limits
 from core.runs.reader import RunReader
 from core.runs.store import Store
