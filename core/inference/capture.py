@@ -22,7 +22,15 @@ from core.inference.bases import without_cache
 from core.inference.bits import own_bits
 from core.inference.caches import CacheWatch, kv_parts
 from core.inference.edge import first_line, foreign_errors_stop, quiet
-from core.inference.layer_capture import FLOOR_SEEDS, LayerCapture, LayerPlan, LayerSink, plan_layers, watching
+from core.inference.layer_capture import (
+    FLOOR_SEEDS,
+    LayerCapture,
+    LayerPlan,
+    LayerSink,
+    has_a_core_to_spare,
+    plan_layers,
+    watching,
+)
 from core.inference.models import LoadedModel
 from core.inference.neighbours import neighbour_rows
 from core.inference.paths import OpenPath, Path, Pieces, open_path, rows_of_a_chunk
@@ -40,8 +48,11 @@ class Sink(Protocol):
     def write_kv(self, side: int, part: KvPart) -> None:
         """The keys or values of one layer after one prompt."""
 
-    def layers(self, chosen: Sequence[Sequence[int]]) -> LayerSink:
-        """What takes the outputs of the model's modules at the chosen positions of each prompt; asked for where the plan has them."""
+    def layers(self, chosen: Sequence[Sequence[int]], *, is_beside: bool) -> LayerSink:
+        """What takes the outputs of the model's modules at the chosen positions of each prompt; asked for where the plan has them.
+
+        is_beside: there is a core to spare, so that they can be compared while forwards go on.
+        """
 
     def write_generation(self, generation: Generation) -> None:
         """What the sides made of a prompt when they went on freely."""
@@ -169,7 +180,12 @@ def run_capture(plan: CapturePlan, sink: Sink, on_progress: Callable[[Progress],
         sink.write_generation(generation)
     layers = None
     if plan.layers is not None:
-        layers = LayerCapture(plan.loaded, plan.layers, plan.token_ids, sink.layers(plan.layers.positions))
+        layers = LayerCapture(
+            plan.loaded,
+            plan.layers,
+            plan.token_ids,
+            sink.layers(plan.layers.positions, is_beside=has_a_core_to_spare(plan.loaded)),
+        )
     with quiet(), torch.inference_mode():
         for side, path in enumerate(plan.paths):
             torch.manual_seed(plan.seed)

@@ -5,6 +5,7 @@ Nothing is kept here but what fills a part: a side's outputs leave for the sink 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,14 +28,19 @@ from core.runs.layer_spool import LayerModule, LayerPart
 FLOOR_SEEDS = 2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
 SPOOL_BYTES = 2 << 30  # of the reference's outputs that wait on disk
 MOST_CELLS = 1 << 20  # modules x positions: rows of layer_position a pair, and 72 bytes of memory each while it is written
-_PART_BYTES = 64 << 10  # of one module at a time where forwards compute a few positions each
+_PART_BYTES = 64 << 10  # of one module at a time where forwards compute a few positions each, at least
+_LARGER_PART_BYTES = 1 << 20  # and at most; between them what keeps all modules together within
+_PARTS_TOGETHER_BYTES = 64 << 20
 _LARGEST_PART_BYTES = 8 << 20
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _PLAIN = parse_path("prefill")
 
 
 class LayerSink(Protocol):
-    """Takes module outputs: the reference's, then those of the floor, then each variant's; see core.runs.layer_rows.LayerRows."""
+    """Takes module outputs: the reference's, then those of the floor, then each variant's; see core.runs.layer_rows.LayerRows.
+
+    Where it was asked for not to work beside the forwards it is through with a part when it returns; else the part's array is its own.
+    """
 
     def write(self, side: int, part: LayerPart) -> None: ...
     def end(self, side: int, prompt: int) -> None: ...
@@ -93,6 +99,11 @@ def plan_layers(
     return LayerPlan(chosen, seeds, len(modules) + 1, copies * len(rows) * row_bytes)
 
 
+def has_a_core_to_spare(loaded: LoadedModel) -> bool:
+    """Whether forwards leave a core to whoever compares what they put out."""
+    return loaded.device != "cpu" or torch.get_num_threads() < len(os.sched_getaffinity(0))
+
+
 def is_one_piece(path: Path) -> bool:
     """Does a compiler make its kernels, out of reach of whoever looks on?"""
     return any(MODIFIERS[step.name].is_one_piece for step in path.modifiers)
@@ -106,9 +117,18 @@ class ModuleTrace(Forwards):
     several places of the model the first counts, which is where it has its name from.
     """
 
-    def __init__(self, order: dict[str, LayerModule], emit: Callable[[LayerPart], None], *, is_reference: bool) -> None:
+    def __init__(
+        self, order: dict[str, LayerModule], emit: Callable[[LayerPart], None], *, is_reference: bool, part_bytes: int, is_kept: bool
+    ) -> None:  # fmt: skip
+        """part_bytes: of one module that wait between two forwards; is_kept: parts are not done with when `emit` returns."""
         super().__init__((), ())
-        self._order, self._emit, self._is_reference = order, emit, is_reference
+        self._order, self._emit, self._is_reference, self._part_bytes, self._is_kept = (
+            order,
+            emit,
+            is_reference,
+            part_bytes,
+            is_kept,
+        )
         self._prompt = 0
         self._waiting: dict[str, _Waiting] = {}
         self._spoiled: set[str] = set()
@@ -189,7 +209,7 @@ class ModuleTrace(Forwards):
         return None
 
     def _take(self, name: str, kind: str, block: int | None, found: torch.Tensor, first: int) -> None:
-        """found: [positions, width]; copied before this returns, for models add to their outputs in place."""
+        """found: [positions, width]; copied or done with before this returns, for models add to their outputs in place."""
         if name in self._spoiled:
             return
         module = self._order.get(name)
@@ -202,10 +222,11 @@ class ModuleTrace(Forwards):
             self._hand_on(self._waiting.pop(name))
             waiting = None
         row_bytes = max(1, found.shape[1] * found.dtype.itemsize)
-        room = max(1, _PART_BYTES // row_bytes)
+        room = max(1, self._part_bytes // row_bytes)
         if waiting is None and len(found) >= room:
             for start in range(0, len(found), at_once := max(1, _LARGEST_PART_BYTES // row_bytes)):
-                self._emit_part(module, first + start, found[start : start + at_once].detach().clone())
+                piece = found[start : start + at_once].detach()
+                self._emit_part(module, first + start, piece.clone() if self._is_kept else piece)
             return
         if waiting is None:
             space = torch.empty((room, found.shape[1]), dtype=found.dtype, device=found.device)
@@ -269,12 +290,14 @@ class LayerCapture:
     def __init__(self, loaded: LoadedModel, plan: LayerPlan, token_ids: Sequence[Sequence[int]], sink: LayerSink) -> None:
         self._loaded, self._plan, self._token_ids, self._sink = loaded, plan, token_ids, sink
         self._order: dict[str, LayerModule] = {}
+        part_bytes = min(_LARGER_PART_BYTES, max(_PART_BYTES, _PARTS_TOGETHER_BYTES // max(1, plan.modules)))
+        self._how: dict[str, Any] = {"part_bytes": part_bytes, "is_kept": has_a_core_to_spare(loaded)}
 
     def trace(self, side: int, path: Path) -> ModuleTrace | None:
         """For the forwards of a side; None where a compiler makes its kernels."""
         if is_one_piece(path):
             return None
-        return ModuleTrace(self._order, lambda part: self._sink.write(side, part), is_reference=side == 0)
+        return ModuleTrace(self._order, lambda part: self._sink.write(side, part), is_reference=side == 0, **self._how)
 
     def begin(self, trace: ModuleTrace, prompt: int) -> None:
         trace.turn_to(prompt, self._token_ids[prompt], self._plan.positions[prompt])
@@ -298,7 +321,7 @@ class LayerCapture:
             raise
 
     def _prefill(self, emit: Callable[[LayerPart], None], end: Callable[[], None]) -> None:
-        trace = ModuleTrace(self._order, emit, is_reference=False)
+        trace = ModuleTrace(self._order, emit, is_reference=False, **self._how)
         with open_path(_PLAIN, self._loaded, trace=trace) as opened, watching(self._loaded.model, trace):
             for prompt, ids in enumerate(self._token_ids):
                 self.begin(trace, prompt)

@@ -82,18 +82,30 @@ class LayerRows:
     """Takes module outputs and writes rows of the tables `layer` and `layer_position`.
 
     The reference's first; then, where there is to be a rounding floor, those of reordered prefills (and of a plain one, if the reference
-    is another path); then the variants', each prompt followed by `end`. All work is done by `put`, in the thread that stores.
+    is another path); then the variants', each prompt followed by `end`.
     """
 
-    def __init__(self, directory: Path, chosen: Sequence[Sequence[int]], put: Put, insert: Insert) -> None:
-        """chosen: positions of each prompt that are looked at, ascending."""
-        self._directory, self._put, self._insert = directory, put, insert
+    def __init__(
+        self, directory: Path, chosen: Sequence[Sequence[int]], put: Put, insert: Insert, *, is_beside: bool = True
+    ) -> None:
+        """chosen: positions of each prompt that are looked at, ascending. put: hands work to the thread that stores, which `insert` belongs to.
+
+        is_beside: all work is done there; else only storing, and comparing in the caller's thread: beside forwards that keep every core busy
+        it costs them more than it takes (a fifth of the whole, on two cores).
+        """
+        self._directory, self._storing, self._insert, self._is_beside = directory, put, insert, is_beside
         self._chosen = [np.array(positions, np.int32) for positions in chosen]
         self._counts = [len(positions) for positions in chosen]
         self._reference = LayerSpool(directory / "reference-layers", self._counts)
         self._plain: LayerSpool | None = None
         self._current = _Comparison()
         self._floor: dict[Key, _Floor] = {}
+
+    def _put(self, work: Callable[..., object], *arguments: object, size: int = 0) -> None:
+        if self._is_beside:
+            self._storing(work, *arguments, size=size)
+        else:
+            work(*arguments)
 
     def write(self, side: int, part: LayerPart) -> None:
         """What a module put out on a side. The array is ours from now on."""
@@ -152,8 +164,12 @@ class LayerRows:
 
     def _end(self, pair: int, prompt: int) -> None:
         found = self._current.take(self._reference)
-        if not found:
-            return
+        if found and self._is_beside:
+            self._store(pair, prompt, found)
+        elif found:
+            self._storing(self._store, pair, prompt, found)
+
+    def _store(self, pair: int, prompt: int, found: list[tuple[Key, _Compared]]) -> None:
         positions = self._chosen[prompt]
         self._insert("layer", _module_table(pair, prompt, positions, [(kept, self._floor.get(key)) for key, kept in found]))
         at_once = max(1, _INSERT_ROWS // len(positions))

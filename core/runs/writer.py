@@ -175,8 +175,11 @@ class RunWriter:
             for name, table in zip(("kv", "kv_position"), tables, strict=True):
                 self._open_database().insert(name, table)
 
-    def layers(self, chosen: Sequence[Sequence[int]]) -> LayerRows:
-        """What takes the outputs of the model's modules at the chosen positions of each prompt. Once a run, before the first side."""
+    def layers(self, chosen: Sequence[Sequence[int]], *, is_beside: bool = True) -> LayerRows:
+        """What takes the outputs of the model's modules at the chosen positions of each prompt. Once a run, before the first side.
+
+        is_beside: they are compared in the thread that stores, else in the caller's.
+        """
         lengths = [prompt.positions for prompt in self.header.prompts]
         is_fitting = len(chosen) == len(lengths) and all(
             list(positions) == sorted(set(positions)) and all(0 <= position < length for position in positions)
@@ -186,7 +189,7 @@ class RunWriter:
             raise UsageError(
                 f"run '{self.header.name}': the positions at which modules are looked at are ascending ones of each prompt, once."
             )
-        self._layers = LayerRows(self._partial.directory, chosen, self._storing.put, self._insert)
+        self._layers = LayerRows(self._partial.directory, chosen, self._storing.put, self._insert, is_beside=is_beside)
         return self._layers
 
     def _insert(self, name: str, table: pa.Table) -> None:

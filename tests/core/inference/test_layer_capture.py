@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, FalconConfig, OPTCo
 
 from benchmarks.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError, UsageError
-from core.inference import layer_capture, reordering
+from core.inference import capture, layer_capture, reordering
 from core.inference.capture import plan_capture, run_capture
 from core.inference.edge import quiet
 from core.inference.layer_modules import watched_modules
@@ -291,6 +291,23 @@ def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
     assert reordering.reordering_refusal(loaded.model) is None
 
 
+@pytest.mark.parametrize("variant", ["decode+faulty", "chunked:7+faulty", "prefill+batch:3+faulty"])
+def test_modules_are_compared_alike_beside_the_forwards_and_between_them(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every core at work parts are not copied, and compared before the model goes on: it may add to them in place afterwards."""
+    loaded, found = model_of("llama"), []
+    plant(monkeypatch, loaded, watched_modules(loaded.model)[3].name, lambda output: output * 1.001)
+    for is_beside in (True, False):
+        monkeypatch.setattr(layer_capture, "has_a_core_to_spare", lambda _, is_beside=is_beside: is_beside)
+        monkeypatch.setattr(capture, "has_a_core_to_spare", lambda _, is_beside=is_beside: is_beside)
+        with captured(tmp_path / str(is_beside), loaded, variant, layer_floor=2) as run:
+            found.append((run.layers(0), run.layer_positions(0, 0)))
+    assert found[0][0]["neq"].sum() > 0
+    for beside, between in zip(*found, strict=True):
+        assert beside.equals(between)
+
+
 def test_long_prompts_do_not_wait_in_memory(tmp_path, monkeypatch):
     """What a trace holds between two forwards is a part of each module at most, whatever the length of the prompt."""
     loaded, held = model_of("llama"), []
@@ -300,7 +317,8 @@ def test_long_prompts_do_not_wait_in_memory(tmp_path, monkeypatch):
         held.append(sum(waiting.space.nbytes for waiting in trace._waiting.values()))
         see_logits(trace, position, logits)
 
-    monkeypatch.setattr(layer_capture, "_PART_BYTES", 2000)
+    for name in ("_PART_BYTES", "_LARGER_PART_BYTES"):
+        monkeypatch.setattr(layer_capture, name, 2000)
     monkeypatch.setattr(layer_capture.ModuleTrace, "see_logits", noting)
     prompts = [tuple(torch.randint(1, 300, (90,), generator=torch.Generator().manual_seed(n)).tolist()) for n in range(4)]
     with captured(tmp_path, loaded, "decode", ids=prompts, layer_floor=0) as run:
