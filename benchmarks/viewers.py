@@ -25,6 +25,7 @@ from app.jobs import NICENESS
 from benchmarks.scratch import scratch
 from benchmarks.timing import Line, table
 from benchmarks.viewer_session import Session
+from core.hosting import tokens
 from tests.browser.driving import ROOT, Dashboard, start
 
 RUN, POSITIONS = "fresh-against-cached", 40
@@ -116,7 +117,7 @@ async def _freezing(url: str, until: float, seen: Seen) -> None:
     reader, writer = await asyncio.open_connection(host, int(port))
     while time.monotonic() < until:
         began = time.perf_counter()
-        writer.write(f"GET /_stcore/health HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+        writer.write(f"GET /health HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
         await writer.drain()
         head = await reader.readuntil(b"\r\n\r\n")
         length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0)
@@ -198,12 +199,21 @@ def main() -> int:
     parser.add_argument("--beside-capture", action="store_true", help="capture again and again meanwhile")
     parser.add_argument("--heavy", action="store_true", help="and one viewer who downloads whole runs as npz")
     parser.add_argument("--header", action="append", default=[], help="'Name: value' of every request, such as a cookie")
+    parser.add_argument(
+        "--signed-in", action="store_true", help="the server asks for a token, and every request of the viewers brings one"
+    )
     asked = parser.parse_args()
     headers = dict(text.split(": ", 1) for text in asked.header)
+    environment = {}
     load = os.getloadavg()[0]
     with scratch() as folder:
         dump = _dump(folder) if asked.beside_ingest else None
-        dashboard = start(folder / "server" / "runs")
+        store = folder / "server" / "runs"
+        if asked.signed_in:
+            store.mkdir(parents=True)
+            headers["Authorization"] = f"Bearer {tokens.add(store, 'viewers', 'viewer', 1)[0]}"
+            environment["ULPSCOPE_SIGN_IN_TOKENS"] = "true"
+        dashboard = start(store, **environment)
         try:
             seen, memory = asyncio.run(_all(dashboard, asked, dump, headers))
         finally:

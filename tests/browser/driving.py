@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,10 +58,14 @@ def start(store: Path, script: Path = Path("app/main.py"), port: int = 0, **envi
     while time.perf_counter() - began < 60:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=1) as answer:
-                if answer.status == 200:
-                    return Dashboard(f"http://127.0.0.1:{port}", store, process, time.perf_counter() - began)
+                is_there = answer.status == 200
+        except urllib.error.HTTPError as error:
+            is_there = error.code == 401  # it asks who is there
         except OSError:
-            time.sleep(0.1)
+            is_there = False
+        if is_there:
+            return Dashboard(f"http://127.0.0.1:{port}", store, process, time.perf_counter() - began)
+        time.sleep(0.1)
     process.kill()
     raise RuntimeError("the dashboard did not start within a minute")
 
