@@ -15,7 +15,7 @@ from core.inference.capture import plan_capture, run_capture
 from core.inference.models import load_model
 from core.inference.paths import run_path
 from core.runs.kv import KvPart
-from core.runs.layers import modules_of
+from core.runs.layers import comparedof
 from core.runs.reader import RunReader
 from core.runs.records import Generation
 from core.runs.store import Store
@@ -88,29 +88,29 @@ def run() -> list[Line]:
             seconds = interleaved(contenders, ROUNDS)
             run_id = capture("layers")
             with RunReader(store.path_of(run_id)) as stored:
-                modules_ = modules_of(stored.layers(0))
+                compared = modules_of(stored.layers(0))
             store.delete(run_id)
             lines.append(
                 Line(
                     f"forwards of prefill and {variant} with every module compared, over bare ones", "<= 2.5x",
                     f"{seconds['modules'] / seconds['bare']:.2f}x",
-                    f"{seconds['modules']:.2f} s over {seconds['bare']:.2f} s, {prompts} x {length} tokens, {len(modules_)} modules, no floor, no logits stored, "
+                    f"{seconds['modules']:.2f} s over {seconds['bare']:.2f} s, {prompts} x {length} tokens, {len(compared)} modules, no floor, no logits stored, "
                     f"{loaded.dtype}; medians of {ROUNDS}",
                 )
             )  # fmt: skip
             lines.append(
                 Line(
-                    f"capture of prefill and {variant} with layers, {prompts} x {length} tokens", "",
+                    f"capture of prefill and {variant} with layers, {prompts} x {length} tokens", "<= 2.5x",
                     f"{seconds['layers'] / seconds['plain']:.2f}x",
                     f"{seconds['layers']:.2f} s over {seconds['plain']:.2f} s without layers; the bare forwards take {seconds['bare']:.2f} s "
-                    f"({seconds['layers'] / seconds['bare']:.2f}x), {len(modules_)} modules; medians of {ROUNDS}",
+                    f"({seconds['layers'] / seconds['bare']:.2f}x), {len(compared)} modules; medians of {ROUNDS}",
                 )
             )  # fmt: skip
-            first = next((each for each in modules_ if each.neq), None)
+            first = next((each for each in compared if each.neq), None)
             if first is not None:
                 lines.append(
                     Line(
-                        f"growth from one product to the logits, {variant}", "1 in 1000 to most", f"{1000 * first.neq_share:.2g} in 1000 to {modules_[-1].neq_share:.0%}",
+                        f"growth from one product to the logits, {variant}", "1 in 1000 to most", f"{1000 * first.neq_share:.2g} in 1000 to {compared[-1].neq_share:.0%}",
                         f"of the elements of {first.module}, the first that differs, and of the logits",
                     )
                 )  # fmt: skip

@@ -116,7 +116,7 @@ def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(page: P
     copy = dashboard.store / "arrives.duckdb"
     dashboard.store.mkdir(exist_ok=True)
     copy.write_bytes((ROOT / "sample_runs" / "batch-1-against-n.duckdb").read_bytes())
-    expect(counted).not_to_have_text(before, timeout=30_000)
+    expect(counted).not_to_have_text(before, timeout=15_000)
     page.goto(f"{dashboard.url}/overview?run=arrives")
     settle(page)
     expect(page.locator("h1")).to_have_text("Overview")
