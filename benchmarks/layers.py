@@ -15,7 +15,7 @@ from core.inference.capture import plan_capture, run_capture
 from core.inference.models import load_model
 from core.inference.paths import run_path
 from core.runs.kv import KvPart
-from core.runs.layers import comparedof
+from core.runs.layers import modules_of
 from core.runs.reader import RunReader
 from core.runs.records import Generation
 from core.runs.store import Store

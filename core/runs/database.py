@@ -43,6 +43,7 @@ _LISTING_THREADS = 2
 
 # Names are looked up among the system's first: a macro in a foreign file could otherwise stand for `count` or `duckdb_views`.
 _SEARCH = "SET search_path = 'system.main,run_file.main'"
+_SHUT_IN = "SET enable_external_access = false"
 
 Read = TypeVar("Read")
 
@@ -59,28 +60,17 @@ class Database:
     def to_read(cls, path: Path) -> Database:
         """Opened read-only and shut in: nothing inside a foreign file can reach any other file, or take the place of a function."""
         with _edge(path):
-            connection = duckdb.connect(":memory:", config=_CONFIG)
-            try:
-                connection.execute(f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)")
-                connection.execute("SET enable_external_access = false")
-            except BaseException:
-                connection.close()
-                raise
+            attach = f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)"
+            connection = _connected(attach, _SHUT_IN)
             return cls(path, connection, partial(_reading_cursor, connection))
 
     @classmethod
     def to_write(cls, path: Path, *, expected_bytes: int) -> Database:
         """A new file for `expected_bytes` of logits: small runs get small blocks, or ten empty tables cost 3 MB."""
         with _edge(path):
-            connection = duckdb.connect(":memory:", config=_CONFIG | {"temp_directory": str(path.absolute().parent / "spill")})
             block = 16384 if expected_bytes < _SMALL_RUN else 262144
-            options = f"TYPE duckdb, ROW_GROUP_SIZE 2048, BLOCK_SIZE {block}"
-            try:
-                connection.execute(f"ATTACH {_quoted(path.absolute())} AS run_file ({options})")
-                connection.execute("USE run_file")
-            except BaseException:
-                connection.close()
-                raise
+            attach = f"ATTACH {_quoted(path.absolute())} AS run_file (TYPE duckdb, ROW_GROUP_SIZE 2048, BLOCK_SIZE {block})"
+            connection = _connected(attach, "USE run_file", temp_directory=str(path.absolute().parent / "spill"))
             # The connection itself: a cursor would be another one and not see the open transaction.
             return cls(path, connection, partial(_itself, connection))
 
@@ -88,22 +78,14 @@ class Database:
     def in_memory(cls) -> Database:
         """An empty run file that lies nowhere."""
         with _edge(Path("memory")):
-            connection = duckdb.connect(":memory:", config=_CONFIG)
-            connection.execute("ATTACH ':memory:' AS run_file; USE run_file")
+            connection = _connected("ATTACH ':memory:' AS run_file", "USE run_file")
             return cls(Path("memory"), connection, partial(_itself, connection))
 
     @classmethod
     def to_change(cls, path: Path) -> Database:
         """A file that nobody else can see yet, opened to be written to; shut in like a reader, for it may come from anybody."""
         with _edge(path):
-            connection = duckdb.connect(":memory:", config=_CONFIG)
-            try:
-                connection.execute(f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb)")
-                connection.execute(_SEARCH)
-                connection.execute("SET enable_external_access = false")
-            except BaseException:
-                connection.close()
-                raise
+            connection = _connected(f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb)", _SEARCH, _SHUT_IN)
             database = cls(path, connection, partial(_itself, connection))
         try:
             database.refuse_views()
@@ -168,6 +150,18 @@ class Database:
     def abandon(self) -> None:
         """Let go of the file whatever state it is in."""
         _close(self._connection)
+
+
+def _connected(*statements: str, **config: Any) -> duckdb.DuckDBPyConnection:
+    """An instance of its own on which the statements were run; none is left open where one of them fails."""
+    connection = duckdb.connect(":memory:", config=_CONFIG | config)
+    try:
+        for statement in statements:
+            connection.execute(statement)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _plain(values: Sequence[Any]) -> list[Any]:
@@ -291,7 +285,7 @@ def _listing_instance(folders: list[str]) -> duckdb.DuckDBPyConnection:
     """Shut in like a reader, to `folders`; the queries of a listing are too small for an optimizer to pay."""
     connection = duckdb.connect(":memory:", config=_CONFIG | {"threads": 1})
     connection.execute("SET allowed_directories = ?", [folders])
-    connection.execute("SET enable_external_access = false")
+    connection.execute(_SHUT_IN)
     connection.execute("PRAGMA disable_optimizer")
     return connection
 
