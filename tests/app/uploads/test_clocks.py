@@ -12,20 +12,11 @@ from app.uploads.arriving import Upload, Writing
 from app.uploads.spool import Spool
 from core.configuration import Limits
 from core.runs.store import Store
+from tests.clock import Clock
 
 HOURS = 24.0
 DAY = 86_400.0
 LIMITS = Limits(free_bytes=0, upload_hours=0)  # nothing expires before it is asked for
-
-
-class Clock:
-    """time.time, and the times of files, put by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

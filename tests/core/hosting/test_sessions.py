@@ -13,18 +13,9 @@ import pytest
 
 from core.hosting import sessions
 from core.hosting.sessions import Sessions
+from tests.clock import Clock
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-class Clock:
-    """time.time, moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
