@@ -4,7 +4,8 @@ from itertools import count
 
 import streamlit as st
 
-from app import deleted, gallery, reading, uploading, widgets
+from app import deleted, reading, uploading, widgets
+from app.gallery import asking, listing, ticked
 from app.widgets import PAGES
 
 head, drop = st.columns([1, 1], vertical_alignment="center")
@@ -16,24 +17,24 @@ labels, damaged = reading.all_labels()
 trash = reading.discarded()
 
 deleted.undo_line(trash)
-gallery.first_visit(cards)
+listing.first_visit(cards)
 if not cards:
-    gallery.unreadable(broken, damaged)
+    listing.unreadable(broken, damaged)
     deleted.trash_list(trash)
     widgets.empty()
-asked = gallery.ask(cards, labels)
+asked = asking.ask(cards, labels)
 prompts = reading.searchable() if asked.sought else {}
-shown = gallery.matching(cards, asked, labels, prompts)
-gallery.unreadable(broken, damaged)
-gallery.counted(cards, shown, labels)
-gallery.table(shown, labels)
+shown = asking.matching(cards, asked, labels, prompts)
+listing.unreadable(broken, damaged)
+listing.counted(cards, shown, labels)
+listing.table(shown, labels)
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
 st.caption(
     "Flips are positions whose argmax differs; ULPs are counted in each run's own dtype. Where a run has several pairs, figures are those of the worst. "
     "Device, positions, sides, model, date, size and note stand further right."
 )
-gallery.panel(cards, shown, labels)
+ticked.panel(cards, shown, labels)
 deleted.trash_list(trash)
 
 rounds = count()

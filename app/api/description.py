@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from app import gallery, page_settings, words
+from app import page_settings, words
+from app.gallery import asking
 from app.uploads import routes as uploads
 
 Schema = dict[str, Any]
@@ -93,7 +94,7 @@ _FILTERS = [
     _query("dtype", {"enum": ["any", "bfloat16", "float16", "float32"]}, "compute dtype"),
     _query("device", _TEXT, "cpu, cuda, ..."),
     _query("verdict", {"enum": ["any", *words.VERDICTS]}, "of any of its pairs"),
-    _query("flips", {"enum": list(gallery.FLIPS)}, "whether an argmax differs anywhere"),
+    _query("flips", {"enum": list(asking.FLIPS)}, "whether an argmax differs anywhere"),
     {**_query("tag", _list(_TEXT), "given several times: all of them"), "explode": True},
     _query("sort", {"enum": list(page_settings.SORTS)}, "as in the gallery"),
     _query("limit", {"type": "integer", "minimum": 0, "maximum": 1000, "default": 100}, "runs in the answer"),

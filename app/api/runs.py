@@ -10,7 +10,7 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app import gallery, page_settings, reading, words
+from app import page_settings, reading, words
 from app.api.answers import (
     NotFoundError,
     RefusedError,
@@ -22,6 +22,7 @@ from app.api.answers import (
     refuse_unknown,
     whole,
 )
+from app.gallery import asking
 from app.hosting.identity import identity_of
 from core.errors import StoreError
 from core.runs import audit, labels
@@ -46,15 +47,15 @@ def _list(request: Request) -> Response:
     asked, limit, offset = _asked(request), whole(request, "limit", 100, _MOST_LISTED), whole(request, "offset", 0, 10**9)
     cards, broken = reading.cards()
     attached, _ = reading.all_labels()
-    matching = gallery.matching(cards, asked, attached, reading.searchable() if asked.sought else {})
+    matching = asking.matching(cards, asked, attached, reading.searchable() if asked.sought else {})
     listed = [_card(request, card, attached.get(card.run_id, Labels())) for card in matching[offset : offset + limit]]
     return answer({"runs": listed, "total": len(matching), "broken": [run.reason for run in broken]})
 
 
-def _asked(request: Request) -> gallery.Asked:
+def _asked(request: Request) -> asking.Asked:
     given = request.query_params
     choices = {
-        "dtype": ("any", "bfloat16", "float16", "float32"), "verdict": ("any", *words.VERDICTS), "flips": gallery.FLIPS,
+        "dtype": ("any", "bfloat16", "float16", "float32"), "verdict": ("any", *words.VERDICTS), "flips": asking.FLIPS,
         "sort": tuple(page_settings.SORTS),
     }  # fmt: skip
     chosen = {}
@@ -65,7 +66,7 @@ def _asked(request: Request) -> gallery.Asked:
     text = given.get("search", "")
     if len(text) > page_settings.LONGEST_TEXT:
         raise RefusedError(f"search has {len(text)} characters; expected at most {page_settings.LONGEST_TEXT}.", 400)
-    return gallery.Asked(text=text, device=given.get("device", ""), tags=tuple(given.getlist("tag")), **chosen)
+    return asking.Asked(text=text, device=given.get("device", ""), tags=tuple(given.getlist("tag")), **chosen)
 
 
 def _card(request: Request, card: RunCard, attached: Labels) -> dict[str, Any]:

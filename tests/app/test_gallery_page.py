@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import exports, gallery, page_settings, reading
-from app.gallery import Asked, listed, matching
+from app import exports, page_settings, reading
+from app.gallery import ticked
+from app.gallery.asking import Asked, matching
+from app.gallery.listing import listed
 from core.runs import labels
 from core.runs.gallery import RunCard, list_runs
 from core.runs.labels import Labels
@@ -340,7 +342,7 @@ def test_a_run_is_pinned_in_its_labels_and_a_tag_for_several_leaves_it_pinned(mi
     assert labels.read(own_store.directory, "mine") == Labels(pinned=True)
     assert "pinned" in [each.value for each in app.caption]
     (card,) = [card for card in list_runs(own_store)[0] if card.run_id == "mine"]
-    gallery._tag([card], "new", True)
+    ticked._tag([card], "new", True)
     assert labels.read(own_store.directory, "mine") == Labels(("new",), pinned=True)
 
 

@@ -1,0 +1,1 @@
+"""The gallery: what it is asked for, its table, and what is done with the ticked runs."""
