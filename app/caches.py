@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from app import state, widgets, words
+from app.code_block import code_block
 from core.runs.caches import CacheSummary
 
 COLUMNS = {name: st.column_config.NumberColumn(format="localized") for name in ("elements", "differ", "max ULPs")} | {
@@ -39,9 +40,8 @@ def nothing_to_compare(view: state.View) -> NoReturn:
             "where none does (`prefill : prefill+batch:8`), only when `--kv` asks for it."
         )
     if not others:
-        st.code(
-            'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference prefill --variant decode',
-            language="bash",
+        code_block(
+            'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference prefill --variant decode'
         )
     st.stop()
 

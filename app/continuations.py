@@ -12,6 +12,7 @@ import pandas as pd
 import streamlit as st
 
 from app import exports, reading, state, widgets, words
+from app.code_block import code_block
 from core.runs.continuations import Continuation, continuations, logits_of_chosen
 from core.runs.reader import RunReader
 from core.runs.views import row_of
@@ -198,7 +199,7 @@ def section(view: state.View) -> None:
         with st.expander("Both texts"):
             for name, text in ((view.pair.reference, found.reference_text), (view.pair.variant, found.variant_text)):
                 st.caption(f"`{widgets.code(name)}`")
-                st.code(text, language=None, wrap_lines=True)
+                code_block(text, key=f"text_of_{name}", wraps=True)
     _all(view.run)
 
 

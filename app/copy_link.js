@@ -1,31 +1,4 @@
-// Copies the address as it stands in the address bar. Browsers refuse the clipboard on plain http: then an older way, then by hand.
-const LONG_ENOUGH_MS = 2500;
-
-function copiedTheOldWay(text) {
-  const field = document.createElement("textarea");
-  field.value = text;
-  field.style.position = "fixed";
-  field.style.opacity = "0";
-  document.body.append(field);
-  field.select();
-  try {
-    return document.execCommand("copy");
-  } catch {
-    return false;
-  } finally {
-    field.remove();
-  }
-}
-
-async function isCopied(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    return copiedTheOldWay(text);
-  }
-}
-
+// After clipboard.js. Copies the address as it stands in the address bar; where no way is left, it is shown to be copied by hand.
 export default function (component) {
   const root = component.parentElement;
   const [button, says, field] = ["button", ".says", "input"].map((what) => root.querySelector(what));

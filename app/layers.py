@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from app import state, widgets, words
+from app.code_block import code_block
 from core.runs.layers import NARROW, RESIDUAL, LayerSummary, ModuleFigures, says_little
 
 MEASURES = {"ratio": "rms over floor", "neq_share": "share that differs", "max_ulps": "max ULPs"}
@@ -46,12 +47,12 @@ def nothing_to_compare(view: state.View) -> NoReturn:
         )
     if not others:
         is_repeatable = about.kind == "capture" and about.command.startswith("python -m core capture")
-        st.code(
+        code_block(
             f"{about.command} --layers"
             if is_repeatable
             else 'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference prefill --variant decode --layers',
-            language="bash", wrap_lines=True,
-        )  # fmt: skip
+            wraps=True,
+        )
     st.stop()
 
 

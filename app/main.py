@@ -13,7 +13,7 @@ import streamlit as st  # noqa: E402  (the path above comes first)
 from starlette.middleware import Middleware  # noqa: E402
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
-from app import address, copy_link, heatmap_window, page_links, stepper, widgets  # noqa: E402
+from app import address, copy_link, document, heatmap_window, page_links, stepper, widgets  # noqa: E402
 from app.api.background import lifespan  # noqa: E402
 from app.hosting import pages as of_signed_in  # noqa: E402
 from app.hosting import start  # noqa: E402
@@ -80,6 +80,7 @@ if get_script_run_ctx(suppress_warning=True) is not None:
     draw()
 else:
     start.check()
-    app = st.App(__file__, routes=ROUTES, middleware=[Middleware(Gate)], lifespan=lifespan)
+    documents = document.routes([name for name, _ in PAGES if name != "runs"])
+    app = st.App(__file__, routes=[*documents, *ROUTES], middleware=[Middleware(Gate)], lifespan=lifespan)
     gc.freeze()  # what the modules made stays for good: no collection needs to look at its 150,000 objects again
     atexit.register(gc.unfreeze)  # or DuckDB's modules say at the end that they leaked

@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from app import state, widgets, words
+from app.code_block import code_block
 from core.runs.remedies import PriceRow, RemedyRow
 
 COLUMNS = {
@@ -36,9 +37,8 @@ def nothing_tried(view: state.View) -> NoReturn:
         st.info(
             "This run was captured without trying remedies: that runs every pair again under each of them, and times it. `--remedies` asks for it."
         )
-    st.code(
-        'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference prefill --variant decode --remedies',
-        language="bash",
+    code_block(
+        'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference prefill --variant decode --remedies'
     )
     st.stop()
 

@@ -15,6 +15,7 @@ import pandas as pd
 import streamlit as st
 
 from app import address, charts, exports, reading, state, widgets, words
+from app.code_block import code_block
 from app.hosting import pages
 from app.jobs import ANY_DEVICE, ROOT, Job, PromptFile
 from core.runs import judge_command
@@ -285,7 +286,7 @@ def _controls_to_bring(view: state.View) -> None:
     with st.expander("Controls that would decide it", icon=":material/rule:", key="controls_to_bring"):
         for what, option in ways:
             st.caption(words.opening(what))
-            st.code(f"{command} {option}", language="bash", wrap_lines=True)
+            code_block(f"{command} {option}", wraps=True)
         st.caption("The judged run is a new one, of the same bits; options may be combined. docs/verdict.md has the method.")
 
 
@@ -295,7 +296,7 @@ def _how_to_judge(view: state.View) -> None:
     command = judge_command.typed(about.command)
     if command is not None:
         st.markdown("This captures the pairs again and runs every control beside them, several times the work of the capture:")
-        st.code(command, language="bash", wrap_lines=True)
+        code_block(command, wraps=True)
     _judge_here(view)
 
 
@@ -370,7 +371,8 @@ def _report(view: state.View) -> None:
     report = st.expander("Report for an issue thread", icon=":material/article:", key="copy_report", on_change="rerun")
     if report.open:
         report.caption("Markdown. The button at the right of the text copies it.")
-        report.code(issue_text(view.run, [view.pair], link(view)), language="markdown", wrap_lines=True)
+        with report:
+            code_block(issue_text(view.run, [view.pair], link(view)), wraps=True)
 
 
 def link(view: state.View) -> str:

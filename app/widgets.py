@@ -14,6 +14,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import address, link, reading, state, stepper, words
+from app.code_block import code_block
 from core.errors import UlpscopeError
 from core.runs.gallery import RunCard
 from core.runs.reader import RunReader
@@ -218,9 +219,8 @@ def empty() -> NoReturn:
     st.info("No runs yet. Upload a dump of logits, or capture a run; it appears here by itself.")
     st.page_link(PAGES / "upload.py", label="Upload a dump")
     st.page_link(PAGES / "capture.py", label="Capture a run")
-    st.code(
-        'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference prefill --variant decode --dtype bfloat16',
-        language="bash",
+    code_block(
+        'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference prefill --variant decode --dtype bfloat16'
     )
     st.stop()
 

@@ -8,6 +8,7 @@ import streamlit as st
 
 from app import reading, widgets, words
 from app.capture_form import CaptureForm, split_prompts
+from app.code_block import code_block
 from app.hosting import pages
 from app.job_list import job_list
 from app.jobs import ANY_DEVICE, PromptFile
@@ -235,6 +236,6 @@ if form.missing is None:
     awaited = look_up(form)
     st.fragment(foreseen, run_every=None if awaited is not None and awaited.is_fresh else 0.5)(form)
 with st.expander("The same on the command line"):
-    st.code(form.typed, language="bash", wrap_lines=True)
+    code_block(form.typed, key="typed", wraps=True)
 st.subheader("Captures")
 job_list(jobs)

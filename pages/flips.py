@@ -6,6 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from app import best_tokens, continuations, exports, flips, margins, reading, state, widgets, words
+from app.code_block import code_block
 
 view = widgets.head(
     "Flips",
@@ -69,7 +70,8 @@ if view.texts:
         name = getattr(view.pair, side)
         column.caption(f"`{widgets.code(name)}` goes on with {widgets.escaped(widgets.table_texts([token], view.run)[0])}")
         chosen = "" if pd.isna(token) else view.run.vocabulary.get(int(token), f"⟨token {int(token)}⟩")
-        column.code(before + "▸" + words.visible(chosen) + "◂", language=None, wrap_lines=True)
+        with column:
+            code_block(before + "▸" + words.visible(chosen) + "◂", key=f"context_{side}", wraps=True)
 top = reading.top(view)
 st.markdown("**Why it could flip.** " + flips.why(here, top))
 best_tokens.section(view)

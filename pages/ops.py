@@ -3,6 +3,7 @@
 import streamlit as st
 
 from app import exports, ops, reading
+from app.code_block import code_block
 from core.runs.op_words import beside
 
 jobs = reading.jobs()
@@ -19,7 +20,7 @@ if not found:
     st.info(
         "No operations were probed yet. Probe this machine above, or on any machine from the command line; a run file put into this store appears here."
     )
-    st.code(ops.COMMAND, language=None)
+    code_block(ops.COMMAND)
     st.stop()
 runs = ops.pick(found)
 if not runs:

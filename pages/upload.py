@@ -3,6 +3,7 @@
 import streamlit as st
 
 from app import reading, widgets
+from app.code_block import code_block
 from app.hosting import identity, pages
 from app.job_list import job_list
 from app.uploads import form, panel
@@ -38,7 +39,7 @@ def explained() -> None:
             "`emitted:SIDE` (the token each side chose, -1 where it was given).\n"
             "- To try it: `sample_runs/dumps/fresh_and_cached_upcast.npz` and `six_calls.npz`."
         )
-        st.code('np.savez("dump.npz", reference=fresh_logits, variant=cached_logits, token_ids=ids)', language="python")
+        code_block('np.savez("dump.npz", reference=fresh_logits, variant=cached_logits, token_ids=ids)')
 
 
 @st.fragment(run_every=1.0)

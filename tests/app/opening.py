@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
@@ -24,3 +25,9 @@ def said(app: AppTest) -> str:
     """All text of the page."""
     kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
     return "\n".join(str(element.value) for kind in kinds for element in getattr(app, kind))
+
+
+def codes(app: AppTest) -> list[str]:
+    """The texts that the page shows to be copied."""
+    parts = (element.proto for element in app.get("bidi_component"))
+    return [json.loads(part.json)["text"] for part in parts if part.component_name == "ulpscope_code"]

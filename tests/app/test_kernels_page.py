@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.runs.store import Store
-from tests.app.opening import opened
+from tests.app.opening import codes, opened
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
 
 
@@ -42,4 +42,4 @@ def test_filters_leave_what_they_say(own_store):
 def test_a_run_that_was_not_watched_says_what_to_do(own_store):
     app = opened("kernels", run=kernel_run(own_store, watched=False))
     assert "without watching kernels" in app.info[0].value
-    assert "--kernels" in app.code[0].value
+    assert "--kernels" in codes(app)[0]

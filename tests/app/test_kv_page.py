@@ -13,7 +13,7 @@ from core.runs.kv import KvPart
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from core.uploads.ingest import ingest
-from tests.app.opening import opened, said
+from tests.app.opening import codes, opened, said
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +94,7 @@ def test_a_run_without_caches_says_what_to_do(own_store):
     run_id = kv_run(own_store, [])
     app = opened("kv_cache", run=run_id)
     assert "--kv" in app.info[0].value
-    assert "--variant decode" in app.code[0].value
+    assert "--variant decode" in codes(app)[0]
     uploaded = ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"])
     assert "a dump of logits holds no caches" in opened("kv_cache", run=uploaded).info[0].value
 

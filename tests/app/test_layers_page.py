@@ -13,7 +13,7 @@ from core.runs.layers import grid, modules_of, summarize
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from core.uploads.ingest import ingest
-from tests.app.opening import said
+from tests.app.opening import codes, said
 from tests.core.runs.damaging import damaged
 from tests.core.runs.layer_runs import GROWING, MODULES, layer_run
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
@@ -118,7 +118,7 @@ def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
     write_run(own_store, header, calm_sides(header), "bare")
     app = opened(run="bare")
     assert "compared when `--layers` asks for it" in app.info[0].value
-    assert app.code[0].value.endswith("--layers")
+    assert codes(app)[0].endswith("--layers")
     ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"])
     uploaded = opened(run=ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"]))
     assert "a dump of logits holds no outputs of modules" in uploaded.info[0].value

@@ -18,6 +18,7 @@ from app.jobs import ANY_DEVICE, Jobs
 from core.runs.op_words import beside
 from core.runs.ops import BatchClass, OpRow, OpsHeader, Repeats, RowPositions, read_ops, write_ops_run
 from core.runs.store import Store
+from tests.app.opening import codes
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCHES = (1, 2, 3, 4, 8)
@@ -67,7 +68,7 @@ def said(app: AppTest) -> str:
 def test_with_nothing_probed_the_page_says_what_to_do():
     app = opened()
     assert "No operations were probed yet" in said(app)
-    assert any("python -m core ops --quick" in code.value for code in app.code)
+    assert any("python -m core ops --quick" in text for text in codes(app))
     assert "Probe this machine" in [button.label for button in app.button]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.runs.store import Store
-from tests.app.opening import opened
+from tests.app.opening import codes, opened
 from tests.core.runs.remedy_runs import remedy_run
 
 
@@ -28,4 +28,4 @@ def test_the_table_has_what_is_left_and_what_it_costs(own_store):
 def test_a_run_without_remedies_says_what_to_do(own_store):
     app = opened("remedies", run=remedy_run(own_store, rows=()))
     assert "without trying remedies" in app.info[0].value
-    assert "--remedies" in app.code[0].value
+    assert "--remedies" in codes(app)[0]

@@ -10,6 +10,7 @@ from core.runs.records import Evidence
 from core.runs.store import Store
 from core.runs.verdicts import Rung
 from core.uploads.ingest import ingest
+from tests.app.opening import codes
 from tests.app.test_verdict_page import label, opened, said
 from tests.core.uploads.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states
 
@@ -27,7 +28,7 @@ def test_an_undecided_dump_names_the_commands_with_its_id(own_store, tmp_path):
     run_id = ingest(own_store, [saved(tmp_path / "d.npz", reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS))])
     app = opened(run=run_id)
     assert "undecided" in label(app)
-    commands = [block.value for block in app.code]
+    commands = codes(app)
     for option in ("--float32 PAIR_IN_FLOAT32.npz", "--floor WAYS_IN_FLOAT32.npz", "--model MODEL", "--rerun AGAIN.npz"):
         assert f"python -m core verdict {run_id} {option}" in commands
     assert "No shift of one side agrees better" in said(app)
@@ -37,7 +38,7 @@ def test_an_undecided_dump_names_the_commands_with_its_id(own_store, tmp_path):
 def test_without_token_ids_no_model_is_asked_for_and_float32_needs_a_floor(own_store, tmp_path):
     wide = [in_float32(X, HEAD, order) for order in (1, 2)]
     run_id = ingest(own_store, [saved(tmp_path / "d.npz", reference=wide[0], variant=wide[1])])
-    commands = " ".join(block.value for block in opened(run=run_id).code)
+    commands = " ".join(codes(opened(run=run_id)))
     assert "--floor" in commands
     assert "--model" not in commands
     assert "--float32" not in commands
@@ -48,7 +49,7 @@ def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):
     app = opened(run=run_id)
     assert "invalid dump" in label(app)
     assert "1 row later" in said(app)
-    assert not [block for block in app.code if "verdict" in block.value]
+    assert not [text for text in codes(app) if "verdict" in text]
 
 
 @pytest.mark.parametrize(

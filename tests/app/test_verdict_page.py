@@ -18,6 +18,7 @@ from core.runs.reader import RunReader
 from core.runs.records import RUNGS, Evidence
 from core.runs.store import Store
 from core.verdict import VERDICTS
+from tests.app.opening import codes
 from tests.core.runs.judged_runs import BLOCKS, CASES, COMMAND, EXACT_FAILED, RERUN_PASSED, floors, judged_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,7 +133,7 @@ def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_
     app = opened(run=judged_run(own_store, None, run_id="mine"))
     assert "not judged" in label(app)
     assert "nothing here says whether rounding explains" in said(app)
-    assert next(block.value for block in app.code) == COMMAND.replace("capture", "judge", 1)
+    assert codes(app)[0] == COMMAND.replace("capture", "judge", 1)
     started = []
 
     def submit(self, arguments, *, title, device, prompts=None, who=""):
@@ -199,9 +200,9 @@ def test_a_dump_without_controls_is_undecided_and_says_what_is_missing(own_store
 
 def test_the_report_can_be_copied_and_carries_the_address(own_store):
     run_id = judged_run(own_store, "rounding")
-    assert not [block for block in opened(run=run_id).code if "###" in block.value]
+    assert not [text for text in codes(opened(run=run_id)) if "###" in text]
     app = opened(run=run_id, open_=("copy_report",), position="10")
-    (text,) = (block.value for block in app.code if "###" in block.value)
+    (text,) = (text for text in codes(app) if "###" in text)
     assert "| rerun | passed |" in text
     assert f"/overview?run={run_id}&variant=decode&position=10" in text
 

@@ -34,7 +34,7 @@ def opened(page: Page, dashboard: Dashboard) -> None:
 
 def command(page: Page) -> str:
     """The equivalent command, as the page shows it for copying."""
-    shown = page.locator("[data-testid=stCode]").first
+    shown = page.locator("pre code").first
     if not shown.is_visible():
         page.get_by_text("The same on the command line").click()
     expect(shown).to_be_visible()
