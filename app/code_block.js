@@ -1,21 +1,22 @@
 // After clipboard.js. A text to be copied as it is; where the browser refuses to, it is marked, so that one key copies it.
-const shown = new WeakMap();
+const timers = new WeakMap();
 
 export default function (component) {
   const root = component.parentElement;
-  const [block, button] = ["code", "button"].map((what) => root.querySelector(what));
+  const [block, button, says] = ["code", "button", "[role=status]"].map((what) => root.querySelector(what));
   block.textContent = component.data.text;
   root.querySelector("pre").classList.toggle("wraps", component.data.wraps);
-  const says = (what) => {
-    button.textContent = what;
-    clearTimeout(shown.get(button));
-    shown.set(button, setTimeout(() => (button.textContent = "Copy"), LONG_ENOUGH_MS));
+  const say = (what) => {
+    button.firstChild.textContent = what || "Copy";
+    says.textContent = what;
   };
   button.onclick = async () => {
     const copied = await isCopied(block.textContent);
     button.focus();
     if (!copied) window.getSelection().selectAllChildren(block);
-    says(copied ? "Copied" : "Marked: copy it");
+    say(copied ? "Copied" : "Marked");
+    clearTimeout(timers.get(button));
+    timers.set(button, setTimeout(say, LONG_ENOUGH_MS, ""));
   };
-  return () => clearTimeout(shown.get(button));
+  return () => clearTimeout(timers.get(button));
 }

@@ -21,12 +21,14 @@ button { position: absolute; top: 0.4rem; right: 0.4rem; font-family: var(--st-f
   color: var(--st-text-color); background-color: var(--st-background-color); border: 1px solid var(--st-border-color);
   border-radius: var(--st-button-radius); }
 button:hover { border-color: var(--st-primary-color); color: var(--st-primary-color); }
+.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 @media (max-width: 640px) { pre { white-space: pre-wrap; overflow-wrap: anywhere; } }
 """
 _HTML = """
 <div>
   <pre tabindex="0"><code></code></pre>
-  <button type="button" aria-label="Copy to clipboard" aria-live="polite">Copy</button>
+  <button type="button">Copy<span class="unseen"> to clipboard</span></button>
+  <span class="unseen" role="status"></span>
 </div>
 """
 CLIPBOARD = Path(__file__).with_name("clipboard.js").read_text(encoding="utf-8")

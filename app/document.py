@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-_INDEX = Path(streamlit.__file__).parent / "static" / "index.html"
+INDEX = Path(streamlit.__file__).parent / "static" / "index.html"
 # Pages lie side by side, so the server is at the folder of the page's address, whatever a proxy puts before it.
-_TOLD = (
+TOLD = (
     '<script>window.__streamlit={BACKEND_BASE_URL:new URL("./",location.href).href,'
     "HOST_CONFIG:{allowedOrigins:[location.origin],useExternalAuthToken:false}}</script>"
 )
@@ -32,8 +32,8 @@ async def _document(_: Request) -> Response:
 @cache
 def document() -> str:
     """The HTML of every page."""
-    before, head, after = _INDEX.read_text(encoding="utf-8").partition("<head>")
-    return f"{before}{head}{_TOLD}{after}"
+    before, head, after = INDEX.read_text(encoding="utf-8").partition("<head>")
+    return f"{before}{head}{TOLD if head else ''}{after}"
 
 
 def routes(pages: list[str]) -> list[Route]:

@@ -48,11 +48,14 @@ def parquet(table: pd.DataFrame) -> bytes:
 
 
 def download(tables: dict[str, Callable[[], pd.DataFrame] | pd.DataFrame], name: str, key: str) -> None:
-    """A popover with every table as CSV and as Parquet; a file is made when it is asked for.
+    """A popover with every table as CSV and as Parquet. What is in it is drawn when it is opened, a file is made when it is asked for.
 
     tables: what each is called on its button, with the table or what makes it. name: the beginning of the files' names.
     """
-    with st.popover("Download", icon=":material/download:"):
+    popover = st.popover("Download", icon=":material/download:", key=f"{key}_download", on_change="rerun")
+    if not popover.open:
+        return
+    with popover:
         for number, (title, table) in enumerate(tables.items()):
             part = f"{name}-{_plain(title)}" if len(tables) > 1 else name
             if len(tables) > 1:

@@ -115,18 +115,21 @@ with st.container(horizontal=True, vertical_alignment="center"):
     )
     exports.picture_format()
 
-with st.expander("Provenance and sides"):
-    about = header.provenance
-    facts = {
-        "run": view.run.run_id, "created (UTC)": f"{view.run.created:%Y-%m-%d %H:%M:%S}", "kind": about.kind, "model": about.model,
-        "revision": about.revision, "device": f"{about.device} {about.device_name}".strip(), "command": about.command, "note": about.note, **about.versions,
-    }  # fmt: skip
-    st.table({name: widgets.escaped(str(value)) for name, value in facts.items() if value}, border="horizontal")
-    st.dataframe(
-        [
-            {"side": s.name, "saved as": s.source_dtype, "bit-identical class": s.bit_class, "sha256 of its bits": s.sha256}
-            for s in view.run.sides
-        ],
-        hide_index=True,
-    )
-    exports.whole_run(view)
+# The code of its tables is fetched when somebody reads them.
+provenance = st.expander("Provenance and sides", key="provenance", on_change="rerun")
+if provenance.open:
+    with provenance:
+        about = header.provenance
+        facts = {
+            "run": view.run.run_id, "created (UTC)": f"{view.run.created:%Y-%m-%d %H:%M:%S}", "kind": about.kind, "model": about.model,
+            "revision": about.revision, "device": f"{about.device} {about.device_name}".strip(), "command": about.command, "note": about.note, **about.versions,
+        }  # fmt: skip
+        st.table({name: widgets.escaped(str(value)) for name, value in facts.items() if value}, border="horizontal")
+        st.dataframe(
+            [
+                {"side": s.name, "saved as": s.source_dtype, "bit-identical class": s.bit_class, "sha256 of its bits": s.sha256}
+                for s in view.run.sides
+            ],
+            hide_index=True,
+        )
+        exports.whole_run(view)

@@ -51,6 +51,39 @@ def test_pages_open_in_the_dark_and_on_a_phone(browser: Browser, dashboard: Dash
     context.close()
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_page_finds_its_server_at_once_and_fetches_no_colours_for_commands(page: Page, dashboard: Dashboard, is_told: bool):
+    """Where it is not told, it asks below the page's address first: the test would notice."""
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.removeprefix(dashboard.url)))
+    address = f"{dashboard.url}/kernels?run=fresh-against-cached"
+    if not is_told:
+        page.add_init_script("Object.defineProperty(window, '__streamlit', { value: undefined, writable: false })")
+    page.goto(address)
+    settle(page)
+    expect(page.locator("pre code")).to_contain_text("python -m core capture")
+    assert any(path.startswith("/_stcore/health") for path in asked)
+    assert not [path for path in asked if "SyntaxHighlighter" in path]
+    assert any(path.startswith("/kernels/_stcore/") for path in asked) != is_told
+
+
+def test_a_command_is_copied_as_it_stands_or_marked_where_the_clipboard_is_refused(page: Page, dashboard: Dashboard):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"{dashboard.url}/kernels?run=fresh-against-cached")
+    settle(page)
+    copy = page.get_by_role("button", name=" to clipboard")
+    copy.click()
+    expect(page.get_by_role("status").filter(has_text="Copied")).to_have_count(1)
+    shown = page.locator("pre code").text_content()
+    assert shown is not None
+    assert shown.count("\n") == 1
+    assert page.evaluate("navigator.clipboard.readText()") == shown
+    page.evaluate("navigator.clipboard.writeText = () => Promise.reject(); document.execCommand = () => false")
+    copy.click()
+    expect(page.get_by_role("status").filter(has_text="Marked")).to_have_count(1)
+    assert page.evaluate("getSelection().toString()").strip() == shown.strip()
+
+
 def test_the_start_page_opens_and_a_click_on_a_run_opens_it(page: Page, dashboard: Dashboard):
     page.goto(dashboard.url)
     settle(page)

@@ -1,0 +1,50 @@
+"""The document of all pages: Streamlit's own, with where the server is said before any of its code."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from app import document, main
+
+
+@pytest.fixture
+def client() -> TestClient:
+    async def other(_: object) -> PlainTextResponse:
+        return PlainTextResponse("Streamlit's own answer")
+
+    pages = [name for name, _ in main.PAGES if name != "runs"]
+    return TestClient(Starlette(routes=[*document.routes(pages), Route("/{rest:path}", other)]))
+
+
+@pytest.mark.parametrize(
+    "address", ["/", *(f"/{name}" for name, _ in main.PAGES if name != "runs"), "/overview?run=a&position=3"]
+)
+def test_every_page_has_streamlits_document_with_one_script_more(client: TestClient, address: str):
+    answer = client.get(address)
+    assert answer.headers["content-type"].startswith("text/html")
+    assert answer.headers["cache-control"] == "no-cache"
+    plain = document.INDEX.read_text(encoding="utf-8")
+    before, script, after = answer.text.partition(document.TOLD)
+    assert script
+    assert before + after == plain
+    assert "<script" not in before  # or Streamlit's code would look before it is said
+    assert "</head>" not in before
+
+
+@pytest.mark.parametrize("address", ["/runs", "/nowhere", "/overview/", "/overview/deeper", "/static/js/index.js"])
+def test_any_other_address_is_left_to_streamlit(client: TestClient, address: str):
+    assert client.get(address, follow_redirects=False).text == "Streamlit's own answer"
+
+
+def test_a_streamlit_whose_document_has_no_head_is_served_as_it_is(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "index.html").write_text("<html><body>later</body></html>")
+    monkeypatch.setattr(document, "INDEX", tmp_path / "index.html")
+    document.document.cache_clear()
+    try:
+        assert document.document() == "<html><body>later</body></html>"
+    finally:
+        document.document.cache_clear()
