@@ -63,7 +63,7 @@ def sidebar() -> state.View | None:
     if not cards:
         return None
     if last not in by_id:
-        st.session_state["run"] = _worth_opening(cards).run_id
+        st.session_state["run"] = worth_opening(cards).run_id
     with st.sidebar:
         _keep_room()
         labels = _labels(cards)
@@ -81,7 +81,7 @@ def _labels(cards: list[RunCard]) -> dict[str, str]:
     return {card.run_id: card.name if names.count(card.name) == 1 else f"{card.name} · {card.run_id}" for card in cards}
 
 
-def _worth_opening(cards: list[RunCard]) -> RunCard:
+def worth_opening(cards: list[RunCard]) -> RunCard:
     """Where nothing was chosen: the newest run of one's own, else the sample run with most flips."""
     own = [card for card in cards if not card.is_read_only]
     return own[0] if own else max(cards, key=lambda card: card.flips)

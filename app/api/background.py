@@ -1,9 +1,10 @@
-"""What the server does by itself: at its start what a killed one left behind is removed, and every hour runs that have been there as
-long as they may go to the trash, and uploads that nobody continued are removed.
+"""What the server does by itself: at its start what a killed one left behind is removed and what the first page reads is read, and every
+hour runs that have been there as long as they may go to the trash, and uploads that nobody continued are removed.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio import to_thread
 
+from app import reading, widgets
 from app.hosting.settings import now_in_force
 from app.uploads.spool import Spool
 from core.errors import UlpscopeError
@@ -19,6 +21,7 @@ from core.runs.store import open_store
 
 EVERY_SECONDS = 3600.0
 _FIRST_SECONDS = 60.0  # after the start: a server that is started again and again moves nothing in a hurry
+_OF_THE_FIRST_PAGE = ("app.deleted", "app.gallery.listing", "app.gallery.ticked", "app.uploading")
 _log = logging.getLogger(__name__)
 
 
@@ -27,6 +30,7 @@ async def lifespan(_: object) -> AsyncIterator[None]:
     """For as long as the server runs."""
     await to_thread.run_sync(_sweep)
     async with anyio.create_task_group() as tasks:
+        tasks.start_soon(to_thread.run_sync, warm)
         tasks.start_soon(_hourly)
         yield
         tasks.cancel_scope.cancel()
@@ -37,6 +41,21 @@ def _sweep() -> None:
         open_store().sweep()
     except (UlpscopeError, OSError) as error:
         _log.error("sweep: %s", error)
+
+
+def warm() -> None:
+    """What the first page loads and reads, while its browser loads the page's code; whatever fails says so when the page does it again."""
+    try:
+        for name in _OF_THE_FIRST_PAGE:
+            importlib.import_module(name)
+        cards, _ = reading.cards()
+        reading.all_labels()
+        reading.discarded()
+        runs = [card for card in cards if card.sides]
+        if runs:
+            reading.positions(reading.open_run(widgets.worth_opening(runs).run_id), 0)
+    except Exception as error:  # nothing that is only done early may end the server
+        _log.info("nothing more is read in advance: %s", error)
 
 
 async def _hourly() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import time
 from pathlib import Path
 
 import pytest
+import streamlit as st
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from app import reading
 from app.api import background, taking
 from core.configuration import Limits
 from core.errors import LimitError
@@ -45,6 +48,35 @@ def test_it_runs_while_the_server_does_and_no_longer(store: Path, monkeypatch: p
     assert count >= 3
     time.sleep(0.2)
     assert len(told) == count
+
+
+def test_what_the_first_page_reads_was_read_while_its_browser_loaded(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = copied(store / "a.duckdb")
+    st.cache_resource.clear()
+    background.warm()
+    monkeypatch.setattr(reading, "read_runs", lambda paths: pytest.fail(f"read again: {paths}"))
+    monkeypatch.setattr(reading, "RunReader", lambda path: pytest.fail(f"opened again: {path}"))
+    cards, _ = reading.cards()
+    assert "a" in [card.run_id for card in cards]
+    assert len(reading.positions(reading.open_run("a"), 0)) > 0
+    os.utime(path)  # the planted fault: a file that has changed since
+    with pytest.raises(pytest.fail.Exception, match="read again"):
+        reading.cards()
+
+
+def test_what_cannot_be_read_early_ends_no_server(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks() -> None:
+        told.append("asked")
+        raise RuntimeError("a library is broken")
+
+    told: list[str] = []
+    monkeypatch.setattr(reading, "cards", breaks)
+    with TestClient(Starlette(lifespan=background.lifespan)):
+        deadline = time.monotonic() + 10
+        while not told and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)
+    assert told == ["asked"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's disk that is always full")
