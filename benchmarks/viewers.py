@@ -21,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+from app.hosting.authentication import cookie_value
+from app.hosting.settings import Office
 from app.jobs import NICENESS
 from benchmarks.scratch import scratch
 from benchmarks.timing import Line, table
@@ -139,19 +141,19 @@ def _cpu_seconds(pid: int) -> float:
 
 
 async def _all(
-    dashboard: Dashboard, asked: argparse.Namespace, dump: Path | None, headers: dict[str, str]
+    dashboard: Dashboard, asked: argparse.Namespace, dump: Path | None, who: list[dict[str, str]]
 ) -> tuple[Seen, list[float]]:
     seen, memory = Seen(), []
-    async with Session(dashboard.url, headers) as first:  # what every viewer shares is read once
+    async with Session(dashboard.url, who[0]) as first:  # what every viewer shares is read once
         for page in PAGES:
             await first.open(page, run=RUN)
     memory.append(_rss_mb(dashboard.process.pid))
     busy = _cpu_seconds(dashboard.process.pid)
     until = time.monotonic() + asked.seconds
-    work = [_viewer(number, dashboard, until, seen, headers) for number in range(asked.viewers)]
+    work = [_viewer(number, dashboard, until, seen, who[number % len(who)]) for number in range(asked.viewers)]
     work.append(_freezing(dashboard.url, until, seen))
     if asked.heavy:
-        work.append(_heavy(dashboard, until, seen, headers))
+        work.append(_heavy(dashboard, until, seen, who[0]))
     if dump is not None:
         work.append(
             _repeat(["ingest", str(dump), "--name", "beside the viewers"], dashboard.store, until, seen, "ingest of 268 MB")
@@ -191,6 +193,17 @@ def lines_of(seen: Seen, memory: list[float], viewers: int) -> list[Line]:
     return shown
 
 
+def _signed_in(store: Path, by: str, viewers: int) -> list[dict[str, str]]:
+    """The headers of viewers whom the server on that store lets in: a token they share, or a session of each one's own."""
+    text, token = tokens.add(store, "viewers", "viewer", 1)
+    if by == "token":
+        return [{"Authorization": f"Bearer {text}"}]
+    place = Office(store)
+    name = place.cookie("session", is_secure=False)
+    begun = [place.sessions.begin(token.name, "token", token.sha256, 12.0) for _ in range(viewers)]
+    return [{"Cookie": f"{name}={cookie_value(place, said, expires)}"} for said, expires in begun]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--viewers", type=int, default=50)
@@ -200,22 +213,24 @@ def main() -> int:
     parser.add_argument("--heavy", action="store_true", help="and one viewer who downloads whole runs as npz")
     parser.add_argument("--header", action="append", default=[], help="'Name: value' of every request, such as a cookie")
     parser.add_argument(
-        "--signed-in", action="store_true", help="the server asks for a token, and every request of the viewers brings one"
+        "--signed-in",
+        choices=("token", "cookie"),
+        help="the server asks who is there, and every viewer brings a token, or a cookie as people do",
     )
     asked = parser.parse_args()
     headers = dict(text.split(": ", 1) for text in asked.header)
-    environment = {}
+    environment, who = {}, [headers]
     load = os.getloadavg()[0]
     with scratch() as folder:
         dump = _dump(folder) if asked.beside_ingest else None
         store = folder / "server" / "runs"
         if asked.signed_in:
             store.mkdir(parents=True)
-            headers["Authorization"] = f"Bearer {tokens.add(store, 'viewers', 'viewer', 1)[0]}"
+            who = [headers | each for each in _signed_in(store, asked.signed_in, asked.viewers)]
             environment["ULPSCOPE_SIGN_IN_TOKENS"] = "true"
         dashboard = start(store, **environment)
         try:
-            seen, memory = asyncio.run(_all(dashboard, asked, dump, headers))
+            seen, memory = asyncio.run(_all(dashboard, asked, dump, who))
         finally:
             dashboard.process.terminate()
             dashboard.process.wait(30)
