@@ -29,6 +29,7 @@ from core.runs import audit
 SAFE = ("GET", "HEAD", "OPTIONS")
 LARGEST_HEADERS = 32 << 10  # bytes of all names and values; h11 stops at 64 KB, other parsers at nothing
 LOOK_SECONDS = 1.0  # between two looks at whether a websocket's session still stands
+AHEAD_SECONDS = 2.0  # for which messages are passed on while the next look takes its time
 UNSEEN_SECONDS = 60.0  # for which it goes on while nobody can look
 ENDED = 4401  # the close code of a websocket whose session has ended
 _OURS = b"x-ulpscope-"
@@ -95,11 +96,15 @@ class Gate:
 
 
 class _Watched:
-    """A websocket that ends when the session does that it was opened with: signed out, expired, revoked, or with another role."""
+    """A websocket that ends when the session does that it was opened with: signed out, expired, revoked, or with another role.
+
+    Whether it stands is looked up beside the messages, which do not wait for it unless it takes very long.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, at: Found, place: Office | None) -> None:
         self._scope, self._receive, self._send, self._at, self._place = scope, receive, send, at, place
         self._waiting: asyncio.Task[Message] | None = None
+        self._looking: asyncio.Task[bool] | None = None
         self._looked = self._seen = time.monotonic()
         self._is_accepted = self._is_over = False
 
@@ -108,18 +113,29 @@ class _Watched:
         while not self._is_over:
             if self._waiting is None:
                 self._waiting = asyncio.ensure_future(self._receive())
-            try:
-                done, _ = await asyncio.wait({self._waiting}, timeout=LOOK_SECONDS)
-                stands = await self._stands()
-            except asyncio.CancelledError:
-                self._waiting.cancel()
-                raise
-            if not stands:
-                await self._end()
-            elif done:
+            age = time.monotonic() - self._looked
+            if self._looking is None and age >= LOOK_SECONDS:
+                self._looking = asyncio.ensure_future(self._stands())
+            if self._looking is not None and self._looking.done():
+                stands, self._looking, self._looked = self._looking.result(), None, time.monotonic()
+                if not stands:
+                    await self._end()
+            elif self._waiting.done() and (self._looking is None or age < LOOK_SECONDS + AHEAD_SECONDS):
                 message, self._waiting = self._waiting.result(), None
                 return message
+            else:
+                await self._wait(LOOK_SECONDS - age if self._looking is None else None)
         return {"type": "websocket.disconnect", "code": ENDED}
+
+    async def _wait(self, seconds: float | None) -> None:
+        """For whichever is first of a message and the look's end."""
+        tasks = [task for task in (self._waiting, self._looking) if task is not None]
+        try:
+            await asyncio.wait([task for task in tasks if not task.done()], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            raise
 
     async def send(self, message: Message) -> None:
         if self._is_over:
@@ -128,9 +144,6 @@ class _Watched:
         await self._send(message)
 
     async def _stands(self) -> bool:
-        if time.monotonic() - self._looked < LOOK_SECONDS:
-            return True
-        self._looked = time.monotonic()
         try:
             found = now_in_force()
             stands = await authentication.still(self._at, self._scope, found, self._place or office()) == self._at.identity

@@ -87,6 +87,28 @@ def test_nothing_else_waits_for_a_look(asks, store, monkeypatch):
     assert quick < 0.7 < 1.4 < slow
 
 
+@pytest.mark.usefixtures("passwords")
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_the_messages_of_a_websocket_do_not_wait_for_a_look(is_beside, store, monkeypatch):
+    """The twin: where nothing is passed on beside a look, they do."""
+    monkeypatch.setattr("core.hosting.sessions._LOOK_SECONDS", 1.5)
+    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.1)
+    if not is_beside:
+        monkeypatch.setattr(gate, "AHEAD_SECONDS", 0.0)
+    authentication.forget()
+    monkeypatch.setattr(authentication, "_KEPT_SECONDS", 0.0)
+    browser = client()
+    sign_in(browser, EDITOR)
+    with browser.websocket_connect("/_stcore/stream") as websocket:
+        websocket.receive_json()
+        with locked(store):
+            time.sleep(0.3)  # a look has begun, and waits
+            began = time.monotonic()
+            websocket.send_text("a step")
+            assert websocket.receive_text() == "a step"
+            assert (time.monotonic() - began < 0.6) == is_beside
+
+
 @pytest.mark.usefixtures("passwords", "impatient")
 def test_a_websocket_goes_on_for_a_while_and_not_for_ever(store, monkeypatch):
     browser = client()
