@@ -24,13 +24,13 @@ from app import ingests, reading, words
 from app.api.answers import NotFoundError, RefusedError, answer, api_path, page_url, refuse_unknown, whole
 from app.hosting.identity import identity_of
 from app.hosting.settings import now_in_force
+from app.hosting.telling import tell
 from app.jobs import Job
 from app.uploads.arriving import UploadError
 from app.uploads.saving import save
 from app.uploads.spool import Spool, owner_of
 from core.configuration import Limits
 from core.errors import LimitError
-from core.runs import audit
 from core.runs.foreign import is_database
 from core.runs.limits import check_free, check_room
 from core.runs.store import Store, open_store
@@ -255,5 +255,5 @@ async def cancel_ingest(request: Request) -> Response:
             f"nothing is being taken in as run '{words.visible(request.path_params['run_id'])[:80]}' by this server."
         )
     if await to_thread.run_sync(reading.jobs().cancel, job.number):
-        audit.record(open_store().directory, identity_of(request.scope).name, "cancel", job.reserved, title=job.title)
+        await tell(open_store().directory, identity_of(request.scope).name, "cancel", job.reserved, title=job.title)
     return answer(_told(request, _job_of(job.reserved) or job))

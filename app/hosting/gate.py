@@ -22,9 +22,9 @@ from app.hosting.answers import guarded
 from app.hosting.authentication import Found, UnseenError
 from app.hosting.identity import HEADER, LOCAL, NO_EDITOR, STATE, Identity, as_header
 from app.hosting.settings import Office, now_in_force, office
+from app.hosting.telling import tell
 from core.configuration import Configuration
 from core.errors import ConfigurationError
-from core.runs import audit
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 LARGEST_HEADERS = 32 << 10  # bytes of all names and values; h11 stops at 64 KB, other parsers at nothing
@@ -81,7 +81,7 @@ class Gate:
             return
         else:
             at = await authentication.authenticate(scope, found, place)
-            refusal = None if at.identity else _not_in(scope, at, found, place)
+            refusal = None if at.identity else await _not_in(scope, at, found, place)
         if at.identity is not None:
             refusal = _forged(scope, at, found) or _beyond(scope, at.identity)
         if refusal is not None or at.identity is None:
@@ -200,14 +200,14 @@ def _beyond(scope: Scope, identity: Identity) -> Response | None:
     return None if is_reading or identity.may_edit else _refusal(scope, NO_EDITOR, 403)
 
 
-def _not_in(scope: Scope, at: Found, found: Configuration, place: Office) -> Response:
+async def _not_in(scope: Scope, at: Found, found: Configuration, place: Office) -> Response:
     """To the sign-in for a person on the way to a page, with the way back; a status for anything else."""
     if at.by == "token":
         if at.wait:
             answer = _refusal(scope, "Too many wrong tokens from your address; try again later.", 429)
             answer.headers["retry-after"] = str(round(at.wait))
             return answer
-        audit.record(place.directory, "nobody", "failed sign-in", way="token", address=peers.client_of(scope, found.hosting))
+        await tell(place.directory, "nobody", "failed sign-in", way="token", address=peers.client_of(scope, found.hosting))
     elif scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and _is_navigation(Headers(scope=scope), scope["path"]):
         return RedirectResponse(following.sign_in_address(scope), 303, {"cache-control": "no-store"})
     answer = _refusal(scope, _NOT_IN, 401)

@@ -26,11 +26,11 @@ from app.hosting import authentication, following, peers, sign_in, sign_in_page
 from app.hosting.answers import frames
 from app.hosting.identity import Identity
 from app.hosting.settings import Office, is_secure, now_in_force, office
+from app.hosting.telling import tell
 from core.configuration import Configuration, SignIn
 from core.errors import ConfigurationError
 from core.hosting import private
 from core.hosting.people import role_of
-from core.runs import audit
 
 _MINUTES = 10  # between leaving for the provider and coming back
 _PATIENCE_SECONDS = 10.0
@@ -84,12 +84,12 @@ async def _come_back(request: Request, found: Configuration, place: Office, numb
         claims = await _claims(request, found.sign_in)
     except (*_FOREIGN, ProviderError) as error:
         _log.error("nobody was signed in by the provider: %s", _plain(error))
-        _tell(place, request, found, "nobody", "failed sign-in")
+        await _tell(place, request, found, "nobody", "failed sign-in")
         return sign_in_page.sentence("Not signed in", _NOT_TAKEN, 400, frames(found))
     name = str(claims.get("email") or "").strip()
     role = role_of(name, found.sign_in) if _is_verified(claims) else None
     if role is None:
-        _tell(place, request, found, name or "nobody", "refused sign-in")
+        await _tell(place, request, found, name or "nobody", "refused sign-in")
         why = "is not in the lists of those who may enter" if _is_verified(claims) else "is not verified by the provider"
         return sign_in_page.sentence("Not signed in", f"The address {name or '(none)'} {why}.", 403, frames(found))
     await run_in_threadpool(place.sessions.succeeded, number)
@@ -147,8 +147,8 @@ def _registered(issuer: str, client_id: str, client_secret: str) -> StarletteOAu
     )
 
 
-def _tell(place: Office, request: Request, found: Configuration, who: str, what: str) -> None:
-    audit.record(place.directory, who, what, way="oidc", address=peers.client_of(request.scope, found.hosting))
+async def _tell(place: Office, request: Request, found: Configuration, who: str, what: str) -> None:
+    await tell(place.directory, who, what, way="oidc", address=peers.client_of(request.scope, found.hosting))
 
 
 def _plain(error: Exception) -> str:

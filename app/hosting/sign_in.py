@@ -19,9 +19,9 @@ from app.hosting import authentication, following, peers, sign_in_page
 from app.hosting.answers import frames
 from app.hosting.identity import Identity
 from app.hosting.settings import Office, is_secure, now_in_force, office
+from app.hosting.telling import tell
 from core.configuration import Configuration
 from core.errors import ConfigurationError
-from core.runs import audit
 
 CALLBACK = "/sign-in/callback"
 LARGEST_FORM = 16 << 10  # bytes
@@ -79,7 +79,7 @@ async def _signing_in(request: Request, found: Configuration, place: Office) -> 
             return answer
         let_in = await to_thread.run_sync(authentication.with_secret, said.get("secret", ""), ways, place, limiter=_one_at_a_time)
         if let_in is None:
-            _tell(place, "nobody", "failed sign-in", address=address)
+            await tell(place.directory, "nobody", "failed sign-in", address=address)
             return form(found, place, target, _WRONG, 401)
         await run_in_threadpool(place.sessions.succeeded, number)
         return await begin(request, found, place, let_in[0], let_in[1], target)
@@ -98,7 +98,7 @@ async def begin(
     hours = found.sign_in.session_hours
     said, expires = await run_in_threadpool(place.sessions.begin, identity.name, identity.way, credential, hours)
     address = peers.client_of(request.scope, found.hosting)
-    _tell(place, identity.name, "sign-in", role=identity.role, way=identity.way, address=address)
+    await tell(place.directory, identity.name, "sign-in", role=identity.role, way=identity.way, address=address)
     answer = RedirectResponse(target, 303)
     _set_cookie(answer, place, found, "session", authentication.cookie_value(place, said, expires), round(3600 * hours))
     _drop_cookie(answer, place, found, "form")
@@ -129,7 +129,7 @@ async def sign_out(request: Request) -> Response:
         _log.error("a session cannot be ended: %s", error)
         text = "The server cannot write to its disk, so the session goes on until it expires; try again."
         return sign_in_page.sentence("Not signed out", text, 503, frames(found), ("/sign-out", "Sign out"))
-    _tell(place, who.identity.name, "sign-out")
+    await tell(place.directory, who.identity.name, "sign-out")
     answer = sign_in_page.sentence("Signed out", "This browser is signed out, and its open pages with it.", 200, frames(found))
     _drop_cookie(answer, place, found, "session")
     return answer
@@ -172,10 +172,6 @@ def _set_cookie(answer: Response, place: Office, found: Configuration, kind: str
 def _drop_cookie(answer: Response, place: Office, found: Configuration, kind: str) -> None:
     name = place.cookie(kind, is_secure(found))
     answer.delete_cookie(name, path="/", secure=is_secure(found), httponly=True, samesite="lax")
-
-
-def _tell(place: Office, who: str, what: str, **figures: object) -> None:
-    audit.record(place.directory, who, what, "", **figures)
 
 
 def too_many(seconds: float) -> str:

@@ -19,7 +19,7 @@ from anyio import to_thread
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope, Send
 
 from app.hosting.identity import identity_of, require_editor
 from app.hosting.settings import now_in_force
@@ -318,7 +318,24 @@ def _checksum(request: Request) -> tuple[Any, bytes] | None:
         raise UploadError("Upload-Checksum cannot be read; expected the algorithm and base64.", 400) from None
 
 
+class _Endpoint:
+    """ASGI, no function: of a function's route the router answers unknown methods itself, and not in JSON."""
+
+    def __init__(self, answering: Callable[[Request], Awaitable[Response]], *methods: str) -> None:
+        self._answering, self._methods = answering, methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        if request.method in self._methods:
+            answer = await self._answering(request)
+        else:
+            allowed = ", ".join(self._methods)
+            answer = _error(f"{ascii(request.method[:20])[1:-1]} means nothing here; there are {allowed}.", 405)
+            answer.headers["Allow"] = allowed
+        await answer(scope, receive, send)
+
+
 ROUTES = [
-    Route(ADDRESS, uploads, methods=["OPTIONS", "GET", "POST"]),
-    Route(f"{ADDRESS}/{{upload_id}}", upload, methods=["OPTIONS", "HEAD", "GET", "PATCH", "POST", "DELETE"]),
+    Route(ADDRESS, _Endpoint(uploads, "OPTIONS", "GET", "POST")),
+    Route(f"{ADDRESS}/{{upload_id}}", _Endpoint(upload, "OPTIONS", "HEAD", "GET", "PATCH", "POST", "DELETE")),
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from app.hosting import authentication, gate
 from core.hosting import tokens
+from core.runs import audit
 from tests.app.hosting.serving import EDITOR, client, gated, set_up, sign_in
 from tests.app.hosting.test_gate import _websocket_ends
 
@@ -161,3 +164,35 @@ def test_shorter_sessions_end_those_that_are_longer(monkeypatch):
     assert client().get("/x", headers={"cookie": cookie}).status_code == 200
     set_up(monkeypatch, sign_in_session_hours="1.5")
     assert client().get("/x", headers={"cookie": cookie}).status_code == 401
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_nothing_waits_for_the_lock_of_the_audit_log(is_beside, store, monkeypatch):
+    """A wrong token is written down while another process holds the log. The twin: in the event loop, everybody waits with it."""
+
+    async def told_here(*event: object, **figures: object) -> None:
+        audit.record(*event, **figures)
+
+    if not is_beside:
+        monkeypatch.setattr(gate, "tell", told_here)
+    set_up(monkeypatch, sign_in_tokens="1")
+    audit.record(store, "ada", "begins the log")
+
+    async def ask() -> float:
+        transport = httpx2.ASGITransport(gated())
+        async with httpx2.AsyncClient(transport=transport, base_url="http://testserver") as asking:
+            began = time.monotonic()
+            slow = asyncio.ensure_future(asking.get("/api/x", headers={"authorization": "Bearer ulp_" + "A" * 43}))
+            await asyncio.sleep(0.3)
+            assert (await asking.get("/health")).status_code == 200
+            quick = time.monotonic() - began
+            assert (await slow).status_code == 401
+            return quick
+
+    with (store / audit.FOLDER / audit.FILE).open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        timer = threading.Timer(1.5, fcntl.flock, (held, fcntl.LOCK_UN))
+        timer.start()
+        assert (asyncio.run(ask()) < 1.0) == is_beside
+        timer.join()
+    assert [event["what"] for event in audit.read(store, 9)] == ["begins the log", "failed sign-in"]
