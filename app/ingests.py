@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from app import words
+from app import standings, words
 from app.api.background import tidy
 from app.hosting.settings import now_in_force
 from app.jobs import TAKING_IN, Job, Jobs
@@ -58,8 +58,10 @@ def begin(
             place=place,
             reserved=reserved,
             who=who,
+            on_change=standings.teller(jobs.store.directory),
             on_over=over,
         )
+        standings.forget_old(jobs.store.directory)
     except BaseException:
         if place is not None:
             place.remove()

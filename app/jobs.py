@@ -108,6 +108,7 @@ class Jobs:
         self._running: set[int] = set()
         self._places: dict[int, Partial] = {}
         self._callers: dict[int, Callable[[Job], None]] = {}
+        self._watchers: dict[int, Callable[[Job], None]] = {}
         self._is_stopped = False
         with suppress(UlpscopeError, OSError):
             Store(store).sweep()  # a server that is ended by a signal tidies nothing up
@@ -131,11 +132,13 @@ class Jobs:
 
     def submit(
         self, arguments: Sequence[str], *, title: str, device: str, prompts: PromptFile | None = None, place: Partial | None = None,
-        reserved: str = "", who: str = "", on_over: Callable[[Job], None] | None = None,
+        reserved: str = "", who: str = "", on_change: Callable[[Job], None] | None = None,
+        on_over: Callable[[Job], None] | None = None,
     ) -> Job:  # fmt: skip
         """Line up `python -m core ARGUMENTS`, with `--prompts FILE` where a file was dropped, which is kept until the job is over.
 
-        place: a directory of the job's own files instead, which goes with it. on_over: told of the job when it is over, in any thread.
+        place: a directory of the job's own files instead, which goes with it. on_change: told of the job when it is lined up and whenever it
+        stands otherwise; on_over: when it is over. Both in any thread.
         """
         if prompts is not None:
             place = Store(self._store).new_partial("prompts", datetime.now(UTC))
@@ -147,6 +150,9 @@ class Jobs:
                 self._callers[job.number] = on_over
             if place is not None:
                 self._places[job.number] = place
+            if on_change is not None:
+                self._watchers[job.number] = on_change
+                on_change(job)
         self._start_ready()
         with self._lock:
             return self._jobs[job.number]
@@ -216,6 +222,7 @@ class Jobs:
                 self._jobs[number] = replace(self._jobs[number], **values)  # type: ignore[arg-type]
 
     def _work(self, number: int) -> None:
+        self._tell(number)
         try:
             self._run(number)
         except Exception as error:  # the line behind it must go on, whatever a job's process did or said
@@ -264,6 +271,13 @@ class Jobs:
         if isinstance(rows, int) and (total != job.rows_total or rows < job.rows_done):  # another stage, with rows of its own
             known |= {"counted_rows": rows, "counted_seconds": seconds}
         self._change(number, seconds=seconds, **known)
+        self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        with self._lock:
+            watcher, job = self._watchers.get(number), self._jobs.get(number)
+        if watcher is not None and job is not None:
+            watcher(job)
 
     def _end(self, number: int, code: int, errors: str) -> None:
         with self._lock:
@@ -277,7 +291,9 @@ class Jobs:
                 self._jobs[number] = replace(job, state="failed", message=sentence_of(errors, code))
 
     def _drop_files(self, number: int) -> None:
+        self._tell(number)
         with self._lock:
+            self._watchers.pop(number, None)
             place = self._places.pop(number, None)
             caller, job = self._callers.pop(number, None), self._jobs.get(number)
         if place is not None:

@@ -166,10 +166,10 @@ _PATHS: dict[str, dict[str, Any]] = {
     "/api/runs/{run_id}/file": {"get": _download("the run file")},
     "/api/runs/{run_id}/npz": {"get": _download("every side as it came in, as numpy reads it", "application/zip")},
     "/api/trash": {"get": _operation("what was deleted within a week", {"200": _json("Trash", "the latest first")})},
-    "/api/ingests": {"get": _operation("files this server process is taking in, or has", {"200": _json("Ingests", "the newest first")})},
+    "/api/ingests": {"get": _operation("files that are being taken in, or were within a day", {"200": _json("Ingests", "the newest first")})},
     "/api/ingests/{run_id}": {
         "get": _operation("how one is getting on", {"200": _json("Ingest", "state, progress, outcome"), **_GONE}, parameters=[_part("run_id", "id of the run it becomes"), _WAIT]),
-        "delete": _operation("stop it", {"200": _json("Ingest", "as it stands"), **_GONE}, parameters=[_part("run_id", "id of the run it becomes")]),
+        "delete": _operation("stop it", {"200": _json("Ingest", "as it stands"), "409": _json("Error", "another process takes it in"), **_GONE}, parameters=[_part("run_id", "id of the run it becomes")]),
     },
 }  # fmt: skip
 _DONE = {"description": "done; the headers say it in tus' words"}

@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +21,7 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app import ingests, reading, words
+from app import ingests, reading, standings, words
 from app.api.answers import NotFoundError, RefusedError, answer, api_path, page_url, refuse_unknown, whole
 from app.hosting.identity import identity_of
 from app.hosting.settings import now_in_force
@@ -225,35 +226,43 @@ async def one_ingest(request: Request) -> Response:
 
 
 def _standing(request: Request, run_id: str) -> dict[str, Any]:
-    """Of this process's job; of another's on the same store what its files show, which is whether it is at work or done."""
+    """Of this process's job; of another's on the same store what that wrote down, and its files show."""
     job = _job_of(run_id)
     if job is not None:
         return _told(request, job)
     store = open_store()
     is_there = any(path.stem == run_id for path in store.paths())
-    if not is_there and not ingests.is_arriving(store, run_id):
+    said = standings.read(store.directory, run_id) or Job(0, run_id, "", (), state="running", reserved=run_id)
+    if is_there:
+        said = replace(said, state="done", run_id=run_id)
+    elif not said.is_over and not ingests.is_arriving(store, run_id):
         raise NotFoundError(
             f"nothing is being taken in as run '{words.visible(run_id)[:80]}': it failed a while ago, or the server was started anew meanwhile."
         )
-    elsewhere = Job(
-        0, run_id, "", (), state="done" if is_there else "running", reserved=run_id, run_id=run_id if is_there else ""
-    )
-    return _told(request, elsewhere)
+    return _told(request, said)
 
 
 async def list_ingests(request: Request) -> Response:
-    """Those of this server process, the newest first, finished ones among them."""
+    """The newest first, finished ones of the last day among them, whichever process of the store they are of."""
     refuse_unknown(request)
-    return answer({"ingests": [_told(request, job) for job in reading.jobs().ingests()]})
+    return answer({"ingests": [_told(request, job) for job in await to_thread.run_sync(_all_there_are)]})
+
+
+def _all_there_are() -> list[Job]:
+    own, store = reading.jobs().ingests(), open_store()
+    known = {job.reserved for job in own}
+    others = [job for job in standings.listed(store.directory) if job.reserved not in known]
+    return own + [job for job in others if job.is_over or ingests.is_arriving(store, job.reserved)]
 
 
 async def cancel_ingest(request: Request) -> Response:
     """Stop it; what it began is removed. One that is over stays as it ended."""
     job = _job_of(request.path_params["run_id"])
     if job is None:
-        raise NotFoundError(
-            f"nothing is being taken in as run '{words.visible(request.path_params['run_id'])[:80]}' by this server."
-        )
+        run_id = request.path_params["run_id"]
+        if ingests.is_arriving(open_store(), run_id):
+            raise RefusedError("another process of this server takes it in, which alone can stop it; ask it there.", 409)
+        raise NotFoundError(f"nothing is being taken in as run '{words.visible(run_id)[:80]}' by this server.")
     if await to_thread.run_sync(reading.jobs().cancel, job.number):
         await tell(open_store().directory, identity_of(request.scope).name, "cancel", job.reserved, title=job.title)
     return answer(_told(request, _job_of(job.reserved) or job))

@@ -67,7 +67,7 @@ def _start(watched: Watched) -> Dashboard:
 
 def _left_behind(watched: Watched) -> list[str]:
     """What lies in the store beside runs and what belongs to it for good."""
-    kept = {".labels", ".trash", ".audit", ".hosting", ".uploads"}
+    kept = {".labels", ".trash", ".audit", ".hosting", ".uploads", ".ingests"}
     return [path.name for path in watched.store.directory.iterdir() if path.suffix != ".duckdb" and path.name not in kept]
 
 

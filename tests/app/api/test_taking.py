@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import os
 import socket
+import stat
 import time
 import zipfile
 from pathlib import Path
@@ -14,7 +16,8 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from app import ingests, reading
+from app import ingests, reading, standings
+from app.jobs import TAKING_IN, Job, Jobs
 from core.errors import UsageError
 from core.runs import audit
 from core.runs.reader import RunReader
@@ -34,7 +37,7 @@ def dump(positions: int = 4, vocab: int = 64, seed: int = 0, **more: np.ndarray)
 
 def left(store: Path) -> list[str]:
     """What lies in the store beside the runs and the log."""
-    return sorted(path.name for path in store.iterdir() if path.suffix != ".duckdb" and path.name != ".audit")
+    return sorted(path.name for path in store.iterdir() if path.suffix != ".duckdb" and path.name not in (".audit", ".ingests"))
 
 
 def test_a_dump_becomes_a_run_whose_link_is_answered(real_client: TestClient, store: Path) -> None:
@@ -216,6 +219,83 @@ def test_another_process_of_the_store_says_at_least_whether_it_is_there(client: 
     assert client.get(f"/api/ingests/{run_id}").status_code == 404
     copied(store / f"{run_id}.duckdb")
     assert client.get(f"/api/ingests/{run_id}").json()["state"] == "done"
+
+
+def test_another_process_tells_how_it_is_getting_on_and_why_it_failed(client: TestClient, store: Path) -> None:
+    there = Jobs(store)  # of another process of the store, which shares files with this one and nothing else
+    place = ingests.receiving(there, "elsewhere")
+    run_id = ingests.reserved_in(place)
+    arrived = place.directory / "dump.npz"
+    arrived.write_bytes(dump())
+    began = ingests.begin(there, [arrived], title="elsewhere", options={}, who="ada", place=place)
+    address = f"/api/ingests/{run_id}"
+    seen = [client.get(address).json()]
+    while seen[-1]["state"] not in ("done", "failed"):
+        time.sleep(0.02)
+        seen.append(client.get(address).json())
+    assert {("running", "starting"), ("done", "done")} <= {(said["state"], said["stage"]) for said in seen}
+    assert seen[-1]["state"] == "done"
+    assert seen[-1]["rows_done"] == seen[-1]["rows_total"] > 0
+    assert [said["run_id"] for said in client.get("/api/ingests").json()["ingests"]] == [run_id]
+    assert began.reserved == run_id
+
+    place = ingests.receiving(there, "broken")
+    arrived = place.directory / "dump.npz"
+    arrived.write_bytes(dump()[:200])
+    failing = ingests.begin(there, [arrived], title="broken", options={}, who="ada", place=place)
+    assert client.delete(f"/api/ingests/{failing.reserved}").status_code == 409
+    deadline = time.monotonic() + 30
+    while (said := client.get(f"/api/ingests/{failing.reserved}").json())["state"] != "failed" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "dump.npz" in said["message"]
+    (store / standings.FOLDER / f"{failing.reserved}.json").unlink()  # the planted fault: nothing was written down
+    assert client.get(f"/api/ingests/{failing.reserved}").status_code == 404
+
+
+def test_what_a_killed_process_said_is_believed_as_long_as_its_files_are_there(client: TestClient, store: Path) -> None:
+    place = ingests.receiving(reading.jobs(), "killed")
+    run_id = ingests.reserved_in(place)
+    standings.teller(store)(Job(1, "killed", TAKING_IN, (), state="running", rows_done=3, rows_total=7, reserved=run_id))
+    said = client.get(f"/api/ingests/{run_id}").json()
+    assert (said["state"], said["rows_done"], said["rows_total"]) == ("running", 3, 7)
+    assert len(client.get("/api/ingests").json()["ingests"]) == 1
+    place.remove()
+    assert client.get(f"/api/ingests/{run_id}").status_code == 404
+    assert client.get("/api/ingests").json()["ingests"] == []
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"title": 1}',
+        b'{"rows_done": "3"}',
+        b'{"rows_done": true}',
+        b'{"number": 1}',
+        b'{"strange": 1}',
+        b"[" * 60_000,
+        b"\xff",
+    ],
+)
+def test_a_standing_that_means_nothing_counts_as_none(store: Path, written: bytes) -> None:
+    (store / standings.FOLDER).mkdir(parents=True)
+    (store / standings.FOLDER / "a.json").write_bytes(written)
+    assert standings.read(store, "a") is None
+    assert standings.listed(store) == []
+    for strange in ("../a", "/etc/passwd", ".a", "", "a/b"):
+        assert standings.read(store, strange) is None
+
+
+def test_standings_are_forgotten_after_a_day_and_those_of_a_clock_ahead_too(store: Path) -> None:
+    for name, age in (("old", 90_000), ("ahead", -90_000), ("new", 10)):
+        standings.teller(store)(Job(1, name, TAKING_IN, (), state="failed", reserved=name))
+        moment = time.time() - age
+        os.utime(store / standings.FOLDER / f"{name}.json", (moment, moment))
+    standings.forget_old(store)
+    assert [job.title for job in standings.listed(store)] == ["new"]
+    assert stat.S_IMODE((store / standings.FOLDER / "new.json").stat().st_mode) == 0o600
 
 
 def test_options_that_no_file_has_are_refused() -> None:
