@@ -58,6 +58,15 @@ def select(**values: str | int) -> None:
         st.session_state[key] = value
 
 
+def hold(key: str) -> None:
+    """Have the widget of this key show what the session holds, before it is drawn.
+
+    Streamlit tells the browser a value that was set by the script once. Where a second run comes before the browser has fetched the widget's
+    code (another element asks for one as soon as it is drawn), the widget would begin at its default, and say that with the next click.
+    """
+    st.session_state[key] = st.session_state[key]
+
+
 def current_view() -> View | None:
     """What the sidebar of this script run selected."""
     return st.session_state.get("view")

@@ -64,6 +64,7 @@ def sidebar() -> state.View | None:
         return None
     if last not in by_id:
         st.session_state["run"] = worth_opening(cards).run_id
+    state.hold("run")
     with st.sidebar:
         _keep_room()
         labels = _labels(cards)
@@ -104,6 +105,7 @@ def _pick_within(run_id: str) -> state.View:
         )
     if st.session_state.get("variant") not in names:
         st.session_state["variant"] = names[0]
+    state.hold("variant")
     variant = st.selectbox(
         f"Variant, compared with `{code(run.pairs[0].reference)}`", names, format_func=_twins(run).__getitem__, key="variant"
     )

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import link, page_settings, state, stepper, token_strip
+from app import address, link, page_settings, state, stepper, token_strip
 from core.runs.reader import RunReader
 from core.runs.records import Prompt
 
@@ -88,6 +88,42 @@ def test_a_link_to_what_is_there_gets_no_sentence_and_its_page():
     assert title(app) == "Overview"
     assert warnings(app) == ""
     assert dict(app.query_params) == {"run": RUN, "variant": "decode", "prompt": "1", "position": "286", "colour": "kl"}
+
+
+@pytest.mark.parametrize("way", ["late", "Back", "much later", "another page"])
+def test_an_address_that_was_replaced_a_moment_ago_is_not_taken_for_back(way: str, monkeypatch: pytest.MonkeyPatch):
+    """Keys that are pressed faster than pages are drawn: each asks with the address that the browser had when it was pressed."""
+    app = followed("near_ties", run=RUN, variant="decode", prompt="1", position="36")
+    earlier = dict(app.query_params)
+    app.number_input(key="position").set_value(37).run()
+    assert app.query_params["position"] == "37"
+    if way == "Back":
+        monkeypatch.setattr(address, "is_back", lambda: True)
+    elif way == "much later":
+        monkeypatch.setattr(address, "_LATE_SECONDS", 0.0)
+    elif way == "another page":
+        app._page_hash = _page_hash("flips")
+    for key, value in earlier.items():
+        app.query_params[key] = value
+    if way == "late":
+        app.number_input(key="position").set_value(38)
+    app.run()
+    expected = "38" if way == "late" else "36"
+    assert app.query_params["position"] == expected
+    assert app.number_input(key="position").value == int(expected)
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_second_run_says_again_what_the_widgets_of_a_link_show(is_held: bool, monkeypatch: pytest.MonkeyPatch):
+    """It may come before the browser has drawn the first. The twin: where nothing is held, only the first run says it."""
+    if not is_held:
+        monkeypatch.setattr(state, "hold", lambda key: None)
+        monkeypatch.setattr(address, "hold", lambda key: None)
+    app = followed("overview", run=RUN, variant="decode", prompt="1", position="36", colour="mean-ulps")
+    app.run()
+    chosen = [app.selectbox(key=key) for key in ("run", "variant", "strip_colour")]
+    assert [box.value for box in chosen] == [RUN, "decode", "mean ULPs"]
+    assert [box.proto.set_value for box in chosen] == [is_held] * 3
 
 
 def test_a_sentence_that_quotes_a_link_is_plain_text():

@@ -19,6 +19,8 @@ AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 def opened(page: Page, dashboard: Dashboard, path: str) -> None:
     page.goto(f"{dashboard.url}/{path}")
     settle(page)
+    if "position=" in path:
+        page.locator(".st-key-stepper .worst").wait_for(state="attached")  # it listens to the keys from then on
 
 
 def expect_position(page: Page, position: int) -> None:

@@ -61,6 +61,8 @@ def run_of(dashboard: Dashboard, name: str, tokens: list[str]) -> str:
 def opened(page: Page, dashboard: Dashboard, path: str) -> None:
     page.goto(f"{dashboard.url}/{path}")
     settle(page)
+    if "position=" in path:
+        page.locator(".st-key-stepper .worst").wait_for(state="attached")  # it listens to the keys from then on
     expect(token(page, 0)).to_be_attached(timeout=30_000)
 
 
