@@ -83,7 +83,7 @@ def keys() -> None:
     """What the keys do, in a popover."""
     with st.popover("Keys", icon=":material/keyboard:", width="stretch"):
         # In markdown: the code of Streamlit's tables is 0.7 MB, and every page would fetch it for this one.
-        st.markdown("\n".join(("| | |", "|---|---|", *(f"| `{key}` | {what} |" for key, what in KEYS))))
+        st.markdown("\n".join(("| Keys | step to |", "|---|---|", *(f"| `{key}` | {what} |" for key, what in KEYS))))
         st.caption(
             "They work wherever no field, table or picture has the focus. In the strip of tokens the arrows move, Enter selects."
         )
