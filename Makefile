@@ -10,7 +10,7 @@ run: $(VENV)/.runtime
 
 test: $(VENV)/.development browser
 	$(BIN)/python -m pytest -n auto -m "not browser and not thorough"
-	$(BIN)/python -m pytest -m "browser and not thorough"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "browser and not thorough"
 
 # What `make test` has no time for, and every browser test with pictures of the pages in tests/browser/screenshots: half an hour on two cores.
 thorough: $(VENV)/.development browser
