@@ -152,7 +152,7 @@ class Jobs:
                 self._places[job.number] = place
             if on_change is not None:
                 self._watchers[job.number] = on_change
-                on_change(job)
+        self._tell(job.number)  # outside the lock: it may write a file, and the event loop asks for the list of jobs
         self._start_ready()
         with self._lock:
             return self._jobs[job.number]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,24 @@ def test_files_are_taken_in_one_at_a_time_beside_captures_and_apart_from_their_l
     assert [job.number for job in jobs.all()] == [waiting.number, capture.number]
     jobs.cancel(second.number)
     assert told == ["cancelled"]
+
+
+def test_whoever_is_told_of_a_job_may_ask_for_all_of_them(jobs, monkeypatch, tmp_path):
+    """Told while the list is locked, it would wait for itself for ever, and with it everybody who asks for the list."""
+    program(
+        monkeypatch, tmp_path, "import json; print(json.dumps({'stage': 'done', 'rows_done': 2, 'rows_total': 2, 'run_id': 'r'}))"
+    )
+    told: list[str] = []
+    submitting = threading.Thread(
+        target=lambda: jobs.submit(["x"], title="t", device="cpu", on_change=lambda _: told.append(jobs.all()[0].state)),
+        daemon=True,
+    )
+    submitting.start()
+    submitting.join(10)
+    assert not submitting.is_alive()
+    wait(jobs, 1, lambda job: job.is_over and told[-1] == "done")
+    assert told[0] == "waiting"
+    assert "running" in told
 
 
 def test_the_command_of_a_job_can_be_copied():
