@@ -6,13 +6,13 @@ ends it, with its websockets.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import anyio
-from anyio import to_thread
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.types import Scope
@@ -31,7 +31,7 @@ _KEPT_SECONDS = 1.0  # how long a session that was ended by another process may 
 _MOST_KEPT = 4096
 _COOKIE = "the cookie of a session"
 # SQLite waits for whoever holds the file: in threads of its own, so that nothing else waits with it, and no wrong token stops a look.
-_looking, _counting = anyio.CapacityLimiter(8), anyio.CapacityLimiter(2)
+_looking, _counting = ThreadPoolExecutor(8, "sessions"), ThreadPoolExecutor(2, "attempts")
 PASSWORDS: tuple[tuple[Role, str], ...] = (("editor", "editor_password"), ("viewer", "viewer_password"))
 
 
@@ -169,7 +169,7 @@ async def _session(said: str, hours: float, place: Office) -> Session | None:
     """Looked up once a second at most, for a heatmap asks for many tiles at once."""
     kept = _seen.get((str(place.directory), said))
     if kept is None or time.monotonic() > kept[0]:
-        kept = await to_thread.run_sync(_look, said, hours, place, limiter=_looking)
+        kept = await asyncio.get_running_loop().run_in_executor(_looking, _look, said, hours, place)
     session = kept[1]
     if isinstance(session, UnseenError):
         raise UnseenError(*session.args)
@@ -201,7 +201,7 @@ async def _by_token(text: str, scope: Scope, found: Configuration, place: Office
         return Found(identity, "token")
     asked = peers.client_of(scope, found.hosting), found.sign_in.attempts, 60 * found.sign_in.attempt_minutes, "token"
     try:  # a count of their own: an old script of a colleague's keeps nobody from the password
-        _, wait = await to_thread.run_sync(place.sessions.attempt, *asked, limiter=_counting)
+        _, wait = await asyncio.get_running_loop().run_in_executor(_counting, place.sessions.attempt, *asked)
     except (sqlite3.Error, OSError, ConfigurationError):
         wait = 0.0
     return Found(None, "token", wait=wait)

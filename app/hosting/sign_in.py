@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import parse_qs, urlsplit
 
-import anyio
-from anyio import to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -30,7 +30,9 @@ _WRONG = "That is not right."
 NO_DISK = "Signing in is not possible at this moment: the server cannot write to its disk."
 _AGAIN = "The form was out of date or came from another site; try again."
 _log = logging.getLogger(__name__)
-_one_at_a_time = anyio.CapacityLimiter(1)  # a look at a password takes 0.1 s of a core and 32 MB, and anybody may ask for it
+_one_at_a_time = ThreadPoolExecutor(
+    1, "passwords"
+)  # a look at a password takes 0.1 s of a core and 32 MB, and anybody may ask for it
 
 
 async def sign_in(request: Request) -> Response:
@@ -77,7 +79,9 @@ async def _signing_in(request: Request, found: Configuration, place: Office) -> 
             answer = form(found, place, target, too_many(wait), 429)
             answer.headers["retry-after"] = str(round(wait))
             return answer
-        let_in = await to_thread.run_sync(authentication.with_secret, said.get("secret", ""), ways, place, limiter=_one_at_a_time)
+        let_in = await asyncio.get_running_loop().run_in_executor(
+            _one_at_a_time, authentication.with_secret, said.get("secret", ""), ways, place
+        )
         if let_in is None:
             await tell(place.directory, "nobody", "failed sign-in", address=address)
             return form(found, place, target, _WRONG, 401)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import anyio
-from anyio import to_thread
-
 from core.runs import audit
 
-_telling = anyio.CapacityLimiter(2)
+_tellers = ThreadPoolExecutor(
+    2, "audit"
+)  # of this process, whatever event loop asks: a limiter of one loop loses who waits in another
 
 
 async def tell(store_directory: Path, who: str, what: str, run_id: str = "", **figures: object) -> None:
     """`audit.record`, in a thread: another process may hold the log's lock, or the disk be slow, and nobody else waits with it."""
-    await to_thread.run_sync(partial(audit.record, store_directory, who, what, run_id, **figures), limiter=_telling)
+    record = partial(audit.record, store_directory, who, what, run_id, **figures)
+    await asyncio.get_running_loop().run_in_executor(_tellers, record)
