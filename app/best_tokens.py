@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from app import charts, drawn, exports, reading, state, words
+from app import charts, drawn, exports, plots, reading, state, words
 
 COUNT = 8  # of either side
 
@@ -20,16 +20,16 @@ def section(view: state.View) -> pd.DataFrame:
             "Best tokens as", ["logits", "ranks"], required=True, key="top_form", label_visibility="collapsed"
         )
         exports.download({"best tokens": top}, exports.file_stem(view, "best-tokens", at_position=True), "top")
-    config = exports.charts_config(exports.file_stem(view, f"best-tokens-{form}", at_position=True))
+    picture = exports.picture(exports.file_stem(view, f"best-tokens-{form}", at_position=True))
     place = (view.pair.index, view.prompt, view.position)
     if form == "ranks":
         figure = drawn.figure(view.run, place, charts.rank_slopes, top, view.pair.reference, view.pair.variant, COUNT)
-        st.plotly_chart(figure, key="rank_slopes", theme="streamlit", config=config)
+        plots.draw(figure, key="rank_slopes", picture=picture, of=str(view.position))
         st.caption(f"Ranks of the {COUNT} largest logits of either side, 1 is the argmax. {moves(top)}")
     else:
-        st.plotly_chart(
+        plots.draw(
             drawn.figure(view.run, place, charts.top_bars, top, view.pair.reference, view.pair.variant),
-            key="top_bars", theme="streamlit", config=config,
+            key="top_bars", picture=picture, of=str(view.position),
         )  # fmt: skip
         st.caption(
             f"The {COUNT} largest logits of either side, in logits of {view.dtype}; the green ▲ marks each side's argmax. The axis does not start at 0."

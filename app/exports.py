@@ -90,17 +90,10 @@ def distances(view: state.View) -> pd.DataFrame:
     return pd.DataFrame({"distance_ulps": list(histogram), "elements": list(histogram.values())})
 
 
-def charts_config(name: str) -> dict:
-    """Plotly's configuration of a figure: the camera in its corner saves it under this name, twice as sharp as the screen.
-
-    A name that changes draws the figure anew: one with the position in it is for figures that change with the position anyway.
-    """
+def picture(name: str) -> dict[str, object]:
+    """How the camera in the corner of a figure saves it: under this name, in the session's format, twice as sharp as the screen."""
     form = PICTURES.get(st.session_state.get(_KEPT, "SVG"), "svg")
-    return {
-        "displaylogo": False,
-        "scrollZoom": False,
-        "toImageButtonOptions": {"format": form, "filename": name, "scale": 1 if form == "svg" else 2},
-    }
+    return {"format": form, "filename": name, "scale": 1 if form == "svg" else 2}
 
 
 def picture_format() -> None:

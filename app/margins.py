@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from app import page_settings, state, widgets, words
+from app import page_settings, plots, state, widgets, words
 
 SIDES = ("reference", "variant")
 ZOOMS = "zooms, clicks select"
@@ -49,27 +49,13 @@ def said(table: pd.DataFrame, unit: str, limit: float, dtype: str) -> str:
     )
 
 
-def points_chosen(key: str) -> list[list[float]]:
-    """Custom data of the points that the browser selected in the chart `key`; typed arrays come back as objects with places as keys."""
-    points = (st.session_state.get(key) or {}).get("selection", {}).get("points", [])
-    found = []
-    for point in points:
-        data = point.get("customdata")
-        if isinstance(data, dict):
-            data = [data[name] for name in sorted(data, key=int)]
-        if data:
-            found.append(data)
-    return found
-
-
 def follow(view: state.View, key: str, scope: str) -> None:
     """Take over what was clicked (select it) or brushed (keep its rows); a selection of nothing ends the brush."""
-    selection = (st.session_state.get(key) or {}).get("selection", {})
-    points = points_chosen(key)
-    if selection.get("box") or selection.get("lasso") or len(points) > 1:
-        st.session_state[BRUSHED] = (_stamp(view, scope), sorted({int(data[0]) for data in points}))
-    elif points:
-        state.select(prompt=int(points[0][1]), position=int(points[0][2]))
+    picked = plots.picked(key)
+    if picked.is_brush and picked.points:
+        st.session_state[BRUSHED] = (_stamp(view, scope), sorted({int(point[0]) for point in picked.points}))
+    elif picked.points:
+        state.select(prompt=int(picked.points[0][1]), position=int(picked.points[0][2]))
     else:
         clear()
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from app import charts, link, reading, widgets, words
+from app import charts, exports, link, plots, reading, widgets, words
 from app.charts.ops import letters_of
 from app.hosting import pages
 from app.jobs import ANY_DEVICE, Job, Jobs
@@ -239,7 +239,7 @@ def detail(one: Beside, runs: Sequence[OpsRun]) -> None:
             lines.append((called, {size: found.digest for found in row.classes for size in found.batches}))
     if not lines:
         return
-    st.plotly_chart(charts.batch_classes(lines), key="ops_classes", theme="streamlit")
+    plots.draw(charts.batch_classes(lines), key="ops_classes", picture=exports.picture("batch-classes"))
     st.caption(
         f"Row 0's bits at each batch size{_over(one.first.rows_tried)}squares of one letter and colour are equal bit for bit"
         + (", across machines too: the inputs are the same bits everywhere." if len(lines) > 1 else ".")

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import address, charts, exports, reading, state, widgets, words
+from app import address, charts, exports, plots, reading, state, widgets, words
 from app.code_block import code_block
 from app.hosting import pages
 from app.jobs import ANY_DEVICE, ROOT, Job, PromptFile
@@ -202,7 +202,7 @@ def _modules(row: Evidence) -> None:
     figure = charts.over_modules(
         [str(name) for name in names], np.array(pair, float), np.array(floor, float), first if isinstance(first, str) else None
     )
-    st.plotly_chart(figure, key="over_modules", theme="streamlit", config=_config("over-modules"))
+    plots.draw(figure, key="over_modules", picture=_picture("over-modules"))
     st.caption(
         "Root mean square of the difference at the output of every module, over the positions looked at, in units of that output: this pair, and "
         "the rounding floor. Where a line has a gap, nothing differs."
@@ -232,30 +232,28 @@ def _residues(row: Evidence, deciding: Evidence, floors: pd.DataFrame, ratios: n
     is_start = np.ones(len(beyond), bool)
     is_start[1:] = (np.diff(beyond[:, 1]) != 1) | (np.diff(beyond[:, 0]) != 0)
     figure = charts.residues(beyond[:, 1], beyond[is_start, 1], block)
-    st.plotly_chart(figure, key="floor_residues", theme="streamlit", config=_config("residues"))
+    plots.draw(figure, key="floor_residues", picture=_picture("residues"))
     st.caption(
         f"Positions of all prompts that stand out from the floor, by their place in blocks of {block}. Rounding knows no blocks; a cache made of them does."
     )
 
 
-def _config(what: str) -> dict:
+def _picture(what: str) -> dict[str, object]:
     view = state.current_view()
-    return exports.charts_config(what if view is None else exports.file_stem(view, what))
+    return exports.picture(what if view is None else exports.file_stem(view, what))
 
 
-def _clickable(figure: object, key: str) -> None:
+def _clickable(figure: plots.Drawable, key: str) -> None:
     def pick() -> None:
-        position = widgets.chosen_position(key, 0)
+        position = plots.chosen(key, 0)
         if position is not None:
             state.select(position=position)
 
-    st.plotly_chart(
+    plots.draw(
         figure,
         key=key,
-        on_select=pick,
-        selection_mode="points",
-        theme="streamlit",
-        config=_config(key.replace("_", "-")),
+        on_pick=pick,
+        picture=_picture(key.replace("_", "-")),
     )
 
 

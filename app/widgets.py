@@ -239,18 +239,6 @@ def say_complaints() -> None:
         st.warning(escaped(sentence))
 
 
-def chosen_position(key: str, place: int) -> int | None:
-    """The position of the newest point clicked in the chart `key`: number `place` of its custom data.
-
-    Custom data sent as a typed array comes back as an object with the places as its keys.
-    """
-    points = (st.session_state.get(key) or {}).get("selection", {}).get("points", [])
-    data = points[0].get("customdata") if points else None
-    if isinstance(data, dict):
-        data = [data[name] for name in sorted(data, key=int)]
-    return int(data[place]) if data else None
-
-
 def both(reference: Iterable, variant: Iterable) -> list[str]:
     """`0 / 2`: a figure of both sides in one cell."""
     return [" / ".join("undefined" if pd.isna(v) else f"{v:.6g}" for v in pair) for pair in zip(reference, variant, strict=True)]

@@ -6,7 +6,7 @@ from typing import NoReturn
 import numpy as np
 import streamlit as st
 
-from app import charts, comparing, exports, state, widgets, words
+from app import charts, comparing, exports, plots, state, widgets, words
 from core.runs.comparison import distribution, flip_sets, same_tokens
 
 view = widgets.head(
@@ -51,9 +51,8 @@ left, right = st.columns(2)
 with left:
     with st.spinner("Reading the distances of every run"):
         curves = [(title, *distribution(comparing.histogram(one))) for title, one in zip(titles, compared, strict=True)]
-    st.plotly_chart(
-        charts.runs_by_distance(curves), key="compare_distributions", theme="streamlit",
-        config=exports.charts_config(f"{stem}-distances"),
+    plots.draw(
+        charts.runs_by_distance(curves), key="compare_distributions", picture=exports.picture(f"{stem}-distances"),
     )  # fmt: skip
     st.caption(
         "Share of the logits that are at least so many ULPs apart, in ULPs of each run's own dtype, both axes log; the left end is the share that differs. "
@@ -66,9 +65,8 @@ with right:
         table = one.table[one.table["prompt"] == view.prompt]
         at = table["position"].to_numpy(int)
         lines.append((title, at, table[by].to_numpy(float, na_value=np.nan), at[table["is_flip"].to_numpy(bool)]))
-    st.plotly_chart(
-        charts.runs_by_position(lines, comparing.BY[by], view.position), key="compare_positions", theme="streamlit",
-        config=exports.charts_config(f"{stem}-{by}-prompt{view.prompt}"),
+    plots.draw(
+        charts.runs_by_position(lines, comparing.BY[by], view.position), key="compare_positions", picture=exports.picture(f"{stem}-{by}-prompt{view.prompt}"),
     )  # fmt: skip
     st.caption(
         f"{words.opening(comparing.BY[by])}{' of each run’s own dtype' if by == 'max_ulps' else ''}, at each position of prompt {view.prompt} of each run, log scale. "

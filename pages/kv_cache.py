@@ -5,7 +5,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import caches, charts, drawn, exports, reading, state, widgets, words
+from app import caches, charts, drawn, exports, plots, reading, state, widgets, words
 from core.runs.caches import MEASURES, by_head, by_layer, summarize
 from core.runs.kv import KINDS
 
@@ -22,7 +22,7 @@ if len(view.run.header.prompts) > 1:
     scope = st.segmented_control("Figures of", ["this prompt", "all prompts"], required=True, key="kv_scope") or scope
 table = everything if scope == "all prompts" else everything[everything["prompt"] == view.prompt]
 shown_of = (view.pair.index, "" if scope == "all prompts" else view.prompt)
-found = drawn.figure(view.run, shown_of, summarize, table)
+found = drawn.kept(view.run, shown_of, summarize, table)
 if found is None:
     st.info(f"Prompt {view.prompt} has no caches to compare, other prompts of this run have: choose all prompts above.")
     st.stop()
@@ -58,17 +58,15 @@ def cache_heads() -> Any:
     )
 
 
-st.plotly_chart(
-    drawn.figure(view.run, (*shown_of, measure), cache_heads), key="kv_heads", theme="streamlit",
-    config=exports.charts_config(exports.file_stem(view, f"kv-heads-{measure}")),
+plots.draw(
+    drawn.figure(view.run, (*shown_of, measure), cache_heads), key="kv_heads", picture=exports.picture(exports.file_stem(view, f"kv-heads-{measure}")),
 )  # fmt: skip
 st.caption(
     f"Layers x key/value heads of {scope}, {caches.shape(table)}. Colour is {caches.MEANINGS[measure].format(dtype=view.dtype)}, one scale for both. Grey cells are equal in every element."
 )
-layers = drawn.figure(view.run, shown_of, by_layer, table)
-st.plotly_chart(
-    drawn.figure(view.run, (*shown_of, measure), charts.over_layers, layers, measure, view.dtype), key="kv_layers", theme="streamlit",
-    config=exports.charts_config(exports.file_stem(view, f"kv-layers-{measure}")),
+layers = drawn.kept(view.run, shown_of, by_layer, table)
+plots.draw(
+    drawn.figure(view.run, (*shown_of, measure), charts.over_layers, layers, measure, view.dtype), key="kv_layers", picture=exports.picture(exports.file_stem(view, f"kv-layers-{measure}")),
 )  # fmt: skip
 st.caption(
     f"The same by layer, all heads together, {scope}. Rounding grows smoothly with depth; a step at one layer is worth a look at that layer."
@@ -90,13 +88,12 @@ if differing:
     grid = maps[kind]
 
     def pick() -> None:
-        position = widgets.chosen_position("kv_map", 0)
+        position = plots.chosen("kv_map", 0)
         if position is not None:
             state.select(position=position)
 
-    st.plotly_chart(
-        charts.cache_positions(grid, shown, view.dtype, view.position), key="kv_map", on_select=pick, selection_mode="points",
-        theme="streamlit", config=exports.charts_config(exports.file_stem(view, f"kv-{kind}s-{shown}-prompt{view.prompt}")),
+    plots.draw(
+        charts.cache_positions(grid, shown, view.dtype, view.position), key="kv_map", on_pick=pick, picture=exports.picture(exports.file_stem(view, f"kv-{kind}s-{shown}-prompt{view.prompt}")),
     )  # fmt: skip
     wide = int(grid.edges[1] - grid.edges[0])
     st.caption(

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import streamlit as st
 
-from app import charts, exports, layers, reading, state, widgets, words
+from app import charts, exports, layers, plots, reading, state, widgets, words
 from core.runs.layers import MEASURES, module_named, modules_of, summary_of
 
 view = widgets.head(
@@ -49,17 +49,17 @@ shown = module_named(modules, st.session_state.get("layers_module", "")) or firs
 
 def open_module(chart: str, *, with_position: bool) -> None:
     """A click opens the module it is at, and on the map selects the position."""
-    place = widgets.chosen_position(chart, 0)
+    place = plots.chosen(chart, 0)
     if place is not None:
         st.session_state["layers_module"] = modules[place].module
-    if with_position and (position := widgets.chosen_position(chart, 1)) is not None:
+    if with_position and (position := plots.chosen(chart, 1)) is not None:
         state.select(position=position)
 
 
 st.subheader("Growth over depth")
-st.plotly_chart(
-    charts.module_growth(modules, shown.module), key="layers_growth", on_select=partial(open_module, "layers_growth", with_position=False),
-    selection_mode="points", theme="streamlit", config=exports.charts_config(exports.file_stem(view, "layers-growth")),
+plots.draw(
+    charts.module_growth(modules, shown.module), key="layers_growth", on_pick=partial(open_module, "layers_growth", with_position=False),
+    picture=exports.picture(exports.file_stem(view, "layers-growth")),
 )  # fmt: skip
 st.caption(
     f"rms of variant minus reference at each module's output, {scope}, each in its own unit, log scale; thick: the stream after each block, and the logits. "
@@ -78,9 +78,9 @@ measure = (
 )
 grid = reading.layer_grid(view, measure)
 if grid.modules:
-    st.plotly_chart(
-        charts.module_map(grid, shown.module, view.position), key="layers_map", on_select=partial(open_module, "layers_map", with_position=True),
-        selection_mode="points", theme="streamlit", config=exports.charts_config(exports.file_stem(view, f"layers-{measure}-prompt{view.prompt}")),
+    plots.draw(
+        charts.module_map(grid, shown.module, view.position), key="layers_map", on_pick=partial(open_module, "layers_map", with_position=True),
+        picture=exports.picture(exports.file_stem(view, f"layers-{measure}-prompt{view.prompt}")),
     )  # fmt: skip
     wide = int(np.diff(grid.edges).max())
     st.caption(
@@ -106,16 +106,15 @@ along = view.run.layer_positions(view.pair.index, view.prompt, shown.ordinal)
 
 
 def pick_position() -> None:
-    position = widgets.chosen_position("layers_module_chart", 0)
+    position = plots.chosen("layers_module_chart", 0)
     if position is not None:
         state.select(position=position)
 
 
 if along["neq"].any():
-    st.plotly_chart(
+    plots.draw(
         charts.module_positions(along["position"].to_numpy(int), along["rms"].to_numpy(float), along["floor_rms"].to_numpy(float, na_value=np.nan), view.position),
-        key="layers_module_chart", on_select=pick_position, selection_mode="points", theme="streamlit",
-        config=exports.charts_config(exports.file_stem(view, f"layers-{words.file_name(shown.module)}-prompt{view.prompt}")),
+        key="layers_module_chart", on_pick=pick_position, picture=exports.picture(exports.file_stem(view, f"layers-{words.file_name(shown.module)}-prompt{view.prompt}")),
     )  # fmt: skip
     st.caption(
         f"rms of the difference at each position of prompt {view.prompt}, unit of the output, log scale; grey is the rounding floor. Gaps where nothing differs, dots between two of them. The pink line marks the selected position; a click selects another."

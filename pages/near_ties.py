@@ -4,7 +4,7 @@ from functools import partial
 
 import streamlit as st
 
-from app import best_tokens, charts, drawn, exports, margins, state, widgets, words
+from app import best_tokens, charts, drawn, exports, margins, plots, state, widgets, words
 
 view = widgets.head(
     "Near ties",
@@ -23,7 +23,7 @@ table = view.table if scope == "all prompts" else view.prompt_table
 brushed = margins.brushed(view, scope)
 texts = [prompt.token_texts for prompt in view.run.header.prompts]
 
-st.plotly_chart(
+plots.draw(
     drawn.figure(
         view.run,
         (view.pair.index, scope, view.prompt, view.position, tuple(brushed), dragging),
@@ -35,10 +35,9 @@ st.plotly_chart(
         margins.DRAGGING[dragging or margins.ZOOMS],
     ),
     key="near_ties",
-    on_select=partial(margins.follow, view, "near_ties", scope),
-    selection_mode=["points", "box", "lasso"],
-    theme="streamlit",
-    config=exports.charts_config(exports.file_stem(view, "near-ties")),
+    on_pick=partial(margins.follow, view, "near_ties", scope),
+    is_brushed=True,
+    picture=exports.picture(exports.file_stem(view, "near-ties")),
 )
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 st.caption(
@@ -88,13 +87,12 @@ best_tokens.section(view)
 
 st.subheader("Margins")
 unit, limit = margins.threshold()
-st.plotly_chart(
+plots.draw(
     drawn.figure(
         view.run, (view.pair.index, scope, view.prompt, limit, unit), charts.margin_distribution, table, limit, view.dtype, unit
     ),
     key="margins",
-    theme="streamlit",
-    config=exports.charts_config(exports.file_stem(view, f"margins-{unit.lower()}")),
+    picture=exports.picture(exports.file_stem(view, f"margins-{unit.lower()}")),
 )
 st.markdown(margins.said(table, unit, limit, view.dtype))
 st.caption(

@@ -5,7 +5,7 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from app import best_tokens, charts, closer, drawn, exports, reading, state, token_strip, verdict, widgets, words
+from app import best_tokens, charts, closer, drawn, exports, plots, reading, state, token_strip, verdict, widgets, words
 from app.page_settings import COLOURS
 
 view = widgets.head(
@@ -70,7 +70,7 @@ st.caption(
 
 charts_left, charts_right = st.columns(2)
 with charts_left:
-    st.plotly_chart(
+    plots.draw(
         drawn.figure(
             view.run,
             (view.pair.index, view.prompt, view.position),
@@ -81,19 +81,17 @@ with charts_left:
             view.position,
         ),
         key="over_positions",
-        theme="streamlit",
-        config=exports.charts_config(exports.file_stem(view, f"differences-prompt{view.prompt}")),
+        picture=exports.picture(exports.file_stem(view, f"differences-prompt{view.prompt}")),
     )
     st.caption(
         f"Largest absolute difference at each position of this prompt, in logits computed in {view.dtype}, over elements finite on both sides; flips marked, the "
         "selected position as a line."
     )
 with charts_right:
-    st.plotly_chart(
+    plots.draw(
         drawn.figure(view.run, (view.pair.index,), charts.ulp_histogram, reading.histogram(view), view.dtype),
         key="ulp_histogram",
-        theme="streamlit",
-        config=exports.charts_config(exports.file_stem(view, "ulps")),
+        picture=exports.picture(exports.file_stem(view, "ulps")),
     )
     st.caption(
         f"The logits of the pair that are finite on both sides, by distance, ULPs of {view.dtype}, log counts. Large distances belong to logits near 0, where steps are tiny."

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import charts, classes, drawn, exports, state, widgets, words
+from app import charts, classes, drawn, exports, plots, state, widgets, words
 from core.runs.classes import classes_of, sweep_of
 
 view = widgets.head(
@@ -28,9 +28,8 @@ sweep = sweep_of(run)
 if sweep is not None:
     st.subheader(f"Over {widgets.escaped(sweep.name)}")
     tables["sweep"] = classes.swept(run, sweep)
-    st.plotly_chart(
-        drawn.figure(run, (), charts.sweep, tables["sweep"], sweep.name, view.dtype), key="sweep", theme="streamlit",
-        config=exports.charts_config(f"{words.file_name(run.run_id)}-sweep-{words.file_name(sweep.name)}"),
+    plots.draw(
+        drawn.figure(run, (), charts.sweep, tables["sweep"], sweep.name, view.dtype), key="sweep", picture=exports.picture(f"{words.file_name(run.run_id)}-sweep-{words.file_name(sweep.name)}"),
     )  # fmt: skip
     st.caption(
         f"Each side against the reference `{widgets.code(run.sides[0].name)}`, by its {widgets.code(sweep.name)}; sides of one class have one colour. "
@@ -50,11 +49,10 @@ if len(groups) > 2:
     if pairs is not None:
         names = [group.members[0] for group in groups]
         figure = drawn.figure(run, (measure,), charts.class_matrix, classes.grid(pairs, len(groups), measure), names, measure)
-        st.plotly_chart(
+        plots.draw(
             figure,
             key="class_matrix",
-            theme="streamlit",
-            config=exports.charts_config(f"{words.file_name(run.run_id)}-classes-{measure}"),
+            picture=exports.picture(f"{words.file_name(run.run_id)}-classes-{measure}"),
         )
         tables["every two classes"] = classes.pair_table(pairs, groups, run)
         st.caption(

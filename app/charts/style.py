@@ -7,8 +7,11 @@ import html
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+import plotly.io
 
 from app.words import visible
+
+plotly.io.templates.default = "none"  # the browser has the colours of its theme
 
 REFERENCE = "#0072B2"
 VARIANT = "#D55E00"

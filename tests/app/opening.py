@@ -31,3 +31,10 @@ def codes(app: AppTest) -> list[str]:
     """The texts that the page shows to be copied."""
     parts = (element.proto for element in app.get("bidi_component"))
     return [json.loads(part.json)["text"] for part in parts if part.component_name == "ulpscope_code"]
+
+
+def figures_of(app: AppTest) -> list[dict]:
+    """Figures of the page, in their order: what each is sent, its plot under `figure`."""
+    parts = (element.proto for element in app.get("bidi_component"))
+    found = [json.loads(part.json) for part in parts if part.component_name == "ulpscope_figure"]
+    return [{**one, "figure": json.loads(one["spec"])} for one in found]

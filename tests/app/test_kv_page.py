@@ -13,7 +13,7 @@ from core.runs.kv import KvPart
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from core.uploads.ingest import ingest
-from tests.app.opening import codes, opened, said
+from tests.app.opening import codes, figures_of, opened, said
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +57,7 @@ def test_every_measure_draws_and_its_caption_says_the_unit(own_store, measure):
         "rms": "in the unit of the cache, log",
     }
     assert unit[measure] in said(app)
-    assert len(app.get("plotly_chart")) == 3
+    assert len(figures_of(app)) == 3
 
 
 def test_figures_are_of_the_prompt_or_of_all_prompts(own_store):
@@ -80,7 +80,7 @@ def test_equal_caches_are_a_sentence_and_no_empty_plot(own_store):
     app = opened("kv_cache", run=continued_run(own_store), variant="decode+batch:8")
     assert "Nothing differs: the two caches hold the same numbers in all 3,072 elements" in app.success[0].value
     assert "4 layers, 2 key/value heads of this prompt" in app.success[0].value
-    assert not app.get("plotly_chart")
+    assert not figures_of(app)
     assert "logits do differ" not in said(app)
 
 
@@ -133,7 +133,7 @@ def test_keys_or_values_alone_draw_too(own_store, kind, other):
     assert f"first in layer 3's {kind}s" in said(app)
     assert "ayer 0's keys" not in said(app)
     assert figures(app)[f"{other} that differ"] == "none kept"
-    assert len(app.get("plotly_chart")) == 3
+    assert len(figures_of(app)) == 3
 
 
 def test_the_flips_page_tells_where_continuations_part(own_store):

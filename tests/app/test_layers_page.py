@@ -13,7 +13,7 @@ from core.runs.layers import grid, modules_of, summarize
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from core.uploads.ingest import ingest
-from tests.app.opening import codes, said
+from tests.app.opening import codes, figures_of, said
 from tests.core.runs.damaging import damaged
 from tests.core.runs.layer_runs import GROWING, MODULES, layer_run
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
@@ -52,7 +52,7 @@ def test_the_page_opens_with_the_first_module_and_position_that_differ(own_store
         "First module": "block 0", "First block": "0", "Logits that differ": "2.5%", "Largest over floor": "0.632", "Positions looked at": "all 5",
     }  # fmt: skip
     assert "Nearest to its floor, and not above it: `logits`, 0.632 times the floor's rms." in said(app)
-    assert len(app.get("plotly_chart")) == 3
+    assert len(figures_of(app)) == 3
     assert app.dataframe[0].value["module"].tolist() == [module.name for module in MODULES]
     assert app.dataframe[0].value["max ULPs"].tolist() == [0, 0, 0, 1, 2, 4]
 
@@ -67,7 +67,7 @@ def test_all_prompts_together_name_the_prompt_too(own_store):
 def test_equal_outputs_are_a_sentence_and_no_empty_plot(own_store):
     app = opened(run=layer_run(own_store, {}), prompt="1")
     assert "No module differs: all 6 put out the same numbers on both sides. That is at 5 positions" in app.success[0].value
-    assert not app.get("plotly_chart")
+    assert not figures_of(app)
 
 
 def test_a_module_is_opened_by_a_link_and_by_hand_and_its_name_is_no_markup(own_store):

@@ -18,7 +18,7 @@ from core.runs.reader import RunReader
 from core.runs.records import RUNGS, Evidence
 from core.runs.store import Store
 from core.verdict import VERDICTS
-from tests.app.opening import codes
+from tests.app.opening import codes, figures_of
 from tests.core.runs.judged_runs import BLOCKS, CASES, COMMAND, EXACT_FAILED, RERUN_PASSED, floors, judged_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,10 +104,10 @@ def test_what_a_row_says_is_said_and_nothing_else_of_that_rung(own_store):
 def test_figures_and_plots_unfold_with_their_row(own_store):
     run_id = judged_run(own_store, "bug suspected")
     closed = opened(run=run_id)
-    charts_then = len(closed.get("plotly_chart"))
+    charts_then = len(figures_of(closed))
     assert not any("noise ratio" in str(table.value) for table in closed.table)
     app = opened(run=run_id, open_=("rung_float32_0", "rung_structure_0"))
-    assert len(app.get("plotly_chart")) == charts_then + 3  # pair and floor, their ratio, residues
+    assert len(figures_of(app)) == charts_then + 3  # pair and floor, their ratio, residues
     assert any("24.3" in table.value.to_string().replace("\\", "") for table in app.table)
     assert "in blocks of 16" in said(app)
 

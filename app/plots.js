@@ -1,0 +1,214 @@
+// A figure: plotly draws it, from the third of its code that knows our kinds of plots, fetched when the first figure of a page is drawn.
+// What is in sight is drawn first, one figure a task, the rest while the browser has nothing else to do; what did not change is not drawn again.
+const PATIENCE = 1500; // ms that a figure out of sight waits at most for an idle browser
+const figures = new WeakMap();
+const waiting = new Set();
+let isAsked = false;
+let library = null;
+
+function plotly(address) {
+  library ??= new Promise((done, failed) => {
+    const script = document.createElement("script");
+    script.src = address;
+    script.onload = () => done(window.Plotly);
+    script.onerror = () => {
+      script.remove();
+      library = null;
+      failed(new Error("the code that draws figures did not arrive; reload the page"));
+    };
+    document.head.append(script);
+  });
+  return library;
+}
+
+// From the top of the window downwards, what is above it last.
+const away = (figure) => {
+  const { top, bottom } = figure.root.getBoundingClientRect();
+  return bottom < 0 ? 1e6 - bottom : top;
+};
+
+function drawSoon(figure) {
+  waiting.add(figure);
+  if (isAsked) return;
+  isAsked = true;
+  setTimeout(drawNext);
+}
+
+async function drawNext() {
+  isAsked = false;
+  const next = [...waiting].sort((a, b) => away(a) - away(b))[0];
+  if (!next) return;
+  isAsked = true;
+  if (away(next) > window.innerHeight) await new Promise((idle) => (window.requestIdleCallback ?? setTimeout)(idle, { timeout: PATIENCE }));
+  waiting.delete(next);
+  await next.draw();
+  setTimeout(drawNext);
+}
+
+// Colours as plotly wants them; plotly knows no color-mix.
+const channels = (colour) => {
+  const found = /^#([0-9a-f]{6})/i.exec(colour);
+  return found ? [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16)) : (colour.match(/[\d.]+/g) ?? [128, 128, 128]).slice(0, 3).map(Number);
+};
+const mixed = (colour, share, other) => {
+  const [a, b] = [channels(colour), channels(other)];
+  return `rgb(${a.map((value, i) => Math.round(value * share + b[i] * (1 - share))).join(", ")})`;
+};
+
+function themed(root) {
+  const style = getComputedStyle(root);
+  const said = (name, other) => style.getPropertyValue(name).trim() || other;
+  const text = said("--st-text-color", "#0E1621");
+  const back = said("--st-background-color", "#FFFFFF");
+  const quiet = mixed(text, 0.72, back); // 4.5 to 1 and more on either theme
+  const faint = mixed(text, 0.12, back);
+  const font = { family: said("--st-font", "sans-serif"), size: 12, color: quiet };
+  const axis = {
+    gridcolor: faint, zerolinecolor: faint, tickcolor: faint, tickfont: font, minor: { gridcolor: faint }, automargin: true,
+    title: { font: { ...font, size: 13 } },
+  };
+  return {
+    data: { scatter: [{ marker: { line: { width: 0 } } }] },
+    layout: {
+      font, paper_bgcolor: back, plot_bgcolor: back,
+      title: { font: { ...font, size: 15, color: text }, x: 0, xanchor: "left", pad: { l: 4 } },
+      legend: { font: { ...font, color: mixed(text, 0.9, back) }, borderwidth: 0, title: { font } },
+      xaxis: { ...axis, showgrid: false, zeroline: false, title: { ...axis.title, standoff: 18 } },
+      yaxis: { ...axis, ticklabelposition: "outside", title: { ...axis.title, standoff: 22 } },
+      margin: { pad: 7 },
+      hoverlabel: { bgcolor: back, bordercolor: said("--st-border-color", "#D9DDE3"), font: { ...font, color: text } },
+    },
+  };
+}
+
+const WIDE = {
+  width: 600, height: 600,
+  path: "M60 60h170v60H120v110H60zM370 60h170v170h-60V120H370zM60 370h60v110h110v60H60zM480 370h60v170H370v-60h110z",
+};
+
+class Figure {
+  constructor(root) {
+    this.root = root;
+    this.plot = root.querySelector(".plot");
+    this.says = root.querySelector(".says");
+    this.watch = new ResizeObserver(() => this.fit());
+    this.watch.observe(root);
+    this.onKey = (event) => event.key === "Escape" && this.widen(false);
+  }
+
+  close() {
+    waiting.delete(this);
+    this.watch.disconnect();
+    this.widen(false);
+    if (this.isDrawn) window.Plotly.purge(this.plot);
+    this.isDrawn = false;
+  }
+
+  update(data, trigger) {
+    this.data = data;
+    this.trigger = trigger;
+    this.template = themed(this.root);
+    const wish = JSON.stringify([data.spec, data.revision, data.is_brushed, this.template]);
+    if (wish === this.wish) return;
+    this.wish = wish;
+    this.root.dataset.state = "waiting";
+    plotly(data.library).catch(() => null); // on its way while the page still stands up; draw() says what went wrong
+    drawSoon(this);
+  }
+
+  get size() {
+    return this.isWide ? [window.innerWidth - 32, window.innerHeight - 32] : [this.root.clientWidth, this.data.height];
+  }
+
+  async draw() {
+    const { data, wish } = this;
+    try {
+      const library = await plotly(data.library);
+      if (!this.root.isConnected) return;
+      const { data: traces, layout } = JSON.parse(data.spec);
+      const [width, height] = this.size;
+      const clickmode = data.is_picked ? "event" : "none";
+      await library.react(this.plot, traces, { ...layout, template: this.template, width, height, clickmode, uirevision: data.revision }, this.config(library));
+      if (!this.isDrawn) this.listen();
+      this.isDrawn = true;
+      this.says.textContent = "";
+      if (this.wish === wish) this.root.dataset.state = "drawn";
+      this.fit();
+    } catch (error) {
+      this.wish = null;
+      this.says.textContent = `No figure: ${error.message}.`;
+      this.root.dataset.state = "failed";
+    }
+  }
+
+  config(library) {
+    const save = { name: "save", title: "Download plot", icon: library.Icons.camera, click: () => this.save() };
+    const wide = { name: "wide", title: "Whole window", icon: WIDE, click: () => this.widen(!this.isWide) };
+    const drag = this.data.is_brushed ? ["zoom2d", "pan2d", "select2d", "lasso2d"] : ["zoom2d", "pan2d"];
+    return { displaylogo: false, scrollZoom: false, modeBarButtons: [[save], drag, ["zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"], [wide]] };
+  }
+
+  listen() {
+    const plain = (point) => Array.from(Array.isArray(point.customdata) || ArrayBuffer.isView(point.customdata) ? point.customdata : [point.customdata]);
+    const told = (points) => points.filter((point) => point.customdata !== undefined && point.customdata !== null).map(plain);
+    const say = (points, is_brush) => this.data.is_picked && this.trigger("picked", { points, is_brush });
+    this.plot.on("plotly_click", (event) => {
+      const points = told(event.points).slice(0, 1);
+      if (points.length) say(points, false);
+    });
+    this.plot.on("plotly_selected", (event) => {
+      if (event && (event.range || event.lassoPoints)) say(told(event.points), true);
+    });
+    this.plot.on("plotly_deselect", () => this.data.is_brushed && say([], true));
+  }
+
+  fit() {
+    if (!this.isDrawn || this.isFitting) return;
+    const [width, height] = this.size;
+    const now = this.plot.layout;
+    if (!width || (now.width === width && now.height === height)) return;
+    this.isFitting = true;
+    requestAnimationFrame(async () => {
+      if (this.isDrawn) await window.Plotly.relayout(this.plot, { width, height });
+      this.isFitting = false;
+      this.fit();
+    });
+  }
+
+  // The figure over the whole window, in the browser's top layer; Escape or the button brings it back.
+  widen(isWide) {
+    if (!!this.isWide === isWide) return;
+    this.isWide = isWide;
+    if (isWide) {
+      this.plot.setAttribute("popover", "manual");
+      this.plot.showPopover();
+      document.addEventListener("keydown", this.onKey);
+      window.addEventListener("resize", (this.onResize = () => this.fit()));
+    } else {
+      this.plot.hidePopover();
+      this.plot.removeAttribute("popover");
+      document.removeEventListener("keydown", this.onKey);
+      window.removeEventListener("resize", this.onResize);
+    }
+    this.fit();
+  }
+
+  save() {
+    const { format, filename, scale } = this.data.picture;
+    const [width, height] = this.size;
+    window.Plotly.downloadImage(this.plot, { format, filename, scale, width, height });
+  }
+}
+
+export default function (component) {
+  const { data, parentElement, setTriggerValue } = component;
+  const root = parentElement.querySelector(".ulpscope-figure");
+  if (!figures.has(root)) figures.set(root, new Figure(root));
+  const figure = figures.get(root);
+  root.style.height = `${data.height}px`;
+  figure.update(data, setTriggerValue);
+  return () => {
+    figure.close();
+    figures.delete(root);
+  };
+}

@@ -1,0 +1,113 @@
+"""Figures on their way to the browser: the library that draws them, what they are sent, what the browser says was picked."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib.resources import files
+
+import numpy as np
+import pytest
+import streamlit as st
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from app import plots
+from app.charts.style import layout
+from tests.app.opening import figures_of, opened
+
+# The file of plotly.js-cartesian-dist-min 4.1.1 as its publisher has it.
+PUBLISHED = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
+DRAWS = {"bar", "heatmap", "scatter"}  # what our figures are made of
+
+
+def test_the_library_is_the_published_file_and_of_the_version_that_python_spells_figures_for():
+    content = plots.LIBRARY.read_bytes()
+    assert hashlib.sha256(content).hexdigest() == PUBLISHED
+    whole = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    version = re.search(r"plotly\.js v(\d+\.\d+\.\d+)", whole[:300])
+    assert version is not None
+    assert f"plotly-cartesian-{version[1]}.min.js" == plots.LIBRARY.name
+
+
+def test_browsers_keep_the_library():
+    answer = TestClient(Starlette(routes=plots.ROUTES)).get(plots.ROUTES[0].path)
+    assert answer.status_code == 200
+    assert answer.content == plots.LIBRARY.read_bytes()
+    assert answer.headers["content-type"].startswith("text/javascript")
+    assert "immutable" in answer.headers["cache-control"]
+
+
+@pytest.mark.parametrize(
+    ("page", "run", "count"),
+    [("overview", "fresh-against-cached", 3), ("near_ties", "fresh-against-cached", 3), ("layers", "where-it-starts", 3)],
+)
+def test_pages_send_figures_that_the_library_draws(page, run, count):
+    figures = figures_of(opened(page, run=run))
+    assert len(figures) == count
+    for one in figures:
+        kinds = {trace.get("type", "scatter") for trace in one["figure"]["data"]}
+        assert kinds <= DRAWS
+        assert one["height"] == one["figure"]["layout"]["height"]
+        assert "layout" not in one["figure"]["layout"].get("template", {})  # colours are the browser's theme's
+        assert one["picture"]["filename"].startswith(run)
+    bundle = plots.LIBRARY.read_text(encoding="utf-8")
+    assert all(re.search(rf'moduleType:\s*"trace",\s*name:\s*"{kind}"', bundle) for kind in DRAWS)
+    assert not re.search(r'moduleType:\s*"trace",\s*name:\s*"surface"', bundle)  # which is what makes it small
+
+
+def test_a_zoom_is_of_the_run_the_pair_and_the_prompt():
+    revisions = {
+        (prompt, position): figures_of(opened("near_ties", run="fresh-against-cached", prompt=str(prompt), position=str(position)))[0][
+            "revision"
+        ]
+        for prompt in (0, 1)
+        for position in (3, 4)
+    }
+    assert revisions[0, 3] == revisions[0, 4] != revisions[1, 3] == revisions[1, 4]
+
+
+SOUND = {"points": [[3, 0, 17.0], [4, 0, 18.5]], "is_brush": True}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (SOUND, plots.Picked(((3, 0, 17.0), (4, 0, 18.5)), True)),
+        ({"points": [["a.b", 2]], "is_brush": False}, plots.Picked((("a.b", 2),), False)),
+        ({"points": [], "is_brush": True}, plots.Picked((), True)),
+        ({**SOUND, "is_brush": "yes"}, plots.Picked(((3, 0, 17.0), (4, 0, 18.5)), False)),
+        ({**SOUND, "points": [[]]}, plots.Picked()),
+        ({**SOUND, "points": [3]}, plots.Picked()),
+        ({**SOUND, "points": [[{"a": 1}]]}, plots.Picked()),
+        ({**SOUND, "points": {"0": [1]}}, plots.Picked()),
+        ({"is_brush": True}, plots.Picked()),
+        ("points", plots.Picked()),
+        (None, plots.Picked()),
+    ],
+)
+def test_what_a_browser_says_is_taken_where_it_makes_sense(monkeypatch, said, expected):
+    monkeypatch.setattr(st, "session_state", {"chart": {"picked": said}})
+    assert plots.picked("chart") == expected
+    assert plots.picked("another") == plots.Picked()
+
+
+@pytest.mark.parametrize(("place", "expected"), [(0, 3), (2, 17), (3, None)])
+def test_one_number_of_the_point_that_was_clicked(monkeypatch, place, expected):
+    monkeypatch.setattr(st, "session_state", {"chart": {"picked": SOUND}})
+    assert plots.chosen("chart", place) == expected
+
+
+@pytest.mark.parametrize("value", ["module", float("nan"), float("inf")])
+def test_what_is_no_number_is_none(monkeypatch, value):
+    monkeypatch.setattr(st, "session_state", {"chart": {"picked": {"points": [[value]], "is_brush": False}}})
+    assert plots.chosen("chart", 0) is None
+
+
+def test_figures_are_spelled_with_their_height_and_whole():
+    import plotly.graph_objects as go
+
+    values = np.array([1.0, np.nan, 3.0])
+    one = plots.spelled(layout(go.Figure().add_scatter(y=values), 280))
+    assert one.height == 280
+    assert '"height":280' in one.spec.replace(" ", "")
