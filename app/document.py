@@ -1,4 +1,4 @@
-"""The one document of all pages: Streamlit's index.html, told where the server is.
+"""The one document of all pages: Streamlit's index.html, told where the server is, and keeping keys that are pressed early.
 
 Before it opens its websocket Streamlit asks for the server's health and configuration: for a page below the root at the page's own address
 first, where there is no server, then after a pause of 0.1 s at the root. `window.__streamlit`, by which a host tells the page where its server
@@ -22,6 +22,8 @@ TOLD = (
     '<script>window.__streamlit={BACKEND_BASE_URL:new URL("./",location.href).href,'
     "HOST_CONFIG:{allowedOrigins:[location.origin],useExternalAuthToken:false}}</script>"
 )
+_EARLY_KEYS = f"<script>{Path(__file__).with_name('early_keys.js').read_text(encoding='utf-8')}</script>"
+OURS = TOLD + _EARLY_KEYS
 
 
 async def _document(_: Request) -> Response:
@@ -33,7 +35,7 @@ async def _document(_: Request) -> Response:
 def document() -> str:
     """The HTML of every page."""
     before, head, after = INDEX.read_text(encoding="utf-8").partition("<head>")
-    return f"{before}{head}{TOLD if head else ''}{after}"
+    return f"{before}{head}{OURS if head else ''}{after}"
 
 
 def routes(pages: list[str]) -> list[Route]:

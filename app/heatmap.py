@@ -54,11 +54,20 @@ canvas { display: block; width: 100%; height: 600px; cursor: crosshair; touch-ac
   background: var(--st-background-color); border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius);
   box-shadow: 0 2px 8px rgba(0, 0, 0, 0.2); overflow-wrap: anywhere; white-space: pre-wrap; }
 .tip[hidden] { display: none; }
+.below { min-height: 2.1rem; }
+.hint { display: flex; flex-wrap: wrap; gap: 0.3rem 0.6rem; align-items: center; font-size: 0.85rem; padding-top: 0.35rem; }
+.hint[hidden], .hint button[hidden] { display: none; }
+.hint button { border-radius: var(--st-base-radius); margin: 0; }
 @media (max-width: 560px) { canvas { height: 500px; } }
 """
 
+_CANVAS = Path(__file__).parent / "heatmap_canvas"
+_PARTS = ("colours", "tiles", "drawing", "axes", "pointing", "heatmap")  # one script: each knows those before it
 _canvas = st.components.v2.component(
-    "ulpscope_heatmap", html="<div id='heatmap'></div>", css=_CSS, js=(Path(__file__).parent / "heatmap.js").read_text()
+    "ulpscope_heatmap",
+    html="<div id='heatmap'></div>",
+    css=_CSS,
+    js="\n".join((_CANVAS / f"{part}.js").read_text(encoding="utf-8") for part in _PARTS),
 )
 
 

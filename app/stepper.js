@@ -169,6 +169,7 @@ export default function (component) {
   const root = parentElement.querySelector(".steps");
   if (!steppers.has(root)) steppers.set(root, new Stepper(root));
   steppers.get(root).adopt(data, setTriggerValue);
+  for (const key of window.ulpscopeEarlyKeys?.() ?? []) document.body.dispatchEvent(new KeyboardEvent("keydown", key));
   return () => {
     steppers.get(root)?.close();
     steppers.delete(root);

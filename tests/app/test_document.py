@@ -23,13 +23,14 @@ def client() -> TestClient:
 @pytest.mark.parametrize(
     "address", ["/", *(f"/{name}" for name, _ in main.PAGES if name != "runs"), "/overview?run=a&position=3"]
 )
-def test_every_page_has_streamlits_document_with_one_script_more(client: TestClient, address: str):
+def test_every_page_has_streamlits_document_with_our_scripts_before_its_own(client: TestClient, address: str):
     answer = client.get(address)
     assert answer.headers["content-type"].startswith("text/html")
     assert answer.headers["cache-control"] == "no-cache"
     plain = document.INDEX.read_text(encoding="utf-8")
-    before, script, after = answer.text.partition(document.TOLD)
-    assert script
+    before, scripts, after = answer.text.partition(document.OURS)
+    assert document.TOLD in scripts
+    assert "ulpscopeEarlyKeys" in scripts
     assert before + after == plain
     assert "<script" not in before  # or Streamlit's code would look before it is said
     assert "</head>" not in before

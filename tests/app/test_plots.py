@@ -58,9 +58,9 @@ def test_pages_send_figures_that_the_library_draws(page, run, count):
 
 def test_a_zoom_is_of_the_run_the_pair_and_the_prompt():
     revisions = {
-        (prompt, position): figures_of(opened("near_ties", run="fresh-against-cached", prompt=str(prompt), position=str(position)))[0][
-            "revision"
-        ]
+        (prompt, position): figures_of(
+            opened("near_ties", run="fresh-against-cached", prompt=str(prompt), position=str(position))
+        )[0]["revision"]
         for prompt in (0, 1)
         for position in (3, 4)
     }

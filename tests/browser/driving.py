@@ -93,7 +93,7 @@ def settle(page: Page) -> None:
     """Wait until no script runs, every figure is drawn and the page has come to rest."""
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=30_000)
     page.evaluate(QUIET)
-    page.wait_for_function("!document.querySelector('.ulpscope-figure[data-state=waiting]')", timeout=30_000)
+    page.wait_for_selector(".ulpscope-figure[data-state=waiting]", state="detached", timeout=30_000)
 
 
 def picture(page: Page, name: str) -> None:

@@ -117,6 +117,19 @@ def test_keys_pressed_faster_than_the_server_answers_lose_no_step(page: Page, da
     assert page.get_by_label("Position, 0 to 286").input_value() == "61"
 
 
+def test_keys_pressed_before_the_page_stands_are_followed_when_it_does(page: Page, dashboard: Dashboard):
+    page.goto(f"{dashboard.url}/near_ties?{AT_36}", wait_until="commit")
+    page.wait_for_selector("body", state="attached")
+    assert not page.locator(".st-key-stepper").count()
+    for key in ("ArrowRight", "ArrowRight", "Control+ArrowRight", "ArrowLeft", "ArrowRight"):
+        page.keyboard.press(key)
+    expect_position(page, 38)
+    settle(page)
+    assert "position=38" in page.url
+    page.keyboard.press("ArrowRight")  # once: keys are kept no longer
+    expect_position(page, 39)
+
+
 @pytest.mark.thorough
 def test_a_chosen_position_holds_after_keys(page: Page, dashboard: Dashboard):
     """What another control selects counts, and the next key starts from there."""
