@@ -4,6 +4,7 @@
 
 class Heatmap extends Pointing {
   constructor(root) {
+    super();
     this.root = root;
     this.tiles = new Map();
     this.tileBytes = 0;
