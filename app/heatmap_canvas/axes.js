@@ -100,10 +100,12 @@ class Axes extends Drawing {
     const end = shown(range.high);
     const room = width - draw.measureText(end).width - 10;
     draw.textAlign = "left";
+    const start = range.isLog && !isOne ? shown(range.low) : "";
+    draw.fillText(start, left, top + 13);
     for (const value of this.legendTicks()) {
       const place = this.share(value) * width;
       const label = shown(value);
-      if (place + draw.measureText(label).width > room) continue;
+      if (label === start || place + draw.measureText(label).width > room || place < (start ? draw.measureText(start).width + 6 : 0)) continue;
       draw.fillRect(left + place, top + 9, 1, 3);
       draw.fillText(label, left + place, top + 13);
     }

@@ -102,7 +102,7 @@ class Drawing extends Tiles {
       const y = clamp((cell.y0 + cell.y1 - height) / 2, 0, H - height);
       draw.fillRect(Math.round(left + x), Math.round(top + y), Math.round(width), Math.round(height));
     }
-    this.advise();
+    this.advise(least, largest);
     this.paintMargins(draw, rowMax, columnMax);
     draw.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.paintAxes(draw, text, border, colour("--st-font", "sans-serif"));
@@ -129,20 +129,30 @@ class Drawing extends Tiles {
   }
 
   // Where nearly every cell that differs has the colour of the scale's top, as ULPs have where each covers a logit near 0, the map says nothing: say so.
-  advise() {
+  advise(least, largest) {
     const { grid } = this;
     let count = 0;
     let high = 0;
+    let higher = 0; // on a scale of this view alone
+    const [from, to] = this.isDifference ? [least, largest].map(floatOf) : [least, largest];
+    let edge = from * (to / from) ** TOP;
+    if (this.isDifference) {
+      float[0] = edge;
+      [edge] = bits; // bits of floats above 0 are in their order
+    }
     for (let i = 0; i < grid.length; i++) {
       const value = grid[i];
       if (value === 0 || value === MISMATCH) continue;
       count++;
       high += this.tops[keyOf(value, this.isDifference)];
+      higher += value > edge;
     }
     const isFlat = !this.missing.length && count >= FEW && high > 0.9 * count && !(this.ends.high <= this.ends.low);
     const isDifferenceBetter = isFlat && !this.isDifference && this.data.is_difference_offered;
-    const isViewBetter = isFlat && this.range === "pair" && this.scale === "log";
+    const isViewBetter = isFlat && this.range === "pair" && this.scale === "log" && to > from && higher < 0.75 * count;
     this.hint.hidden = !isDifferenceBetter && !isViewBetter;
+    const why = this.isDifference ? "." : ": somewhere in each is a logit near 0, many ULPs apart at a small difference.";
+    this.hintText.textContent = `Nearly every cell is at the top of this scale${why}`;
     this.hintDifference.hidden = !isDifferenceBetter;
     this.hintView.hidden = !isViewBetter;
   }

@@ -56,8 +56,7 @@ class Heatmap extends Pointing {
     const below = made("div", "below", this.root);
     this.hint = made("div", "hint", below);
     this.hint.hidden = true;
-    made("span", "", this.hint).textContent =
-      "Nearly every cell is at the top of this scale: somewhere in each is a logit near 0, many ULPs apart at a small difference.";
+    this.hintText = made("span", "", this.hint);
     const offer = (label, act) => {
       const button = made("button", "", this.hint);
       button.type = "button";

@@ -35,7 +35,10 @@ COLOURED = """(canvas) => {
 
 @pytest.fixture(scope="module")
 def runs(dashboard: Dashboard) -> Iterator[dict[str, list[np.ndarray]]]:
-    """`one-differs`: one logit one ULP apart; `none-differs`: the same without it. Gone afterwards: other tests count runs."""
+    """`one-differs`: one logit one ULP apart; `none-differs`: the same without it; `signs-differ`: one in 16 logits next to 0 and of the other sign.
+
+    Gone afterwards: other tests count runs.
+    """
     header = header_of("bfloat16", (400, 200), VOCAB)
     header = replace(header, prompts=(Prompt(400), Prompt(200)), vocabulary={TOKEN: TEXT})
     sides = calm_sides(header)
@@ -44,8 +47,12 @@ def runs(dashboard: Dashboard) -> Iterator[dict[str, list[np.ndarray]]]:
     none = write_run(store, header, sides, "none-differs")
     sides[1][ROW, TOKEN] ^= 1
     one = write_run(store, header, sides, "one-differs")
+    small = [sides[0].copy(), sides[0].copy()]
+    for side, value in zip(small, (1e-3, -1e-3), strict=True):
+        side[:, ::16] = np.float32(value).view(np.uint32) >> 16
+    signs = write_run(store, header, small, "signs-differ")
     yield {"one-differs": sides}
-    for path in (none, one):
+    for path in (none, one, signs):
         path.unlink()
 
 
@@ -139,6 +146,21 @@ def test_the_scale_ends_at_the_largest_distance_there_is_and_says_what_red_is_on
     further = opened(page, dashboard, "run=fresh-against-cached").evaluate(LEGEND)
     assert further.get(ONE, 0) > 0
     assert any(count > 5 for colour, count in further.items() if near(colour, LARGEST))
+
+
+def test_a_map_of_one_colour_says_why_and_leads_to_one_that_shows_more(page: Page, dashboard: Dashboard, runs):
+    opened(page, dashboard, "run=one-differs")
+    why = page.get_by_text("Nearly every cell is at the top of this scale")
+    expect(why).not_to_be_visible()
+    opened(page, dashboard, "run=signs-differ")
+    expect(why).to_be_visible()
+    expect(
+        page.get_by_role("button", name="Scale to this view")
+    ).not_to_be_visible()  # all cells are equal: no scale tells them apart
+    page.get_by_role("button", name="Show the largest difference").click()
+    drawn(page)
+    expect(why).not_to_be_visible()
+    expect(page.get_by_role("button", name="largest difference", exact=True)).to_have_attribute("aria-pressed", "true")
 
 
 def near(colour: str, other: str) -> bool:
