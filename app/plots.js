@@ -3,18 +3,23 @@
 const PATIENCE = 1500; // ms that a figure out of sight waits at most for an idle browser
 const figures = new WeakMap();
 const waiting = new Set();
+const failed = new Set(); // for want of the library; drawn when it comes after all
 let isAsked = false;
 let library = null;
 
 function plotly(address) {
-  library ??= new Promise((done, failed) => {
+  library ??= new Promise((done, refused) => {
     const script = document.createElement("script");
     script.src = address;
-    script.onload = () => done(window.Plotly);
+    script.onload = () => {
+      done(window.Plotly);
+      failed.forEach(drawSoon);
+      failed.clear();
+    };
     script.onerror = () => {
       script.remove();
       library = null;
-      failed(new Error("the code that draws figures did not arrive; reload the page"));
+      refused(new Error("the code that draws figures did not arrive; reload the page"));
     };
     document.head.append(script);
   });
@@ -98,6 +103,7 @@ class Figure {
 
   close() {
     waiting.delete(this);
+    failed.delete(this);
     this.watch.disconnect();
     this.widen(false);
     if (this.isDrawn) window.Plotly.purge(this.plot);
@@ -109,7 +115,7 @@ class Figure {
     this.trigger = trigger;
     this.template = themed(this.root);
     const wish = JSON.stringify([data.spec, data.revision, data.is_brushed, this.template]);
-    if (wish === this.wish) return;
+    if (wish === this.wish && !failed.has(this)) return;
     this.wish = wish;
     this.root.dataset.state = "waiting";
     plotly(data.library).catch(() => null); // on its way while the page still stands up; draw() says what went wrong
@@ -135,13 +141,20 @@ class Figure {
       if (this.wish === wish) this.root.dataset.state = "drawn";
       this.fit();
     } catch (error) {
-      this.wish = null;
+      failed.add(this);
       this.says.textContent = `No figure: ${error.message}.`;
       this.root.dataset.state = "failed";
     }
   }
 
+  // One object for as long as it says the same: plotly begins anew with another, and a zoom would be lost.
   config(library) {
+    const { is_brushed } = this.data;
+    if (this.configured?.is_brushed !== is_brushed) this.configured = { is_brushed, config: this.configuration(library) };
+    return this.configured.config;
+  }
+
+  configuration(library) {
     const save = { name: "save", title: "Download plot", icon: library.Icons.camera, click: () => this.save() };
     const wide = { name: "wide", title: "Whole window", icon: WIDE, click: () => this.widen(!this.isWide) };
     const drag = this.data.is_brushed ? ["zoom2d", "pan2d", "select2d", "lasso2d"] : ["zoom2d", "pan2d"];

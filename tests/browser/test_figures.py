@@ -1,0 +1,115 @@
+"""Figures in a real Chromium: drawn when they change and only then, zoomed across positions, legible, over the whole window, and missed in words."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from app import plots
+from tests.browser.driving import Dashboard, settle
+
+AT = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
+RANGE = "figure => figure._fullLayout.xaxis.range.map((end) => Math.round(end * 1e6) / 1e6)"
+
+
+def opened(page: Page, dashboard: Dashboard, address: str) -> None:
+    page.goto(f"{dashboard.url}/{address}")
+    settle(page)
+
+
+def figure(page: Page, key: str) -> Locator:
+    return page.locator(f".st-key-{key} .js-plotly-plot")
+
+
+def step(page: Page, key: str, position: int) -> None:
+    page.keyboard.press(key)
+    expect(page.get_by_role("heading", name=f"Best tokens at position {position}", exact=True)).to_be_visible(timeout=15_000)
+    settle(page)
+
+
+def zoom(page: Page, chart: Locator) -> None:
+    box = chart.locator(".nsewdrag").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.3 * box["height"])
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.8 * box["height"], steps=6)
+    page.mouse.up()
+    page.wait_for_timeout(400)
+
+
+def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(page: Page, dashboard: Dashboard):
+    opened(page, dashboard, f"near_ties?{AT}")
+    chart = figure(page, "near_ties")
+    whole = chart.evaluate(RANGE)
+    zoom(page, chart)
+    zoomed = chart.evaluate(RANGE)
+    assert zoomed != whole
+    step(page, "ArrowRight", 37)
+    assert chart.evaluate(RANGE) == zoomed
+    page.get_by_label("Prompt", exact=True).fill("0")
+    page.get_by_label("Prompt", exact=True).press("Enter")
+    expect(page.get_by_text("Best tokens at position 0")).to_be_visible(timeout=15_000)
+    settle(page)
+    assert chart.evaluate(RANGE) not in (zoomed, whole)  # all of another prompt
+
+
+def test_a_figure_is_drawn_again_where_it_changes_and_nowhere_else(page: Page, dashboard: Dashboard):
+    opened(page, dashboard, f"overview?{AT}")
+    for key in ("over_positions", "ulp_histogram"):
+        figure(page, key).evaluate("figure => { figure.times = 0; figure.on('plotly_afterplot', () => figure.times++); }")
+    step(page, "ArrowRight", 37)
+    assert figure(page, "over_positions").evaluate("figure => figure.times") > 0  # the line at the position has moved
+    assert figure(page, "ulp_histogram").evaluate("figure => figure.times") == 0
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours as `rgb(1, 2, 3)`, by WCAG 2."""
+
+    def light(colour: str) -> float:
+        shares = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((light(one), light(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize(("scheme", "back"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(17, 21, 27)")])
+def test_words_of_a_figure_are_legible_in_both_themes(page: Page, dashboard: Dashboard, scheme, back):
+    page.emulate_media(color_scheme=scheme)
+    opened(page, dashboard, f"near_ties?{AT}")
+    colours = page.evaluate(
+        """() => [...new Set([...document.querySelectorAll(".js-plotly-plot :is(.xtick, .ytick, .g-xtitle, .g-ytitle, .legendtext) text, .js-plotly-plot .legendtext")]
+                 .map((text) => getComputedStyle(text).fill))]"""
+    )
+    assert len(colours) >= 2
+    assert min(contrast(colour, back) for colour in colours) >= 4.5
+    assert contrast("rgb(128, 132, 149)", "rgb(255, 255, 255)") < 4.5  # the twin: the grey of Streamlit's own figures
+
+
+def test_a_figure_opens_over_the_whole_window_and_comes_back(page: Page, dashboard: Dashboard):
+    opened(page, dashboard, f"near_ties?{AT}")
+    chart = figure(page, "near_ties")
+    before = chart.bounding_box()
+    chart.hover()
+    chart.locator("[data-title='Whole window']").click()
+    expect(chart.locator(".main-svg").first).to_have_attribute("height", str(900 - 32), timeout=5_000)
+    box = chart.bounding_box()
+    assert box is not None
+    assert (box["x"], box["y"], box["width"]) == (0, 0, 1280)
+    page.keyboard.press("Escape")
+    expect(chart.locator(".main-svg").first).to_have_attribute("height", "460", timeout=5_000)
+    assert chart.bounding_box() == before
+
+
+def test_a_library_that_does_not_arrive_is_said_and_asked_for_again(page: Page, dashboard: Dashboard):
+    page.route(f"**/{plots.LIBRARY.name}", lambda route: route.abort())
+    opened(page, dashboard, f"near_ties?{AT}")
+    said = page.get_by_text("No figure: the code that draws figures did not arrive; reload the page.")
+    expect(said).to_have_count(3)
+    page.unroute(f"**/{plots.LIBRARY.name}")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".js-plotly-plot")).to_have_count(3, timeout=15_000)
+    expect(said).to_have_count(0)
