@@ -98,6 +98,7 @@ class Figure {
     this.says = root.querySelector(".says");
     this.watch = new ResizeObserver(() => this.fit());
     this.watch.observe(root);
+    this.ended = 0; // brushes: the box of one that was ended goes, that of one that holds stays
     this.onKey = (event) => event.key === "Escape" && this.widen(false);
   }
 
@@ -111,6 +112,7 @@ class Figure {
   }
 
   update(data, trigger) {
+    if (this.data?.holds_brush && !data.holds_brush) this.ended++;
     this.data = data;
     this.trigger = trigger;
     this.template = themed(this.root);
@@ -133,8 +135,11 @@ class Figure {
       if (!this.root.isConnected) return;
       const { data: traces, layout } = JSON.parse(data.spec);
       const [width, height] = this.size;
-      const clickmode = data.is_picked ? "event" : "none";
-      await library.react(this.plot, traces, { ...layout, template: this.template, width, height, clickmode, uirevision: data.revision }, this.config(library));
+      const ours = {
+        template: this.template, width, height, clickmode: data.is_picked ? "event" : "none",
+        uirevision: data.revision, selectionrevision: `${data.revision} ${this.ended}`,
+      };
+      await library.react(this.plot, traces, { ...layout, ...ours }, this.config(library));
       if (!this.isDrawn) this.listen();
       this.isDrawn = true;
       this.says.textContent = "";

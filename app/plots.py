@@ -76,19 +76,20 @@ def draw(
     on_pick: Callable[[], None] | None = None,
     *,
     is_brushed: bool = False,
+    holds_brush: bool = False,
     of: str = "",
 ) -> None:
     """Draw `shown`.
 
     picture: how it is saved, of `app.exports.picture`. on_pick: called when a point with custom data was clicked, `picked(key)` has it;
-    is_brushed: boxes and lassos are told too. of: what its axes depend on beside the prompt; a zoom is kept until either changes.
+    is_brushed: boxes and lassos are told too; holds_brush: one is in force, and its outline stays. of: what its axes depend on beside the prompt; a zoom is kept until either changes.
     """
     view = state.current_view()
     revision = f"{'' if view is None else state.stamp(view)} {of}"
     one = shown if isinstance(shown, Spelled) else spelled(shown)
     data = {
         "spec": one.spec, "height": one.height, "picture": dict(picture), "revision": revision, "library": _ADDRESS,
-        "is_picked": on_pick is not None, "is_brushed": is_brushed,
+        "is_picked": on_pick is not None, "is_brushed": is_brushed, "holds_brush": holds_brush,
     }  # fmt: skip
     if on_pick is None:
         _figure(key=key, data=data, height=one.height)

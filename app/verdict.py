@@ -1,4 +1,4 @@
-"""The verdict at the head of the overview: a label, a sentence, the ladder with its evidence, how to judge, the report to copy.
+"""The verdict at the head of the overview: a label, a sentence, the ladder with its evidence, the report to copy.
 
 Everything it says is stored with the run; core.runs.verdicts turns rows into sentences.
 """
@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from urllib.parse import urlencode
 
 import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import address, charts, exports, plots, reading, state, widgets, words
+from app import address, charts, exports, judging, plots, state, widgets, words
 from app.code_block import code_block
-from app.hosting import pages
-from app.jobs import ANY_DEVICE, ROOT, Job, PromptFile
-from core.runs import judge_command
 from core.runs.issue_text import issue_text
 from core.runs.records import FAILED, FLOAT32, MISSING, NOTED, OWN_DTYPE, PASSED, STRUCTURE, Evidence
 from core.runs.verdicts import NOT_JUDGED, Finding, Rung, finding, position_ratios
@@ -34,7 +30,6 @@ _OUTCOMES = {
 }  # fmt: skip
 _OF_MODULES = ("modules", "pair_rms", "floor_rms")  # figures of a row, one value a module
 _QUOTED = re.compile(r"'([^']{1,60})'")
-_HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
 
 def verdict(view: state.View) -> None:
@@ -46,9 +41,9 @@ def verdict(view: state.View) -> None:
         _differing(view)
     is_upload = view.run.header.provenance.kind == "upload"
     if is_upload and found.name in (UNDECIDED, NONDETERMINISTIC):
-        _controls_to_bring(view)
+        judging.controls_to_bring(view)
     elif not is_upload and not found.is_judged:
-        _how_to_judge(view)
+        judging.how_to_judge(view)
     _ladder(view, found)
     _report(view)
 
@@ -255,114 +250,6 @@ def _clickable(figure: plots.Drawable, key: str) -> None:
         on_pick=pick,
         picture=_picture(key.replace("_", "-")),
     )
-
-
-def _controls_to_bring(view: state.View) -> None:
-    """What would decide about an upload: the commands, with this run's id in them."""
-    run = view.run
-    command = f"python -m core verdict {run.run_id}"
-    if run.schema_version < 2:
-        return
-    is_wide = run.header.compute_dtype == "float32"
-    ways = (
-        []
-        if is_wide
-        else [("the same two sides, computed in float32 with the same weights and tokens", "--float32 PAIR_IN_FLOAT32.npz")]
-    )
-    ways.append(
-        (
-            "and"
-            * (not is_wide)
-            + " a rounding floor: the reference in float32 computed in three or more ways that are equal in exact arithmetic "
-            "(batch sizes, kernels), where the pair alone is not clear",
-            "--floor WAYS_IN_FLOAT32.npz",
-        )
-    )
-    if all(prompt.token_ids for prompt in run.header.prompts):
-        ways.append(("or the model, which measures its floor on this dump's tokens", "--model MODEL"))
-    ways.append(("whether a kernel is nondeterministic: each side called once more", "--rerun AGAIN.npz"))
-    with st.expander("Controls that would decide it", icon=":material/rule:", key="controls_to_bring"):
-        for what, option in ways:
-            st.caption(words.opening(what))
-            code_block(f"{command} {option}", wraps=True)
-        st.caption("The judged run is a new one, of the same bits; options may be combined. docs/verdict.md has the method.")
-
-
-def _how_to_judge(view: state.View) -> None:
-    """The command that judges this capture, and a button for it."""
-    about = view.run.header.provenance
-    command = judge_command.typed(about.command)
-    if command is not None:
-        st.markdown("This captures the pairs again and runs every control beside them, several times the work of the capture:")
-        code_block(command, wraps=True)
-    _judge_here(view)
-
-
-def _judge_here(view: state.View) -> None:
-    """A button that judges the run's own tokens in a process of its own, and how that stands."""
-    run, model = view.run, view.run.header.provenance.model
-    name = f"{run.header.name}, judged"
-    arguments = judge_command.arguments(run, name)
-    tokens = judge_command.prompts(run)
-    if arguments is None or tokens is None:
-        return
-    if not is_loadable(model):
-        st.caption(f"The model's folder `{widgets.code(model)}` is not on this machine; run the command where it is.")
-        return
-    title = f"Judge {run.header.name} ({run.run_id})"
-    last = _job(title)
-    if not pages.may_edit():
-        st.caption("Signed in as a viewer; editors can judge it here.")
-    elif last is None or last.is_over:
-        device = next((part.partition("=")[2] for part in arguments if part.startswith("--device=")), ANY_DEVICE)
-        st.button(
-            "Judge it here" if last is None else "Judge it again", icon=":material/gavel:", key="judge",
-            help="captures the same tokens again, with every control, in a process of its own; the result is a new run beside this one",
-            on_click=_start, args=(arguments, title, device, tokens),
-        )  # fmt: skip
-    if last is not None:
-        st.fragment(_progress, run_every=None if last.is_over else 1.0)(title)
-
-
-def _start(arguments: list[str], title: str, device: str, tokens: bytes) -> None:
-    reading.submit(arguments, title=title, device=device, prompts=PromptFile("tokens.jsonl", tokens))
-
-
-def _job(title: str) -> Job | None:
-    return next((job for job in reading.jobs().all() if job.title == title), None)
-
-
-def _progress(title: str) -> None:
-    """How the judging stands; draws the page anew when it is over."""
-    job = _job(title)
-    if job is None:
-        return
-    if not job.is_over:
-        st.session_state["judge_awaits"] = title
-        counted = f", {job.rows_done:,} of {job.rows_total:,} positions" if job.rows_total else ""
-        stage = widgets.escaped(job.stage) if job.state == "running" else job.state
-        st.caption(f":material/hourglass_empty: {stage}{counted}, {job.seconds:.0f} s. It goes on if you leave this page.")
-        return
-    if st.session_state.pop("judge_awaits", None) == title:
-        st.rerun()
-    if job.state == "failed":
-        st.error(widgets.escaped(job.message))
-    elif job.state == "done":
-        if job.message:
-            st.warning(widgets.escaped(job.message))
-        if st.button("Open the judged run", key="open_judged", type="primary"):
-            st.session_state["open_next"] = job.run_id
-            st.rerun()
-    else:
-        st.caption(widgets.escaped(job.message or job.state))
-
-
-def is_loadable(model: str) -> bool:
-    """A folder that is there, or what may be a hub id. Relative folders are those of the directory that jobs run in."""
-    try:
-        return (ROOT / Path(model).expanduser()).is_dir() or (_HUB_ID.fullmatch(model) is not None)
-    except (OSError, ValueError, RuntimeError):
-        return False
 
 
 def _report(view: state.View) -> None:

@@ -37,6 +37,7 @@ plots.draw(
     key="near_ties",
     on_pick=partial(margins.follow, view, "near_ties", scope),
     is_brushed=True,
+    holds_brush=bool(brushed),
     picture=exports.picture(exports.file_stem(view, "near-ties")),
 )
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())

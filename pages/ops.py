@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import exports, ops, reading
+from app import exports, ops, ops_jobs, reading
 from app.code_block import code_block
 from core.runs.op_words import beside
 
@@ -15,7 +15,7 @@ st.caption(
 )
 found = ops.cards()
 with st.expander("Probe this machine", expanded=not found):
-    ops.start(jobs)
+    ops_jobs.start(jobs)
 if not found:
     st.info(
         "No operations were probed yet. Probe this machine above, or on any machine from the command line; a run file put into this store appears here."

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import exports, ops
+from app import exports, ops, ops_jobs
 from app.charts.ops import batch_classes, letters_of, number_of
 from app.jobs import ANY_DEVICE, Jobs
 from core.runs.op_words import beside
@@ -192,7 +192,7 @@ def test_squares_of_equal_bits_have_one_letter_and_colour_on_every_line():
     ],
 )
 def test_the_form_is_a_command_line(asked, expected):
-    assert ops._arguments(*asked) == expected
+    assert ops_jobs._arguments(*asked) == expected
 
 
 @pytest.mark.thorough

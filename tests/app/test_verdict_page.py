@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import charts, words
 from app.jobs import Job
-from app.verdict import is_loadable
+from app.judging import is_loadable
 from core.runs.gallery import list_runs
 from core.runs.reader import RunReader
 from core.runs.records import RUNGS, Evidence

@@ -64,6 +64,24 @@ def test_a_figure_is_drawn_again_where_it_changes_and_nowhere_else(page: Page, d
     assert figure(page, "ulp_histogram").evaluate("figure => figure.times") == 0
 
 
+def test_the_outline_of_a_brush_stays_while_it_holds_and_goes_with_it(page: Page, dashboard: Dashboard):
+    opened(page, dashboard, f"near_ties?{AT}")
+    page.get_by_text("brushes a box").click()
+    settle(page)
+    chart = figure(page, "near_ties")
+    zoom(page, chart)  # the same drag, which brushes now
+    expect(page.get_by_text("brushed,")).to_be_visible(timeout=15_000)
+    settle(page)
+    outline = chart.locator(".selectionlayer path")
+    assert outline.count()
+    step(page, "ArrowRight", 37)
+    assert outline.count()
+    page.get_by_role("button", name="Clear the brush").click()
+    expect(page.get_by_text("brushed,")).not_to_be_visible(timeout=15_000)
+    settle(page)
+    expect(outline).to_have_count(0)
+
+
 def contrast(one: str, other: str) -> float:
     """Of two colours as `rgb(1, 2, 3)`, by WCAG 2."""
 
