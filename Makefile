@@ -8,6 +8,10 @@ BIN     = $(VENV)/bin
 run: $(VENV)/.runtime
 	$(BIN)/python -m streamlit run app/main.py $(if $(PORT),--server.port $(PORT))
 
+# Several workers share the cores: a thread of torch that waits for another gives its core away instead of spinning on it. It changes no bit, and halves
+# the time of the tests that run captures.
+test quick thorough: export OMP_WAIT_POLICY = passive
+
 test: $(VENV)/.development browser
 	$(BIN)/python -m pytest -n auto -m "not browser and not thorough"
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "browser and not thorough"
