@@ -1,6 +1,6 @@
 // A figure: plotly draws it, from the third of its code that knows our kinds of plots, fetched when the first figure of a page is drawn.
 // What is in sight is drawn first, one figure a task, the rest while the browser has nothing else to do; what did not change is not drawn again.
-const PATIENCE = 1500; // ms that a figure out of sight waits at most for an idle browser
+const PATIENCE = 300; // ms that a figure out of sight waits at most for an idle browser
 const figures = new WeakMap();
 const waiting = new Set();
 const failed = new Set(); // for want of the library; drawn when it comes after all
@@ -40,11 +40,13 @@ function drawSoon(figure) {
 }
 
 async function drawNext() {
-  isAsked = false;
-  const next = [...waiting].sort((a, b) => away(a) - away(b))[0];
-  if (!next) return;
-  isAsked = true;
-  if (away(next) > window.innerHeight) await new Promise((idle) => (window.requestIdleCallback ?? setTimeout)(idle, { timeout: PATIENCE }));
+  const first = () => [...waiting].sort((a, b) => away(a) - away(b))[0];
+  if (waiting.size && away(first()) > window.innerHeight) await new Promise((idle) => (window.requestIdleCallback ?? setTimeout)(idle, { timeout: PATIENCE }));
+  const next = first(); // another may have come into sight
+  if (!next) {
+    isAsked = false;
+    return;
+  }
   waiting.delete(next);
   await next.draw();
   setTimeout(drawNext);

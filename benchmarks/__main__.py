@@ -18,6 +18,7 @@ ALL = (
     "layers",
     "search",
     "pages",
+    "visits",
     "heatmap",
     "memory",
     "invariant",

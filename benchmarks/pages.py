@@ -115,7 +115,7 @@ def _empty_page(browser: Browser, known: BrowserContext, folder: Path) -> Line:
     )
 
 
-def _long_run(folder: Path) -> str:
+def long_run(folder: Path) -> str:
     """A run of one prompt of POSITIONS positions, with token texts, in the store that is `folder`; its id."""
     random = np.random.default_rng(0)
     fmt = format_named("bfloat16")
@@ -158,7 +158,7 @@ def run() -> list[Line]:
                 f"server ready {ready:.2f} s, page {first:.2f} s",
             )
         )
-        run_id = _long_run(folder / "2" / "runs")
+        run_id = long_run(folder / "2" / "runs")
         for name in NAMES:
             url = f"{dashboard.url}/{'' if name == 'runs' else name}?run={run_id}&position=36"
             if name == "compare":
