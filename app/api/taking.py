@@ -233,9 +233,12 @@ def _standing(request: Request, run_id: str) -> dict[str, Any]:
     store = open_store()
     is_there = any(path.stem == run_id for path in store.paths())
     said = standings.read(store.directory, run_id) or Job(0, run_id, "", (), state="running", reserved=run_id)
-    if is_there:
+    is_arriving = not said.is_over and ingests.is_arriving(store, run_id)
+    if not said.is_over and not is_arriving:  # it may have come to its end since: that is written before its files go
+        said = standings.read(store.directory, run_id) or said
+    if is_there and not is_arriving:
         said = replace(said, state="done", run_id=run_id)
-    elif not said.is_over and not ingests.is_arriving(store, run_id):
+    elif not said.is_over and not is_arriving:
         raise NotFoundError(
             f"nothing is being taken in as run '{words.visible(run_id)[:80]}': it failed a while ago, or the server was started anew meanwhile."
         )

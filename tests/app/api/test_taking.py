@@ -233,6 +233,7 @@ def test_another_process_tells_how_it_is_getting_on_and_why_it_failed(client: Te
     while seen[-1]["state"] not in ("done", "failed"):
         time.sleep(0.02)
         seen.append(client.get(address).json())
+    assert seen[-1]["state"] == "done", seen[-1]
     assert {("running", "starting"), ("done", "done")} <= {(said["state"], said["stage"]) for said in seen}
     assert seen[-1]["state"] == "done"
     assert seen[-1]["rows_done"] == seen[-1]["rows_total"] > 0
@@ -242,8 +243,8 @@ def test_another_process_tells_how_it_is_getting_on_and_why_it_failed(client: Te
     place = ingests.receiving(there, "broken")
     arrived = place.directory / "dump.npz"
     arrived.write_bytes(dump()[:200])
+    assert client.delete(f"/api/ingests/{ingests.reserved_in(place)}").status_code == 409
     failing = ingests.begin(there, [arrived], title="broken", options={}, who="ada", place=place)
-    assert client.delete(f"/api/ingests/{failing.reserved}").status_code == 409
     deadline = time.monotonic() + 30
     while (said := client.get(f"/api/ingests/{failing.reserved}").json())["state"] != "failed" and time.monotonic() < deadline:
         time.sleep(0.05)
