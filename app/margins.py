@@ -52,12 +52,13 @@ def said(table: pd.DataFrame, unit: str, limit: float, dtype: str) -> str:
 def follow(view: state.View, key: str, scope: str) -> None:
     """Take over what was clicked (select it) or brushed (keep its rows); a selection of nothing ends the brush."""
     picked = plots.picked(key)
-    if picked.is_brush and picked.points:
-        st.session_state[BRUSHED] = (_stamp(view, scope), sorted({int(point[0]) for point in picked.points}))
-    elif picked.points:
-        state.select(prompt=int(picked.points[0][1]), position=int(picked.points[0][2]))
-    else:
+    rows, prompts, positions = (picked.numbers(place) for place in range(3))
+    if picked.is_brush and rows:
+        st.session_state[BRUSHED] = (_stamp(view, scope), sorted(set(rows)))
+    elif picked.is_brush:
         clear()
+    elif prompts and positions:
+        state.select(prompt=prompts[0], position=positions[0])
 
 
 def brushed(view: state.View, scope: str) -> list[int]:

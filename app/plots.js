@@ -3,7 +3,7 @@
 const PATIENCE = 300; // ms that a figure out of sight waits at most for an idle browser
 const figures = new WeakMap();
 const waiting = new Set();
-const failed = new Set(); // for want of the library; drawn when it comes after all
+const failed = new Set(); // tried again when they are sent again, and when a library comes that did not
 let isAsked = false;
 let library = null;
 
@@ -144,6 +144,7 @@ class Figure {
       await library.react(this.plot, traces, { ...layout, ...ours }, this.config(library));
       if (!this.isDrawn) this.listen();
       this.isDrawn = true;
+      failed.delete(this);
       this.says.textContent = "";
       if (this.wish === wish) this.root.dataset.state = "drawn";
       this.fit();

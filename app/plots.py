@@ -62,6 +62,11 @@ class Picked:
     points: tuple[tuple[float | str, ...], ...] = ()
     is_brush: bool = False
 
+    def numbers(self, place: int) -> list[int]:
+        """The whole numbers at `place` of the points' custom data; those that are none are left out, as a browser may say anything."""
+        values = [point[place] for point in self.points if place < len(point)]
+        return [int(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+
 
 def spelled(shown: Drawable) -> Spelled:
     spec = shown.to_json()
@@ -111,9 +116,7 @@ def picked(key: str) -> Picked:
 
 def chosen(key: str, place: int) -> int | None:
     """The whole number at `place` of the custom data of the point that was picked in the figure `key`; None where there is none."""
-    points = picked(key).points
-    value = points[0][place] if points and place < len(points[0]) else None
-    return int(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return next(iter(picked(key).numbers(place)), None)
 
 
 async def _library(_: object) -> Response:

@@ -50,7 +50,7 @@ shown = module_named(modules, st.session_state.get("layers_module", "")) or firs
 def open_module(chart: str, *, with_position: bool) -> None:
     """A click opens the module it is at, and on the map selects the position."""
     place = plots.chosen(chart, 0)
-    if place is not None:
+    if place is not None and 0 <= place < len(modules):
         st.session_state["layers_module"] = modules[place].module
     if with_position and (position := plots.chosen(chart, 1)) is not None:
         state.select(position=position)

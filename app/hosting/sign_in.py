@@ -30,9 +30,8 @@ _WRONG = "That is not right."
 NO_DISK = "Signing in is not possible at this moment: the server cannot write to its disk."
 _AGAIN = "The form was out of date or came from another site; try again."
 _log = logging.getLogger(__name__)
-_one_at_a_time = ThreadPoolExecutor(
-    1, "passwords"
-)  # a look at a password takes 0.1 s of a core and 32 MB, and anybody may ask for it
+# One at a time: a look at a password takes 0.1 s of a core and 32 MB, and anybody may ask for it.
+_looking = ThreadPoolExecutor(1, "passwords")
 
 
 async def sign_in(request: Request) -> Response:
@@ -80,7 +79,7 @@ async def _signing_in(request: Request, found: Configuration, place: Office) -> 
             answer.headers["retry-after"] = str(round(wait))
             return answer
         let_in = await asyncio.get_running_loop().run_in_executor(
-            _one_at_a_time, authentication.with_secret, said.get("secret", ""), ways, place
+            _looking, authentication.with_secret, said.get("secret", ""), ways, place
         )
         if let_in is None:
             await tell(place.directory, "nobody", "failed sign-in", address=address)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from core.runs import audit
 
-_tellers = ThreadPoolExecutor(
-    2, "audit"
-)  # of this process, whatever event loop asks: a limiter of one loop loses who waits in another
+# Of this process, whatever event loop asks: a limiter belongs to one loop, and loses who waits in another.
+_tellers = ThreadPoolExecutor(2, "audit")
 
 
 async def tell(store_directory: Path, who: str, what: str, run_id: str = "", **figures: object) -> None:

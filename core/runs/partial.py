@@ -5,10 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
+from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = ".partial-"
 _LOCK = "lock"
+_TRIES = 1000  # and as many milliseconds, to make a directory that sweeps find too early
 _living: set[Partial] = set()  # of this process
 
 
@@ -27,14 +30,27 @@ class Partial:
 
     @classmethod
     def make(cls, store: Path, run_id: str) -> Partial | None:
-        """None where the name is taken, or a sweep was faster than our lock: try another. OSError where nothing can be made."""
+        """None where the name is taken. OSError where nothing can be made.
+
+        A sweep may find the directory before it is locked, and remove it: then it is made again, under the same name, which may be one that was
+        promised.
+        """
         directory = store / f"{_PREFIX}{run_id}"
-        try:
-            directory.mkdir()
-            lock = _lock(directory)
-        except (FileExistsError, FileNotFoundError):
-            return None
-        return None if lock is None else cls(directory, lock)
+        was_swept = False
+        for _ in range(_TRIES):
+            try:
+                directory.mkdir()
+            except FileExistsError:
+                if not was_swept:
+                    return None
+                time.sleep(0.001)  # whoever sweeps it has its lock and has not removed it yet
+                continue
+            with suppress(FileNotFoundError):
+                lock = _lock(directory)
+                if lock is not None:
+                    return cls(directory, lock)
+            was_swept = True
+        return None
 
     def remove(self) -> None:
         """Leave nothing behind; may be called again."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from importlib.resources import files
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import streamlit as st
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from app import plots
+from app import margins, plots
 from app.charts.style import layout
 from tests.app.opening import figures_of, opened
 
@@ -96,6 +98,36 @@ def test_what_a_browser_says_is_taken_where_it_makes_sense(monkeypatch, said, ex
 def test_one_number_of_the_point_that_was_clicked(monkeypatch, place, expected):
     monkeypatch.setattr(st, "session_state", {"chart": {"picked": SOUND}})
     assert plots.chosen("chart", place) == expected
+
+
+VIEW: Any = SimpleNamespace(run=SimpleNamespace(run_id="a-run"), pair=SimpleNamespace(index=0), prompt=1)  # what a brush is of
+
+
+def said_by_a_browser(monkeypatch, *points: list, is_brush: bool = False) -> None:
+    monkeypatch.setattr(
+        st, "session_state", {"near_ties": {"picked": {"points": list(points), "is_brush": is_brush}}, margins.BRUSHED: "before"}
+    )
+
+
+def test_a_click_selects_and_a_brush_is_kept(monkeypatch):
+    said_by_a_browser(monkeypatch, [7, 1, 36, 0.5, 0.25])
+    margins.follow(VIEW, "near_ties", "this prompt")
+    assert (st.session_state["prompt"], st.session_state["position"]) == (1, 36)
+    assert st.session_state[margins.BRUSHED] == "before"
+    said_by_a_browser(monkeypatch, [7, 1, 36], [3, 1, 4], [7, 1, 36], is_brush=True)
+    margins.follow(VIEW, "near_ties", "this prompt")
+    assert st.session_state[margins.BRUSHED][1] == [3, 7]
+    said_by_a_browser(monkeypatch, is_brush=True)
+    margins.follow(VIEW, "near_ties", "this prompt")
+    assert margins.BRUSHED not in st.session_state
+
+
+@pytest.mark.parametrize("point", [["x", "y", "z"], [7], [float("nan")] * 3, [7, float("inf"), 3]])
+def test_a_click_that_makes_no_sense_selects_nothing_and_breaks_nothing(monkeypatch, point):
+    said_by_a_browser(monkeypatch, point)
+    margins.follow(VIEW, "near_ties", "this prompt")
+    assert not {"prompt", "position"} & st.session_state.keys()
+    assert st.session_state[margins.BRUSHED] == "before"
 
 
 @pytest.mark.parametrize("value", ["module", float("nan"), float("inf")])

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, TimeoutError, expect
 
-from tests.browser.driving import Dashboard, picture, settle
+from tests.browser.driving import ROOT, Dashboard, picture, settle
 
 # Prompt 1 of this run has 287 positions and flips at 30, 36 and 239; its largest difference is at 204.
 AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
@@ -128,6 +128,21 @@ def test_keys_pressed_before_the_page_stands_are_followed_when_it_does(page: Pag
     assert "position=38" in page.url
     page.keyboard.press("ArrowRight")  # once: keys are kept no longer
     expect_position(page, 39)
+
+
+def test_keys_that_nobody_followed_for_long_are_forgotten(page: Page):
+    page.clock.install()
+    page.goto("about:blank")
+    page.add_script_tag(content=(ROOT / "app" / "early_keys.js").read_text(encoding="utf-8"))
+    page.keyboard.press("n")
+    page.clock.fast_forward(9_000)
+    for key in ("Shift+ArrowRight", "r"):
+        page.keyboard.press(key)
+    page.clock.fast_forward(2_000)
+    kept = page.evaluate("window.ulpscopeEarlyKeys()")
+    assert [(one["key"], one["shiftKey"]) for one in kept] == [("ArrowRight", True)]
+    page.keyboard.press("n")  # once asked for, none are kept any more
+    assert page.evaluate("window.ulpscopeEarlyKeys()") == []
 
 
 @pytest.mark.thorough

@@ -8,12 +8,15 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from core.errors import StoreError
+from core.runs import partial as partial_module
 from core.runs import store as store_module
 from core.runs.gallery import list_runs
 from core.runs.partial import Partial, sweep
@@ -167,6 +170,58 @@ def test_without_its_lock_a_partial_run_would_be_swept(tmp_path: Path) -> None:
     assert partial._lock is not None
     os.close(partial._lock)
     assert sweep(tmp_path) == [partial.directory]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_sweep_that_finds_a_directory_before_its_lock_costs_the_writer_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """The name may be one that was promised to somebody: another will not do."""
+    lock, swept = partial_module._lock, []
+
+    def late(directory: Path) -> int | None:
+        if len(swept) < times:
+            swept.append(None)  # first, since a sweep locks too
+            monkeypatch.setattr(partial_module, "_lock", lock)
+            assert sweep(tmp_path) == [directory]
+            monkeypatch.setattr(partial_module, "_lock", late)
+        return lock(directory)
+
+    monkeypatch.setattr(partial_module, "_lock", late)
+    store = Store(tmp_path)
+    own = store.new_partial("promised", datetime.now(UTC), "promised")
+    assert len(swept) == times
+    assert own.path == tmp_path / ".partial-promised" / "promised.duckdb"
+    assert sweep(tmp_path) == []  # it is locked
+    with pytest.raises(StoreError, match="is being written"):  # the twin: a name that is taken is not waited for
+        store.new_partial("promised", datetime.now(UTC), "promised")
+    own.remove()
+
+
+def test_names_are_made_beside_sweeps_that_never_rest(tmp_path: Path) -> None:
+    is_over = threading.Event()
+
+    def sweeping() -> None:
+        while not is_over.is_set():
+            sweep(tmp_path)
+
+    sweepers = [threading.Thread(target=sweeping) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in sweepers:
+            thread.start()
+        for number in range(300):
+            own = Partial.make(tmp_path, f"run{number}")
+            assert own is not None
+            assert own.directory.is_dir()
+            own.remove()
+    finally:
+        is_over.set()
+        for thread in sweepers:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_link_named_like_a_partial_run_is_left_alone(tmp_path: Path) -> None:
