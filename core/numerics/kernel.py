@@ -6,6 +6,9 @@ of distances, maxima of groups of 32 (the heatmap), maxima of 64 lanes (they tel
 exponentials with a running maximum. Each step is a long loop simple enough for LLVM to vectorise. A row with any NaN or infinity
 takes a slower loop that checks every element. Everything releases the GIL; threads are the caller's (numba's own pool aborts
 when two viewers use it at once).
+
+The figures of a row are the same bits on every processor: sums have a fixed number of lanes, folded in a fixed order, and no `fastmath`
+flag lets LLVM choose another (core.numerics.reproducible).
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba import njit
+from numba.extending import overload
 
 from core.numerics.formats import FLOAT8_E4M3FN, FLOAT8_E5M2, values_of
-from core.numerics.sizes import BLOCK, DENSE, GROUP, LANES
+from core.numerics.reproducible import bits_of_float, exp, float_of_bits, fma, fold, log
+from core.numerics.sizes import BLOCK, DENSE, GROUP, LANES, SUM_LANES
 
 _FLOAT16 = 1
 _BFLOAT16 = 2
@@ -26,52 +29,7 @@ _E4M3FN = 3
 _E4M3FN_VALUES = values_of(np.arange(256, dtype=np.uint8), FLOAT8_E4M3FN)
 _E5M2_VALUES = values_of(np.arange(256, dtype=np.uint8), FLOAT8_E5M2)
 
-# For loops over finite numbers only; `reassoc` lets sums use several accumulators.
-_FINITE_MATH = {"reassoc", "contract", "nnan", "ninf", "nsz"}
-_LOG2E = 1.4426950408889634
-_LN2 = 0.6931471805599453
 _LARGE = 1024.0  # maxima beyond it cost the fused KL more than 1e-13
-_ROUNDER = 1.5 * 2.0**52  # adding it rounds to a whole number, which then stands in the lowest bits
-
-
-@intrinsic
-def _bits_of_float(typingctx, value):
-    def build(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(64))
-
-    return types.int64(types.float64), build
-
-
-@intrinsic
-def _float_of_bits(typingctx, value):
-    def build(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.DoubleType())
-
-    return types.float64(types.int64), build
-
-
-@njit(fastmath={"contract"}, forceinline=True)
-def _exp(x):
-    """e**x for -700 <= x <= 0 (smaller x is taken as -700), relative error 1e-15 (3e-14 at -700), exactly 1 at 0; vectorises.
-
-    Inlined by LLVM, not by numba: its instructions keep their own flags. With a caller's `reassoc` on them, the rounding by a
-    large constant would be cancelled. The polynomial meets e**r in the Chebyshev nodes of |r| <= log(2) / 2.
-    """
-    x = x if x > -700.0 else -700.0
-    shifted = x * _LOG2E + _ROUNDER
-    r = x - (shifted - _ROUNDER) * _LN2
-    p = 2.7626371065696354e-07
-    p = p * r + 2.764019739169484e-06
-    p = p * r + 2.480150431378554e-05
-    p = p * r + 0.00019841170230570286
-    p = p * r + 0.001388888893251478
-    p = p * r + 0.008333333385699212
-    p = p * r + 0.041666666666573066
-    p = p * r + 0.16666666666554314
-    p = p * r + 0.5000000000000006
-    p = p * r + 1.0000000000000067
-    p = p * r + 1.0
-    return _float_of_bits(_bits_of_float(p) + (_bits_of_float(shifted) << 52))
 
 
 def load_block(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
@@ -156,7 +114,7 @@ def _scan_row(a, b, magnitude_mask, first_nonfinite):
     return nonfinite != 0, differing != 0
 
 
-@njit(fastmath=_FINITE_MATH, forceinline=True)
+@njit(forceinline=True)
 def _lane_maxima(values, out):
     """Maxima of every 64th element of a whole block into out[:64]; returns the largest.
 
@@ -237,7 +195,7 @@ def _insert(values, ids, value, token):
 
 
 @njit(forceinline=True)
-def _take_top(values, maxima, highest, start, n, top_values, top_ids, lanes):
+def _take_top(values, maxima, highest, start, n, top_values, top_ids, candidates):
     """Candidates of a block into the top k, in the order of their ids, looking only at lanes that hold one."""
     last = top_values.shape[0] - 1
     is_full = top_ids[last] >= 0
@@ -246,35 +204,42 @@ def _take_top(values, maxima, highest, start, n, top_values, top_ids, lanes):
     found = 0
     for j in range(min(n, LANES)):
         if not is_full or maxima[j] > top_values[last]:
-            lanes[found] = j
+            candidates[found] = j
             found += 1
     for base in range(0, n, LANES):
         for f in range(found):
-            i = base + lanes[f]
+            i = base + candidates[f]
             if i < n and (values[i] > top_values[last] or top_ids[last] < 0):
                 _insert(top_values, top_ids, values[i], start + i)
 
 
-@njit(fastmath=_FINITE_MATH, forceinline=True)
-def _exponential_sums(a, b, n, a_highest, b_highest):
-    """(sum exp a, sum exp b, sum exp(a) (a - b), largest |a - b|, sum of squares of a - b), exponents relative to the maxima."""
-    a_sum = 0.0
-    b_sum = 0.0
-    weighted = 0.0
-    squares = 0.0
-    largest = np.int64(0)  # as bits, whose order is the magnitudes': LLVM vectorises an integer maximum, not this float one
-    for i in range(n):
-        x = np.float64(a[i])
-        y = np.float64(b[i])
-        difference = x - y
-        magnitude = _bits_of_float(difference) & 0x7FFFFFFFFFFFFFFF
-        largest = magnitude if magnitude > largest else largest
-        squares += difference * difference
-        mass = _exp(x - a_highest)
-        a_sum += mass
-        b_sum += _exp(y - b_highest)
-        weighted += mass * difference
-    return a_sum, b_sum, weighted, _float_of_bits(largest), squares
+@njit(forceinline=True)
+def _add_terms(a, b, n, a_highest, b_highest, lanes, largest):
+    """A block's terms into `lanes` [4 * SUM_LANES]; returns the largest |a - b| so far, as bits.
+
+    Four sums: of exp(a), of exp(b), of exp(a) (a - b), of (a - b)^2, exponents relative to the maxima. Element i goes to lane i
+    mod SUM_LANES of each. a and b are padded to a whole number of lanes with equal values far below the maxima.
+    """
+    for start in range(0, n, SUM_LANES):
+        for j in range(SUM_LANES):
+            x = np.float64(a[start + j])
+            y = np.float64(b[start + j])
+            difference = x - y
+            magnitude = bits_of_float(difference) & 0x7FFFFFFFFFFFFFFF  # in the magnitudes' order; integer maxima vectorise
+            largest = magnitude if magnitude > largest else largest
+            mass = exp(x - a_highest)
+            lanes[j] += mass
+            lanes[SUM_LANES + j] += exp(y - b_highest)
+            lanes[2 * SUM_LANES + j] = fma(mass, difference, lanes[2 * SUM_LANES + j])
+            lanes[3 * SUM_LANES + j] = fma(difference, difference, lanes[3 * SUM_LANES + j])
+    return largest
+
+
+@njit(forceinline=True)
+def _scale(lanes, number, factor):
+    """One of the sums times a factor."""
+    for j in range(SUM_LANES):
+        lanes[number * SUM_LANES + j] *= factor
 
 
 @njit(forceinline=True)
@@ -304,8 +269,9 @@ def _kl_of_row(a, b, fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_
             x = np.float64(a_values[i])
             if x > -np.inf:
                 relative = x - a_highest
-                weighted += math.exp(relative) * (relative - (np.float64(b_values[i]) - b_highest))
-    return weighted / a_sum + math.log(b_sum / a_sum)
+                if relative > -700.0:  # what lies below has no mass to speak of, and may be very far from b
+                    weighted += exp(relative) * (relative - (np.float64(b_values[i]) - b_highest))
+    return weighted / a_sum + log(b_sum / a_sum)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -329,7 +295,8 @@ def compare_rows(
     ulp_maxima = np.empty_like(ulps)
     a_maxima = np.empty(BLOCK // 2, np.float32)
     b_maxima = np.empty(BLOCK // 2, np.float32)
-    lanes = np.empty(LANES, np.int32)
+    candidates = np.empty(LANES, np.int32)
+    lanes = np.empty(4 * SUM_LANES, np.float64)
     overflowing = 0
 
     for row in range(rows):
@@ -350,11 +317,8 @@ def compare_rows(
         total = np.uint64(0)
         highest = np.uint32(0)
         highest_token = 0
-        largest = 0.0
-        squares = 0.0
-        weighted = 0.0
-        a_sum = 0.0
-        b_sum = 0.0
+        largest = np.int64(0)
+        lanes[:] = 0.0
         a_highest = -np.inf
         b_highest = -np.inf
         for start in range(0, vocab, BLOCK):
@@ -364,7 +328,7 @@ def compare_rows(
                 a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n],
             )  # fmt: skip
             groups = (n + GROUP - 1) // GROUP
-            for i in range(n, BLOCK):  # pad the last block with what no maximum can notice
+            for i in range(n, BLOCK):  # pad the last block with what no maximum and no sum can notice
                 a_values[i] = np.float32(-3.4028235e38)
                 b_values[i] = np.float32(-3.4028235e38)
                 ulps[i] = 0
@@ -397,38 +361,36 @@ def compare_rows(
 
             a_block = np.float64(_lane_maxima(a_values, a_maxima))
             b_block = np.float64(_lane_maxima(b_values, b_maxima))
-            _take_top(a_values, a_maxima, a_block, start, n, a_top_values[row], a_top_ids[row], lanes)
-            _take_top(b_values, b_maxima, b_block, start, n, b_top_values[row], b_top_ids[row], lanes)
+            _take_top(a_values, a_maxima, a_block, start, n, a_top_values[row], a_top_ids[row], candidates)
+            _take_top(b_values, b_maxima, b_block, start, n, b_top_values[row], b_top_ids[row], candidates)
             if a_block > a_highest:  # the running maximum moves: rescale what was summed (online softmax, Milakov 2018)
-                scale = math.exp(a_highest - a_block)
-                a_sum *= scale
-                weighted *= scale
+                scale = exp(a_highest - a_block)
+                _scale(lanes, 0, scale)
+                _scale(lanes, 2, scale)
                 a_highest = a_block
             if b_block > b_highest:
-                b_sum *= math.exp(b_highest - b_block)
+                _scale(lanes, 1, exp(b_highest - b_block))
                 b_highest = b_block
-            sums = _exponential_sums(a_values, b_values, n, a_highest, b_highest)
-            a_sum += sums[0]
-            b_sum += sums[1]
-            weighted += sums[2]
-            largest = max(largest, sums[3])
-            squares += sums[4]
+            largest = _add_terms(a_values, b_values, n, a_highest, b_highest, lanes, largest)
 
+        a_sum = fold(lanes, 0, SUM_LANES)
+        b_sum = fold(lanes, SUM_LANES, SUM_LANES)
+        weighted = fold(lanes, 2 * SUM_LANES, SUM_LANES)
         counts[row, 0] = neq
         counts[row, 1] = highest
         counts[row, 2] = highest_token
         counts[row, 3] = total
         counts[row, 4] = vocab
         counts[row, 5] = 0
-        figures[row, 0] = largest
-        figures[row, 1] = squares
+        figures[row, 0] = float_of_bits(largest)
+        figures[row, 1] = fold(lanes, 3 * SUM_LANES, SUM_LANES)
         if abs(a_highest) > _LARGE or abs(b_highest) > _LARGE:
             kl = _kl_of_row(a[row], b[row], fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_values, b_values, ulps)
         else:
-            kl = weighted / a_sum + (b_highest - a_highest) + math.log(b_sum / a_sum)
+            kl = weighted / a_sum + (b_highest - a_highest) + log(b_sum / a_sum)
         figures[row, 2] = max(0.0, kl) if differing else 0.0
-        figures[row, 3] = a_highest + math.log(a_sum)
-        figures[row, 4] = b_highest + math.log(b_sum)
+        figures[row, 3] = a_highest + log(a_sum)
+        figures[row, 4] = b_highest + log(b_sum)
     return overflowing
 
 
@@ -436,7 +398,7 @@ def compare_rows(
 def count_magnitudes(distances, elements):
     """Adds to elements[e] the number of `distances` [n] uint32 from 2**e to below 2**(e + 1); none is 0."""
     for i in range(distances.shape[0]):
-        elements[(_bits_of_float(np.float64(distances[i])) >> 52) - 1023] += 1
+        elements[(bits_of_float(np.float64(distances[i])) >> 52) - 1023] += 1
 
 
 @njit(forceinline=True)
@@ -445,8 +407,8 @@ def _logsumexp_state(x, highest, total):
     if x == -np.inf:
         return highest, total
     if x > highest:
-        return x, total * math.exp(highest - x) + 1.0
-    return highest, total + math.exp(x - highest)
+        return x, total * exp(highest - x) + 1.0
+    return highest, total + exp(x - highest)
 
 
 @njit(forceinline=True)
@@ -455,7 +417,7 @@ def _finish_logsumexp(has_nan, has_inf, highest, total):
         return np.nan
     if has_inf:
         return np.inf
-    return highest + math.log(total) if total > 0.0 else -np.inf
+    return highest + log(total) if total > 0.0 else -np.inf
 
 
 @njit

@@ -37,6 +37,26 @@ class Summary:
     min_margin: float | None
 
 
+class ExactSum:
+    """A sum of float64 numbers without any rounding, so that neither their order nor how they were grouped shows in it.
+
+    Every finite float64 is a whole number of 2^-1074, and Python's integers hold as many of those as come.
+    """
+
+    def __init__(self) -> None:
+        self._units = 0
+
+    def add(self, values: NDArray[np.float64]) -> None:
+        """Finite values, of any shape. ValueError or OverflowError where one is not."""
+        for value in values.ravel().tolist():
+            numerator, denominator = value.as_integer_ratio()
+            self._units += numerator << (1075 - denominator.bit_length())
+
+    def over(self, count: int) -> float:
+        """The sum divided by a positive count, rounded once. OverflowError where no float64 is as large."""
+        return self._units / (count << 1074)
+
+
 def _least(values: NDArray[np.float64]) -> float:
     known = values[~np.isnan(values)]
     return float(known.min()) if known.size else math.inf
@@ -48,7 +68,8 @@ class PairTotal:
     def __init__(self) -> None:
         self._rows = self._elements = self._neq = self._mismatch = self._finite = self._sum_ulps = 0
         self._flips = self._ties = self._near_ties = self._kl_rows = 0
-        self._max_abs = self._sum_squares = self._sum_kl = 0.0
+        self._max_abs = 0.0
+        self._sum_squares, self._sum_kl = ExactSum(), ExactSum()
         self._max_kl = -math.inf
         self._max_ulps = 0
         self._min_margin = math.inf
@@ -69,13 +90,13 @@ class PairTotal:
         self._ties += int(figures.is_tie.sum())
         self._near_ties += int(figures.is_near_tie.sum())
         self._max_abs = max(self._max_abs, float(figures.max_abs.max()))
-        self._sum_squares += float(figures.sum_squares.sum())
+        self._sum_squares.add(figures.sum_squares)
         self._max_ulps = max(self._max_ulps, int(figures.max_ulps.max()))
         self._min_margin = min(self._min_margin, _least(figures.smaller_margin))
         self._bit_identical &= bool(figures.is_bit_identical.all())
         kl = figures.kl[~np.isnan(figures.kl)]
         self._kl_rows += len(kl)
-        self._sum_kl += math.fsum(kl)
+        self._sum_kl.add(kl)
         self._max_kl = max(self._max_kl, float(kl.max(initial=-math.inf)))
         self._histogram.update(figures.histogram)
         if len(self._histogram) > EXACT_DISTANCES or not figures.is_histogram_exact:
@@ -102,14 +123,14 @@ class PairTotal:
             neq=self._neq,
             neq_share=self._neq / self._elements,
             max_abs=self._max_abs,
-            rms=math.sqrt(self._sum_squares / self._finite) if self._finite else 0.0,
+            rms=math.sqrt(self._sum_squares.over(self._finite)) if self._finite else 0.0,
             max_ulps=self._max_ulps,
             mean_ulps=self._sum_ulps / self._finite if self._finite else 0.0,
             nonfinite_mismatch=self._mismatch,
             flips=self._flips,
             ties=self._ties,
             near_ties=self._near_ties,
-            mean_kl=self._sum_kl / self._kl_rows if self._kl_rows else None,
+            mean_kl=self._sum_kl.over(self._kl_rows) if self._kl_rows else None,
             max_kl=self._max_kl if self._kl_rows else None,
             same_top1=1.0 - self._flips / self._rows,
             min_margin=self._min_margin if math.isfinite(self._min_margin) else None,

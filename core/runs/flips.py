@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from core.numerics.elementary import exp
 from core.numerics.formats import values_of
 from core.runs.reader import RunReader
 from core.runs.views import rank_of
@@ -47,7 +48,7 @@ def flip_table(
         wanted = np.stack([tokens[side].fillna(-1).to_numpy(np.int64) for side in SIDES])
         logits, ranks, left = _of_tokens(run, index, rows, wanted, left)
         with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
-            shares = np.exp(logits - run.logsumexp(index)[rows])
+            shares = exp(logits - run.logsumexp(index)[rows])
         for place, side in enumerate(SIDES):
             probability[side, on], rank[side, on] = shares[place], ranks[place]
     for side in SIDES:

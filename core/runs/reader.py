@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from core.errors import StoreError, UsageError
 from core.numerics import pyramid
+from core.numerics.elementary import exp
 from core.numerics.formats import format_named
 from core.numerics.totals import Summary
 from core.runs.database import Database, check_size
@@ -178,12 +179,13 @@ class RunReader:
     def top_tokens(self, side: int, prompt: int, position: int) -> pd.DataFrame:
         """The largest logits of a side at a position: rank, token_id, logit, probability."""
         found = self._database.table(
-            """SELECT rank, token_id, logit, exp(logit - logsumexp) AS probability
+            """SELECT rank, token_id, logit, logit::DOUBLE - logsumexp AS probability
                FROM top_token JOIN side_position USING (side, prompt, position)
                WHERE side = ? AND prompt = ? AND position = ? ORDER BY rank""",
             [side, prompt, position],
-        )
-        return found.to_pandas()
+        ).to_pandas()
+        found["probability"] = exp(found["probability"].to_numpy(float))  # not DuckDB's, which hangs on the machine
+        return found
 
     def kv(self, pair: int) -> pd.DataFrame:
         """Key/value caches of a pair: one row a prompt, layer, kind ('key', 'value') and head, columns of the table `kv`.

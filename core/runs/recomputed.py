@@ -1,7 +1,7 @@
 """Does a run file say of its logits what the logits say? Its stored figures beside those computed anew from its bits.
 
-Counts, tokens and ULPs have to agree exactly. Numbers in float64 (rms, mean, KL, logsumexp) may differ in their last digits between
-processors, whose vector widths order them differently; they have to agree to a millionth.
+Counts, tokens and ULPs have to agree exactly. Numbers in float64 (rms, mean, KL, logsumexp) have to agree to a millionth: they are the
+same bits on every machine, but files are older than that, and in those the processor's vector width shows in the last digits.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from core.errors import UsageError
+from core.numerics.elementary import exp
 from core.numerics.elements import distances, mismatch_mark
 from core.numerics.formats import values_of
 from core.runs.reader import RunReader
@@ -51,7 +52,7 @@ def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: in
         table[f"{name}_logit"] = chosen
         table[f"{name}_rank"] = [rank_of(logits, token) for token in ids]
         with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
-            table[f"{name}_probability"] = np.exp(chosen - run.logsumexp(side)[row])
+            table[f"{name}_probability"] = exp(chosen - run.logsumexp(side)[row])
     return pd.DataFrame(table)
 
 

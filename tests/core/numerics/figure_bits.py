@@ -1,0 +1,113 @@
+"""Prints a digest of the bits of every figure of some pairs, as JSON; run by itself, with whatever processor numba is told to compile for.
+
+Arguments: threads of the kernel, rows a chunk, and 'spoilt' for sums whose order is left to the compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+from numba import njit
+
+from core.numerics import divergence
+from core.numerics.differences import differences
+from core.numerics.formats import FloatFormat, format_named
+from core.numerics.totals import PairTotal
+from core.runs.dumps import open_dump
+from tests.core.numerics.rows import ALL_FORMATS, rows_of_all_kinds
+
+CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
+
+
+@njit(fastmath=True)
+def any_order(values: np.ndarray) -> float:
+    total = 0.0
+    for i in range(len(values)):
+        total += values[i] * values[i]
+    return total
+
+
+class Digest:
+    """Of arrays and numbers, with their types and shapes."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, value: object) -> None:
+        if isinstance(value, np.ndarray):
+            self._hash.update(f"{value.dtype}{value.shape}".encode())
+            is_nan = value != value
+            self._hash.update(np.where(is_nan, value.dtype.type(0), value).tobytes())  # of NaN the place counts, not the payload
+            self._hash.update(is_nan.tobytes())
+        else:
+            self._hash.update(repr(value).encode())
+
+    def text(self) -> str:
+        return self._hash.hexdigest()
+
+
+def add_rows(digest: Digest, found: object) -> None:
+    """Every array of a record of arrays, those of its sides too."""
+    for field in fields(found):  # type: ignore[arg-type]
+        value = getattr(found, field.name)
+        if isinstance(value, np.ndarray):
+            digest.add(value)
+        elif isinstance(value, divergence.SideRows):
+            add_rows(digest, value)
+
+
+def add_pair(digest: Digest, a: np.ndarray, b: np.ndarray, fmt: FloatFormat, rows: int) -> None:
+    """By row, and the totals: the rows' figures are put together again, so that only the totals know of the chunks."""
+    total = PairTotal()
+    parts = [divergence.compare(a[start : start + rows], b[start : start + rows], fmt) for start in range(0, len(a), rows)]
+    for part in parts:
+        total.add(part)
+    for name in ("neq", "max_abs", "sum_squares", "max_ulps", "sum_ulps", "nonfinite_mismatch", "kl"):
+        digest.add(np.concatenate([getattr(part, name) for part in parts]))
+    for side in ("reference", "variant"):
+        for name in ("logsumexp", "top_ids", "top_logits"):
+            digest.add(np.concatenate([getattr(getattr(part, side), name) for part in parts]))
+    digest.add(total.summary())
+    digest.add(total.histogram)
+
+
+def figures(rows: int, formats: Sequence[FloatFormat]) -> dict[str, str]:
+    """One digest a case of the oracle, and one a format of rows of all kinds."""
+    found = {}
+    for path in CASES:
+        digest = Digest()
+        with open_dump([path]) as dump:
+            sides = [np.concatenate(parts) for parts in zip(*(sides for _, sides in dump.chunks()), strict=True)]
+            for variant in sides[1:]:
+                add_pair(digest, sides[0], variant, format_named(dump.compute_dtype), rows)
+        found[path.stem] = digest.text()
+    for fmt in formats:
+        digest = Digest()
+        a, b = rows_of_all_kinds(5, 24, 2500, fmt)
+        add_pair(digest, a, b, fmt, rows)
+        add_rows(digest, differences(a, b, fmt))
+        found[fmt.name] = digest.text()
+    return found
+
+
+def main() -> None:
+    threads, rows = int(sys.argv[1]), int(sys.argv[2])
+    pool = ThreadPoolExecutor(threads)
+    divergence._threads = lambda: pool  # type: ignore[assignment]
+    if "spoilt" in sys.argv:
+        print(json.dumps({"spoilt": float(any_order(np.random.default_rng(0).standard_normal(10_000))).hex()}))
+    else:
+        print(
+            json.dumps(figures(rows, [fmt for fmt in ALL_FORMATS if fmt.bits > 8]))
+        )  # three widths take half as long again to compile
+
+
+if __name__ == "__main__":
+    main()
