@@ -20,7 +20,7 @@ from numba import njit
 from numba.extending import overload
 
 from core.numerics.formats import FLOAT8_E4M3FN, FLOAT8_E5M2, values_of
-from core.numerics.reproducible import bits_of_float, exp, float_of_bits, fma, fold, log
+from core.numerics.reproducible import bits_of_float, bits_of_float32, exp, float32_of_bits, float_of_bits, fma, fold, log
 from core.numerics.sizes import BLOCK, DENSE, GROUP, LANES, SUM_LANES
 
 _FLOAT16 = 1
@@ -69,21 +69,18 @@ def _load16(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
             a_bits[i] = np.uint32(a[i]) << np.uint32(16)
             b_bits[i] = np.uint32(b[i]) << np.uint32(16)
     else:
-        # float16: move exponent and mantissa into place, let one exact product re-bias (subnormals too), put the sign back.
         for i in range(n):
-            a_bits[i] = np.uint32(a[i] & 0x7FFF) << np.uint32(13)
-            b_bits[i] = np.uint32(b[i] & 0x7FFF) << np.uint32(13)
-        for i in range(n):
-            a_values[i] *= np.float32(2.0**112)
-            b_values[i] *= np.float32(2.0**112)
-        for i in range(n):
-            a_bits[i] |= np.uint32(a[i] & 0x8000) << np.uint32(16)
-            b_bits[i] |= np.uint32(b[i] & 0x8000) << np.uint32(16)
-        for i in range(n):  # infinities and NaNs came out as 65536 and above
-            if (a[i] & 0x7FFF) >= 0x7C00:
-                a_values[i] = np.float32(np.nan) if (a[i] & 0x7FFF) > 0x7C00 else np.copysign(np.float32(np.inf), a_values[i])
-            if (b[i] & 0x7FFF) >= 0x7C00:
-                b_values[i] = np.float32(np.nan) if (b[i] & 0x7FFF) > 0x7C00 else np.copysign(np.float32(np.inf), b_values[i])
+            a_bits[i] = _widened(np.uint32(a[i]))
+            b_bits[i] = _widened(np.uint32(b[i]))
+
+
+@njit(forceinline=True)
+def _widened(half):
+    """Bits of a float16 to those of the same float32: exponent and mantissa move into place, one exact product re-biases (subnormals too)."""
+    magnitude = np.uint32((half & np.uint32(0x7FFF)) << np.uint32(13))
+    bits = bits_of_float32(float32_of_bits(magnitude) * np.float32(2.0**112))
+    bits |= np.uint32(0x7F800000) if magnitude >= np.uint32(0x0F800000) else np.uint32(0)  # infinity or NaN
+    return np.uint32(bits | np.uint32((half & np.uint32(0x8000)) << np.uint32(16)))
 
 
 def _load32(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):

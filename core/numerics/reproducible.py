@@ -37,6 +37,22 @@ def float_of_bits(typingctx, value):
 
 
 @intrinsic
+def bits_of_float32(typingctx, value):
+    def build(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), build
+
+
+@intrinsic
+def float32_of_bits(typingctx, value):
+    def build(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), build
+
+
+@intrinsic
 def fma(typingctx, a, b, c):
     """a * b + c, rounded once. One instruction where the processor has it, a library call to the same end where not."""
 
