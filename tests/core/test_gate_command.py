@@ -17,6 +17,7 @@ import yaml
 from core.runs.store import Store
 from core.uploads.ingest import ingest
 from tests.core.conftest import environment
+from tests.core.runs.damaging import damaged
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "cases"
@@ -185,3 +186,28 @@ def test_the_workflow_of_the_documentation_runs_as_it_is(tmp_path):
         assert done.returncode == 0, done.stderr
     assert "### ULPscope gate: passed" in (tmp_path / "summary.md").read_text()
     assert ET.parse(tmp_path / "gate.xml").getroot().find("testsuite") is not None
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE position ALTER kl TYPE VARCHAR USING 'much'",
+        "UPDATE position SET max_abs = 'inf'",
+        "ALTER TABLE position ALTER reference_margin TYPE VARCHAR USING 'wide'",
+        "ALTER TABLE position ALTER max_ulps TYPE VARCHAR USING 'far'",
+        "UPDATE position SET position = position + 1000",
+        "UPDATE position SET prompt = 7",
+        "UPDATE pair SET rms = 'nan'",
+        "ALTER TABLE pair ALTER flips TYPE VARCHAR USING 'some'",
+    ],
+)
+def test_a_gate_over_a_damaged_run_is_one_sentence_and_never_green(cli, tmp_path, statement):
+    store = Store(tmp_path / "runs")
+    run_id = ingest(store, [FLIPS])
+    damaged(store.path_of(run_id), statement)
+    gate = "bits,flips,flips:margin>1ulps,ulps:1,kl>0,rms>0,max-abs>0,share>0,same-top1<1,verdict"
+    done = cli("compare", run_id, "--fail-on", gate, "--junit", tmp_path / "gate.xml", "--write-bounds", tmp_path / "bounds.json")
+    assert done.returncode == 2
+    assert "the file is damaged" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "gate.xml").exists()
