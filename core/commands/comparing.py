@@ -26,7 +26,7 @@ from core.commands.console import (
 from core.errors import UlpscopeError, UsageError
 from core.runs.bounds import bounds_text, hold, read_bounds
 from core.runs.dumps import open_dump
-from core.runs.gate import ALLOWED, UNDECIDED, Condition, GateReport, gate_notes, parse_conditions, percent
+from core.runs.gate import ALLOWED, UNDECIDED, Condition, GateReport, check_measured, gate_notes, parse_conditions, percent
 from core.runs.gate_files import append, junit_text, markdown_text, write_whole
 from core.runs.reader import RunReader
 from core.runs.records import FAILED, PASSED, Provenance
@@ -86,6 +86,8 @@ def compare(
         with RunReader(open_store(store).path_of(first)) as run:
             header, texts = run.header, run.vocabulary
             pairs, classes = report_of_run(run)
+            if conditions or known_bounds is not None or write_bounds is not None:
+                check_measured(run.path.name, pairs)
     else:
         with open_dump(
             [Path(p) for p in (first, second) if p is not None], compute_dtype=compute_dtype, reference=reference

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from core.errors import UsageError
+from core.errors import StoreError, UsageError
 from core.runs.arrays import shown
 from core.runs.records import FAILED, PASSED, Prompt
 from core.runs.report import PairReport, plain_number
@@ -28,6 +28,11 @@ _NUMBER = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,4})?", re.A
 # Verdicts that fail a build, and those that no control has decided. `rounding`, `identical` and a wanted lower precision pass.
 _FAILING = ("bug suspected", "nondeterministic", "invalid dump")
 _OPEN = ("undecided", "not judged")
+
+_MAY_BE_UNDEFINED = frozenset(
+    ["mean_kl", "max_kl", "min_margin", "kl"]
+    + [f"{side}_{what}" for side in ("reference", "variant") for what in ("token", "margin", "margin_ulps")]
+)
 
 Row = dict[str, Any]
 
@@ -207,6 +212,15 @@ class GateReport:
             else {"reference": worst.reference, "variant": worst.variant, **self.place(worst.worst)},
             "notes": list(self.notes),
         }
+
+
+def check_measured(where: str, pairs: Sequence[PairReport]) -> None:
+    """StoreError where a figure is undefined that nothing can make so: the file it comes from is damaged, and nothing holds of it."""
+    for pair in pairs:
+        for row in ({name: plain_number(value) for name, value in asdict(pair.summary).items()}, *pair.rows):
+            lost = [name for name, value in row.items() if value is None and name not in _MAY_BE_UNDEFINED]
+            if lost:
+                raise StoreError(f"{where}: its figure {lost[0]} is no finite number somewhere; the file is damaged.")
 
 
 def figure_text(outcome: Outcome) -> str:

@@ -34,10 +34,6 @@ _POSITION_FIELDS = (
     "near_tie",
 )
 _GATE_FIELDS = (*_POSITION_FIELDS, "bit_identical", "rms")  # what a gate asks of a position beyond what is printed
-_MAY_BE_UNDEFINED = frozenset(
-    ["mean_kl", "max_kl", "min_margin", "kl"]
-    + [f"{side}_{what}" for side in ("reference", "variant") for what in ("token", "margin", "margin_ulps")]
-)
 _FLIP_FIELDS = tuple(name for name in _POSITION_FIELDS if name not in ("neq", "nonfinite_mismatch", "is_flip", "near_tie"))
 
 
@@ -139,9 +135,9 @@ def report_of_run(run: RunReader) -> tuple[list[PairReport], list[list[str]]]:
 
 
 def _check_numbers(run: RunReader, figures: dict[str, list[Any]]) -> None:
-    """StoreError where a figure of a file, which may be anybody's, is no number, or undefined where nothing can make it so."""
+    """StoreError where a figure of a file, which may be anybody's, is a text or the like. One that is undefined stays so."""
     for name, values in figures.items():
-        if any(not isinstance(value, int | float) and (value is not None or name not in _MAY_BE_UNDEFINED) for value in values):
+        if any(value is not None and not isinstance(value, int | float) for value in values):
             raise StoreError(f"{run.path.name}: its figure {name} is no number somewhere; the file is damaged.")
 
 

@@ -21,7 +21,7 @@ from core.errors import UlpscopeError
 from core.runs.bounds import bounds_text
 from core.runs.dumps import open_dump
 from core.runs.gallery import prompt_texts, read_runs
-from core.runs.gate import GateReport, gate_notes, parse_conditions
+from core.runs.gate import GateReport, check_measured, gate_notes, parse_conditions
 from core.runs.gate_files import junit_text, markdown_text
 from core.runs.ops import read_ops
 from core.runs.reader import RunReader
@@ -116,6 +116,7 @@ def _read_run(path: Path) -> None:
         for _ in (run.classes, run.vocabulary, run.kernels, run.remedies, run.prices, run.generations):
             pass
         pairs, _ = report_of_run(run)
+        check_measured(path.name, pairs)
         outcomes = tuple(condition.judge(pair) for condition in parse_conditions(GATE) for pair in pairs)
         gate = GateReport(outcomes, run.header.prompts, run.vocabulary, tuple(gate_notes(pairs)))
         json.dumps(gate.as_json(), allow_nan=False)
