@@ -24,12 +24,18 @@ from core.commands.console import (
     stoppable,
 )
 from core.errors import UlpscopeError, UsageError
+from core.runs.bounds import bounds_text, hold, read_bounds
 from core.runs.dumps import open_dump
-from core.runs.gate import Gate, percent
+from core.runs.gate import ALLOWED, UNDECIDED, Condition, GateReport, check_measured, gate_notes, parse_conditions, percent
+from core.runs.gate_files import append, junit_text, markdown_text, write_whole
 from core.runs.reader import RunReader
+from core.runs.records import FAILED, PASSED, Provenance
 from core.runs.report import PairReport, as_json, report_of_dump, report_of_run
 from core.runs.store import open_store
 from core.uploads.ingest import ingest as ingest_dump
+from core.uploads.ingest import judged_report_of_dump
+
+_MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markdown have them all
 
 
 def compare(
@@ -38,8 +44,20 @@ def compare(
         str | None, typer.Argument(metavar="[B]", help="A second dump of one array; A is the reference then.")
     ] = None,
     fail_on: Annotated[
-        list[str] | None,
-        typer.Option("--fail-on", help="Exit with 1 if any pair has: 'bits' differing, 'flips', or 'ulps:N' (more than N ULPs)."),
+        list[str] | None, typer.Option("--fail-on", help=f"Exit with 1 if any pair has it; several, or with commas: {ALLOWED}.")
+    ] = None,
+    bounds: Annotated[
+        Path | None, typer.Option("--bounds", help="Exit with 1 if any prompt is worse than its line in this file.")
+    ] = None,
+    slack: Annotated[
+        float | None, typer.Option("--slack", help="With --bounds: so many times a bound is within it. Default: 1.")
+    ] = None,
+    write_bounds: Annotated[
+        Path | None, typer.Option("--write-bounds", help="Write what every prompt measures now, for a later --bounds.")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write the gate as JUnit XML.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Add the gate as Markdown to the end of a file, as of a CI job's summary.")
     ] = None,
     compute_dtype: Annotated[
         str | None, typer.Option(help="Count ULPs in float32, float16 or bfloat16. Default: declared by the dump, else detected.")
@@ -55,31 +73,46 @@ def compare(
 ) -> None:
     """Compare the sides of a dump, of two dumps, or of a stored run. Needs no store for dumps.
 
-    A gate for CI:  python -m core compare golden.npz today.npz --fail-on flips --fail-on ulps:4
+    A gate for CI, which looks at every pair (docs/gates.md):
+
+    python -m core compare golden.npz today.npz --fail-on 'flips:margin>2ulps,kl>0.01' --junit gate.xml
     """
-    gates = [Gate.parse(text) for given in fail_on or [] for text in given.split(",")]
-    texts: dict[int, str] = {}
+    conditions = parse_conditions(fail_on or [])
+    _check_gate(conditions, bounds, slack, write_bounds, junit, markdown)
+    known_bounds = read_bounds(bounds) if bounds is not None else None  # a file that is none is told before gigabytes are read
     if second is None and not Path(first).exists() and _is_run(store, first):
         if compute_dtype or reference:
             raise UsageError("--compute-dtype and --reference are for dumps; a stored run keeps those it was stored with.")
         with RunReader(open_store(store).path_of(first)) as run:
             header, texts = run.header, run.vocabulary
             pairs, classes = report_of_run(run)
-            prompts, rows = len(header.prompts), header.rows
-            dtype, vocab = header.compute_dtype, header.vocab
+            if conditions or known_bounds is not None or write_bounds is not None:
+                check_measured(run.path.name, pairs)
     else:
         with open_dump(
             [Path(p) for p in (first, second) if p is not None], compute_dtype=compute_dtype, reference=reference
         ) as dump:
-            pairs, classes = report_of_dump(dump)
-            prompts, rows, dtype, vocab = len(dump.prompts), dump.rows, dump.compute_dtype, dump.vocab
+            needs_verdict = any(condition.kind == "verdict" for condition in conditions)
+            pairs, classes = judged_report_of_dump(dump) if needs_verdict else report_of_dump(dump)
+            header = dump.header("dump", Provenance(kind="upload"))
+            texts = header.vocabulary
             for warning in dump.warnings:
                 err.print(f"note: {warning}", markup=False)
             if not as_json_:
                 out.print(f"compute dtype {dump.dtype_reason}", markup=False)
+    rows, dtype, vocab, prompts = header.rows, header.compute_dtype, header.vocab, len(header.prompts)
     report = as_json(
         pairs, classes, compute_dtype=dtype, rows=rows, vocab=vocab, prompts=prompts, variant=variant, with_positions=positions
     )
+    gate = None
+    if conditions or known_bounds is not None:
+        outcomes = [condition.judge(pair) for condition in conditions for pair in pairs]
+        notes = gate_notes(pairs)
+        if known_bounds is not None:
+            held, more = hold(known_bounds, pairs, header.prompts, dtype, vocab, slack or 1.0)
+            outcomes, notes = outcomes + held, notes + more
+        gate = GateReport(tuple(outcomes), header.prompts, texts, tuple(notes))
+        report["gate"] = gate.as_json()
     if as_json_:
         print_json(report)
     else:
@@ -90,12 +123,47 @@ def compare(
                 out.print(flip_table(pair, texts, prompts > 1))
         if len(pairs) > 1:
             out.print("bit-identical classes: " + "   ".join("{" + ", ".join(group) + "}" for group in classes), markup=False)
-    failures = [gate.failure(pair.summary, pair.variant) for gate in gates for pair in pairs]
-    broken = [text for text in failures if text]
-    for text in broken:
-        err.print(f"gate failed: {text}", markup=False)
-    if broken:
+    if gate is not None:
+        _tell_gate(gate, as_json_)
+    if write_bounds is not None:
+        write_whole(write_bounds, bounds_text(pairs, header.prompts, dtype, vocab))
+    if gate is not None and junit is not None:
+        write_whole(junit, junit_text(gate))
+    if gate is not None and markdown is not None:
+        append(markdown, markdown_text(gate))
+    if gate is not None and gate.failed:
         raise typer.Exit(1)
+
+
+def _check_gate(
+    conditions: list[Condition], bounds: Path | None, slack: float | None, write_bounds: Path | None, junit: Path | None,
+    markdown: Path | None,
+) -> None:  # fmt: skip
+    """Refuses options that need one another, before anything is read."""
+    if bounds is not None and write_bounds is not None:
+        raise UsageError("--bounds holds a baseline and --write-bounds makes one; give one of them.")
+    if slack is not None and bounds is None:
+        raise UsageError("--slack widens the bounds of --bounds; give both.")
+    if slack is not None and not 1 <= slack <= 1e6:
+        raise UsageError(f"--slack {slack:g}: expected a factor from 1 up, such as 1.5.")
+    for option, path in (("--junit", junit), ("--markdown", markdown)):
+        if path is not None and not conditions and bounds is None:
+            raise UsageError(f"{option} reports what came of a gate; give --fail-on or --bounds beside it.")
+
+
+def _tell_gate(gate: GateReport, as_json_: bool) -> None:
+    """Failures and what is undecided on stderr, a line each, the worst position in it; that all is well on stdout."""
+    for kind in (FAILED, UNDECIDED):
+        told = [outcome for outcome in gate.outcomes if outcome.outcome == kind]
+        for outcome in told[:_MOST_LINES]:
+            err.print(f"gate {kind}: {gate.sentence(outcome)}", markup=False, soft_wrap=True)
+        if len(told) > _MOST_LINES:
+            err.print(f"gate {kind}: and {len(told) - _MOST_LINES:,} more.", markup=False)
+    for note in gate.notes:
+        err.print(f"note: {note}", markup=False, soft_wrap=True)
+    if gate.outcome == PASSED and not as_json_:
+        open_ = sum(outcome.outcome == UNDECIDED for outcome in gate.outcomes)
+        out.print(f"gate passed: {len(gate.outcomes) - open_:,}{f', undecided: {open_:,}' if open_ else ''}", markup=False)
 
 
 def ingest(

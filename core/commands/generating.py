@@ -169,6 +169,7 @@ def search(
         from core.inference.generation import plan_generation
         from core.inference.models import load_model
         from core.inference.search import search as search_prompts
+        from core.inference.token_text import token_texts
 
         say("loading the model", 0, 0)
         loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
@@ -177,6 +178,8 @@ def search(
             loaded, inputs, reference, variant, flips=flips, minutes=max_minutes, tokens=tokens, seed=seed,
             on_progress=lambda step: say(f"{step.flips} with a flip", step.prompts, step.prompts_total),
         )  # fmt: skip
+        chosen_tokens = dict.fromkeys(t for flip in found.flips for t in (flip.reference_token, flip.variant_token))
+        texts = token_texts(loaded.tokenizer, list(chosen_tokens))
         if found.flips:
             title = name or f"{found.prompts:,} prompts searched: {reference} against {variant}"
             chosen = [inputs[number] for number in found.flipped_prompts]
@@ -189,6 +192,7 @@ def search(
             run_id = _keep(plan, target, say)
     _tell_found(
         found,
+        texts,
         given_names=[item.where for item in given],
         run_id=run_id,
         as_json_=as_json_ or progress == "json",
@@ -208,9 +212,16 @@ def _keep(plan: CapturePlan, target: Store, say: Callable[[str, int, int], None]
         return writer.finish()
 
 
-def _tell_found(found: Found, *, given_names: list[str], run_id: str | None, as_json_: bool, is_one_line: bool) -> None:
+def _tell_found(
+    found: Found, texts: dict[int, str], *, given_names: list[str], run_id: str | None, as_json_: bool, is_one_line: bool
+) -> None:
+    """`texts`: of the tokens that the flips are between, by id."""
     if as_json_:
         told = asdict(found)
+        told["flips"] = [
+            {**asdict(flip), "reference_text": texts[flip.reference_token], "variant_text": texts[flip.variant_token]}
+            for flip in found.flips
+        ]
         told["skipped"] = [{"prompt": number, "reason": reason} for number, reason in found.skipped]
         told = {"stage": "done", "run_id": run_id, **told}
         if is_one_line:
@@ -233,11 +244,15 @@ def _tell_found(found: Found, *, given_names: list[str], run_id: str | None, as_
         for column in ("prompt", "from", "position", "reference", "variant", "margins, logits"):
             table.add_column(column, overflow="fold")
         for flip in found.flips[:50]:
-            margins = "" if flip.reference_margin is None else f"{number(flip.reference_margin)} / {number(flip.variant_margin)}"
+            tokens = [f"{token} {texts[token]!r}" for token in (flip.reference_token, flip.variant_token)]
+            margins = f"{number(flip.reference_margin)} / {number(flip.variant_margin)}"
             table.add_row(
-                str(flip.prompt), escape(given_names[flip.prompt]), str(flip.position), str(flip.reference_token),
-                str(flip.variant_token), margins,
-            )  # fmt: skip
+                str(flip.prompt),
+                escape(given_names[flip.prompt]),
+                str(flip.position),
+                *(escape(text) for text in tokens),
+                margins,
+            )
         out.print(table)
     elif found.closest is not None:
         out.print(f"The closest call had a margin of {number(found.closest)} logits.", markup=False)

@@ -57,7 +57,7 @@ def plan_generation(
     written = 0
     for path in paths:
         by_side.append([])
-        for made in continue_all(path, loaded, ids, tokens, seed=seed):
+        for made, _ in continue_all(path, loaded, ids, tokens, seed=seed):
             by_side[-1].append(made)
             written += len(made)
             if on_progress is not None:
@@ -97,8 +97,11 @@ def plan_longest(
 
 def continue_all(
     path: Path, loaded: LoadedModel, prompts: Sequence[Sequence[int]], tokens: int, *, seed: int = 0
-) -> Iterator[tuple[int, ...]]:
-    """The greedy continuation of each prompt down one path: token ids, at most `tokens`, an end-of-text token the last."""
+) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
+    """The greedy continuation of each prompt down one path: token ids, at most `tokens`, an end-of-text token the last.
+
+    Beside each token the margin by which it was chosen, in logits; infinite or NaN where a gap is no finite number.
+    """
     ends = end_tokens(loaded)
     with quiet(), torch.inference_mode():
         torch.manual_seed(seed)
@@ -115,24 +118,30 @@ def end_tokens(loaded: LoadedModel) -> frozenset[int]:
     return frozenset(token for token in found if isinstance(token, int))
 
 
-def argmax(logits: torch.Tensor) -> int:
-    """Of one position, lowest id on ties; NaN never wins, as in the metric contract. [1, vocab] -> token id"""
-    row = logits[0]
-    return int(torch.where(row.isnan(), -torch.inf, row).argmax())
+def best_and_margin(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Argmax, lowest id on ties, NaN never wins, as in the metric contract, and margin in logits. [rows, vocab] -> [rows] each"""
+    known = torch.where(logits.isnan(), -torch.inf, logits)
+    best = known.topk(2, dim=-1).values.double()
+    return known.argmax(-1), best[:, 0] - best[:, 1]
 
 
-def _continuation(opened: OpenPath, ids: Sequence[int], tokens: int, ends: frozenset[int]) -> tuple[int, ...]:
+def _continuation(
+    opened: OpenPath, ids: Sequence[int], tokens: int, ends: frozenset[int]
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
     own: list[int] = []
+    margins: list[torch.Tensor] = []
 
     def choose(logits: torch.Tensor) -> int | None:
         if own and own[-1] in ends:
             return None
-        own.append(argmax(logits))
+        token, margin = best_and_margin(logits)
+        own.append(int(token))
+        margins.append(margin)  # stays on the device: only the token has to be waited for
         return own[-1]
 
     for _ in opened.continued(ids, tokens, choose):
         pass
-    return tuple(own)
+    return tuple(own), tuple(torch.cat(margins).tolist())
 
 
 def _common(generation: Generation) -> tuple[int, ...]:

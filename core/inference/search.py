@@ -16,7 +16,7 @@ import torch
 from core.errors import CaptureError, UsageError
 from core.inference.capture import check_paths, tokens_of, torch_errors_stop
 from core.inference.edge import quiet
-from core.inference.generation import continue_all
+from core.inference.generation import best_and_margin, continue_all
 from core.inference.models import LoadedModel
 from core.inference.paths import Path, Pieces, open_path, parse_path, rows_of_a_chunk
 
@@ -27,7 +27,7 @@ _FIRST_BATCH, _LARGEST_BATCH = 4, 64  # prompts: a first flip is told soon, and 
 class Flip:
     """Where two paths choose another token: index of the prompt among those given, position, both tokens, both margins in logits.
 
-    In a search over continuations the position is that of the last common token, and margins are not known (None).
+    In a search over continuations the position is that of the last common token. A margin that is no finite number is None.
     """
 
     prompt: int
@@ -199,8 +199,8 @@ def _by_score(loaded: LoadedModel, paths: tuple[Path, Path], seed: int) -> _Comp
             places = (ours.tokens != theirs.tokens).nonzero()[:, 0].tolist()
             found = [
                 Flip(
-                    number, place, int(ours.tokens[place]), int(theirs.tokens[place]), _margin(ours, place),
-                    _margin(theirs, place),
+                    number, place, int(ours.tokens[place]), int(theirs.tokens[place]), _finite(float(ours.margins[place])),
+                    _finite(float(theirs.margins[place])),
                 )
                 for place in places
             ]  # fmt: skip
@@ -212,9 +212,8 @@ def _by_score(loaded: LoadedModel, paths: tuple[Path, Path], seed: int) -> _Comp
     return compare
 
 
-def _margin(scored: _Scored, place: int) -> float | None:
+def _finite(margin: float) -> float | None:
     """In logits; None where it is no finite number."""
-    margin = float(scored.margins[place])
     return margin if abs(margin) < torch.inf else None
 
 
@@ -226,10 +225,9 @@ def _scores(loaded: LoadedModel, path: Path, prompts: Sequence[Sequence[int]], s
             for ids in prompts:
                 tokens, margins = [], []
                 for logits in _together(opened(ids), rows_of_a_chunk(loaded)):
-                    known = torch.where(logits.isnan(), -torch.inf, logits)
-                    tokens.append(known.argmax(-1))
-                    best = known.topk(2, dim=-1).values.double()
-                    margins.append(best[:, 0] - best[:, 1])
+                    best, gaps = best_and_margin(logits)
+                    tokens.append(best)
+                    margins.append(gaps)
                 yield _Scored(torch.cat(tokens).cpu(), torch.cat(margins).cpu())
 
 
@@ -250,16 +248,20 @@ def _by_continuation(loaded: LoadedModel, paths: tuple[Path, Path], tokens: int,
 
     def compare(batch: Sequence[tuple[int, tuple[int, ...]]], state: _State) -> _Compared:
         began, budget = time.monotonic(), state.seconds_left
-        references: list[tuple[int, ...]] = []
+        references: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
         for made in continue_all(paths[0], loaded, [ids for _, ids in batch], tokens, seed=seed):
             references.append(made)
             if budget is not None and time.monotonic() - began > budget / 2:
                 break
         variants = continue_all(paths[1], loaded, [ids for _, ids in batch[: len(references)]], tokens, seed=seed)
-        for (number, ids), ours, theirs in zip(batch, references, variants, strict=False):
+        for (number, ids), (ours, our_margins), (theirs, their_margins) in zip(batch, references, variants, strict=False):
             step = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
-            found = [] if step is None else [Flip(number, len(ids) - 1 + step, ours[step], theirs[step])]
-            yield found, (len(ours) if step is None else step + 1), None
+            found = []
+            if step is not None:
+                margins = (_finite(our_margins[step]), _finite(their_margins[step]))
+                found.append(Flip(number, len(ids) - 1 + step, ours[step], theirs[step], *margins))
+            known = [margin for margin in (*our_margins, *their_margins) if margin < torch.inf]
+            yield found, (len(ours) if step is None else step + 1), min(known, default=None)
             if state.is_late:
                 return
 

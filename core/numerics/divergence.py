@@ -97,6 +97,11 @@ class RowFigures:
         return self.reference_token != self.variant_token
 
     @property
+    def rms(self) -> NDArray[np.float64]:
+        """Root mean square of the difference over elements finite on both sides, in logits; 0 where there is none."""
+        return np.sqrt(self.sum_squares / np.maximum(self.finite, 1))
+
+    @property
     def reference_margin(self) -> NDArray[np.float64]:
         return margin_logits(self.reference)
 

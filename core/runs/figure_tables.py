@@ -32,7 +32,7 @@ def position_table(pair: int, places: NDArray[np.int32], figures: RowFigures) ->
             "neq": figures.neq,
             "bit_identical": figures.is_bit_identical,
             "max_abs": figures.max_abs,
-            "rms": np.sqrt(figures.sum_squares / finite),
+            "rms": figures.rms,
             "max_ulps": figures.max_ulps,
             "max_ulps_token": figures.max_ulps_token.astype(np.int32),
             "mean_ulps": figures.sum_ulps / finite,

@@ -5,12 +5,12 @@ Every name, path and token comes from somebody's file: it stands in a code span 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
 from core.runs.gate import percent
+from core.runs.markdown import code, plain, table
 from core.runs.reader import RunReader, StoredPair
 from core.runs.verdicts import Finding, finding
 
@@ -19,26 +19,26 @@ MOST_FLIPS = 5
 
 def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str:
     """Markdown. `address`: where the run can be looked at."""
-    parts = [f"### {_code(run.header.name)}", _provenance(run)]
+    parts = [f"### {code(run.header.name)}", _provenance(run)]
     for pair in pairs:
         parts += _pair(run, pair)
-    return "\n\n".join([*parts, f"Run {_code(run.run_id)}: {address}"]) + "\n"
+    return "\n\n".join([*parts, f"Run {code(run.run_id)}: {address}"]) + "\n"
 
 
 def _provenance(run: RunReader) -> str:
     header, about = run.header, run.header.provenance
-    revision = f" at revision {_code(about.revision)}" if about.revision else ""
+    revision = f" at revision {code(about.revision)}" if about.revision else ""
     facts = {
-        "model": _code(about.model) + revision if about.model else "",
+        "model": code(about.model) + revision if about.model else "",
         "dtype": header.compute_dtype,
-        "device": _plain(f"{about.device} ({about.device_name})" if about.device_name else about.device),
-        "versions": _plain(", ".join(f"{name} {version}" for name, version in about.versions.items())),
+        "device": plain(f"{about.device} ({about.device_name})" if about.device_name else about.device),
+        "versions": plain(", ".join(f"{name} {version}" for name, version in about.versions.items())),
         "prompts": f"{_plural(len(header.prompts), 'prompt')}, {_plural(header.rows, 'position')}, vocabulary {header.vocab:,}",
         "captured" if about.kind == "capture" else "uploaded": f"{run.created:%Y-%m-%d %H:%M} UTC",
-        "command": _code(about.command) if about.command else "",
-        "note": _plain(about.note),
+        "command": code(about.command) if about.command else "",
+        "note": plain(about.note),
     }
-    return _table(("", ""), [(name, value) for name, value in facts.items() if value])
+    return table(("", ""), [(name, value) for name, value in facts.items() if value])
 
 
 def _pair(run: RunReader, pair: StoredPair) -> list[str]:
@@ -58,10 +58,10 @@ def _pair(run: RunReader, pair: StoredPair) -> list[str]:
     if summary.nonfinite_mismatch:
         figures["NaN or infinity on one side"] = f"{summary.nonfinite_mismatch:,} logits"
     parts = [
-        f"#### {_code(pair.variant)} against {_code(pair.reference)}: {_plain(found.name)}",
-        _plain(found.sentence),
-        _table(("figure", ""), list(figures.items())),
-        _table(("rung", "outcome", "what it says", "control"), list(_evidence(found))),
+        f"#### {code(pair.variant)} against {code(pair.reference)}: {plain(found.name)}",
+        plain(found.sentence),
+        table(("figure", ""), list(figures.items())),
+        table(("rung", "outcome", "what it says", "control"), list(_evidence(found))),
     ]
     if summary.flips:
         parts.append(_flips(run, pair, positions[positions["is_flip"]]))
@@ -71,7 +71,7 @@ def _pair(run: RunReader, pair: StoredPair) -> list[str]:
 def _evidence(found: Finding) -> Iterable[tuple[str, ...]]:
     for rung in found.rungs:
         for row in rung.rows:
-            yield rung.name, row.outcome, _plain(row.says), _plain(row.control)
+            yield rung.name, row.outcome, plain(row.says), plain(row.control)
         if not rung.rows:
             yield rung.name, "not run", rung.supply, ""
 
@@ -83,40 +83,16 @@ def _flips(run: RunReader, pair: StoredPair, flips: pd.DataFrame) -> str:
         tokens = [_token(run, token) for token in (row.reference_token, row.variant_token)]
         ulps = [_whole(margin) for margin in (row.reference_margin_ulps, row.variant_margin_ulps)]
         rows.append((place, *tokens, " / ".join(ulps), f"{row.max_abs:.6g}"))
-    head = ("position", _code(pair.reference), _code(pair.variant), "margins, ULPs", "largest difference there")
+    head = ("position", code(pair.reference), code(pair.variant), "margins, ULPs", "largest difference there")
     more = f"The first {MOST_FLIPS} of {len(flips):,} flips:\n\n" if len(flips) > MOST_FLIPS else "Flips:\n\n"
-    return more + _table(head, rows)
+    return more + table(head, rows)
 
 
 def _token(run: RunReader, token: int | None) -> str:
     if token is None or pd.isna(token):
         return "none (all NaN)"
     text = run.vocabulary.get(int(token))
-    return f"{int(token)}" if text is None else f"{int(token)} {_code(repr(text))}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _one_line(text: str) -> str:
-    """Line ends would end a table's row, and other control characters are invisible to whoever pastes them."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+", " ", text).strip()
-
-
-def _code(text: str) -> str:
-    """A code span, fenced with more backticks than the text has in a row; a pipe would end the cell of a table even there."""
-    inner = _one_line(text).replace("|", "\\|") or " "
-    fence = "`" * (max((len(run) for run in re.findall("`+", inner)), default=0) + 1)
-    pad = " " if inner.startswith("`") or inner.endswith("`") else ""
-    return f"{fence}{pad}{inner}{pad}{fence}"
-
-
-def _plain(text: str) -> str:
-    """Sentences stay readable where they are not rendered: only what would become markup, a link or a mention is escaped."""
-    shown = re.sub(r"([\\`*\[\]|<>#~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", _one_line(text))
-    return shown.replace("@", "@\u200b").replace("://", ":\u200b//")
+    return f"{int(token)}" if text is None else f"{int(token)} {code(repr(text))}"
 
 
 def _plural(count: int, noun: str) -> str:

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import UsageError
+from core.errors import StoreError, UsageError
 from core.numerics.divergence import RowFigures, compare
 from core.numerics.totals import PairTotal, Summary
 from core.runs.dumps import Dump
 from core.runs.reader import RunReader
 from core.runs.records import Provenance
+from core.runs.verdicts import shown_verdict
 
 _POSITION_FIELDS = (
     "neq",
@@ -32,10 +33,11 @@ _POSITION_FIELDS = (
     "kl",
     "near_tie",
 )
+_GATE_FIELDS = (*_POSITION_FIELDS, "bit_identical", "rms")  # what a gate asks of a position beyond what is printed
 _FLIP_FIELDS = tuple(name for name in _POSITION_FIELDS if name not in ("neq", "nonfinite_mismatch", "is_flip", "near_tie"))
 
 
-def _plain(value: Any) -> Any:
+def plain_number(value: Any) -> Any:
     """A value as JSON knows it; undefined numbers become null."""
     if value is None or value != value or (isinstance(value, float) and math.isinf(value)):
         return None
@@ -59,22 +61,26 @@ def rows_of(figures: RowFigures, places: Iterable[tuple[int, int]]) -> list[dict
         "is_flip": figures.is_flip,
         "kl": figures.kl,
         "near_tie": figures.is_near_tie,
+        "bit_identical": figures.is_bit_identical,
+        "rms": figures.rms,
     }
     return [
-        {"prompt": prompt, "position": position, **{name: _plain(column[i]) for name, column in columns.items()}}
+        {"prompt": prompt, "position": position, **{name: plain_number(column[i]) for name, column in columns.items()}}
         for i, (prompt, position) in enumerate(places)
     ]
 
 
 @dataclass(frozen=True)
 class PairReport:
-    """One pair's share of the report: summary, histogram, and one dict a row."""
+    """One pair's share of the report: summary, histogram, one dict a row, and of a stored run the verdict and the sentence for it."""
 
     reference: str
     variant: str
     summary: Summary
     histogram: dict[int, int]
     rows: list[dict[str, Any]]
+    verdict: str = ""
+    because: str = ""
 
 
 def report_of_dump(dump: Dump) -> tuple[list[PairReport], list[list[str]]]:
@@ -111,14 +117,28 @@ def report_of_run(run: RunReader) -> tuple[list[PairReport], list[list[str]]]:
     for pair in run.pairs:
         table = run.positions(pair.index)
         columns = {
-            name: [_plain(v) for v in table[name].astype(object).where(table[name].notna(), None)] for name in _POSITION_FIELDS
+            name: [plain_number(v) for v in table[name].astype(object).where(table[name].notna(), None)] for name in _GATE_FIELDS
         }
+        places = list(zip(table["prompt"].tolist(), table["position"].tolist(), strict=True))
+        if places != run.header.places():
+            raise StoreError(f"{run.path.name}: its figures are of other positions than its prompts have; the file is damaged.")
         rows = [
-            {"prompt": prompt, "position": position, **{name: columns[name][i] for name in _POSITION_FIELDS}}
-            for i, (prompt, position) in enumerate(zip(table["prompt"].tolist(), table["position"].tolist(), strict=True))
+            {"prompt": prompt, "position": position, **{name: columns[name][i] for name in _GATE_FIELDS}}
+            for i, (prompt, position) in enumerate(places)
         ]
-        pairs.append(PairReport(pair.reference, pair.variant, pair.summary, run.histogram(pair.index), rows))
+        _check_numbers(run, columns)
+        _check_numbers(run, {name: [plain_number(value)] for name, value in asdict(pair.summary).items()})
+        verdict = shown_verdict(run.header.provenance.kind, pair.summary.bit_identical, pair.verdict)
+        histogram = run.histogram(pair.index)
+        pairs.append(PairReport(pair.reference, pair.variant, pair.summary, histogram, rows, verdict, pair.because or ""))
     return pairs, run.classes
+
+
+def _check_numbers(run: RunReader, figures: dict[str, list[Any]]) -> None:
+    """StoreError where a figure of a file, which may be anybody's, is a text or the like. One that is undefined stays so."""
+    for name, values in figures.items():
+        if any(value is not None and not isinstance(value, int | float) for value in values):
+            raise StoreError(f"{run.path.name}: its figure {name} is no number somewhere; the file is damaged.")
 
 
 def as_json(
@@ -150,7 +170,7 @@ def as_json(
         "compute_dtype": compute_dtype,
         "positions": rows,
         "vocab": vocab,
-        "summary": {name: _plain(value) for name, value in asdict(chosen.summary).items()},
+        "summary": {name: plain_number(value) for name, value in asdict(chosen.summary).items()},
         "ulp_histogram": {str(distance): elements for distance, elements in chosen.histogram.items()},
         "flips": [placed(row, _FLIP_FIELDS) for row in chosen.rows if row["is_flip"]],
     }
@@ -158,7 +178,7 @@ def as_json(
         result["by_position"] = [placed(row, _POSITION_FIELDS) for row in chosen.rows]
     if len(pairs) > 1:
         result["pairs"] = [
-            {"reference": p.reference, "variant": p.variant, **{n: _plain(v) for n, v in asdict(p.summary).items()}}
+            {"reference": p.reference, "variant": p.variant, **{n: plain_number(v) for n, v in asdict(p.summary).items()}}
             for p in pairs
         ]
         result["classes"] = classes

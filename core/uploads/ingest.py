@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from core.runs.dumps import Dump, open_dump
+from core.runs.reader import RunReader
 from core.runs.records import Provenance
+from core.runs.report import PairReport, report_of_run
 from core.runs.store import Store
 from core.runs.writer import RunWriter
 from core.uploads.filling import Filling
@@ -57,3 +60,14 @@ def store_dump(
         for found in judge_upload(figures, checks, dump.generations, writer.run_id):
             writer.write_verdict(found.pair, found.name, found.because, found.noise_ratio, found.evidence, found.floors)
         return writer.finish()
+
+
+def judged_report_of_dump(dump: Dump) -> tuple[list[PairReport], list[list[str]]]:
+    """The report of an opened dump with the verdict that it would be stored with: its checks need the figures in a database.
+
+    It passes through a store that is gone afterwards; the sentences call the run RUN. StoreError where there is no room for it.
+    """
+    with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
+        store = Store(Path(folder))
+        with RunReader(store.path_of(store_dump(store, dump, name="dump", run_id="RUN"))) as run:
+            return report_of_run(run)

@@ -63,6 +63,33 @@ def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
         assert [tuple(row) for row in kept.to_numpy().tolist()] == flips
 
 
+@pytest.mark.model
+def test_a_search_over_continuations_prints_texts_and_margins_beside_positions(cli, monkeypatch):
+    """The second token of one path's continuation is planted as another, so that they part on every processor."""
+    from transformers import AutoTokenizer
+
+    from core.inference import search as module
+
+    real = module.continue_all
+
+    def other(path, *rest, **options):
+        for made, margins in real(path, *rest, **options):
+            yield ((made[0], 12, *made[2:]) if "batch" in str(path) else made), (margins[0], 0.0625, *margins[2:])
+
+    monkeypatch.setattr(module, "continue_all", other)
+    options = ["search", *MODEL, "--prompt", "def main():", "--variant", "prefill+batch:2", "--tokens", "3"]
+    told = json.loads(cli(*options, "--json").stdout)
+    (flip,) = told["flips"]
+    tokenizer = AutoTokenizer.from_pretrained("sample_runs/model")
+    texts = {token: tokenizer.decode([token]) for token in (flip["reference_token"], 12)}
+    assert (flip["reference_text"], flip["variant_text"]) == (texts[flip["reference_token"]], texts[12])
+    assert (flip["reference_margin"], flip["variant_margin"]) == (0.0625, 0.0625)
+    table = cli(*options).stdout
+    assert f"{flip['reference_token']} {flip['reference_text']!r}" in table
+    assert f"12 {texts[12]!r}" in table
+    assert "0.0625 / 0.0625" in table
+
+
 def test_wrong_budgets_are_refused_before_a_model_is_loaded(cli):
     done = cli("search", *MODEL, "--prompt", "x", "--max-prompts", "0")
     assert done.returncode == 2

@@ -18,13 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import UlpscopeError
+from core.runs.bounds import bounds_text
 from core.runs.dumps import open_dump
 from core.runs.gallery import prompt_texts, read_runs
+from core.runs.gate import GateReport, check_measured, gate_notes, parse_conditions
+from core.runs.gate_files import junit_text, markdown_text
 from core.runs.ops import read_ops
 from core.runs.reader import RunReader
 from core.runs.report import report_of_run
 from core.runs.store import Store
 
+GATE = ["bits,flips,flips:margin>1ulps,ulps:1,kl>0,rms>0,max-abs>0,share>0,same-top1<1,verdict"]
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 15.0  # far above the 0.2 s that such a file takes, on a machine that does other work
 MEMORY = 3 << 30  # of addresses beyond those of the parent
@@ -111,7 +115,13 @@ def _read_run(path: Path) -> None:
             run.layer_positions(pair.index, 0)
         for _ in (run.classes, run.vocabulary, run.kernels, run.remedies, run.prices, run.generations):
             pass
-        report_of_run(run)
+        pairs, _ = report_of_run(run)
+        check_measured(path.name, pairs)
+        outcomes = tuple(condition.judge(pair) for condition in parse_conditions(GATE) for pair in pairs)
+        gate = GateReport(outcomes, run.header.prompts, run.vocabulary, tuple(gate_notes(pairs)))
+        json.dumps(gate.as_json(), allow_nan=False)
+        (junit_text(gate) + markdown_text(gate)).encode()
+        bounds_text(pairs, run.header.prompts, run.header.compute_dtype, run.header.vocab)
 
 
 def _plant(fault: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from core.errors import CaptureError, UsageError
 from core.inference import generation, search
 from core.inference.capture import run_capture
-from core.inference.generation import argmax, continue_all, end_tokens, plan_generation
+from core.inference.generation import best_and_margin, continue_all, end_tokens, plan_generation
 from core.inference.models import LoadedModel, load_model
 from core.inference.paths import parse_path
 from core.numerics.formats import values_of
@@ -59,7 +59,7 @@ def generated(loaded: LoadedModel, ids: list[int], length: int) -> tuple[int, ..
 def test_a_path_continues_a_prompt_as_transformers_does(path: str, loaded: LoadedModel) -> None:
     """In float32 the random models of these tests have margins far above rounding, so every path must agree with the oracle."""
     ids = tokens(loaded)[:20]
-    (found,) = continue_all(parse_path(path), loaded, [ids], LENGTH)
+    ((found, _),) = continue_all(parse_path(path), loaded, [ids], LENGTH)
     assert found == generated(loaded, ids, LENGTH)
 
 
@@ -75,7 +75,7 @@ def test_a_step_at_a_wrong_position_is_caught_by_the_same_comparison(llama: Load
         return real(self, token if done == 0 else token * 0, done, cache)
 
     monkeypatch.setattr(Setting, "step", stale)
-    (found,) = continue_all(parse_path("decode"), llama, [ids], LENGTH)
+    ((found, _),) = continue_all(parse_path("decode"), llama, [ids], LENGTH)
     assert found != generated(llama, ids, LENGTH)
 
 
@@ -90,15 +90,29 @@ def test_a_text_ends_with_the_models_own_end_token(llama: LoadedModel) -> None:
     llama.model.generation_config = ending
     try:
         assert end_tokens(llama) == {stop, 383}
-        (found,) = continue_all(parse_path("prefill"), llama, [ids], LENGTH)
+        ((found, _),) = continue_all(parse_path("prefill"), llama, [ids], LENGTH)
         assert found == whole[: whole.index(stop) + 1] == generated(llama, ids, LENGTH)
     finally:
         llama.model.generation_config = before
 
 
-def test_the_argmax_is_the_lowest_id_and_never_nan() -> None:
-    assert argmax(torch.tensor([[1.0, torch.nan, 3.0, 3.0]])) == 2
-    assert argmax(torch.tensor([[-torch.inf, torch.nan]])) == 0
+def test_the_argmax_is_the_lowest_id_and_never_nan_and_its_margin_is_over_the_runner_up() -> None:
+    rows = torch.tensor([[1.0, torch.nan, 3.0, 3.0], [-torch.inf, torch.nan, -torch.inf, 2.0], [0.5, 4.0, torch.nan, 1.75]])
+    tokens, margins = best_and_margin(rows)
+    assert tokens.tolist() == [2, 3, 1]
+    assert margins.tolist() == [0.0, torch.inf, 2.25]
+
+
+@pytest.mark.model
+def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama: LoadedModel) -> None:
+    """Against one forward of transformers over the prompt and what was written; float32 orders its sums differently by 1e-5."""
+    ids = tokens(llama)[:20]
+    ((found, margins),) = continue_all(parse_path("decode"), llama, [ids], LENGTH)
+    with torch.inference_mode():
+        logits = llama.model(torch.tensor([[*ids, *found]])).logits[0, len(ids) - 1 : -1].double()
+    best = logits.topk(2).values
+    assert margins == pytest.approx((best[:, 0] - best[:, 1]).tolist(), abs=1e-4)
+    assert len(set(margins)) == len(found)
 
 
 @pytest.fixture(scope="module")

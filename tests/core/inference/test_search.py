@@ -9,6 +9,7 @@ import torch
 from core.errors import CaptureError, UsageError
 from core.inference import search as module
 from core.inference.models import LoadedModel, load_model
+from core.inference.paths import parse_path
 from core.inference.search import search
 from tests.core.inference.sameness import logits_of
 from tests.core.inference.test_generation import MADE
@@ -58,6 +59,38 @@ def test_margins_are_those_of_the_logits(shipped: LoadedModel) -> None:
         best = logits.topk(2)
         assert margin == float(best.values[0]) - float(best.values[1])
         assert token == int(logits.argmax())
+
+
+def _parting(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """From the third token on, one path's continuation is another."""
+    real = module.continue_all
+
+    def other(loaded_path, *rest, **options):  # type: ignore[no-untyped-def]
+        for made, margins in real(loaded_path, *rest, **options):
+            yield ((*made[:2], made[2] + 1, *made[3:]) if "batch" in str(loaded_path) else made), margins
+
+    monkeypatch.setattr(module, "continue_all", other)
+
+
+@pytest.mark.model
+def test_where_continuations_part_both_margins_are_told(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    ids = llama.tokenizer("def walk(self)")["input_ids"]
+    made, margins = next(module.continue_all(parse_path("prefill"), llama, [ids], 4))
+    _parting(monkeypatch)
+    found = search(llama, ["def walk(self)"], "prefill", "prefill+batch:2", tokens=4)
+    (flip,) = found.flips
+    assert (flip.position, flip.reference_token, flip.variant_token) == (len(ids) + 1, made[2], made[2] + 1)
+    assert flip.reference_margin == margins[2] > 0
+    assert flip.variant_margin == pytest.approx(margins[2], abs=1e-4)
+
+
+@pytest.mark.model
+def test_continuations_that_never_part_tell_the_closest_call(llama: LoadedModel) -> None:
+    ids = llama.tokenizer("def walk(self)")["input_ids"]
+    sides = [next(module.continue_all(parse_path(path), llama, [ids], 4))[1] for path in ("prefill", "prefill+batch:2")]
+    found = search(llama, ["def walk(self)"], "prefill", "prefill+batch:2", tokens=4)
+    assert found.flips == ()
+    assert found.closest == min(map(min, sides))
 
 
 @pytest.mark.model
