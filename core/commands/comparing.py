@@ -9,13 +9,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.capturing import ProgressOption, check_progress
 from core.commands.console import (
     ComputeDtypeOption,
     JsonOption,
+    ProgressOption,
     ReferenceOption,
     StoreOption,
     announce_upload,
+    check_progress,
     err,
     number,
     out,
@@ -68,10 +69,15 @@ def compare(
             prompts, rows = len(header.prompts), header.rows
             dtype, vocab = header.compute_dtype, header.vocab
     else:
-        with open_dump(
-            [Path(p) for p in (first, second) if p is not None], compute_dtype=compute_dtype, reference=reference
-        ) as dump:
-            pairs, classes = report_of_dump(dump)
+        files = [Path(p) for p in (first, second) if p is not None]
+        with (
+            steps() as say,
+            open_dump(
+                files, compute_dtype=compute_dtype, reference=reference,
+                on_progress=lambda done, total: say("reading", done, total, "bytes"),
+            ) as dump,
+        ):  # fmt: skip
+            pairs, classes = report_of_dump(dump, lambda done, total: say("comparing", done, total))
             prompts, rows, dtype, vocab = len(dump.prompts), dump.rows, dump.compute_dtype, dump.vocab
             for warning in dump.warnings:
                 err.print(f"note: {warning}", markup=False)
