@@ -56,7 +56,7 @@ def labelling(**link: str) -> AppTest:
 
 
 def opened(**link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
     for key, value in link.items():
         app.query_params[key] = value
     return app.run()

@@ -48,7 +48,7 @@ def probed(store: Store, run_id: str, *rows: OpRow, chip: str = "A processor", m
 
 
 def opened(page: str = "ops", **link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
     for key, value in link.items():
         app.query_params[key] = value
     app.run()
@@ -136,7 +136,7 @@ def test_other_pages_neither_offer_it_nor_break(own_store):
     assert "holds probes of operations and no logits; the Ops page shows it" in said(app)
     assert app.title[0].value == "Runs"
     row = app.dataframe[0].value.set_index("name").loc["these-probes"]
-    assert row["outcome"] == "operations of a machine"
+    assert row["differ"] == "operations"
     assert pd.isna(row["flips"])
     assert "these-probes" not in app.selectbox(key="run").options
     app = opened("runs")
