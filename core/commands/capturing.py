@@ -129,7 +129,7 @@ def capture(
 ) -> None:
     """Run a model down two or more paths that are equal in exact arithmetic, and keep every logit of each.
 
-    For example:  python -m core capture --model sample_runs/model --prompt "def __init__(self,"
+    For example:  python -m core capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt
     --reference prefill --variant decode --variant prefill+batch:8 --dtype bfloat16
 
     The first call against later ones, with block reuse:  --reference blocks:16 --repeat 6
