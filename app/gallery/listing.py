@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from unicodedata import east_asian_width
 
 import pandas as pd
 import streamlit as st
@@ -34,7 +35,6 @@ COLUMNS = {
     "positions": st.column_config.NumberColumn(format="localized"),
     "created": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC"),
 }
-_LETTER = 6.2  # pixels, and more than most names take for one
 _LINE = 19
 _WRAPS = 66  # pixels of a row in which Streamlit breaks a text into lines
 _MOST_LINES = 5  # of a name
@@ -105,9 +105,12 @@ def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
 
 def _lines(names: Sequence[str], width: int) -> int:
     """Lines that the longest name takes in a column so many pixels wide; every row of a table is as high as the highest."""
-    letters = (width - 20) // _LETTER
-    longest = max((len(textwrap.wrap(name, int(letters))) for name in names), default=1)
-    return min(max(longest, 1), _MOST_LINES)
+    longest = 1
+    for name in names:
+        pixels = sum(13 if east_asian_width(c) in "WF" else 8 if c.isupper() else 7 if c.isdigit() else 5.5 for c in name)
+        if pixels > width - 20:
+            longest = max(longest, len(textwrap.wrap(name, max(1, int(len(name) * (width - 20) / pixels)))))
+    return min(longest, _MOST_LINES)
 
 
 def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:

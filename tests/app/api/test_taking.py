@@ -8,6 +8,7 @@ import io
 import os
 import socket
 import stat
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -221,7 +222,11 @@ def test_another_process_of_the_store_says_at_least_whether_it_is_there(client: 
     assert client.get(f"/api/ingests/{run_id}").json()["state"] == "done"
 
 
-def test_another_process_tells_how_it_is_getting_on_and_why_it_failed(client: TestClient, store: Path) -> None:
+def test_another_process_tells_how_it_is_getting_on_and_why_it_failed(
+    client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on, run = threading.Event(), Jobs._run
+    monkeypatch.setattr(Jobs, "_run", lambda self, number: may_go_on.wait(60) and run(self, number))
     there = Jobs(store)  # of another process of the store, which shares files with this one and nothing else
     place = ingests.receiving(there, "elsewhere")
     run_id = ingests.reserved_in(place)
@@ -229,14 +234,20 @@ def test_another_process_tells_how_it_is_getting_on_and_why_it_failed(client: Te
     arrived.write_bytes(dump())
     began = ingests.begin(there, [arrived], title="elsewhere", options={}, who="ada", place=place)
     address = f"/api/ingests/{run_id}"
-    seen = [client.get(address).json()]
-    while seen[-1]["state"] not in ("done", "failed"):
-        time.sleep(0.02)
-        seen.append(client.get(address).json())
-    assert seen[-1]["state"] == "done", seen[-1]
-    assert {("running", "starting"), ("done", "done")} <= {(said["state"], said["stage"]) for said in seen}
-    assert seen[-1]["state"] == "done"
-    assert seen[-1]["rows_done"] == seen[-1]["rows_total"] > 0
+
+    def told(states: tuple[str, ...]) -> dict[str, object]:
+        deadline = time.monotonic() + 120
+        while (said := client.get(address).json())["state"] not in states and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return said
+
+    said = told(("running",))
+    assert (said["state"], said["stage"]) == ("running", "starting")
+    may_go_on.set()
+    said = told(("done", "failed"))
+    assert (said["state"], said["stage"]) == ("done", "done"), said
+    assert said["rows_done"] == said["rows_total"]
+    assert said["rows_done"]
     assert [said["run_id"] for said in client.get("/api/ingests").json()["ingests"]] == [run_id]
     assert began.reserved == run_id
 
