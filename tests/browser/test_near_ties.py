@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -194,7 +195,16 @@ def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
     with page.expect_download() as got:
         chart.locator("[data-title^='Download plot']").first.click()
     assert got.value.suggested_filename == f"fresh-against-cached-pair0-best-tokens-logits-prompt1-position36.{form.lower()}"
-    assert Path(got.value.path()).read_bytes().startswith(begins)
+    content = Path(got.value.path()).read_bytes()
+    assert content.startswith(begins)
+    if form == "SVG":
+        for part in ("(fresh-against-cached)", "decode against prefill", "logits and ULPs of bfloat16", "prompt 1, position 36"):
+            assert part in content.decode()
+    else:
+        box = chart.bounding_box()
+        assert box is not None
+        _, height = struct.unpack(">II", content[16:24])  # of the IHDR chunk
+        assert height > 2 * (box["height"] + 20)  # the same lines above it, twice as sharp
 
 
 @pytest.mark.thorough
