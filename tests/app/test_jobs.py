@@ -25,7 +25,7 @@ def jobs(tmp_path):
     made.stop()
 
 
-def wait(jobs: Jobs, number: int, until: Callable[[Job], bool], seconds: float = 120) -> Job:
+def wait(jobs: Jobs, number: int, until: Callable[[Job], bool], seconds: float = 600) -> Job:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         job = next(job for job in jobs.all() if job.number == number)
@@ -182,9 +182,9 @@ SLEEPS = 'import sys, time\nprint(\'{"stage": "begun"}\', flush=True)\ntime.slee
 
 def test_jobs_on_different_devices_run_side_by_side_and_those_on_one_in_order(jobs, monkeypatch, tmp_path):
     program(monkeypatch, tmp_path, SLEEPS)
-    first = jobs.submit(["60"], title="1", device="cpu")
-    second = jobs.submit(["60"], title="2", device="cpu")
-    other = jobs.submit(["60"], title="3", device="cuda:0")
+    first = jobs.submit(["1200"], title="1", device="cpu")
+    second = jobs.submit(["1200"], title="2", device="cpu")
+    other = jobs.submit(["1200"], title="3", device="cuda:0")
     wait(jobs, first.number, lambda j: j.stage == "begun")
     wait(jobs, other.number, lambda j: j.stage == "begun")
     assert wait(jobs, second.number, lambda j: True).state == "waiting"
@@ -195,9 +195,9 @@ def test_jobs_on_different_devices_run_side_by_side_and_those_on_one_in_order(jo
 
 def test_a_job_whose_device_is_not_known_has_the_machine_for_itself(jobs, monkeypatch, tmp_path):
     program(monkeypatch, tmp_path, SLEEPS)
-    first = jobs.submit(["60"], title="1", device="cuda:0")
-    unknown = jobs.submit(["60"], title="2", device=job_module.ANY_DEVICE)
-    behind = jobs.submit(["60"], title="3", device="cpu")  # does not overtake: the one before it would wait for ever
+    first = jobs.submit(["1200"], title="1", device="cuda:0")
+    unknown = jobs.submit(["1200"], title="2", device=job_module.ANY_DEVICE)
+    behind = jobs.submit(["1200"], title="3", device="cpu")  # does not overtake: the one before it would wait for ever
     wait(jobs, first.number, lambda j: j.stage == "begun")
     assert [job.state for job in jobs.all()] == ["waiting", "waiting", "running"]
     jobs.cancel(first.number)
@@ -213,7 +213,7 @@ from core.runs.partial import Partial
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 held = Partial.make(Path(sys.argv[-1]), "stubborn")
 print('{{"stage": "begun"}}', flush=True)
-time.sleep(60)
+time.sleep(1200)
 """
 
 
@@ -227,7 +227,7 @@ def test_a_job_that_will_not_end_is_killed_after_two_seconds_and_what_it_began_i
     began = time.monotonic()
     jobs.cancel(job.number)
     assert wait(jobs, job.number, lambda j: j.is_over).state == "cancelled"
-    assert 1.5 < time.monotonic() - began < 60  # by itself it would have gone on for so long
+    assert 1.5 < time.monotonic() - began < 1200  # by itself it would have gone on for so long
     assert not list((tmp_path / "runs").glob(".partial*"))
 
 
@@ -245,7 +245,7 @@ def test_a_dropped_file_is_there_for_its_job_and_gone_with_it(jobs, tmp_path):
     assert done.rows_total > 0
     with RunReader(tmp_path / "runs" / f"{done.run_id}.duckdb") as run:
         assert run.header.provenance.command.endswith(" --prompts q.jsonl")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (left := list((tmp_path / "runs").glob(".partial*"))) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert left == []
@@ -281,8 +281,8 @@ os._exit(0)  # as by a signal: nothing is tidied up
 @pytest.mark.model
 def test_a_job_whose_server_is_gone_ends_too_and_leaves_nothing(tmp_path):
     store = tmp_path / "runs"
-    subprocess.run([sys.executable, "-c", SERVER, str(store)], cwd=job_module.ROOT, check=True, timeout=90)
-    deadline = time.monotonic() + 20
+    subprocess.run([sys.executable, "-c", SERVER, str(store)], cwd=job_module.ROOT, check=True, timeout=300)
+    deadline = time.monotonic() + 300
     while (left := _processes_of(str(store))) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
