@@ -102,13 +102,13 @@ def generate(
     given = given_prompts(prompt, prompt_file, prompts, chat, system)
     target = open_store(store)
     with stoppable(), steps(progress) as say:
+        if not dry_run:
+            say("loading the model")
         from core.inference.capture import run_capture
         from core.inference.generation import plan_generation, plan_longest
         from core.inference.models import load_model
 
         variants = variants_of(reference, variant, sweep, default="decode")
-        if not dry_run:
-            say("loading the model", 0, 0)
         loaded = load_model(
             model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, weights=not dry_run
         )
@@ -174,12 +174,12 @@ def search(
     target = open_store(store)
     run_id = None
     with stoppable(), steps(progress) as say:
+        say("loading the model")
         from core.inference.capture import plan_capture
         from core.inference.generation import plan_generation
         from core.inference.models import load_model
         from core.inference.search import search as search_prompts
 
-        say("loading the model", 0, 0)
         loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
         inputs = as_tokens(loaded, given, chat, system)
         found = search_prompts(

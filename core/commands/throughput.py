@@ -34,10 +34,10 @@ def throughput(
     """
     batches = _batches(batch)
     with stoppable(), steps() as say:
+        say("loading the model")
         from core.inference.models import load_model
         from core.inference.throughput import throughput as measured
 
-        say("loading the model")
         loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
         found = measured(
             loaded,

@@ -78,13 +78,13 @@ def verdict(
 def model_controls_of(
     run: RunReader, model: str, device: str | None, revision: str | None, trust_remote_code: bool, say: Tell
 ) -> ModelControls:
+    say("loading the model")
     from core.inference.dump_controls import model_controls
     from core.inference.models import load_model
 
     header = run.header
     if not all(prompt.token_ids for prompt in header.prompts):  # before gigabytes of weights are read
         raise UsageError("this dump has no token_ids, so no model can be run on its tokens; save them with the logits.")
-    say("loading the model")
     loaded = load_model(model, dtype=header.compute_dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
     return model_controls(loaded, run.figures, on_progress=say)
 
