@@ -20,7 +20,7 @@ def section(view: state.View) -> pd.DataFrame:
             "Best tokens as", ["logits", "ranks"], required=True, key="top_form", label_visibility="collapsed"
         )
         exports.download({"best tokens": top}, exports.file_stem(view, "best-tokens", at_position=True), "top")
-    picture = exports.picture(exports.file_stem(view, f"best-tokens-{form}", at_position=True))
+    picture = exports.picture_of(view, f"best-tokens-{form}", at_position=True)
     place = (view.pair.index, view.prompt, view.position)
     if form == "ranks":
         figure = drawn.figure(view.run, place, charts.rank_slopes, top, view.pair.reference, view.pair.variant, COUNT)

@@ -8,7 +8,7 @@ texts and names of sides are of others. Numbers are never touched, and Parquet h
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from urllib.parse import quote
 
@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 import streamlit as st
 
 from app import reading, state, words
+from app.charts.style import inert
+from core.runs.reader import RunReader
 
 # What spreadsheets take for the beginning of a formula, wide forms and leading line ends among it; the apostrophe, so that it can be undone.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -90,10 +92,34 @@ def distances(view: state.View) -> pd.DataFrame:
     return pd.DataFrame({"distance_ulps": list(histogram), "elements": list(histogram.values())})
 
 
-def picture(name: str) -> dict[str, object]:
-    """How the camera in the corner of a figure saves it: under this name, in the session's format, twice as sharp as the screen."""
+def picture(name: str, of: Sequence[str]) -> dict[str, object]:
+    """How the camera in the corner of a figure saves it: under this name, in the session's format, twice as sharp as the screen.
+
+    of: what it is a figure of, in parts that stand above it then, for a picture goes where no page is around it.
+    """
     form = PICTURES.get(st.session_state.get(_KEPT, "SVG"), "svg")
-    return {"format": form, "filename": name, "scale": 1 if form == "svg" else 2}
+    return {
+        "format": form,
+        "filename": name,
+        "scale": 1 if form == "svg" else 2,
+        "of": [inert(" ".join(part.split())) for part in of],
+    }
+
+
+def picture_of(view: state.View, what: str, *, of_prompt: bool = False, at_position: bool = False) -> dict[str, object]:
+    """The same for a figure of the pair that is looked at, over all its prompts, of one of them or of one position."""
+    run, unit = of_run(view.run)
+    parts = [run, f"{view.pair.variant} against {view.pair.reference}", unit]
+    if at_position:
+        parts.append(f"prompt {view.prompt}, position {view.position:,}")
+    elif of_prompt:
+        what, parts = f"{what}-prompt{view.prompt}", [*parts, f"prompt {view.prompt}"]
+    return picture(file_stem(view, what, at_position=at_position), parts)
+
+
+def of_run(run: RunReader) -> list[str]:
+    """The run, by name and id, and the unit of its figures."""
+    return [f"{run.header.name} ({run.run_id})", f"logits and ULPs of {run.header.compute_dtype}"]
 
 
 def picture_format() -> None:

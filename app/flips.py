@@ -7,6 +7,7 @@ import streamlit as st
 
 from app import margins, reading, state, widgets, words
 from core.runs.flips import MOST_READ, STORED_RANKS, flip_table
+from core.runs.verdicts import Finding
 
 SIDES = ("reference", "variant")
 _CHANGE = "{}'s token, change of probability"
@@ -69,6 +70,14 @@ def unread(found: pd.DataFrame) -> str:
     )
 
 
+def is_it_rounding(judged: Finding) -> str:
+    """What is known of whether the pair's differences are rounding, in markdown: its verdict, or that it has none yet."""
+    if not judged.is_judged:
+        return "Whether differences of that size are rounding is another question, which only controls can answer."
+    said = widgets.escaped(words.opening(judged.sentence.replace("`", "'")))
+    return f"What differences of this pair are, its verdict says: **{widgets.escaped(judged.name)}**. {said}".rstrip()
+
+
 def why(here: pd.Series, top: pd.DataFrame) -> str:
     """Why the argmax could change at this position, with its numbers, in markdown. top: see core.runs.views.top_of_both."""
     if here["nonfinite_mismatch"]:
@@ -89,8 +98,7 @@ def why(here: pd.Series, top: pd.DataFrame) -> str:
         if margins[smaller]
         else "It is a tie, which any difference can decide."
     )
-    said = f"{numbers} {possible} {_moved(here, top)}".rstrip()
-    return f"{said} Whether differences of that size are rounding is another question, which only controls can answer."
+    return f"{numbers} {possible} {_moved(here, top)}".rstrip()
 
 
 def _moved(here: pd.Series, top: pd.DataFrame) -> str:

@@ -108,7 +108,7 @@ def draw(view: state.View, selected: Element | None) -> None:
             "range": st.session_state["heatmap_scale"],
         },
         "file": exports.file_stem(view, "heatmap"),
-        "title": f"{header.name}: {pair.variant} against {pair.reference}",
+        "title": f"{header.name} ({run.run_id}): {pair.variant} against {pair.reference}",
         "serial": st.session_state.get("heatmap_serial", ""),
         "selected": {
             "row": view.row,

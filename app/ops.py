@@ -234,7 +234,9 @@ def detail(one: Beside, runs: Sequence[OpsRun]) -> None:
             lines.append((called, {size: found.digest for found in row.classes for size in found.batches}))
     if not lines:
         return
-    plots.draw(charts.batch_classes(lines), key="ops_classes", picture=exports.picture("batch-classes"))
+    plots.draw(
+        charts.batch_classes(lines), key="ops_classes", picture=exports.picture("batch-classes", [machine(run) for run in runs])
+    )
     st.caption(
         f"Row 0's bits at each batch size{_over(one.first.rows_tried)}squares of one letter and colour are equal bit for bit"
         + (", across machines too: the inputs are the same bits everywhere." if len(lines) > 1 else ".")

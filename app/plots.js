@@ -1,6 +1,8 @@
 // A figure: plotly draws it, from the third of its code that knows our kinds of plots, fetched when the first figure of a page is drawn.
 // What is in sight is drawn first, one figure a task, the rest while the browser has nothing else to do; what did not change is not drawn again.
 const PATIENCE = 300; // ms that a figure out of sight waits at most for an idle browser
+const LETTER = 6.6; // px of a letter above a saved figure, at most, and of a line
+const LINE = 17;
 const figures = new WeakMap();
 const waiting = new Set();
 const failed = new Set(); // tried again when they are sent again, and when a library comes that did not
@@ -62,14 +64,14 @@ const mixed = (colour, share, other) => {
   return `rgb(${a.map((value, i) => Math.round(value * share + b[i] * (1 - share))).join(", ")})`;
 };
 
-function themed(root) {
+function themed(root, family) {
   const style = getComputedStyle(root);
   const said = (name, other) => style.getPropertyValue(name).trim() || other;
   const text = said("--st-text-color", "#0E1621");
   const back = said("--st-background-color", "#FFFFFF");
   const quiet = mixed(text, 0.72, back); // 4.5 to 1 and more on either theme
   const faint = mixed(text, 0.12, back);
-  const font = { family: said("--st-font", "sans-serif"), size: 12, color: quiet };
+  const font = { family: family ?? said("--st-font", "sans-serif"), size: 12, color: quiet };
   const axis = {
     gridcolor: faint, zerolinecolor: faint, tickcolor: faint, tickfont: font, minor: { gridcolor: faint }, automargin: true,
     title: { font: { ...font, size: 13 } },
@@ -214,10 +216,24 @@ class Figure {
     this.fit();
   }
 
+  // A picture goes where no page is around it: what it is a figure of stands above it, and its letters are those that every program has, for it
+  // is drawn without the page's own.
   save() {
-    const { format, filename, scale } = this.data.picture;
+    const { format, filename, scale, of } = this.data.picture;
     const [width, height] = this.size;
-    window.Plotly.downloadImage(this.plot, { format, filename, scale, width, height });
+    const lines = [];
+    for (const part of of ?? []) {
+      const longer = lines.length ? `${lines.at(-1)} · ${part}` : "";
+      if (longer && longer.length * LETTER < width - 16) lines[lines.length - 1] = longer;
+      else lines.push(part);
+    }
+    const above = 8 + 5 * (lines.length - 1); // plotly sets the lines around the place of the first
+    const head = lines.length ? lines.length * LINE + above : 0;
+    const { layout, _fullLayout: drawn, data } = this.plot;
+    const title = { text: lines.join("<br>"), font: { size: 12 }, x: 0, xref: "container", xanchor: "left", y: 1, yref: "container", yanchor: "top", pad: { l: 8, t: above } };
+    const margin = { ...layout.margin, t: drawn._size.t + head }; // with what the legend had pushed away
+    const picture = { data, layout: { ...layout, template: themed(this.root, "sans-serif"), title, margin, width, height: height + head } };
+    window.Plotly.downloadImage(picture, { format, filename, scale, width, height: height + head });
   }
 }
 

@@ -235,7 +235,7 @@ def _residues(row: Evidence, deciding: Evidence, floors: pd.DataFrame, ratios: n
 
 def _picture(what: str) -> dict[str, object]:
     view = state.current_view()
-    return exports.picture(what if view is None else exports.file_stem(view, what))
+    return exports.picture(what, []) if view is None else exports.picture_of(view, what)
 
 
 def _clickable(figure: plots.Drawable, key: str) -> None:

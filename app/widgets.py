@@ -169,24 +169,28 @@ def head(title: str, view: state.View | None, what: str) -> state.View:
     return view
 
 
-_ROW = 33  # pixels, at the theme's size of type
+ROW = 33  # pixels, at the theme's size of type
 _MOST_ROOM = 20  # rows
 _ROOM_CSS = (Path(__file__).parent / "room.css").read_text(encoding="utf-8")
 
 
-def table_height(rows: int, most: int) -> int:
-    """Of a table with its heading, in pixels: all its rows, or half a row more than `most`, so that one sees it goes on."""
-    return _ROW * (rows + 1) + 3 if rows <= most else int(_ROW * (most + 1.5))
+def table_height(rows: int, most: int, row: int = ROW) -> int:
+    """Of a table with its heading, in pixels: all its rows, or half a row more than fit into the room of `most`, so that one sees it goes on.
+
+    row: how high each is.
+    """
+    fitting = most * ROW // row
+    return ROW + row * rows + 3 if rows <= fitting else int(ROW + row * (fitting + 0.5))
 
 
 def room(name: str, height: int) -> DeltaGenerator:
     """A container about so many pixels high while what stands in it is on its way, so that nothing below it jumps."""
-    return st.container(key=f"rows{min(round(height / _ROW), _MOST_ROOM)}_{name}")
+    return st.container(key=f"rows{min(round(height / ROW), _MOST_ROOM)}_{name}")
 
 
 def _keep_room() -> None:
     """The style sheet that keeps room. By `st.html` it would wait for that element's script and come too late; markdown is there at once."""
-    rows = "".join(f'[class*="st-key-rows{n}_"] {{ min-height: {n * _ROW}px; }}\n' for n in range(1, _MOST_ROOM + 1))
+    rows = "".join(f'[class*="st-key-rows{n}_"] {{ min-height: {n * ROW}px; }}\n' for n in range(1, _MOST_ROOM + 1))
     st.markdown(f"<style>{_ROOM_CSS}{rows}</style>", unsafe_allow_html=True)
 
 
@@ -222,7 +226,7 @@ def empty() -> NoReturn:
     st.page_link(PAGES / "upload.py", label="Upload a dump")
     st.page_link(PAGES / "capture.py", label="Capture a run")
     code_block(
-        'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference prefill --variant decode --dtype bfloat16'
+        "./ulpscope capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt \\\n    --reference prefill --variant decode --dtype bfloat16"
     )
     st.stop()
 

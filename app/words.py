@@ -151,12 +151,10 @@ def file_name(name: str) -> str:
 
 
 def outcome(card: RunCard) -> str:
-    """One run in a few words, for the gallery."""
+    """The share of logits that differ in a run's worst pair, in a few words for the gallery."""
     if card.nonfinite_mismatch:
-        return f"{plural(card.nonfinite_mismatch, 'logit')} NaN or infinite on one side"
-    if card.pairs == card.bit_identical_pairs:
-        return "bit-identical"
-    return f"up to {percent(card.max_neq_share)} of logits differ"
+        return "NaN or infinity"
+    return "bit-identical" if card.pairs == card.bit_identical_pairs else percent(card.max_neq_share)
 
 
 def verdicts(card: RunCard) -> list[str]:

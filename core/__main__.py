@@ -5,10 +5,18 @@ Torch is imported only by commands that run a model, and only once they do, so e
 
 from __future__ import annotations
 
+import os
 import sys
 
-import typer
-from typer.exceptions import TyperException
+try:
+    import typer
+    from typer.exceptions import TyperException
+except ModuleNotFoundError as missing:
+    sys.stderr.write(
+        f"error: the Python at {sys.executable} has no {missing.name}. Type ./ulpscope where it says `python -m core`: "
+        "it runs in .venv, which it sets up where there is none.\n"
+    )
+    sys.exit(2)
 
 from core.commands import (
     adopting,
@@ -30,7 +38,7 @@ from core.commands import (
     tokens,
     verdicts,
 )
-from core.commands.console import err
+from core.commands.console import CALLED, err
 from core.errors import UlpscopeError
 
 app = typer.Typer(
@@ -75,7 +83,7 @@ app.command()(hosting.audit)
 def main() -> None:
     """Run the command line; what ULPscope raises on purpose becomes one sentence on stderr and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name=os.environ.get(CALLED), standalone_mode=False)
     except UlpscopeError as error:
         err.print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(2)

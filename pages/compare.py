@@ -52,7 +52,7 @@ with left:
     with st.spinner("Reading the distances of every run"):
         curves = [(title, *distribution(comparing.histogram(one))) for title, one in zip(titles, compared, strict=True)]
     plots.draw(
-        charts.runs_by_distance(curves), key="compare_distributions", picture=exports.picture(f"{stem}-distances"),
+        charts.runs_by_distance(curves), key="compare_distributions", picture=exports.picture(f"{stem}-distances", titles),
     )  # fmt: skip
     st.caption(
         "Share of the logits that are at least so many ULPs apart, in ULPs of each run's own dtype, both axes log; the left end is the share that differs. "
@@ -66,7 +66,7 @@ with right:
         at = table["position"].to_numpy(int)
         lines.append((title, at, table[by].to_numpy(float, na_value=np.nan), at[table["is_flip"].to_numpy(bool)]))
     plots.draw(
-        charts.runs_by_position(lines, comparing.BY[by], view.position), key="compare_positions", picture=exports.picture(f"{stem}-{by}-prompt{view.prompt}"),
+        charts.runs_by_position(lines, comparing.BY[by], view.position), key="compare_positions", picture=exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"]),
     )  # fmt: skip
     st.caption(
         f"{words.opening(comparing.BY[by])}{' of each run’s own dtype' if by == 'max_ulps' else ''}, at each position of prompt {view.prompt} of each run, log scale. "

@@ -7,6 +7,7 @@ import streamlit as st
 
 from app import best_tokens, continuations, exports, flips, margins, reading, state, widgets, words
 from app.code_block import code_block
+from core.runs.verdicts import finding
 
 view = widgets.head(
     "Flips",
@@ -74,6 +75,7 @@ if view.texts:
             code_block(before + "▸" + words.visible(chosen) + "◂", key=f"context_{side}", wraps=True)
 top = reading.top(view)
 st.markdown("**Why it could flip.** " + flips.why(here, top))
+st.markdown(flips.is_it_rounding(finding(view.run, view.pair, view.table)))
 best_tokens.section(view)
 ranks = top[top["token_id"].isin([t for t in (here["reference_token"], here["variant_token"]) if not pd.isna(t)])]
 st.dataframe(

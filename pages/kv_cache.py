@@ -59,14 +59,14 @@ def cache_heads() -> Any:
 
 
 plots.draw(
-    drawn.figure(view.run, (*shown_of, measure), cache_heads), key="kv_heads", picture=exports.picture(exports.file_stem(view, f"kv-heads-{measure}")),
+    drawn.figure(view.run, (*shown_of, measure), cache_heads), key="kv_heads", picture=exports.picture_of(view, f"kv-heads-{measure}"),
 )  # fmt: skip
 st.caption(
     f"Layers x key/value heads of {scope}, {caches.shape(table)}. Colour is {caches.MEANINGS[measure].format(dtype=view.dtype)}, one scale for both. Grey cells are equal in every element."
 )
 layers = drawn.kept(view.run, shown_of, by_layer, table)
 plots.draw(
-    drawn.figure(view.run, (*shown_of, measure), charts.over_layers, layers, measure, view.dtype), key="kv_layers", picture=exports.picture(exports.file_stem(view, f"kv-layers-{measure}")),
+    drawn.figure(view.run, (*shown_of, measure), charts.over_layers, layers, measure, view.dtype), key="kv_layers", picture=exports.picture_of(view, f"kv-layers-{measure}"),
 )  # fmt: skip
 st.caption(
     f"The same by layer, all heads together, {scope}. Rounding grows smoothly with depth; a step at one layer is worth a look at that layer."
@@ -93,7 +93,7 @@ if differing:
             state.select(position=position)
 
     plots.draw(
-        charts.cache_positions(grid, shown, view.dtype, view.position), key="kv_map", on_pick=pick, picture=exports.picture(exports.file_stem(view, f"kv-{kind}s-{shown}-prompt{view.prompt}")),
+        charts.cache_positions(grid, shown, view.dtype, view.position), key="kv_map", on_pick=pick, picture=exports.picture_of(view, f"kv-{kind}s-{shown}", of_prompt=True),
     )  # fmt: skip
     wide = int(grid.edges[1] - grid.edges[0])
     st.caption(

@@ -59,7 +59,7 @@ def open_module(chart: str, *, with_position: bool) -> None:
 st.subheader("Growth over depth")
 plots.draw(
     charts.module_growth(modules, shown.module), key="layers_growth", on_pick=partial(open_module, "layers_growth", with_position=False),
-    picture=exports.picture(exports.file_stem(view, "layers-growth")),
+    picture=exports.picture_of(view, "layers-growth"),
 )  # fmt: skip
 st.caption(
     f"rms of variant minus reference at each module's output, {scope}, each in its own unit, log scale; thick: the stream after each block, and the logits. "
@@ -80,7 +80,7 @@ grid = reading.layer_grid(view, measure)
 if grid.modules:
     plots.draw(
         charts.module_map(grid, shown.module, view.position), key="layers_map", on_pick=partial(open_module, "layers_map", with_position=True),
-        picture=exports.picture(exports.file_stem(view, f"layers-{measure}-prompt{view.prompt}")),
+        picture=exports.picture_of(view, f"layers-{measure}", of_prompt=True),
     )  # fmt: skip
     wide = int(np.diff(grid.edges).max())
     st.caption(
@@ -114,7 +114,7 @@ def pick_position() -> None:
 if along["neq"].any():
     plots.draw(
         charts.module_positions(along["position"].to_numpy(int), along["rms"].to_numpy(float), along["floor_rms"].to_numpy(float, na_value=np.nan), view.position),
-        key="layers_module_chart", on_pick=pick_position, picture=exports.picture(exports.file_stem(view, f"layers-{words.file_name(shown.module)}-prompt{view.prompt}")),
+        key="layers_module_chart", on_pick=pick_position, picture=exports.picture_of(view, f"layers-{words.file_name(shown.module)}", of_prompt=True),
     )  # fmt: skip
     st.caption(
         f"rms of the difference at each position of prompt {view.prompt}, unit of the output, log scale; grey is the rounding floor. Gaps where nothing differs, dots between two of them. The pink line marks the selected position; a click selects another."

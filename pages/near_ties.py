@@ -38,7 +38,7 @@ plots.draw(
     on_pick=partial(margins.follow, view, "near_ties", scope),
     is_brushed=True,
     holds_brush=bool(brushed),
-    picture=exports.picture(exports.file_stem(view, "near-ties")),
+    picture=exports.picture_of(view, "near-ties"),
 )
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 st.caption(
@@ -93,7 +93,7 @@ plots.draw(
         view.run, (view.pair.index, scope, view.prompt, limit, unit), charts.margin_distribution, table, limit, view.dtype, unit
     ),
     key="margins",
-    picture=exports.picture(exports.file_stem(view, f"margins-{unit.lower()}")),
+    picture=exports.picture_of(view, f"margins-{unit.lower()}"),
 )
 st.markdown(margins.said(table, unit, limit, view.dtype))
 st.caption(

@@ -81,7 +81,7 @@ with charts_left:
             view.position,
         ),
         key="over_positions",
-        picture=exports.picture(exports.file_stem(view, f"differences-prompt{view.prompt}")),
+        picture=exports.picture_of(view, "differences", of_prompt=True),
     )
     st.caption(
         f"Largest absolute difference at each position of this prompt, in logits computed in {view.dtype}, over elements finite on both sides; flips marked, the "
@@ -91,7 +91,7 @@ with charts_right:
     plots.draw(
         drawn.figure(view.run, (view.pair.index,), charts.ulp_histogram, reading.histogram(view), view.dtype),
         key="ulp_histogram",
-        picture=exports.picture(exports.file_stem(view, "ulps")),
+        picture=exports.picture_of(view, "ulps"),
     )
     st.caption(
         f"The logits of the pair that are finite on both sides, by distance, ULPs of {view.dtype}, log counts. Large distances belong to logits near 0, where steps are tiny."

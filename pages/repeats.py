@@ -29,7 +29,7 @@ if sweep is not None:
     st.subheader(f"Over {widgets.escaped(sweep.name)}")
     tables["sweep"] = classes.swept(run, sweep)
     plots.draw(
-        drawn.figure(run, (), charts.sweep, tables["sweep"], sweep.name, view.dtype), key="sweep", picture=exports.picture(f"{words.file_name(run.run_id)}-sweep-{words.file_name(sweep.name)}"),
+        drawn.figure(run, (), charts.sweep, tables["sweep"], sweep.name, view.dtype), key="sweep", picture=exports.picture(f"{words.file_name(run.run_id)}-sweep-{words.file_name(sweep.name)}", [*exports.of_run(run), f"against {run.sides[0].name}"]),
     )  # fmt: skip
     st.caption(
         f"Each side against the reference `{widgets.code(run.sides[0].name)}`, by its {widgets.code(sweep.name)}; sides of one class have one colour. "
@@ -52,7 +52,7 @@ if len(groups) > 2:
         plots.draw(
             figure,
             key="class_matrix",
-            picture=exports.picture(f"{words.file_name(run.run_id)}-classes-{measure}"),
+            picture=exports.picture(f"{words.file_name(run.run_id)}-classes-{measure}", exports.of_run(run)),
         )
         tables["every two classes"] = classes.pair_table(pairs, groups, run)
         st.caption(

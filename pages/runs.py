@@ -31,7 +31,7 @@ listing.table(shown, labels)
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
 st.caption(
-    "Flips are positions whose argmax differs; ULPs are counted in each run's own dtype. Where a run has several pairs, figures are those of the worst. "
+    "Logits that differ are a share of all, flips are positions whose argmax differs; ULPs are counted in each run's own dtype. Where a run has several pairs, figures are those of the worst. "
     "Device, positions, sides, model, date, size and note stand further right."
 )
 ticked.panel(cards, shown, labels)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from unicodedata import east_asian_width
 
 import pandas as pd
 import streamlit as st
@@ -18,20 +20,24 @@ from core.errors import UlpscopeError
 from core.runs.gallery import BrokenRun, RunCard
 from core.runs.labels import Labels
 
-# Widths of the first seven, so that at 1280 pixels the table ends where a column ends: 33 for the box, 815 for these.
+# Widths in pixels. At 1280 the table is 848 wide, of which the boxes take 33: what is widest in a column fits into it, and the names get the rest.
+_TAGS = 90
+_NAME = 327
 COLUMNS = {
-    "name": st.column_config.TextColumn(width=224),
     "verdict": st.column_config.MultiselectColumn(
-        options=list(words.VERDICTS), color=list(words.VERDICTS.values()), help="of the run's pairs, the gravest first", width=116
+        options=list(words.VERDICTS), color=list(words.VERDICTS.values()), help="of the run's pairs, the gravest first", width=126
     ),
-    "outcome": st.column_config.TextColumn(width=186),
-    "flips": st.column_config.NumberColumn(format="localized", help="positions whose argmax differs", width=58),
-    "max ULPs": st.column_config.NumberColumn(format="localized", help="largest distance, in ULPs of the run's dtype", width=82),
-    "dtype": st.column_config.TextColumn(width=72),
-    "tags": st.column_config.ListColumn(width=77),
+    "differ": st.column_config.TextColumn(help="largest share of a pair's logits that differ", width=108),
+    "flips": st.column_config.NumberColumn(format="localized", help="positions whose argmax differs", width=62),
+    "max ULPs": st.column_config.NumberColumn(format="localized", help="largest distance, in ULPs of the run's dtype", width=112),
+    "dtype": st.column_config.TextColumn(width=80),
+    "tags": st.column_config.ListColumn(width=_TAGS),
     "positions": st.column_config.NumberColumn(format="localized"),
     "created": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC"),
 }
+_LINE = 19
+_WRAPS = 66  # pixels of a row in which Streamlit breaks a text into lines
+_MOST_LINES = 5  # of a name
 _MOST_ROWS = 16  # that are shown without scrolling
 
 
@@ -84,13 +90,27 @@ def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     if st.session_state.pop("opened_ops", False):
         st.switch_page(PAGES / "ops.py")
     ticked = set(st.session_state.get("ticked", ()))
-    height = widgets.table_height(len(ids), _MOST_ROWS)
+    name_width = _NAME - (_TAGS if any(labels.get(run_id, Labels()).tags for run_id in ids) else 0)
+    lines = _lines([card.name for card in shown], name_width)
+    row = widgets.ROW if lines == 1 else max(_WRAPS, widgets.ROW + _LINE * (lines - 1))
+    height = widgets.table_height(len(ids), _MOST_ROWS, row)
     widgets.room("gallery", height).dataframe(
         _rows(shown, labels), key=key, hide_index=True, on_select=choose, selection_mode=["multi-row", "single-cell"],
         selection_default={"selection": {"rows": [row for row, run_id in enumerate(ids) if run_id in ticked]}},
-        width="stretch", height=height, placeholder="–", column_config=COLUMNS,
+        width="stretch", height=height, placeholder="–", column_config={"name": st.column_config.TextColumn(width=name_width)} | COLUMNS,
+        row_height=None if lines == 1 else row,
         alt="the runs, one row each",
     )  # fmt: skip
+
+
+def _lines(names: Sequence[str], width: int) -> int:
+    """Lines that the longest name takes in a column so many pixels wide; every row of a table is as high as the highest."""
+    longest = 1
+    for name in names:
+        pixels = sum(13 if east_asian_width(c) in "WF" else 8 if c.isupper() else 7 if c.isdigit() else 5.5 for c in name)
+        if pixels > width - 20:
+            longest = max(longest, len(textwrap.wrap(name, max(1, int(len(name) * (width - 20) / pixels)))))
+    return min(longest, _MOST_LINES)
 
 
 def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
@@ -99,7 +119,7 @@ def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFram
         {
             "name": [card.name for card in shown],
             "verdict": [words.verdicts(card) for card in shown],
-            "outcome": [words.outcome(card) if card.sides else "operations of a machine" for card in shown],
+            "differ": [words.outcome(card) if card.sides else "operations" for card in shown],
             "flips": pd.array([card.flips if card.sides else None for card in shown], "Int64"),
             "max ULPs": pd.array([card.max_ulps if card.sides else None for card in shown], "Int64"),
             "dtype": [card.compute_dtype for card in shown],

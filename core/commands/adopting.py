@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from core.commands.capturing import ProgressOption, check_progress
-from core.commands.console import JsonOption, StoreOption, announce_upload, steps, stoppable
+from core.commands.console import JsonOption, ProgressOption, StoreOption, announce_upload, check_progress, steps, stoppable
 from core.runs.adopt import adopt as adopt_file
 from core.runs.store import open_store
 

@@ -3,18 +3,17 @@ these fails; a capture that is stopped leaves nothing, as ever."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from core.commands.console import Tell
 from core.errors import UlpscopeError
 from core.runs.writer import RunWriter
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from core.inference.capture import CapturePlan
 
-Say = Callable[[str, int, int], None]
 KernelsOption = Annotated[
     bool,
     typer.Option(
@@ -31,7 +30,7 @@ RemediesOption = Annotated[
 ]
 
 
-def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Say) -> list[str]:
+def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
     """Run the controls of every finished pair into the run; the sentences of those that could not be judged."""
     from core.inference.judging import judge_pair
 
@@ -51,7 +50,7 @@ def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Say) -> list[str]:
     return failures
 
 
-def watch_kernels(plan: CapturePlan, writer: RunWriter, say: Say) -> list[str]:
+def watch_kernels(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
     """What every finished side launches for the first prompt, into the run; the sentences of those that could not be watched."""
     from core.inference.kernels import kernels_of
     from core.inference.on_trial import side_of
@@ -66,7 +65,7 @@ def watch_kernels(plan: CapturePlan, writer: RunWriter, say: Say) -> list[str]:
     return failures
 
 
-def try_remedies(plan: CapturePlan, writer: RunWriter, say: Say) -> list[str]:
+def try_remedies(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
     """Every remedy for every finished pair, into the run; the sentences of those that could not be tried. Twins are tried once."""
     from core.inference.remedies import prices_of, remedies_of
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,16 +18,17 @@ from rich.table import Table
 from core.commands.beside import KernelsOption, RemediesOption, judge_pairs, try_remedies, watch_kernels
 from core.commands.console import (
     JsonOption,
+    ProgressOption,
     StoreOption,
-    announce,
     arguments_without,
-    err,
+    check_progress,
     out,
     print_json,
     size,
     steps,
     stoppable,
 )
+from core.commands.ending import tell_end
 from core.errors import CaptureError, UsageError
 from core.prompt_files import GivenPrompt, Message, read_prompts, read_whole
 from core.runs.partial import is_passing
@@ -95,7 +95,6 @@ JudgeOption = Annotated[
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Check everything and say what would run and what it costs; no weights are read.")
 ]
-ProgressOption = Annotated[str, typer.Option(help="'bar' on a terminal, or 'json': a line of JSON for every step, for programs.")]
 
 
 def capture(
@@ -130,7 +129,7 @@ def capture(
 ) -> None:
     """Run a model down two or more paths that are equal in exact arithmetic, and keep every logit of each.
 
-    For example:  python -m core capture --model sample_runs/model --prompt "def __init__(self,"
+    For example:  python -m core capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt
     --reference prefill --variant decode --variant prefill+batch:8 --dtype bfloat16
 
     The first call against later ones, with block reuse:  --reference blocks:16 --repeat 6
@@ -153,7 +152,7 @@ def capture(
         asked, model=model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, judge=judge,
         keep_finished=keep_finished, progress=progress, store=store,
     )  # fmt: skip
-    tell_end(run_id, failure, progress, as_json_)
+    tell_end(run_id, failure, progress, as_json_, store)
 
 
 @dataclass(frozen=True)
@@ -209,9 +208,9 @@ def captured(
     asked.given()  # refused before anything slow is begun
     target = open_store(store)
     with stoppable(), steps(progress) as say:
+        say("loading the model")
         from core.inference.capture import run_capture
 
-        say("loading the model", 0, 0)
         plan = asked.plan(model, dtype, device, revision, trust_remote_code)
         with RunWriter(target, plan.header) as writer:
             with keeping(writer, keep_finished) as failure:
@@ -223,11 +222,6 @@ def captured(
                     failure += run(plan, writer, say)
             say("writing the run file", 0, 0)
             return writer.finish(only_finished=keep_finished, note=" ".join(failure)), failure
-
-
-def check_progress(progress: str) -> None:
-    if progress not in ("bar", "json"):
-        raise UsageError(f"--progress '{progress}' is not known; expected bar or json.")
 
 
 def typed_command() -> str:
@@ -307,18 +301,6 @@ def keeping(writer: RunWriter, keep_finished: bool) -> Iterator[list[str]]:
         asked = [side.name for side in writer.header.sides]
         failed = ", ".join(f"'{side}'" for side in asked[len(finished) :])
         failure.append(f"{error} The run was kept without {failed}: {len(finished)} of {len(asked)} sides had finished.")
-
-
-def tell_end(run_id: str, failure: list[str], progress: str, as_json_: bool) -> None:
-    """Say where the run is; where it is less than was asked for, why, with exit code 2."""
-    if progress == "json":
-        sys.stdout.write(json.dumps({"stage": "done", "run_id": run_id}) + "\n")
-    else:
-        announce(run_id, as_json_)
-    for sentence in failure:
-        err.print(f"error: {sentence}", markup=False, soft_wrap=True)
-    if failure:
-        raise typer.Exit(2)
 
 
 def print_costs(plan: CapturePlan, as_json_: bool) -> None:

@@ -9,13 +9,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.capturing import ProgressOption, check_progress
 from core.commands.console import (
     ComputeDtypeOption,
     JsonOption,
+    ProgressOption,
     ReferenceOption,
     StoreOption,
     announce_upload,
+    check_progress,
     err,
     number,
     out,
@@ -89,11 +90,17 @@ def compare(
             if conditions or known_bounds is not None or write_bounds is not None:
                 check_measured(run.path.name, pairs)
     else:
-        with open_dump(
-            [Path(p) for p in (first, second) if p is not None], compute_dtype=compute_dtype, reference=reference
-        ) as dump:
+        files = [Path(p) for p in (first, second) if p is not None]
+        with (
+            steps() as say,
+            open_dump(
+                files, compute_dtype=compute_dtype, reference=reference,
+                on_progress=lambda done, total: say("reading", done, total, "bytes"),
+            ) as dump,
+        ):  # fmt: skip
             needs_verdict = any(condition.kind == "verdict" for condition in conditions)
-            pairs, classes = judged_report_of_dump(dump) if needs_verdict else report_of_dump(dump)
+            reported = judged_report_of_dump if needs_verdict else report_of_dump
+            pairs, classes = reported(dump, lambda done, total: say("comparing", done, total))
             header = dump.header("dump", Provenance(kind="upload"))
             texts = header.vocabulary
             for warning in dump.warnings:

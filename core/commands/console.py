@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from core.commands.stopping import EXIT_CODE, SENTENCE, stopping
+from core.errors import UsageError
 from core.runs import audit
 from core.runs.arrays import shown
 from core.runs.partial import remove_living
 from core.runs.store import open_store
+
+
+def called() -> str:
+    """How a person calls this command line: the launcher as it was typed, else `python -m core`."""
+    return os.environ.get(CALLED) or "python -m core"
 
 
 def printable(text: str) -> str:
@@ -36,7 +45,9 @@ class _Printable(Console):
 
 
 out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)  # a pipe has no width to fit into
-err = _Printable(stderr=True, highlight=False)
+err = _Printable(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 180)
+CALLED = "ULPSCOPE_CALLED"  # a variable: how the launcher at the top of a clone was typed
+EVERY_SECONDS = 10.0  # between two lines of progress, where stderr is no terminal
 
 StoreOption = Annotated[
     Path | None, typer.Option("--store", help="Directory of run files. Default: $ULPSCOPE_STORE, else runs/.")
@@ -45,18 +56,17 @@ ComputeDtypeOption = Annotated[str | None, typer.Option(help="float32, float16 o
 ReferenceOption = Annotated[
     str | None, typer.Option(help="The side the others are compared with. Default: 'reference', else the first.")
 ]
+ProgressOption = Annotated[
+    str,
+    typer.Option(
+        help="'bar' on a terminal, a line every ten seconds elsewhere, or 'json': a line of JSON for every step, for programs."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, default=str, allow_nan=False) + "\n")
-
-
-def progress_bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("positions"), TimeElapsedColumn(),
-        TextColumn("left"), TimeRemainingColumn(), console=err, transient=True, disable=not sys.stderr.isatty(),
-    )  # fmt: skip
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -105,29 +115,113 @@ def stoppable() -> Iterator[None]:
         raise typer.Exit(EXIT_CODE) from None
 
 
-@contextmanager
-def steps(kind: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A function (stage, rows done, rows in all) that draws a bar on a terminal, or prints JSON lines, five a second at most."""
-    if kind == "json":
-        last_stage, last_time = "", 0.0
+def check_progress(progress: str) -> None:
+    if progress not in ("bar", "json"):
+        raise UsageError(f"--progress '{progress}' is not known; expected bar or json.")
 
-        def tell(stage: str, done: int, total: int) -> None:
-            nonlocal last_stage, last_time
-            if stage != last_stage or time.monotonic() - last_time > 0.2:
-                last_stage, last_time = stage, time.monotonic()
-                rows = {"rows_done": done, "rows_total": total} if total else {}
-                sys.stdout.write(json.dumps({"stage": stage, **rows}) + "\n")
-                sys.stdout.flush()
+
+class Tell(Protocol):
+    """How long work says where it is: the stage, and how much of it is done where that can be counted."""
+
+    def __call__(self, stage: str, done: int = 0, total: int = 0, unit: str = "positions") -> None: ...
+
+
+@contextmanager
+def steps(kind: str = "bar") -> Iterator[Tell]:
+    """Show the progress of long work: JSON lines on stdout, five a second at most, or on stderr a bar, or lines where that is no terminal."""
+    if kind == "json":
+        yield _json_lines()
+    elif sys.stderr.isatty():
+        with _bar() as tell:
+            yield tell
+    else:
+        with _plain_lines() as tell:
+            yield tell
+
+
+def _json_lines() -> Tell:
+    last_stage, last_time = "", 0.0
+
+    def tell(stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:  # noqa: ARG001  (programs know what they asked for)
+        nonlocal last_stage, last_time
+        if stage != last_stage or time.monotonic() - last_time > 0.2:
+            last_stage, last_time = stage, time.monotonic()
+            rows = {"rows_done": done, "rows_total": total} if total else {}
+            sys.stdout.write(json.dumps({"stage": stage, **rows}) + "\n")
+            sys.stdout.flush()
+
+    return tell
+
+
+@contextmanager
+def _bar() -> Iterator[Tell]:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    # rich passes what is written to stdout meanwhile to the bar's console: right where both are one terminal, wrong where stdout is a file.
+    with Progress(*columns, console=err, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
+        task = bar.add_task("", total=None, amount="")
+
+        def tell(stage: str, done: int = 0, total: int = 0, unit: str = "positions") -> None:
+            amount = f"{done:,}/{total:,} {unit}" if total else ""
+            bar.update(task, description=escape(stage), completed=done, total=total or None, amount=amount)
 
         yield tell
-        return
-    with progress_bar() as bar:
-        task = bar.add_task("", total=None)
 
-        def show(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total or None)
 
-        yield show
+@contextmanager
+def _plain_lines() -> Iterator[Tell]:
+    """A line every EVERY_SECONDS from a thread, so that one is printed inside of one long call too; none of work that ends before the first."""
+    told = Told(time.monotonic)
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        with suppress(OSError):  # nobody reads any more
+            while not is_over.wait(EVERY_SECONDS):
+                err.print(told.line(), markup=False, soft_wrap=True)
+
+    printer = threading.Thread(target=repeat, name="ulpscope-progress", daemon=True)
+    printer.start()
+    try:
+        yield told.tell
+    finally:
+        is_over.set()
+        printer.join()
+
+
+class Told:
+    """What long work said last, as a line. now: a clock, in seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._began = self._counted_since = now()
+        self._stage, self._done, self._total, self._unit = "", 0, 0, ""
+        self._counted_from = 0
+
+    def tell(self, stage: str, done: int = 0, total: int = 0, unit: str = "positions") -> None:
+        if total != self._total or done < self._done:  # another count begins, and its pace with it
+            self._counted_from, self._counted_since = done, self._now()
+        self._stage, self._done, self._total, self._unit = stage, done, total, unit
+
+    def line(self) -> str:
+        """'decode: 120 of 884 positions, 35 s, about 3 min left'."""
+        now = self._now()
+        parts = [spell(now - self._began)]
+        counted = self._done - self._counted_from
+        if self._total and counted > 0:
+            left = (self._total - self._done) * (now - self._counted_since) / counted
+            parts.append(f"about {spell(left)} left")
+        amount = f": {self._done:,} of {self._total:,} {self._unit}" if self._total else ""
+        return ", ".join([f"{self._stage or 'starting'}{amount}", *parts])
+
+
+def spell(seconds: float) -> str:
+    """'35 s', '12 min', '3 h 20 min'."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def arguments_without(arguments: list[str], *options: str) -> list[str]:

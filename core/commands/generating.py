@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +22,6 @@ from core.commands.capturing import (
     KvOption,
     ModelOption,
     NameOption,
-    ProgressOption,
     PromptFileOption,
     PromptOption,
     PromptsOption,
@@ -35,15 +33,26 @@ from core.commands.capturing import (
     TrustOption,
     VariantOption,
     as_tokens,
-    check_progress,
     given_prompts,
     keeping,
     print_costs,
-    tell_end,
     typed_command,
     variants_of,
 )
-from core.commands.console import JsonOption, StoreOption, err, number, out, print_json, steps, stoppable
+from core.commands.console import (
+    JsonOption,
+    ProgressOption,
+    StoreOption,
+    Tell,
+    check_progress,
+    err,
+    number,
+    out,
+    print_json,
+    steps,
+    stoppable,
+)
+from core.commands.ending import tell_end
 from core.commands.stored import print_continuations
 from core.errors import UsageError
 from core.runs.reader import RunReader
@@ -93,13 +102,13 @@ def generate(
     given = given_prompts(prompt, prompt_file, prompts, chat, system)
     target = open_store(store)
     with stoppable(), steps(progress) as say:
+        if not dry_run:
+            say("loading the model")
         from core.inference.capture import run_capture
         from core.inference.generation import plan_generation, plan_longest
         from core.inference.models import load_model
 
         variants = variants_of(reference, variant, sweep, default="decode")
-        if not dry_run:
-            say("loading the model", 0, 0)
         loaded = load_model(
             model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, weights=not dry_run
         )
@@ -109,7 +118,7 @@ def generate(
             return
         plan = plan_generation(
             loaded, inputs, reference, variants, tokens=tokens, name=name, command=typed_command(), seed=seed, kv=kv,
-            on_progress=lambda step: say(f"{step.side_name} writes", step.prompts_done, step.prompts_total),
+            on_progress=lambda step: say(f"{step.side_name} writes", step.prompts_done, step.prompts_total, "prompts"),
         )  # fmt: skip
         with RunWriter(target, plan.header) as writer:
             with keeping(writer, keep_finished) as failure:
@@ -121,7 +130,7 @@ def generate(
     if progress == "bar" and not as_json_:
         with RunReader(target.path_of(run_id)) as run:
             print_continuations(run)
-    tell_end(run_id, failure, progress, as_json_)
+    tell_end(run_id, failure, progress, as_json_, store)
 
 
 def search(
@@ -165,18 +174,18 @@ def search(
     target = open_store(store)
     run_id = None
     with stoppable(), steps(progress) as say:
+        say("loading the model")
         from core.inference.capture import plan_capture
         from core.inference.generation import plan_generation
         from core.inference.models import load_model
         from core.inference.search import search as search_prompts
         from core.inference.token_text import token_texts
 
-        say("loading the model", 0, 0)
         loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
         inputs = as_tokens(loaded, given, chat, system)
         found = search_prompts(
             loaded, inputs, reference, variant, flips=flips, minutes=max_minutes, tokens=tokens, seed=seed,
-            on_progress=lambda step: say(f"{step.flips} with a flip", step.prompts, step.prompts_total),
+            on_progress=lambda step: say(f"{step.flips} with a flip", step.prompts, step.prompts_total, "prompts"),
         )  # fmt: skip
         chosen_tokens = dict.fromkeys(t for flip in found.flips for t in (flip.reference_token, flip.variant_token))
         texts = token_texts(loaded.tokenizer, list(chosen_tokens))
@@ -202,7 +211,7 @@ def search(
         raise typer.Exit(1)
 
 
-def _keep(plan: CapturePlan, target: Store, say: Callable[[str, int, int], None]) -> str:
+def _keep(plan: CapturePlan, target: Store, say: Tell) -> str:
     """Capture the prompts that were found."""
     from core.inference.capture import run_capture
 

@@ -10,8 +10,17 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from core.commands.capturing import ProgressOption, check_progress
-from core.commands.console import ComputeDtypeOption, JsonOption, ReferenceOption, err, out, print_json, steps
+from core.commands.console import (
+    ComputeDtypeOption,
+    JsonOption,
+    ProgressOption,
+    ReferenceOption,
+    check_progress,
+    err,
+    out,
+    print_json,
+    steps,
+)
 from core.uploads.understanding import understood
 
 
@@ -26,7 +35,10 @@ def inspect(
     check_progress(progress)
     with steps(progress) as tell:
         found = understood(
-            files, compute_dtype=compute_dtype, reference=reference, on_progress=lambda done, total: tell("reading", done, total)
+            files,
+            compute_dtype=compute_dtype,
+            reference=reference,
+            on_progress=lambda done, total: tell("reading", done, total, "bytes"),
         )
     if progress == "json":
         sys.stdout.write(json.dumps({"understood": found}) + "\n")

@@ -18,7 +18,6 @@ from core.commands.capturing import (
     KvOption,
     ModelOption,
     NameOption,
-    ProgressOption,
     PromptFileOption,
     PromptOption,
     PromptsOption,
@@ -30,9 +29,9 @@ from core.commands.capturing import (
     TrustOption,
     VariantOption,
     captured,
-    tell_end,
 )
-from core.commands.console import JsonOption, StoreOption, err, out, print_json
+from core.commands.console import JsonOption, ProgressOption, StoreOption, err, out, print_json
+from core.commands.ending import tell_end
 from core.runs.reader import RunReader
 from core.runs.records import FAILED, MISSING
 from core.runs.store import open_store
@@ -87,7 +86,7 @@ def judge(
         for sentence in failure:
             err.print(f"error: {sentence}", markup=False, soft_wrap=True)
     else:
-        tell_end(run_id, failure, progress, as_json_)
+        tell_end(run_id, failure, progress, as_json_, store, has_said_verdict=True)
     if failure:
         raise typer.Exit(2)
     if is_suspected:

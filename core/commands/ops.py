@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from core.commands.capturing import DeviceOption, RevisionOption, TrustOption, check_progress, typed_command
-from core.commands.console import JsonOption, StoreOption, err, out, print_json, printable, steps, stoppable
+from core.commands.capturing import DeviceOption, RevisionOption, TrustOption, typed_command
+from core.commands.console import JsonOption, StoreOption, Tell, check_progress, err, out, print_json, printable, steps, stoppable
 from core.errors import UsageError
 from core.numerics.formats import format_named
 from core.runs.op_words import (
@@ -90,8 +88,8 @@ def ops(
         _print_stored([read_ops(target, run_id) for run_id in show], as_json_, as_markdown)
         return
     dtypes = tuple(dict.fromkeys(format_named(given).name for given in dtype or ("float32", "bfloat16")))
-    with stoppable(), _telling(progress) as say:
-        say("loading torch", 0, 0)
+    with stoppable(), steps(progress) as say:
+        say("loading torch")
         plan = _plan(device, dtypes, op or [], model, revision, trust_remote_code, repeats, quick, seconds, seed)
         rows = _probed(plan, say)
         header = _header(plan, rows, name, model)
@@ -129,10 +127,10 @@ def _plan(
     )
 
 
-def _probed(plan: ProbePlan, say: Callable[[str, int, int], None]) -> list[OpRow]:
+def _probed(plan: ProbePlan, say: Tell) -> list[OpRow]:
     from core.inference.ops.probing import probe_all
 
-    return list(probe_all(plan, say))
+    return list(probe_all(plan, lambda stage, done, total: say(stage, done, total, "probes")))
 
 
 def _header(plan: ProbePlan, rows: Sequence[OpRow], name: str | None, model: str | None) -> OpsHeader:
@@ -146,19 +144,6 @@ def _header(plan: ProbePlan, rows: Sequence[OpRow], name: str | None, model: str
         name=name or f"operations on {chip}", device=str(plan.device), device_name=chip, dtypes=plan.dtypes, seed=plan.seed,
         command=typed_command(), model=model or "", note=note, versions=machine_settings(plan.device),
     )  # fmt: skip
-
-
-@contextmanager
-def _telling(progress: str) -> Iterator[Callable[[str, int, int], None]]:
-    """(stage, probes done, probes in all): JSON lines, or a bar on a terminal."""
-    if progress == "json":
-        with steps("json") as say:
-            yield say
-        return
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("probes"), TimeElapsedColumn()
-    with Progress(*columns, console=err, transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda stage, done, total: bar.update(task, description=escape(stage), completed=done, total=total or None)
 
 
 def _print_stored(runs: list[OpsRun], as_json_: bool, as_markdown: bool) -> None:

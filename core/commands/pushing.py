@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from core.commands.console import JsonOption, StoreOption, err, out, print_json, stoppable
+from core.commands.console import JsonOption, StoreOption, err, out, print_json, steps, stoppable
 from core.errors import UsageError
 from core.runs.foreign import is_run_file
 from core.runs.gallery import RunCard, read_runs
@@ -44,8 +44,12 @@ def push(
         path=path, name=name or called, url=address[1].rstrip("/"), token=_token(token_file), patience_seconds=patience,
         options={key: value for key, value in options.items() if value},
     )  # fmt: skip
-    with stoppable(), _bar() as (tell, note):
-        done = push_file(asked, tell, note)
+    with stoppable(), steps() as say:
+        done = push_file(
+            asked,
+            lambda stage, done, total: say(stage, 100 * done // total if total else 0, 100 if total else 0, "percent"),
+            lambda sentence: err.print(sentence, markup=False, soft_wrap=True),
+        )
     if as_json_:
         print_json({"run_id": done.run_id, "url": done.url, "bytes": done.bytes, "resumed": done.resumed})
     else:
@@ -75,23 +79,3 @@ def _token(path: Path | None) -> str:
     if not token or not token.isprintable() or " " in token:
         raise UsageError(f"--token-file {path}: holds no token; expected one word.")
     return token
-
-
-def _bar():
-    """(tell(stage, bytes or rows done, in all), note(sentence)) with a bar on a terminal."""
-    import sys
-    from contextlib import contextmanager
-
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    @contextmanager
-    def made():
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
-        with Progress(*columns, console=err, transient=True, disable=not sys.stderr.isatty()) as bar:
-            task = bar.add_task("", total=None)
-            yield (
-                lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total or None),
-                lambda sentence: err.print(sentence, markup=False, soft_wrap=True),
-            )
-
-    return made()

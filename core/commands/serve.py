@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from core.commands.console import StoreOption, err
+from core.commands.console import StoreOption, called, err
 from core.configuration import FILE_NAME, VARIABLE, configuration
 from core.errors import UsageError
 from core.hosting import private, start, tokens
@@ -44,7 +44,7 @@ def serve(
     if found.sign_in.is_configured:
         private.secret(directory)
         if found.sign_in.tokens and not tokens.listed(directory):
-            err.print("there is no token yet: python -m core tokens add NAME --role editor", markup=False, soft_wrap=True)
+            err.print(f"there is no token yet: {called()} tokens add NAME --role editor", markup=False, soft_wrap=True)
     options = {
         "server.address": address,
         "server.port": str(port),

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from core.commands.comparing import flip_table, pair_table
-from core.commands.console import JsonOption, StoreOption, err, out, print_json, printable, size
+from core.commands.console import JsonOption, StoreOption, called, err, out, print_json, printable, size
 from core.errors import StoreError, UsageError
 from core.runs import audit
 from core.runs.caches import summarize
@@ -53,7 +53,7 @@ def list_(
                 card.run_id, escape(card.name), Path(card.model).name if card.model else "", card.compute_dtype, card.device,
                 f"{card.positions:,}", str(card.pairs), str(card.flips), f"{card.max_ulps:,}", ", ".join(dict.fromkeys(card.pair_verdicts)) if card.sides else "none: operations",
             )  # fmt: skip
-        out.print(table if cards else "no runs yet; `python -m core capture` or `python -m core ingest` makes one.")
+        out.print(table if cards else f"no runs yet; `{called()} capture` or `{called()} ingest` makes one.", markup=False)
     for run in broken:
         err.print(f"not a readable run: {run.reason}", markup=False)
 
@@ -82,7 +82,9 @@ def _list_deleted(store: Store, as_json_: bool) -> None:
             size(run.bytes),
             run.entry,
         )
-    out.print(table if trash else "nothing was deleted within a week; `python -m core restore RUN` puts back what was.")
+    out.print(
+        table if trash else f"nothing was deleted within a week; `{called()} restore RUN` puts back what was.", markup=False
+    )
 
 
 def show(

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from core.commands.capturing import DeviceOption, DtypeOption, RevisionOption, TrustOption
-from core.commands.console import JsonOption, err, out, print_json, stoppable
+from core.commands.console import JsonOption, out, print_json, steps, stoppable
 from core.errors import UsageError
 
 if TYPE_CHECKING:  # torch is for those who run a model
@@ -33,7 +33,8 @@ def throughput(
     For example:  python -m core throughput sample_runs/model decode decode+invariant --batch 1,2,4,8,16
     """
     batches = _batches(batch)
-    with stoppable():
+    with stoppable(), steps() as say:
+        say("loading the model")
         from core.inference.models import load_model
         from core.inference.throughput import throughput as measured
 
@@ -44,7 +45,7 @@ def throughput(
             batches,
             tokens=tokens,
             rounds=rounds,
-            on_progress=lambda says: err.print(says, markup=False, style="dim"),
+            on_progress=say,
         )
     if as_json_:
         header = {"model": loaded.name, "dtype": loaded.dtype, "device": loaded.device_name, "prompt_tokens": tokens}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from core.commands.capturing import DeviceOption, RevisionOption, TrustOption
-from core.commands.console import JsonOption, StoreOption, err, out, print_json, progress_bar, stoppable
+from core.commands.console import JsonOption, StoreOption, Tell, out, print_json, steps, stoppable
 from core.commands.judging import print_verdicts, verdicts_as_json
 from core.errors import UsageError
 from core.runs.reader import RunReader
@@ -59,13 +59,12 @@ def verdict(
     with RunReader(target.path_of(run_id)) as run:
         if any((rerun, neighbours, float32, floor, model)):
             check_upload(run)
-            with stoppable(), progress_bar() as progress:
-                told = model_controls_of(run, model, device, revision, trust_remote_code) if model else None
-                task = progress.add_task("reading controls", total=None)
+            with stoppable(), steps() as say:
+                told = model_controls_of(run, model, device, revision, trust_remote_code, say) if model else None
                 controls = measure_controls(
                     run.figures, rerun=rerun or (), neighbours=neighbours or (), float32=float32 or (), floor=floor or (),
                     has_experts=mixture_of_experts, model=told,
-                    on_progress=lambda done, total: progress.update(task, completed=done, total=total),
+                    on_progress=lambda done, total: say("reading controls", done, total),
                 )  # fmt: skip
                 given = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor}
                 said = [f"{what} {' and '.join(path.name for path in paths)}" for what, paths in given.items() if paths]
@@ -77,8 +76,9 @@ def verdict(
 
 
 def model_controls_of(
-    run: RunReader, model: str, device: str | None, revision: str | None, trust_remote_code: bool
+    run: RunReader, model: str, device: str | None, revision: str | None, trust_remote_code: bool, say: Tell
 ) -> ModelControls:
+    say("loading the model")
     from core.inference.dump_controls import model_controls
     from core.inference.models import load_model
 
@@ -86,7 +86,7 @@ def model_controls_of(
     if not all(prompt.token_ids for prompt in header.prompts):  # before gigabytes of weights are read
         raise UsageError("this dump has no token_ids, so no model can be run on its tokens; save them with the logits.")
     loaded = load_model(model, dtype=header.compute_dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
-    return model_controls(loaded, run.figures, on_progress=lambda stage: err.print(stage, markup=False))
+    return model_controls(loaded, run.figures, on_progress=say)
 
 
 def _tell(store: Store, run_id: str, as_json_: bool) -> None:

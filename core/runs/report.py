@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -83,10 +83,10 @@ class PairReport:
     because: str = ""
 
 
-def report_of_dump(dump: Dump) -> tuple[list[PairReport], list[list[str]]]:
+def report_of_dump(dump: Dump, on_progress: Callable[[int, int], None] | None = None) -> tuple[list[PairReport], list[list[str]]]:
     """Compare a dump's reference with every variant, in one pass over the file. Returns the pairs and the bit-identical classes.
 
-    Classes need every side against every other; sides are grouped by the SHA-256 of their bits.
+    Classes need every side against every other; sides are grouped by the SHA-256 of their bits. `on_progress(rows done, rows in all)`.
     """
     header = dump.header("dump", Provenance(kind="upload"))
     places = header.places()
@@ -101,6 +101,8 @@ def report_of_dump(dump: Dump) -> tuple[list[PairReport], list[list[str]]]:
             figures = compare(sides[0], bits, header.format)
             totals[pair].add(figures)
             rows[pair] += rows_of(figures, places[start : start + len(bits)])
+        if on_progress is not None:
+            on_progress(start + len(sides[0]), dump.rows)
     classes: dict[str, list[str]] = {}
     for side, digest in zip(dump.sides, digests, strict=True):
         classes.setdefault(digest.hexdigest(), []).append(side.name)

@@ -62,12 +62,14 @@ def store_dump(
         return writer.finish()
 
 
-def judged_report_of_dump(dump: Dump) -> tuple[list[PairReport], list[list[str]]]:
+def judged_report_of_dump(
+    dump: Dump, on_progress: Callable[[int, int], None] | None = None
+) -> tuple[list[PairReport], list[list[str]]]:
     """The report of an opened dump with the verdict that it would be stored with: its checks need the figures in a database.
 
     It passes through a store that is gone afterwards; the sentences call the run RUN. StoreError where there is no room for it.
     """
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
-        with RunReader(store.path_of(store_dump(store, dump, name="dump", run_id="RUN"))) as run:
+        with RunReader(store.path_of(store_dump(store, dump, name="dump", run_id="RUN", on_progress=on_progress))) as run:
             return report_of_run(run)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def opened(page: str, **link: str) -> AppTest:
     """Opened by its address, without an exception."""
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
     for key, value in link.items():
         app.query_params[key] = value
     app.run()

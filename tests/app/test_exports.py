@@ -44,6 +44,11 @@ def table() -> pd.DataFrame:
     )
 
 
+def test_what_a_picture_says_of_others_is_no_markup_and_one_line():
+    """plotly takes angle brackets in a title for markup, and names are of others."""
+    assert exports.picture("x", ["<b>a</b> & b", "two\n lines"])["of"] == ["&lt;b&gt;a&lt;/b&gt; &amp; b", "two lines"]
+
+
 def test_floats_read_back_as_the_very_same_bits():
     _, *rows = read(exports.csv(pd.DataFrame({"value": FLOATS})))
     assert np.array([float(row[0]) for row in rows]).view(np.int64).tolist() == np.array(FLOATS).view(np.int64).tolist()

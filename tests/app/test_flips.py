@@ -12,6 +12,7 @@ from streamlit.util import calc_hash
 
 from app import flips
 from core.runs.reader import RunReader
+from core.runs.verdicts import NOT_JUDGED, Finding
 from core.runs.views import top_of_both
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +25,7 @@ def own_store(tmp_path, monkeypatch):
 
 
 def opened(**link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
     for key, value in {"run": RUN, **link}.items():
         app.query_params[key] = value
     app._page_hash = calc_hash("flips")  # as a link opens the page: a switch drops its settings
@@ -85,7 +86,26 @@ def test_the_reason_has_the_margin_the_bound_and_how_both_tokens_moved():
     )
     assert "The reference's token moved by -0.03125 and the variant's by +0.03125" in text
     assert "went from 0 to -0.0625 (equal on the reference: the lower token id counts as the argmax)" in text
-    assert "only controls can answer" in text
+
+
+def test_a_judged_run_says_what_its_verdict_says_of_the_differences():
+    """The shipped run was judged: its flips are rounding, and no controls are asked for."""
+    text = said(opened(prompt="1", position="36"))
+    assert "only controls can answer" not in text
+    assert "What differences of this pair are, its verdict says: **rounding**." in text
+    assert "All 4 flips are near ties" in text
+
+
+def test_a_run_that_was_not_judged_says_that_controls_would_tell():
+    told = flips.is_it_rounding(Finding(NOT_JUDGED, "No controls were run.", (), False))
+    assert told == "Whether differences of that size are rounding is another question, which only controls can answer."
+
+
+@pytest.mark.parametrize("name", ["bug suspected", "nondeterministic", "undecided", "a verdict of tomorrow"])
+def test_every_verdict_is_told_by_its_name_and_sentence_as_plain_text(name):
+    told = flips.is_it_rounding(Finding(name, "1,200 times the floor, at `k_proj` of **layer 3**.", (), True))
+    assert told.startswith(f"What differences of this pair are, its verdict says: **{name}**. 1,200 times the floor")
+    assert "**layer" not in told
 
 
 def position(**figures) -> pd.Series:

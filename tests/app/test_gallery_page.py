@@ -14,7 +14,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import exports, page_settings, reading
-from app.gallery import ticked
+from app.gallery import listing, ticked
 from app.gallery.asking import Asked, matching
 from app.gallery.listing import listed
 from core.runs import labels
@@ -56,7 +56,7 @@ def labelling(**link: str) -> AppTest:
 
 
 def opened(**link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
     for key, value in link.items():
         app.query_params[key] = value
     return app.run()
@@ -128,6 +128,32 @@ def test_what_is_asked_for_is_what_is_shown(asked, shown):
 
 def test_every_order_that_is_offered_is_one_that_is_known():
     assert {asked["sort"] for asked, _ in ASKED if "sort" in asked} | {"newest"} == set(page_settings.SORTS)
+
+
+def test_names_verdicts_and_numbers_of_the_runs_fit_side_by_side_at_1280_pixels():
+    """The table is 848 pixels wide there, of which the boxes take 33."""
+    named = [listing.COLUMNS[name]["width"] for name in ("verdict", "differ", "flips", "max ULPs", "dtype")]
+    assert listing._NAME + sum(named) == 815
+    assert listing._NAME - listing._TAGS + sum(named) + listing.COLUMNS["tags"]["width"] == 815
+    figure = 7  # pixels, beside 16 of a cell's edges
+    assert listing.COLUMNS["max ULPs"]["width"] >= len("4,294,967,295") * figure + 16  # the furthest two float32 can be
+    assert listing.COLUMNS["flips"]["width"] >= len("99,999") * figure + 16
+    assert listing.COLUMNS["differ"]["width"] >= len("NaN or infinity") * 6 + 16
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("Where it starts: layers, kernels, remedies, bfloat16", 1),  # the longest of the shipped runs
+        ("WHERE IT STARTS: LAYERS, KERNELS, REMEDIES, BFLOAT16", 2),
+        ("x" * 120, 3),
+        ("舍入还是错误" * 5, 2),
+        ("long " * 100, 5),
+        ("", 1),
+    ],
+)
+def test_a_long_name_is_broken_into_lines(name, lines):
+    assert listing._lines(["short", name], listing._NAME) == lines
 
 
 LINKS = {

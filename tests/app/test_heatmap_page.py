@@ -20,7 +20,7 @@ def own_store(tmp_path, monkeypatch):
 
 
 def opened(**link: str) -> AppTest:
-    app = AppTest.from_file(MAIN, default_timeout=60)
+    app = AppTest.from_file(MAIN, default_timeout=300)
     for key, value in ({"run": "batch-1-against-n"} | link).items():
         app.query_params[key] = value
     app.switch_page("../pages/heatmap.py")

@@ -32,7 +32,7 @@ _COMMONMARK = MarkdownIt()
 
 
 def opened(page: str, **link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
     for key, value in link.items():
         app.query_params[key] = value
     app.run()

@@ -28,7 +28,7 @@ def own_store(tmp_path, monkeypatch) -> Store:
 
 
 def opened(**link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
     for key, value in link.items():
         app.query_params[key] = value
     app._page_hash = calc_hash("layers")

@@ -21,7 +21,7 @@ def own_store(tmp_path, monkeypatch):
 
 
 def opened(**link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
     for key, value in {"run": RUN, "prompt": "1", "position": "36", **link}.items():
         app.query_params[key] = value
     app._page_hash = calc_hash("near_ties")  # as a link opens the page: a switch drops its settings

@@ -32,7 +32,7 @@ def own_store(tmp_path, monkeypatch):
 
 def opened(page: str, **link: str) -> AppTest:
     """The page of a new viewer who followed a link."""
-    app = AppTest.from_file(MAIN, default_timeout=60)
+    app = AppTest.from_file(MAIN, default_timeout=300)
     for key, value in link.items():
         app.query_params[key] = value
     app.run()

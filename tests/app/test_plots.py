@@ -53,6 +53,10 @@ def test_pages_send_figures_that_the_library_draws(page, run, count):
         assert one["height"] == one["figure"]["layout"]["height"]
         assert "layout" not in one["figure"]["layout"].get("template", {})  # colours are the browser's theme's
         assert one["picture"]["filename"].startswith(run)
+        of_run, pair, unit, *_ = one["picture"]["of"]  # stands above the figure where it is saved
+        assert of_run.endswith(f"({run})")
+        assert " against " in pair
+        assert unit == "logits and ULPs of bfloat16"
     bundle = plots.LIBRARY.read_text(encoding="utf-8")
     assert all(re.search(rf'moduleType:\s*"trace",\s*name:\s*"{kind}"', bundle) for kind in DRAWS)
     assert not re.search(r'moduleType:\s*"trace",\s*name:\s*"surface"', bundle)  # which is what makes it small

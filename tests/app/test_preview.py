@@ -21,7 +21,7 @@ def previews(tmp_path, monkeypatch):
     made.stop()
 
 
-def waited(previews: Previews, viewer: str, arguments: tuple[str, ...], seconds: float = 60) -> Answer:
+def waited(previews: Previews, viewer: str, arguments: tuple[str, ...], seconds: float = 300) -> Answer:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if (answer := previews.look(viewer, arguments)) is not None:
@@ -60,7 +60,7 @@ def test_the_latest_form_of_a_viewer_wins_and_the_earlier_process_is_ended_unles
     previews.look("a", first)
     previews.look("a", second)
     previews.look("b", second)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while previews._looks[second].process is None and time.monotonic() < deadline:
         time.sleep(0.01)
     look = previews._looks[second]

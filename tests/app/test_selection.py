@@ -28,7 +28,7 @@ def own_store(tmp_path, monkeypatch):
 
 def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
     """A new viewer's page at an address."""
-    app = AppTest.from_file(MAIN, default_timeout=60)
+    app = AppTest.from_file(MAIN, default_timeout=300)
     for key, value in link.items():
         app.query_params[key] = value
     app._page_hash = "" if page == "runs" else _page_hash(page)

@@ -32,7 +32,7 @@ def own_store(tmp_path, monkeypatch) -> Store:
 
 def opened(page: str = "overview", open_: tuple[str, ...] = (), **link: str) -> AppTest:
     """The page of a viewer who has unfolded the expanders `open_`."""
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
     for key, value in link.items():
         app.query_params[key] = value
     app.run()

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.browser.driving import Dashboard, chromium, start
 
+expect.set_options(timeout=30_000)  # as long as every other wait: five seconds are not enough where others are at work
 ACCESSIBLE = ("[overview]", "[heatmap]", "[capture]", "[upload]", "[layers]")
 
 

@@ -96,6 +96,14 @@ def settle(page: Page) -> None:
     page.wait_for_selector(".ulpscope-figure[data-state=waiting]", state="detached", timeout=30_000)
 
 
+def pause(page: Page, milliseconds: int) -> None:
+    """Wait by the page's own clock and two frames more, so that what it had to do by then is done, however busy its machine is."""
+    page.evaluate(
+        "(ms) => new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), ms))",
+        milliseconds,
+    )
+
+
 def picture(page: Page, name: str) -> None:
     """Keep a screenshot of the whole page for people to look at, where `make thorough` or a person asks for them: each takes seconds."""
     if not os.environ.get("ULPSCOPE_PICTURES"):

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page
 
 from app.main import PAGES
-from tests.browser.driving import Dashboard, settle
+from tests.browser.driving import Dashboard, pause, settle
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 SELECTION = "run=batch-1-against-n&variant=prefill&position=30"
@@ -35,7 +35,7 @@ def faults(page: Page) -> list[str]:
 def opened(page: Page, dashboard: Dashboard, address: str) -> None:
     page.goto(f"{dashboard.url}/{address}")
     settle(page)
-    page.wait_for_timeout(150)
+    pause(page, 150)
 
 
 @pytest.mark.parametrize("name", [name for name, _ in PAGES])
@@ -50,13 +50,13 @@ def test_no_page_has_a_serious_fault(name, page: Page, dashboard: Dashboard):
     )
     assert faults(page) == []
     page.set_viewport_size({"width": 390, "height": 844})
-    page.wait_for_timeout(150)
+    pause(page, 150)
     assert faults(page) == []
     page.set_viewport_size({"width": 1280, "height": 900})
     page.emulate_media(color_scheme="dark")
     page.reload()
     settle(page)
-    page.wait_for_timeout(150)
+    pause(page, 150)
     assert page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor") == "rgb(17, 21, 27)"
     assert faults(page) == []
 

@@ -61,7 +61,7 @@ def test_a_page_finds_its_server_at_once_and_fetches_no_colours_for_commands(pag
         page.add_init_script("Object.defineProperty(window, '__streamlit', { value: undefined, writable: false })")
     page.goto(address)
     settle(page)
-    expect(page.locator("pre code")).to_contain_text("python -m core capture")
+    expect(page.locator("pre code")).to_contain_text("./ulpscope capture")
     assert any(path.startswith("/_stcore/health") for path in asked)
     assert not [path for path in asked if "SyntaxHighlighter" in path]
     assert any(path.startswith("/kernels/_stcore/") for path in asked) != is_told

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from app import plots
-from tests.browser.driving import Dashboard, settle
+from tests.browser.driving import Dashboard, pause, settle
 
 AT = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 RANGE = "figure => figure._fullLayout.xaxis.range.map((end) => Math.round(end * 1e6) / 1e6)"
@@ -36,7 +36,7 @@ def zoom(page: Page, chart: Locator) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.8 * box["height"], steps=6)
     page.mouse.up()
-    page.wait_for_timeout(400)
+    pause(page, 400)
 
 
 def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(page: Page, dashboard: Dashboard):

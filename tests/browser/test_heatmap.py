@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.records import Prompt
 from core.runs.store import Store
-from tests.browser.driving import Dashboard, picture, settle
+from tests.browser.driving import Dashboard, pause, picture, settle
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
 ROWS, VOCAB, ROW, TOKEN = 600, 20000, 417, 15321
@@ -63,7 +63,7 @@ def opened(page: Page, dashboard: Dashboard, link: str) -> Locator:
 
 
 def drawn(page: Page) -> Locator:
-    page.wait_for_timeout(80)  # a change of the view is noticed at once, its tiles are asked for 40 ms later
+    pause(page, 80)  # a change of the view is noticed at once, its tiles are asked for 40 ms later
     page.wait_for_selector("canvas[data-state=drawn]", timeout=30_000)
     return page.locator("canvas[data-state]")
 
@@ -317,7 +317,7 @@ def test_colours_need_no_tile_and_a_tile_is_fetched_once(page: Page, dashboard: 
     for name in ("linear", "this view", "log", "whole pair"):
         page.get_by_role("button", name=name, exact=True).click()
         drawn(page)
-        page.wait_for_timeout(100)
+        pause(page, 100)
         if name == "linear":
             assert canvas.evaluate(COLOURED) != before
     assert canvas.evaluate(COLOURED) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,7 +137,10 @@ def test_what_others_wrote_runs_in_no_page_and_the_policy_stops_no_page(hosted, 
         picture(viewer, f"hosted-{name}")
     # The twin: the same marks are seen where they are let in.
     viewer.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.owned=1\">')")
-    viewer.wait_for_timeout(500)
+    viewer.locator("img[onerror]").wait_for(state="attached")
+    until = time.monotonic() + 30
+    while not viewer.evaluate("window.owned") and time.monotonic() < until:
+        viewer.wait_for_timeout(50)
     assert viewer.evaluate("window.owned") == 1
 
 
@@ -157,8 +161,11 @@ def test_a_page_could_tell_no_other_host_what_it_read(hosted, browser):
             const script = document.createElement('script'); script.src = 'http://127.0.0.1:9/x.js'; document.body.append(script);
         }"""
     )
-    page.wait_for_timeout(500)
-    for directive in ("connect-src", "img-src", "frame-src", "script-src"):
+    directives = ("connect-src", "img-src", "frame-src", "script-src")
+    until = time.monotonic() + 30
+    while not all(any(directive in text for text in refused) for directive in directives) and time.monotonic() < until:
+        page.wait_for_timeout(50)
+    for directive in directives:
         assert any(directive in text for text in refused), (directive, refused)
     page.context.close()
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.browser.driving import Dashboard, settle
+from tests.browser.driving import Dashboard, pause, settle
 
 GOOD = 0.1  # cumulative layout shift, the bound of web.dev/articles/cls for a good page
 RUN = "run=fresh-against-cached&variant=decode&prompt=0&position=144"
@@ -71,5 +71,5 @@ def test_a_page_that_jumps_would_be_seen(watched: Page, dashboard: Dashboard):
     watched.evaluate(
         "() => { const late = document.createElement('div'); late.style.height = '300px'; document.querySelector('[data-testid=stMainBlockContainer]').prepend(late); }"
     )
-    watched.wait_for_timeout(300)
+    pause(watched, 300)
     assert watched.evaluate(SHIFTED, now) >= GOOD

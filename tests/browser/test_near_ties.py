@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import time
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -195,7 +195,16 @@ def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
     with page.expect_download() as got:
         chart.locator("[data-title^='Download plot']").first.click()
     assert got.value.suggested_filename == f"fresh-against-cached-pair0-best-tokens-logits-prompt1-position36.{form.lower()}"
-    assert Path(got.value.path()).read_bytes().startswith(begins)
+    content = Path(got.value.path()).read_bytes()
+    assert content.startswith(begins)
+    if form == "SVG":
+        for part in ("(fresh-against-cached)", "decode against prefill", "logits and ULPs of bfloat16", "prompt 1, position 36"):
+            assert part in content.decode()
+    else:
+        box = chart.bounding_box()
+        assert box is not None
+        _, height = struct.unpack(">II", content[16:24])  # of the IHDR chunk
+        assert height > 2 * (box["height"] + 20)  # the same lines above it, twice as sharp
 
 
 @pytest.mark.thorough
@@ -223,14 +232,10 @@ def test_both_pages_fit_a_phone(browser: Browser, dashboard: Dashboard, crowded:
 
 
 @pytest.mark.thorough
-def test_a_step_among_thousands_of_positions_takes_a_second_or_so(page: Page, dashboard: Dashboard, crowded: str):
+def test_steps_among_thousands_of_positions_arrive_one_by_one(page: Page, dashboard: Dashboard, crowded: str):
     opened(page, dashboard, f"near_ties?run={crowded}&position=0")
-    took = []
-    for _ in range(3):
+    for _ in range(3):  # how long they take is measured by `python -m benchmarks pages`
         heading = page.get_by_role("heading", name="Best tokens at position").inner_text()
-        began = time.monotonic()
         page.get_by_role("button", name="next flip").click()
         expect(page.get_by_role("heading", name=heading, exact=True)).not_to_be_visible(timeout=15_000)
-        settle(page)  # which alone waits 0.4 s
-        took.append(time.monotonic() - began)
-    assert min(took) < 3, took  # 0.9 s on 2 idle cores; others may be at work here
+        settle(page)

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from core.runs.gallery import list_runs
 from core.runs.reader import RunReader
 from core.runs.store import Store
-from tests.browser.driving import ROOT, Dashboard, picture, settle
+from tests.browser.driving import ROOT, Dashboard, pause, picture, settle
 from tests.core.runs.judged_runs import CASES, judged_run
 
 
@@ -75,7 +75,7 @@ def test_a_click_on_the_plot_selects_the_position(page: Page, dashboard: Dashboa
         assert area is not None
         low, high = plot(page, key).evaluate("figure => figure._fullLayout.xaxis.range")
         page.mouse.move(area["x"] + area["width"] * share, area["y"] + area["height"] * 0.5)
-        page.wait_for_timeout(300)
+        pause(page, 300)
         page.mouse.click(area["x"] + area["width"] * share, area["y"] + area["height"] * 0.5)
         expect(page.get_by_label("Position, 0 to 95")).not_to_have_value(before.group(1) if before else "10", timeout=15_000)
         settle(page)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from core.__main__ import main
+from core.commands import console
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,6 +32,7 @@ def cli(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(ROOT)
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(console, "EVERY_SECONDS", threading.TIMEOUT_MAX)  # however slow the machine is, stderr holds what it says
 
     def run(*arguments: object) -> Done:
         monkeypatch.setattr(sys, "argv", ["python -m core", *map(str, arguments)])

@@ -160,7 +160,7 @@ def test_help_teaches(cli):
 
 def test_everything_but_capture_starts_without_torch():
     program = "import sys; sys.argv = ['core', 'list']; import core.__main__; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=300)
 
 
 @pytest.mark.model
@@ -233,12 +233,12 @@ def test_an_interrupted_capture_leaves_nothing_behind(tmp_path):
     command = [sys.executable, "-m", "core", "capture", "--model", "sample_runs/model", "--dtype", "float32"]
     command += ["--prompt-file", "sample_runs/prompts/scheduler.txt", "--reference", "decode", "--variant", "decode+batch:16"]
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment(tmp_path)}, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while not list(tmp_path.glob("runs/.partial*")) and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
     assert "nothing was stored" in said
     assert not list(tmp_path.glob("runs/*.duckdb"))

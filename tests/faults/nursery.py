@@ -121,7 +121,7 @@ class Nursery:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=300)
 
     def kill(self, store: Path, work: str, seed: int, seconds: float) -> str:
         """'killed', or how the child had ended before that."""

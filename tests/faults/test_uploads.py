@@ -30,7 +30,7 @@ TUS = {"Tus-Resumable": "1.0.0"}
 
 
 def _ask(dashboard: Dashboard, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
-    connection = http.client.HTTPConnection(dashboard.url.removeprefix("http://"), timeout=90)
+    connection = http.client.HTTPConnection(dashboard.url.removeprefix("http://"), timeout=300)
     connection.request(method, path, body, headers or {})
     answer = connection.getresponse()
     return answer, answer.read()
@@ -71,7 +71,7 @@ def _left_behind(watched: Watched) -> list[str]:
     return [path.name for path in watched.store.directory.iterdir() if path.suffix != ".duckdb" and path.name not in kept]
 
 
-def _until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+def _until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline

@@ -188,7 +188,7 @@ def _outcome(path: Path, fault: str, seconds: float) -> Outcome:
 
 def main(fault: str) -> None:
     for line in sys.stdin:
-        found = _outcome(Path(line.rstrip("\n")), fault, 2.0 if fault else SECONDS)
+        found = _outcome(Path(line.rstrip("\n")), fault, 2.0 if fault == "hang" else SECONDS)
         print(json.dumps(found.__dict__), flush=True)
 
 

@@ -62,7 +62,7 @@ def serving(store: Path, port: int | None = None, **more: str) -> Iterator[Serve
 
 
 def _wait(port: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()

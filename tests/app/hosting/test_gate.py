@@ -181,7 +181,7 @@ def test_wrong_tokens_are_refused_after_a_while_and_right_ones_never(ada, monkey
 # What ends a session
 
 
-def _websocket_ends(websocket, seconds: float = 5.0) -> bool:
+def _websocket_ends(websocket, seconds: float = 60.0) -> bool:
     """Whether it is closed with the code of an ended session, after the message that sends Streamlit's page to the sign-in."""
     began = time.monotonic()
     while time.monotonic() - began < seconds:

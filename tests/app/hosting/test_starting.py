@@ -47,7 +47,7 @@ def test_a_server_that_would_let_anybody_in_does_not_start(command, settings, ab
 def _answer_to(url: str, head: bytes) -> bytes:
     """The first line of what the server answers to raw bytes; empty where it hangs up."""
     host, _, port = url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as line:
+    with socket.create_connection((host, int(port)), timeout=300) as line:
         try:
             line.sendall(head)
             return line.recv(200).partition(b"\r\n")[0]

@@ -52,7 +52,7 @@ class Server:
     process: subprocess.Popen
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=300)
 
     def ask(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
         """One whole request over a connection of its own."""
@@ -91,7 +91,7 @@ def serve(store: Path, port: int = 0, **environment: str) -> Server:
     process = subprocess.Popen(
         [sys.executable, "-c", _SERVER, str(port)], cwd=ROOT, env={**os.environ, "ULPSCOPE_STORE": str(store), **environment}
     )
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

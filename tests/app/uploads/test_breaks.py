@@ -43,7 +43,7 @@ def begun(server: Server, address: str, offset: int, length: int, body: bytes) -
 
 
 def waited(find: Callable[[], int], least: int) -> int:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while (found := find()) < least and time.monotonic() < deadline:
         time.sleep(0.05)
     return found

@@ -57,7 +57,7 @@ def page(monkeypatch: pytest.MonkeyPatch, *uploads: Upload) -> AppTest:
 
 
 def saved(app: AppTest, jobs: int = 1) -> AppTest:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         listed = reading.jobs().ingests()
         if len(listed) == jobs and all(job.is_over for job in listed):
@@ -160,12 +160,12 @@ def test_a_save_that_fails_leaves_the_upload_to_be_saved_again(monkeypatch, stor
     upload = put(store, DUMPS / "six_calls.npz")
     jobs, spool = reading.jobs(), Spool(store)
     save(jobs, spool, [upload], title="x", options={"name": "x", "compute_dtype": "", "reference": "no such side"}, who="local")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not jobs.ingests()[0].is_over and time.monotonic() < deadline:
         time.sleep(0.1)
     assert jobs.ingests()[0].state == "failed"
     assert spool.finished(upload.upload_id, ME).read_bytes() == (DUMPS / "six_calls.npz").read_bytes()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 300
     while spool.is_held(upload) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "Understood as" in [each.value for each in page(monkeypatch, upload).subheader]
@@ -186,7 +186,7 @@ def test_an_upload_is_saved_once_at_a_time_and_not_removed_meanwhile(store):
 def test_a_run_file_says_what_it_is_is_checked_and_becomes_a_run(monkeypatch, store, tmp_path):
     upload = put(store, shutil.copy(ROOT / "sample_runs" / "injected-bug.duckdb", tmp_path / "theirs.duckdb"))
     app = page(monkeypatch, upload)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while "Understood as a run file" not in [each.value for each in app.subheader] and time.monotonic() < deadline:
         time.sleep(0.2)
         app.run()
@@ -207,7 +207,7 @@ def test_a_look_says_the_same_in_this_process_and_in_one_of_its_own(monkeypatch,
     path = DUMPS / "fresh_and_cached_upcast.npz"
     look = looks.look([path])
     assert look.is_over is not is_large
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not look.is_over and time.monotonic() < deadline:
         time.sleep(0.05)
     assert look.understood is not None

@@ -170,5 +170,5 @@ def test_processes_that_count_at_once_let_no_more_through_than_one_does(tmp_path
         for _ in range(3)
     ]
     began = time.monotonic()
-    passed = sum(int(guesser.communicate(timeout=60)[0]) for guesser in guessers)
+    passed = sum(int(guesser.communicate(timeout=300)[0]) for guesser in guessers)
     assert passed == 10, time.monotonic() - began

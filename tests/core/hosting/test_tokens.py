@@ -120,7 +120,7 @@ for number in range(5):
 def test_processes_that_make_tokens_at_once_lose_none_and_share_one_secret(tmp_path):
     command = [sys.executable, "-c", _MAKE, str(tmp_path)]
     makers = [subprocess.Popen([*command, name], cwd=ROOT, stdout=subprocess.PIPE, text=True) for name in ("a", "b", "c")]
-    secrets = {maker.communicate(timeout=60)[0].strip() for maker in makers}
+    secrets = {maker.communicate(timeout=300)[0].strip() for maker in makers}
     assert len(secrets) == 1
     assert len(tokens.listed(tmp_path)) == 15
 

@@ -54,7 +54,7 @@ def _readers_beside_a_writer(place: Path, readers: int, runs: int) -> None:
         made(store, number)
     (place / "stop").touch()
     for process in processes:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         assert (process.returncode, err) == (0, "")
         assert 1 <= int(out) <= runs + 1
 
@@ -83,7 +83,7 @@ def test_a_half_written_file_under_a_visible_name_would_be_noticed_by_such_a_rea
 def test_two_writer_processes_at_once_lose_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.core.runs.made_runs", str(tmp_path), "5"]
     writers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(2)]
-    assert [writer.communicate(timeout=120)[1] for writer in writers] == [b"", b""]
+    assert [writer.communicate(timeout=300)[1] for writer in writers] == [b"", b""]
     cards, broken = list_runs(Store(tmp_path))
     assert (len(cards), broken) == (10, [])
     assert all(path.suffix == ".duckdb" for path in tmp_path.iterdir())
