@@ -113,7 +113,7 @@ class Figures:
             return found.column("logsumexp").to_numpy().astype(np.float64)
 
     def best_tokens(self, side: int, ranks: int) -> pd.DataFrame:
-        """The first `ranks` tokens of every row of a side: prompt, position, rank, token_id, logit."""
+        """The first `ranks` tokens of every row of a side: prompt, position, rank (as in the file, 0 is the argmax), token_id, logit."""
         found = self._database.table(
             """SELECT prompt, position, rank, token_id, logit FROM top_token
                WHERE side = ? AND rank < ? ORDER BY prompt, position, rank""",

@@ -176,9 +176,9 @@ class RunReader:
         return self.figures.positions(pair)
 
     def top_tokens(self, side: int, prompt: int, position: int) -> pd.DataFrame:
-        """The largest logits of a side at a position: rank, token_id, logit, probability."""
+        """The largest logits of a side at a position: rank (1 is the argmax), token_id, logit, probability."""
         found = self._database.table(
-            """SELECT rank, token_id, logit, exp(logit - logsumexp) AS probability
+            """SELECT rank + 1 AS rank, token_id, logit, exp(logit - logsumexp) AS probability
                FROM top_token JOIN side_position USING (side, prompt, position)
                WHERE side = ? AND prompt = ? AND position = ? ORDER BY rank""",
             [side, prompt, position],

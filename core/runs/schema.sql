@@ -85,7 +85,7 @@ COMMENT ON TABLE top_token IS 'the 20 largest logits of each side and position, 
 COMMENT ON COLUMN top_token.side IS 'index of the side';
 COMMENT ON COLUMN top_token.prompt IS 'index of the prompt';
 COMMENT ON COLUMN top_token.position IS '0-based token index in its prompt';
-COMMENT ON COLUMN top_token.rank IS '0-based rank; rank 0 is the argmax';
+COMMENT ON COLUMN top_token.rank IS 'place by logit, counted from 0: 0 is the argmax, which pages and downloads call rank 1';
 COMMENT ON COLUMN top_token.token_id IS 'token id';
 COMMENT ON COLUMN top_token.logit IS 'its logit, exact';
 
