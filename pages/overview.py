@@ -125,7 +125,13 @@ if provenance.open:
         st.table({name: widgets.escaped(str(value)) for name, value in facts.items() if value}, border="horizontal")
         st.dataframe(
             [
-                {"side": s.name, "saved as": s.source_dtype, "bit-identical class": s.bit_class, "sha256 of its bits": s.sha256}
+                {
+                    "side": s.name,
+                    "saved as": s.source_dtype,
+                    "bit-identical class": s.bit_class,
+                    "sha256": s.sha256,
+                    "of its bits in": s.sha256_dtype,
+                }
                 for s in view.run.sides
             ],
             hide_index=True,

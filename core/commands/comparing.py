@@ -12,6 +12,7 @@ from rich.table import Table
 from core.commands.capturing import ProgressOption, check_progress
 from core.commands.console import (
     ComputeDtypeOption,
+    HoldsOption,
     JsonOption,
     ReferenceOption,
     StoreOption,
@@ -48,6 +49,7 @@ def compare(
         str | None,
         typer.Option(help="The side of a dump that the others are compared with. Default: 'reference', else the first."),
     ] = None,
+    holds: HoldsOption = None,
     variant: Annotated[str | None, typer.Option(help="The side that the summary speaks of, where there are several.")] = None,
     positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
     store: StoreOption = None,
@@ -60,8 +62,10 @@ def compare(
     gates = [Gate.parse(text) for given in fail_on or [] for text in given.split(",")]
     texts: dict[int, str] = {}
     if second is None and not Path(first).exists() and _is_run(store, first):
-        if compute_dtype or reference:
-            raise UsageError("--compute-dtype and --reference are for dumps; a stored run keeps those it was stored with.")
+        if compute_dtype or reference or holds:
+            raise UsageError(
+                "--compute-dtype, --reference and --holds are for dumps; a stored run keeps those it was stored with."
+            )
         with RunReader(open_store(store).path_of(first)) as run:
             header, texts = run.header, run.vocabulary
             pairs, classes = report_of_run(run)
@@ -69,7 +73,7 @@ def compare(
             dtype, vocab = header.compute_dtype, header.vocab
     else:
         with open_dump(
-            [Path(p) for p in (first, second) if p is not None], compute_dtype=compute_dtype, reference=reference
+            [Path(p) for p in (first, second) if p is not None], compute_dtype=compute_dtype, reference=reference, holds=holds
         ) as dump:
             pairs, classes = report_of_dump(dump)
             prompts, rows, dtype, vocab = len(dump.prompts), dump.rows, dump.compute_dtype, dump.vocab
@@ -104,6 +108,7 @@ def ingest(
     model: Annotated[str, typer.Option(help="The model the logits come from, for the record.")] = "",
     compute_dtype: ComputeDtypeOption = None,
     reference: ReferenceOption = None,
+    holds: HoldsOption = None,
     run_id: Annotated[str | None, typer.Option(hidden=True, help="The id that the run is to have.")] = None,
     progress: ProgressOption = "bar",
     store: StoreOption = None,
@@ -113,7 +118,7 @@ def ingest(
     check_progress(progress)
     with stoppable(), steps(progress) as say:
         new_id = ingest_dump(
-            open_store(store), dumps, name=name, model=model, compute_dtype=compute_dtype, reference=reference, run_id=run_id,
+            open_store(store), dumps, name=name, model=model, compute_dtype=compute_dtype, reference=reference, holds=holds, run_id=run_id,
             on_progress=lambda done, total: say("storing and comparing", done, total),
         )  # fmt: skip
     announce_upload(new_id, store, progress, as_json_, is_asked_for=run_id is not None)

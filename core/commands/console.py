@@ -45,6 +45,9 @@ ComputeDtypeOption = Annotated[str | None, typer.Option(help="float32, float16 o
 ReferenceOption = Annotated[
     str | None, typer.Option(help="The side the others are compared with. Default: 'reference', else the first.")
 ]
+HoldsOption = Annotated[
+    str | None, typer.Option(help="'logits': take arrays for logits that look like log-probabilities of chosen tokens.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 

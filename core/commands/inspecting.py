@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from core.commands.capturing import ProgressOption, check_progress
-from core.commands.console import ComputeDtypeOption, JsonOption, ReferenceOption, err, out, print_json, steps
+from core.commands.console import ComputeDtypeOption, HoldsOption, JsonOption, ReferenceOption, err, out, print_json, steps
 from core.uploads.understanding import understood
 
 
@@ -19,6 +19,7 @@ def inspect(
     files: Annotated[list[Path], typer.Argument(help="One file of two or more sides, two of one array each, or a run file.")],
     compute_dtype: ComputeDtypeOption = None,
     reference: ReferenceOption = None,
+    holds: HoldsOption = None,
     progress: ProgressOption = "bar",
     as_json_: JsonOption = False,
 ) -> None:
@@ -26,8 +27,9 @@ def inspect(
     check_progress(progress)
     with steps(progress) as tell:
         found = understood(
-            files, compute_dtype=compute_dtype, reference=reference, on_progress=lambda done, total: tell("reading", done, total)
-        )
+            files, compute_dtype=compute_dtype, reference=reference, holds=holds,
+            on_progress=lambda done, total: tell("reading", done, total),
+        )  # fmt: skip
     if progress == "json":
         sys.stdout.write(json.dumps({"understood": found}) + "\n")
     elif as_json_:

@@ -37,13 +37,19 @@ _SUMMARY = ", ".join(f.name for f in fields(Summary))
 
 @dataclass(frozen=True)
 class StoredSide:
-    """A side as it lies in the file; `bit_class` is shared by bit-identical sides."""
+    """A side as it lies in the file; `bit_class` is shared by bit-identical sides.
+
+    sha256: of its values as bits of `sha256_dtype`, the dtype they are of, so that equal values have it in any run; of a file that is older
+    than that, of the bits as they are stored. stored_sha256: of these.
+    """
 
     index: int
     name: str
     path: str
     source_dtype: str
     sha256: str
+    sha256_dtype: str
+    stored_sha256: str
     bit_class: int
 
 
@@ -126,7 +132,12 @@ class RunReader:
 
     @cached_property
     def sides(self) -> list[StoredSide]:
-        rows = self._database.rows("SELECT side, name, path, source_dtype, sha256, bit_class FROM side ORDER BY side")
+        rows = self._database.rows(
+            "SELECT side, name, path, source_dtype, sha256, compute_dtype, sha256, bit_class FROM side ORDER BY side"
+            if not self._database.has_table("digest")
+            else """SELECT side, name, path, source_dtype, digest.sha256, digest.dtype, side.sha256, bit_class
+                    FROM side JOIN digest USING (side) ORDER BY side"""
+        )
         with self._decoding("list of sides"):
             return [StoredSide(*row) for row in rows]
 

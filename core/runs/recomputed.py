@@ -28,9 +28,9 @@ _TOP = 20
 def check_figures(run: RunReader, writer: RunWriter) -> None:
     """StoreError, naming the first place, where a figure of `run` is not that of `writer`, to which all of its logits were written."""
     for side, (digest, stored) in enumerate(zip(writer.digests(), run.sides, strict=True)):
-        if digest != stored.sha256:
+        if digest != stored.stored_sha256:
             raise StoreError(
-                f"{run.path.name}: side {side}'s logits have the SHA-256 {digest[:16]}…, the file says {str(stored.sha256)[:16]!a}…: they are not "
+                f"{run.path.name}: side {side}'s logits have the SHA-256 {digest[:16]}…, the file says {str(stored.stored_sha256)[:16]!a}…: they are not "
                 "those that were stored."
             )
     figures = writer.figures()

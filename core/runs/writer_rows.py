@@ -45,14 +45,16 @@ def insert_provenance(database: Database, header: RunHeader, run_id: str, create
         database.insert("vocabulary", pa.table({"token_id": pa.array(ids, pa.int32()), "text": pa.array(texts, pa.string())}))
 
 
-def insert_sides(database: Database, header: RunHeader, digests: Sequence[str]) -> None:
-    """`side`: sides of the same digest are of one class."""
+def insert_sides(database: Database, header: RunHeader, digests: Sequence[str], values: Sequence[tuple[str, str]]) -> None:
+    """`side` and `digest`. digests: of the stored bits, the same for sides of one class; values: of each side's values, and of which dtype."""
     for index, side in enumerate(header.sides):
         bit_class = sorted(set(digests), key=digests.index).index(digests[index])
         database.execute(
             "INSERT INTO side VALUES (?, ?, ?, ?, ?, ?, ?)",
             [index, side.name, side.path, header.compute_dtype, side.source_dtype, digests[index], bit_class],
         )
+        digest, dtype = values[index]
+        database.execute("INSERT INTO digest VALUES (?, ?, ?)", [index, dtype, digest])
 
 
 def insert_pair(database: Database, pair: int, total: PairTotal, verdict: tuple[str | None, str | None, float | None]) -> None:
