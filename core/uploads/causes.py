@@ -18,11 +18,10 @@ from core.runs.records import NOTED, VALIDITY, Evidence, RunHeader
 _ROWS = 256  # of a side that are kept, evenly spread, and as many tokens of each as make _ELEMENTS
 _ELEMENTS, _ELEMENTS_TOGETHER = 1 << 17, 1 << 24
 _LEAST_TOKENS = 16  # of a row that is fitted
-_EXPLAINED = 0.9  # of the squared difference, at half of the positions that were not fitted
-_SHRUNK, _SHRUNK_SHARE = (
-    1 / 3,
-    1 / 3,
-)  # so many single differences shrink to so much: else one large logit could explain its own rounding
+_EXPLAINED = 0.9  # of the squared difference, at more than half of the positions that were not fitted
+# To what single differences shrink, and how many: of noise of either sign hardly more than half can, while the rounding of one sure token
+# outweighs the squares of all others.
+_SHRUNK, _SHRUNK_SHARE = 1 / 3, 0.6
 
 
 class Sample:
@@ -72,47 +71,51 @@ def temperature_of(reference: NDArray[np.float64], variant: NDArray[np.float64],
     """The temperature that parts two sides, [rows, tokens] of both, None where none explains them. Values not finite on both are left out.
 
     The factor is the median over every other row of its least-squares slope, which a fault at some of them does not move. It is claimed
-    where it explains nine tenths of the squared difference at half of the other rows at least, and where a third of the single differences
-    there shrink to a third: of a factor that is 1 but for noise none does.
+    where it explains nine tenths of the squared difference at more than half of the other rows, and where most of the single differences
+    there shrink to a third.
     """
     is_known = np.isfinite(reference) & np.isfinite(variant)
     usable = is_known.sum(axis=1) >= _LEAST_TOKENS
-    x, y, is_known = reference[usable], variant[usable], is_known[usable]
-    counts = is_known.sum(axis=1, keepdims=True)
-    x, y = np.where(is_known, x, 0.0), np.where(is_known, y, 0.0)
-    means = [side.sum(axis=1, keepdims=True) / np.maximum(counts, 1) for side in (x, y)]
-    grids = np.where(is_known, _spacing(x, fmt) ** 2, 0.0), np.where(is_known, _spacing(y, fmt) ** 2, 0.0)
-    raw = y - x
-    x, y = (np.where(is_known, side - mean, 0.0) for side, mean in zip((x, y), means, strict=True))
-    spread = (x * x).sum(axis=1)
-    varied = np.flatnonzero(spread > 0)
+    is_known = is_known[usable]
+    x, y = (np.where(is_known, side[usable], np.nan) for side in (reference, variant))
+    slopes, varied = _slopes(x, y)
     fitted, checked = varied[::2], varied[1::2]
     if not len(checked):
         return None
-    factor = float(np.median((x[fitted] * y[fitted]).sum(axis=1) / spread[fitted]))
-    x, y = x[checked], y[checked]
-    left, apart, raw = y - factor * x, y - x, raw[checked]
-    squares, apart_squares = (left**2).sum(axis=1), (apart**2).sum(axis=1)
-    is_explained = squares <= (1 - _EXPLAINED) * apart_squares
-    is_explained &= apart_squares > 0
-    differing = is_known[checked] & (apart != 0)
+    factor = float(np.median(slopes[fitted]))
+    x, y, elements = x[checked], y[checked], int(is_known[checked].sum())
+    # Constants are medians: a mean is moved by one large logit, and then all others seem to move with it.
+    constants = np.nanmedian(y - factor * x, axis=1)
+    left = y - factor * x - constants[:, None]
+    apart = y - x - np.nanmedian(y - x, axis=1)[:, None]
+    squares, apart_squares = np.nansum(left**2, axis=1), np.nansum(apart**2, axis=1)
+    is_explained = (squares <= (1 - _EXPLAINED) * apart_squares) & (apart_squares > 0)
+    differing = np.abs(apart) > 0  # NaN is not
     shrunk = (np.abs(left[differing]) <= _SHRUNK * np.abs(apart[differing])).mean() if differing.any() else 0.0
-    if factor <= 0 or 2 * is_explained.sum() < len(checked) or shrunk < _SHRUNK_SHARE:
+    if factor <= 0 or 2 * is_explained.sum() <= len(checked) or shrunk < _SHRUNK_SHARE:
         return None
-    elements = int(counts[checked].sum())
-    rounding = math.sqrt(float((factor**2 * grids[0] + grids[1])[checked].sum()) / 12 / elements)  # uniform within half a step
+    steps = factor**2 * _spacing(x, fmt) ** 2 + _spacing(y, fmt) ** 2
+    rounding = math.sqrt(float(np.nansum(steps)) / 12 / elements)  # an error uniform within half a step
     left_rms = math.sqrt(float(squares.sum()) / elements)
-    constants = (means[1] - factor * means[0])[checked]
     return Temperature(
-        factor, 1 - float(squares.sum() / (raw**2).sum()), int(is_explained.sum()), len(checked), left_rms,
-        left_rms / rounding if rounding else 0.0, float(np.sqrt((constants**2).mean())),
+        factor, 1 - float(squares.sum() / np.nansum((y - x) ** 2)), int(is_explained.sum()), len(checked), left_rms,
+        left_rms / rounding, float(np.sqrt((constants**2).mean())),
     )  # fmt: skip
 
 
+def _slopes(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """(least-squares slope of y over x in every row, NaN left out; the rows that have one)."""
+    if not len(x):
+        return np.zeros(0), np.zeros(0, np.int64)
+    x, y = (side - np.nanmean(side, axis=1, keepdims=True) for side in (x, y))
+    spread = np.nansum(x * x, axis=1)
+    return np.nansum(x * y, axis=1) / np.where(spread > 0, spread, 1.0), np.flatnonzero(spread > 0)
+
+
 def _spacing(values: NDArray[np.float64], fmt: FloatFormat) -> NDArray[np.float64]:
-    """Of the format at every value: 2^(e - mantissa bits), e no less than that of its smallest normal number."""
+    """Of the format at every value: 2^(e - mantissa bits), e no less than that of its smallest normal number; NaN at NaN."""
     least = 2 - (1 << (fmt.bits - fmt.mantissa_bits - 2))
-    return np.ldexp(1.0, np.maximum(np.frexp(values)[1] - 1, least) - fmt.mantissa_bits)
+    return np.where(np.isnan(values), np.nan, np.ldexp(1.0, np.maximum(np.frexp(values)[1] - 1, least) - fmt.mantissa_bits))
 
 
 def causes_of(header: RunHeader, samples: Sequence[Sample]) -> list[list[Evidence]]:

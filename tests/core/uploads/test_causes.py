@@ -15,6 +15,7 @@ from core.runs.dumps import open_dump
 from core.runs.reader import RunReader
 from core.runs.records import NOTED, VALIDITY
 from core.runs.store import Store
+from core.uploads import causes
 from core.uploads.causes import Sample, Temperature, temperature_of
 from core.uploads.controls import measure_controls
 from core.uploads.ingest import ingest
@@ -77,7 +78,7 @@ def test_rounding_alone_is_no_temperature(fmt):
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 40), vocab=st.integers(2, 400), noise=st.floats(1e-6, 3),
-    tails=st.sampled_from(["normal", "cauchy", "one element", "one row", "relative"]), peak=st.sampled_from([0.0, 30.0]),
+    tails=st.sampled_from(["normal", "cauchy", "one element", "one row", "relative", "a step"]), peak=st.sampled_from([0.0, 30.0, 300.0]),
     fmt=st.sampled_from(FORMATS),
 )  # fmt: skip
 def test_noise_of_any_kind_is_no_temperature(seed, rows, vocab, noise, tails, peak, fmt):
@@ -91,8 +92,23 @@ def test_noise_of_any_kind_is_no_temperature(seed, rows, vocab, noise, tails, pe
         "one element": lambda: (random.random(shape) < 1 / vocab) * noise * 10,
         "one row": lambda: (np.arange(rows)[:, None] == rows // 2) * random.standard_normal(shape) * noise * 10,
         "relative": lambda: logits * random.uniform(-1, 1, shape) * 2.0**-8,
+        "a step": lambda: logits * random.choice([-1, 1], shape) * 2.0**-8,
     }[tails]()
     assert found(logits, logits + moved, fmt) is None
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_sure_token_does_not_explain_its_own_rounding_because_every_difference_is_asked(is_asked, monkeypatch):
+    """Of 300 logits' rounding by a step, that of the largest outweighs all others and is alike in every row that rounds the same way."""
+    if not is_asked:
+        monkeypatch.setattr(causes, "_SHRUNK_SHARE", 0.0)
+    claimed = 0
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        logits = random.standard_normal((4, 64)) * 3
+        logits[np.arange(4), random.integers(0, 64, 4)] += 300
+        claimed += found(logits, logits * (1 + random.choice([-1, 1], logits.shape) * 2.0**-8)) is not None
+    assert (claimed == 0) is is_asked
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -163,7 +179,9 @@ def test_a_temperature_stands_first_in_the_verdict_with_a_noted_row(tmp_path):
         (pair,) = run.pairs
         (row,) = [row for row in run.evidence(0) if "cause" in row.figures]
         assert (pair.verdict, row.rung, row.outcome) == ("undecided", VALIDITY, NOTED)
-        assert pair.because.startswith("The logits of 'variant' are 1.43 times those of 'reference', as a temperature of 0.70 makes them")
+        assert pair.because.startswith(
+            "The logits of 'variant' are 1.43 times those of 'reference', as a temperature of 0.70 makes them"
+        )
         assert "--float32" in pair.because
         assert row.figures["explained_share"] > 0.99
 
