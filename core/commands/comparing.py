@@ -28,7 +28,7 @@ from core.errors import UlpscopeError, UsageError
 from core.runs.dumps import open_dump
 from core.runs.gate import Gate, percent
 from core.runs.reader import RunReader
-from core.runs.report import PairReport, as_json, report_of_dump, report_of_run
+from core.runs.report import PairReport, as_json, over_logits, over_positions, report_of_dump, report_of_run
 from core.runs.store import open_store
 from core.uploads.ingest import ingest as ingest_dump
 
@@ -146,6 +146,10 @@ def pair_table(pairs: list[PairReport], compute_dtype: str, rows: int, vocab: in
         )  # fmt: skip
         if s.nonfinite_mismatch:
             table.add_row("", f"[bold]{s.nonfinite_mismatch:,} elements: NaN or infinity on one side only[/bold]")
+        if over := over_logits(s, rows * vocab):
+            table.add_row("", f"max abs and ULPs are {over}, those finite on both sides")
+        if over := over_positions(s, rows):
+            table.add_row("", f"max KL is {over}")
     return table
 
 

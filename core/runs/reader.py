@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from core.errors import StoreError, UsageError
 from core.numerics import pyramid
 from core.numerics.formats import format_named
-from core.numerics.totals import Summary
+from core.numerics.totals import COUNTS, Summary
 from core.runs.database import Database, check_size
 from core.runs.figures import DECODING, NULLABLE, Figures, read_rows, read_window
 from core.runs.kernel_rows import read_kernels
@@ -32,7 +32,14 @@ _LAYER = (
     "prompt, ordinal, module, kind, block, dtype, positions, elements, neq, finite, max_abs, rms, max_ulps, mean_ulps, "
     "nonfinite_mismatch, first_position, floor_rms"
 )
-_SUMMARY = ", ".join(f.name for f in fields(Summary))
+_SUMMARY = ", ".join(f.name for f in fields(Summary) if f.name not in COUNTS)
+_COUNTS = """
+SELECT pair, count(kl), count(*) FILTER (kl IS NULL AND isfinite(a.logsumexp) AND isfinite(b.logsumexp)),
+       count(coalesce(reference_margin, variant_margin)),
+       (SELECT CAST(sum(elements) AS BIGINT) FROM ulp_histogram WHERE ulp_histogram.pair = position.pair)
+FROM position JOIN side_position a USING (prompt, position) JOIN side_position b USING (prompt, position)
+WHERE a.side = 0 AND b.side = pair + 1 GROUP BY pair
+"""  # in the order of COUNTS
 
 
 @dataclass(frozen=True)
@@ -146,8 +153,14 @@ class RunReader:
         judged = "because, noise_ratio" if self.schema_version >= 2 else "NULL, NULL"
         rows = self._database.rows(f"SELECT pair, reference, variant, verdict, {judged}, {_SUMMARY} FROM pair ORDER BY pair")
         names = [side.name for side in self.sides]
+        counts = {pair: [count or 0 for count in found] for pair, *found in self._database.rows(_COUNTS)}
         with self._decoding("list of pairs"):
-            return [StoredPair(row[0], names[row[1]], names[row[2]], Summary(*row[6:]), *row[3:6]) for row in rows]
+            return [
+                StoredPair(
+                    row[0], names[row[1]], names[row[2]], Summary(*row[6:], *counts.get(row[0], (0,) * len(COUNTS))), *row[3:6]
+                )
+                for row in rows
+            ]
 
     def evidence(self, pair: int) -> list[Evidence]:
         """What a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from core.numerics import pyramid
-from core.numerics.totals import PairTotal
+from core.numerics.totals import COUNTS, PairTotal
 from core.runs.database import SCHEMA_VERSION, Database
 from core.runs.figure_tables import tile_table
 from core.runs.records import RunHeader
@@ -59,7 +59,10 @@ def insert_sides(database: Database, header: RunHeader, digests: Sequence[str], 
 
 def insert_pair(database: Database, pair: int, total: PairTotal, verdict: tuple[str | None, str | None, float | None]) -> None:
     """`pair` and `ulp_histogram` of one pair; `verdict`: its name, the sentence for it, the noise ratio."""
-    values = {"pair": pair, "reference": 0, "variant": pair + 1, **asdict(total.summary())}
+    summary = {
+        name: value for name, value in asdict(total.summary()).items() if name not in COUNTS
+    }  # those follow from `position`
+    values = {"pair": pair, "reference": 0, "variant": pair + 1, **summary}
     values["is_histogram_exact"] = total.is_histogram_exact
     values["verdict"], values["because"], values["noise_ratio"] = verdict
     database.execute(

@@ -198,8 +198,7 @@ def _numbers(figures: Figures, pair: int, positions: pd.DataFrame, fillings: tup
     where = place_in_words(int(rows[0]), [prompt.positions for prompt in header.prompts])
     count = int(wrong.sum())
     many = f"{count:,} {'logit is' if count == 1 else 'logits are'}"
-    of_rows = np.concatenate([figures.logsumexp(side)[rows] for side in (0, pair + 1)])
-    if not (np.isnan(of_rows) | np.isposinf(of_rows)).any():  # neither NaN nor +inf is anywhere in these rows
+    if figures.is_only_masked(pair):
         is_cut = any(filling.rows and np.isneginf(filling.value) for filling in fillings)
         says = f"{many} -inf on one side only, {where} first, and none is NaN: " + (
             "tokens that one side kept and the other cut."
