@@ -190,8 +190,10 @@ def _understand(
     said = next((fmt for fmt in declared if fmt), None)
     sides = []
     for name, (place, array) in named.items():
-        source = source_of(array, declared[place] or said or override)
+        source = source_of(array, reserved[place].side_dtypes.get(name) or declared[place] or said or override)
         sides.append(_Side(SideHeader(name=name, path="", source_dtype=source.fmt.name), source))
+    if reference is None and len(containers) == 1:
+        reference = reserved[0].reference or None
     if reference is not None and reference not in named:
         raise UsageError(
             f"{dump_name}: no side '{shown(reference, 60)}'; there are {', '.join(shown(name, 40) for name in list(named)[:8])}."
