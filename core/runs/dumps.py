@@ -34,7 +34,7 @@ MAX_ROWS = 1 << 20
 CONVERT_ELEMENTS = MIB  # converted at a time, which bounds the temporaries
 LOOKED_AT_BYTES = 8 * MIB  # of all sides together, at most an eighth of it a side
 LOGITS = "logits"  # what a user may say that arrays hold which look like something else
-LOGITS_ALL_THE_SAME = "`--holds logits` (on the Upload page, 'Holds') where that is what they are"
+LOGITS_ALL_THE_SAME = "--holds logits (on the Upload page, 'Holds') where that is what they are"
 _LEAST_VALUES, _MANY_VALUES = 32, 1 << 16  # different ones, of so many: fewer say nothing of a side's dtype
 
 

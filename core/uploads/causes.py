@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from core.numerics.formats import FloatFormat, values_of
 from core.runs.records import NOTED, VALIDITY, Evidence, RunHeader
+from core.verdict import three_digits
 
 _ROWS = 256  # of a side that are kept, evenly spread, and as many tokens of each as make _ELEMENTS
 _ELEMENTS, _ELEMENTS_TOGETHER = 1 << 17, 1 << 24
@@ -140,7 +141,7 @@ def _row(header: RunHeader, side: int, found: Temperature | None) -> list[Eviden
     says = (
         f"The logits of '{names[1]}' are {found.factor:.3g} times those of '{names[0]}'{constant}{where}, as a temperature of {1 / found.factor:.2f} makes them "
         f"(or of {found.factor:.2f} on '{names[0]}'); it explains {_share(found.explained)} of the squared difference and leaves {found.left_rms:.3g} "
-        f"logits (rms), {found.left_grids:.2g} times what rounding to {header.compute_dtype} leaves."
+        f"logits (rms), {three_digits(found.left_grids)} times what rounding to {header.compute_dtype} leaves."
     )
     return [
         Evidence(VALIDITY, "one factor for all logits, fitted at every other position, at those between", figures, NOTED, says)
