@@ -40,7 +40,7 @@ class Sample:
         """The next rows. [rows, vocab] bits of the compute dtype."""
         here = self._rows[(self._rows >= self._seen) & (self._rows < self._seen + len(bits))] - self._seen
         if len(here):
-            self._kept.append(values_of(np.ascontiguousarray(bits[here][:, self._tokens]), self._fmt))
+            self._kept.append(values_of(bits[here[:, None], self._tokens], self._fmt))
         self._seen += len(bits)
 
     @property
