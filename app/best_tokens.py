@@ -39,8 +39,8 @@ def section(view: state.View) -> pd.DataFrame:
 
 def moves(top: pd.DataFrame, count: int = COUNT) -> str:
     """How many tokens change places, and how many enter or leave the best `count` from the reference to the variant."""
-    entering = int(((top["reference_rank"] >= count) & (top["variant_rank"] < count)).sum())
-    leaving = int(((top["reference_rank"] < count) & (top["variant_rank"] >= count)).sum())
+    entering = int(((top["reference_rank"] > count) & (top["variant_rank"] <= count)).sum())
+    leaving = int(((top["reference_rank"] <= count) & (top["variant_rank"] > count)).sum())
     crossing = int(charts.crossing(top).sum())
     if not crossing and not entering and not leaving:
         return "Both sides order them alike."

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from app import charts, class_pairs, state, widgets, words
 from app.class_pairs import Comparison
-from core.numerics.totals import Summary
+from core.numerics.totals import COUNTS, Summary
 from core.runs.classes import BitClass, Sweep, bytes_to_compare, matrix
 from core.runs.reader import RunReader
 
@@ -145,7 +145,7 @@ def pair_table(pairs: dict[tuple[int, int], Summary], groups: list[BitClass], ru
         figures = {
             "neq": summary.neq, "neq_share": summary.neq_share, "max_abs": summary.max_abs, "max_ulps": summary.max_ulps,
             "mean_ulps": summary.mean_ulps, "nonfinite_mismatch": summary.nonfinite_mismatch, "flips": summary.flips, "near_ties": summary.near_ties,
-            "mean_kl": summary.mean_kl, "compute_dtype": run.header.compute_dtype,
+            "mean_kl": summary.mean_kl, **{name: getattr(summary, name) for name in COUNTS}, "compute_dtype": run.header.compute_dtype,
         }  # fmt: skip
         rows.append(names | figures)
     return pd.DataFrame(rows)

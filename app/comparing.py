@@ -9,8 +9,10 @@ import streamlit as st
 
 from app import reading, state, widgets, words
 from core.errors import UlpscopeError
+from core.numerics.totals import COUNTS
 from core.runs.comparison import Compared, FlipSet, headline
 from core.runs.reader import RunReader
+from core.runs.report import over_logits, over_margins, over_positions
 
 MOST = 5  # runs beside the first: six colours can be told apart
 BY = {"max_abs": "largest difference, logits", "max_ulps": "max ULPs", "rms": "rms difference, logits", "kl": "KL, nats"}
@@ -147,8 +149,15 @@ def _shown(measure: str, value: float | None, one: Compared) -> str:
     if measure == "same top-1":
         return f"{value:.2%}, {round(value * rows):,} of {rows:,}"
     if measure == "max ULPs":
-        return f"{int(value):,}"
-    return words.exact(value) if measure in ("largest difference, logits", "smallest margin, logits") else f"{value:.4g}"
+        text = f"{int(value):,}"
+    else:
+        text = words.exact(value) if measure in ("largest difference, logits", "smallest margin, logits") else f"{value:.4g}"
+    over = (
+        over_positions(summary, rows) if measure == "mean KL, nats"
+        else over_margins(summary, rows) if measure == "smallest margin, logits"
+        else over_logits(summary, one.elements)
+    )  # fmt: skip
+    return f"{text}, {over}" if over else text
 
 
 def exported(compared: Sequence[Compared]) -> pd.DataFrame:
@@ -167,6 +176,8 @@ def exported(compared: Sequence[Compared]) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     for row in headline(compared):
         table[str(row["measure"])] = pd.Series(row["values"], dtype=float)
+    for name in COUNTS:
+        table[name] = [getattr(one.pair.summary, name) for one in compared]
     return table
 
 

@@ -32,9 +32,14 @@ def inert_text(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
+def headed(table: pd.DataFrame) -> pd.DataFrame:
+    """Under headings that say where ranks begin."""
+    return table.rename(columns={name: f"{name} (1 = argmax)" for name in table.columns if str(name).endswith("_rank")})
+
+
 def csv(table: pd.DataFrame) -> bytes:
     """Comma-separated, UTF-8, a heading line."""
-    kept = table.copy(deep=False)
+    kept = headed(table)
     for column in kept.columns:
         if not pd.api.types.is_numeric_dtype(kept[column].dtype):  # bool counts as a number
             kept[column] = kept[column].astype(object).map(inert_text)
@@ -45,7 +50,7 @@ def csv(table: pd.DataFrame) -> bytes:
 def parquet(table: pd.DataFrame) -> bytes:
     """The same with its types, texts as they are."""
     target = io.BytesIO()
-    pq.write_table(pa.Table.from_pandas(table, preserve_index=False), target)
+    pq.write_table(pa.Table.from_pandas(headed(table), preserve_index=False), target)
     return target.getvalue()
 
 

@@ -11,7 +11,7 @@ from core.runs.verdicts import Finding
 
 SIDES = ("reference", "variant")
 _CHANGE = "{}'s token, change of probability"
-_RANK = "{}'s token, rank on the other side"
+_RANK = "{}'s token, rank on the other side (1 = argmax)"
 COLUMNS = (
     widgets.EXACT
     | margins.PINNED
@@ -24,7 +24,7 @@ COLUMNS = (
         )
         for side in SIDES
     }
-    | {_RANK.format(side): st.column_config.NumberColumn(format="localized", help="1 is the argmax") for side in SIDES}
+    | {_RANK.format(side): widgets.GROUPED for side in SIDES}
 )
 
 
@@ -48,8 +48,8 @@ def columns(found: pd.DataFrame, view: state.View, near_ties: bool) -> dict[str,
         **{f"{side} margin, logits": found[f"{side}_margin"] for side in SIDES},
         **{_CHANGE.format(side): found[f"{side}_token_probability_change"] for side in SIDES},
         "KL, nats": found["kl"],
-        _RANK.format("reference"): found["reference_token_variant_rank"] + 1,
-        _RANK.format("variant"): found["variant_token_reference_rank"] + 1,
+        _RANK.format("reference"): found["reference_token_variant_rank"],
+        _RANK.format("variant"): found["variant_token_reference_rank"],
     }  # fmt: skip
     if len(view.run.header.prompts) == 1:
         del shown["prompt"]

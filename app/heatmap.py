@@ -113,7 +113,7 @@ def draw(view: state.View, selected: Element | None) -> None:
         "selected": {
             "row": view.row,
             "token": selected.token if selected else None,
-            "rank": selected.reference_rank if selected else None,
+            "rank": selected.reference_rank - 1 if selected else None,  # a column of the view by rank, counted from 0
         },
         "palette": charts.ULPS,
         "mismatch_colour": charts.MISMATCH,

@@ -13,11 +13,12 @@ from app.jobs import TAKING_IN, Job, Jobs
 from core.errors import LimitError, StoreError, UsageError
 from core.numerics.formats import format_named
 from core.runs import audit
+from core.runs.dumps import check_holds
 from core.runs.foreign import is_run_file
 from core.runs.partial import Partial
 from core.runs.store import Store
 
-OPTIONS = ("name", "model", "compute_dtype", "reference")
+OPTIONS = ("name", "model", "compute_dtype", "reference", "holds")
 MOST_WAITING = 64  # jobs not over; a file more is refused
 _MOST_KEPT = 100  # jobs that are over and can still be asked after
 LONGEST_TEXT = 200  # characters of a name or model
@@ -112,6 +113,7 @@ def checked(options: Mapping[str, str | None]) -> dict[str, str]:
             )
     if "compute_dtype" in chosen:
         format_named(chosen["compute_dtype"])
+    check_holds(chosen.get("holds"))
     return chosen
 
 

@@ -102,7 +102,7 @@ class Stepper {
     else if (letter === "n") this.step("flip", 1);
     else if (letter === "p") this.step("flip", -1);
     else if (letter === "t") this.step("near tie", event.shiftKey ? -1 : 1);
-    else if (letter === "x") this.step("NaN", event.shiftKey ? -1 : 1);
+    else if (letter === "x") this.step("NaN or infinity", event.shiftKey ? -1 : 1);
     else if (letter === "w") this.go(this.data.worst);
     else return;
     event.preventDefault();
@@ -122,7 +122,7 @@ class Stepper {
       const { before, label, after } = this.drawn[number];
       const index = kind.places.indexOf(this.position);
       const total = kind.places.length.toLocaleString("en-US");
-      label.textContent = index < 0 ? `${total} ${kind.name}${kind.places.length === 1 ? "" : "s"}` : `${kind.name} ${(index + 1).toLocaleString("en-US")} of ${total}`;
+      label.textContent = index < 0 ? `${total} ${kind.name}${kind.places.length === 1 || kind.name === "NaN or infinity" ? "" : "s"}` : `${kind.name} ${(index + 1).toLocaleString("en-US")} of ${total}`;
       label.classList.toggle("at", index >= 0);
       before.disabled = next(kind.places, this.position, -1) === undefined;
       after.disabled = next(kind.places, this.position, 1) === undefined;
@@ -139,7 +139,7 @@ class Stepper {
     row.className = "row";
     row.setAttribute("role", "group");
     row.setAttribute("aria-label", `Steps from ${name} to ${name}`);
-    const keys = { flip: ["P", "N"], "near tie": ["Shift+T", "T"], NaN: ["Shift+X", "X"] }[name];
+    const keys = { flip: ["P", "N"], "near tie": ["Shift+T", "T"], "NaN or infinity": ["Shift+X", "X"] }[name];
     const before = this.button("‹", () => this.step(name, -1), `previous ${name}`, keys[0]);
     const after = this.button("›", () => this.step(name, 1), `next ${name}`, keys[1]);
     const label = document.createElement("span");

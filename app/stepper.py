@@ -18,7 +18,7 @@ KEYS = (
     ("← →", "previous, next position"),
     ("Shift + ← →, or P N", "previous, next flip"),
     ("Shift + T, T", "previous, next near tie"),
-    ("Shift + X, X", "previous, next position with NaN on one side only"),
+    ("Shift + X, X", "previous, next position with NaN or infinity on one side only"),
     ("W", "the largest difference of the prompt"),
 )
 _CSS = """
@@ -48,7 +48,7 @@ _stepper = st.components.v2.component(
 def steps(view: state.View) -> dict[str, Any]:
     """Where one can step to along the selected prompt: positions of each kind there is, and of its largest difference."""
     table = view.prompt_table.reset_index(drop=True)
-    kinds = (("flip", "is_flip"), ("near tie", "near_tie"), ("NaN", "nonfinite_mismatch"))
+    kinds = (("flip", "is_flip"), ("near tie", "near_tie"), ("NaN or infinity", "nonfinite_mismatch"))
     found = [(name, table.loc[table[column].astype(bool), "position"].tolist()) for name, column in kinds]
     worst = int(table["max_abs"].fillna(0.0).to_numpy(float).argmax())
     return {

@@ -180,7 +180,7 @@ def told(run: RunReader, found: Element) -> dict[str, str | int]:
         "variant": words.exact(found.variant),
         "apart": "NaN or infinity on one side" if is_mismatch else apart,
         "difference": "" if is_mismatch else f"difference {words.exact(found.difference)}",
-        "ranks": f"{found.reference_rank + 1:,} / {found.variant_rank + 1:,}",
+        "ranks": f"{found.reference_rank:,} / {found.variant_rank:,}",
     }
 
 

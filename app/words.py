@@ -74,7 +74,7 @@ FIGURES = {
 CHECKED = {
     "validity": {
         "highest_token_id": "shapes and tokens", "same_argmax_shifted_by_0": "shift", "reference_least_logsumexp": "logits or probabilities",
-        "nonfinite_mismatch": "NaN and infinity", "reference_filled_rows": "truncation",
+        "nonfinite_mismatch": "NaN and infinity", "reference_filled_rows": "truncation", "cause": "temperature",
     },
     "neighbours": {"other_row": "another row", "rows": "other prompts"},
     "structure": {"modules": "over modules", "starts": "over positions", "bit_identical": "one order"},

@@ -48,7 +48,7 @@ st.dataframe(
 others = f" and {words.plural(len(found) - count, 'near tie')}" if has_near_ties else ""
 st.caption(
     f"{words.plural(count, 'flip')}{others} in {words.plural(len(table), 'position')}. Margins in ULPs of {view.dtype} and in logits, largest differences in logits. "
-    "Probabilities are softmax at temperature 1 in float64, their changes from the reference to the variant in percentage points; rank 1 is the argmax. "
+    "Probabilities are softmax at temperature 1 in float64, their changes from the reference to the variant in percentage points. "
     "A heading sorts; a click on a row selects its position on every page." + flips.unread(found)
 )
 
@@ -82,13 +82,13 @@ st.dataframe(
     {
         "token": [words.token(i, t) for i, t in zip(ranks["token_id"], ranks["text"], strict=True)],
         "reference logit": ranks["reference_logit"], "variant logit": ranks["variant_logit"],
-        "reference rank": ranks["reference_rank"] + 1, "variant rank": ranks["variant_rank"] + 1,
+        "reference rank (1 = argmax)": ranks["reference_rank"], "variant rank (1 = argmax)": ranks["variant_rank"],
         "reference probability": ranks["reference_probability"], "variant probability": ranks["variant_probability"],
     },
     hide_index=True, key="flip_ranks", placeholder="–",
     column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in flips.SIDES}
     | {f"{side} logit": st.column_config.NumberColumn(format="%.9g") for side in flips.SIDES}
-    | {f"{side} rank": widgets.GROUPED for side in flips.SIDES},
+    | {f"{side} rank (1 = argmax)": widgets.GROUPED for side in flips.SIDES},
 )  # fmt: skip
 st.caption(
     f"The argmaxes of both sides, logits of {view.dtype}, probabilities in float64 from the logsumexp over the vocabulary."

@@ -38,11 +38,11 @@ if selected is not None:
         {
             "side": [pair.reference, pair.variant],
             "logit": [words.exact(selected.reference), words.exact(selected.variant)],
-            "rank": [selected.reference_rank + 1, selected.variant_rank + 1],
+            "rank (1 = argmax)": [selected.reference_rank, selected.variant_rank],
             "difference": ["", words.exact(selected.difference)],
             "ULPs": ["", "NaN or infinity on one side" if selected.ulps is None else f"{selected.ulps:,}"],
         },
-        hide_index=True, key="selected_token", column_config={"rank": widgets.GROUPED},
+        hide_index=True, key="selected_token", column_config={"rank (1 = argmax)": widgets.GROUPED},
     )  # fmt: skip
 
 title, order = st.columns([3, 1.3], vertical_alignment="bottom")

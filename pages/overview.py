@@ -7,6 +7,7 @@ import streamlit as st
 
 from app import best_tokens, charts, closer, drawn, exports, plots, reading, state, token_strip, verdict, widgets, words
 from app.page_settings import COLOURS
+from core.runs.report import over_logits, over_margins, over_positions
 
 view = widgets.head(
     "Overview",
@@ -17,7 +18,9 @@ summary, header = view.pair.summary, view.run.header
 verdict.verdict(view)
 if summary.nonfinite_mismatch:
     st.error(
-        f"{summary.nonfinite_mismatch:,} logits are NaN or infinite on one side and not on the other. No order of summation explains a NaN; an infinity can be an overflow of the dtype."
+        f"{summary.nonfinite_mismatch:,} logits are -inf on one side and not on the other: masked or cut there. None is NaN."
+        if view.run.figures.is_only_masked(view.pair.index)
+        else f"{summary.nonfinite_mismatch:,} logits are NaN or infinite on one side and not on the other. No order of summation explains a NaN; an infinity can be an overflow of the dtype."
     )
 
 figures = st.columns(6)
@@ -45,6 +48,12 @@ figures[5].metric(
     words.number(summary.mean_kl, 3),
     help=f"KL(reference || variant) in nats a position, over positions where it is defined; the largest is {words.number(summary.max_kl, 3)}",
 )
+limits = {
+    "Differences and ULPs are": over_logits(summary, header.rows * header.vocab), "KL is": over_positions(summary, header.rows),
+    "Margins are": over_margins(summary, header.rows),
+}  # fmt: skip
+if any(limits.values()):
+    st.caption(" ".join(f"{what} {over}." for what, over in limits.items() if over))
 
 if len(view.run.sides) > 2:
     groups = "  ".join("{ " + ", ".join(f"`{widgets.code(side)}`" for side in group) + " }" for group in view.run.classes)
@@ -125,7 +134,13 @@ if provenance.open:
         st.table({name: widgets.escaped(str(value)) for name, value in facts.items() if value}, border="horizontal")
         st.dataframe(
             [
-                {"side": s.name, "saved as": s.source_dtype, "bit-identical class": s.bit_class, "sha256 of its bits": s.sha256}
+                {
+                    "side": s.name,
+                    "saved as": s.source_dtype,
+                    "bit-identical class": s.bit_class,
+                    "sha256": s.sha256,
+                    "of its bits in": s.sha256_dtype,
+                }
                 for s in view.run.sides
             ],
             hide_index=True,

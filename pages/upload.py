@@ -35,8 +35,8 @@ def explained() -> None:
             "- **Keys are side names**, each `[..., vocab]`: axes of size 1 are dropped; three axes left are prompts, positions, vocabulary. "
             "A side called `reference` is the reference, else the first.\n"
             "- **bfloat16** may come as uint16 bits with `compute_dtype`, as numpy's 2-byte void, or upcast to float32: that is detected.\n"
-            "- Reserved keys: `token_ids`, `tokens` (texts), `compute_dtype`, `meta` (a JSON string), `prompt_lengths` (prompts one after another), and "
-            "`emitted:SIDE` (the token each side chose, -1 where it was given).\n"
+            "- Reserved keys: `token_ids`, `tokens` (texts), `compute_dtype`, `reference_side`, `meta` (a JSON string), `prompt_lengths` (prompts one after "
+            "another), `emitted:SIDE` (the token each side chose, -1 where it was given) and `dtype:SIDE` (of its 16-bit bits).\n"
             "- To try it: `sample_runs/dumps/fresh_and_cached_upcast.npz` and `six_calls.npz`."
         )
         code_block('np.savez("dump.npz", reference=fresh_logits, variant=cached_logits, token_ids=ids)')

@@ -117,6 +117,7 @@ _TAKE_QUERY = [
     _query("model", _TEXT, "of a dump: the model the logits come from"),
     _query("compute_dtype", {"enum": ["bfloat16", "float16", "float32"]}, "of a dump: what ULPs are counted in, if not what is found"),
     _query("reference", _TEXT, "of a dump: the side the others are compared with"),
+    _query("holds", {"enum": ["logits"]}, "of a dump: what its arrays hold, where they look like log-probabilities of chosen tokens"),
     _WAIT,
     {"name": "If-None-Match", "in": "header", "required": False, "schema": {"const": "*"}, "description": "only if no run has this name"},
     {

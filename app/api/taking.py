@@ -39,7 +39,7 @@ from core.runs.store import Store, open_store
 _PIECE_BYTES = 4 << 20  # written at a time, which bounds the memory of a request
 _LONGEST_WAIT = 600  # seconds
 _LOOK_SECONDS = 0.2
-_OPTIONS = ("model", "compute_dtype", "reference")
+_OPTIONS = ("model", "compute_dtype", "reference", "holds")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/=]{44}):")  # RFC 9530
 _IDLE_SECONDS = 120.0  # without a byte, after which a sender is gone
 

@@ -22,12 +22,12 @@ def top_bars(top: pd.DataFrame, reference: str, variant: str) -> go.Figure:
     figure = go.Figure()
     for side, name, colour in (("reference", inert(reference), REFERENCE), ("variant", inert(variant), VARIANT)):
         logits = top[f"{side}_logit"].to_numpy(float)
-        is_argmax = top[f"{side}_rank"].to_numpy() == 0
+        is_argmax = top[f"{side}_rank"].to_numpy() == 1
         figure.add_bar(
             x=list(range(len(top))), y=logits, name=name, marker={"color": colour, "line": {"width": 0}},
-            customdata=np.stack([top[f"{side}_rank"] + 1, top[f"{side}_probability"]], axis=1),
+            customdata=np.stack([top[f"{side}_rank"], top[f"{side}_probability"]], axis=1),
             text=[f"{_BEST if best else ''}{value:.9g}" for best, value in zip(is_argmax, logits, strict=True)], textposition="outside",
-            textangle=-90, cliponaxis=False, textfont={"size": 11}, constraintext="none", hovertemplate=f"{name.replace('%', '&#37;')}: logit %{{y}}, rank %{{customdata[0]}}, probability %{{customdata[1]:.3%}}<extra></extra>",
+            textangle=-90, cliponaxis=False, textfont={"size": 11}, constraintext="none", hovertemplate=f"{name.replace('%', '&#37;')}: logit %{{y}}, rank %{{customdata[0]}} (1 = argmax), probability %{{customdata[1]:.3%}}<extra></extra>",
         )  # fmt: skip
     finite = top[["reference_logit", "variant_logit"]].to_numpy(float)
     finite = finite[np.isfinite(finite)]
@@ -59,7 +59,7 @@ def rank_slopes(top: pd.DataFrame, reference: str, variant: str, count: int = 8)
     ranks = {side: top[f"{side}_rank"].to_numpy(np.int64) for side in ("reference", "variant")}
     heights = {side: _heights(of_side, count) for side, of_side in ranks.items()}
     is_crossing = crossing(top)
-    is_best = {side: of_side == 0 for side, of_side in ranks.items()}
+    is_best = {side: of_side == 1 for side, of_side in ranks.items()}
     names = [
         inert(visible(text)) if text is not None else f"token {token}"
         for text, token in zip(top["text"], top["token_id"], strict=True)
@@ -72,7 +72,7 @@ def rank_slopes(top: pd.DataFrame, reference: str, variant: str, count: int = 8)
     is_flip = not (is_best["reference"] & is_best["variant"]).any()
     seen: set[str] = set()
     for place in range(len(top)):
-        is_moving = max(ranks["reference"][place], ranks["variant"][place]) >= count
+        is_moving = max(ranks["reference"][place], ranks["variant"][place]) > count
         kind = (
             "enters or leaves the best"
             if is_moving
@@ -91,21 +91,21 @@ def rank_slopes(top: pd.DataFrame, reference: str, variant: str, count: int = 8)
             showlegend=kind not in seen, line={"color": colour, "dash": dash, "width": 3 if kind.startswith("argmax") else 1.8},
             marker={"size": 8, "color": colour}, text=[f"{names[place]} ({row['token_id']})"] * 2,
             customdata=[
-                [side, ranks[name][place] + 1, f"{row[f'{name}_logit']:.9g}", row[f"{name}_probability"]]
+                [side, ranks[name][place], f"{row[f'{name}_logit']:.9g}", row[f"{name}_probability"]]
                 for side, name in ((inert(reference), "reference"), (inert(variant), "variant"))
             ],
-            hovertemplate="%{text}<br>%{customdata[0]}: rank %{customdata[1]:,}, logit %{customdata[2]}, probability %{customdata[3]:.3%}<extra></extra>",
+            hovertemplate="%{text}<br>%{customdata[0]}: rank %{customdata[1]:,} (1 = argmax), logit %{customdata[2]}, probability %{customdata[3]:.3%}<extra></extra>",
         )  # fmt: skip
         seen.add(kind)
         for x, side, anchor in ((0, "reference", "right"), (1, "variant", "left")):
-            beyond = f"{int(ranks[side][place]) + 1:,}" if ranks[side][place] >= count else f"{int(ranks[side][place]) + 1}"
+            rank = f"{int(ranks[side][place]):,}"
             text = (
                 f"<b>{_clipped(top['text'].iloc[place], row['token_id'])}</b>"
                 if is_best[side][place]
                 else _clipped(top["text"].iloc[place], row["token_id"])
             )
             figure.add_annotation(
-                x=x, y=heights[side][place], text=f"{text}  {beyond}" if side == "reference" else f"{beyond}  {text}", showarrow=False,
+                x=x, y=heights[side][place], text=f"{text}  {rank}" if side == "reference" else f"{rank}  {text}", showarrow=False,
                 xanchor=anchor, xshift=-9 if side == "reference" else 9, font={"size": 12},
             )  # fmt: skip
     lowest = float(max(heights["reference"].max(initial=1), heights["variant"].max(initial=1)))
@@ -121,9 +121,9 @@ def rank_slopes(top: pd.DataFrame, reference: str, variant: str, count: int = 8)
 
 
 def _heights(ranks: np.ndarray, count: int) -> np.ndarray:
-    """Where each rank stands, 1 the best; those from `count` on one after another below a gap. [tokens]"""
-    heights = ranks + 1.0
-    beyond = np.flatnonzero(ranks >= count)
+    """Where each rank stands, 1 the best; those beyond `count` one after another below a gap. [tokens]"""
+    heights = ranks.astype(float)
+    beyond = np.flatnonzero(ranks > count)
     heights[beyond[np.argsort(ranks[beyond], kind="stable")]] = count + 1.5 + np.arange(len(beyond))
     return heights
 

@@ -28,7 +28,7 @@ class Axes extends Drawing {
       draw.fillText(grouped(tick), place, plot.top + plot.height + 14);
       draw.fillRect(Math.round(place), plot.top + plot.height + 1, 1, 4);
     }
-    draw.fillText(this.order === "rank" ? "rank in the reference's row" : "token id", plot.left + plot.width / 2, plot.top + plot.height + 31);
+    draw.fillText(this.order === "rank" ? "rank in the reference's row (1 = argmax)" : "token id", plot.left + plot.width / 2, plot.top + plot.height + 31);
     draw.save();
     draw.translate(11, plot.top + plot.height / 2);
     draw.rotate(-Math.PI / 2);

@@ -159,7 +159,7 @@ class Pointing extends Axes {
         if (question.signal.aborted) return;
         this.tell(here, [
           ...(count > 1 ? [`furthest apart of ${grouped(count)} logits:`] : []), found.where, found.text, `${this.data.names[0]}: ${found.reference}`,
-          `${this.data.names[1]}: ${found.variant}`, [found.apart, found.difference].filter(Boolean).join(", "), `ranks ${found.ranks}`,
+          `${this.data.names[1]}: ${found.variant}`, [found.apart, found.difference].filter(Boolean).join(", "), `ranks (1 = argmax) ${found.ranks}`,
         ]);
       } catch (error) {
         if (error.name !== "AbortError") this.tell(here, [error.message]);

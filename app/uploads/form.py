@@ -13,8 +13,10 @@ from app import widgets, words
 from app.uploads.arriving import Upload
 from app.uploads.looks import Look, looks
 from core.errors import UlpscopeError
+from core.runs.dumps import LOGITS
 
 AS_FOUND = "as found"
+HOLDS = {"": AS_FOUND, LOGITS: "logits of [positions, vocab]"}
 _DTYPES = [AS_FOUND, "bfloat16", "float16", "float32"]
 _TOKENS = {"ids and texts": "token ids and texts", "ids": "token ids", "none": "no tokens"}
 
@@ -82,7 +84,7 @@ def draw(candidate: Candidate) -> dict[str, Any] | None:
 
 
 def _run(candidate: Candidate) -> dict[str, Any] | None:
-    found = _looked(candidate, AS_FOUND)
+    found = _looked(candidate, AS_FOUND, "")
     if found is None:
         return None
     st.subheader("Understood as a run file")
@@ -101,35 +103,39 @@ def _run(candidate: Candidate) -> dict[str, Any] | None:
 
 
 def _dump(candidate: Candidate) -> dict[str, Any] | None:
-    left, middle, right = st.columns(3)
+    left, middle, right, last = st.columns(4)
     name = left.text_input("Name of the run", value=candidate.title, key=f"upload_name_{candidate.key}")
     model = middle.text_input("Model", placeholder="for the record, may stay empty", key=f"upload_model_{candidate.key}")
     dtype = right.selectbox(
         "Compute dtype", _DTYPES, key=f"upload_dtype_{candidate.key}",
         help="ULPs are counted in the dtype the logits were computed in, even if they were saved as float32.",
     )  # fmt: skip
-    found = _looked(candidate, dtype)
+    holds = last.selectbox(
+        "Holds", list(HOLDS), format_func=HOLDS.__getitem__, key=f"upload_holds_{candidate.key}",
+        help="For arrays that look like log-probabilities of chosen tokens and are logits all the same.",
+    )  # fmt: skip
+    found = _looked(candidate, dtype, holds)
     if found is None:
         return None
     reference = _understood(candidate, found)
     if not st.button("Save as a run", type="primary", key=f"save_{candidate.key}", disabled=not name.strip()):
         return None
     options = {"name": name.strip(), "model": model.strip(), "compute_dtype": "" if dtype == AS_FOUND else dtype}
-    return options | {"reference": reference}
+    return options | {"reference": reference, "holds": holds}
 
 
-def _looked(candidate: Candidate, dtype: str) -> dict[str, Any] | None:
+def _looked(candidate: Candidate, dtype: str, holds: str) -> dict[str, Any] | None:
     """What the files were understood as; where they are not yet, how far that has come is drawn, and where they cannot be, why."""
-    look = _look(candidate, dtype)
+    look = _look(candidate, dtype, holds)
     if not look.is_over:
-        _awaited(candidate, dtype)
+        _awaited(candidate, dtype, holds)
     elif look.understood is None:
         st.error(widgets.escaped(look.refusal))
     return look.understood
 
 
-def _look(candidate: Candidate, dtype: str) -> Look:
-    return looks().look(candidate.paths, compute_dtype=None if dtype == AS_FOUND else dtype)
+def _look(candidate: Candidate, dtype: str, holds: str) -> Look:
+    return looks().look(candidate.paths, compute_dtype=None if dtype == AS_FOUND else dtype, holds=holds or None)
 
 
 def _understood(candidate: Candidate, found: dict[str, Any]) -> str:
@@ -164,10 +170,10 @@ def _understood(candidate: Candidate, found: dict[str, Any]) -> str:
 
 
 @st.fragment(run_every=0.5)
-def _awaited(candidate: Candidate, dtype: str) -> None:
+def _awaited(candidate: Candidate, dtype: str, holds: str) -> None:
     """How far the look has come; the whole page is drawn again when it is over."""
     try:
-        look = _look(candidate, dtype)
+        look = _look(candidate, dtype, holds)
     except UlpscopeError:  # removed meanwhile
         st.rerun()
     if look.is_over:

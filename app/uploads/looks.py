@@ -83,10 +83,12 @@ class Looks:
             raise DumpError(str(known))
         return known
 
-    def look(self, paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None) -> Look:
+    def look(
+        self, paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None, holds: str | None = None
+    ) -> Look:  # fmt: skip
         """What `paths` are understood as, or how far that has come. Returns at once, but for small dumps."""
-        key = (*(_stamp(path) for path in paths), compute_dtype, reference)
-        options = {"--compute-dtype": compute_dtype, "--reference": reference}
+        key = (*(_stamp(path) for path in paths), compute_dtype, reference, holds)
+        options = {"--compute-dtype": compute_dtype, "--reference": reference, "--holds": holds}
         with self._lock:
             self._drop_forgotten()
             asked = self._asked.get(key)
@@ -98,7 +100,7 @@ class Looks:
                 self._drop(next(iter(self._asked)))
         try:
             if not any(is_run_file(path) for path in paths) and sum(map(unpacked_bytes, paths)) <= AT_ONCE_BYTES:
-                asked.look.understood = understood(paths, compute_dtype=compute_dtype, reference=reference)
+                asked.look.understood = understood(paths, compute_dtype=compute_dtype, reference=reference, holds=holds)
         except UlpscopeError as error:
             asked.look.refusal = str(error)
         if not asked.look.is_over:

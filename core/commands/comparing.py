@@ -11,6 +11,7 @@ from rich.table import Table
 
 from core.commands.console import (
     ComputeDtypeOption,
+    HoldsOption,
     JsonOption,
     ProgressOption,
     ReferenceOption,
@@ -31,7 +32,7 @@ from core.runs.gate import ALLOWED, UNDECIDED, Condition, GateReport, check_meas
 from core.runs.gate_files import append, junit_text, markdown_text, write_whole
 from core.runs.reader import RunReader
 from core.runs.records import FAILED, PASSED, Provenance
-from core.runs.report import PairReport, as_json, report_of_dump, report_of_run
+from core.runs.report import PairReport, as_json, over_logits, over_positions, report_of_dump, report_of_run
 from core.runs.store import open_store
 from core.uploads.ingest import ingest as ingest_dump
 from core.uploads.ingest import judged_report_of_dump
@@ -67,6 +68,7 @@ def compare(
         str | None,
         typer.Option(help="The side of a dump that the others are compared with. Default: 'reference', else the first."),
     ] = None,
+    holds: HoldsOption = None,
     variant: Annotated[str | None, typer.Option(help="The side that the summary speaks of, where there are several.")] = None,
     positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
     store: StoreOption = None,
@@ -82,8 +84,10 @@ def compare(
     _check_gate(conditions, bounds, slack, write_bounds, junit, markdown)
     known_bounds = read_bounds(bounds) if bounds is not None else None  # a file that is none is told before gigabytes are read
     if second is None and not Path(first).exists() and _is_run(store, first):
-        if compute_dtype or reference:
-            raise UsageError("--compute-dtype and --reference are for dumps; a stored run keeps those it was stored with.")
+        if compute_dtype or reference or holds:
+            raise UsageError(
+                "--compute-dtype, --reference and --holds are for dumps; a stored run keeps those it was stored with."
+            )
         with RunReader(open_store(store).path_of(first)) as run:
             header, texts = run.header, run.vocabulary
             pairs, classes = report_of_run(run)
@@ -94,7 +98,7 @@ def compare(
         with (
             steps() as say,
             open_dump(
-                files, compute_dtype=compute_dtype, reference=reference,
+                files, compute_dtype=compute_dtype, reference=reference, holds=holds,
                 on_progress=lambda done, total: say("reading", done, total, "bytes"),
             ) as dump,
         ):  # fmt: skip
@@ -179,6 +183,7 @@ def ingest(
     model: Annotated[str, typer.Option(help="The model the logits come from, for the record.")] = "",
     compute_dtype: ComputeDtypeOption = None,
     reference: ReferenceOption = None,
+    holds: HoldsOption = None,
     run_id: Annotated[str | None, typer.Option(hidden=True, help="The id that the run is to have.")] = None,
     progress: ProgressOption = "bar",
     store: StoreOption = None,
@@ -188,7 +193,7 @@ def ingest(
     check_progress(progress)
     with stoppable(), steps(progress) as say:
         new_id = ingest_dump(
-            open_store(store), dumps, name=name, model=model, compute_dtype=compute_dtype, reference=reference, run_id=run_id,
+            open_store(store), dumps, name=name, model=model, compute_dtype=compute_dtype, reference=reference, holds=holds, run_id=run_id,
             on_progress=lambda done, total: say("storing and comparing", done, total),
         )  # fmt: skip
     announce_upload(new_id, store, progress, as_json_, is_asked_for=run_id is not None)
@@ -216,6 +221,10 @@ def pair_table(pairs: list[PairReport], compute_dtype: str, rows: int, vocab: in
         )  # fmt: skip
         if s.nonfinite_mismatch:
             table.add_row("", f"[bold]{s.nonfinite_mismatch:,} elements: NaN or infinity on one side only[/bold]")
+        if over := over_logits(s, rows * vocab):
+            table.add_row("", f"max abs and ULPs are {over}, those finite on both sides")
+        if over := over_positions(s, rows):
+            table.add_row("", f"max KL is {over}")
     return table
 
 

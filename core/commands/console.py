@@ -62,6 +62,9 @@ ProgressOption = Annotated[
         help="'bar' on a terminal, a line every ten seconds elsewhere, or 'json': a line of JSON for every step, for programs."
     ),
 ]
+HoldsOption = Annotated[
+    str | None, typer.Option(help="'logits': take arrays for logits that look like log-probabilities of chosen tokens.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 

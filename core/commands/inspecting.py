@@ -12,6 +12,7 @@ from rich.table import Table
 
 from core.commands.console import (
     ComputeDtypeOption,
+    HoldsOption,
     JsonOption,
     ProgressOption,
     ReferenceOption,
@@ -28,6 +29,7 @@ def inspect(
     files: Annotated[list[Path], typer.Argument(help="One file of two or more sides, two of one array each, or a run file.")],
     compute_dtype: ComputeDtypeOption = None,
     reference: ReferenceOption = None,
+    holds: HoldsOption = None,
     progress: ProgressOption = "bar",
     as_json_: JsonOption = False,
 ) -> None:
@@ -38,6 +40,7 @@ def inspect(
             files,
             compute_dtype=compute_dtype,
             reference=reference,
+            holds=holds,
             on_progress=lambda done, total: tell("reading", done, total, "bytes"),
         )
     if progress == "json":

@@ -28,6 +28,7 @@ def push(
     model: Annotated[str | None, typer.Option(help="Of a dump: the model the logits come from, for the record.")] = None,
     compute_dtype: Annotated[str | None, typer.Option(help="Of a dump: float32, float16 or bfloat16.")] = None,
     reference: Annotated[str | None, typer.Option(help="Of a dump: the side the others are compared with.")] = None,
+    holds: Annotated[str | None, typer.Option(help="Of a dump: 'logits' where its arrays look like something else.")] = None,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying while the server cannot be reached.")] = 300.0,
     store: StoreOption = None,
     as_json_: JsonOption = False,
@@ -39,7 +40,7 @@ def push(
     if address is None:
         raise UsageError(f"--to '{to[:80]}' is no address of a server; expected https://HOST, without user, query or fragment.")
     path, called = _source(source, store)
-    options = {"model": model, "compute_dtype": compute_dtype, "reference": reference}
+    options = {"model": model, "compute_dtype": compute_dtype, "reference": reference, "holds": holds}
     asked = Pushing(
         path=path, name=name or called, url=address[1].rstrip("/"), token=_token(token_file), patience_seconds=patience,
         options={key: value for key, value in options.items() if value},

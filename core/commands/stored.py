@@ -121,10 +121,10 @@ def show(
                 facts.add_row(key, escape(str(shown)))
         out.print(facts)
         table = Table(title="sides")
-        for column in ("name", "saved as", "class", "sha256 of its bits"):
+        for column in ("name", "saved as", "class", "of its bits in", "sha256"):
             table.add_column(column, overflow="fold")
         for side in run.sides:
-            table.add_row(escape(side.name), side.source_dtype, str(side.bit_class), side.sha256)
+            table.add_row(escape(side.name), side.source_dtype, str(side.bit_class), side.sha256_dtype, side.sha256)
         out.print(table)
         out.print(pair_table(pairs, header.compute_dtype, header.rows, header.vocab))
         for pair in pairs:

@@ -18,6 +18,9 @@ class Summary:
 
     Counts are elements (neq, nonfinite_mismatch) or positions (flips, ties, near_ties); logits for max_abs, rms and min_margin;
     ULPs of the compute dtype for max_ulps and mean_ulps; nats for KL. None where nothing defines the figure.
+
+    What figures are over (COUNTS): mean_kl and max_kl over kl_positions, which leaves out kl_infinite positions where the variant has no mass
+    that the reference has, and those where it is undefined; min_margin over margin_positions; max_abs, rms and ULPs over finite elements.
     """
 
     bit_identical: bool
@@ -35,6 +38,13 @@ class Summary:
     max_kl: float | None
     same_top1: float
     min_margin: float | None
+    kl_positions: int
+    kl_infinite: int
+    margin_positions: int
+    finite: int
+
+
+COUNTS = ("kl_positions", "kl_infinite", "margin_positions", "finite")
 
 
 class ExactSum:
@@ -67,7 +77,7 @@ class PairTotal:
 
     def __init__(self) -> None:
         self._rows = self._elements = self._neq = self._mismatch = self._finite = self._sum_ulps = 0
-        self._flips = self._ties = self._near_ties = self._kl_rows = 0
+        self._flips = self._ties = self._near_ties = self._kl_rows = self._kl_infinite = self._margin_rows = 0
         self._max_abs = 0.0
         self._sum_squares, self._sum_kl = ExactSum(), ExactSum()
         self._max_kl = -math.inf
@@ -93,9 +103,12 @@ class PairTotal:
         self._sum_squares.add(figures.sum_squares)
         self._max_ulps = max(self._max_ulps, int(figures.max_ulps.max()))
         self._min_margin = min(self._min_margin, _least(figures.smaller_margin))
+        self._margin_rows += int((~np.isnan(figures.smaller_margin)).sum())
         self._bit_identical &= bool(figures.is_bit_identical.all())
         kl = figures.kl[~np.isnan(figures.kl)]
         self._kl_rows += len(kl)
+        is_finite = np.isfinite(figures.reference.logsumexp) & np.isfinite(figures.variant.logsumexp)
+        self._kl_infinite += int((np.isnan(figures.kl) & is_finite).sum())
         self._sum_kl.add(kl)
         self._max_kl = max(self._max_kl, float(kl.max(initial=-math.inf)))
         self._histogram.update(figures.histogram)
@@ -134,4 +147,8 @@ class PairTotal:
             max_kl=self._max_kl if self._kl_rows else None,
             same_top1=1.0 - self._flips / self._rows,
             min_margin=self._min_margin if math.isfinite(self._min_margin) else None,
+            kl_positions=self._kl_rows,
+            kl_infinite=self._kl_infinite,
+            margin_positions=self._margin_rows,
+            finite=self._finite,
         )

@@ -136,6 +136,11 @@ class Database:
             self._refuse_missing(_TABLES_OF_VERSION_3 - there)
         return version
 
+    def has_table(self, name: str) -> bool:
+        """For tables that a schema version got later."""
+        found = "SELECT 1 FROM duckdb_tables() WHERE database_name = 'run_file' AND schema_name = 'main' AND table_name = ?"
+        return bool(self.rows(found, [name]))
+
     def _refuse_missing(self, missing: set[str]) -> None:
         if missing:
             raise StoreError(f"{_shown(self.path)}: a DuckDB file without the table '{min(missing)}', so not a run file.")

@@ -22,7 +22,7 @@ from core.runs.arrays import Elements, StoredArray, in_c_order, shown
 from core.runs.containers import MAX_SIDES, Container, open_container
 from core.runs.records import Generation, Provenance, RunHeader, SideHeader
 from core.runs.reserved import EMITTED, Layout, Reserved, is_reserved, read_reserved
-from core.runs.source_bits import Source, has_number, looks_normalised, source_of
+from core.runs.source_bits import Source, has_number, looks_chosen, looks_normalised, narrowest, source_of
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -32,7 +32,10 @@ ROW_BYTES_TOGETHER = 256 * MIB  # one position of all sides, the least a chunk c
 MAX_VOCAB = 1 << 22  # 15 times the largest vocabulary in use
 MAX_ROWS = 1 << 20
 CONVERT_ELEMENTS = MIB  # converted at a time, which bounds the temporaries
-SAMPLED_ROWS = 8
+LOOKED_AT_BYTES = 8 * MIB  # of all sides together, at most an eighth of it a side
+LOGITS = "logits"  # what a user may say that arrays hold which look like something else
+LOGITS_ALL_THE_SAME = "--holds logits (on the Upload page, 'Holds') where that is what they are"
+_LEAST_VALUES, _MANY_VALUES = 32, 1 << 16  # different ones, of so many: fewer say nothing of a side's dtype
 
 
 @dataclass(frozen=True)
@@ -138,12 +141,13 @@ class Dump:
 
 
 def open_dump(
-    paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None, max_bytes: int = 64 * GIB,
-    fewest_sides: int = 2, on_progress: Callable[[int, int], None] | None = None,
+    paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None, holds: str | None = None,
+    max_bytes: int = 64 * GIB, fewest_sides: int = 2, on_progress: Callable[[int, int], None] | None = None,
 ) -> Dump:  # fmt: skip
     """Opens one npz or safetensors file of two or more sides, or two files of one array each. DumpError where it cannot be taken.
 
     `reference` names the side to compare with; else it is the one called 'reference', else the first. `compute_dtype` overrides what the dump declares or what would be detected; `max_bytes` limits each file, packed and unpacked.
+    `holds`: 'logits' takes arrays for [positions, vocab] that look like log-probabilities of chosen tokens.
     `fewest_sides`: 1 where a single side is of use, which makes no run. `on_progress(bytes read, bytes in all)` is told of what is read to
     know the compute dtype, which may be all of it.
     """
@@ -152,11 +156,20 @@ def open_dump(
         if len(paths) not in (1, 2):
             raise UsageError(f"a dump is one file or a pair of files, not {len(paths)}; put more than two sides into one npz.")
         override = format_named(compute_dtype) if compute_dtype else None
+        check_holds(holds)
         containers = [open_container(Path(path), stack, max_bytes) for path in paths]
-        return _understand(containers, override, reference, stack, fewest_sides, on_progress or _untold)
+        dump = _understand(containers, override, reference, stack, fewest_sides, on_progress or _untold)
+        dump.warnings = tuple(_looked_at(dump, " and ".join(container.name for container in containers), holds == LOGITS))
+        return dump
     except BaseException:
         stack.close()
         raise
+
+
+def check_holds(holds: str | None) -> None:
+    """UsageError for a word that says nothing."""
+    if holds not in (None, LOGITS):
+        raise UsageError(f"holds '{shown(holds, 40)}' is not known; expected {LOGITS}, or nothing.")
 
 
 def _untold(done: int, total: int) -> None:
@@ -177,8 +190,10 @@ def _understand(
     said = next((fmt for fmt in declared if fmt), None)
     sides = []
     for name, (place, array) in named.items():
-        source = source_of(array, declared[place] or said or override)
+        source = source_of(array, reserved[place].side_dtypes.get(name) or declared[place] or said or override)
         sides.append(_Side(SideHeader(name=name, path="", source_dtype=source.fmt.name), source))
+    if reference is None and len(containers) == 1:
+        reference = reserved[0].reference or None
     if reference is not None and reference not in named:
         raise UsageError(
             f"{dump_name}: no side '{shown(reference, 60)}'; there are {', '.join(shown(name, 40) for name in list(named)[:8])}."
@@ -200,9 +215,7 @@ def _understand(
             f"expected at most {ROW_BYTES_TOGETHER // MIB}: put the sides into several dumps."
         )
     generations = _generations(dump_name, [side.header.name for side in sides], named, reserved, layout)
-    dump = Dump(stack, sides, layout, target, reason, next((r.meta for r in reserved if r.meta), ""), [], generations)
-    dump.warnings = tuple(_warnings(dump, dump_name))
-    return dump
+    return Dump(stack, sides, layout, target, reason, next((r.meta for r in reserved if r.meta), ""), [], generations)
 
 
 def _generations(
@@ -359,8 +372,11 @@ def _are_exact(sources: list[Source], fmt: FloatFormat, tell: Callable[[int, int
     return True
 
 
-def _warnings(dump: Dump, name: str) -> list[str]:
-    """What a user should know about a dump that was taken all the same."""
+def _looked_at(dump: Dump, name: str, are_logits: bool) -> list[str]:
+    """What a user should know about a dump that is taken all the same. DumpError where its first rows are no logits of [positions, vocab].
+
+    are_logits: the user says so.
+    """
     found = []
     for side in dump._sides:
         if side.source.is_double:
@@ -372,12 +388,65 @@ def _warnings(dump: Dump, name: str) -> list[str]:
         found.append(
             f"{name}: token_ids holds {highest}, beyond the vocabulary of {dump.vocab}; are the ids those of these logits?"
         )
-    chunks = dump.chunks(max_bytes=min(SAMPLED_ROWS * dump.vocab * dump._format.itemsize, MIB))
-    for side, bits in zip(dump._sides, next(chunks)[1], strict=True):
-        what = looks_normalised(values_of(bits, dump._format))
+    chunks = dump.chunks(max_bytes=LOOKED_AT_BYTES // max(8, len(dump.sides)))
+    first = next(chunks)[1]
+    chunks.close()
+    for side, bits in zip(dump._sides, first, strict=True):
+        values = values_of(bits, dump._format)
+        what = looks_normalised(values)
         if what:
             found.append(
                 f"{side.source.array.where} looks like {what}: its sampled rows sum to 1; ULPs and margins are of those, not logits."
             )
-    chunks.close()
-    return found
+        elif looks_chosen(values) and not are_logits:
+            found.append(_chosen(dump, side))
+    return found + _dtypes_apart(dump, first)
+
+
+def _chosen(dump: Dump, side: _Side) -> str:
+    """A sentence for log-probabilities of chosen tokens; DumpError where there are more rows than a vocabulary would have columns."""
+    looks = (
+        f"looks like chosen-token log-probabilities of {dump.rows:,} sequences of {dump.vocab:,} tokens, not [positions, vocab]: "
+        "no value is above 0, and the rows add up to more than 1 as probabilities"
+    )
+    array = side.source.array
+    if dump.rows > dump.vocab:
+        raise array.refusal(looks, f"the logits of every token of the vocabulary, or {LOGITS_ALL_THE_SAME}")
+    return (
+        f"{array.where} {looks}; if it is so, every figure here is meaningless: save the logits of every token of the vocabulary."
+    )
+
+
+def _dtypes_apart(dump: Dump, first: Sequence[NDArray[np.unsignedinteger]]) -> list[str]:
+    """What follows for ULPs where sides were saved or computed in different dtypes. first: rows of every side, bits of the compute dtype."""
+    holds: dict[str, str] = {}  # side -> dtype of its values
+    for side, bits in zip(dump._sides, first, strict=True):
+        if side.source.fmt.bits == 16 and side.source.fmt is not dump._format:
+            holds[side.header.name] = side.source.fmt.name
+        else:
+            says = len(np.unique(bits.reshape(-1)[:_MANY_VALUES])) >= _LEAST_VALUES
+            holds[side.header.name] = narrowest(bits, dump._format).name if says else dump._format.name
+    coarse = {name: dtype for name, dtype in holds.items() if dtype != dump._format.name}
+    saved = dict.fromkeys(side.header.source_dtype for side in dump._sides)
+    if coarse and len(set(holds.values())) > 1:
+        steps = max(1 << (dump._format.mantissa_bits - format_named(dtype).mantissa_bits) for dtype in coarse.values())
+        coarsest = max(coarse.values(), key=lambda dtype: -format_named(dtype).mantissa_bits)
+        return [
+            f"the sides are of different dtypes: {_listed(holds)}. ULPs are of {dump.compute_dtype} on every side, and one step "
+            f"of {coarsest} is up to {steps:,} of them, so rounding to it alone is up to {steps // 2:,} ULPs: go by differences in logits, or compare sides of one dtype."
+        ]
+    if len(saved) > 1:
+        return [
+            f"the sides were saved in different dtypes ({', '.join(saved)}); ULPs are of {dump.compute_dtype} on every side, which holds every value."
+        ]
+    return []
+
+
+def _listed(dtypes: dict[str, str]) -> str:
+    """`'a', 'b' hold bfloat16 values, 'c' holds float32 values`, the first few by name."""
+    found = []
+    for dtype in dict.fromkeys(dtypes.values()):
+        names = [f"'{shown(name, 40)}'" for name, held in dtypes.items() if held == dtype]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        found.append(f"{', '.join(names[:3])}{more} {'holds' if len(names) == 1 else 'hold'} {dtype} values")
+    return ", ".join(found)

@@ -2,6 +2,7 @@
 
 One prompt is `[positions, vocab]` under each side's name, several of equal length `[prompts, positions, vocab]`. Prompts of unequal
 lengths stand one after another as `[all positions, vocab]`, with the reserved key `prompt_lengths` (int64, one a prompt) beside them.
+bfloat16 is always uint16 bits: of `compute_dtype`, or as `dtype:SIDE` says where the run's is another.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from core.errors import DumpError, StoreError, UsageError
 from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, narrow, widen
 from core.runs.containers import check_key
 from core.runs.records import Generation, RunHeader
-from core.runs.reserved import EMITTED, TEXT_BYTES, is_reserved
+from core.runs.reserved import DTYPE, EMITTED, TEXT_BYTES, is_reserved
 
 ROWS_BYTES = 8 << 20  # read and written at a time
+_OTHER_KINDS = (".npy", ".safetensors", ".duckdb")
 
 
 class ExportableRun(Protocol):
@@ -48,10 +50,12 @@ def export_npz(run: ExportableRun, path: Path, *, overwrite: bool = False) -> No
     A dump that said which tokens were emitted gets them back as `emitted:SIDE`. A capture's continuations are no such tokens: each
     side went on from its own, while its logits here are of the reference's.
 
-    bfloat16 becomes uint16 bits (numpy's 2-byte void where the compute dtype is another, so that it still says what it is). The file
-    appears complete or not at all; StoreError where it cannot be written or would replace another.
+    `reference_side` names the run's reference where opening the file would take another for it. The file appears complete or not at all;
+    StoreError where it cannot be written or would replace another.
     """
     path = Path(path)
+    if path.suffix in _OTHER_KINDS:
+        raise UsageError(f"{path.name}: export writes an npz; expected a name that ends in .npz.")
     for side in run.header.sides:
         _check_name(side.name)
     if path.exists() and not overwrite:
@@ -106,6 +110,11 @@ def _write(run: ExportableRun, archive: zipfile.ZipFile) -> None:
         for place, side in enumerate(header.sides):
             _write_array(archive, f"{EMITTED}:{side.name}", _emitted(run, place).reshape(leading))
     _write_array(archive, "compute_dtype", np.array(header.compute_dtype))
+    for side in header.sides:
+        if side.source_dtype == BFLOAT16.name != header.compute_dtype:
+            _write_array(archive, f"{DTYPE}{side.name}", np.array(side.source_dtype))
+    if any(side.name == "reference" for side in header.sides[1:]):
+        _write_array(archive, "reference_side", np.array(header.sides[0].name))
 
 
 def _emitted(run: ExportableRun, side: int) -> NDArray[np.int64]:
@@ -133,7 +142,7 @@ def _member(key: str) -> zipfile.ZipInfo:
 def _write_side(run: ExportableRun, archive: zipfile.ZipFile, place: int, source: FloatFormat, leading: tuple[int, ...]) -> None:
     header = run.header
     compute = header.format
-    descr = {FLOAT32.name: "<f4", FLOAT16.name: "<f2", BFLOAT16.name: "<u2" if compute is BFLOAT16 else "<V2"}[source.name]
+    descr = {FLOAT32.name: "<f4", FLOAT16.name: "<f2", BFLOAT16.name: "<u2"}[source.name]
     step = max(1, ROWS_BYTES // (header.vocab * 4))
     with archive.open(_member(header.sides[place].name), "w", force_zip64=True) as member:
         npy_format.write_array_header_1_0(member, {"descr": descr, "fortran_order": False, "shape": (*leading, header.vocab)})

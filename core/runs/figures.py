@@ -112,8 +112,14 @@ class Figures:
         with self.decoding("table of sides by position"):
             return found.column("logsumexp").to_numpy().astype(np.float64)
 
+    def is_only_masked(self, pair: int) -> bool:
+        """Is what one side of a pair has no number for -inf everywhere, and neither NaN nor +inf, which show in a row's logsumexp?"""
+        rows = self.positions(pair)["nonfinite_mismatch"].to_numpy(np.int64) > 0
+        of_rows = np.concatenate([self.logsumexp(side)[rows] for side in (0, pair + 1)])
+        return not (np.isnan(of_rows) | np.isposinf(of_rows)).any()
+
     def best_tokens(self, side: int, ranks: int) -> pd.DataFrame:
-        """The first `ranks` tokens of every row of a side: prompt, position, rank, token_id, logit."""
+        """The first `ranks` tokens of every row of a side: prompt, position, rank (as in the file, 0 is the argmax), token_id, logit."""
         found = self._database.table(
             """SELECT prompt, position, rank, token_id, logit FROM top_token
                WHERE side = ? AND rank < ? ORDER BY prompt, position, rank""",

@@ -27,7 +27,7 @@ def flip_table(
     """One row a flip, with `near_ties` one a near tie too, in the order of `table`, the pair's figures by position.
 
     Beside those figures: `reference_text` and `variant_text` of the two argmaxes (null where unknown); `T_token_S_probability` of
-    side T's argmax on side S, `T_token_probability_change` from the reference to the variant; `T_token_S_rank`, 0-based, of T's argmax
+    side T's argmax on side S, `T_token_probability_change` from the reference to the variant; `T_token_S_rank`, 1 is the argmax, of T's argmax
     on the other side S. Null where a side is all NaN, where a probability is undefined, and where a token is not among a side's
     stored best and `most_read` rows of logits were read already.
     """
@@ -57,19 +57,19 @@ def flip_table(
         found[f"{side}_token_probability_change"] = probability[side, "variant"] - probability[side, "reference"]
         other = SIDES[1 - SIDES.index(side)]
         found[f"{side}_token_{other}_rank"] = pd.array(rank[side, other], "Int64")
-        found.loc[rank[side, other] < 0, f"{side}_token_{other}_rank"] = pd.NA
+        found.loc[rank[side, other] == 0, f"{side}_token_{other}_rank"] = pd.NA
     return found
 
 
 def _of_tokens(
     run: RunReader, side: int, rows: NDArray[np.int64], wanted: NDArray[np.int64], left: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], int]:
-    """(logits, NaN where unknown; ranks, -1 where unknown; how many rows may still be read) of tokens on one side.
+    """(logits, NaN where unknown; ranks, 1 is the argmax, 0 where unknown; how many rows may still be read) of tokens on one side.
 
     rows: [n]; wanted: [k, n] token ids, -1 for none. Logits and ranks are [k, n].
     """
     logits = np.full(wanted.shape, np.nan)
-    ranks = np.full(wanted.shape, -1, np.int64)
+    ranks = np.zeros(wanted.shape, np.int64)
     if not len(rows):
         return logits, ranks, left
     best = run.figures.best_tokens(side, STORED_RANKS)
@@ -84,7 +84,7 @@ def _of_tokens(
     is_stored = (keys[place] == asked) & (wanted >= 0) if len(keys) else np.zeros(wanted.shape, bool)
     at = order[place[is_stored]] if len(keys) else np.zeros(0, np.int64)
     logits[is_stored] = best["logit"].to_numpy(float)[at]
-    ranks[is_stored] = best["rank"].to_numpy(np.int64)[at]
+    ranks[is_stored] = best["rank"].to_numpy(np.int64)[at] + 1  # the file counts from 0
     places = run.header.places()
     for column in np.flatnonzero((~is_stored & (wanted >= 0)).any(axis=0)):
         if left == 0:

@@ -28,7 +28,7 @@ _COLUMNS = "SELECT table_name, column_name, data_type, column_default IS NOT NUL
 _EARLIER_TYPES = {("run", "seed"): {"BIGINT"}}  # of version 1
 _LATER_COLUMNS = {("pair", "because"), ("pair", "noise_ratio"), ("evidence", "says")}  # that version 1 did not have
 _MOST_ROWS = {
-    "run": 1, "prompt": MAX_ROWS, "token": MAX_ROWS, "vocabulary": MAX_VOCAB, "side": MAX_SIDES, "pair": MAX_SIDES,
+    "run": 1, "prompt": MAX_ROWS, "token": MAX_ROWS, "vocabulary": MAX_VOCAB, "side": MAX_SIDES, "digest": MAX_SIDES, "pair": MAX_SIDES,
     "generation": MAX_ROWS, "generated_token": 16 * MAX_ROWS, "evidence": 1 << 18, "floor_position": 16 * MAX_ROWS,
     "kv": 4 * MAX_ROWS, "kv_position": 64 * MAX_ROWS, "layer": 4 * MAX_ROWS, "layer_position": 64 * MAX_ROWS, "op": 1 << 17,
     "kernel": MAX_ROWS, "kernel_side": MAX_SIDES, "remedy": 1 << 17, "price": 1 << 17,

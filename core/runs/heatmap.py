@@ -55,7 +55,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Element:
-    """One logit of both sides. Ranks are 0-based; `ulps` and `difference` are None where a NaN or infinity is not met by the same."""
+    """One logit of both sides. Ranks: 1 is the argmax; `ulps` and `difference` are None where a NaN or infinity is not met by the same."""
 
     row: int
     token: int

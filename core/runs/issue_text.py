@@ -12,6 +12,7 @@ import pandas as pd
 from core.runs.gate import percent
 from core.runs.markdown import code, plain, table
 from core.runs.reader import RunReader, StoredPair
+from core.runs.report import over_logits, over_positions
 from core.runs.verdicts import Finding, finding
 
 MOST_FLIPS = 5
@@ -46,14 +47,17 @@ def _pair(run: RunReader, pair: StoredPair) -> list[str]:
     positions = run.positions(pair.index)
     found = finding(run, pair, positions)
     elements = header.rows * header.vocab
+    logits, positions_of_kl = (
+        f", {over}" if over else "" for over in (over_logits(summary, elements), over_positions(summary, header.rows))
+    )
     figures = {
         "differing logits": f"{summary.neq:,} of {elements:,} ({percent(summary.neq / elements)})",
-        "largest difference": f"{summary.max_abs:.6g} logits",
-        "rms of the difference": f"{summary.rms:.4g} logits",
-        "largest distance": f"{summary.max_ulps:,} ULPs of {header.compute_dtype} (mean {summary.mean_ulps:.4g})",
+        "largest difference": f"{summary.max_abs:.6g} logits{logits}",
+        "rms of the difference": f"{summary.rms:.4g} logits{logits}",
+        "largest distance": f"{summary.max_ulps:,} ULPs of {header.compute_dtype} (mean {summary.mean_ulps:.4g}){logits}",
         "flips": f"{summary.flips:,} of {_plural(header.rows, 'position')}",
         "near ties": f"{summary.near_ties:,}, of them ties {summary.ties:,}",
-        "KL, nats": f"mean {_number(summary.mean_kl)}, largest {_number(summary.max_kl)}",
+        "KL, nats": f"mean {_number(summary.mean_kl)}, largest {_number(summary.max_kl)}{positions_of_kl}",
     }
     if summary.nonfinite_mismatch:
         figures["NaN or infinity on one side"] = f"{summary.nonfinite_mismatch:,} logits"

@@ -19,7 +19,7 @@ from core.errors import StoreError, UsageError
 from core.numerics import pyramid
 from core.numerics.elementary import exp
 from core.numerics.formats import format_named
-from core.numerics.totals import Summary
+from core.numerics.totals import COUNTS, Summary
 from core.runs.database import Database, check_size
 from core.runs.figures import DECODING, NULLABLE, Figures, read_rows, read_window
 from core.runs.kernel_rows import read_kernels
@@ -33,18 +33,31 @@ _LAYER = (
     "prompt, ordinal, module, kind, block, dtype, positions, elements, neq, finite, max_abs, rms, max_ulps, mean_ulps, "
     "nonfinite_mismatch, first_position, floor_rms"
 )
-_SUMMARY = ", ".join(f.name for f in fields(Summary))
+_SUMMARY = ", ".join(f.name for f in fields(Summary) if f.name not in COUNTS)
+_COUNTS = """
+SELECT pair, count(kl), count(*) FILTER (kl IS NULL AND isfinite(a.logsumexp) AND isfinite(b.logsumexp)),
+       count(coalesce(reference_margin, variant_margin)),
+       (SELECT CAST(sum(elements) AS BIGINT) FROM ulp_histogram WHERE ulp_histogram.pair = position.pair)
+FROM position JOIN side_position a USING (prompt, position) JOIN side_position b USING (prompt, position)
+WHERE a.side = 0 AND b.side = pair + 1 GROUP BY pair
+"""  # in the order of COUNTS
 
 
 @dataclass(frozen=True)
 class StoredSide:
-    """A side as it lies in the file; `bit_class` is shared by bit-identical sides."""
+    """A side as it lies in the file; `bit_class` is shared by bit-identical sides.
+
+    sha256: of its values as bits of `sha256_dtype`, the dtype they are of, so that equal values have it in any run; of a file that is older
+    than that, of the bits as they are stored. stored_sha256: of these.
+    """
 
     index: int
     name: str
     path: str
     source_dtype: str
     sha256: str
+    sha256_dtype: str
+    stored_sha256: str
     bit_class: int
 
 
@@ -127,7 +140,12 @@ class RunReader:
 
     @cached_property
     def sides(self) -> list[StoredSide]:
-        rows = self._database.rows("SELECT side, name, path, source_dtype, sha256, bit_class FROM side ORDER BY side")
+        rows = self._database.rows(
+            "SELECT side, name, path, source_dtype, sha256, compute_dtype, sha256, bit_class FROM side ORDER BY side"
+            if not self._database.has_table("digest")
+            else """SELECT side, name, path, source_dtype, digest.sha256, digest.dtype, side.sha256, bit_class
+                    FROM side JOIN digest USING (side) ORDER BY side"""
+        )
         with self._decoding("list of sides"):
             return [StoredSide(*row) for row in rows]
 
@@ -136,8 +154,14 @@ class RunReader:
         judged = "because, noise_ratio" if self.schema_version >= 2 else "NULL, NULL"
         rows = self._database.rows(f"SELECT pair, reference, variant, verdict, {judged}, {_SUMMARY} FROM pair ORDER BY pair")
         names = [side.name for side in self.sides]
+        counts = {pair: [count or 0 for count in found] for pair, *found in self._database.rows(_COUNTS)}
         with self._decoding("list of pairs"):
-            return [StoredPair(row[0], names[row[1]], names[row[2]], Summary(*row[6:]), *row[3:6]) for row in rows]
+            return [
+                StoredPair(
+                    row[0], names[row[1]], names[row[2]], Summary(*row[6:], *counts.get(row[0], (0,) * len(COUNTS))), *row[3:6]
+                )
+                for row in rows
+            ]
 
     def evidence(self, pair: int) -> list[Evidence]:
         """What a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""
@@ -177,9 +201,9 @@ class RunReader:
         return self.figures.positions(pair)
 
     def top_tokens(self, side: int, prompt: int, position: int) -> pd.DataFrame:
-        """The largest logits of a side at a position: rank, token_id, logit, probability."""
+        """The largest logits of a side at a position: rank (1 is the argmax), token_id, logit, probability."""
         found = self._database.table(
-            """SELECT rank, token_id, logit, logit::DOUBLE - logsumexp AS probability
+            """SELECT rank + 1 AS rank, token_id, logit, logit::DOUBLE - logsumexp AS probability
                FROM top_token JOIN side_position USING (side, prompt, position)
                WHERE side = ? AND prompt = ? AND position = ? ORDER BY rank""",
             [side, prompt, position],

@@ -70,6 +70,25 @@ def rows_of(figures: RowFigures, places: Iterable[tuple[int, int]]) -> list[dict
     ]
 
 
+def over_positions(summary: Summary, rows: int) -> str:
+    """`over 14 of 40 positions; infinite at 26`: what mean and largest KL are over, '' where that is all of them."""
+    if summary.kl_positions == rows:
+        return ""
+    undefined = rows - summary.kl_positions - summary.kl_infinite
+    rest = [f"{what} at {count:,}" for what, count in (("infinite", summary.kl_infinite), ("undefined", undefined)) if count]
+    return "; ".join([f"over {summary.kl_positions:,} of {rows:,} positions", *rest])
+
+
+def over_logits(summary: Summary, elements: int) -> str:
+    """`over 280 of 24,000 logits`: what differences and ULPs are over, those finite on both sides; '' where that is all of them."""
+    return "" if summary.finite == elements else f"over {summary.finite:,} of {elements:,} logits"
+
+
+def over_margins(summary: Summary, rows: int) -> str:
+    """`over 38 of 40 positions`: what the smallest margin is over, '' where that is all of them."""
+    return "" if summary.margin_positions == rows else f"over {summary.margin_positions:,} of {rows:,} positions"
+
+
 @dataclass(frozen=True)
 class PairReport:
     """One pair's share of the report: summary, histogram, one dict a row, and of a stored run the verdict and the sentence for it."""

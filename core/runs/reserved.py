@@ -1,4 +1,6 @@
-"""The reserved keys of a dump: token_ids, tokens, prompt_lengths, compute_dtype, meta, and `emitted` for each side. Read, checked, and laid over its rows."""
+"""The reserved keys of a dump: token_ids, tokens, prompt_lengths, compute_dtype, reference_side, meta, and for each side `emitted` and `dtype`.
+Read, checked, and laid over its rows.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from core.runs.arrays import StoredArray, foreign_errors, load, shown
 from core.runs.containers import Container
 from core.runs.records import Prompt
 
-RESERVED = ("token_ids", "tokens", "prompt_lengths", "compute_dtype", "meta")
+RESERVED = ("token_ids", "tokens", "prompt_lengths", "compute_dtype", "reference_side", "meta")
 EMITTED = "emitted"  # in a file of one side; `emitted:SIDE` beside several
+DTYPE = "dtype:"  # and the side whose 16-bit bits it names, where compute_dtype is another
 TEXT_BYTES = 64 << 20  # the texts of all tokens, as an array
 META_BYTES = 4 << 20
 MAX_TOKEN_ID = (1 << 31) - 1
@@ -24,7 +27,7 @@ MAX_TOKEN_ID = (1 << 31) - 1
 
 def is_reserved(key: str) -> bool:
     """Whether a key of a dump is no side."""
-    return key in RESERVED or key == EMITTED or key.startswith(f"{EMITTED}:")
+    return key in RESERVED or key == EMITTED or key.startswith((f"{EMITTED}:", DTYPE))
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Reserved:
     """What one file says beside its logits. lengths: positions of each prompt; token_ids, texts: of all rows, or empty.
 
     emitted: by side ('' for the only side of the file), the token chosen from the logits of each row, -1 where it was given.
+    side_dtypes: what the 16-bit bits of a side are, by its name; reference: the side the others are compared with, '' where it is not said.
     """
 
     file: str
@@ -54,6 +58,8 @@ class Reserved:
     compute_dtype: FloatFormat | None
     meta: str
     emitted: dict[str, tuple[int, ...]]
+    side_dtypes: dict[str, FloatFormat]
+    reference: str
 
     def over(self, other: Reserved | None) -> Layout:
         """The layout of a dump, filled up from the second file of a pair; the two must not contradict each other."""
@@ -86,12 +92,11 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
     if "prompt_lengths" in arrays:
         lengths = _prompt_lengths(arrays["prompt_lengths"], shape)
     named = _text(container, "compute_dtype")
-    compute_dtype = None
-    if named is not None:
-        try:
-            compute_dtype = format_named(named.strip())
-        except UsageError:
-            raise _refusal(container, "compute_dtype", f"is '{shown(named)}'", f"one of {', '.join(LOGIT_FORMATS)}") from None
+    compute_dtype = None if named is None else _dtype(container, "compute_dtype", named)
+    of_sides = [key for key in (*arrays, *container.texts) if key.startswith(DTYPE)]
+    side_dtypes = {key.removeprefix(DTYPE): _dtype(container, key, _text(container, key) or "") for key in of_sides}
+    for side in side_dtypes.keys() - arrays.keys():
+        raise _refusal(container, f"{DTYPE}{shown(side, 60)}", "belongs to no side", f"'{DTYPE}SIDE'")
     meta = _text(container, "meta") or ""
     if meta:
         with foreign_errors(f"{container.name}: 'meta'", "one JSON text"):
@@ -102,7 +107,19 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
         for key, array in arrays.items()
         if key == EMITTED or key.startswith(f"{EMITTED}:")
     }
-    return Reserved(container.name, shape[-1], lengths, ids, _tokens(container, counts), compute_dtype, meta, emitted)
+    reference = _text(container, "reference_side") or ""
+    if reference and (reference not in arrays or is_reserved(reference)):
+        raise _refusal(container, "reference_side", f"is '{shown(reference, 60)}'", "the name of a side")
+    return Reserved(
+        container.name, shape[-1], lengths, ids, _tokens(container, counts), compute_dtype, meta, emitted, side_dtypes, reference
+    )  # fmt: skip
+
+
+def _dtype(container: Container, key: str, named: str) -> FloatFormat:
+    try:
+        return format_named(named.strip())
+    except UsageError:
+        raise _refusal(container, key, f"is '{shown(named)}'", f"one of {', '.join(LOGIT_FORMATS)}") from None
 
 
 def _refusal(container: Container, key: str, found: str, expected: str) -> DumpError:

@@ -1,6 +1,6 @@
 -- The run file, schema version 3. One file holds one run and is never changed once it is in place. Version 1 had no tables kv,
 -- kv_position, generation, generated_token and floor_position and no text in evidence, version 2 no tables layer, layer_position
--- and op; such files are read as runs without them.
+-- and op; such files are read as runs without them. So are files of version 3 without the table digest.
 -- A *row* of a side is one position of one prompt. Figures are defined in the metric contract (docs/metrics.md).
 
 CREATE TABLE run (
@@ -57,6 +57,12 @@ COMMENT ON COLUMN side.source_dtype IS 'dtype the array was given in; widening t
 COMMENT ON COLUMN side.sha256 IS 'SHA-256 of its stored bits, rows in order, little-endian';
 COMMENT ON COLUMN side.bit_class IS 'sides of the same number are bit-identical';
 
+CREATE TABLE digest (side INTEGER NOT NULL, dtype VARCHAR NOT NULL, sha256 VARCHAR NOT NULL);
+COMMENT ON TABLE digest IS 'what equal values are known by in any run; not in files written before it was, where side.sha256 is of run.compute_dtype';
+COMMENT ON COLUMN digest.side IS 'index of the side';
+COMMENT ON COLUMN digest.dtype IS 'bfloat16 where every value of the side is one, else float16 where every value is one, else float32';
+COMMENT ON COLUMN digest.sha256 IS 'SHA-256 of the side''s values as bits of dtype, rows in order, little-endian';
+
 CREATE TABLE logits (
     side USMALLINT NOT NULL, prompt INTEGER NOT NULL, position INTEGER NOT NULL, tile USMALLINT NOT NULL,
     bits BLOB NOT NULL USING COMPRESSION uncompressed
@@ -85,7 +91,7 @@ COMMENT ON TABLE top_token IS 'the 20 largest logits of each side and position, 
 COMMENT ON COLUMN top_token.side IS 'index of the side';
 COMMENT ON COLUMN top_token.prompt IS 'index of the prompt';
 COMMENT ON COLUMN top_token.position IS '0-based token index in its prompt';
-COMMENT ON COLUMN top_token.rank IS '0-based rank; rank 0 is the argmax';
+COMMENT ON COLUMN top_token.rank IS 'place by logit, counted from 0: 0 is the argmax, which pages and downloads call rank 1';
 COMMENT ON COLUMN top_token.token_id IS 'token id';
 COMMENT ON COLUMN top_token.logit IS 'its logit, exact';
 

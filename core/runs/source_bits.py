@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, narrow, values_of, widen
 from core.runs.arrays import StoredArray, shown
 
+NORMALISED = 0.05  # nats; rounding of bfloat16 at a log-probability near -10 is 0.02
+
 
 @dataclass(frozen=True)
 class Source:
@@ -43,15 +45,7 @@ class Source:
 
     def into(self, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> NDArray[np.unsignedinteger] | None:
         """The same values in `target`, or None where one would change. Same shape."""
-        if target is self.fmt:
-            return bits
-        wide = widen(bits, self.fmt)
-        # Hardware quiets a signalling float16 NaN on the way up, so that way is checked too; bfloat16 goes up by a shift.
-        if self.fmt is FLOAT16:
-            back = narrow(wide, FLOAT16)
-            if back is None or not np.array_equal(back, bits):
-                return None
-        return narrow(wide, target)
+        return moved(bits, self.fmt, target)
 
     def is_always_exact(self, target: FloatFormat) -> bool:
         """No value has to be looked at: every one fits."""
@@ -63,6 +57,19 @@ class Source:
             half = len(bits) // 2
             bits = bits[:half] if self.into(bits[:half], target) is None else bits[half:]
         return float(values_of(bits, self.fmt)[0])
+
+
+def moved(bits: NDArray[np.unsignedinteger], fmt: FloatFormat, target: FloatFormat) -> NDArray[np.unsignedinteger] | None:
+    """Bits of `fmt` as the same values in `target`, or None where one would change. Same shape."""
+    if target is fmt:
+        return bits
+    wide = widen(bits, fmt)
+    # Hardware quiets a signalling float16 NaN on the way up, so that way is checked too; bfloat16 goes up by a shift.
+    if fmt is FLOAT16:
+        back = narrow(wide, FLOAT16)
+        if back is None or not np.array_equal(back, bits):
+            return None
+    return narrow(wide, target)
 
 
 def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
@@ -93,12 +100,43 @@ def has_number(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> bool:
 def looks_normalised(rows: NDArray[np.float32]) -> str:
     """'log-probabilities', 'probabilities' or '': what [rows, vocab] values that should be logits add up to.
 
-    The tolerance is bfloat16's rounding of a log-probability near -10 (2^-9 relative, 0.02), averaged over the top tokens.
+    Rows of log-probabilities that were cut to the best few, -inf elsewhere, add up to no more than 1.
     """
     wide = rows.astype(np.float64)
     if np.isnan(wide).any() or np.isposinf(wide).any():
         return ""
     with np.errstate(over="ignore", divide="ignore"):
-        if (wide <= 0).all() and (np.abs(np.log(np.exp(wide).sum(axis=-1))) < 0.05).all():
-            return "log-probabilities"
+        totals = np.log(np.exp(wide).sum(axis=-1))
+    if (wide <= 0).all() and are_log_probabilities(totals, (~np.isneginf(wide)).sum(axis=-1), rows.shape[-1]):
+        return "log-probabilities"
     return "probabilities" if (wide >= 0).all() and (np.abs(wide.sum(axis=-1) - 1) < 0.02).all() else ""
+
+
+def are_log_probabilities(logsumexp: NDArray[np.float64], kept: NDArray[np.int64] | int, vocab: int) -> bool:
+    """Can values at most 0 of these logsumexp [rows], `kept` of each row's tokens, be a vocabulary's log-probabilities?
+
+    All of them add up to 1. The largest k of V probabilities add up to k / V at least and 1 at most, so logits that happen to be negative
+    are seldom mistaken: those of GPT-2, near -40, add up to 1e-16.
+    """
+    least = np.where(np.asarray(kept) < vocab, np.log(np.maximum(kept, 1) / vocab), 0.0)
+    return bool(((logsumexp > least - NORMALISED) & (logsumexp < NORMALISED)).all())
+
+
+def looks_chosen(rows: NDArray[np.float32]) -> bool:
+    """Are [sequences, tokens] the log-probabilities of tokens that were chosen, where [positions, vocab] logits should be?
+
+    None is above 0, and those of most rows add up to more than 1 as probabilities, which the log-probabilities of a vocabulary, cut or
+    whole, never do. Logits less their row's largest have an exact 0 in every row.
+    """
+    wide = rows.astype(np.float64)
+    if (wide > 0).any() or not np.isfinite(wide).any():
+        return False
+    with np.errstate(under="ignore"):
+        totals = np.nansum(np.exp(wide), axis=-1)
+    is_shifted = (wide == 0).any(axis=-1).all()
+    return bool(np.median(totals) > 1 + NORMALISED and not is_shifted)
+
+
+def narrowest(rows: NDArray[np.unsignedinteger], fmt: FloatFormat) -> FloatFormat:
+    """The dtype whose values these bits of `fmt` all are, bit for bit: bfloat16, else float16, else float32, wide as they may be stored."""
+    return next((target for target in (BFLOAT16, FLOAT16) if moved(rows, fmt, target) is not None), fmt)

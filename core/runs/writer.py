@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from core.numerics.divergence import SideRows, compare
 from core.numerics.totals import PairTotal
 from core.runs.background import Background
 from core.runs.database import Database
+from core.runs.digests import SideDigest
 from core.runs.figure_tables import position_table, side_position_table, tile_table, top_token_table
 from core.runs.figures import Figures, read_rows
 from core.runs.kernel_rows import insert_kernels
@@ -77,7 +77,7 @@ class RunWriter:
         self._created = header.created or datetime.now(UTC)
         self._places = np.array(header.places(), np.int32)
         self._rows_done = [0] * len(header.sides)
-        self._hashes = [hashlib.sha256() for _ in header.sides]
+        self._hashes = [SideDigest(header.format) for _ in header.sides]
         self._totals = [PairTotal() for _ in header.sides[1:]]
         self._recent = RecentRows(_REFERENCE_BYTES)
         self._figures: dict[str, list[pa.Table]] = {}
@@ -144,7 +144,7 @@ class RunWriter:
         bits = np.ascontiguousarray(bits)
         self._open_database()
         places = self._places[row : row + len(bits)]
-        self._hashing.put(self._hashes[side].update, bits.data, size=bits.nbytes)
+        self._hashing.put(self._hashes[side].update, bits, size=bits.nbytes)
         self._storing.put(self._store_logits, side, places, bits, size=bits.nbytes)
         self._rows_done[side] = row + len(bits)
         if side == 0:
@@ -338,7 +338,7 @@ class RunWriter:
     def digests(self) -> list[str]:
         """SHA-256 of every side's bits as far as they have been written, hexadecimal."""
         self._hashing.drain()
-        return [digest.hexdigest() for digest in self._hashes]
+        return [digest.stored() for digest in self._hashes]
 
     def figures(self) -> Figures:
         """What was measured, once every row of every side has been written; for a verdict that rests on it."""
@@ -370,7 +370,7 @@ class RunWriter:
         for pair, total in enumerate(self._totals):
             insert_levels(database, self.header, pair)
             insert_pair(database, pair, total, self._verdicts.get(pair, (None, None, None)))
-        insert_sides(database, self.header, self.digests())
+        insert_sides(database, self.header, self.digests(), [digest.values() for digest in self._hashes])
         database.execute("COMMIT")
         database.close()
         self._database = None

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from core.numerics import pyramid
-from core.numerics.totals import PairTotal
+from core.numerics.totals import COUNTS, PairTotal
 from core.runs.database import SCHEMA_VERSION, Database
 from core.runs.figure_tables import tile_table
 from core.runs.records import RunHeader
@@ -45,19 +45,24 @@ def insert_provenance(database: Database, header: RunHeader, run_id: str, create
         database.insert("vocabulary", pa.table({"token_id": pa.array(ids, pa.int32()), "text": pa.array(texts, pa.string())}))
 
 
-def insert_sides(database: Database, header: RunHeader, digests: Sequence[str]) -> None:
-    """`side`: sides of the same digest are of one class."""
+def insert_sides(database: Database, header: RunHeader, digests: Sequence[str], values: Sequence[tuple[str, str]]) -> None:
+    """`side` and `digest`. digests: of the stored bits, the same for sides of one class; values: of each side's values, and of which dtype."""
     for index, side in enumerate(header.sides):
         bit_class = sorted(set(digests), key=digests.index).index(digests[index])
         database.execute(
             "INSERT INTO side VALUES (?, ?, ?, ?, ?, ?, ?)",
             [index, side.name, side.path, header.compute_dtype, side.source_dtype, digests[index], bit_class],
         )
+        digest, dtype = values[index]
+        database.execute("INSERT INTO digest VALUES (?, ?, ?)", [index, dtype, digest])
 
 
 def insert_pair(database: Database, pair: int, total: PairTotal, verdict: tuple[str | None, str | None, float | None]) -> None:
     """`pair` and `ulp_histogram` of one pair; `verdict`: its name, the sentence for it, the noise ratio."""
-    values = {"pair": pair, "reference": 0, "variant": pair + 1, **asdict(total.summary())}
+    summary = {
+        name: value for name, value in asdict(total.summary()).items() if name not in COUNTS
+    }  # those follow from `position`
+    values = {"pair": pair, "reference": 0, "variant": pair + 1, **summary}
     values["is_histogram_exact"] = total.is_histogram_exact
     values["verdict"], values["because"], values["noise_ratio"] = verdict
     database.execute(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from core.errors import DumpError, UsageError
 from core.numerics.divergence import compare
 from core.numerics.formats import FLOAT32, FloatFormat, values_of
-from core.runs.dumps import Dump, open_dump
+from core.runs.dumps import LOGITS, Dump, open_dump
 from core.runs.figures import Figures
 from core.runs.records import FAILED, NEIGHBOURS, NOTED, PASSED, RERUN, Evidence, RunHeader
 
@@ -132,7 +132,9 @@ def measure_controls(
 
 def _opened(paths: Sequence[Path], header: RunHeader, fmt: FloatFormat, what: str, fewest: int) -> Dump:
     """A control's dump, in `fmt`, of as many positions and tokens as the run."""
-    dump = open_dump(paths, compute_dtype=None if fmt is FLOAT32 else fmt.name, fewest_sides=fewest)
+    dump = open_dump(
+        paths, compute_dtype=None if fmt is FLOAT32 else fmt.name, holds=LOGITS, fewest_sides=fewest
+    )  # what the run holds
     try:
         name = " and ".join(path.name for path in paths)
         if dump.compute_dtype != fmt.name:  # detected: an upcast of 16-bit logits would be taken for a pair that does not shrink

@@ -16,11 +16,14 @@ _SHARE = 0.5  # of a row that one value fills; of real logits the commonest valu
 
 @dataclass
 class Filling:
-    """One side as it passes by. rows: how many are filled by one value to more than a half; kept: the least number of other logits."""
+    """One side as it passes by. rows: how many are filled by one value to more than a half; kept, most_kept: the least and
+    the largest number of other logits in such a row.
+    """
 
     fmt: FloatFormat
     rows: int = 0
     kept: int = 0
+    most_kept: int = 0
     value: float = float("nan")
     first_row: int | None = None
     _seen: int = field(default=0, repr=False)
@@ -48,5 +51,5 @@ class Filling:
     def _add(self, row: int, others: int, value: float) -> None:
         if self.first_row is None:
             self.first_row, self.kept, self.value = row, others, value
-        self.kept = min(self.kept, others)
+        self.kept, self.most_kept = min(self.kept, others), max(self.most_kept, others)
         self.rows += 1

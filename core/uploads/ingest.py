@@ -12,6 +12,7 @@ from core.runs.records import Provenance
 from core.runs.report import PairReport, report_of_run
 from core.runs.store import Store
 from core.runs.writer import RunWriter
+from core.uploads.causes import Sample
 from core.uploads.filling import Filling
 from core.uploads.judging import judge_upload
 from core.uploads.validity import checks_of
@@ -24,15 +25,17 @@ def ingest(
     name: str | None = None,
     compute_dtype: str | None = None,
     reference: str | None = None,
+    holds: str | None = None,
     model: str = "",
     run_id: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """Read dump files, check them, store them as one run; returns its id. `on_progress(rows done, rows in all)`.
 
-    DumpError where the dump cannot be taken, LimitError where there is no room for it: nothing is left in the store then.
+    DumpError where the dump cannot be taken, LimitError where there is no room for it: nothing is left in the store then. `holds`: see
+    open_dump.
     """
-    with open_dump(paths, compute_dtype=compute_dtype, reference=reference) as dump:
+    with open_dump(paths, compute_dtype=compute_dtype, reference=reference, holds=holds) as dump:
         title = name or " + ".join(path.stem for path in paths)
         return store_dump(store, dump, name=title, model=model, run_id=run_id, source=paths, on_progress=on_progress)
 
@@ -46,17 +49,19 @@ def store_dump(
     note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, meta) if part)
     header = dump.header(name, Provenance(kind="upload", model=model, note=note))
     fillings = [Filling(header.format) for _ in header.sides]
+    samples = [Sample(header) for _ in header.sides]
     with RunWriter(store, header, run_id=run_id, source=source) as writer:
         for row, sides in dump.chunks():
             for index, bits in enumerate(sides):
                 writer.write(index, row, bits)
                 fillings[index].see(bits)
+                samples[index].see(bits)
             if on_progress is not None:
                 on_progress(row + len(sides[0]), dump.rows)
         for generation in dump.generations:
             writer.write_generation(generation)
         figures = writer.figures()
-        checks = checks_of(figures, fillings)
+        checks = checks_of(figures, fillings, samples)
         for found in judge_upload(figures, checks, dump.generations, writer.run_id):
             writer.write_verdict(found.pair, found.name, found.because, found.noise_ratio, found.evidence, found.floors)
         return writer.finish()

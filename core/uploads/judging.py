@@ -31,9 +31,11 @@ from core.uploads.controls import NO_CONTROLS, Apart, Controls, neighbour_eviden
 from core.uploads.validity import sampling, structure
 from core.verdict import (
     BLOCKS,
+    BUG_SUSPECTED,
     LARGEST_RATIO_16_BITS,
     SHRINKS_LIKE_ROUNDING,
     SHRINKS_TOO_MUCH,
+    UNDECIDED,
     FloorTest,
     conclude,
     floor_evidence,
@@ -115,7 +117,9 @@ def _pair(
     if before is not None:
         ratio, first = _carried_over(evidence, floors, before, ratio, first)
     verdict = conclude(evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
-    return PairVerdict(pair, verdict.name, verdict.because, verdict.noise_ratio, verdict.evidence, tuple(floors))
+    causes = [row.says for row in evidence if "cause" in row.figures] if verdict.name in (UNDECIDED, BUG_SUSPECTED) else []
+    because = " ".join([*causes, verdict.because])
+    return PairVerdict(pair, verdict.name, because, verdict.noise_ratio, verdict.evidence, tuple(floors))
 
 
 def _carried_over(

@@ -9,6 +9,7 @@ from core.runs.reader import RunReader, StoredPair
 from core.runs.records import FloorRows
 from core.runs.revision import PairVerdict, Revision
 from core.runs.store import Store
+from core.uploads.causes import Sample
 from core.uploads.controls import Controls
 from core.uploads.filling import Filling
 from core.uploads.judging import judge_upload
@@ -33,11 +34,11 @@ def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str 
     """Store `run` once more with the verdict that its controls come to; returns the new run's id. The old run stays as it is."""
     check_upload(run)
     figures = run.figures
-    fillings = [_filling(figures, side) for side in range(len(run.sides))]
+    fillings, samples = zip(*(_seen(figures, side) for side in range(len(run.sides))), strict=True)
     generations = [run.generations[index] for index in sorted(run.generations)]
     with Revision(store, run, name or f"{run.header.name}, judged") as revision:
         with figures.decoding("figures"):
-            checks = checks_of(figures, fillings)
+            checks = checks_of(figures, fillings, samples)
             found = judge_upload(
                 figures, checks, generations, revision.run_id, controls, [_stored(run, pair) for pair in run.pairs]
             )
@@ -55,10 +56,12 @@ def _stored(run: RunReader, pair: StoredPair) -> PairVerdict:
     )
 
 
-def _filling(figures: Figures, side: int) -> Filling:
+def _seen(figures: Figures, side: int) -> tuple[Filling, Sample]:
     header = figures.header
-    filling = Filling(header.format)
+    filling, sample = Filling(header.format), Sample(header)
     at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))
     for start in range(0, header.rows, at_once):
-        filling.see(figures.read_rows(side, start, min(start + at_once, header.rows)))
-    return filling
+        bits = figures.read_rows(side, start, min(start + at_once, header.rows))
+        filling.see(bits)
+        sample.see(bits)
+    return filling, sample

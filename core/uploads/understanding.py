@@ -47,7 +47,7 @@ def unpacked_bytes(path: Path) -> int:
 
 
 def understood(
-    paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None,
+    paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None, holds: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What saving `paths` would make a run of, as JSON has it. One file, or two of one array each. `on_progress(bytes read, bytes in all)`.
@@ -59,7 +59,7 @@ def understood(
             raise UsageError("a run file stands for itself; give it alone.")
         return _run(paths[0])
     with open_dump(
-        paths, compute_dtype=compute_dtype, reference=reference, max_bytes=MAX_BYTES, on_progress=on_progress
+        paths, compute_dtype=compute_dtype, reference=reference, holds=holds, max_bytes=MAX_BYTES, on_progress=on_progress
     ) as dump:  # fmt: skip
         return _dump(paths, dump)
 

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from core.numerics.formats import values_of
 from core.runs.figures import Figures
 from core.runs.records import FAILED, NOTED, PASSED, STRUCTURE, VALIDITY, Evidence, Generation, RunHeader
+from core.runs.source_bits import are_log_probabilities
+from core.uploads.causes import Sample, causes_of
 from core.uploads.filling import Filling
 from core.verdict import BLOCKS, place_in_words, sampler_evidence, structure_of
 
@@ -23,7 +25,6 @@ _SHIFTS = (-2, -1, 1, 2)
 _LEAST_ROWS = 8  # fewer say nothing about a shift
 _LEAST_TOKENS = 4  # different argmaxes, or every shift agrees
 _AGREES, _MORE_OFTEN = 0.5, 2.0  # a shift is believed where half of the rows agree under it, and twice as many as without one
-_NORMALISED = 0.05  # nats; rounding of bfloat16 at a log-probability near -10 is 0.02
 _RANKS = 20
 
 
@@ -36,11 +37,13 @@ class Scale:
     largest: float | None
 
 
-def scale_of(figures: Figures, side: int) -> Scale:
-    """By the logsumexp of every row, which is 0 for log-probabilities."""
+def scale_of(figures: Figures, side: int, filling: Filling) -> Scale:
+    """By the logsumexp of every row, which is 0 for log-probabilities, and at most 0 where `filling` says that they were cut."""
     values = figures.logsumexp(side)
     values = values[np.isfinite(values)]
-    kind = _kind(values, figures.best_tokens(side, 1)["logit"].to_numpy(float), figures.header.vocab)
+    vocab = figures.header.vocab
+    kept = filling.kept if filling.rows and filling.value < 0 else vocab
+    kind = _kind(values, figures.best_tokens(side, 1)["logit"].to_numpy(float), vocab, kept)
     return Scale(kind, *((float(values.min()), float(values.max())) if len(values) else (None, None)))
 
 
@@ -53,16 +56,20 @@ def validity(figures: Figures, pair: int, fillings: tuple[Filling, Filling], sca
         _tokens(header),
         _alignment(header, positions, names),
         _scale(scales[0], scales[1], names),
-        _numbers(header, positions),
-        _truncation(header, fillings, names, is_alike=not positions["nonfinite_mismatch"].any()),
+        _truncation(
+            header, fillings, scales, names, is_alike=not positions["nonfinite_mismatch"].any()
+        ),  # a cut is the cause of its infinities
+        _numbers(figures, pair, positions, fillings),
     ]
 
 
-def checks_of(figures: Figures, fillings: Sequence[Filling]) -> list[list[Evidence]]:
-    """The same of every pair; `fillings`: of every side."""
-    scales = [scale_of(figures, side) for side in range(len(fillings))]
+def checks_of(figures: Figures, fillings: Sequence[Filling], samples: Sequence[Sample]) -> list[list[Evidence]]:
+    """The same of every pair, with what explains it; `fillings`, `samples`: of every side."""
+    scales = [scale_of(figures, side, filling) for side, filling in enumerate(fillings)]
+    causes = causes_of(figures.header, samples)
     return [
-        validity(figures, side - 1, (fillings[0], fillings[side]), (scales[0], scales[side])) for side in range(1, len(fillings))
+        [*validity(figures, side - 1, (fillings[0], fillings[side]), (scales[0], scales[side])), *causes[side - 1]]
+        for side in range(1, len(fillings))
     ]
 
 
@@ -134,18 +141,20 @@ def _scale(reference: Scale, variant: Scale, names: tuple[str, str]) -> Evidence
     return Evidence(VALIDITY, control, measured, PASSED, "Both sides hold logits, not probabilities.")
 
 
-def _kind(logsumexp: NDArray[np.float64], best: NDArray[np.float64], vocab: int) -> str:
-    """What rows with these logsumexp and largest values are: the sum of exp(p) over probabilities p lies between V and V + e - 2."""
+def _kind(logsumexp: NDArray[np.float64], best: NDArray[np.float64], vocab: int, kept: int) -> str:
+    """What rows with these logsumexp and largest values, `kept` of them not filled by one value, are: the sum of exp(p) over probabilities p lies between V and V + e - 2."""
     if not len(logsumexp):
         return "logits"
-    if (np.abs(logsumexp) < _NORMALISED).all() and (best <= 0).all():
+    if (best <= 0).all() and are_log_probabilities(logsumexp, kept, vocab):
         return "log-probabilities"
     low, high = np.log(vocab + 1.0), np.log(vocab + np.e - 1)
     is_probable = (logsumexp > low - 0.02 / vocab) & (logsumexp < high + 0.02 / vocab)
     return "probabilities" if is_probable.all() and ((best > 0) & (best <= 1)).all() else "logits"
 
 
-def _truncation(header: RunHeader, fillings: tuple[Filling, Filling], names: tuple[str, str], *, is_alike: bool) -> Evidence:
+def _truncation(
+    header: RunHeader, fillings: tuple[Filling, Filling], scales: tuple[Scale, Scale], names: tuple[str, str], *, is_alike: bool
+) -> Evidence:
     """is_alike: no logit is infinite on one side only, so a mask of -inf is the same on both."""
     control = "rows that one single value fills to more than a half"
     figures = {
@@ -166,29 +175,42 @@ def _truncation(header: RunHeader, fillings: tuple[Filling, Filling], names: tup
             f"{who} {'holds' if len(filled) == 1 else 'hold'} rows of zeros at {where}: padding, or rows that were never written."
         )
         return Evidence(VALIDITY, control, figures, FAILED, says)
+    kind = next(scale.kind for scale, filling in zip(scales, fillings, strict=True) if filling.rows)
+    least, largest = min(f.kept for _, f in filled), max(f.most_kept for _, f in filled)
+    cut = f"cut to the top {least:,}" if least == largest else f"cut or masked ({least:,} to {largest:,} tokens are kept)"
     says = (
-        f"{who} {'holds' if len(filled) == 1 else 'hold'} one value, {most.value:g}, for more than half of the vocabulary at {where} (as few as "
-        f"{most.kept:,} other logits): cut to the top k, or masked. Save the logits before that."
+        f"{who} {'holds' if len(filled) == 1 else 'hold'} {kind} {cut} at {where}, {most.value:g} elsewhere: no figure here is of the whole "
+        f"vocabulary. Save the {kind} before that."
     )
     return Evidence(VALIDITY, control, figures, FAILED, says)
 
 
-def _numbers(header: RunHeader, positions: pd.DataFrame) -> Evidence:
+def _numbers(figures: Figures, pair: int, positions: pd.DataFrame, fillings: tuple[Filling, Filling]) -> Evidence:
+    header = figures.header
     control = "NaN and infinities of one side against the other"
     wrong = positions["nonfinite_mismatch"].to_numpy(np.int64)
     rows = np.flatnonzero(wrong)
-    figures = {
+    measured = {
         "nonfinite_mismatch": int(wrong.sum()), "positions": len(rows), "first": list(header.places()[rows[0]]) if len(rows) else None,
     }  # fmt: skip
     if not len(rows):
-        return Evidence(VALIDITY, control, figures, PASSED, "No logit is NaN or infinite on one side only.")
+        return Evidence(VALIDITY, control, measured, PASSED, "No logit is NaN or infinite on one side only.")
     where = place_in_words(int(rows[0]), [prompt.positions for prompt in header.prompts])
     count = int(wrong.sum())
+    many = f"{count:,} {'logit is' if count == 1 else 'logits are'}"
+    if figures.is_only_masked(pair):
+        is_cut = any(filling.rows and np.isneginf(filling.value) for filling in fillings)
+        says = f"{many} -inf on one side only, {where} first, and none is NaN: " + (
+            "tokens that one side kept and the other cut."
+            if is_cut
+            else "a mask or padding of one side's vocabulary, or tokens that one side left out."
+        )
+        return Evidence(VALIDITY, control, measured, NOTED if is_cut else FAILED, says)
     says = (
-        f"{count:,} {'logit is' if count == 1 else 'logits are'} NaN or infinite on one side only, {where} first: a mask or padding of one "
+        f"{many} NaN or infinite on one side only, {where} first: a mask or padding of one "
         "side's vocabulary, rows that were never written, a kernel that made them, or an overflow of the dtype. No order of summation makes a NaN."
     )
-    return Evidence(VALIDITY, control, figures, FAILED, says)
+    return Evidence(VALIDITY, control, measured, FAILED, says)
 
 
 def sampling(figures: Figures, generations: Sequence[Generation]) -> dict[int, Evidence]:

@@ -298,7 +298,7 @@ def test_the_threshold_stands_between_the_bins_below_and_above_it(threshold):
 
 
 def best(reference: list[int], variant: list[int], texts: list[str | None] | None = None) -> pd.DataFrame:
-    """A table of best tokens with these ranks."""
+    """A table of best tokens with these ranks, 1 the argmax."""
     count = len(reference)
     return pd.DataFrame(
         {
@@ -311,10 +311,10 @@ def best(reference: list[int], variant: list[int], texts: list[str | None] | Non
 
 @pytest.mark.parametrize(
     ("variant", "crossed"),
-    [([0, 1, 2, 3], []), ([1, 0, 2, 3], [0, 1]), ([0, 1, 3, 2], [2, 3]), ([3, 0, 1, 2], [0, 1, 2, 3]), ([0, 2, 4, 7], [])],
+    [([1, 2, 3, 4], []), ([2, 1, 3, 4], [0, 1]), ([1, 2, 4, 3], [2, 3]), ([4, 1, 2, 3], [0, 1, 2, 3]), ([1, 3, 5, 8], [])],
 )
 def test_tokens_that_change_places_are_found_and_coloured(variant, crossed):
-    top = best([0, 1, 2, 3], variant)
+    top = best([1, 2, 3, 4], variant)
     assert np.flatnonzero(charts.crossing(top)).tolist() == crossed
     figure = charts.rank_slopes(top, "a", "b")
     coloured = [place for place, line in enumerate(figure.data) if line.line.color != charts.QUIET]
@@ -322,7 +322,7 @@ def test_tokens_that_change_places_are_found_and_coloured(variant, crossed):
 
 
 def test_tokens_beyond_the_best_stand_below_them_in_their_order_and_are_dashed():
-    figure = charts.rank_slopes(best([0, 1, 2, 40, 9], [0, 8, 1, 2, 3], ["<b>", None, "x", "y", "z"]), "<i>", "b", count=3)
+    figure = charts.rank_slopes(best([1, 2, 3, 41, 10], [1, 9, 2, 3, 4], ["<b>", None, "x", "y", "z"]), "<i>", "b", count=3)
     assert [line.y[0] for line in figure.data] == [1, 2, 3, 5.5, 4.5]
     assert [line.y[1] for line in figure.data] == [1, 5.5, 2, 3, 4.5]
     assert [line.line.dash for line in figure.data] == ["solid", "dash", "solid", "dash", "dash"]
@@ -367,7 +367,7 @@ def test_a_point_without_neighbours_is_a_dot_and_no_other_is():
 
 
 def test_bars_have_their_sides_colour_to_the_edge_and_the_argmax_a_sign():
-    figure = charts.top_bars(best([0, 1, 2], [1, 0, 2]), "a", "b")
+    figure = charts.top_bars(best([1, 2, 3], [2, 1, 3]), "a", "b")
     assert [bars.marker.color for bars in figure.data] == [charts.REFERENCE, charts.VARIANT]
     assert [bars.marker.line.width for bars in figure.data] == [0, 0]
     assert [["▶" in text for text in bars.text] for bars in figure.data] == [[True, False, False], [False, True, False]]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from app import exports
+from app import exports, flips
+from core.numerics.formats import values_of
+from core.runs.flips import flip_table
 from core.runs.reader import RunReader
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,3 +119,15 @@ def test_a_files_name_says_where_it_is_from_and_means_nothing_to_a_file_system(r
     name = exports.file_stem(Of, "flips", at_position=True)  # type: ignore[arg-type]
     assert name.endswith("-pair2-flips-prompt1-position36")
     assert not set(name) & set('/\\<>:"|?*')
+
+
+def test_a_downloaded_rank_says_in_its_heading_that_1_is_the_argmax_and_is_the_page_s():
+    with RunReader(ROOT / "sample_runs" / "injected-bug.duckdb") as run:
+        found = flip_table(run, 0, run.positions(0))
+        logits = values_of(run.at(1, int(found["prompt"][0]), int(found["position"][0])), run.header.format).astype(float)
+    heading, first, *_ = read(exports.csv(found))
+    place = heading.index("reference_token_variant_rank (1 = argmax)")
+    assert int(first[place]) == 1 + int((logits > logits[found["reference_token"][0]]).sum()) >= 2
+    assert heading == pq.read_table(io.BytesIO(exports.parquet(found))).column_names
+    shown = flips.columns(found, SimpleNamespace(run=run), False)
+    assert shown["reference's token, rank on the other side (1 = argmax)"].iloc[0] == int(first[place])

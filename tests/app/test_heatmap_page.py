@@ -84,7 +84,7 @@ def test_words_that_are_none_are_left_out():
 def test_a_selected_token_is_told_with_both_logits_and_ranks():
     app = opened(position="89", token="301")
     assert "at position 89" in sentences(app)
-    (table,) = (frame.value for frame in app.dataframe if "rank" in frame.value)
+    (table,) = (frame.value for frame in app.dataframe if "rank (1 = argmax)" in frame.value)
     assert len(table) == 2
     assert all(float(value) == float(value) for value in table["logit"])
 

@@ -177,6 +177,6 @@ def test_nan_is_never_outlined_as_the_argmax(own_store):
         for position in range(run.header.rows):
             top = top_of_both(run, 0, 0, position)
             for side in ("reference", "variant"):
-                best = top[top[f"{side}_rank"] == 0]
+                best = top[top[f"{side}_rank"] == 1]
                 assert len(best) == 1
                 assert best[f"{side}_logit"].notna().all()

@@ -108,6 +108,28 @@ def test_a_compute_dtype_that_does_not_hold_the_values_is_a_sentence_and_no_save
     assert not [button for button in app.button if str(button.key).startswith("save_")]
 
 
+def test_what_looks_like_chosen_tokens_is_refused_until_the_user_says_that_it_is_logits(monkeypatch, store, tmp_path):
+    chosen = [-np.random.default_rng(seed).gamma(0.5, 2.0, (90, 32)).astype(np.float32) for seed in (1, 2)]
+    np.savez(tmp_path / "chosen.npz", reference=chosen[0], variant=chosen[1])
+    upload = put(store, tmp_path / "chosen.npz")
+    app = page(monkeypatch, upload)
+    assert "of 90 sequences of 32 tokens" in app.error[0].value
+    assert not [button for button in app.button if str(button.key).startswith("save_")]
+    app.selectbox(key=f"upload_holds_{upload.upload_id}").select("logits").run()
+    assert "**90 positions x 32 tokens**" in said(app)
+    app.button(key=f"save_{upload.upload_id}").click().run()
+    saved(app)
+    assert len(runs(store)) == 1
+
+
+def test_sides_of_different_dtypes_are_told_with_what_follows_for_ulps(monkeypatch, store, tmp_path):
+    fine = np.random.default_rng(0).standard_normal((4, 64), dtype=np.float32)
+    np.savez(tmp_path / "mixed.npz", reference=fine, variant=(fine.view(np.uint32) & 0xFFFF0000).view(np.float32))
+    app = page(monkeypatch, put(store, tmp_path / "mixed.npz"))
+    assert "the sides are of different dtypes" in app.warning[0].value
+    assert "65,536" in app.warning[0].value
+
+
 def test_files_of_one_array_make_a_pair_one_alone_waits_and_of_three_two_are_chosen(monkeypatch, store, tmp_path):
     logits = np.random.default_rng(0).standard_normal((4, 16), dtype=np.float32)
     uploads = []

@@ -23,6 +23,7 @@ from core.numerics.totals import PairTotal
 from core.runs.dumps import open_dump
 from tests.core.numerics.rows import ALL_FORMATS, rows_of_all_kinds
 
+_SUMMED = ("max_abs", "rms", "mean_ulps", "mean_kl", "max_kl", "min_margin", "neq_share", "same_top1", "near_ties")
 CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
 
 
@@ -74,7 +75,8 @@ def add_pair(digest: Digest, a: np.ndarray, b: np.ndarray, fmt: FloatFormat, row
     for side in ("reference", "variant"):
         for name in ("logsumexp", "top_ids", "top_logits"):
             digest.add(np.concatenate([getattr(getattr(part, side), name) for part in parts]))
-    digest.add(total.summary())
+    summary = total.summary()
+    digest.add([getattr(summary, name) for name in _SUMMED])
     digest.add(total.histogram)
 
 

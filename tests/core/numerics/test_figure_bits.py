@@ -18,17 +18,17 @@ ROOT = Path(__file__).parents[3]
 
 # Found on a processor with 256-bit vectors; whoever finds others computes other figures.
 RECORDED = {
-    "bf16_upcast_to_fp32": "bec44ac9c8783e7d22a9cfe890e10f048c254864fe45ebffcf9ad5750c0230f8",
-    "flips_fp16": "ec364d173acd23603c5918983a32844ae818545dd75b356da7617d87e7280d1d",
-    "identical_bf16_bits": "fbc3448636411337cefcdbf901b1fea7c3173de390e8cf7da5dbcff115d02033",
-    "nonfinite_fp32": "c058ad2b08584e1a64e7cd44e3a52a1847fd0bdf5838e6197989838ec9767cb9",
-    "one_ulp_bf16_void": "5df042fc02fb8e1f1f84a310853d195c1d3cfda9c759f16701d747e081939161",
-    "six_repeats_bf16": "70075c3f3f2b1a5b9798e25efe7ad41aa3631dcfa43af8ccf4558da337520e0c",
-    "float32": "3857aa0cee9988dad298079e0f94151ae59c8a86fc7ef234a9662303cf880098",
-    "float16": "3d41d729b6b44fa4e97fd2f02aed98f27ed30ca01941c530ba2c7609ea43a578",
-    "bfloat16": "fb943135acc28ef930cd413cba25c3acc52b990b78896004a372df4f0c879a44",
-    "float8_e4m3fn": "9d97f8d7dcdaff06cedf966a4206cbf8ca2de947c9725adcec33311b3a642a5e",
-    "float8_e5m2": "3abb52b1083bb56abd4ad72b4678bdbdd6bc6a876f18a5e62737b8b16a767fda",
+    "bf16_upcast_to_fp32": "ae2923605db3406acf37bbc8c2259a5268a6a016133000db4e277094d59a1800",
+    "flips_fp16": "f10a305584d1171bc0688c981f4ae83f3a1302e3b00e62c447f3ff89e5d3634f",
+    "identical_bf16_bits": "5a6bac137fc7242d8aa64fd366d1c0aed02c3eb5db5bd084250011bc01172e6a",
+    "nonfinite_fp32": "bb904a015e879b333f37c9584eb7628f0732542002b44f00d44286a63843dbdf",
+    "one_ulp_bf16_void": "121c9b2d0f7c49bbd2fe56bb2e44bdc1191f5db2347a0cc81ae804f5cd26892f",
+    "six_repeats_bf16": "550222893a5f84fc1cd3b9b289875fc8f5eed448443c235cc4a2765fc4d2a4d7",
+    "float32": "f9463c6b383000f3e66107dddb313b1213fa29d0ac8c9c8992be5a0e5cba5a4d",
+    "float16": "7e02ceabeed66d4876f98e363e5136e7dfbb20ec70fc5dfbdb661ec9b18b4598",
+    "bfloat16": "72f5a08ed5f40838ed97bcd737f9eb4d468451f038e652dffdbeb2c9f0aca194",
+    "float8_e4m3fn": "8ea50663ba5bf7225ff2bf952a3a4a98f2a6f8a5668765f16b22f57ccc158701",
+    "float8_e5m2": "a83042ccd832bc617aceb474284426b963d1feb9a4bc02bc043f77e5b79ea9cb",
 }
 
 # What numba may compile for, and a feature without which the code would not run here.

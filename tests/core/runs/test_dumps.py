@@ -282,7 +282,7 @@ def test_log_probabilities_and_probabilities_are_remarked_on_and_logits_are_not(
         assert "'log' looks like log-probabilities" in said
         assert "'log16' looks like log-probabilities" in said
         assert "'prob' looks like probabilities" in said
-        assert "'raw'" not in said
+        assert "'raw' looks" not in said
 
 
 def test_token_ids_beyond_the_vocabulary_are_remarked_on(tmp_path: Path) -> None:
@@ -332,3 +332,117 @@ def test_a_closed_dump_says_so(tmp_path: Path) -> None:
     dump.close()
     with pytest.raises(UsageError, match="closed"):
         next(dump.chunks())
+
+
+# ---- sides of different dtypes
+
+
+def _warned(folder: Path, **arrays: Any) -> str:
+    with open_dump([_save(folder / "d.npz", **arrays)]) as dump:
+        return " ".join(dump.warnings)
+
+
+@pytest.mark.parametrize("is_upcast", [False, True])
+def test_a_bfloat16_side_beside_a_float32_one_is_told_with_what_follows_for_ulps(tmp_path: Path, is_upcast: bool) -> None:
+    coarse = _logits("bfloat16", 1)
+    sides = {"reference": _logits("float32", 2), "variant": coarse.astype(np.float32) if is_upcast else coarse}
+    said = _warned(tmp_path, **sides)
+    assert "'reference' holds float32 values, 'variant' holds bfloat16 values" in said
+    # a step of bfloat16 is 2^(23 - 7) steps of float32 in every binade
+    assert "one step of bfloat16 is up to 65,536 of them" in said
+    assert int(np.float32(1 + 2**-7).view(np.uint32)) - int(np.float32(1).view(np.uint32)) == 65_536
+
+
+def test_sides_saved_in_different_dtypes_that_hold_values_of_one_are_told_gently(tmp_path: Path) -> None:
+    coarse = _logits("bfloat16", 1)
+    said = _warned(tmp_path, reference=_bits(coarse), variant=coarse.astype(np.float32), compute_dtype=np.array("bfloat16"))
+    assert "saved in different dtypes (bfloat16, float32); ULPs are of bfloat16 on every side" in said
+
+
+@pytest.mark.parametrize("dtype", VALUES)
+def test_sides_of_one_dtype_say_nothing_of_dtypes(tmp_path: Path, dtype: str) -> None:
+    kept = (lambda side: _bits(side)) if dtype == "bfloat16" else (lambda side: side)
+    said = _warned(tmp_path, a=kept(_logits(dtype, 1)), b=kept(_logits(dtype, 2)), compute_dtype=np.array(dtype))
+    assert "dtypes" not in said
+
+
+def test_a_side_of_a_few_whole_numbers_is_not_called_bfloat16(tmp_path: Path) -> None:
+    """Every dtype holds them, so they say nothing of the one they were computed in."""
+    whole = np.round(_logits("float32", 1) / 10)
+    assert "dtypes" not in _warned(tmp_path, a=whole, b=_logits("float32", 2))
+
+
+# ---- log-probabilities of chosen tokens
+
+
+def _chosen(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    """As a trainer saves them: mostly near 0, a few far below."""
+    return -np.random.default_rng(seed).gamma(0.5, 2.0, (rows, columns)).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(1000, 64), (300, 7), (65, 64)])
+def test_log_probabilities_of_chosen_tokens_are_refused_with_what_they_look_like_and_what_to_do(
+    tmp_path: Path, shape, dtype
+) -> None:
+    a, b = (_chosen(*shape, seed).astype(dtype) for seed in (1, 2))
+    with pytest.raises(DumpError) as refused, open_dump([_save(tmp_path / "d.npz", reference=a, variant=b)]):
+        pass
+    said = str(refused.value)
+    assert (
+        f"looks like chosen-token log-probabilities of {shape[0]:,} sequences of {shape[1]} tokens, not [positions, vocab]"
+        in said
+    )
+    assert "--holds logits" in said
+    assert said.count(". ") == 0  # one sentence
+
+
+def test_one_such_side_is_enough_and_the_user_may_know_better(tmp_path: Path) -> None:
+    path = _save(tmp_path / "d.npz", reference=_logits("float32", shape=(99, 64)), variant=_chosen(99, 64))
+    with pytest.raises(DumpError, match="'variant' looks like chosen-token"), open_dump([path]):
+        pass
+    with open_dump([path], holds="logits") as dump:
+        assert (dump.rows, dump.vocab, dump.warnings) == (99, 64, ())
+    with pytest.raises(UsageError, match="holds 'logit' is not known"):
+        open_dump([path], holds="logit")
+
+
+def test_padding_and_an_order_of_columns_hide_nothing(tmp_path: Path) -> None:
+    padded = _chosen(200, 32)
+    padded[:, 20:] = np.nan
+    for side in (padded, np.asfortranarray(_chosen(200, 32))):
+        with (
+            pytest.raises(DumpError, match="of 200 sequences of 32 tokens"),
+            open_dump([_save(tmp_path / "d.npz", a=side, b=side)]),
+        ):
+            pass
+
+
+def test_as_many_columns_as_a_vocabulary_could_have_are_remarked_on(tmp_path: Path) -> None:
+    assert "looks like chosen-token log-probabilities of 64 sequences of 1,000 tokens" in _warned(
+        tmp_path, a=_chosen(64, 1000), b=_chosen(64, 1000, 1)
+    )
+
+
+def _rows(kind: str, rows: int, vocab: int, seed: int) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    logits = random.standard_normal((rows, vocab)) * 4
+    log = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    best = np.argsort(-log, axis=1)[:, : max(1, vocab // 3)]
+    cut = np.full_like(log, -np.inf)
+    np.put_along_axis(cut, best, np.take_along_axis(log, best, 1), 1)
+    return {
+        "logits": logits, "negative logits": logits - 40, "log-softmax": log, "log-softmax in bfloat16": log.astype(ml_dtypes.bfloat16), "cut": cut,
+        "cut at -1e4": np.maximum(cut, -1e4), "less their largest": logits - logits.max(axis=1, keepdims=True),
+        "scaled log-softmax": log / 0.7, "zeros": np.zeros((rows, vocab)),
+    }[kind].astype(np.float32)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["logits", "negative logits", "log-softmax", "log-softmax in bfloat16", "cut", "cut at -1e4", "less their largest", "scaled log-softmax", "zeros"],
+)  # fmt: skip
+def test_nothing_that_is_a_vocabulary_s_is_taken_for_chosen_tokens(tmp_path: Path, kind: str) -> None:
+    for seed, (rows, vocab) in enumerate([(500, 64), (40, 8), (9, 2), (64, 600)]):
+        a, b = (_rows(kind, rows, vocab, seed + side) for side in (0, 100))
+        assert "chosen" not in _warned(tmp_path, a=a, b=b)

@@ -35,7 +35,7 @@ def by_hand(run: RunReader, pair: int, row: pd.Series) -> dict[str, float]:
         for on in SIDES:
             expected[f"{side}_token_{on}_probability"] = share[on][token]
         expected[f"{side}_token_probability_change"] = share["variant"][token] - share["reference"][token]
-        expected[f"{side}_token_{other}_rank"] = order[other].index(token)
+        expected[f"{side}_token_{other}_rank"] = order[other].index(token) + 1  # 1 is the argmax
     return expected
 
 

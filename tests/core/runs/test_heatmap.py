@@ -140,7 +140,7 @@ def test_the_element_of_a_cell_is_the_one_that_differs(one_differs, order, measu
     assert (found.reference, found.variant) == (sides[0][TOKEN], sides[1][TOKEN])
     assert found.difference == float(sides[1][TOKEN]) - float(sides[0][TOKEN])
     for side, rank in zip(sides, (found.reference_rank, found.variant_rank), strict=True):
-        assert int(np.argsort(-side, kind="stable")[rank]) == TOKEN
+        assert int(np.argsort(-side, kind="stable")[rank - 1]) == TOKEN
 
 
 def test_a_nan_on_one_side_is_furthest_apart_and_has_no_distance(opened):

@@ -7,10 +7,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from core.commands.comparing import pair_table
 from core.numerics.formats import BFLOAT16, FLOAT32
+from core.runs.dumps import open_dump
+from core.runs.issue_text import issue_text
 from core.runs.reader import RunReader
 from core.runs.records import FAILED, MISSING, NOTED, PASSED, SAMPLER, STRUCTURE, VALIDITY
 from core.runs.records import FLOAT32 as FLOAT32_RUNG
+from core.runs.report import as_json, over_logits, over_margins, over_positions, report_of_dump
 from core.runs.store import Store
 from core.uploads.filling import Filling
 from core.uploads.ingest import ingest
@@ -68,8 +72,9 @@ def _with_nan(logits: np.ndarray) -> np.ndarray:
 
 
 INVALID = {
-    "top 20, the rest -inf": (PLAIN, _top(OTHER, 20, -np.inf), "a mask or padding of one side's vocabulary"),
-    "top 20 on both sides": (_top(PLAIN, 20, -1e4), _top(OTHER, 20, -1e4), "'reference' and 'variant' hold one value, -10000"),
+    "top 20, the rest -inf": (PLAIN, _top(OTHER, 20, -np.inf), "'variant' holds logits cut to the top 20 at every position, -inf elsewhere"),
+    "a mask on one side": (PLAIN, np.where(np.arange(VOCAB) < 99, -np.inf, OTHER), "are -inf on one side only, position 0 first, and none is NaN: a mask"),
+    "top 20 on both sides": (_top(PLAIN, 20, -1e4), _top(OTHER, 20, -1e4), "'reference' and 'variant' hold logits cut to the top 20 at every position, -10000 elsewhere"),
     "top 20, the rest 0": (PLAIN, _top(OTHER, 20, 0.0), "rows of zeros at every position"),
     "a row never written": (PLAIN, np.concatenate([OTHER[:-1], np.zeros_like(OTHER[:1])]), f"rows of zeros at 1 of {ROWS} positions"),
     "a row of NaN": (PLAIN, np.concatenate([OTHER[:-1], np.full_like(OTHER[:1], np.nan)]), "NaN or infinite on one side only, position 47 first"),
@@ -100,6 +105,72 @@ def test_log_probabilities_on_both_sides_are_noted(tmp_path):
     run = stored(tmp_path, reference=_log_softmax(PLAIN), variant=_log_softmax(OTHER))
     assert run.pairs[0].verdict == "undecided"
     assert "Both sides hold log-probabilities" in " ".join(row.says for row in run.evidence(0))
+
+
+TOP_20 = [
+    _top(_log_softmax(side / 2), 20, -np.inf) for side in (PLAIN, OTHER + np.random.default_rng(3).standard_normal(OTHER.shape))
+]
+
+
+def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blamed(tmp_path):
+    run = stored(tmp_path, reference=TOP_20[0], variant=TOP_20[1])
+    (pair,) = run.pairs
+    assert pair.verdict == "invalid dump"
+    assert pair.because.startswith(
+        "'reference' and 'variant' hold log-probabilities cut to the top 20 at every position, -inf elsewhere"
+    )
+    said = " ".join(row.says for row in run.evidence(0))
+    assert "Both sides hold log-probabilities" in said
+    assert "NaN or infinite" not in said
+    assert "and none is NaN" in said
+
+
+def test_negative_logits_cut_to_the_top_20_are_no_log_probabilities(tmp_path):
+    """As GPT-2's are: their 20 best add up to 1e-16, where 20 of 600 probabilities are a thirtieth at least."""
+    run = stored(tmp_path, reference=_top(PLAIN - 60, 20, -np.inf), variant=_top(OTHER - 60, 20, -np.inf))
+    assert "hold logits cut to the top 20" in run.pairs[0].because
+
+
+def test_a_cut_of_no_one_size_is_told_with_its_range(tmp_path):
+    variant = np.concatenate([_top(OTHER[:1], 20, -np.inf), _top(OTHER[1:], 30, -np.inf)])
+    assert "cut or masked (20 to 30 tokens are kept)" in stored(tmp_path, reference=PLAIN, variant=variant).pairs[0].because
+
+
+def test_kl_of_a_cut_dump_says_over_how_many_positions_it_is_wherever_it_is_shown(tmp_path):
+    reference, variant = TOP_20
+    kept = np.isfinite(reference), np.isfinite(variant)
+    variant[:14] = np.where(kept[0][:14], OTHER[:14], -np.inf)  # there the variant has mass wherever the reference has
+    reference[40:43] = np.nan
+    infinite = int((kept[0] & ~kept[1])[14:].any(axis=1).sum()) - int((kept[0] & ~kept[1])[40:43].any(axis=1).sum())
+    defined = ROWS - 3 - infinite
+    assert (defined, infinite) == (14, ROWS - 17)  # every other row lacks a token, or the case shows nothing
+    run = stored(tmp_path, reference=reference, variant=variant)
+    summary = run.pairs[0].summary
+    finite = int((np.isfinite(reference) & np.isfinite(variant)).sum())
+    assert (summary.kl_positions, summary.kl_infinite, summary.margin_positions, summary.finite) == (
+        defined,
+        infinite,
+        ROWS,
+        finite,
+    )
+    words = f"over 14 of {ROWS} positions; infinite at {infinite}; undefined at 3"
+    assert over_positions(summary, ROWS) == words
+    assert words in issue_text(run, run.pairs, "")
+    assert f"over {finite:,} of {ROWS * VOCAB:,} logits" in issue_text(run, run.pairs, "")
+    with open_dump([tmp_path / "dump.npz"]) as dump:
+        pairs, classes = report_of_dump(dump)
+    assert pairs[0].summary == summary  # straight from the dump and from the stored run
+    cells = [str(cell) for column in pair_table(pairs, "float32", ROWS, VOCAB).columns for cell in column.cells]
+    assert f"max KL is {words}" in cells
+    told = as_json(pairs, classes, compute_dtype="float32", rows=ROWS, vocab=VOCAB, prompts=1)["summary"]
+    assert (told["kl_positions"], told["kl_infinite"]) == (14, infinite)
+
+
+def test_figures_over_every_position_say_nothing_of_it(tmp_path):
+    run = stored(tmp_path, reference=PLAIN, variant=OTHER)
+    summary = run.pairs[0].summary
+    assert (over_positions(summary, ROWS), over_logits(summary, ROWS * VOCAB), over_margins(summary, ROWS)) == ("", "", "")
+    assert " over " not in issue_text(run, run.pairs, "").split("| rung")[0]
 
 
 def test_a_mask_on_half_of_the_vocabulary_is_no_truncation(tmp_path):
