@@ -36,7 +36,7 @@ _LAYER = (
 _SUMMARY = ", ".join(f.name for f in fields(Summary) if f.name not in COUNTS)
 _COUNTS = """
 SELECT pair, count(kl), count(*) FILTER (kl IS NULL AND isfinite(a.logsumexp) AND isfinite(b.logsumexp)),
-       count(coalesce(reference_margin, variant_margin)),
+       count(*) FILTER (reference_margin IS NOT NULL OR variant_margin IS NOT NULL),
        (SELECT CAST(sum(elements) AS BIGINT) FROM ulp_histogram WHERE ulp_histogram.pair = position.pair)
 FROM position JOIN side_position a USING (prompt, position) JOIN side_position b USING (prompt, position)
 WHERE a.side = 0 AND b.side = pair + 1 GROUP BY pair
