@@ -9,7 +9,6 @@ import pandas as pd
 import streamlit as st
 
 from app import state, widgets
-from app.code_block import code_block
 from core.runs.kernels import KernelList, KernelPair, is_multiplied, is_reducing
 
 SHOWN = {"all": "all", "differ": "what differs", "products": "products and reductions"}
@@ -47,9 +46,7 @@ def nothing_to_compare(view: state.View) -> NoReturn:
         st.info(
             "This run was captured without watching kernels: that runs every path once more, under the profiler. `--kernels` asks for it."
         )
-    code_block(
-        'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference decode --variant decode+batch:2 --dtype float32 --kernels'
-    )
+        widgets.same_capture_with("--kernels", about)
     st.stop()
 
 

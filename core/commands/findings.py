@@ -13,6 +13,7 @@ from rich.table import Table
 from core.commands.console import JsonOption, StoreOption, number, out, print_json
 from core.errors import UsageError
 from core.runs.gate import percent
+from core.runs.judge_command import asks_for, how_to_have
 from core.runs.kernels import KernelPair, in_words, is_multiplied, records_of, side_by_side
 from core.runs.reader import RunReader, StoredPair
 from core.runs.remedies import RemedyRow, advice
@@ -72,7 +73,7 @@ def remedies(run_id: RunArgument, variant: VariantOption = None, store: StoreOpt
             listed = [
                 {"reference": p.reference, "variant": p.variant, "remedies": [asdict(row) for row in rows]} for p, rows in found
             ]
-            print_json({"run_id": run.run_id, "pairs": listed})
+            print_json({"run_id": run.run_id, "pairs": listed, "prices": [asdict(row) for row in run.prices]})
             return
         for pair, rows in found:
             _print_remedies(pair, rows)
@@ -93,11 +94,9 @@ def _pairs(run: RunReader, variant: str | None) -> list[StoredPair]:
 def _how(run: RunReader, option: str, has_others: bool) -> str:
     """What to do to have them; of a run that was asked for them and has them of other sides only, why it has not."""
     about = run.header.provenance
-    if has_others or f" {option}" in f" {about.command}":
+    if has_others or asks_for(about.command, option):
         return f"they were asked for and could not be had{f': {about.note}' if about.note else ''}".rstrip(".")
-    return f"capture it with {option}" + (
-        f": {about.command} {option}" if about.kind == "capture" and about.command else " from its model"
-    )
+    return how_to_have(option, about)
 
 
 def _say_missing(asked: list[StoredPair], found: list[StoredPair], what: str) -> None:
@@ -128,7 +127,7 @@ def _print_remedies(pair: StoredPair, rows: list[RemedyRow]) -> None:
         if row.is_measured:
             shown.add_row(
                 row.name, percent((row.neq or 0) / (row.elements or 1)) if row.neq else "none", number(row.rms, 3), number(row.noise_ratio, 3),
-                _known(row.max_ulps, ","), row.compute_dtype, _known(row.flips, ","), _known(row.reference_share, ".0%"), _known(row.variant_share, ".0%"),
+                _known(row.max_ulps, ","), row.compute_dtype, _known(row.flips, ","), *("" if kept is None else kept.in_words() for kept in (row.reference_kept, row.variant_kept)),
             )  # fmt: skip
     out.print(shown)
     for row in rows:

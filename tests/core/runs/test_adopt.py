@@ -51,6 +51,9 @@ COPIED = (
 )
 GENERATED = ("generation", "generated_token")
 OLD = {  # statements that make of a file of this schema one of an older
+    3: [*(f"ALTER TABLE remedy DROP COLUMN {side}_share_{end}" for side in ("reference", "variant") for end in ("low", "high")),
+        *(f"ALTER TABLE price DROP COLUMN share_{end}" for end in ("low", "high")), "ALTER TABLE remedy DROP COLUMN turns",
+        "ALTER TABLE price DROP COLUMN turns", "UPDATE run SET schema_version = 3"],
     2: ["DROP TABLE layer", "DROP TABLE layer_position", "DROP TABLE op", "DROP TABLE kernel", "DROP TABLE kernel_side",
         "DROP TABLE remedy", "DROP TABLE price", "UPDATE run SET schema_version = 2"],
     1: ["DROP TABLE kv", "DROP TABLE kv_position", "DROP TABLE generation", "DROP TABLE generated_token", "DROP TABLE floor_position",
@@ -133,16 +136,16 @@ def test_every_sample_comes_in_as_it_is(path: Path, store: Store) -> None:
     assert differing(path, new, (*EXACT, *COPIED, *GENERATED)) == []
 
 
-@pytest.mark.parametrize("version", [2, 1])
+@pytest.mark.parametrize("version", [3, 2, 1])
 def test_a_file_of_an_older_schema_comes_out_as_one_of_this(version: int, store: Store, foreign_file: Path) -> None:
-    for each in range(2, version - 1, -1):
+    for each in range(3, version - 1, -1):
         damaged(foreign_file, *OLD[each])
     with RunReader(foreign_file) as old:
         assert old.schema_version == version
     new = store.path_of(taken(store, foreign_file))
     with RunReader(new) as run:
-        assert run.schema_version == 3
-        assert run.layers(0).empty
+        assert run.schema_version == 4
+        assert run.layers(0).empty == (version < 3)
     assert differing(foreign_file, new, COMPUTED) == []
 
 
@@ -168,7 +171,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "another type of column": (["ALTER TABLE position ALTER max_ulps TYPE VARCHAR"], "position.max_ulps is VARCHAR; expected BIGINT"),
     "a column too few": (["ALTER TABLE pair DROP COLUMN noise_ratio"], "no column 'noise_ratio'"),
     "a table too few": (["DROP TABLE position"], "without the table 'position'"),
-    "a newer schema": (["UPDATE run SET schema_version = 4"], "schema version 4"),
+    "a newer schema": (["UPDATE run SET schema_version = 5"], "schema version 5"),
     "two runs": (["INSERT INTO run FROM run"], "2 rows of provenance"),
     "a terabyte of text": (["UPDATE token SET text = repeat('x', 1000000)"], "a text of 1,000,000 bytes"),
     "another bit": (["UPDATE logits SET bits = '\\x01'::BLOB || bits[2:] WHERE side = 1 AND prompt = 0 AND position = 0"], "SHA-256"),
