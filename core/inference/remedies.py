@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,14 +16,17 @@ from core.inference.edge import foreign_errors_stop, quiet
 from core.inference.floor import in_float32, rounding_floor, whole_side
 from core.inference.grammar import Step
 from core.inference.models import LoadedModel
+from core.inference.neighbours import neighbour_rows
 from core.inference.paths import Path, open_path, parse_path
 from core.inference.throughput import Clock, Timing, by_turns, throughput, walk_seconds
 from core.numerics.divergence import compare
 from core.numerics.formats import format_named
-from core.numerics.totals import PairTotal
+from core.numerics.totals import PairTotal, Summary
 from core.runs.remedies import PriceRow, RemedyRow
 
-WALK_FORWARDS = 16  # of a path on the clock, so that twenty turns of all remedies are no hour
+WALK_FORWARDS = 16  # of a path on the clock, at most: twenty turns of all remedies shall be no hour
+LEAST_FORWARDS = 4
+WALK_SECONDS = 0.15  # that a walk is to take, between these; a clock tells a tenth of a second apart from a hundredth more
 FLOOR_SEEDS = 2
 BATCHES = (1, 2, 4, 8)
 PRICE_TOKENS = 16
@@ -48,14 +52,16 @@ def remedies_of(
     variant: str,
     *,
     turns: int | None = None,
-    seeds: Sequence[int] = tuple(range(FLOOR_SEEDS)),
+    floor_rms: float | None = None,
+    as_it_is: Summary | None = None,
     on_progress: Callable[[str], None] | None = None,
     clock: Clock = time.perf_counter,
 ) -> list[RemedyRow]:
     """Every remedy for a pair of paths, the pair as it is first; prompts are token ids.
 
     Figures are over all prompts; throughput is that of the first, at most its first WALK_FORWARDS forwards, all remedies taking turns
-    (throughput.by_turns, which `turns` and `clock` are for). A remedy that this model or device has no use for, or that fails, is a row with
+    (throughput.by_turns, which `turns` and `clock` are for). floor_rms: of `floor_of`, and as_it_is: the pair as a capture found it, where they
+    are known; else they are measured. A remedy that this model or device has no use for, or that fails, is a row with
     the reason. CaptureError where the pair itself cannot be run.
     """
     paths = (parse_path(reference), parse_path(variant))
@@ -63,16 +69,14 @@ def remedies_of(
         if refusal := path.refusal(loaded, max(map(len, prompts))):
             raise CaptureError(f"path '{path}': {refusal}.")
     tell = on_progress or (lambda _: None)
-    tell("rounding floor")
-    try:
-        floor = rounding_floor(loaded, prompts, seeds, reference).rms if seeds else float("nan")
-    except UlpscopeError:
-        floor = float("nan")  # the ratios are missing, and the rest is what was asked for
+    if floor_rms is None:
+        tell("rounding floor")
+        floor_rms = floor_of(loaded, prompts, reference)
     rows: list[RemedyRow] = []
     timed: dict[int, tuple[Remedy, tuple[Path, Path]]] = {}
     for number, remedy in enumerate(REMEDIES):
         tell(remedy.name)
-        row, changed = _row(remedy, loaded, prompts, paths, floor)
+        row, changed = _row(remedy, loaded, prompts, paths, floor_rms, None if number else as_it_is)
         rows.append(row)
         if changed is not None:
             timed[number] = remedy, changed
@@ -87,6 +91,14 @@ def remedies_of(
     return rows
 
 
+def floor_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], reference: str) -> float:
+    """rms of reorderings of the reference, in logits; NaN where there is no such floor: the ratios are missing then, and the rest is there."""
+    try:
+        return rounding_floor(loaded, prompts, range(FLOOR_SEEDS), reference).rms
+    except UlpscopeError:
+        return float("nan")
+
+
 def prices_of(
     loaded: LoadedModel, paths: Sequence[Path], *, turns: int | None = None, on_progress: Callable[[str], None] | None = None, clock: Clock = time.perf_counter
 ) -> list[PriceRow]:  # fmt: skip
@@ -97,14 +109,10 @@ def prices_of(
     found = []
     for name in plain:
         try:
+            text = neighbour_rows(loaded.tokenizer, [0] * PRICE_TOKENS, 1)[0].tolist()
+            tokens = len(_cut(loaded, parse_path(name), text, clock))
             timed = throughput(
-                loaded,
-                [name, f"{name}+invariant"],
-                BATCHES,
-                tokens=PRICE_TOKENS,
-                rounds=turns,
-                on_progress=on_progress,
-                clock=clock,
+                loaded, [name, f"{name}+invariant"], BATCHES, tokens=tokens, rounds=turns, on_progress=on_progress, clock=clock
             )
         except UlpscopeError:
             continue  # the remedy's own row says why
@@ -119,7 +127,12 @@ def prices_of(
 
 
 def _row(
-    remedy: Remedy, loaded: LoadedModel, prompts: Sequence[Sequence[int]], paths: tuple[Path, Path], floor: float
+    remedy: Remedy,
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    paths: tuple[Path, Path],
+    floor: float,
+    known: Summary | None,
 ) -> tuple[RemedyRow, tuple[Path, Path] | None]:
     """(what is left of the difference, the paths with the remedy in them; None where it was refused)."""
 
@@ -135,12 +148,14 @@ def _row(
         assert isinstance(made, Path)
         changed.append(made)
     both = (changed[0], changed[1])
-    try:
-        with quiet(), foreign_errors_stop(f"'{remedy.name}'", "choose shorter prompts"), torch.inference_mode():
-            total, dtype = _compared(remedy, loaded, prompts, both)
-    except UlpscopeError as error:
-        return refused(str(error))
-    found = total.summary()
+    found, dtype = known, loaded.dtype
+    if found is None:
+        try:
+            with quiet(), foreign_errors_stop(f"'{remedy.name}'", "choose shorter prompts"), torch.inference_mode():
+                total, dtype = _compared(remedy, loaded, prompts, both)
+        except UlpscopeError as error:
+            return refused(str(error))
+        found = total.summary()
     is_sized = not found.nonfinite_mismatch  # over the finite elements alone it would look small
     max_abs, rms, max_ulps = (found.max_abs, found.rms, found.max_ulps) if is_sized else (None, None, None)
     ratio = found.rms / floor if floor > 0 and is_sized else None
@@ -161,13 +176,15 @@ def _timings(
     on_turn: Callable[[int], None],
 ) -> list[tuple[_Walk, _Walk]]:  # fmt: skip
     """Of reference and variant of each, held against those of the first; what is the same for both is run once a turn."""
+    plain = timed[0][1]
+    cuts = [_cut(loaded, path, ids, clock) for path in plain]
     places: dict[tuple[str, Path, int], int] = {}
     contenders, against = [], []
     found: list[tuple[tuple[int, int], tuple[int, int]]] = []  # (tokens, place among the contenders) of both sides
     for number, (remedy, changed) in enumerate(timed):
         pair = []
         for side, path in enumerate(changed):
-            cut = ids[: _tokens_on_the_clock(timed[0][1][side], len(ids))]
+            cut = cuts[side] if plain[0] != plain[1] else cuts[0]
             key = (remedy.name, path, len(cut))
             if key not in places:
                 places[key] = len(contenders)
@@ -179,10 +196,18 @@ def _timings(
     return [(_Walk(reference[0], timings[reference[1]]), _Walk(variant[0], timings[variant[1]])) for reference, variant in found]
 
 
-def _tokens_on_the_clock(path: Path, positions: int) -> int:
-    """As many of a prompt's as make at most WALK_FORWARDS forwards of the path."""
+def _cut(loaded: LoadedModel, path: Path, ids: Sequence[int], clock: Clock) -> Sequence[int]:
+    """As many of the tokens as the path is timed over: WALK_SECONDS long, between LEAST_FORWARDS and WALK_FORWARDS, by one walk of it."""
+    longest = ids[: _tokens_of(path, len(ids), WALK_FORWARDS)]
+    seconds, forwards = walk_seconds(loaded, path, longest, clock), path.forwards(len(longest))
+    wanted = math.ceil(WALK_SECONDS * forwards / seconds) if seconds > 0 else forwards
+    return ids[: _tokens_of(path, len(longest), max(LEAST_FORWARDS, wanted))]
+
+
+def _tokens_of(path: Path, positions: int, most: int) -> int:
+    """Of a prompt, as many as make at most so many forwards of the path."""
     forwards = path.forwards(positions)
-    return positions if forwards <= WALK_FORWARDS else max(1, positions * WALK_FORWARDS // forwards)
+    return positions if forwards <= most else max(1, positions * most // forwards)
 
 
 def _seconds(remedy: Remedy, loaded: LoadedModel, path: Path, ids: Sequence[int], clock: Clock) -> float:

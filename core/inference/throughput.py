@@ -24,7 +24,7 @@ LEAST_TURNS = (
     6  # with fewer no interval holds the median of the turns with 95 %: all of n turns lie on one side of it with 2^(1 - n)
 )
 MOST_TURNS = 20
-LONGEST_SECONDS = 60.0  # of turns beyond LEAST_TURNS
+LONGEST_SECONDS = 20.0  # of turns beyond LEAST_TURNS
 _OUTSIDE = 0.05
 
 Clock = Callable[[], float]
