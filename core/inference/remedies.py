@@ -44,6 +44,13 @@ class Remedy:
     model: Model = nullcontext
     dtype: str | None = None
 
+    def lacks(self, loaded: LoadedModel, path: Path) -> str:
+        """Why this model cannot take the path with the remedy in it, as far as that is known without its weights; '' where it can."""
+        made = self.path(path)
+        if isinstance(made, str) or self.model is nullcontext:
+            return made if isinstance(made, str) else made.refusal(loaded) or ""
+        return "The model computes in float32 as it is." if loaded.dtype == "float32" and self.model is not _deterministic else ""
+
 
 def remedies_of(
     loaded: LoadedModel,
@@ -103,11 +110,8 @@ def prices_of(
     loaded: LoadedModel, paths: Sequence[Path], *, turns: int | None = None, on_progress: Callable[[str], None] | None = None, clock: Clock = time.perf_counter
 ) -> list[PriceRow]:  # fmt: skip
     """Every path without its batch, as it is and with every sum in one order, at BATCHES; none of a path that cannot be run so."""
-    plain = dict.fromkeys(
-        str(replace(path, modifiers=tuple(s for s in path.modifiers if s.name not in _OF_BATCH))) for path in paths
-    )
     found = []
-    for name in plain:
+    for name in without_batch(paths):
         try:
             text = neighbour_rows(loaded.tokenizer, [0] * PRICE_TOKENS, 1)[0].tolist()
             tokens = len(_cut(loaded, parse_path(name), text, clock))
@@ -124,6 +128,12 @@ def prices_of(
                 )
             )  # fmt: skip
     return found
+
+
+def without_batch(paths: Sequence[Path]) -> list[str]:
+    """Each path less what its batch and its order of sums are, once."""
+    bare = (replace(path, modifiers=tuple(step for step in path.modifiers if step.name not in _OF_BATCH)) for path in paths)
+    return list(dict.fromkeys(map(str, bare)))
 
 
 def _row(
