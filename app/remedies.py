@@ -70,11 +70,12 @@ def unmeasured(tried: Sequence[RemedyRow]) -> str:
 
 def how_timed(timed: Sequence[RemedyRow] | Sequence[PriceRow]) -> str:
     """What the shares in a table are, in a sentence."""
-    turns = max((row.turns or 0 for row in timed), default=0)
+    turns = sorted({row.turns for row in timed if row.turns})
     if not turns or any(row.kept is not None and row.kept.low is None for row in timed):
         return "Shares of throughput were measured without their spread here, so they are given to one digit; a capture made now has it."
+    count = f"{turns[0]}" if len(turns) == 1 else f"{turns[0]} to {turns[-1]}"
     return (
-        f"A share is the ratio of the medians of {turns} turns in which all ran one after another; ± is the interval that holds the median of the "
+        f"A share is the ratio of the medians of {count} turns in which all ran one after another; ± is the interval that holds the median of the "
         "turns' own ratios with 95 % (sign test)."
     )
 
@@ -89,8 +90,8 @@ def prices(found: Sequence[PriceRow]) -> pd.DataFrame:
         {
             "path": [row.path for row in found],
             "batch": [row.batch for row in found],
-            "tokens/s as it is": [row.plain_tokens_per_second if row.turns else None for row in found],
-            "tokens/s, one order": [row.tokens_per_second if row.turns else None for row in found],
+            "tokens/s as it is": [row.plain_tokens_per_second for row in found],
+            "tokens/s, one order": [row.tokens_per_second for row in found],
             "kept": [row.kept.in_words() for row in found],
         }
     )

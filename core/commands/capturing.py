@@ -357,16 +357,23 @@ def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -
         f"beside them {loaded.device} has {free} free.",
         "Caches are compared too." if costs.has_kv else "Caches are not compared.",
         *layer_costs(plan),
-        *(f"Beside the sides, {stage.name}: {_work_in_words(stage)}." for stage in stages),
-        f"All of it takes about {_between(*(duration(end) for end in seconds))} on this machine as busy as it is now, to within a factor of {WITHIN}.",
+        *beside_in_words(stages, seconds, WITHIN),
     ):
         out.print(line, markup=False)
+
+
+def beside_in_words(stages: Sequence[StageCost], seconds: tuple[float, float], within: int) -> list[str]:
+    """A sentence on everything that is run beside the sides, and one on how long all of it takes."""
+    said = [f"Beside the sides, {stage.name}: {_work_in_words(stage)}." for stage in stages]
+    took = _between(*(duration(end) for end in seconds))
+    return [*said, f"All of it takes about {took} on this machine as busy as it is now, to within a factor of {within}."]
 
 
 def _as_json(stages: Sequence[StageCost], seconds: tuple[float, float], within: int) -> dict[str, Any]:
     return {
         "beside": [asdict(stage) for stage in stages],
         "seconds": {"least": round(seconds[0], 1), "most": round(seconds[1], 1), "within_a_factor_of": within},
+        "in_words": beside_in_words(stages, seconds, within),
     }
 
 
