@@ -78,18 +78,24 @@ def taken(store: Store, path: Path, **asked: str) -> str:
 
 
 def differing(first: Path, second: Path, tables: tuple[str, ...]) -> list[str]:
-    """Tables of the first file whose rows are not the same in the second, however they are ordered."""
+    """Tables of the first file whose rows are not the same in the second, however they are ordered; in the columns that the first has."""
     with duckdb.connect() as database:
         database.execute(f"ATTACH '{first}' AS a (READ_ONLY); ATTACH '{second}' AS b (READ_ONLY)")
-        there = {
-            row[0] for row in database.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'a'").fetchall()
-        }
+        there: dict[str, list[str]] = {}
+        for table, column in database.execute(
+            "SELECT table_name, column_name FROM duckdb_columns() WHERE database_name = 'a'"
+        ).fetchall():
+            there.setdefault(table, []).append(column)
+
+        def rows(file: str, table: str) -> str:
+            return f"(SELECT {', '.join(there[table])} FROM {file}.{table})"
+
         return [
             table
             for table in tables
             if table in there
             and database.execute(
-                f"FROM (FROM a.{table} EXCEPT ALL FROM b.{table}) UNION ALL (FROM b.{table} EXCEPT ALL FROM a.{table})"
+                f"FROM ({rows('a', table)} EXCEPT ALL {rows('b', table)}) UNION ALL ({rows('b', table)} EXCEPT ALL {rows('a', table)})"
             ).fetchone()
         ]
 
