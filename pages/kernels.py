@@ -18,14 +18,14 @@ if reference is None or variant is None:
 names = view.pair.reference, view.pair.variant
 pairs = side_by_side(reference, variant)
 tables: dict = {}
-place = kernels_where_it_starts(view.run, view.pair.index)
-if place is None:
+start = kernels_where_it_starts(view.run, view.pair.index)
+if start is None:
     kernels.no_place(view)
 else:
     st.subheader("Where it starts")
-    st.markdown(place_in_words(place, names, is_one_prompt=len(view.run.header.prompts) == 1))
-    there = kernels.at_place(place)
-    if place.pairs:
+    st.markdown(place_in_words(start, names, is_one_prompt=len(view.run.header.prompts) == 1))
+    there = kernels.at_place(start)
+    if start.pairs:
         st.dataframe(
             there, hide_index=True, key="kernels_there", column_config=kernels.COLUMNS, height=widgets.table_height(len(there), 8)
         )

@@ -26,7 +26,7 @@ st.caption(
     f"Noise ratio: rms over that of the rounding floor of the reference in {view.dtype} as it is, so 1 is as far apart as reordered sums. "
     "Keeps: tokens a second over those of the same path as it is, on the first prompt. " + remedies.how_timed(tried)
 )
-tables = {"remedies": partial(remedies.exported, tried)}
+tables: dict = {"remedies": partial(remedies.exported, tried)}
 if prices := view.run.prices:
     st.subheader("What one order costs, by batch size")
     shown = remedies.prices(prices)

@@ -18,7 +18,7 @@ from core.inference.grammar import Step
 from core.inference.models import LoadedModel
 from core.inference.neighbours import neighbour_rows
 from core.inference.paths import Path, open_path, parse_path
-from core.inference.throughput import Clock, Timing, by_turns, throughput, walk_seconds
+from core.inference.throughput import Clock, Contender, Timing, by_turns, throughput, walk_seconds
 from core.numerics.divergence import compare
 from core.numerics.formats import format_named
 from core.numerics.totals import PairTotal, Summary
@@ -189,7 +189,8 @@ def _timings(
     plain = timed[0][1]
     cuts = [_cut(loaded, path, ids, clock) for path in plain]
     places: dict[tuple[str, Path, int], int] = {}
-    contenders, against = [], []
+    contenders: list[Contender] = []
+    against: list[int] = []
     found: list[tuple[tuple[int, int], tuple[int, int]]] = []  # (tokens, place among the contenders) of both sides
     for number, (remedy, changed) in enumerate(timed):
         pair = []
