@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -199,7 +200,7 @@ def _timings(
             key = (remedy.name, path, len(cut))
             if key not in places:
                 places[key] = len(contenders)
-                contenders.append(lambda remedy=remedy, path=path, cut=cut: _seconds(remedy, loaded, path, cut, clock))
+                contenders.append(partial(_seconds, remedy, loaded, path, cut, clock))
                 against.append(found[0][side][1] if number else places[key])
             pair.append((path.rows * len(cut), places[key]))
         found.append((pair[0], pair[1]))
