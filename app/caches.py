@@ -8,7 +8,6 @@ import pandas as pd
 import streamlit as st
 
 from app import state, widgets, words
-from app.code_block import code_block
 from core.runs.caches import CacheSummary
 
 COLUMNS = {name: st.column_config.NumberColumn(format="localized") for name in ("elements", "differ", "max ULPs")} | {
@@ -39,10 +38,7 @@ def nothing_to_compare(view: state.View) -> NoReturn:
             "This run holds no caches. They are compared where a path of the pair keeps one, as `decode` does; "
             "where none does (`prefill : prefill+batch:8`), only when `--kv` asks for it."
         )
-    if not others:
-        code_block(
-            'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference prefill --variant decode'
-        )
+        widgets.same_capture_with("--kv", view.run.header.provenance)
     st.stop()
 
 

@@ -6,7 +6,8 @@ import streamlit as st
 
 from app import caches, continuations, layers, reading, state, widgets
 from core.runs.caches import summarize
-from core.runs.kernels import in_words, side_by_side
+from core.runs.kernels import in_words, place_in_words, side_by_side
+from core.runs.layers import kernels_where_it_starts
 from core.runs.layers import summarize as summarize_layers
 from core.runs.remedies import advice
 
@@ -30,7 +31,13 @@ def _found(file: tuple[str, int, int], pair: int, _view: state.View) -> list[tup
         found.append(("Key/value caches: " + caches.sentence(held), "kv_cache", "KV cache →"))
     listed = run.kernels.get(0), run.kernels.get(pair + 1)
     if listed[0] is not None and listed[1] is not None:
-        said = in_words(side_by_side(listed[0], listed[1]), (run.pairs[pair].reference, run.pairs[pair].variant))
+        names = run.pairs[pair].reference, run.pairs[pair].variant
+        place = kernels_where_it_starts(run, pair)
+        said = (
+            in_words(side_by_side(listed[0], listed[1]), names)
+            if place is None
+            else place_in_words(place, names, is_one_prompt=len(run.header.prompts) == 1)
+        )
         found.append((f"Kernels: {said}", "kernels", "Kernels →"))
     if tried := run.remedies.get(pair):
         found.append((f"Remedies: {advice(tried)}", "remedies", "Remedies →"))

@@ -9,8 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from app import state, widgets
-from app.code_block import code_block
-from core.runs.kernels import KernelList, KernelPair, is_multiplied, is_reducing
+from core.runs.kernels import KernelList, KernelPair, KernelPlace, is_multiplied, is_reducing, shape_in_words
 
 SHOWN = {"all": "all", "differ": "what differs", "products": "products and reductions"}
 COLUMNS = {
@@ -47,10 +46,40 @@ def nothing_to_compare(view: state.View) -> NoReturn:
         st.info(
             "This run was captured without watching kernels: that runs every path once more, under the profiler. `--kernels` asks for it."
         )
-    code_block(
-        'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference decode --variant decode+batch:2 --dtype float32 --kernels'
-    )
+        widgets.same_capture_with("--kernels", about)
     st.stop()
+
+
+def no_place(view: state.View) -> None:
+    """Why the page does not begin where the sides begin to differ, and what would bring that."""
+    if view.run.layers(view.pair.index).empty:
+        st.info(
+            "Where the two sides begin to differ is not in this run: it holds no outputs of modules. With `--layers` beside `--kernels` this page "
+            "begins with the first module that differs and what ran there on both sides."
+        )
+        widgets.same_capture_with("--layers", view.run.header.provenance)
+    else:
+        st.success("No module that was compared differs, so no kernel is where it starts.")
+
+
+def at_place(place: KernelPlace) -> pd.DataFrame:
+    """What ran where the sides begin to differ: a row a kernel, with every shape it had."""
+    return pd.DataFrame(
+        {
+            "kernel": [pair.name for pair in place.pairs],
+            "by": [pair.library for pair in place.pairs],
+            "shapes, reference": [_shapes(pair.reference_details) for pair in place.pairs],
+            "shapes, variant": [_shapes(pair.variant_details) for pair in place.pairs],
+            "reference": [pair.reference_launches for pair in place.pairs],
+            "variant": [pair.variant_launches for pair in place.pairs],
+            "only in": [pair.only for pair in place.pairs],
+            "in": ["; ".join(pair.modules) for pair in place.pairs],
+        }
+    )
+
+
+def _shapes(details: Sequence[str]) -> str:
+    return _some([shape_in_words(detail).strip("`") for detail in details])
 
 
 def chosen(pairs: Sequence[KernelPair], shown: str, library: str) -> list[KernelPair]:

@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from app import state, widgets, words
-from app.code_block import code_block
+from core.runs.judge_command import asks_for
 from core.runs.layers import NARROW, RESIDUAL, LayerSummary, ModuleFigures, says_little
 
 MEASURES = {"ratio": "rms over floor", "neq_share": "share that differs", "max_ulps": "max ULPs"}
@@ -38,21 +38,12 @@ def nothing_to_compare(view: state.View) -> NoReturn:
         st.info(
             "This run was uploaded, and a dump of logits holds no outputs of modules. Capture the pair from its model with `--layers`."
         )
-    elif " --layers" in about.command:
+    elif asks_for(about.command, "--layers"):
         st.info("A compiler makes the kernels of this run's variants, so their modules cannot be watched.")
         st.stop()
     else:
-        st.info(
-            "This run holds no outputs of modules: they are compared when `--layers` asks for it. The same capture with them:"
-        )
-    if not others:
-        is_repeatable = about.kind == "capture" and about.command.startswith("python -m core capture")
-        code_block(
-            f"{about.command} --layers"
-            if is_repeatable
-            else 'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference prefill --variant decode --layers',
-            wraps=True,
-        )
+        st.info("This run holds no outputs of modules: they are compared when `--layers` asks for it.")
+        widgets.same_capture_with("--layers", about)
     st.stop()
 
 

@@ -9,8 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from app import state, widgets, words
-from app.code_block import code_block
-from core.runs.remedies import PriceRow, RemedyRow
+from core.runs.remedies import Kept, PriceRow, RemedyRow
 
 COLUMNS = {
     "remedy": st.column_config.TextColumn(width=170),
@@ -21,30 +20,29 @@ COLUMNS = {
     "flips": st.column_config.NumberColumn(format="localized"),
     "reference, tokens/s": st.column_config.NumberColumn(format="%.0f"),
     "variant, tokens/s": st.column_config.NumberColumn(format="%.0f"),
-    "reference keeps": st.column_config.NumberColumn(format="%.0f%%"),
-    "variant keeps": st.column_config.NumberColumn(format="%.0f%%"),
+    "reference keeps": st.column_config.TextColumn(help="of the tokens a second of the same path as it is"),
+    "variant keeps": st.column_config.TextColumn(help="of the tokens a second of the same path as it is"),
     "tokens/s as it is": st.column_config.NumberColumn(format="%.0f"),
     "tokens/s, one order": st.column_config.NumberColumn(format="%.0f"),
-    "kept": st.column_config.NumberColumn(format="%.0f%%"),
+    "kept": st.column_config.TextColumn(help="of the tokens a second as it is"),
 }
 
 
 def nothing_tried(view: state.View) -> NoReturn:
     """No remedies in this run: say why that is and what to do, and stop."""
-    if view.run.header.provenance.kind == "upload":
+    about = view.run.header.provenance
+    if about.kind == "upload":
         st.info("This run was uploaded. Remedies are tried on the model itself: capture the pair from it.")
     else:
         st.info(
             "This run was captured without trying remedies: that runs every pair again under each of them, and times it. `--remedies` asks for it."
         )
-    code_block(
-        'python -m core capture --model sample_runs/model --prompt "def __init__(self," \\\n    --reference prefill --variant decode --remedies'
-    )
+        widgets.same_capture_with("--remedies", about)
     st.stop()
 
 
 def rows(tried: Sequence[RemedyRow]) -> pd.DataFrame:
-    """Those that were measured, as the table shows them."""
+    """Those that were measured, as the table shows them. Tokens a second of older runs were not those that the shares are of."""
     measured = [row for row in tried if row.is_measured]
     return pd.DataFrame(
         {
@@ -53,13 +51,13 @@ def rows(tried: Sequence[RemedyRow]) -> pd.DataFrame:
             "rms": [row.rms for row in measured],
             "noise ratio": [row.noise_ratio for row in measured],
             "flips": [row.flips for row in measured],
-            "reference keeps": [_percent(row.reference_share) for row in measured],
-            "variant keeps": [_percent(row.variant_share) for row in measured],
+            "reference keeps": [in_words(row.reference_kept) for row in measured],
+            "variant keeps": [in_words(row.variant_kept) for row in measured],
             "largest difference": [row.max_abs for row in measured],
             "max ULPs": [row.max_ulps for row in measured],
             "of": [row.compute_dtype for row in measured],
-            "reference, tokens/s": [row.reference_tokens_per_second for row in measured],
-            "variant, tokens/s": [row.variant_tokens_per_second for row in measured],
+            "reference, tokens/s": [row.reference_tokens_per_second if row.turns else None for row in measured],
+            "variant, tokens/s": [row.variant_tokens_per_second if row.turns else None for row in measured],
             "what it changes": [row.what for row in measured],
         }
     )
@@ -70,8 +68,20 @@ def unmeasured(tried: Sequence[RemedyRow]) -> str:
     return "\n".join(f"- **{widgets.escaped(row.name)}**: {widgets.escaped(row.refusal)}" for row in tried if not row.is_measured)
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
+def how_timed(timed: Sequence[RemedyRow] | Sequence[PriceRow]) -> str:
+    """What the shares in a table are, in a sentence."""
+    turns = sorted({row.turns for row in timed if row.turns})
+    if not turns or any(row.kept is not None and row.kept.low is None for row in timed):
+        return "Shares of throughput were measured without their spread here, so they are given to one digit; a capture made now has it."
+    count = f"{turns[0]}" if len(turns) == 1 else f"{turns[0]} to {turns[-1]}"
+    return (
+        f"A share is the ratio of the medians of {count} turns in which all ran one after another; ± is the interval that holds the median of the "
+        "turns' own ratios with 95 % (sign test)."
+    )
+
+
+def in_words(kept: Kept | None) -> str | None:
+    return None if kept is None else kept.in_words()
 
 
 def prices(found: Sequence[PriceRow]) -> pd.DataFrame:
@@ -82,12 +92,12 @@ def prices(found: Sequence[PriceRow]) -> pd.DataFrame:
             "batch": [row.batch for row in found],
             "tokens/s as it is": [row.plain_tokens_per_second for row in found],
             "tokens/s, one order": [row.tokens_per_second for row in found],
-            "kept": [_percent(row.share) for row in found],
+            "kept": [row.kept.in_words() for row in found],
         }
     )
 
 
-def exported(tried: Sequence[RemedyRow]) -> pd.DataFrame:
+def exported(tried: Sequence[RemedyRow] | Sequence[PriceRow]) -> pd.DataFrame:
     """Every field, for CSV and Parquet."""
     return pd.DataFrame([vars(row) for row in tried]).convert_dtypes()
 

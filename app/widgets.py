@@ -17,7 +17,9 @@ from app import address, link, reading, state, stepper, words
 from app.code_block import code_block
 from core.errors import UlpscopeError
 from core.runs.gallery import RunCard
+from core.runs.judge_command import captured_with
 from core.runs.reader import RunReader
+from core.runs.records import Provenance
 
 # Logits with the digits they have: nine identify a float32, fewer are shown where fewer are there.
 EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("largest difference",)} | {
@@ -229,6 +231,14 @@ def empty() -> NoReturn:
         "./ulpscope capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt \\\n    --reference prefill --variant decode --dtype bfloat16"
     )
     st.stop()
+
+
+def same_capture_with(option: str, about: Provenance) -> None:
+    """The run's own command with one more option, to copy; nothing where it has none that captures."""
+    command = captured_with(about.command, option) if about.kind == "capture" else None
+    if command is not None:
+        st.markdown("The same capture with it:")
+        code_block(command, wraps=True)
 
 
 def finding(said: str, page: str, label: str, view: state.View) -> None:

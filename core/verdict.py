@@ -46,6 +46,9 @@ LARGEST_RATIO = 4.0
 LARGEST_RATIO_16_BITS = 10.0
 FALSE_ALARM = 1e-3  # chance that one position of a pair of pure rounding stands out, over all of its positions together
 BLOCKS = (8, 16, 32, 64, 128, 256)  # block sizes that engines use
+_LEAST_PLACES = 3  # that name a block: one place is a multiple of a larger block than its own every other time
+_NO_BLOCK = 0.01  # chance that places anywhere are all multiples of a size, above which no block is named
+_SMALLER_BLOCK = 0.05  # chance that places of a smaller block are, above which that one is named beside it
 # How far a pair of pure rounding shrinks from 16 bits to float32, as a share of what the two precisions differ by; `python -m
 # benchmarks.shrink` has the trial. Between the two it is undecided.
 SHRINKS_LIKE_ROUNDING = 0.05
@@ -304,8 +307,9 @@ def _robust_spread(logs: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True)
 class Structure:
-    """Where positions that stand out lie. starts: of runs of neighbouring ones; block: a size of `blocks` that every start is a
-    multiple of and that chance hardly explains, None where there is none; tail: they are all from the first one on.
+    """Where positions that stand out lie. starts: of runs of neighbouring ones; block: the likeliest size of `blocks` for these starts, None
+    where chance explains them or they are too few; smaller_block: one that they do not rule out, None where they do; tail: they are all
+    from the first one on. places: different starts beside 0, which every block has.
     """
 
     rows: int
@@ -313,6 +317,20 @@ class Structure:
     starts: tuple[int, ...]
     block: int | None
     is_tail: bool
+    smaller_block: int | None = None
+    places: int = 0
+
+    @property
+    def block_in_words(self) -> str:
+        """`a multiple of 16, a block's boundary`; '' where no block is named."""
+        if self.block is None:
+            return ""
+        if self.smaller_block is None:
+            return f"a multiple of {self.block}, a block's boundary"
+        return (
+            f"a multiple of {self.block}: a boundary of blocks of {self.block}, or of {self.smaller_block}, which {self.places} places "
+            "do not tell apart"
+        )
 
 
 def structure_of(outliers: NDArray[np.int64], lengths: Sequence[int], blocks: Sequence[int] = BLOCKS) -> Structure:
@@ -325,14 +343,26 @@ def structure_of(outliers: NDArray[np.int64], lengths: Sequence[int], blocks: Se
     is_start = np.ones(len(outliers), bool)
     is_start[1:] = (np.diff(outliers) > 1) | (np.diff(prompts) > 0)
     starts = places[is_start]
-    inner = starts[starts > 0]  # every prompt starts at a multiple of everything
-    fitting = [size for size in blocks if len(inner) and not (inner % size).any()]
-    block = max((size for size in fitting if size ** len(inner) >= 1 / 0.05), default=None)
+    inner = np.unique(starts[starts > 0])  # every prompt starts at a multiple of everything
+    block, smaller = _likeliest_block(inner, blocks)
     first = (int(prompts[0]), int(places[0]))
     is_tail = all(
         set(places[prompts == p]) >= set(range(int(places[prompts == p].min()), lengths[p])) for p in np.unique(prompts)
     )
-    return Structure(len(outliers), first, tuple(int(s) for s in starts[:64]), block, is_tail)
+    return Structure(len(outliers), first, tuple(int(s) for s in starts[:64]), block, is_tail, smaller, len(inner))
+
+
+def _likeliest_block(places: NDArray[np.int64], blocks: Sequence[int]) -> tuple[int | None, int | None]:
+    """(the size whose boundaries these places are most likely drawn from, the smallest other that chance leaves possible).
+
+    Of a block of b tokens a boundary is a multiple of B with probability b / B, so n places that are all multiples of B are
+    (B / b)^n times likelier under B; under no block at all (b = 1), B^n times.
+    """
+    fitting = sorted(size for size in blocks if not (places % size).any())
+    if len(places) < _LEAST_PLACES or not fitting or float(fitting[-1]) ** -len(places) > _NO_BLOCK:
+        return None, None
+    best = fitting[-1]
+    return best, next((size for size in fitting[:-1] if (size / best) ** len(places) > _SMALLER_BLOCK), None)
 
 
 def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]) -> Evidence:
@@ -340,7 +370,7 @@ def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]
     control = "positions of the float32 pair that stand out from the floor"
     figures: dict[str, Any] = {
         "positions": shown.rows, "first": list(shown.first) if shown.first else None, "starts": list(shown.starts), "block": shown.block,
-        "is_tail": shown.is_tail,
+        "smaller_block": shown.smaller_block, "is_tail": shown.is_tail,
     }  # fmt: skip
     if not shown.rows and test.nonfinite:
         says = "Positions are not told apart: logits that are NaN or infinite on one side have no distance."
@@ -357,7 +387,7 @@ def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]
     elif shown.is_tail:
         parts.append("and goes on to the end")
     if shown.block:
-        parts.append(f"; every place where it begins is a multiple of {shown.block}, a block's boundary")
+        parts.append(f"; every place where it begins is {shown.block_in_words}")
     return Evidence(STRUCTURE, control, figures, NOTED, " ".join(parts).replace(" ;", ";") + ".")
 
 

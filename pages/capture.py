@@ -191,6 +191,7 @@ def draw_costs(form: CaptureForm, answer: Answer) -> None:
         f"{costs['tokens']:,} tokens in all, in {costs['dtype']}.",
         f"The logits take {words.size(costs['logits_bytes'])} of disk, the weights {words.size(costs['weight_bytes'])} on "
         f"{costs['device']} ({widgets.escaped(costs['device_name'])}){free}.",
+        *map(widgets.escaped, costs.get("in_words", ())),
     ]
     if form.tokens:
         lines.append(

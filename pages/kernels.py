@@ -4,7 +4,8 @@ import pandas as pd
 import streamlit as st
 
 from app import exports, kernels, state, widgets, words
-from core.runs.kernels import in_words, is_multiplied, records_of, side_by_side
+from core.runs.kernels import in_words, is_multiplied, place_in_words, records_of, side_by_side
+from core.runs.layers import kernels_where_it_starts
 
 view = widgets.head(
     "Kernels",
@@ -16,6 +17,24 @@ if reference is None or variant is None:
     kernels.nothing_to_compare(view)
 names = view.pair.reference, view.pair.variant
 pairs = side_by_side(reference, variant)
+tables: dict = {}
+start = kernels_where_it_starts(view.run, view.pair.index)
+if start is None:
+    kernels.no_place(view)
+else:
+    st.subheader("Where it starts")
+    st.markdown(place_in_words(start, names, is_one_prompt=len(view.run.header.prompts) == 1))
+    there = kernels.at_place(start)
+    if start.pairs:
+        st.dataframe(
+            there, hide_index=True, key="kernels_there", column_config=kernels.COLUMNS, height=widgets.table_height(len(there), 8)
+        )
+        st.caption(
+            "What made the first output that differs: what ran in that module, and around it after the last module that is equal. Shapes are those of "
+            "the operation's inputs, over the forwards that were looked at. The same kernel in another shape may add in another order."
+        )
+        tables["where it starts"] = there
+st.subheader("All kernels")
 st.markdown(in_words(pairs, names))
 differing = [pair for pair in pairs if pair.only or is_multiplied(pair)]
 st.caption(
@@ -51,7 +70,7 @@ st.caption(
     "`torch`: operations, with the shapes of their inputs. `MKL` and `oneDNN`: what these libraries say they ran inside them on a CPU "
     "(transpositions and sizes m,n,k; types and sizes). `CUDA`: kernels on the device, with the operation that launched them. `*` stands for any layer."
 )
-tables: dict = {"side by side": pd.DataFrame(records_of(pairs)), "reference": reference.table(), "variant": variant.table()}
+tables |= {"side by side": pd.DataFrame(records_of(pairs)), "reference": reference.table(), "variant": variant.table()}
 rows = picked["selection"]["rows"]
 if rows and rows[0] < len(listed):
     pair = listed[rows[0]]

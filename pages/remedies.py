@@ -1,5 +1,7 @@
 """Remedies: what to change so that the sides agree, and what that costs."""
 
+from functools import partial
+
 import streamlit as st
 
 from app import exports, remedies, state, widgets
@@ -22,19 +24,19 @@ widgets.room("remedies", height).dataframe(
 st.caption(
     f"{remedies.names(view)} under each remedy, over all positions. Differences in logits, max ULPs of the dtype named beside them. "
     f"Noise ratio: rms over that of the rounding floor of the reference in {view.dtype} as it is, so 1 is as far apart as reordered sums. "
-    "Keeps: share of the same path's tokens a second without the remedy, median of rounds in which both took turns on the first prompt."
+    "Keeps: tokens a second over those of the same path as it is, on the first prompt. " + remedies.how_timed(tried)
 )
-tables = {"remedies": lambda: remedies.exported(tried)}
+tables: dict = {"remedies": partial(remedies.exported, tried)}
 if prices := view.run.prices:
     st.subheader("What one order costs, by batch size")
     shown = remedies.prices(prices)
-    tables["prices"] = lambda: shown
+    tables["prices"] = partial(remedies.exported, prices)
     st.dataframe(
         shown, hide_index=True, key="prices", column_config=remedies.COLUMNS, height=widgets.table_height(len(shown), 16)
     )
     st.caption(
-        f"Tokens of the whole batch a second, as it is and with `+invariant`, over {prices[0].tokens // prices[0].batch} tokens of real text a row; "
-        "medians of rounds in which both took turns."
+        f"Tokens of the whole batch a second, as it is and with `+invariant`, over {prices[0].tokens // prices[0].batch} tokens of real text a row. "
+        + remedies.how_timed(prices)
     )
 if missing := remedies.unmeasured(tried):
     st.subheader("Not measured here")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from core.runs.dumps import open_dump
 from core.runs.gallery import list_runs
 from core.runs.reader import RunReader
 from core.runs.store import Store, open_store
+from tests.app.opening import codes, opened
 
 FOLDER = Path(__file__).resolve().parents[1] / "sample_runs"
 RUNS = sorted(FOLDER.glob("*.duckdb"))
@@ -161,3 +163,19 @@ def test_the_model_loads_with_the_plain_auto_classes_and_writes_python():
     assert re.match(r"def __init__\(self, [\w*, =]+\):\n        self\.", text), text
     assert model.config.architectures == ["LlamaForCausalLM"]
     assert len(tokenizer) == model.config.vocab_size == 4096
+
+
+@pytest.mark.parametrize("page", ["layers", "remedies"])
+@pytest.mark.parametrize("name", ["fresh-against-cached", "continuations-that-part", "injected-bug"])
+def test_what_a_page_lacks_comes_by_the_runs_own_command_or_by_none(name, page, tmp_path, monkeypatch):
+    """Its own prompts and paths, word for word; of texts that were continued, and of a planted fault, no command captures it."""
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    shown = [shlex.split(text) for text in codes(opened(page, run=name))]
+    if name != "fresh-against-cached":
+        assert shown == []
+        return
+    with RunReader(FOLDER / f"{name}.duckdb") as run:
+        own = shlex.split(run.header.provenance.command)
+    assert own[3] == "judge"
+    assert shown == [[*own[:3], "capture", *own[4:], "--judge", f"--{page}"]]
+    assert shown[0].count("--prompt-file") == 2

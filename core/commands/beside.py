@@ -67,9 +67,14 @@ def watch_kernels(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
 
 def try_remedies(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
     """Every remedy for every finished pair, into the run; the sentences of those that could not be tried. Twins are tried once."""
-    from core.inference.remedies import prices_of, remedies_of
+    from core.inference.remedies import floor_of, prices_of, remedies_of
 
     failures, known = [], {}
+    is_whole = len(writer.finished_sides) == len(writer.header.sides)
+    if is_whole:
+        writer.figures()  # the pairs as they are have been compared
+    say("remedies: rounding floor", 0, 0)
+    floor = floor_of(plan.loaded, plan.token_ids, str(plan.paths[0]))
     for pair, variant in enumerate(writer.finished_sides[1:]):
         path = str(plan.paths[pair + 1])
 
@@ -79,7 +84,8 @@ def try_remedies(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
         if path not in known:
             try:
                 known[path] = remedies_of(
-                    plan.loaded, plan.token_ids, str(plan.paths[0]), path, on_progress=tell
+                    plan.loaded, plan.token_ids, str(plan.paths[0]), path, floor_rms=floor,
+                    as_it_is=writer.totals(pair).summary() if is_whole else None, on_progress=tell,
                 )  # fmt: skip
             except UlpscopeError as error:
                 failures.append(f"Remedies of '{variant}' were not tried: {error}")

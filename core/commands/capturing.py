@@ -37,6 +37,7 @@ from core.runs.writer import RunWriter
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from core.inference.capture import CapturePlan
+    from core.inference.costs_beside import StageCost
     from core.inference.models import LoadedModel
 
 LAYER_FLOOR = 2  # core.inference.layer_capture.FLOOR_SEEDS, which would load torch
@@ -144,9 +145,8 @@ def capture(
     )  # fmt: skip
     if dry_run:
         with stoppable():
-            print_costs(asked.plan(model, dtype, device, revision, trust_remote_code, weights=False), as_json_)
-            if (kernels or remedies or judge) and not as_json_:
-                out.print("Not counted: what --kernels, --remedies and --judge run beside the sides.", markup=False)
+            beside = [name for name, is_asked in (("kernels", kernels), ("remedies", remedies), ("judge", judge)) if is_asked]
+            print_costs(asked.plan(model, dtype, device, revision, trust_remote_code, weights=False), as_json_, beside)
         return
     run_id, failure = captured(
         asked, model=model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, judge=judge,
@@ -303,19 +303,24 @@ def keeping(writer: RunWriter, keep_finished: bool) -> Iterator[list[str]]:
         failure.append(f"{error} The run was kept without {failed}: {len(finished)} of {len(asked)} sides had finished.")
 
 
-def print_costs(plan: CapturePlan, as_json_: bool) -> None:
-    """What a plan would compute and keep, and on what."""
+def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -> None:
+    """What a plan would compute and keep, on what, and about how long that takes; beside: of core.inference.costs_beside.BESIDE."""
     from core.inference.costs import costs_of
+    from core.inference.costs_beside import WITHIN, seconds_of, speed_here, stages_of
     from core.inference.models import devices_here
 
     costs, loaded = costs_of(plan), plan.loaded
+    stages = stages_of(plan, beside)
+    seconds = seconds_of(loaded, costs, stages, speed_here(loaded))
     if as_json_:
         devices = [{"device": name, "device_name": chip, "free_bytes": free} for name, chip, free in devices_here()]
         about: dict[str, Any] = {
             "model": loaded.name, "dtype": loaded.dtype, "device": loaded.device, "device_name": loaded.device_name,
             "name": plan.header.name, "devices": devices,
         }  # fmt: skip
-        print_json({**about, **asdict(costs), "forwards": costs.forwards, "tokens": costs.tokens})
+        print_json(
+            {**about, **asdict(costs), "forwards": costs.forwards, "tokens": costs.tokens, **_as_json(stages, seconds, WITHIN)}
+        )
         return
     table = Table(title=f"{escape(plan.header.name)}, in {loaded.dtype} on {loaded.device} ({escape(loaded.device_name)})")
     for column in ("side", "path", "forwards", "positions", "tokens computed", "key/value cache"):
@@ -334,8 +339,41 @@ def print_costs(plan: CapturePlan, as_json_: bool) -> None:
         f"beside them {loaded.device} has {free} free.",
         "Caches are compared too." if costs.has_kv else "Caches are not compared.",
         *layer_costs(plan),
+        *beside_in_words(stages, seconds, WITHIN),
     ):
         out.print(line, markup=False)
+
+
+def beside_in_words(stages: Sequence[StageCost], seconds: tuple[float, float], within: int) -> list[str]:
+    """A sentence on everything that is run beside the sides, and one on how long all of it takes."""
+    said = [f"Beside the sides, {stage.name}: {_work_in_words(stage)}." for stage in stages]
+    took = _between(*(duration(end) for end in seconds))
+    return [*said, f"All of it takes about {took} on this machine as busy as it is now, to within a factor of {within}."]
+
+
+def _as_json(stages: Sequence[StageCost], seconds: tuple[float, float], within: int) -> dict[str, Any]:
+    return {
+        "beside": [asdict(stage) for stage in stages],
+        "seconds": {"least": round(seconds[0], 1), "most": round(seconds[1], 1), "within_a_factor_of": within},
+        "in_words": beside_in_words(stages, seconds, within),
+    }
+
+
+def _work_in_words(stage: StageCost) -> str:
+    least, most = stage.least, stage.most
+    return f"{_between(f'{least.forwards:,}', f'{most.forwards:,}')} forwards of {_between(f'{least.tokens:,}', f'{most.tokens:,}')} tokens"
+
+
+def _between(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
+
+
+def duration(seconds: float) -> str:
+    """'8 s', '3 min', '2.5 h': two digits at most, for it is an estimate."""
+    if seconds < 90:
+        return f"{max(1, float(f'{seconds:.1g}')):.0f} s"
+    minutes = seconds / 60
+    return f"{float(f'{minutes:.2g}'):.0f} min" if minutes < 90 else f"{float(f'{minutes / 60:.2g}'):g} h"
 
 
 def layer_costs(plan: CapturePlan) -> list[str]:

@@ -13,7 +13,9 @@ from rich.table import Table
 from core.commands.console import JsonOption, StoreOption, number, out, print_json
 from core.errors import UsageError
 from core.runs.gate import percent
-from core.runs.kernels import KernelPair, in_words, is_multiplied, records_of, side_by_side
+from core.runs.judge_command import asks_for, how_to_have
+from core.runs.kernels import KernelPair, KernelPlace, in_words, is_multiplied, place_in_words, records_of, side_by_side
+from core.runs.layers import kernels_where_it_starts
 from core.runs.reader import RunReader, StoredPair
 from core.runs.remedies import RemedyRow, advice
 from core.runs.store import open_store
@@ -32,7 +34,7 @@ def kernels(
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Print which kernels each side launched, side by side, and in which module.
+    """Print what ran where two sides begin to differ, then which kernels each launched, side by side, and in which module.
 
     The run has to be captured with --kernels:  python -m core capture ... --kernels
     """
@@ -45,15 +47,21 @@ def kernels(
                 continue
             pairs = side_by_side(lists[0], lists[1], by_module=modules)
             shown = [each for each in pairs if not differing or each.only or is_multiplied(each)]
-            said = in_words(side_by_side(lists[0], lists[1]), (pair.reference, pair.variant))  # of all, whatever is shown
-            found.append((pair, shown, said))
+            names = (pair.reference, pair.variant)
+            said = in_words(side_by_side(lists[0], lists[1]), names)  # of all, whatever is shown
+            place = kernels_where_it_starts(run, pair.index)
+            found.append((pair, shown, said, place))
         if not found:
             raise UsageError(f"run '{run.run_id}' holds no kernels; {_how(run, '--kernels', bool(run.kernels))}.")
         if as_json_:
-            listed = [{"reference": p.reference, "variant": p.variant, "kernels": records_of(rows)} for p, rows, _ in found]
+            listed = [
+                {"reference": p.reference, "variant": p.variant, "where_it_starts": None if place is None else _record(place), "kernels": records_of(rows)}
+                for p, rows, _, place in found
+            ]  # fmt: skip
             print_json({"run_id": run.run_id, "pairs": listed})
             return
-        for pair, rows, said in found:
+        for pair, rows, said, place in found:
+            out.print(_start(run, pair, place).replace("`", "'"), markup=False, soft_wrap=True)
             _print_kernels(pair, rows, said)
         _say_missing(asked, [pair for pair, *_ in found], "kernels")
 
@@ -72,7 +80,7 @@ def remedies(run_id: RunArgument, variant: VariantOption = None, store: StoreOpt
             listed = [
                 {"reference": p.reference, "variant": p.variant, "remedies": [asdict(row) for row in rows]} for p, rows in found
             ]
-            print_json({"run_id": run.run_id, "pairs": listed})
+            print_json({"run_id": run.run_id, "pairs": listed, "prices": [asdict(row) for row in run.prices]})
             return
         for pair, rows in found:
             _print_remedies(pair, rows)
@@ -93,17 +101,29 @@ def _pairs(run: RunReader, variant: str | None) -> list[StoredPair]:
 def _how(run: RunReader, option: str, has_others: bool) -> str:
     """What to do to have them; of a run that was asked for them and has them of other sides only, why it has not."""
     about = run.header.provenance
-    if has_others or f" {option}" in f" {about.command}":
+    if has_others or asks_for(about.command, option):
         return f"they were asked for and could not be had{f': {about.note}' if about.note else ''}".rstrip(".")
-    return f"capture it with {option}" + (
-        f": {about.command} {option}" if about.kind == "capture" and about.command else " from its model"
-    )
+    return how_to_have(option, about)
 
 
 def _say_missing(asked: list[StoredPair], found: list[StoredPair], what: str) -> None:
     for pair in asked:
         if pair not in found:
             out.print(f"{pair.variant}: no {what}; they could not be had.", markup=False, soft_wrap=True)
+
+
+def _start(run: RunReader, pair: StoredPair, place: KernelPlace | None) -> str:
+    """The sentence on where the pair begins to differ, or on why there is none."""
+    if place is not None:
+        return place_in_words(place, (pair.reference, pair.variant), is_one_prompt=len(run.header.prompts) == 1)
+    if run.layers(pair.index).empty:
+        how = how_to_have("--layers", run.header.provenance)
+        return f"Where the two sides begin to differ is not in this run, which holds no outputs of modules; {how}"
+    return "No module that was compared differs."
+
+
+def _record(place: KernelPlace) -> dict[str, object]:
+    return {"module": place.module, "prompt": place.prompt, "position": place.position, "kernels": records_of(place.pairs)}
 
 
 def _print_kernels(pair: StoredPair, rows: list[KernelPair], said: str) -> None:
@@ -128,7 +148,7 @@ def _print_remedies(pair: StoredPair, rows: list[RemedyRow]) -> None:
         if row.is_measured:
             shown.add_row(
                 row.name, percent((row.neq or 0) / (row.elements or 1)) if row.neq else "none", number(row.rms, 3), number(row.noise_ratio, 3),
-                _known(row.max_ulps, ","), row.compute_dtype, _known(row.flips, ","), _known(row.reference_share, ".0%"), _known(row.variant_share, ".0%"),
+                _known(row.max_ulps, ","), row.compute_dtype, _known(row.flips, ","), *("" if kept is None else kept.in_words() for kept in (row.reference_kept, row.variant_kept)),
             )  # fmt: skip
     out.print(shown)
     for row in rows:

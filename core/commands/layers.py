@@ -11,6 +11,7 @@ from rich.table import Table
 from core.commands.console import JsonOption, StoreOption, number, out, print_json
 from core.errors import UsageError
 from core.runs.gate import percent
+from core.runs.judge_command import asks_for, how_to_have
 from core.runs.layers import NARROW, LayerSummary, ModuleFigures, layers_json, modules_of, says_little, summary_of
 from core.runs.reader import RunReader, StoredPair
 from core.runs.store import open_store
@@ -36,17 +37,9 @@ def layers(
             raise UsageError(f"no prompt {prompt}; the run has 0 to {len(run.header.prompts) - 1}.")
         found = [(pair, layers_json(run, pair.index, prompt)) for pair in pairs]
         if all(figures is None for _, figures in found):
-            if " --layers" in run.header.provenance.command:
+            if asks_for(run.header.provenance.command, "--layers"):
                 raise UsageError(f"run '{run.run_id}' holds no outputs of modules: a compiler makes the kernels of its variants.")
-            raise UsageError(
-                f"run '{run.run_id}' holds no outputs of modules; capture it with --layers"
-                + (
-                    f": {run.header.provenance.command} --layers"
-                    if run.header.provenance.kind == "capture"
-                    else " from its model"
-                )
-                + "."
-            )
+            raise UsageError(f"run '{run.run_id}' holds no outputs of modules; {how_to_have('--layers', run.header.provenance)}.")
         if as_json_:
             print_json({"run_id": run.run_id, "pairs": [figures for _, figures in found if figures is not None]})
             return

@@ -11,6 +11,7 @@ from rich.table import Table
 from core.commands.capturing import DeviceOption, DtypeOption, RevisionOption, TrustOption
 from core.commands.console import JsonOption, out, print_json, steps, stoppable
 from core.errors import UsageError
+from core.runs.remedies import Kept
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from core.inference.throughput import Throughput
@@ -21,14 +22,17 @@ def throughput(
     paths: Annotated[list[str], typer.Argument(help="Paths, of which the first is what the others are held against.")],
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas between.")] = "1,2,4,8",
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 32,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count; the median does.")] = 5,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Turns that count. Default: six, and more until the shares are narrow, at most twenty."),
+    ] = None,
     dtype: DtypeOption = "bfloat16",
     device: DeviceOption = None,
     revision: RevisionOption = None,
     trust_remote_code: TrustOption = False,
     as_json_: JsonOption = False,
 ) -> None:
-    """Measure what a path costs: tokens a second by batch size, the paths taking turns.
+    """Measure what a path costs: tokens a second by batch size, the paths taking turns; a share with the interval that it lies in.
 
     For example:  python -m core throughput sample_runs/model decode decode+invariant --batch 1,2,4,8,16
     """
@@ -72,6 +76,9 @@ def _table(found: list[Throughput]) -> Table:
     for batch in dict.fromkeys(one.batch for one in found):
         cells = []
         for number, one in enumerate(one for one in found if one.batch == batch):
-            cells += [f"{one.tokens_per_second:,.0f}", *([f"{one.share:.2f}"] if number else [])]
+            cells += [
+                f"{one.tokens_per_second:,.0f}",
+                *([Kept(one.share, one.share_low, one.share_high).in_words()] if number else []),
+            ]
         table.add_row(str(batch), *cells)
     return table

@@ -110,12 +110,12 @@ def _walk_of_prompt(plan: CapturePlan, path: Path, number: int) -> list[int]:
     """Columns of each forward that a side makes for one prompt; a continuation is computed twice: to find it, and to keep it."""
     positions = len(plan.token_ids[number])
     if not plan.generations:
-        return _walk(path, plan.loaded, positions)
+        return walk(path, plan.loaded, positions)
     given = plan.generations[number].given_positions
-    return (_walk(path, plan.loaded, given) + [1] * (positions - given)) * 2
+    return (walk(path, plan.loaded, given) + [1] * (positions - given)) * 2
 
 
-def _walk(path: Path, loaded: LoadedModel, positions: int) -> list[int]:
+def walk(path: Path, loaded: LoadedModel, positions: int) -> list[int]:
     """Columns of each forward that the path makes for a prompt of so many tokens, padding included."""
     left, right = _padding(path)
     counting = _Counting(loaded, prompt=(0,) * positions, left=left, right=right)

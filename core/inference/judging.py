@@ -63,7 +63,7 @@ from core.verdict import (
 
 SEEDS = 4
 FLOAT64 = "float64"
-_SEEDS_OF_MODULES = 2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
+SEEDS_OF_MODULES = 2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
 _WANTED = 64  # positions that stand out and are looked at whatever the memory
 
 
@@ -340,14 +340,14 @@ class _Ladder:
         try:
             with in_float64(self.loaded) if dtype == FLOAT64 else in_float32(self.loaded) as widened:
                 wanted = [*deciding.outliers[:_WANTED].tolist(), deciding.worst_row]
-                found = growth_over_modules(widened, self.prompts, self.sides, self.seeds[:_SEEDS_OF_MODULES], wanted)
+                found = growth_over_modules(widened, self.prompts, self.sides, self.seeds[:SEEDS_OF_MODULES], wanted)
         except CaptureError as error:
             control = "outputs of every block, both sides"
             self.evidence.append(Evidence(STRUCTURE, control, {}, MISSING, f"The modules cannot be compared: {error}"))
             return
         control = (
             f"outputs of {len(found.names)} modules at {found.positions} positions, both sides in {dtype}, beside "
-            f"{min(len(self.seeds), _SEEDS_OF_MODULES)} reorderings of every linear map"
+            f"{min(len(self.seeds), SEEDS_OF_MODULES)} reorderings of every linear map"
         )
         self.evidence.append(growth_evidence(control, found.names, found.pair_rms, found.floor_rms, dtype, deciding))
 

@@ -39,6 +39,7 @@ _ONEDNN = re.compile(r"^onednn_verbose,(?:v\d+,)?(?:primitive,)?exec,cpu,([^,]+)
 # MKL_VERBOSE SGEMM(T,N,2048,13,384,0x7ff...,...) 9.75us CNR:OFF ...
 _MKL = re.compile(r"^MKL_VERBOSE ([A-Z]\w*)\(([^)]*)\) ([\d.]+)([num]?s)\b")
 _UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+_CPP_NAMES = {"float": "float32", "double": "float64", "Half": "float16", "long int": "int64", "long": "int64", "int": "int32"}
 _TYPE = re.compile(r"\b(?:src|wei|dst)[^: ]*:([a-z]+\d+)")
 
 
@@ -258,8 +259,21 @@ def _add_operations(events: Sequence[Any], found: _Found) -> None:
             counted.add(id(event))
         elif event.name.startswith("aten::") and _computes(event.name.removeprefix("aten::")):
             counted.add(id(event))
-            shapes = ", ".join("x".join(map(str, shape)) for shape in event.input_shapes or () if shape)
-            found.add(place, "torch", event.name, shapes, float(event.cpu_time_total))
+            found.add(place, "torch", event.name, _shapes(event), float(event.cpu_time_total))
+
+
+def _shapes(event: Any) -> str:
+    """`bfloat16 1x384, 384x2048`: of an operation's tensors, a dtype where it is another than the last one named."""
+    dtypes = getattr(event, "input_dtypes", None) or ()
+    named, parts = "", []
+    for number, shape in enumerate(event.input_shapes or ()):
+        if not shape:
+            continue
+        dtype = str(dtypes[number]).removeprefix("c10::") if number < len(dtypes) else ""
+        dtype = _CPP_NAMES.get(dtype, dtype.lower())
+        parts.append(("" if dtype in ("", named) else f"{dtype} ") + "x".join(map(str, shape)))
+        named = dtype or named
+    return ", ".join(parts)
 
 
 @cache

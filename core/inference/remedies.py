@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -15,18 +16,21 @@ from core.inference.bits import own_bits
 from core.inference.edge import foreign_errors_stop, quiet
 from core.inference.floor import in_float32, rounding_floor, whole_side
 from core.inference.grammar import Step
-from core.inference.layer_capture import is_one_piece
 from core.inference.models import LoadedModel
+from core.inference.neighbours import neighbour_rows
 from core.inference.paths import Path, open_path, parse_path
-from core.inference.throughput import throughput
+from core.inference.throughput import Clock, Contender, Timing, by_turns, throughput, walk_seconds
 from core.numerics.divergence import compare
 from core.numerics.formats import format_named
-from core.numerics.totals import PairTotal
+from core.numerics.totals import PairTotal, Summary
 from core.runs.remedies import PriceRow, RemedyRow
 
-ROUNDS = 3  # of the clock, in which the path as it is and the path with the remedy take turns
+WALK_FORWARDS = 16  # of a path on the clock, at most: twenty turns of all remedies shall be no hour
+LEAST_FORWARDS = 4
+WALK_SECONDS = 0.15  # that a walk is to take, between these; a clock tells a tenth of a second apart from a hundredth more
 FLOOR_SEEDS = 2
 BATCHES = (1, 2, 4, 8)
+PRICE_TOKENS = 16
 _OF_BATCH = ("batch", "row", "neighbours", "invariant")
 Model = Callable[[LoadedModel], AbstractContextManager[LoadedModel]]
 
@@ -41,6 +45,13 @@ class Remedy:
     model: Model = nullcontext
     dtype: str | None = None
 
+    def lacks(self, loaded: LoadedModel, path: Path) -> str:
+        """Why this model cannot take the path with the remedy in it, as far as that is known without its weights; '' where it can."""
+        made = self.path(path)
+        if isinstance(made, str) or self.model is nullcontext:
+            return made if isinstance(made, str) else made.refusal(loaded) or ""
+        return "The model computes in float32 as it is." if loaded.dtype == "float32" and self.model is not _deterministic else ""
+
 
 def remedies_of(
     loaded: LoadedModel,
@@ -48,58 +59,96 @@ def remedies_of(
     reference: str,
     variant: str,
     *,
-    rounds: int = ROUNDS,
-    seeds: Sequence[int] = tuple(range(FLOOR_SEEDS)),
+    turns: int | None = None,
+    floor_rms: float | None = None,
+    as_it_is: Summary | None = None,
     on_progress: Callable[[str], None] | None = None,
+    clock: Clock = time.perf_counter,
 ) -> list[RemedyRow]:
     """Every remedy for a pair of paths, the pair as it is first; prompts are token ids.
 
-    Figures are over all prompts; throughput is that of the first. A remedy that this model or device has no use for, or that fails, is a
-    row with the reason. CaptureError where the pair itself cannot be run.
+    Figures are over all prompts; throughput is that of the first, at most its first WALK_FORWARDS forwards, all remedies taking turns
+    (throughput.by_turns, which `turns` and `clock` are for). floor_rms: of `floor_of`, and as_it_is: the pair as a capture found it, where they
+    are known; else they are measured. A remedy that this model or device has no use for, or that fails, is a row with
+    the reason. CaptureError where the pair itself cannot be run.
     """
     paths = (parse_path(reference), parse_path(variant))
     for path in paths:
         if refusal := path.refusal(loaded, max(map(len, prompts))):
             raise CaptureError(f"path '{path}': {refusal}.")
     tell = on_progress or (lambda _: None)
-    tell("rounding floor")
-    try:
-        floor = rounding_floor(loaded, prompts, seeds, reference).rms if seeds else float("nan")
-    except UlpscopeError:
-        floor = float("nan")  # the ratios are missing, and the rest is what was asked for
-    rows = []
-    for remedy in REMEDIES:
+    if floor_rms is None:
+        tell("rounding floor")
+        floor_rms = floor_of(loaded, prompts, reference)
+    rows: list[RemedyRow] = []
+    timed: dict[int, tuple[Remedy, tuple[Path, Path]]] = {}
+    for number, remedy in enumerate(REMEDIES):
         tell(remedy.name)
-        rows.append(_row(remedy, loaded, prompts, paths, floor, rounds))
-    if not rows[0].is_measured:
-        raise CaptureError(rows[0].refusal)
+        row, changed = _row(remedy, loaded, prompts, paths, floor_rms, None if number else as_it_is)
+        rows.append(row)
+        if changed is not None:
+            timed[number] = remedy, changed
+        elif not number:
+            raise CaptureError(row.refusal)
+    try:
+        timings = _timings(loaded, prompts[0], list(timed.values()), turns, clock, lambda turn: tell(f"throughput, turn {turn}"))
+    except UlpscopeError:
+        return rows  # without shares: what is left of the difference is what was asked for first
+    for number, pair in zip(timed, timings, strict=True):
+        rows[number] = _with_throughput(rows[number], pair)
     return rows
 
 
-def prices_of(loaded: LoadedModel, paths: Sequence[Path], *, on_progress: Callable[[str], None] | None = None) -> list[PriceRow]:
+def floor_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], reference: str) -> float:
+    """rms of reorderings of the reference, in logits; NaN where there is no such floor: the ratios are missing then, and the rest is there."""
+    try:
+        return rounding_floor(loaded, prompts, range(FLOOR_SEEDS), reference).rms
+    except UlpscopeError:
+        return float("nan")
+
+
+def prices_of(
+    loaded: LoadedModel, paths: Sequence[Path], *, turns: int | None = None, on_progress: Callable[[str], None] | None = None, clock: Clock = time.perf_counter
+) -> list[PriceRow]:  # fmt: skip
     """Every path without its batch, as it is and with every sum in one order, at BATCHES; none of a path that cannot be run so."""
-    plain = dict.fromkeys(
-        str(replace(path, modifiers=tuple(s for s in path.modifiers if s.name not in _OF_BATCH))) for path in paths
-    )
     found = []
-    for name in plain:
+    for name in without_batch(paths):
         try:
-            timed = throughput(loaded, [name, f"{name}+invariant"], BATCHES, rounds=ROUNDS, on_progress=on_progress)
+            text = neighbour_rows(loaded.tokenizer, [0] * PRICE_TOKENS, 1)[0].tolist()
+            tokens = len(_cut(loaded, parse_path(name), text, clock))
+            timed = throughput(
+                loaded, [name, f"{name}+invariant"], BATCHES, tokens=tokens, rounds=turns, on_progress=on_progress, clock=clock
+            )
         except UlpscopeError:
             continue  # the remedy's own row says why
         for before, after in zip(timed[::2], timed[1::2], strict=True):
-            rate = after.tokens_per_second
             found.append(
-                PriceRow(name, after.batch, after.tokens, before.tokens_per_second, rate, rate / before.tokens_per_second)
-            )
+                PriceRow(
+                    name, after.batch, after.tokens, before.tokens_per_second, after.tokens_per_second, after.share, after.share_low,
+                    after.share_high, len(after.round_seconds),
+                )
+            )  # fmt: skip
     return found
 
 
+def without_batch(paths: Sequence[Path]) -> list[str]:
+    """Each path less what its batch and its order of sums are, once."""
+    bare = (replace(path, modifiers=tuple(step for step in path.modifiers if step.name not in _OF_BATCH)) for path in paths)
+    return list(dict.fromkeys(map(str, bare)))
+
+
 def _row(
-    remedy: Remedy, loaded: LoadedModel, prompts: Sequence[Sequence[int]], paths: tuple[Path, Path], floor: float, rounds: int
-) -> RemedyRow:
-    def refused(why: str) -> RemedyRow:
-        return RemedyRow(remedy.name, remedy.what, remedy.dtype or loaded.dtype, refusal=why)
+    remedy: Remedy,
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    paths: tuple[Path, Path],
+    floor: float,
+    known: Summary | None,
+) -> tuple[RemedyRow, tuple[Path, Path] | None]:
+    """(what is left of the difference, the paths with the remedy in them; None where it was refused)."""
+
+    def refused(why: str) -> tuple[RemedyRow, None]:
+        return RemedyRow(remedy.name, remedy.what, remedy.dtype or loaded.dtype, refusal=why), None
 
     changed: list[Path] = []
     for path in paths:
@@ -109,21 +158,82 @@ def _row(
             return refused(f"{refusal[:1].upper()}{refusal[1:]}.")
         assert isinstance(made, Path)
         changed.append(made)
-    try:
-        with quiet(), foreign_errors_stop(f"'{remedy.name}'", "choose shorter prompts"), torch.inference_mode():
-            total, dtype = _compared(remedy, loaded, prompts, (changed[0], changed[1]))
-            speeds = [_speeds(remedy, loaded, prompts[0], old, new, rounds) for old, new in zip(paths, changed, strict=True)]
-    except UlpscopeError as error:
-        return refused(str(error))
-    found = total.summary()
+    both = (changed[0], changed[1])
+    found, dtype = known, loaded.dtype
+    if found is None:
+        try:
+            with quiet(), foreign_errors_stop(f"'{remedy.name}'", "choose shorter prompts"), torch.inference_mode():
+                total, dtype = _compared(remedy, loaded, prompts, both)
+        except UlpscopeError as error:
+            return refused(str(error))
+        found = total.summary()
     is_sized = not found.nonfinite_mismatch  # over the finite elements alone it would look small
     max_abs, rms, max_ulps = (found.max_abs, found.rms, found.max_ulps) if is_sized else (None, None, None)
     ratio = found.rms / floor if floor > 0 and is_sized else None
     elements = sum(map(len, prompts)) * loaded.vocab_size
-    (reference_rate, reference_share), (variant_rate, variant_share) = speeds
-    return RemedyRow(
-        remedy.name, remedy.what, dtype, elements, found.neq, max_abs, rms, max_ulps, found.flips, ratio,
-        reference_rate, variant_rate, reference_share, variant_share,
+    return RemedyRow(remedy.name, remedy.what, dtype, elements, found.neq, max_abs, rms, max_ulps, found.flips, ratio), both
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """A path on the clock. tokens: of the whole batch."""
+
+    tokens: int
+    timing: Timing
+
+
+def _timings(
+    loaded: LoadedModel, ids: Sequence[int], timed: Sequence[tuple[Remedy, tuple[Path, Path]]], turns: int | None, clock: Clock,
+    on_turn: Callable[[int], None],
+) -> list[tuple[_Walk, _Walk]]:  # fmt: skip
+    """Of reference and variant of each, held against those of the first; what is the same for both is run once a turn."""
+    plain = timed[0][1]
+    cuts = [_cut(loaded, path, ids, clock) for path in plain]
+    places: dict[tuple[str, Path, int], int] = {}
+    contenders: list[Contender] = []
+    against: list[int] = []
+    found: list[tuple[tuple[int, int], tuple[int, int]]] = []  # (tokens, place among the contenders) of both sides
+    for number, (remedy, changed) in enumerate(timed):
+        pair = []
+        for side, path in enumerate(changed):
+            cut = cuts[side] if plain[0] != plain[1] else cuts[0]
+            key = (remedy.name, path, len(cut))
+            if key not in places:
+                places[key] = len(contenders)
+                contenders.append(partial(_seconds, remedy, loaded, path, cut, clock))
+                against.append(found[0][side][1] if number else places[key])
+            pair.append((path.rows * len(cut), places[key]))
+        found.append((pair[0], pair[1]))
+    timings = by_turns(contenders, against, turns=turns, clock=clock, on_turn=on_turn)
+    return [(_Walk(reference[0], timings[reference[1]]), _Walk(variant[0], timings[variant[1]])) for reference, variant in found]
+
+
+def _cut(loaded: LoadedModel, path: Path, ids: Sequence[int], clock: Clock) -> Sequence[int]:
+    """As many of the tokens as the path is timed over: WALK_SECONDS long, between LEAST_FORWARDS and WALK_FORWARDS, by one walk of it."""
+    longest = ids[: _tokens_of(path, len(ids), WALK_FORWARDS)]
+    seconds, forwards = walk_seconds(loaded, path, longest, clock), path.forwards(len(longest))
+    wanted = math.ceil(WALK_SECONDS * forwards / seconds) if seconds > 0 else forwards
+    return ids[: _tokens_of(path, len(longest), max(LEAST_FORWARDS, wanted))]
+
+
+def _tokens_of(path: Path, positions: int, most: int) -> int:
+    """Of a prompt, as many as make at most so many forwards of the path."""
+    forwards = path.forwards(positions)
+    return positions if forwards <= most else max(1, positions * most // forwards)
+
+
+def _seconds(remedy: Remedy, loaded: LoadedModel, path: Path, ids: Sequence[int], clock: Clock) -> float:
+    with quiet(), remedy.model(loaded) as model:
+        return walk_seconds(model, path, ids, clock)
+
+
+def _with_throughput(row: RemedyRow, pair: tuple[_Walk, _Walk]) -> RemedyRow:
+    reference, variant = (walk.timing for walk in pair)
+    rates = [walk.tokens / walk.timing.median_seconds for walk in pair]
+    return replace(
+        row, reference_tokens_per_second=rates[0], variant_tokens_per_second=rates[1], reference_share=reference.share,
+        variant_share=variant.share, reference_share_low=reference.low, reference_share_high=reference.high, variant_share_low=variant.low,
+        variant_share_high=variant.high, turns=len(reference.seconds),
     )  # fmt: skip
 
 
@@ -141,32 +251,6 @@ def _compared(
                 rows = plain[position : position + len(logits)].to(logits.dtype)
                 total.add(compare(own_bits(rows), own_bits(logits), format_named(dtype)))
     return total, dtype
-
-
-def _speeds(remedy: Remedy, loaded: LoadedModel, ids: Sequence[int], old: Path, new: Path, rounds: int) -> tuple[float, float]:
-    """(tokens of the batch a second with the remedy, median share of those without it), each after a round that does not count."""
-    rates, shares = [], []
-    for number in range(rounds + 1):
-        before = _seconds(loaded, old, ids)
-        with remedy.model(loaded) as model:
-            after = _seconds(model, new, ids)
-        if number:
-            rates.append(new.rows * len(ids) / after)
-            shares.append(before / after)
-    return statistics.median(rates), statistics.median(shares)
-
-
-def _seconds(loaded: LoadedModel, path: Path, ids: Sequence[int]) -> float:
-    with open_path(path, loaded) as pieces_of:
-        if is_one_piece(path):  # it is compiled anew in every open path, and what that takes is no throughput
-            for _ in pieces_of(ids):
-                pass
-        began = time.perf_counter()
-        for _, logits in pieces_of(ids):
-            del logits
-        if loaded.device.startswith("cuda"):
-            torch.cuda.synchronize(loaded.device)
-        return time.perf_counter() - began
 
 
 def _with(name: str, *values: str) -> Callable[[Path], Path | str]:

@@ -21,9 +21,10 @@ import pyarrow as pa
 
 from core.errors import StoreError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 VERDICTS_SINCE = 2  # from this version on a file has room for a verdict with its evidence
-_READABLE_VERSIONS = (1, 2, 3)
+SPREADS_SINCE = 4  # and for how sure a throughput's share is
+_READABLE_VERSIONS = (1, 2, 3, 4)
 _SMALL_RUN = 32 << 20  # bytes of logits
 _REQUIRED_TABLES = {"run", "prompt", "token", "vocabulary", "side", "logits", "side_position", "top_token"} | {
     "pair", "position", "ulp_histogram", "ulp_tile", "evidence",

@@ -26,7 +26,11 @@ _OBJECTS = {  # what a run file has none of; each query names the first, cut sho
 }
 _COLUMNS = "SELECT table_name, column_name, data_type, column_default IS NOT NULL OR is_generated FROM duckdb_columns() WHERE database_name = 'run_file'"
 _EARLIER_TYPES = {("run", "seed"): {"BIGINT"}}  # of version 1
-_LATER_COLUMNS = {("pair", "because"), ("pair", "noise_ratio"), ("evidence", "says")}  # that version 1 did not have
+_LATER_COLUMNS = {  # the version from which on a file has them
+    ("pair", "because"): 2, ("pair", "noise_ratio"): 2, ("evidence", "says"): 2,
+    **{("remedy", f"{side}_share_{end}"): 4 for side in ("reference", "variant") for end in ("low", "high")},
+    **{("price", f"share_{end}"): 4 for end in ("low", "high")}, ("remedy", "turns"): 4, ("price", "turns"): 4,
+}  # fmt: skip
 _MOST_ROWS = {
     "run": 1, "prompt": MAX_ROWS, "token": MAX_ROWS, "vocabulary": MAX_VOCAB, "side": MAX_SIDES, "digest": MAX_SIDES, "pair": MAX_SIDES,
     "generation": MAX_ROWS, "generated_token": 16 * MAX_ROWS, "evidence": 1 << 18, "floor_position": 16 * MAX_ROWS,
@@ -90,7 +94,7 @@ def check_columns(database: Database, found: Catalog, ours: Catalog, version: in
     """Does every table have all columns that its version has?"""
     for table, columns in found.items():
         for column in ours[table].keys() - columns.keys():
-            if version > 1 or (table, column) not in _LATER_COLUMNS:
+            if version >= _LATER_COLUMNS.get((table, column), 0):
                 raise StoreError(f"{shown(database.path.name)}: table {table} has no column '{column}'; the file is damaged.")
 
 

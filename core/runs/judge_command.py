@@ -1,4 +1,4 @@
-"""How a stored capture is judged: the command a person types, and the arguments by which a program does it from the file alone.
+"""How a stored capture is judged, or made again with more beside it: the command a person types, and the arguments by which a program does it from the file alone.
 
 A run file may come from anybody. A person reads a command before running it; a program takes from it only options that name paths and
 dtypes, and the token ids that the run itself holds, so it reads no file that a stranger's command names and runs no code of a model.
@@ -10,7 +10,7 @@ import json
 import shlex
 
 from core.runs.reader import RunReader
-from core.runs.records import Generation
+from core.runs.records import Generation, Provenance
 
 _START = ["python", "-m", "core"]
 _VALUED = ("--reference", "--variant", "--sweep", "--repeat", "--dtype", "--device", "--seed")
@@ -26,6 +26,27 @@ def typed(command: str) -> str | None:
     if parts[0] in ("capture", "judge"):
         return shlex.join([*_START, "judge", *rest])
     return shlex.join([*_START, "generate", *rest, "--judge"]) if parts[0] == "generate" else None
+
+
+def captured_with(command: str, option: str) -> str | None:
+    """The stored command made one that captures the same with one more option; None where it captures nothing by itself, or has it."""
+    parts = _parts(command)
+    if parts is None or parts[0] not in ("capture", "judge") or option in parts:
+        return None
+    judged = ["--judge"] if parts[0] == "judge" else []
+    kept = [part for part in parts[1:] if part not in ("--dry-run", option.replace("--", "--no-", 1))]
+    return shlex.join([*_START, "capture", *kept, *judged, option])
+
+
+def asks_for(command: str, option: str) -> bool:
+    """Does the stored command have this option? A prompt that mentions it does not count."""
+    return option in (_parts(command) or [])
+
+
+def how_to_have(option: str, about: Provenance) -> str:
+    """`capture it with --layers: COMMAND`, the command that of the run itself where it has one."""
+    command = captured_with(about.command, option) if about.kind == "capture" else None
+    return f"capture it with {option}" + (f": {command}" if command is not None else " from its model")
 
 
 def _parts(command: str) -> list[str] | None:

@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from core.errors import StoreError, UsageError
+from core.runs.kernels import KernelPlace, where_it_starts
 from core.runs.reader import RunReader
 
 MEASURES = ("ratio", "neq_share", "max_ulps")
@@ -156,6 +157,18 @@ def summary_of(modules: list[ModuleFigures]) -> LayerSummary | None:
         last=modules[-1],
         has_floor=any(each.floor_rms is not None for each in modules),
     )
+
+
+def kernels_where_it_starts(run: RunReader, pair: int) -> KernelPlace | None:
+    """The first module that differs and what ran there on both sides; None where the run does not hold both, or no module differs."""
+    listed = run.kernels.get(0), run.kernels.get(pair + 1)
+    modules = modules_of(run.layers(pair))
+    found = summary_of(modules)
+    if listed[0] is None or listed[1] is None or found is None or found.first is None:
+        return None
+    first = found.first
+    order = [each.module for each in modules]
+    return where_it_starts(listed[0], listed[1], order, first.module, first.first_prompt or 0, first.first_position or 0)
 
 
 def grid(run: RunReader, pair: int, prompt: int, measure: str, *, max_columns: int = 400) -> LayerGrid:

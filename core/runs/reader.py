@@ -267,7 +267,7 @@ class RunReader:
         if self.schema_version < 3:
             return {}
         with self._decoding("list of remedies"):
-            return read_remedies(self._database)
+            return read_remedies(self._database, self.schema_version)
 
     @cached_property
     def prices(self) -> list[PriceRow]:
@@ -275,7 +275,7 @@ class RunReader:
         if self.schema_version < 3:
             return []
         with self._decoding("prices"):
-            return read_prices(self._database)
+            return read_prices(self._database, self.schema_version)
 
     @cached_property
     def generations(self) -> dict[int, Generation]:

@@ -1,6 +1,6 @@
--- The run file, schema version 3. One file holds one run and is never changed once it is in place. Version 1 had no tables kv,
+-- The run file, schema version 4. One file holds one run and is never changed once it is in place. Version 1 had no tables kv,
 -- kv_position, generation, generated_token and floor_position and no text in evidence, version 2 no tables layer, layer_position
--- and op; such files are read as runs without them. So are files of version 3 without the table digest.
+-- and op, version 3 no table digest and no low, high and turns of the shares in remedy and price; such files are read as runs without them.
 -- A *row* of a side is one position of one prompt. Figures are defined in the metric contract (docs/metrics.md).
 
 CREATE TABLE run (
@@ -348,7 +348,8 @@ CREATE TABLE remedy (
     pair INTEGER NOT NULL, ordinal INTEGER NOT NULL, name VARCHAR NOT NULL, what VARCHAR NOT NULL, compute_dtype VARCHAR NOT NULL,
     elements BIGINT, neq BIGINT, max_abs DOUBLE, rms DOUBLE, max_ulps BIGINT, flips INTEGER, noise_ratio DOUBLE,
     reference_tokens_per_second DOUBLE, variant_tokens_per_second DOUBLE, reference_share DOUBLE, variant_share DOUBLE,
-    refusal VARCHAR NOT NULL
+    refusal VARCHAR NOT NULL, reference_share_low DOUBLE, reference_share_high DOUBLE, variant_share_low DOUBLE, variant_share_high DOUBLE,
+    turns INTEGER
 );
 COMMENT ON TABLE remedy IS 'the same pair with one thing changed at a time; no rows where none were tried';
 COMMENT ON COLUMN remedy.pair IS 'index of the pair';
@@ -363,21 +364,30 @@ COMMENT ON COLUMN remedy.rms IS 'root mean square of the difference, logits';
 COMMENT ON COLUMN remedy.max_ulps IS 'largest distance, ULPs of compute_dtype';
 COMMENT ON COLUMN remedy.flips IS 'positions whose argmax differs';
 COMMENT ON COLUMN remedy.noise_ratio IS 'rms over rms of the rounding floor of the reference as it is, in the run''s dtype; null where there is no floor';
-COMMENT ON COLUMN remedy.reference_tokens_per_second IS 'tokens of the batch a second on the reference''s path with the remedy, median';
+COMMENT ON COLUMN remedy.reference_tokens_per_second IS 'tokens of the batch a second on the reference''s path with the remedy, from the median of the turns';
 COMMENT ON COLUMN remedy.variant_tokens_per_second IS 'the same of the variant''s path';
-COMMENT ON COLUMN remedy.reference_share IS 'of the throughput of the reference''s path without the remedy, median of rounds in turn';
+COMMENT ON COLUMN remedy.reference_share IS 'reference_tokens_per_second over that of the pair''s row 0';
 COMMENT ON COLUMN remedy.variant_share IS 'the same of the variant''s path';
 COMMENT ON COLUMN remedy.refusal IS 'why it was not measured, in a sentence; empty if it was';
+COMMENT ON COLUMN remedy.reference_share_low IS 'lower end of the 95 % interval (sign test) of the median of the turns'' own ratios; null where fewer than six were run';
+COMMENT ON COLUMN remedy.reference_share_high IS 'its upper end';
+COMMENT ON COLUMN remedy.variant_share_low IS 'the same of the variant''s path';
+COMMENT ON COLUMN remedy.variant_share_high IS 'its upper end';
+COMMENT ON COLUMN remedy.turns IS 'turns of the clock in which all remedies of the pair ran one after another; null where it was not timed';
 
 CREATE TABLE price (
     ordinal INTEGER NOT NULL, path VARCHAR NOT NULL, batch INTEGER NOT NULL, tokens INTEGER NOT NULL,
-    plain_tokens_per_second DOUBLE NOT NULL, tokens_per_second DOUBLE NOT NULL, share DOUBLE NOT NULL
+    plain_tokens_per_second DOUBLE NOT NULL, tokens_per_second DOUBLE NOT NULL, share DOUBLE NOT NULL,
+    share_low DOUBLE, share_high DOUBLE, turns INTEGER
 );
 COMMENT ON TABLE price IS 'throughput of the run''s paths with every sum in one order, by batch size; no rows where it was not measured';
 COMMENT ON COLUMN price.ordinal IS '0-based';
 COMMENT ON COLUMN price.path IS 'path, without the modifiers of its batch';
 COMMENT ON COLUMN price.batch IS 'sequences in the batch';
-COMMENT ON COLUMN price.tokens IS 'tokens of all rows together, in one round';
-COMMENT ON COLUMN price.plain_tokens_per_second IS 'tokens of the batch a second on the path as it is, median of rounds in turn';
+COMMENT ON COLUMN price.tokens IS 'tokens of all rows together, in one turn';
+COMMENT ON COLUMN price.plain_tokens_per_second IS 'tokens of the batch a second on the path as it is, from the median of the turns';
 COMMENT ON COLUMN price.tokens_per_second IS 'the same with +invariant';
 COMMENT ON COLUMN price.share IS 'the latter over the former';
+COMMENT ON COLUMN price.share_low IS 'lower end of the 95 % interval (sign test) of the median of the turns'' own ratios; null where fewer than six were run';
+COMMENT ON COLUMN price.share_high IS 'its upper end';
+COMMENT ON COLUMN price.turns IS 'turns of the clock in which both ran';

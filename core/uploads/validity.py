@@ -261,7 +261,7 @@ def structure(figures: Figures, pair: int) -> list[Evidence]:
     assert shown.first is not None
     measured = {
         "positions": shown.rows, "of": header.rows, "first": list(shown.first), "starts": list(shown.starts), "block": shown.block,
-        "is_tail": shown.is_tail,
+        "smaller_block": shown.smaller_block, "is_tail": shown.is_tail,
     }  # fmt: skip
     control = "positions with a bit that differs"
     if shown.rows == header.rows:
@@ -271,6 +271,6 @@ def structure(figures: Figures, pair: int) -> list[Evidence]:
     where = place_in_words(int(rows[0]), [prompt.positions for prompt in header.prompts])
     before = f"; the {position:,} before it are equal bit for bit" if position > 1 else ""
     after = " From there on every position differs." if shown.is_tail else ""
-    block = f" Every place where differences begin is a multiple of {shown.block}." if shown.block else ""
+    block = f" Every place where differences begin is {shown.block_in_words}." if shown.block else ""
     count = f"{shown.rows:,} of {header.rows:,} positions differ, {where} first{before}."
     return [Evidence(STRUCTURE, control, measured, NOTED, f"{count}{after}{block}")]

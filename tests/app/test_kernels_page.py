@@ -7,6 +7,7 @@ import pytest
 from core.runs.store import Store
 from tests.app.opening import codes, opened
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
+from tests.core.runs.layer_runs import layer_run, with_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -42,4 +43,26 @@ def test_filters_leave_what_they_say(own_store):
 def test_a_run_that_was_not_watched_says_what_to_do(own_store):
     app = opened("kernels", run=kernel_run(own_store, watched=False))
     assert "without watching kernels" in app.info[0].value
-    assert "--kernels" in codes(app)[0]
+    assert codes(app) == []  # of a run that does not say by which command it was made, no other is shown
+
+
+def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(own_store):
+    """Both sides launch the same as often; the first module that differs is the norm, not the embedding before it."""
+    app = opened("kernels", run=with_kernels(own_store, layer_run(own_store, {(1, 1, 4): 3, (5, 1, 4): 1})))
+    assert [element.value for element in app.subheader] == ["Where it starts", "All kernels"]
+    said = [element.value for element in app.markdown]
+    first = next(number for number, text in enumerate(said) if "The first module that differs is `model.layers.0.norm`" in text)
+    assert "at prompt 1, position 4" in said[first]
+    assert "`aten::mean` on both sides, same kernel, other shape: bfloat16 [1, 8] against bfloat16 [2, 8]" in said[first]
+    assert any("as often a forward, 1 of them in other shapes" in text for text in said[first + 1 :])
+    there = app.dataframe[0].value
+    assert there["in"].tolist() == ["model.layers.0.norm"]
+    assert (there["shapes, reference"][0], there["shapes, variant"][0]) == ("bfloat16 [1, 8]", "bfloat16 [2, 8]")
+
+
+def test_without_modules_in_the_run_the_page_says_what_would_bring_the_place(own_store):
+    app = opened("kernels", run=kernel_run(own_store))
+    assert "With `--layers` beside `--kernels`" in app.info[0].value
+    assert [element.value for element in app.subheader] == ["All kernels"]
+    equal = opened("kernels", run=with_kernels(own_store, layer_run(own_store, {})))
+    assert "No module that was compared differs" in equal.success[0].value

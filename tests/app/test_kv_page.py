@@ -94,7 +94,7 @@ def test_a_run_without_caches_says_what_to_do(own_store):
     run_id = kv_run(own_store, [])
     app = opened("kv_cache", run=run_id)
     assert "--kv" in app.info[0].value
-    assert "--variant decode" in codes(app)[0]
+    assert codes(app) == []  # of a run that does not say by which command it was made, no other is shown
     uploaded = ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"])
     assert "a dump of logits holds no caches" in opened("kv_cache", run=uploaded).info[0].value
 

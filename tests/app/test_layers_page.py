@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -115,10 +116,12 @@ def test_positions_that_were_not_looked_at_are_said_to_be_so(own_store):
 
 def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
     header = header_of()
+    own = "python -m core capture --model m --prompt 'it'\"'\"'s' --prompts 'two of them.jsonl'"
+    header = dataclasses.replace(header, provenance=dataclasses.replace(header.provenance, command=own))
     write_run(own_store, header, calm_sides(header), "bare")
     app = opened(run="bare")
     assert "compared when `--layers` asks for it" in app.info[0].value
-    assert codes(app)[0].endswith("--layers")
+    assert codes(app) == [f"{own} --layers"]
     ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"])
     uploaded = opened(run=ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"]))
     assert "a dump of logits holds no outputs of modules" in uploaded.info[0].value

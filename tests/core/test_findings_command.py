@@ -12,6 +12,7 @@ from core.runs.store import open_store
 from core.runs.writer import RunWriter
 from tests.core.runs.damaging import damaged
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_lists, kernel_run
+from tests.core.runs.layer_runs import layer_run, with_kernels
 from tests.core.runs.made_runs import calm_sides, header_of
 from tests.core.runs.remedy_runs import ROWS, remedy_run
 
@@ -36,7 +37,8 @@ def test_remedies_are_printed_with_what_could_not_be_measured(cli, monkeypatch):
     done = cli("remedies", "remedies")
     assert done.returncode == 0, done.stderr
     assert "TF32 off: not measured. TF32 exists on CUDA only." in done.stdout
-    assert "invariant makes the sides equal in every logit, at 75% of the throughput." in done.stdout
+    assert "invariant makes the sides equal in every logit, at 0.75 ± 0.02 of the throughput." in done.stdout
+    assert "0.80 ± 0.02" in done.stdout
     (pair,) = json.loads(cli("remedies", "remedies", "--json").stdout)["pairs"]
     assert [row["neq"] for row in pair["remedies"]] == [600, 700, None, 0]
 
@@ -109,3 +111,19 @@ def test_a_difference_without_a_size_is_printed(cli, monkeypatch):
     done = cli("remedies", "remedies")
     assert done.returncode == 0, done.stderr
     assert "undefined" in done.stdout
+
+
+def test_kernels_begin_where_the_sides_begin_to_differ(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    cli("list")
+    run_id = with_kernels(open_store(), layer_run(open_store(), {(1, 1, 4): 3}))
+    lines = cli("kernels", run_id).stdout.splitlines()
+    assert lines[0].startswith(
+        "The first module that differs is 'model.layers.0.norm', at prompt 1, position 4. There ran 'aten::mean' on both sides"
+    )
+    assert lines[0].endswith("same kernel, other shape: bfloat16 [1, 8] against bfloat16 [2, 8].")
+    (pair,) = json.loads(cli("kernels", run_id, "--json").stdout)["pairs"]
+    assert (pair["where_it_starts"]["module"], pair["where_it_starts"]["position"]) == ("model.layers.0.norm", 4)
+    kernel_run(open_store())
+    assert cli("kernels", "kernels").stdout.startswith("Where the two sides begin to differ is not in this run")
+    assert json.loads(cli("kernels", "kernels", "--json").stdout)["pairs"][0]["where_it_starts"] is None

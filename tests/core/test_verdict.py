@@ -1,5 +1,7 @@
 """The statistics of the verdict on made figures, where what is rounding and what is not is known; and the order of the ladder."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from core.verdict import (
     is_larger_everywhere,
     sampler_evidence,
     shrink_test,
+    structure_evidence,
     structure_of,
     three_digits,
 )
@@ -160,6 +163,70 @@ def test_blocks_are_recognised_by_where_faults_begin():
     assert structure_of(np.array([32, 33, 70, 160]), [200]).block is None  # 70 is no multiple of 8
     assert structure_of(np.arange(48, 100), [100]).is_tail
     assert structure_of(np.array([], int), [100]).first is None
+
+
+# places where a fault begins, the block that is named, and the smaller one that chance leaves open
+NAMED_BLOCKS = [
+    ([64], None, None),  # one place, and the block was 16: nothing is said
+    ([64, 128], None, None),
+    ([16, 48, 80], 16, 8),  # of blocks of 8, three such places are a chance of 1 in 8
+    ([16, 48, 80, 112, 176], 16, None),  # and five of 1 in 32
+    ([64, 128, 192], 64, 32),  # of blocks of 16 a chance of 1 in 64, which is ruled out
+    ([64, 128, 192, 256, 320], 64, None),
+    ([0, 64, 128], None, None),  # every prompt begins at 0, a multiple of everything
+    ([16, 48, 81], None, None),
+    ([70, 131, 197], None, None),
+]
+
+
+@pytest.mark.parametrize(("places", "block", "smaller"), NAMED_BLOCKS)
+def test_a_block_is_named_from_three_places_on_and_not_more_surely_than_chance_allows(places, block, smaller):
+    found = structure_of(np.array(places), [512])
+    assert (found.block, found.smaller_block) == (block, smaller)
+
+
+def test_the_same_place_of_several_prompts_is_one_place():
+    assert structure_of(np.array([64, 512 + 64, 1024 + 64]), [512] * 3).block is None
+    assert structure_of(np.array([64, 512 + 128, 1024 + 192]), [512] * 3).block == 64  # the twin
+
+
+def test_random_places_are_hardly_ever_called_boundaries():
+    """By hand: of 511 positions 63 are multiples of 8, so three drawn ones are all that with probability C(63, 3) / C(511, 3) = 0.18 %."""
+    rng = np.random.default_rng(11)
+    draws = 10_000
+    named = sum(
+        structure_of(np.sort(rng.choice(np.arange(1, 512), 3, replace=False)), [512]).block is not None for _ in range(draws)
+    )
+    expected = draws * math.comb(63, 3) / math.comb(511, 3)
+    assert abs(named - expected) < 5 * math.sqrt(expected)
+    aligned = [structure_of(np.sort(rng.choice(np.arange(16, 512, 16), 3, replace=False)), [512]).block for _ in range(1000)]
+    assert None not in aligned  # the twin: faults at blocks of 16 are always seen
+    # Three of blocks of 16 are all multiples of 32 with probability C(15, 3) / C(31, 3) = 0.10.
+    assert abs(sum(block > 16 for block in aligned) - 1000 * math.comb(15, 3) / math.comb(31, 3)) < 50
+
+
+def test_blocks_of_two_take_more_places_than_blocks_of_sixteen():
+    """A path of chunks of 2: six even places are a chance of 1 in 64, seven of 1 in 128."""
+    places = np.array([2, 6, 10, 14, 22, 26, 34])
+    assert structure_of(places[:6], [64], (2,)).block is None
+    assert structure_of(places, [64], (2,)).block == 2
+
+
+def test_the_sentence_says_which_blocks_the_places_do_not_tell_apart():
+    def said(places: list[int]) -> str:
+        drawn = rounding(np.random.default_rng(6), 5, 512)
+        drawn[0, places] *= 1e8
+        test = floor_test(drawn[0], drawn[1:])
+        return structure_evidence(structure_of(test.outliers, [512]), test, [512]).says
+
+    assert said([64]) == "It begins at position 64."
+    assert said([16, 48, 80]) == (
+        "It begins at position 16; every place where it begins is a multiple of 16: a boundary of blocks of 16, or of 8, which 3 places do not tell apart."
+    )
+    assert (
+        said([16, 48, 80, 112, 176])
+        == "It begins at position 16; every place where it begins is a multiple of 16, a block's boundary."
+    )
 
 
 def test_the_second_prompts_positions_are_its_own():

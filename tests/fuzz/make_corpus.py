@@ -41,7 +41,7 @@ def write_dumps(folder: Path) -> None:
 
 def write_run(folder: Path) -> None:
     header = header_of(lengths=(3, 2), vocab=128)
-    with TemporaryDirectory() as place, RunWriter(Store(Path(place)), header, run_id="run-of-version-3") as writer:
+    with TemporaryDirectory() as place, RunWriter(Store(Path(place)), header, run_id="run-of-version-4") as writer:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)
         writer.write_generation(Generation(0, 2, 2, ((1, 2), (1, 3)), ("ab", "ac")))

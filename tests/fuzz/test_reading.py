@@ -63,9 +63,9 @@ def test_the_corpus_is_readable_and_small(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in folder.iterdir()) < 300_000
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_run_files_of_every_version_are_read_as_they_were_written(version: int, tmp_path: Path) -> None:
-    """The writers of versions 1 and 2 are gone; these files are theirs."""
+    """The writers of versions 1 to 3 are gone; these files are theirs."""
     path = tmp_path / "run.duckdb"
     path.write_bytes(RUNS[f"run-of-version-{version}.duckdb"])
     with RunReader(path) as run:

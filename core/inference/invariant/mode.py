@@ -80,6 +80,8 @@ def invariant_refusal(model: torch.nn.Module) -> str | None:
 
 
 def _no_kernels_on(device: torch.device) -> str | None:
+    if device.type == "meta":  # a dry run has shapes only, and says nothing of where they will lie
+        return None
     if device.type not in ("cpu", "cuda"):
         return f"its kernels of fixed order run on a CPU or on CUDA, and the model is on {device}; choose --device cpu"
     if device.type == "cpu":

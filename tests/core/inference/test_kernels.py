@@ -120,6 +120,20 @@ def test_mkl_names_the_product_of_a_linear_map_with_its_sizes():
     assert [(row.name, row.detail) for row in products] == [("SGEMM", f"T,N,{weight.shape[0]},{len(ids)},{weight.shape[1]}")]
 
 
+@pytest_model
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_operations_shapes_and_dtypes_are_those_of_its_tensors(dtype: str):
+    loaded = tiny_model("llama", dtype)
+    ids = tiny_prompts(loaded)[0][:5]
+    weight = loaded.model.model.layers[1].mlp.up_proj.weight
+    (row,) = (
+        row
+        for row in kernels_of(loaded, side_of("prefill"), ids).rows
+        if (row.module, row.name) == ("model.layers.1.mlp.up_proj", "aten::mm")
+    )
+    assert row.detail == f"{dtype} 5x{weight.shape[1]}, {weight.shape[1]}x{weight.shape[0]}"
+
+
 @contextmanager
 def _another_kernel_at_larger_batches(loaded: LoadedModel, name: str) -> Iterator[None]:
     """Split in two at a batch above one, as split-K does, and a function that is called nowhere else."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 
 import pytest
@@ -10,11 +9,11 @@ import torch
 
 from benchmarks.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
-from core.inference import remedies
+from core.inference import remedies, throughput
 from core.inference.models import LoadedModel
 from core.inference.on_trial import pieces_of_side, side_of
 from core.inference.paths import parse_path
-from core.inference.remedies import BATCHES, REMEDIES, prices_of, remedies_of
+from core.inference.remedies import BATCHES, LEAST_FORWARDS, PRICE_TOKENS, REMEDIES, WALK_FORWARDS, prices_of, remedies_of
 from core.runs.remedies import RemedyRow, advice
 
 pytestmark = pytest.mark.model
@@ -26,7 +25,7 @@ def whole(loaded: LoadedModel, path: str, ids: list[int]) -> torch.Tensor:
 
 
 def tried(loaded: LoadedModel, prompts, variant: str = "decode") -> dict[str, RemedyRow]:
-    rows = remedies_of(loaded, prompts, "prefill", variant, rounds=1, seeds=(0,))
+    rows = remedies_of(loaded, prompts, "prefill", variant, turns=1)
     assert [row.name for row in rows] == NAMES
     return {row.name: row for row in rows}
 
@@ -95,16 +94,20 @@ def test_every_measured_row_has_its_throughput(bfloat16):
         if row.is_measured:
             assert row.reference_tokens_per_second > 0
             assert row.variant_tokens_per_second > 0
-            assert row.share == min(row.reference_share, row.variant_share) > 0
+            assert row.kept.share == min(row.reference_share, row.variant_share) > 0
+            for side in ("reference", "variant"):
+                rate, plain = (getattr(each, f"{side}_tokens_per_second") for each in (row, bfloat16[2]["as it is"]))
+                assert getattr(row, f"{side}_share") == pytest.approx(rate / plain, rel=1e-12)
 
 
 def test_prices_are_of_paths_without_their_batch_at_every_batch_size(bfloat16):
     loaded = bfloat16[0]
-    rows = prices_of(loaded, [parse_path(path) for path in ("decode", "decode+batch:2+row:1", "prefill+threads:1")])
+    rows = prices_of(loaded, [parse_path(path) for path in ("decode", "decode+batch:2+row:1", "prefill+threads:1")], turns=1)
     assert [(row.path, row.batch) for row in rows] == [(path, n) for path in ("decode", "prefill+threads:1") for n in BATCHES]
     for row in rows:
         assert row.share == pytest.approx(row.tokens_per_second / row.plain_tokens_per_second)
-        assert row.tokens == 32 * row.batch
+        assert LEAST_FORWARDS * row.batch <= row.tokens <= PRICE_TOKENS * row.batch
+        assert (row.turns, row.share_low) == (1, None)
 
 
 def test_a_model_of_float32_is_not_widened_again():
@@ -137,15 +140,88 @@ def test_an_overflow_on_one_side_has_no_size_and_float32_is_what_leaves_none():
     assert "**float32** leaves none of those" in advice(list(rows.values()))
 
 
+class Clock:
+    """Moves by what each walk is said to take."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_all_remedies_take_turns_and_their_shares_are_ratios_of_the_rates_beside_them(monkeypatch: pytest.MonkeyPatch):
+    """By the clock every sum in one order takes twice as long, and a machine that grows slower makes no difference."""
+    walked, clock = [], Clock()
+
+    def walk(loaded: LoadedModel, path, ids, _) -> float:
+        took = len(ids) * (2.0 if "invariant" in str(path) else 1.0) * 1.005 ** (len(walked) // 10) / 1000
+        walked.append((str(path), loaded.dtype, len(ids)))
+        clock.now += took
+        return took
+
+    monkeypatch.setattr(remedies, "walk_seconds", walk)
+    loaded = tiny_model("llama", "bfloat16")
+    ids = [list(tiny_prompts(loaded)[0])]
+    assert len(ids[0]) > WALK_FORWARDS
+    rows = {row.name: row for row in remedies_of(loaded, ids, "prefill", "decode", floor_rms=1.0, clock=clock)}
+    turns = rows["as it is"].turns
+    assert turns == 6
+    assert [path for path, *_ in walked[:2]] == ["prefill", "decode"]  # how long a walk of each takes
+    each_turn = walked[2 : 2 + (len(walked) - 2) // (turns + 1)]
+    assert walked[2:] == each_turn * (turns + 1)
+    assert [path for path, *_ in each_turn].count("prefill") == 4  # as it is, float32, float32 head, deterministic algorithms
+    assert {dtype for path, dtype, _ in each_turn if path == "decode"} == {"bfloat16", "float32"}
+    assert {count for path, _, count in each_turn if path.startswith("decode")} == {WALK_FORWARDS}
+    assert {count for path, _, count in each_turn if path.startswith("prefill")} == {len(ids[0])}
+    for name, share in (("as it is", 1.0), ("deterministic algorithms", 1.0), ("invariant", 0.5)):
+        assert rows[name].variant_share == pytest.approx(share, rel=0.03)
+        assert rows[name].variant_share == pytest.approx(
+            rows[name].variant_tokens_per_second / rows["as it is"].variant_tokens_per_second, rel=1e-12
+        )
+        assert rows[name].variant_share_low <= rows[name].variant_share <= rows[name].variant_share_high
+
+
+def test_what_both_sides_share_is_walked_once_a_turn(monkeypatch: pytest.MonkeyPatch):
+    walked = []
+    monkeypatch.setattr(remedies, "walk_seconds", lambda loaded, path, ids, _: walked.append(str(path)) or 1.0)
+    loaded = tiny_model("gpt2")
+    rows = remedies_of(loaded, [list(tiny_prompts(loaded)[0][:9])], "decode", "decode", turns=1, floor_rms=1.0)
+    assert walked.count("decode") == 2 + 2 * 2  # a turn that does not count and one that does, as it is and deterministic
+    assert {row.variant_share for row in rows if row.is_measured} == {1.0}
+
+
+def test_a_remedy_that_cannot_be_timed_keeps_its_figures(monkeypatch: pytest.MonkeyPatch):
+    def walk(*_) -> float:
+        raise CaptureError("out of memory.")
+
+    monkeypatch.setattr(remedies, "walk_seconds", walk)
+    loaded = tiny_model("llama")
+    rows = tried(loaded, [list(tiny_prompts(loaded)[0][:9])])
+    assert rows["as it is"].neq > 0
+    assert rows["as it is"].kept is None
+
+
 @pytest.mark.parametrize(("path", "is_counted"), [("prefill+compile", False), ("prefill", True)])
 def test_what_a_compiler_takes_is_no_throughput(monkeypatch: pytest.MonkeyPatch, path: str, is_counted: bool):
-    """The first call of an open path takes 0.2 s, the later ones nothing."""
-    waits = [0.2]
+    """The first call of an open path takes 200 s, the later ones nothing."""
+    waits, clock = [200.0], Clock()
 
     def pieces_of(ids):
-        time.sleep(waits.pop() if waits else 0.0)
+        clock.now += waits.pop() if waits else 0.0
         yield 0, torch.zeros(len(ids), 2)
 
-    monkeypatch.setattr(remedies, "open_path", lambda *_: nullcontext(pieces_of))
-    seconds = remedies._seconds(tiny_model("llama"), parse_path(path), [1, 2, 3])
-    assert (seconds > 0.15) is is_counted
+    monkeypatch.setattr(throughput, "open_path", lambda *_: nullcontext(pieces_of))
+    seconds = throughput.walk_seconds(tiny_model("llama"), parse_path(path), [1, 2, 3], clock)
+    assert seconds == (200 if is_counted else 0)
+
+
+@pytest.mark.parametrize(("seconds_of_a_forward", "forwards"), [(1e-4, 16), (0.0151, 10), (0.05, 4), (30.0, 4)])
+def test_a_walk_on_the_clock_is_long_enough_to_be_told_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch, seconds_of_a_forward, forwards
+):
+    monkeypatch.setattr(remedies, "walk_seconds", lambda loaded, path, ids, _: seconds_of_a_forward * path.forwards(len(ids)))
+    loaded = tiny_model("gpt2")
+    assert len(remedies._cut(loaded, parse_path("decode"), [1] * 90, Clock())) == forwards
+    assert len(remedies._cut(loaded, parse_path("chunked:3"), [1] * 90, Clock())) == 3 * forwards
+    assert len(remedies._cut(loaded, parse_path("prefill"), [1] * 90, Clock())) == 90

@@ -31,6 +31,42 @@ def kernel_lists() -> tuple[KernelList, KernelList]:
     return KernelList(0, rows(NARROW, 1, 1), 1, 1), KernelList(1, rows(WIDE, 3, 3), 3, 40)
 
 
+ORDER = (  # of the modules that are compared, in which they run
+    "model.embed_tokens", *(f"model.layers.0.self_attn.{name}_proj" for name in "qkvo"), "model.layers.0.self_attn",
+    "model.layers.0.mlp.down_proj", "model.layers.0", "model.norm", "logits",
+)  # fmt: skip
+
+
+def block_lists() -> tuple[KernelList, KernelList]:
+    """One block of a decode of two tokens, alone and in a batch of two: the same kernels as often, in other shapes."""
+
+    def rows(batch: int) -> tuple[KernelRow, ...]:
+        attention, found = "model.layers.0.self_attn", []
+
+        def ran(module: str, name: str, *shapes: str, library: str = "torch", dtype: str = "bfloat16 ") -> None:
+            found.append(KernelRow(module, library, name, f"{dtype}{', '.join(shapes)}", 2, 4.0))
+
+        def attended(keys: int) -> None:
+            ran(attention, "aten::_scaled_dot_product_flash_attention_for_cpu", f"{batch}x2x1x4", f"{batch}x2x{keys}x4")
+
+        ran("model.embed_tokens", "aten::embedding", "64x8")
+        ran("model", "aten::mul", f"{batch}x1x8")
+        for name in "qkv":
+            ran(f"{attention}.{name}_proj", "aten::mm", f"{batch}x8", "8x8")
+        ran(attention, "aten::cat", f"{batch}x2x1x4")
+        attended(1)
+        ran(f"{attention}.o_proj", "aten::mm", f"{batch}x8", "8x8")
+        ran("model.layers.0.mlp.down_proj", "aten::mm", f"{batch}x32", "32x8")
+        ran("model.layers.0.mlp.down_proj", "SGEMM", f"T,N,8,{batch},32", library="MKL", dtype="")
+        ran("model.layers.0", "aten::add", f"{batch}x1x8", f"{batch}x1x8")
+        ran("model.norm", "aten::mean", f"{batch}x1x8")
+        ran("lm_head", "aten::mm", f"{batch}x8", "8x64")
+        attended(2)  # of the second token, whose other kernels have the shapes of the first's
+        return tuple(found)
+
+    return KernelList(0, rows(1), 2, 2), KernelList(1, rows(2), 2, 2)
+
+
 def kernel_run(store: Store, run_id: str = "kernels", *, watched: bool = True) -> str:
     header = header_of(lengths=(3,))
     with RunWriter(store, header, run_id=run_id) as writer:

@@ -10,6 +10,7 @@ from core.numerics.formats import BFLOAT16
 from core.runs.layer_spool import LayerModule, LayerPart
 from core.runs.store import Store
 from core.runs.writer import RunWriter
+from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import calm_sides, header_of
 
 MODULES = (
@@ -77,3 +78,18 @@ GROWING = {
     (3, 1, 3): 1, (4, 1, 3): 2, (4, 1, 4): 2, (5, 1, 4): 4,
 }  # fmt: skip
 """First the projection in prompt 0, the stream of block 0 in prompt 1; twice as far apart after every module."""
+
+
+def with_kernels(store: Store, run_id: str) -> str:
+    """The same run, whose sides launched one kernel in two modules, in another shape on each side."""
+    rows = [
+        f"({side}, {number}, '{module}', 'torch', 'aten::mean', 'bfloat16 {side + 1}x8', 1, 2.0)"
+        for side in range(2)
+        for number, module in enumerate(("model.embed", "model.layers.0.norm"))
+    ]
+    damaged(
+        store.path_of(run_id),
+        f"INSERT INTO kernel VALUES {', '.join(rows)}",
+        "INSERT INTO kernel_side VALUES (0, 1, 1), (1, 1, 1)",
+    )
+    return run_id

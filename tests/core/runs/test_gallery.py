@@ -77,7 +77,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "another database": (lambda path: _shell(path, "CREATE TABLE t AS SELECT 42 AS a"), "run"),
     "an empty run": (lambda path: _shell(path, _SCHEMA), "0 rows of provenance"),
     "a view called run": (_views, "with the view 'run', so not a run file"),
-    "a newer schema": (_changed("UPDATE run SET schema_version = 4"), "schema version 4, this ULPscope reads versions 1 to 3"),
+    "a newer schema": (_changed("UPDATE run SET schema_version = 5"), "schema version 5, this ULPscope reads versions 1 to 4"),
     "a text for a version": (_changed("ALTER TABLE run ALTER schema_version TYPE VARCHAR USING 'x'"), "schema version x"),
     "two provenances": (_changed("INSERT INTO run SELECT * FROM run"), "2 rows of provenance"),
     "a missing column": (_changed("ALTER TABLE run DROP COLUMN device"), "device"),

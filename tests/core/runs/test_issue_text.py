@@ -225,6 +225,31 @@ def test_the_command_that_judges_is_the_stored_one_with_another_name(stored, typ
     assert judge_command.typed(stored) == typed
 
 
+LAYERS = "python -m core capture --model m --prompt-file 'a b.txt' --prompt '--layers are'"
+
+
+@pytest.mark.parametrize(
+    ("stored", "option", "shown"),
+    [
+        (LAYERS, "--layers", f"{LAYERS} --layers"),
+        (LAYERS.replace("capture", "judge"), "--layers", f"{LAYERS} --judge --layers"),
+        (f"{LAYERS} --layers", "--layers", None),  # it was asked for, and could not be had
+        (f"{LAYERS} --no-kv --dry-run", "--kv", f"{LAYERS} --kv"),
+        ("python -m core capture --prompt a; rm -rf /", "--kernels", "python -m core capture --prompt 'a;' rm -rf / --kernels"),
+        ("python -m core generate --model m --tokens 4", "--layers", None),  # texts are not scored
+        ("python sample_runs/build.py runs", "--layers", None),
+        ("capture 'unclosed", "--layers", None),
+    ],
+)
+def test_the_same_capture_with_more_beside_it_is_the_stored_command_and_no_other(stored, option, shown):
+    assert judge_command.captured_with(stored, option) == shown
+
+
+def test_an_option_in_a_prompt_was_not_asked_for():
+    assert not judge_command.asks_for("python -m core capture --prompt 'use --layers here'", "--layers")
+    assert judge_command.asks_for("python -m core capture --prompt x --layers", "--layers")  # the twin
+
+
 def test_a_program_judges_the_tokens_that_the_run_holds(store):
     with RunReader(store.path_of(judged_run(store, None))) as run:
         assert judge_command.arguments(run, "again") == [

@@ -8,12 +8,21 @@ import duckdb
 import pytest
 
 from core.errors import StoreError, UsageError
-from core.runs.kernels import KernelList, in_words, is_multiplied, module_kind, side_by_side
+from core.runs.kernels import (
+    KernelList,
+    in_words,
+    is_multiplied,
+    module_kind,
+    place_in_words,
+    shape_in_words,
+    side_by_side,
+    where_it_starts,
+)
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.damaging import damaged
-from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_lists, kernel_run
+from tests.core.runs.kernel_runs import NARROW, ORDER, REDUCE, WIDE, block_lists, kernel_lists, kernel_run
 from tests.core.runs.made_runs import header_of
 
 
@@ -109,6 +118,72 @@ def test_the_same_shapes_in_another_order_are_the_same_shapes():
     assert in_words(side_by_side(*lists), ("a", "b")) == "Both sides launch the same kernels as often a forward."
     lists = (KernelList(0, (row, row), 1, 1), KernelList(1, (other, row), 1, 1))  # the twin: one shape is another
     assert "1 of them in other shapes" in in_words(side_by_side(*lists), ("a", "b"))
+
+
+def names_at(first: str, lists: tuple[KernelList, KernelList] | None = None) -> list[tuple[str, str]]:
+    place = where_it_starts(*(lists or block_lists()), ORDER, first, 0, 1)
+    return [("; ".join(pair.modules), pair.name) for pair in place.pairs]
+
+
+def test_the_first_module_that_differs_is_told_with_what_ran_in_it_and_in_what_shapes():
+    """Attention is launched as often and as differently; but the sides were still equal behind it."""
+    down = "model.layers.0.mlp.down_proj"
+    assert sorted(names_at(down)) == [(down, "SGEMM"), (down, "aten::mm")]
+    place = where_it_starts(*block_lists(), ORDER, down, 0, 1)
+    said = place_in_words(place, ("decode", "decode+batch:2"))
+    assert said.startswith("The first module that differs is `model.layers.0.mlp.down_proj`, at position 1. There ran ")
+    assert (
+        "`aten::mm` on both sides, same kernel, other shape: bfloat16 [1, 32] x [32, 8] against bfloat16 [2, 32] x [32, 8]"
+        in said
+    )
+    assert "`SGEMM` on both sides, same kernel, other shape: `T,N,8,1,32` against `T,N,8,2,32`" in said
+    assert "prompt 3, position 1" in place_in_words(dataclasses.replace(place, prompt=3), ("a", "b"), is_one_prompt=False)
+
+
+def test_attention_which_is_no_module_is_told_with_the_projection_behind_it():
+    attention, output = "model.layers.0.self_attn", "model.layers.0.self_attn.o_proj"
+    fused = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    assert set(names_at(output)) == {(output, "aten::mm"), (attention, fused), (attention, "aten::cat")}
+    found = {pair.name: pair for pair in where_it_starts(*block_lists(), ORDER, output, 0, 1).pairs}
+    assert found[fused].variant_details == ("bfloat16 2x2x1x4, 2x2x1x4", "bfloat16 2x2x1x4, 2x2x2x4")  # of both forwards
+
+
+def test_logits_are_made_by_what_runs_behind_the_last_module_and_a_sum_of_streams_adds_nothing_up():
+    assert names_at("logits") == [("lm_head", "aten::mm")]
+    assert names_at("model.layers.0") == [("model.layers.0", "aten::add")]
+    place = where_it_starts(*block_lists(), ORDER, "model.layers.0", 0, 1)
+    assert place_in_words(place, ("a", "b")).endswith("Nothing that ran there adds up: `aten::add`.")
+
+
+def test_another_kernel_where_it_starts_is_told_to_be_of_one_side():
+    reference, variant = block_lists()
+    rows = tuple(dataclasses.replace(row, name="aten::bmm") if row.module.endswith("o_proj") else row for row in variant.rows)
+    place = where_it_starts(reference, dataclasses.replace(variant, rows=rows), ORDER, "model.layers.0.self_attn.o_proj", 0, 1)
+    said = place_in_words(place, ("a", "b"))
+    assert "`aten::mm` only in `a`: bfloat16 [1, 8] x [8, 8]" in said
+    assert "`aten::bmm` only in `b`: bfloat16 [2, 8] x [8, 8]" in said
+
+
+def test_the_same_kernel_in_the_same_shape_is_said_to_be_that():
+    reference, _ = block_lists()
+    place = where_it_starts(reference, reference, ORDER, "model.layers.0.mlp.down_proj", 0, 1)
+    assert "`aten::mm` on both sides, same kernel, same shapes: bfloat16 [1, 32] x [32, 8]" in place_in_words(place, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("detail", "said"),
+    [
+        ("1x384, 384x2048", "[1, 384] x [384, 2048]"),  # as runs had it before dtypes were told
+        ("bfloat16 1x384, 384x2048", "bfloat16 [1, 384] x [384, 2048]"),
+        ("int64 5, float32 64x8", "int64 [5] x float32 [64, 8]"),
+        ("T,N,384,2,384", "`T,N,384,2,384`"),
+        ("bf16 13x384:384x2048", "`bf16 13x384:384x2048`"),
+        ("a`b", "`a'b`"),
+        ("", "no shape told"),
+    ],
+)
+def test_shapes_are_written_as_shapes_and_a_librarys_own_words_stay(detail, said):
+    assert shape_in_words(detail) == said
 
 
 @pytest.mark.parametrize(

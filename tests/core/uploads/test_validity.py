@@ -228,12 +228,23 @@ def test_logits_of_bfloat16_with_their_many_equal_values_are_not_filled():
     assert (watch.rows > 0) == (share > 0.5)
 
 
-def test_the_first_difference_and_its_block_are_found_without_a_control(tmp_path):
+def test_the_first_difference_is_found_without_a_control_and_one_place_names_no_block(tmp_path):
     variant = np.concatenate([PLAIN[:32], OTHER[32:]])
     run = stored(tmp_path, reference=PLAIN, variant=variant)
     (row,) = [row for row in run.evidence(0) if row.rung == STRUCTURE]
     assert row.says.startswith(f"16 of {ROWS} positions differ, position 32 first; the 32 before it are equal bit for bit.")
-    assert "From there on every position differs. Every place where differences begin is a multiple of 32." in row.says
+    assert row.says.endswith("From there on every position differs.")
+    assert row.figures["block"] is None
+
+
+def test_places_that_are_multiples_of_a_block_are_named_without_a_control(tmp_path):
+    variant = PLAIN.copy()
+    variant[[8, 16, 24, 32, 40]] = OTHER[[8, 16, 24, 32, 40]]
+    (row,) = [row for row in stored(tmp_path, reference=PLAIN, variant=variant).evidence(0) if row.rung == STRUCTURE]
+    assert row.says.endswith("Every place where differences begin is a multiple of 8, a block's boundary.")
+    variant[[8, 40]] = PLAIN[[8, 40]]  # 16, 24, 32: three places, as blocks of 8 and nothing smaller have them
+    (row,) = [row for row in stored(tmp_path, reference=PLAIN, variant=variant).evidence(0) if row.rung == STRUCTURE]
+    assert row.figures["block"] == 8
 
 
 # ---- what was emitted
