@@ -17,7 +17,7 @@ from core.numerics.formats import values_of
 from core.runs.figures import Figures
 from core.runs.records import FAILED, NOTED, PASSED, STRUCTURE, VALIDITY, Evidence, Generation, RunHeader
 from core.uploads.filling import Filling
-from core.verdict import BLOCKS, place_in_words, sampler_evidence, structure_of
+from core.verdict import BLOCKS, NotFinite, place_in_words, sampler_evidence, structure_of
 
 _SHIFTS = (-2, -1, 1, 2)
 _LEAST_ROWS = 8  # fewer say nothing about a shift
@@ -53,7 +53,7 @@ def validity(figures: Figures, pair: int, fillings: tuple[Filling, Filling], sca
         _tokens(header),
         _alignment(header, positions, names),
         _scale(scales[0], scales[1], names),
-        _numbers(header, positions),
+        _numbers(header, positions, not_finite_of(figures, pair)),
         _truncation(header, fillings, names, is_alike=not positions["nonfinite_mismatch"].any()),
     ]
 
@@ -102,7 +102,7 @@ def _alignment(header: RunHeader, positions: pd.DataFrame, names: tuple[str, str
         return Evidence(VALIDITY, control, figures, FAILED, says)
     if not varied or agreed[0][1] < _LEAST_ROWS:
         return Evidence(VALIDITY, control, figures, NOTED, "Too few different argmaxes to tell whether one side is shifted.")
-    says = f"No shift of one side agrees better: the argmax is the same at {agreed[0][0]:.1%} of positions as they stand."
+    says = f"No shift by one or two rows agrees better: the argmax is the same at {agreed[0][0]:.1%} of positions as they stand."
     return Evidence(VALIDITY, control, figures, PASSED, says)
 
 
@@ -173,22 +173,47 @@ def _truncation(header: RunHeader, fillings: tuple[Filling, Filling], names: tup
     return Evidence(VALIDITY, control, figures, FAILED, says)
 
 
-def _numbers(header: RunHeader, positions: pd.DataFrame) -> Evidence:
+def not_finite_of(figures: Figures, pair: int) -> NotFinite | None:
+    """What is NaN or infinite on one side of a pair only, in the run's dtype; None where nothing is."""
+    header = figures.header
+    by_row = figures.positions(pair)["nonfinite_mismatch"].to_numpy(np.int64)
+    if not by_row.any():
+        return None
+    row = int(np.flatnonzero(by_row)[0])
+    values = [values_of(figures.read_rows(side, row, row + 1)[0], header.format) for side in (0, pair + 1)]
+    return not_finite(header, pair, by_row, first_mismatch(values[0], values[1]))
+
+
+def not_finite(header: RunHeader, pair: int, by_row: NDArray[np.int64], first: tuple[int, float, float]) -> NotFinite:
+    """The same of figures: how many at each position, and the first token with its value on both sides."""
+    token, *values = first
+    known = {i: text for prompt in header.prompts for i, text in zip(prompt.token_ids, prompt.token_texts, strict=False)}
+    text = header.vocabulary.get(token, known.get(token, ""))
+    return NotFinite(by_row, token, text, (header.sides[0].name, header.sides[pair + 1].name), (values[0], values[1]))
+
+
+def first_mismatch(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> tuple[int, float, float]:
+    """(the first token at which one is NaN or infinite and the other not, or not alike; both values there). [vocab] each"""
+    is_number = np.isfinite(reference) & np.isfinite(variant)
+    is_same = (reference == variant) | (np.isnan(reference) & np.isnan(variant))
+    token = int(np.flatnonzero(~is_number & ~is_same)[0])
+    return token, float(reference[token]), float(variant[token])
+
+
+def _numbers(header: RunHeader, positions: pd.DataFrame, broken: NotFinite | None) -> Evidence:
     control = "NaN and infinities of one side against the other"
     wrong = positions["nonfinite_mismatch"].to_numpy(np.int64)
     rows = np.flatnonzero(wrong)
     figures = {
         "nonfinite_mismatch": int(wrong.sum()), "positions": len(rows), "first": list(header.places()[rows[0]]) if len(rows) else None,
     }  # fmt: skip
-    if not len(rows):
+    if broken is None:
         return Evidence(VALIDITY, control, figures, PASSED, "No logit is NaN or infinite on one side only.")
-    where = place_in_words(int(rows[0]), [prompt.positions for prompt in header.prompts])
-    count = int(wrong.sum())
     says = (
-        f"{count:,} {'logit is' if count == 1 else 'logits are'} NaN or infinite on one side only, {where} first: a mask or padding of one "
-        "side's vocabulary, rows that were never written, a kernel that made them, or an overflow of the dtype. No order of summation makes a NaN."
+        f"{broken.says([prompt.positions for prompt in header.prompts])}: a mask or padding of one side's vocabulary, rows that were never written, a "
+        "kernel that made them, or an overflow of the dtype."
     )
-    return Evidence(VALIDITY, control, figures, FAILED, says)
+    return Evidence(VALIDITY, control, figures | {"token": broken.token}, FAILED, says)
 
 
 def sampling(figures: Figures, generations: Sequence[Generation]) -> dict[int, Evidence]:

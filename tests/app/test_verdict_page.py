@@ -310,9 +310,9 @@ MODULES = {
 
 
 def test_the_structure_unfolds_to_the_growth_over_modules(own_store):
-    row = Evidence("structure", "outputs of 4 modules", MODULES, "noted", "In the model it enters at layer 0.")
+    row = Evidence("modules", "outputs of 4 modules", MODULES, "noted", "In the model it enters at layer 0.")
     run_id = judged_run(own_store, "bug suspected", evidence=[row])
-    app = opened(run=run_id, open_=("rung_structure_0",))
+    app = opened(run=run_id, open_=("rung_modules_0",))
     assert "at the output of every module" in said(app)
     assert "In the model it enters at layer 0" in said(app)
     figure = charts.over_modules(MODULES["modules"], np.array(MODULES["pair_rms"]), np.array(MODULES["floor_rms"]), "<b>x</b>")
@@ -327,6 +327,6 @@ def test_the_structure_unfolds_to_the_growth_over_modules(own_store):
     [{"pair_rms": [1.0]}, {"modules": "abc"}, {"floor_rms": ["x", 1, 2, 3]}, {"modules": [], "pair_rms": [], "floor_rms": []}],
 )
 def test_lists_of_modules_that_make_no_sense_draw_nothing(own_store, odd):
-    row = Evidence("structure", "c", MODULES | odd, "noted", "says")
-    app = opened(run=judged_run(own_store, "bug suspected", evidence=[row]), open_=("rung_structure_0",))
+    row = Evidence("modules", "c", MODULES | odd, "noted", "says")
+    app = opened(run=judged_run(own_store, "bug suspected", evidence=[row]), open_=("rung_modules_0",))
     assert "at the output of every module" not in said(app)
