@@ -145,7 +145,7 @@ def _charts(view: state.View, row: Evidence) -> None:
     """Pair and floor by position for the rungs that have one, by module or in blocks for the structure."""
     if row.rung == MODULES:
         _modules(row)
-    if row.rung in (MODULES, ONE_ORDER):
+    if row.rung in (MODULES, ONE_ORDER) or not row.figures:  # without figures: a control that was left aside
         return
     floors = view.run.floor_positions(view.pair.index)
     deciding = row if row.rung != STRUCTURE else _deciding(view)

@@ -17,7 +17,7 @@ summary, header = view.pair.summary, view.run.header
 verdict.verdict(view)
 if summary.nonfinite_mismatch:
     st.error(
-        f"{summary.nonfinite_mismatch:,} logits are NaN or infinite on one side and not on the other. No order of summation explains a NaN; an infinity can be an overflow of the dtype."
+        f"{summary.nonfinite_mismatch:,} logits are NaN or infinite on one side and not on the other. Short of an overflow of the dtype (of float16 beyond 65,504), no order of summation makes one."
     )
 
 figures = st.columns(6)

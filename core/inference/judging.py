@@ -192,7 +192,7 @@ class _Ladder:
         (found,) = digests_of(self.loaded, self.prompts, [changed])
         figures = {"rows": side.rows, "bit_identical": found == digest}
         if found == digest:
-            outcome, says = PASSED, "What the other rows hold does not change a bit of this one's."
+            outcome, says = PASSED, "Other prompts in the other rows, as many and as long, do not change a bit of this one's."
         elif _has_experts(self.loaded.model):
             outcome, says = NOTED, (
                 "What the other rows hold changes this one's bits; in a mixture of experts the rows share the experts' products, so that "

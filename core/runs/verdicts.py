@@ -63,7 +63,7 @@ _SUPPLY = {
         ONE_ORDER: "It needs the engine: `judge` takes it as a callable, beside the model.",
     },
 }
-_NEEDS_FLOAT32 = "It follows from the float32 rung, which is missing."
+_NOT_ASKED = "It was not asked when this run was judged."
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _supply(about: Provenance, rung: str, compute_dtype: str, run_id: str, *, tr
     if rung in (OWN_DTYPE, SYMMETRY) and "model" in tried:
         return "The model that was given computes other logits than this dump's, so it says nothing here."
     if about.kind == "capture" and is_judged and _SUPPLY["capture"].get(rung) == _JUDGE:
-        return _NEEDS_FLOAT32
+        return _NOT_ASKED
     return _SUPPLY[about.kind].get(rung, _JUDGE).replace("{run}", run_id)
 
 

@@ -437,7 +437,13 @@ def neighbour_evidence(header: RunHeader, pair: int, controls: Controls) -> Iter
         control = f"'{name}' beside other requests, uploaded as a dump of its own"
         figures = {"bit_identical": bool(found.is_same.all()), "neq": found.neq, "rms_logits": found.rms}
         if found.is_same.all():
-            yield Evidence(NEIGHBOURS, control, figures, PASSED, f"What the other rows hold does not change a bit of '{name}'.")
+            yield Evidence(
+                NEIGHBOURS,
+                control,
+                figures,
+                PASSED,
+                f"The other requests that it was called beside do not change a bit of '{name}'.",
+            )
         elif controls.has_experts:
             says = (
                 f"What the other rows hold changes bits of '{name}'; in a mixture of experts the rows share the experts' products, "

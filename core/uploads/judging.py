@@ -172,7 +172,7 @@ def _narrowing(figures: Figures, pair: int, controls: Controls) -> list[Evidence
     times = three_digits(high / low) if low else "infinitely many"
     says = (
         f"'{further}' in {header.compute_dtype} is {times} times as far from itself in float32 as '{near}' is: more than rounding to "
-        f"{header.compute_dtype} does, so what it computes there is another function."
+        f"{header.compute_dtype} does: there it computes another function, or in a lower precision."
     )
     return [Evidence(OWN_DTYPE, control, measured, FAILED, says)]
 

@@ -78,7 +78,7 @@ def _tokens(header: RunHeader) -> Evidence:
         return Evidence(
             VALIDITY, control, figures, NOTED, f"{shape}. Which tokens they are of is not known: the dump has no token_ids."
         )
-    return Evidence(VALIDITY, control, figures, PASSED, f"{shape}, of the same token ids.")
+    return Evidence(VALIDITY, control, figures, PASSED, f"{shape}; the dump names one list of token ids for both.")
 
 
 def _alignment(header: RunHeader, positions: pd.DataFrame, names: tuple[str, str]) -> Evidence:
@@ -154,7 +154,13 @@ def _truncation(header: RunHeader, fillings: tuple[Filling, Filling], names: tup
     }  # fmt: skip
     filled = [(name, filling) for name, filling in zip(names, fillings, strict=True) if filling.rows]
     if not filled:
-        return Evidence(VALIDITY, control, figures, PASSED, "Rows hold a logit for every token, not for the best few.")
+        return Evidence(
+            VALIDITY,
+            control,
+            figures,
+            PASSED,
+            "No row repeats one value for more than half of the vocabulary, as rows that were cut or never written do.",
+        )
     who = " and ".join(f"'{name}'" for name, _ in filled)
     most = max(filled, key=lambda pair: pair[1].rows)[1]
     where = "every position" if most.rows == header.rows else f"{most.rows:,} of {header.rows:,} positions"
