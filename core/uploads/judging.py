@@ -207,10 +207,11 @@ def _float32(
     maps, whose, beside = 0, "the uploaded rounding floor", "" if controls.floor is None else _in_words(controls.floor)
     if found is None and controls.model is not None:
         found, maps = controls.model.float32, controls.model.maps
-        whose, beside = (
-            "this model's own rounding floor",
-            f"{len(found)} reorderings of every linear map of {controls.model.name}",
-        )
+        whose = "this model's own rounding floor"
+        beside = f"{len(found)} reorderings of every linear map of {controls.model.name}"
+    elif found is None and (earlier := _earlier_model_floor(before)) is not None:
+        found, maps = earlier
+        whose, beside = "this model's own rounding floor", "the model's own floor, of an earlier verdict"
     if found is not None and found.mean() > 0:
         test = floor_test(pair_squares, found, not_finite=nonfinite)
         mean = found.mean(axis=0)
@@ -348,7 +349,8 @@ def _beyond_float32(header: RunHeader, ways: Ways, controls: Controls) -> str:
 
 def _beyond_the_model(ways: Ways, controls: Controls, before: PairVerdict | None) -> str:
     """Why a way fails the test that a pair on trial has to pass, against the model's own floor, of now or of earlier; ''."""
-    known = controls.model.float32 if controls.model is not None else _earlier_model_floor(before)
+    earlier = _earlier_model_floor(before)
+    known = controls.model.float32 if controls.model is not None else earlier[0] if earlier is not None else None
     if known is None:
         return ""
     for name, squares in zip(ways.names[1:], ways.squares, strict=True):
@@ -362,12 +364,16 @@ def _beyond_the_model(ways: Ways, controls: Controls, before: PairVerdict | None
     return ""
 
 
-def _earlier_model_floor(before: PairVerdict | None) -> NDArray[np.float64] | None:
-    """Mean squares of the model's floor in float32 that an earlier verdict of the pair rested on, as two reorderings alike. [2, positions]"""
-    rows = before.evidence if before is not None else ()
-    is_of_model = any(row.rung == FLOAT32 and row.outcome in (PASSED, FAILED) and row.figures.get("linear_maps") for row in rows)
-    kept = next((each for each in before.floors if each.compute_dtype == "float32"), None) if before is not None else None
-    return np.stack([kept.floor_rms**2] * 2) if is_of_model and kept is not None else None
+def _earlier_model_floor(before: PairVerdict | None) -> tuple[NDArray[np.float64], int] | None:
+    """(mean squares of the model's floor in float32 that an earlier verdict of the pair rested on, as two reorderings alike [2, positions];
+    linear maps that were reordered)"""
+    if before is None:
+        return None
+    maps = [row.figures.get("linear_maps") for row in before.evidence if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)]
+    kept = next((each for each in before.floors if each.compute_dtype == "float32"), None)
+    if kept is None or not maps or not isinstance(maps[-1], int):
+        return None
+    return np.stack([kept.floor_rms**2] * 2), maps[-1]
 
 
 def _shrink_row(

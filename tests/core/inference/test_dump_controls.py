@@ -147,7 +147,8 @@ def test_a_floor_far_from_the_models_own_is_left_aside_and_the_models_decides(is
     aside, decided = (row for row in run.evidence(0) if row.rung == FLOAT32)
     assert (aside.outcome, decided.outcome) == (NOTED, PASSED)
     assert "The uploaded floor is not this model's: 'way 1' is up to" in aside.says
-    assert "where" in decided.says if is_earlier else "this model's own rounding floor" in decided.says
+    assert "this model's own rounding floor" in decided.says
+    assert ("of an earlier verdict" in decided.control) == is_earlier
 
 
 def test_a_floor_of_the_models_own_ways_is_not(narrow, tmp_path):
