@@ -272,7 +272,7 @@ def floor_evidence(
 def not_finite_evidence(broken: NotFinite, rung: str, dtype: str, control: str, lengths: Sequence[int]) -> Evidence:
     """The row of a pair of which no floor is needed: one side holds a NaN or an infinity that the other has not."""
     figures = {
-        "compute_dtype": dtype, "nonfinite_mismatch": broken.logits, "positions_beyond": len(broken.rows),
+        "compute_dtype": dtype, "noise_ratio": None, "nonfinite_mismatch": broken.logits, "positions_beyond": len(broken.rows),
         "first_nonfinite": [*broken.place(lengths), broken.token],
     }  # fmt: skip
     return Evidence(rung, control, figures, FAILED, _broken_says(broken, dtype, lengths))
