@@ -12,6 +12,7 @@ from app.code_block import code_block
 from app.hosting import pages
 from app.jobs import ANY_DEVICE, ROOT, Job, PromptFile
 from core.runs import judge_command
+from core.runs.verdicts import tried_of
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
@@ -23,23 +24,29 @@ def controls_to_bring(view: state.View) -> None:
     if run.schema_version < 2:
         return
     is_wide = run.header.compute_dtype == "float32"
+    tried = tried_of(run.evidence(view.pair.index))
+    beside = "" if is_wide else "--float32 PAIR_IN_FLOAT32.npz "  # of a control its figures are kept, not its logits
     ways = (
         []
-        if is_wide
+        if is_wide or "float32" in tried
         else [("the same two sides, computed in float32 with the same weights and tokens", "--float32 PAIR_IN_FLOAT32.npz")]
     )
-    ways.append(
-        (
-            "and"
-            * (not is_wide)
-            + " a rounding floor: the reference in float32 computed in three or more ways that are equal in exact arithmetic "
-            "(batch sizes, kernels), where the pair alone is not clear",
-            "--floor WAYS_IN_FLOAT32.npz",
+    if "floor" not in tried:
+        ways.append(
+            (
+                "and "
+                * bool(ways)
+                + "a rounding floor: the reference in float32 computed in three or more ways that are equal in exact arithmetic "
+                "(batch sizes, kernels), where the pair alone is not clear",
+                f"{beside}--floor WAYS_IN_FLOAT32.npz",
+            )
         )
-    )
-    if all(prompt.token_ids for prompt in run.header.prompts):
-        ways.append(("or the model, which measures its floor on this dump's tokens", "--model MODEL"))
-    ways.append(("whether a kernel is nondeterministic: each side called once more", "--rerun AGAIN.npz"))
+    if "model" not in tried and all(prompt.token_ids for prompt in run.header.prompts):
+        ways.append(("or " * bool(ways) + "the model, which measures its floor on this dump's tokens", f"{beside}--model MODEL"))
+    if "rerun" not in tried:
+        ways.append(("whether a kernel is nondeterministic: each side called once more", "--rerun AGAIN.npz"))
+    if not ways:
+        return
     with st.expander("Controls that would decide it", icon=":material/rule:", key="controls_to_bring"):
         for what, option in ways:
             st.caption(words.opening(what))

@@ -16,7 +16,7 @@ import streamlit as st
 from app import address, charts, exports, judging, plots, state, widgets, words
 from app.code_block import code_block
 from core.runs.issue_text import issue_text
-from core.runs.records import FAILED, FLOAT32, MISSING, NOTED, OWN_DTYPE, PASSED, STRUCTURE, Evidence
+from core.runs.records import FAILED, FLOAT32, MISSING, MODULES, NOTED, ONE_ORDER, OWN_DTYPE, PASSED, STRUCTURE, Evidence
 from core.runs.verdicts import NOT_JUDGED, Finding, Rung, finding, position_ratios
 from core.verdict import NONDETERMINISTIC, UNDECIDED
 
@@ -143,8 +143,9 @@ def _figures(row: Evidence) -> None:
 
 def _charts(view: state.View, row: Evidence) -> None:
     """Pair and floor by position for the rungs that have one, by module or in blocks for the structure."""
-    if row.rung == STRUCTURE and "modules" in row.figures:
+    if row.rung == MODULES:
         _modules(row)
+    if row.rung in (MODULES, ONE_ORDER) or not row.figures:  # without figures: a control that was left aside
         return
     floors = view.run.floor_positions(view.pair.index)
     deciding = row if row.rung != STRUCTURE else _deciding(view)
@@ -156,6 +157,8 @@ def _charts(view: state.View, row: Evidence) -> None:
     if row.rung == STRUCTURE:
         _residues(row, deciding, of_dtype, ratios)
         return
+    if row.figures.get("nonfinite_mismatch"):  # over the finite logits alone a ratio would look small
+        ratios = np.where(view.table["nonfinite_mismatch"].to_numpy(int) > 0, np.nan, ratios)
     here = (of_dtype["prompt"] == view.prompt).to_numpy()
     table = view.prompt_table
     flips = table.loc[table["is_flip"], "position"].to_numpy(int)
@@ -175,7 +178,8 @@ def _charts(view: state.View, row: Evidence) -> None:
     _clickable(figure, f"floor_ratio_{dtype}")
     beyond = int((ratios[~here] > float(threshold)).sum()) if is_threshold else 0  # type: ignore[arg-type]
     st.caption(
-        f"Pair over floor at each position of {which}, both in {dtype}; the dotted line is the floor itself, in a gap nothing differs."
+        f"Pair over floor at each position of {which}, both in {dtype}; the dotted line is the floor itself, in a gap nothing differs"
+        + (", or a logit is NaN or infinite on one side." if row.figures.get("nonfinite_mismatch") else ".")
         + ("" if is_threshold else " In 16 bits positions are shown and not judged: what one moved element becomes varies by orders of magnitude.")
         + (f" {words.plural(beyond, 'position')} of other prompts {'stands' if beyond == 1 else 'stand'} out too." if beyond else "")
     )  # fmt: skip

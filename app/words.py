@@ -15,7 +15,8 @@ VERDICTS = {
 }  # fmt: skip
 RUNGS = {
     "validity": "Dump validity", "sampler": "Sampler", "rerun": "Rerun", "neighbours": "Neighbours", "own dtype": "Own dtype",
-    "float32": "float32 microscope", "symmetry": "Error symmetry", "structure": "Structure",
+    "float32": "float32 microscope", "symmetry": "Error symmetry", "structure": "Structure over positions", "modules": "Structure over modules",
+    "one order": "Every sum in one order",
 }  # fmt: skip
 FIGURES = {
     "compute_dtype": "dtype",
@@ -40,6 +41,9 @@ FIGURES = {
     "block": "block size",
     "is_tail": "goes on to the end",
     "first_module": "module at which it leaves the floor",
+    "first_nonfinite": "first of them (prompt, position, token id)",
+    "tried": "controls that were given",
+    "token": "token id of the first",
     "other_row": "the other row",
     "of": "of",
     "vocab": "vocabulary",
@@ -77,7 +81,6 @@ CHECKED = {
         "nonfinite_mismatch": "NaN and infinity", "reference_filled_rows": "truncation", "cause": "temperature",
     },
     "neighbours": {"other_row": "another row", "rows": "other prompts"},
-    "structure": {"modules": "over modules", "starts": "over positions", "bit_identical": "one order"},
 }  # fmt: skip
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 

@@ -19,6 +19,7 @@ from core.runs.records import (
     FAILED,
     FLOAT32,
     MISSING,
+    MODULES,
     NEIGHBOURS,
     NOTED,
     OWN_DTYPE,
@@ -95,12 +96,57 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class NotFinite:
+    """Logits that are NaN or infinite on one side and not, or not alike, on the other: such a difference has no size.
+
+    by_row: how many at each position of all prompts, some at least; token: the lowest such token id at the first such position, text: of
+    it, '' where that is unknown; sides: names of reference and variant; values: theirs at that token.
+    """
+
+    by_row: NDArray[np.int64]
+    token: int
+    text: str
+    sides: tuple[str, str]
+    values: tuple[float, float]
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Positions of all prompts that hold one."""
+        return np.flatnonzero(self.by_row)
+
+    @property
+    def logits(self) -> int:
+        return int(self.by_row.sum())
+
+    def says(self, lengths: Sequence[int]) -> str:
+        """`'mine' is NaN at position 3, token 7 (' the'), where 'prefill' is 1.25`, and how many more there are; no full stop."""
+        wrong = 0 if np.isfinite(self.values[1]) else 1
+        text = f" ({self.text!r})" if self.text else ""
+        where = f"{place_in_words(int(self.rows[0]), lengths)}, token {self.token}{text}"
+        what, other = (_number_in_words(self.values[side]) for side in (wrong, 1 - wrong))
+        places = "one position" if len(self.rows) == 1 else f"{len(self.rows):,} positions"
+        more = f"; {self.logits:,} logits at {places} are NaN or infinite on one side only" if self.logits > 1 else ""
+        return f"'{self.sides[wrong]}' is {what} at {where}, where '{self.sides[1 - wrong]}' is {other}{more}"
+
+    def place(self, lengths: Sequence[int]) -> tuple[int, int]:
+        """(prompt, position) of the first."""
+        begins = np.cumsum([0, *lengths])
+        prompt = int(np.searchsorted(begins, self.rows[0], side="right")) - 1
+        return prompt, int(self.rows[0] - begins[prompt])
+
+
+def _number_in_words(value: float) -> str:
+    return "NaN" if np.isnan(value) else f"{value:.6g}" if np.isfinite(value) else f"{'-' * bool(value < 0)}infinity"
+
+
+@dataclass(frozen=True)
 class FloorTest:
     """A pair against the floor. Ratios are rms over rms of the floor; `by_position` [positions] of all prompts one after another.
 
     ratio: over all positions, at most `largest_ratio` to pass; worst: the largest at one position, at most `threshold` to pass;
     spread: standard deviation of log ratios that rounding has here; seed_ratios: each reordering against the others.
-    nonfinite: elements that are NaN or infinite on one side only.
+    not_finite: logits that are NaN or infinite on one side only, None where there are none; with any there is no ratio (infinity), and
+    their positions are among the outliers.
     """
 
     ratio: float
@@ -112,18 +158,28 @@ class FloorTest:
     seed_ratios: tuple[float, ...]
     by_position: NDArray[np.float64]
     outliers: NDArray[np.int64] = field(repr=False)
-    nonfinite: int = 0
+    not_finite: NotFinite | None = None
+
+    @property
+    def nonfinite(self) -> int:
+        """Logits that are NaN or infinite on one side only."""
+        return self.not_finite.logits if self.not_finite is not None else 0
 
     @property
     def is_passed(self) -> bool:
-        return self.ratio <= self.largest_ratio and not len(self.outliers) and not self.nonfinite
+        return self.ratio <= self.largest_ratio and not len(self.outliers)
+
+    @property
+    def noise_ratio(self) -> float | None:
+        """Of all positions; None where it has no size."""
+        return self.ratio if np.isfinite(self.ratio) else None
 
 
 def floor_test(
     pair: NDArray[np.float64],
     floor: NDArray[np.float64],
     *,
-    nonfinite: int = 0,
+    not_finite: NotFinite | None = None,
     is_16_bits: bool = False,
     own_rounding: NDArray[np.float64] | None = None,
     false_alarm: float = FALSE_ALARM,
@@ -163,6 +219,9 @@ def floor_test(
             spread = max(spread, _robust_spread(np.log(by_position[differs])))
     z = NormalDist().inv_cdf(1 - false_alarm / positions)
     threshold = float("inf") if is_16_bits else median * max(largest, float(np.exp(z * spread)))
+    if not_finite is not None:  # over the finite logits alone it would look small
+        ratio = float("inf")
+        by_position[not_finite.rows] = np.inf
     worst_row = int(np.argmax(by_position))
     return FloorTest(
         ratio=ratio,
@@ -173,8 +232,8 @@ def floor_test(
         spread=spread,
         seed_ratios=tuple(float(x) for x in _seed_ratios(floor)),
         by_position=by_position,
-        outliers=np.flatnonzero(by_position > threshold),
-        nonfinite=nonfinite,
+        outliers=np.flatnonzero((by_position > threshold) | np.isinf(by_position)),
+        not_finite=not_finite,
     )
 
 
@@ -201,19 +260,34 @@ def floor_evidence(
     """
     figures: dict[str, Any] = {
         "compute_dtype": dtype,
-        "noise_ratio": test.ratio if np.isfinite(test.ratio) else None, "largest_ratio_allowed": test.largest_ratio,
+        "noise_ratio": test.noise_ratio, "largest_ratio_allowed": test.largest_ratio,
         "pair_rms_logits": float(np.sqrt(pair.mean())), "floor_rms_logits": float(np.sqrt(floor.mean())), "seed_ratios": list(test.seed_ratios),
         "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
         "position_ratio_allowed": test.threshold if np.isfinite(test.threshold) else None, "positions": len(pair), "positions_beyond": len(test.outliers), "log_spread": test.spread, "nonfinite_mismatch": test.nonfinite,
     }  # fmt: skip
     if maps:
         figures["linear_maps"] = maps
+    if test.not_finite is not None:
+        figures["first_nonfinite"] = [*test.not_finite.place(lengths), test.not_finite.token]
     return Evidence(rung, control, figures, PASSED if test.is_passed else FAILED, _says(test, dtype, lengths, whose))
 
 
+def not_finite_evidence(broken: NotFinite, rung: str, dtype: str, control: str, lengths: Sequence[int]) -> Evidence:
+    """The row of a pair of which no floor is needed: one side holds a NaN or an infinity that the other has not."""
+    figures = {
+        "compute_dtype": dtype, "noise_ratio": None, "nonfinite_mismatch": broken.logits, "positions_beyond": len(broken.rows),
+        "first_nonfinite": [*broken.place(lengths), broken.token],
+    }  # fmt: skip
+    return Evidence(rung, control, figures, FAILED, _broken_says(broken, dtype, lengths))
+
+
+def _broken_says(broken: NotFinite, dtype: str, lengths: Sequence[int]) -> str:
+    return f"In {dtype}, {broken.says(lengths)}. Such a difference has no size, so no ratio is given."
+
+
 def _says(test: FloorTest, dtype: str, lengths: Sequence[int], whose: str) -> str:
-    if test.nonfinite:
-        return f"In {dtype}, {test.nonfinite:,} logits are NaN or infinite on one side and not on the other."
+    if test.not_finite is not None:
+        return _broken_says(test.not_finite, dtype, lengths)
     if test.ratio > test.largest_ratio:
         return f"In {dtype} the pair is {three_digits(test.ratio)} times {whose}; rounding stays below {test.largest_ratio:g}."
     if len(test.outliers):
@@ -367,21 +441,18 @@ def _likeliest_block(places: NDArray[np.int64], blocks: Sequence[int]) -> tuple[
 
 def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]) -> Evidence:
     """Where the positions that stand out from the deciding floor lie. Never decides."""
-    control = "positions of the float32 pair that stand out from the floor"
+    control = "positions of the pair that stand out from the floor, in the dtype that decided"
     figures: dict[str, Any] = {
         "positions": shown.rows, "first": list(shown.first) if shown.first else None, "starts": list(shown.starts), "block": shown.block,
         "smaller_block": shown.smaller_block, "is_tail": shown.is_tail,
     }  # fmt: skip
-    if not shown.rows and test.nonfinite:
-        says = "Positions are not told apart: logits that are NaN or infinite on one side have no distance."
-        return Evidence(STRUCTURE, control, figures, NOTED, says)
     if not shown.rows:
         says = "No position stands out from the floor" + (
             ", it is larger everywhere alike." if test.ratio > test.largest_ratio else "."
         )
         return Evidence(STRUCTURE, control, figures, NOTED if test.ratio > test.largest_ratio else PASSED, says)
     first = place_in_words(int(test.outliers[0]), lengths)
-    parts = [f"It begins at {first}"]
+    parts = [f"It begins at {first}{_of_position_0(shown, test)}"]
     if shown.rows == sum(lengths):
         parts.append("and is everywhere")
     elif shown.is_tail:
@@ -391,12 +462,26 @@ def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]
     return Evidence(STRUCTURE, control, figures, NOTED, " ".join(parts).replace(" ;", ";") + ".")
 
 
+def _of_position_0(shown: Structure, test: FloorTest) -> str:
+    """Why a fault that begins at position 1 may have been made at 0: one key has all the weight there, whatever the key and the scale are."""
+    if shown.first is None or shown.first[1] != 1:
+        return ""
+    ratio = float(test.by_position[test.outliers[0] - 1])
+    if ratio:
+        return f" (at position 0 it is {ratio:.2f} times the floor)"
+    return (
+        " (position 0, where attention has one key only, is equal: a fault of keys, masks, scales or positions cannot show there)"
+    )
+
+
 def growth_evidence(
-    control: str, names: Sequence[str], pair: NDArray[np.float64], floor: NDArray[np.float64], dtype: str, test: FloorTest
-) -> Evidence:
+    control: str, names: Sequence[str], pair: NDArray[np.float64], floor: NDArray[np.float64], dtype: str, test: FloorTest, *,
+    is_handed_in: bool = False,
+) -> Evidence:  # fmt: skip
     """Where over the modules, in the order in which they run, a pair leaves the floor; rms of both [modules]. Never decides.
 
-    `test`: of the pair's logits. A module leaves the floor where the pair is more times as large as logits may be.
+    `test`: of the pair's logits; is_handed_in: a side handed in some modules' outputs by itself, so others may lie between. A module
+    leaves the floor where the pair is more times as large as logits may be.
     """
     tiny = np.finfo(np.float64).tiny
     is_number = np.isfinite(pair) & np.isfinite(floor)
@@ -408,14 +493,19 @@ def growth_evidence(
         "pair_rms": [float(x) if np.isfinite(x) else None for x in pair], "floor_rms": [float(x) if np.isfinite(x) else None for x in floor],
     }  # fmt: skip
     if not pair.any() and test.is_passed:
-        return Evidence(STRUCTURE, control, figures, PASSED, "No module's output differs at all.")
+        return Evidence(MODULES, control, figures, PASSED, "None of these modules' outputs differs at all at these positions.")
     if not len(beyond) and not test.is_passed:
-        says = "No module leaves the floor: what is wrong comes after them, in the head or in which row or position is returned."
-        return Evidence(STRUCTURE, control, figures, NOTED, says)
+        says = (
+            "None of these modules leaves the floor at these positions, so what is wrong comes after them (the head, or which row or position is "
+            "returned), or at another position."
+            if not is_handed_in
+            else "None of the modules that were handed in leaves the floor at these positions: what is wrong comes after them, or in one that was not."
+        )
+        return Evidence(MODULES, control, figures, NOTED, says)
     if not len(beyond):
         most = float(ratios.max()) if len(ratios) else 0.0
-        says = f"From module to module it grows as the floor does: at most {most:.2f} times it anywhere in the model."
-        return Evidence(STRUCTURE, control, figures, PASSED, says)
+        says = f"From module to module it grows as the floor does: at most {most:.2f} times it at any of these modules, over these positions."
+        return Evidence(MODULES, control, figures, PASSED, says)
     first = int(beyond[0])
     largest = float(ratios[:first].max()) if first else 0.0
     before = (
@@ -430,8 +520,9 @@ def growth_evidence(
         if floor[first] <= tiny
         else f"{three_digits(ratios[first])} times the floor there"
     )
-    says = f"In the model it enters at {names[first]}: {larger}{before}."
-    return Evidence(STRUCTURE, control, figures, NOTED, says)
+    between = ", or at one before it that was not handed in" * is_handed_in
+    says = f"In the model it enters at {names[first]}{between}: {larger}{before}."
+    return Evidence(MODULES, control, figures, NOTED, says)
 
 
 def symmetry_evidence(control: str, names: tuple[str, str], errors: tuple[float, float]) -> Evidence:
@@ -439,7 +530,7 @@ def symmetry_evidence(control: str, names: tuple[str, str], errors: tuple[float,
     figures = {"reference_rms_logits": errors[0], "variant_rms_logits": errors[1]}
     low, high = sorted(errors)
     if high <= _LOPSIDED * max(low, np.finfo(np.float64).tiny):
-        says = "Both sides are about equally far from float64: neither is the wrong one."
+        says = "Both sides are about equally far from float64: by this, neither is nearer to the exact result."
         return Evidence(SYMMETRY, control, figures, PASSED, says)
     further = names[int(errors[1] > errors[0])]
     times = (

@@ -10,7 +10,7 @@ from core.runs.layers import kernels_where_it_starts
 view = widgets.head(
     "Kernels",
     state.current_view(),
-    "Which kernels ran on each side, and in which module. Another kernel, or the same one in another shape, adds in another order.",
+    "Which kernels ran on each side, and in which module. Another kernel, or the same one in another shape, may add in another order.",
 )
 reference, variant = (view.run.kernels.get(side) for side in (0, view.pair.index + 1))
 if reference is None or variant is None:

@@ -42,7 +42,7 @@ st.markdown(caches.sentence(found))
 if found.together.nonfinite_mismatch:
     st.error(
         f"NaN or infinity on one side only in {words.plural(found.together.nonfinite_mismatch, 'element')} of the caches. "
-        "No order of summation explains a NaN; an infinity can be an overflow of the dtype."
+        "Short of an overflow of the dtype (of float16 beyond 65,504), no order of summation makes one."
     )
 caches.figures(found, view.dtype)
 

@@ -37,7 +37,7 @@ broken = next((each for each in modules if each.nonfinite_mismatch), None)
 if broken is not None:
     st.error(
         f"NaN or infinity on one side only, first in {words.plural(broken.nonfinite_mismatch, 'element')} of `{widgets.code(broken.module)}`. "
-        "No order of summation explains a NaN; an infinity can be an overflow of the dtype."
+        "Short of an overflow of the dtype (of float16 beyond 65,504), no order of summation makes one."
     )
 layers.figures(found, sum(prompt.positions for prompt in prompts) if scope == "all prompts" else prompts[view.prompt].positions)
 

@@ -37,6 +37,8 @@ from core.inference.grammar import Pieces
 from core.inference.models import LoadedModel
 from core.inference.paths import open_path, parse_path
 from core.inference.reordering import reordered
+from core.inference.token_text import token_texts
+from core.verdict import NotFinite
 
 __all__ = [
     "EXACT_BYTES",
@@ -47,6 +49,7 @@ __all__ = [
     "divergence",
     "in_float32",
     "mean_squares",
+    "not_finite_of",
     "own_rounding_of",
     "pair_divergence",
     "pooled_rms",
@@ -63,13 +66,20 @@ _REMEDY = "shorten the prompts, choose a smaller model or another device"
 class Divergence:
     """How far one prompt's logits lie from the reference's, over the elements finite on both sides.
 
-    squares: sum of squared differences, float64 [positions]; elements: how many, int64 [positions]; nonfinite_mismatch: elements
-    where one side is NaN and the other not, or one or both are infinite and they differ.
+    squares: sum of squared differences, float64 [positions]; elements: how many, int64 [positions]; mismatches: elements where one
+    side is NaN and the other not, or one or both are infinite and they differ, int64 [positions]; first_mismatch: token of the first of
+    them and its value on both sides, None where there is none.
     """
 
     squares: NDArray[np.float64]
     elements: NDArray[np.int64]
-    nonfinite_mismatch: int
+    mismatches: NDArray[np.int64]
+    first_mismatch: tuple[int, float, float] | None = None
+
+    @property
+    def nonfinite_mismatch(self) -> int:
+        """At all positions."""
+        return int(self.mismatches.sum())
 
     @property
     def rms_by_position(self) -> NDArray[np.float64]:
@@ -237,21 +247,36 @@ def whole_side(pieces: Pieces, tick: Callable[[int], None] = lambda _: None) -> 
 
 def divergence(plain: torch.Tensor, pieces: Pieces, tick: Callable[[int], None] = lambda _: None) -> Divergence:
     """Piece by piece; differences in float64, which holds those of float32 values to 2^-53."""
-    squares, elements, mismatch = [], [], 0
+    squares, elements, mismatches = [], [], []
+    first: tuple[int, float, float] | None = None
     for position, logits in pieces:
         reference, variant = plain[position : position + len(logits)].double(), logits.double()
         is_finite = reference.isfinite() & variant.isfinite()
         is_same = (reference == variant) | (reference.isnan() & variant.isnan())
         squares.append(torch.where(is_finite, reference - variant, 0.0).square().sum(1).cpu())
         elements.append(is_finite.sum(1).cpu())
-        mismatch += int((~is_finite & ~is_same).sum())
+        is_mismatch = ~is_finite & ~is_same
+        mismatches.append(is_mismatch.sum(1).cpu())
+        if first is None and mismatches[-1].any():
+            row, token = is_mismatch.nonzero()[0].tolist()
+            first = token, float(reference[row, token]), float(variant[row, token])
         tick(len(logits))
-    return Divergence(torch.cat(squares).numpy(), torch.cat(elements).numpy(), mismatch)
+    return Divergence(torch.cat(squares).numpy(), torch.cat(elements).numpy(), torch.cat(mismatches).numpy(), first)
 
 
 def mean_squares(found: Sequence[Divergence]) -> NDArray[np.float64]:
     """Mean square of each position of all prompts, 0 where nothing is finite on both sides. [positions]"""
     return np.concatenate([one.squares / np.maximum(one.elements, 1) for one in found])
+
+
+def not_finite_of(loaded: LoadedModel, found: Sequence[Divergence], sides: tuple[str, str]) -> NotFinite | None:
+    """What is NaN or infinite on one of two sides only, over all prompts; None where nothing is."""
+    first = next((one.first_mismatch for one in found if one.first_mismatch is not None), None)
+    if first is None:
+        return None
+    token, *values = first
+    text = token_texts(loaded.tokenizer, [token])[token] if loaded.tokenizer is not None else ""
+    return NotFinite(np.concatenate([one.mismatches for one in found]), token, text, sides, (values[0], values[1]))
 
 
 def own_rounding_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> NDArray[np.float64] | None:

@@ -6,6 +6,7 @@ A side is a path of the grammar, or any callable: an engine, a kernel, a cache o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from core.inference.floor import (
     divergence,
     in_float32,
     mean_squares,
+    not_finite_of,
     own_rounding_of,
     rounding_floor,
 )
@@ -36,12 +38,12 @@ from core.runs.records import (
     FAILED,
     FLOAT32,
     MISSING,
+    MODULES,
     NEIGHBOURS,
     NOTED,
     OWN_DTYPE,
     PASSED,
     RERUN,
-    STRUCTURE,
     SYMMETRY,
     Evidence,
     FloorRows,
@@ -49,12 +51,14 @@ from core.runs.records import (
 from core.verdict import (
     BLOCKS,
     FloorTest,
+    NotFinite,
     Verdict,
     conclude,
     floor_evidence,
     floor_test,
     growth_evidence,
     is_larger_everywhere,
+    not_finite_evidence,
     structure_evidence,
     structure_of,
     symmetry_evidence,
@@ -88,7 +92,8 @@ def judge(
     """Rounding, or a bug? Runs every control by itself.
 
     A side is a path ("decode+batch:8") or any callable (model, token_ids[positions]) -> logits[positions, vocab]; it is called with
-    the model in its own dtype and again with the same weights in float32. `prompts` are token ids. CaptureError where something
+    the model in its own dtype and again with the same weights in float32. One with a third parameter `watch` may hand in what its
+    modules put out, `watch("model.layers.0.self_attn", tensor[positions, features])`, so that the module is named. `prompts` are token ids. CaptureError where something
     cannot be run at all; what only a control needs is noted as missing instead.
     """
     loaded = model if isinstance(model, LoadedModel) else loaded_from(model, tokenizer)
@@ -117,7 +122,8 @@ def judge_pair(
 class _Ladder:
     """One pair on trial. `evidence`, `floors`, `tests` and `measured` fill up from rung to rung.
 
-    tests: of the pair, by rung, FLOAT64 where that takes float32's place; measured: mean squares of the reorderings by dtype.
+    tests: of the pair, by rung, FLOAT64 where that takes float32's place; measured: mean squares of the reorderings by dtype; broken: what
+    is NaN or infinite on one side only, in the first dtype where anything is.
     """
 
     def __init__(
@@ -134,6 +140,7 @@ class _Ladder:
         self.floors: list[FloorRows] = []
         self.tests: dict[str, FloorTest] = {}
         self.measured: dict[str, NDArray[np.float64]] = {}
+        self.broken: NotFinite | None = None
 
     def climb(self) -> Judgement:
         """Every rung in turn."""
@@ -155,21 +162,20 @@ class _Ladder:
         if FLOAT32 in self.tests:
             self.say("a forward in float64")
             self._symmetry()
-        if digests[0] != digests[1]:
-            self.say("both sides with every sum in one order")
-            if (row := one_order_evidence(loaded, self.prompts, self.sides)) is not None:
-                self.evidence.append(row)
+        self._one_order(differ=digests[0] != digests[1])
         return self._concluded(is_identical=digests[0] == digests[1])
 
     def _concluded(self, *, is_identical: bool) -> Judgement:
         deciding = self.tests.get(FLOAT64, self.tests.get(FLOAT32))
-        first, ratio = None, self.tests[OWN_DTYPE].ratio if OWN_DTYPE in self.tests else None
+        first, ratio = None, self.tests[OWN_DTYPE].noise_ratio if OWN_DTYPE in self.tests else None
         if deciding is not None:
             blocks = sorted({*BLOCKS, *(int(v) for side in self.sides for v in side.block_sizes)})
             shown = structure_of(deciding.outliers, self.lengths, blocks)
-            first, ratio = shown.first, deciding.ratio
+            first, ratio = shown.first, deciding.noise_ratio
             self.evidence.append(structure_evidence(shown, deciding, self.lengths))
             self._over_modules(deciding)
+        if first is None and self.broken is not None:
+            first, ratio = self.broken.place(self.lengths), None
         verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
         return Judgement(verdict, tuple(self.floors))
 
@@ -186,7 +192,7 @@ class _Ladder:
         (found,) = digests_of(self.loaded, self.prompts, [changed])
         figures = {"rows": side.rows, "bit_identical": found == digest}
         if found == digest:
-            outcome, says = PASSED, "What the other rows hold does not change a bit of this one's."
+            outcome, says = PASSED, "Other prompts in the other rows, as many and as long, do not change a bit of this one's."
         elif _has_experts(self.loaded.model):
             outcome, says = NOTED, (
                 "What the other rows hold changes this one's bits; in a mixture of experts the rows share the experts' products, so that "
@@ -224,18 +230,19 @@ class _Ladder:
             self.evidence.append(Evidence(NEIGHBOURS, control, figures, NOTED, says))
             return
         figures |= {
-            "compute_dtype": dtype, "noise_ratio": test.ratio if np.isfinite(test.ratio) else None, "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
+            "compute_dtype": dtype, "noise_ratio": test.noise_ratio, "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
             "positions_beyond": len(test.outliers), "nonfinite_mismatch": test.nonfinite,
         }  # fmt: skip
         if test.is_passed:
             says = f"Row {there} of {side.rows} gives other bits than row {here}, by {test.ratio:.2f} times the rounding floor in {dtype}."
             self.evidence.append(Evidence(NEIGHBOURS, control, figures, PASSED, says))
             return
-        worst = max(test.ratio, test.worst)
-        says = (
-            f"The same prompt in row {there} of {side.rows} gives other logits than in row {here}: up to {three_digits(worst)} times the rounding floor in "
-            f"{dtype}. What is computed depends on the row."
+        how_far = (
+            f"up to {three_digits(max(test.ratio, test.worst))} times the rounding floor in {dtype}"
+            if test.not_finite is None
+            else f"in {dtype}, {test.not_finite.says(self.lengths)}"
         )
+        says = f"The same prompt in row {there} of {side.rows} gives other logits than in row {here}: {how_far}. What is computed depends on the row."
         self.evidence.append(Evidence(NEIGHBOURS, control, figures, FAILED, says))
 
     def _row_test(self, dtype: str, sides: tuple[Side, Side]) -> FloorTest | None:
@@ -244,8 +251,8 @@ class _Ladder:
                 apart = divergences_of(widened, self.prompts, sides)
         except CaptureError:
             return None
-        nonfinite = sum(one.nonfinite_mismatch for one in apart)
-        return floor_test(mean_squares(apart), self.measured[dtype], nonfinite=nonfinite)
+        names = (sides[0].name, sides[1].name)
+        return floor_test(mean_squares(apart), self.measured[dtype], not_finite=not_finite_of(self.loaded, apart, names))
 
     def _own_dtype(self, own: Sequence[Divergence]) -> None:
         own_rounding = own_rounding_of(self.loaded, self.prompts)
@@ -271,9 +278,14 @@ class _Ladder:
         control = (
             f"'{variant.name}' against '{reference.name}' in {shown}, beside {len(self.seeds)} reorderings of every linear map"
         )
+        broken = not_finite_of(loaded, pair, (reference.name, variant.name))
+        self.broken = self.broken or broken
         try:
             floor = rounding_floor(loaded, self.prompts, self.seeds, "prefill", dtype=dtype)
         except CaptureError as error:
+            if broken is not None:
+                self.evidence.append(not_finite_evidence(broken, rung, shown, control, self.lengths))
+                return
             says = f"The rounding floor in {shown} cannot be measured: {error}"
             self.evidence.append(Evidence(rung, control, {}, MISSING, says))
             return
@@ -284,7 +296,7 @@ class _Ladder:
         test = floor_test(
             mean,
             squares,
-            nonfinite=sum(one.nonfinite_mismatch for one in pair),
+            not_finite=broken,
             is_16_bits=shown not in ("float32", FLOAT64),
             own_rounding=own_rounding,
         )
@@ -343,13 +355,35 @@ class _Ladder:
                 found = growth_over_modules(widened, self.prompts, self.sides, self.seeds[:SEEDS_OF_MODULES], wanted)
         except CaptureError as error:
             control = "outputs of every block, both sides"
-            self.evidence.append(Evidence(STRUCTURE, control, {}, MISSING, f"The modules cannot be compared: {error}"))
+            self.evidence.append(Evidence(MODULES, control, {}, MISSING, f"The modules cannot be compared: {error}"))
             return
         control = (
             f"outputs of {len(found.names)} modules at {found.positions} positions, both sides in {dtype}, beside "
             f"{min(len(self.seeds), SEEDS_OF_MODULES)} reorderings of every linear map"
         )
-        self.evidence.append(growth_evidence(control, found.names, found.pair_rms, found.floor_rms, dtype, deciding))
+        is_handed_in = any(side.hands_in for side in self.sides)
+        self.evidence.append(
+            growth_evidence(control, found.names, found.pair_rms, found.floor_rms, dtype, deciding, is_handed_in=is_handed_in)
+        )
+
+    def _one_order(self, *, differ: bool) -> None:
+        """The pair with every sum in one order, in float32 where that was decided and the pair differs there, else in its own dtype.
+
+        differ: do the sides differ in their own dtype? For float64 there are no kernels of fixed order.
+        """
+        loaded, deciding = self.loaded, self.tests.get(FLOAT64, self.tests.get(FLOAT32))
+        is_wide = deciding is not None and bool(deciding.by_position.any())
+        if not differ and not is_wide:
+            return
+        dtype = "float32" if is_wide else loaded.dtype
+        self.say(f"both sides with every sum in one order, in {dtype}")
+        try:
+            with in_float32(loaded) if is_wide else nullcontext(loaded) as widened:
+                row = one_order_evidence(widened, self.prompts, self.sides, None if deciding is None else deciding.is_passed)
+        except CaptureError:
+            return
+        if row is not None:
+            self.evidence.append(row)
 
     def _symmetry(self) -> None:
         """Which side is further from the truth? Of two that only round, neither."""
@@ -384,7 +418,8 @@ def _rerun(sides: Sequence[Side], first: Sequence[str], second: Sequence[str]) -
     control = " and ".join(f"'{side.name}'" for side in sides) + ", each called twice"
     if moved:
         names = " and ".join(f"'{name}'" for name in moved)
-        says = f"{names} does not give the same bits twice: a kernel in it is nondeterministic."
+        does = "does" if len(moved) == 1 else "do"
+        says = f"{names} {does} not give the same bits twice: something in it is nondeterministic."
         return Evidence(RERUN, control, {"not_repeatable": moved}, FAILED, says)
     return Evidence(RERUN, control, {"not_repeatable": []}, PASSED, "Each side gives the same bits when it is called again.")
 

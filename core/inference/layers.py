@@ -7,6 +7,7 @@ trace is ever in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,7 +24,7 @@ KEPT_BYTES = 256 << 20  # of the reference's outputs at once
 
 
 def _run(loaded: LoadedModel, side: Side, trace: LayerTrace) -> None:
-    with watched(loaded.model, trace):
+    with nullcontext() if side.hands_in else watched(loaded.model, trace):
         for _ in pieces_of_side(side, loaded, trace.prompt, trace):
             pass
 
@@ -66,7 +67,7 @@ def growth_over_modules(
         _run(loaded, sides[1], compared)
         if kept.is_ambiguous or compared.is_ambiguous:
             raise CaptureError(
-                "a side computes positions twice, or in several rows alike, so its forwards could not be followed."
+                "a side computes or hands in positions twice, or in several rows alike, so its forwards could not be followed."
             )
         for name in compared.squares:
             seen[name] = seen.get(name, True) and bool(kept.seen[name].all() and compared.seen[name].all())
@@ -83,7 +84,10 @@ def growth_over_modules(
                 floor.setdefault(name, []).append(squares)
     names = tuple(name for name in pair if name in floor and seen[name])
     if not names:
-        raise CaptureError(f"'{sides[1].name}' computes positions in forwards that could not be followed.")
+        raise CaptureError(
+            f"'{sides[1].name}' computes positions in forwards that could not be followed; an engine may hand in what its modules put out "
+            "(docs/verdict.md, `watch`)."
+        )
     pair_rms, floor_rms = (np.array([_rms(of[name]) for name in names]) for of in (pair, floor))
     return Growth(names, pair_rms, floor_rms, sum(map(len, chosen)))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -18,20 +20,22 @@ from core.inference.grammar import Pieces, Step
 from core.inference.models import LoadedModel
 from core.inference.modifiers import MODIFIERS
 from core.inference.paths import Path, open_path, parse_path
-from core.inference.trace import LayerTrace
+from core.inference.trace import LayerTrace, traced_modules
 
-Engine = Callable[[Any, torch.Tensor], torch.Tensor]
-"""(model, token_ids [positions]) -> logits [positions, vocab]"""
+Engine = Callable[..., torch.Tensor]
+"""(model, token_ids [positions]) -> logits [positions, vocab]; one with a third parameter `watch` is given a Watch."""
 Open = Callable[[LoadedModel, LayerTrace | None], AbstractContextManager[Callable[[Sequence[int]], Pieces]]]
 
 
 @dataclass(frozen=True)
 class Side:
-    """A path or a callable, made ready the same way. block_sizes: values of its base, which may be those of blocks."""
+    """A path or a callable, made ready the same way. block_sizes: values of its base, which may be those of blocks; hands_in: a callable
+    that hands in what its modules put out (Watch), so nobody has to follow the model's own."""
 
     name: str
     open: Open
     path: Path | None = None
+    hands_in: bool = False
 
     @property
     def block_sizes(self) -> tuple[Any, ...]:
@@ -65,14 +69,61 @@ def side_of(given: str | Engine) -> Side:
         path = parse_path(given)
         return Side(str(path), lambda loaded, trace: open_path(path, loaded, trace=trace), path)
     name = getattr(given, "__name__", type(given).__name__)
-    return Side(name, lambda loaded, _: _open_engine(name, given, loaded))
+    hands_in = _takes_watch(given)
+    return Side(name, lambda loaded, trace: _open_engine(name, given, loaded, trace, hands_in=hands_in), hands_in=hands_in)
+
+
+def _takes_watch(engine: Engine) -> bool:
+    try:
+        return "watch" in inspect.signature(engine).parameters
+    except (TypeError, ValueError):  # of some callables nobody can tell
+        return False
+
+
+class Watch:
+    """What a callable is given as `watch`: `watch(name, tensor)` hands in what the module of that name put out, [positions, features].
+
+    name: as the model calls its module (`model.layers.3.self_attn`): its embedding, blocks, their direct parts, what follows the blocks;
+    start: the first position that the tensor is of, 0 unless the engine computes a prompt in parts. CaptureError for what is neither.
+    """
+
+    def __init__(self, engine: str, loaded: LoadedModel, positions: int, trace: LayerTrace | None) -> None:
+        self._engine, self._positions, self._trace = engine, positions, trace
+        self._model = type(loaded.model).__name__
+        try:
+            self._names = list(traced_modules(loaded.model))
+        except CaptureError:  # a model without blocks: nothing will be compared, and that is said where it would be
+            self._names = []
+
+    def __call__(self, name: str, tensor: torch.Tensor, start: int = 0) -> None:
+        if self._names and name not in self._names:
+            near = difflib.get_close_matches(str(name), self._names, 1)
+            which = f"did it mean '{near[0]}'?" if near else f"they are {', '.join(self._names[:3])}, ... {self._names[-1]}."
+            raise CaptureError(
+                f"'{self._engine}' hands in '{name}', which is no module of {self._model} that is compared; {which}"
+            )
+        is_tensor = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+        if not is_tensor or tensor.ndim != 2 or not 0 <= start < start + len(tensor) <= self._positions:
+            came = f"{list(tensor.shape)} from position {start} on" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise CaptureError(
+                f"'{self._engine}' hands in '{name}' as {came}; expected numbers [positions, features] within {self._positions} positions."
+            )
+        if self._trace is None:
+            return
+        width = self._trace.width_of(name)
+        if width not in (None, tensor.shape[1]):
+            raise CaptureError(f"'{self._engine}' hands in '{name}' with {tensor.shape[1]} features; the other side has {width}.")
+        self._trace.hand_in(name, tensor, start)
 
 
 @contextmanager
-def _open_engine(name: str, engine: Engine, loaded: LoadedModel) -> Iterator[Callable[[Sequence[int]], Pieces]]:
+def _open_engine(
+    name: str, engine: Engine, loaded: LoadedModel, trace: LayerTrace | None, *, hands_in: bool
+) -> Iterator[Callable[[Sequence[int]], Pieces]]:
     def pieces(ids: Sequence[int]) -> Pieces:
+        given = {"watch": Watch(name, loaded, len(ids), trace)} if hands_in else {}
         try:
-            logits = engine(loaded.model, torch.tensor(list(ids), dtype=torch.long, device=loaded.device))
+            logits = engine(loaded.model, torch.tensor(list(ids), dtype=torch.long, device=loaded.device), **given)
         except UlpscopeError:
             raise
         except Exception as error:  # whatever an engine raises: a control it cannot run is a missing one, no end of the judgement

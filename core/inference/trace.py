@@ -96,7 +96,26 @@ class LayerTrace(Forwards):
         self.is_ambiguous = self.is_ambiguous or (self._is_inferred and bool(seen[places].any()))
         seen[places] = True
         columns = torch.tensor([skipped + self.positions[place] - start for place in places], device=first.device)
-        found = first[row].index_select(0, columns).detach()
+        self._take(name, places, first[row].index_select(0, columns).detach())
+
+    def hand_in(self, name: str, output: torch.Tensor, start: int) -> None:
+        """What an engine says that a module put out, at positions from `start` on. [positions, width]"""
+        places = [place for place, position in enumerate(self.positions) if start <= position < start + len(output)]
+        seen = self.seen.setdefault(name, np.zeros(len(self.positions), bool))
+        self.is_ambiguous = self.is_ambiguous or bool(seen[places].any())
+        seen[places] = True
+        rows = torch.tensor([self.positions[place] - start for place in places], dtype=torch.long, device=output.device)
+        self._take(name, places, output.detach().index_select(0, rows))
+
+    def width_of(self, name: str) -> int | None:
+        """Of what the other trace kept of a module; None where there is nothing to compare with."""
+        kept = self.against.kept.get(name) if self.against is not None else None
+        return None if kept is None else int(kept.shape[1])
+
+    def _take(self, name: str, places: list[int], found: torch.Tensor) -> None:
+        """Keeps or compares rows of a module at chosen positions. [places, width]"""
+        if not places:
+            return
         if self.against is None:
             if name not in self.kept:
                 self.kept[name] = found.new_full((len(self.positions), found.shape[1]), float("nan"))
@@ -105,7 +124,7 @@ class LayerTrace(Forwards):
         plain = self.against.kept.get(name)
         if plain is None or plain.shape[1] != found.shape[1]:
             return
-        squares = (found.double() - plain[places].double()).square().mean(1).cpu().numpy()
+        squares = (found.double() - plain[places].to(found.device, torch.float64)).square().mean(1).cpu().numpy()
         self.squares.setdefault(name, np.full(len(self.positions), np.nan))[places] = squares
 
 

@@ -24,7 +24,7 @@ from core.runs.database import Database, check_size
 from core.runs.figures import DECODING, NULLABLE, Figures, read_rows, read_window
 from core.runs.kernel_rows import read_kernels
 from core.runs.kernels import KernelList
-from core.runs.records import RUNGS, Evidence, Generation, Prompt, Provenance, RunHeader, SideHeader
+from core.runs.records import RUNGS, Evidence, Generation, Prompt, Provenance, RunHeader, SideHeader, rung_of
 from core.runs.remedies import PriceRow, RemedyRow, read_prices, read_remedies
 from core.runs.tiles import joined
 
@@ -170,7 +170,8 @@ class RunReader:
         rows = self._database.rows("SELECT rung, control, figures, outcome, says FROM evidence WHERE pair = ?", [pair])
         with self._decoding("evidence"):
             found = [
-                Evidence(rung, control, json.loads(figures), outcome, says) for rung, control, figures, outcome, says in rows
+                Evidence(rung_of(rung, control), control, json.loads(figures), outcome, says)
+                for rung, control, figures, outcome, says in rows
             ]
             return sorted(found, key=lambda row: RUNGS.index(row.rung))
 

@@ -21,8 +21,29 @@ PASSED, FAILED, MISSING, NOTED = "passed", "failed", "missing", "noted"
 OUTCOMES = (PASSED, FAILED, MISSING, NOTED)
 
 VALIDITY, SAMPLER, RERUN, NEIGHBOURS = "validity", "sampler", "rerun", "neighbours"
-OWN_DTYPE, FLOAT32, SYMMETRY, STRUCTURE = "own dtype", "float32", "symmetry", "structure"
-RUNGS = (VALIDITY, SAMPLER, RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32, SYMMETRY, STRUCTURE)  # in the order in which they are asked
+OWN_DTYPE, FLOAT32, SYMMETRY = "own dtype", "float32", "symmetry"
+STRUCTURE, MODULES, ONE_ORDER = "structure", "modules", "one order"  # over positions, over modules, with every sum in one order
+RUNGS = (
+    VALIDITY,
+    SAMPLER,
+    RERUN,
+    NEIGHBOURS,
+    OWN_DTYPE,
+    FLOAT32,
+    SYMMETRY,
+    STRUCTURE,
+    MODULES,
+    ONE_ORDER,
+)  # in the order of the ladder
+
+
+def rung_of(name: str, control: str) -> str:
+    """The rung of a stored row: before 22 November 2026 those over modules and in one order were called `structure` too."""
+    if name != STRUCTURE:
+        return name
+    if control.startswith("outputs of "):
+        return MODULES
+    return ONE_ORDER if control.endswith("(invariant)") else STRUCTURE
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from core.runs.reader import RunReader, StoredPair
 from core.runs.records import (
     FLOAT32,
+    MISSING,
+    MODULES,
     NEIGHBOURS,
+    ONE_ORDER,
     OWN_DTYPE,
     PASSED,
     RERUN,
@@ -44,6 +47,8 @@ _SUPPLY = {
         FLOAT32: _JUDGE,
         SYMMETRY: _JUDGE,
         STRUCTURE: "It follows from the float32 rung.",
+        MODULES: "It follows from the float32 rung.",
+        ONE_ORDER: "It is asked where the sides differ and both can run in one order.",
     },
     "upload": {
         VALIDITY: "This run was stored before dumps were checked; export it and ingest the npz.",
@@ -54,8 +59,11 @@ _SUPPLY = {
         FLOAT32: "Compute both sides in float32, and `python -m core verdict {run} --float32 PAIR_IN_FLOAT32.npz`.",
         SYMMETRY: _MODEL,
         STRUCTURE: "It says where differences begin.",
+        MODULES: "It needs the engine: `judge` takes it as a callable, beside the model.",
+        ONE_ORDER: "It needs the engine: `judge` takes it as a callable, beside the model.",
     },
 }
+_NOT_ASKED = "It was not asked when this run was judged."
 
 
 @dataclass(frozen=True)
@@ -90,8 +98,13 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
     """`positions`: the pair's figures by position, as `run.positions` gives them."""
     about = run.header.provenance
     evidence = run.evidence(pair.index)
+    tried = tried_of(evidence)
     rungs = tuple(
-        Rung(name, tuple(row for row in evidence if row.rung == name), _supply(about, name, run.header.compute_dtype, run.run_id))
+        Rung(
+            name,
+            tuple(row for row in evidence if row.rung == name),
+            _supply(about, name, run.header.compute_dtype, run.run_id, tried=tried, is_judged=pair.verdict is not None),
+        )
         for name in RUNGS
     )
     name = shown_verdict(about.kind, pair.summary.bit_identical, pair.verdict)
@@ -105,15 +118,25 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
         where = [
             row.says
             for row in evidence
-            if row.rung == STRUCTURE and (row.figures.get("first") or row.figures.get("first_module"))
+            if row.rung in (STRUCTURE, MODULES) and (row.figures.get("first") or row.figures.get("first_module"))
         ]
         sentence = " ".join([sentence, *where])
     return Finding(name, sentence, rungs, True)
 
 
-def _supply(about: Provenance, rung: str, compute_dtype: str, run_id: str) -> str:
+def tried_of(evidence: Sequence[Evidence]) -> frozenset[str]:
+    """Controls that were given when the pair was judged and that did not decide: `float32`, `floor`, `model`, `rerun`, `neighbours`."""
+    rows = (row.figures.get("tried") for row in evidence if row.rung == FLOAT32 and row.outcome == MISSING)
+    return frozenset(str(name) for names in rows if isinstance(names, list) for name in names)
+
+
+def _supply(about: Provenance, rung: str, compute_dtype: str, run_id: str, *, tried: frozenset[str], is_judged: bool) -> str:
     if rung == OWN_DTYPE and compute_dtype == "float32":
         return "The run's own dtype is float32, which is the next rung."
+    if rung in (OWN_DTYPE, SYMMETRY) and "model" in tried:
+        return "The model that was given computes other logits than this dump's, so it says nothing here."
+    if about.kind == "capture" and is_judged and _SUPPLY["capture"].get(rung) == _JUDGE:
+        return _NOT_ASKED
     return _SUPPLY[about.kind].get(rung, _JUDGE).replace("{run}", run_id)
 
 

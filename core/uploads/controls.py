@@ -20,25 +20,29 @@ from core.numerics.formats import FLOAT32, FloatFormat, values_of
 from core.runs.dumps import LOGITS, Dump, open_dump
 from core.runs.figures import Figures
 from core.runs.records import FAILED, NEIGHBOURS, NOTED, PASSED, RERUN, Evidence, RunHeader
+from core.uploads.validity import first_mismatch
 
 Tick = Callable[[int], None]
 _UPCAST = 0.98  # of logits that round back to the run's own bits; computed in float32, a third to two thirds do
 _UNRELATED = 0.25  # of the spread of logits over the vocabulary; rounding to 16 bits moves them by a hundredth of it
 _SWAPPED = 10.0
-_CROSSED = 8  # sides of which each is held against every other's float32
+_CROSSED = 8  # sides of which each is held against every other
+_LEAST_WAYS = 3  # distinct ones of a floor, the first among them
 _CHUNK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
 class Apart:
     """Two sides of the same positions. squares: mean square of the difference over elements finite on both, logits^2 [positions];
-    is_same: every bit equal [positions]; neq: elements whose values differ; nonfinite: elements NaN or infinite on one side only.
+    is_same: every bit equal [positions]; neq: elements whose values differ; mismatches: elements NaN or infinite on one side only
+    [positions]; first_mismatch: token of the first of them and its value on both sides, None where there is none.
     """
 
     squares: NDArray[np.float64]
     is_same: NDArray[np.bool_]
     neq: int
-    nonfinite: int
+    mismatches: NDArray[np.int64]
+    first_mismatch: tuple[int, float, float] | None = None
 
     @property
     def rms(self) -> float:
@@ -66,24 +70,43 @@ class ModelControls:
 
 
 @dataclass(frozen=True)
+class Ways:
+    """An uploaded rounding floor: ways to compute the pair's reference in float32 that are equal in exact arithmetic, each once.
+
+    names: of the ways, the first of the dump first; same: (a way that was left out, the one that it equals bit for bit); between: mean
+    squares of two of them by name [positions], every two of the first few and each against the first; start: of the first against the
+    pair's reference [positions]; spread: standard deviation of the first one's logits over the vocabulary.
+    """
+
+    names: tuple[str, ...]
+    same: tuple[tuple[str, str], ...]
+    between: dict[tuple[str, str], NDArray[np.float64]]
+    start: NDArray[np.float64]
+    spread: float
+
+    @property
+    def squares(self) -> NDArray[np.float64]:
+        """Each further way against the first. [ways - 1, positions]"""
+        return np.stack([self.between[(self.names[0], name)] for name in self.names[1:]])
+
+
+@dataclass(frozen=True)
 class Controls:
     """What was measured of the controls of a run. rerun, neighbours: of the sides that were called again, by name.
 
     float32: the pair in float32, by the variant's name; narrowing: mean squares of each side of the run against itself in float32, by
-    name [positions], empty for a float32 run; floor: mean squares of ways that are equal in exact arithmetic against the first of them,
-    in float32 [ways, positions]; floor_start: mean squares of that first one against the pair's reference in float32 [positions], None
-    where there is none; has_experts: a mixture of experts, whose rows share the experts' products.
+    name [positions], empty for a float32 run; floor: an uploaded one; has_experts: a mixture of experts, whose rows share the experts'
+    products; given: which controls there were, `float32`, `floor` and `model` among them: no sentence asks for one of them again.
     """
 
     rerun: dict[str, Apart]
     neighbours: dict[str, Apart]
     float32: dict[str, Apart]
     narrowing: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    floor: NDArray[np.float64] | None = None
-    floor_start: NDArray[np.float64] | None = None
-    floor_names: tuple[str, ...] = ()
+    floor: Ways | None = None
     has_experts: bool = False
     model: ModelControls | None = None
+    given: frozenset[str] = frozenset()
 
 
 NO_CONTROLS = Controls({}, {}, {})
@@ -126,8 +149,10 @@ def measure_controls(
         rerun_of = _against_run(figures, again, tick) if again is not None else {}
         beside = _against_run(figures, others, tick) if others is not None else {}
         pairs, narrowing = _pairs(figures, wide, tick) if wide is not None else ({}, {})
-        squares, names, start = _floor(figures, wide, ways, tick) if ways is not None else (None, (), None)
-    return Controls(rerun_of, beside, pairs, narrowing, squares, start, names, has_experts, model)
+        found = _ways(figures, wide, ways, tick) if ways is not None else None
+    named = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor, "model": model is not None}
+    given = frozenset(name for name, is_there in named.items() if is_there)
+    return Controls(rerun_of, beside, pairs, narrowing, found, has_experts, model, given)
 
 
 def _opened(paths: Sequence[Path], header: RunHeader, fmt: FloatFormat, what: str, fewest: int) -> Dump:
@@ -257,39 +282,58 @@ def _refuse_other_sides(
             )
 
 
-def _floor(
-    figures: Figures, pair: Dump | None, dump: Dump, tick: Tick
-) -> tuple[NDArray[np.float64], tuple[str, ...], NDArray[np.float64]]:
-    """Every further side against the first. -> mean squares [ways, positions], names, the first against the pair's reference [positions]
+def _ways(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> Ways:
+    """The distinct ways of a floor's dump, every two of them against each other; beyond _CROSSED of them against the first alone.
 
-    Ways that are equal to the first bit for bit show no rounding and are left out.
+    DumpError where fewer than three are distinct, or where one is the variant on trial.
     """
-    parts: list[list[Apart]] = [[] for _ in dump.sides[1:]]
-    start = []
+    names = [side.name for side in dump.sides]
+    crossed = [(a, b) for b in range(len(names)) for a in range(b) if a == 0 or b < _CROSSED]
+    squares: dict[tuple[int, int], list[NDArray[np.float64]]] = {two: [] for two in crossed}
+    start, total, elements = [], 0.0, 0
     reference = _reference_in_float32(figures, pair)
-    digests = [hashlib.sha256() for _ in dump.sides]
+    digests = [hashlib.sha256() for _ in names]
+    of_reference = hashlib.sha256()
     for _, sides in dump.chunks():
-        for digest, bits in zip(digests, sides, strict=True):
-            digest.update(np.ascontiguousarray(bits).data)
-        for found, bits in zip(parts, sides[1:], strict=True):
-            found.append(_apart(sides[0], bits, FLOAT32))
-        start.append(_mean_squares(values_of(sides[0], FLOAT32), values_of(reference(len(sides[0])), FLOAT32)))
+        values = [values_of(bits, FLOAT32) for bits in sides]
+        plain = values_of(reference(len(sides[0])), FLOAT32)
+        for digest, found in zip((*digests, of_reference), (*values, plain), strict=True):
+            digest.update(_unsigned(found))
+        for a, b in crossed:
+            squares[(a, b)].append(_mean_squares(values[a], values[b]))
+        start.append(_mean_squares(values[0], plain))
+        wide = values[0].astype(np.float64)
+        total += float(np.nansum(np.where(np.isfinite(wide), wide - wide.mean(axis=1, keepdims=True), 0.0) ** 2))
+        elements += wide.size
         tick(len(sides[0]))
-    on_trial = _digests_of_variants(figures, pair)
-    joined = {side.name: _joined(found) for side, found in zip(dump.sides[1:], parts, strict=True)}
-    for side, digest in zip(dump.sides[1:], digests[1:], strict=True):
-        if digest.hexdigest() in on_trial and joined[side.name].neq:
+    on_trial = _digests_of_variants(figures, pair) - {of_reference.hexdigest()}
+    first_of: dict[str, str] = {}
+    same = []
+    for name, bits in zip(names, [digest.hexdigest() for digest in digests], strict=True):
+        if bits in on_trial:
             raise DumpError(
-                f"'{side.name}' of the rounding floor is the variant on trial itself, bit for bit; a floor is of other ways to compute "
-                "the reference."
+                f"'{name}' of the rounding floor is the variant on trial itself, bit for bit; a floor is of other ways to compute the reference."
             )
-    moving = {name: one for name, one in joined.items() if one.neq}
-    if len(moving) < 2:
+        if bits in first_of:
+            same.append((name, first_of[bits]))
+        first_of.setdefault(bits, name)
+    kept = list(first_of.values())
+    if len(kept) < _LEAST_WAYS:
+        equal = ", ".join(f"'{name}' is '{first}'" for name, first in same)
         raise DumpError(
-            f"{len(moving)} of the floor's {len(joined)} ways differ from its first side '{dump.sides[0].name}', and equal ones show no rounding; "
-            "expected two or more that do: other batch sizes, kernels or orders of summation."
+            f"the rounding floor has {len(kept)} distinct {'way' if len(kept) == 1 else 'ways'} ({equal}, bit for bit), and equal ones show no "
+            f"rounding; expected at least {_LEAST_WAYS}: other batch sizes of decoding, kernels or orders of summation."
         )
-    return np.stack([one.squares for one in moving.values()]), (dump.sides[0].name, *moving), np.concatenate(start)
+    between = {
+        (names[a], names[b]): np.concatenate(parts) for (a, b), parts in squares.items() if {names[a], names[b]} <= set(kept)
+    }
+    spread = float(np.sqrt(total / max(elements, 1)))
+    return Ways(tuple(kept), tuple(same), between, np.concatenate(start), spread)
+
+
+def _unsigned(values: NDArray[np.float32]) -> bytes:
+    """Bytes of the values, with no sign of zero: -0 and 0 are one way to say it."""
+    return (values + np.float32(0)).tobytes()
 
 
 def _reference_in_float32(figures: Figures, pair: Dump | None) -> Callable[[int], NDArray[np.unsignedinteger]]:
@@ -319,7 +363,7 @@ def _reference_in_float32(figures: Figures, pair: Dump | None) -> Callable[[int]
 
 
 def _digests_of_variants(figures: Figures, pair: Dump | None) -> set[str]:
-    """sha256 of the bits of every variant in float32."""
+    """sha256 of the values of every variant in float32."""
     header = figures.header
     if pair is not None:
         names = _names_of(header, pair, only=False)
@@ -327,30 +371,33 @@ def _digests_of_variants(figures: Figures, pair: Dump | None) -> set[str]:
         hashes = {place: hashlib.sha256() for place in wanted}
         for _, sides in pair.chunks():
             for place in wanted:
-                hashes[place].update(np.ascontiguousarray(sides[place]).data)
+                hashes[place].update(_unsigned(values_of(sides[place], FLOAT32)))
         return {digest.hexdigest() for digest in hashes.values()}
     found = set()
     at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))
     for side in range(1, len(header.sides)):
         digest = hashlib.sha256()
         for first in range(0, header.rows, at_once):
-            digest.update(np.ascontiguousarray(figures.read_rows(side, first, min(first + at_once, header.rows))).data)
+            digest.update(_unsigned(values_of(figures.read_rows(side, first, min(first + at_once, header.rows)), FLOAT32)))
         found.add(digest.hexdigest())
     return found
 
 
 def _apart(reference: NDArray[np.unsignedinteger], variant: NDArray[np.unsignedinteger], fmt: FloatFormat) -> Apart:
     rows = compare(reference, variant, fmt)
+    broken = np.flatnonzero(rows.nonfinite_mismatch)
     return Apart(
         rows.sum_squares / np.maximum(rows.finite, 1), np.asarray(rows.is_bit_identical), int(rows.neq.sum()),
-        int(rows.nonfinite_mismatch.sum()),
+        np.asarray(rows.nonfinite_mismatch),
+        first_mismatch(values_of(reference[broken[0]], fmt), values_of(variant[broken[0]], fmt)) if len(broken) else None,
     )  # fmt: skip
 
 
 def _joined(parts: Sequence[Apart]) -> Apart:
     return Apart(
         np.concatenate([part.squares for part in parts]), np.concatenate([part.is_same for part in parts]),
-        sum(part.neq for part in parts), sum(part.nonfinite for part in parts),
+        sum(part.neq for part in parts), np.concatenate([part.mismatches for part in parts]),
+        next((part.first_mismatch for part in parts if part.first_mismatch is not None), None),
     )  # fmt: skip
 
 
@@ -371,7 +418,7 @@ def rerun_evidence(header: RunHeader, pair: int, controls: Controls, pair_rms: f
         most = max(controls.rerun[name].rms for name in moved)
         beside = f" The pair is {pair_rms / most:.2f} times as far apart as a side from itself." if most > 0 else ""
         who = " and ".join(f"'{name}'" for name in moved)
-        says = f"{who} does not give the same bits twice: a kernel in it is nondeterministic.{beside}"
+        says = f"{who} {'does' if len(moved) == 1 else 'do'} not give the same bits twice: something in it is nondeterministic.{beside}"
         yield Evidence(RERUN, control, figures, FAILED, says)
         return
     rest = [name for name in names if name not in called]
@@ -392,7 +439,13 @@ def neighbour_evidence(header: RunHeader, pair: int, controls: Controls) -> Iter
         control = f"'{name}' beside other requests, uploaded as a dump of its own"
         figures = {"bit_identical": bool(found.is_same.all()), "neq": found.neq, "rms_logits": found.rms}
         if found.is_same.all():
-            yield Evidence(NEIGHBOURS, control, figures, PASSED, f"What the other rows hold does not change a bit of '{name}'.")
+            yield Evidence(
+                NEIGHBOURS,
+                control,
+                figures,
+                PASSED,
+                f"The other requests that it was called beside do not change a bit of '{name}'.",
+            )
         elif controls.has_experts:
             says = (
                 f"What the other rows hold changes bits of '{name}'; in a mixture of experts the rows share the experts' products, "

@@ -19,7 +19,7 @@ from core.runs.records import FAILED, NOTED, PASSED, STRUCTURE, VALIDITY, Eviden
 from core.runs.source_bits import are_log_probabilities
 from core.uploads.causes import Sample, causes_of
 from core.uploads.filling import Filling
-from core.verdict import BLOCKS, place_in_words, sampler_evidence, structure_of
+from core.verdict import BLOCKS, NotFinite, place_in_words, sampler_evidence, structure_of
 
 _SHIFTS = (-2, -1, 1, 2)
 _LEAST_ROWS = 8  # fewer say nothing about a shift
@@ -85,7 +85,7 @@ def _tokens(header: RunHeader) -> Evidence:
         return Evidence(
             VALIDITY, control, figures, NOTED, f"{shape}. Which tokens they are of is not known: the dump has no token_ids."
         )
-    return Evidence(VALIDITY, control, figures, PASSED, f"{shape}, of the same token ids.")
+    return Evidence(VALIDITY, control, figures, PASSED, f"{shape}; the dump names one list of token ids for both.")
 
 
 def _alignment(header: RunHeader, positions: pd.DataFrame, names: tuple[str, str]) -> Evidence:
@@ -109,7 +109,7 @@ def _alignment(header: RunHeader, positions: pd.DataFrame, names: tuple[str, str
         return Evidence(VALIDITY, control, figures, FAILED, says)
     if not varied or agreed[0][1] < _LEAST_ROWS:
         return Evidence(VALIDITY, control, figures, NOTED, "Too few different argmaxes to tell whether one side is shifted.")
-    says = f"No shift of one side agrees better: the argmax is the same at {agreed[0][0]:.1%} of positions as they stand."
+    says = f"No shift by one or two rows agrees better: the argmax is the same at {agreed[0][0]:.1%} of positions as they stand."
     return Evidence(VALIDITY, control, figures, PASSED, says)
 
 
@@ -163,7 +163,13 @@ def _truncation(
     }  # fmt: skip
     filled = [(name, filling) for name, filling in zip(names, fillings, strict=True) if filling.rows]
     if not filled:
-        return Evidence(VALIDITY, control, figures, PASSED, "Rows hold a logit for every token, not for the best few.")
+        return Evidence(
+            VALIDITY,
+            control,
+            figures,
+            PASSED,
+            "No row repeats one value for more than half of the vocabulary, as rows that were cut or never written do.",
+        )
     who = " and ".join(f"'{name}'" for name, _ in filled)
     most = max(filled, key=lambda pair: pair[1].rows)[1]
     where = "every position" if most.rows == header.rows else f"{most.rows:,} of {header.rows:,} positions"
@@ -185,6 +191,33 @@ def _truncation(
     return Evidence(VALIDITY, control, figures, FAILED, says)
 
 
+def not_finite_of(figures: Figures, pair: int) -> NotFinite | None:
+    """What is NaN or infinite on one side of a pair only, in the run's dtype; None where nothing is."""
+    header = figures.header
+    by_row = figures.positions(pair)["nonfinite_mismatch"].to_numpy(np.int64)
+    if not by_row.any():
+        return None
+    row = int(np.flatnonzero(by_row)[0])
+    values = [values_of(figures.read_rows(side, row, row + 1)[0], header.format) for side in (0, pair + 1)]
+    return not_finite(header, pair, by_row, first_mismatch(values[0], values[1]))
+
+
+def not_finite(header: RunHeader, pair: int, by_row: NDArray[np.int64], first: tuple[int, float, float]) -> NotFinite:
+    """The same of figures: how many at each position, and the first token with its value on both sides."""
+    token, *values = first
+    known = {i: text for prompt in header.prompts for i, text in zip(prompt.token_ids, prompt.token_texts, strict=False)}
+    text = header.vocabulary.get(token, known.get(token, ""))
+    return NotFinite(by_row, token, text, (header.sides[0].name, header.sides[pair + 1].name), (values[0], values[1]))
+
+
+def first_mismatch(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> tuple[int, float, float]:
+    """(the first token at which one is NaN or infinite and the other not, or not alike; both values there). [vocab] each"""
+    is_number = np.isfinite(reference) & np.isfinite(variant)
+    is_same = (reference == variant) | (np.isnan(reference) & np.isnan(variant))
+    token = int(np.flatnonzero(~is_number & ~is_same)[0])
+    return token, float(reference[token]), float(variant[token])
+
+
 def _numbers(figures: Figures, pair: int, positions: pd.DataFrame, fillings: tuple[Filling, Filling]) -> Evidence:
     header = figures.header
     control = "NaN and infinities of one side against the other"
@@ -193,7 +226,8 @@ def _numbers(figures: Figures, pair: int, positions: pd.DataFrame, fillings: tup
     measured = {
         "nonfinite_mismatch": int(wrong.sum()), "positions": len(rows), "first": list(header.places()[rows[0]]) if len(rows) else None,
     }  # fmt: skip
-    if not len(rows):
+    broken = not_finite_of(figures, pair)
+    if broken is None:
         return Evidence(VALIDITY, control, measured, PASSED, "No logit is NaN or infinite on one side only.")
     where = place_in_words(int(rows[0]), [prompt.positions for prompt in header.prompts])
     count = int(wrong.sum())
@@ -207,10 +241,10 @@ def _numbers(figures: Figures, pair: int, positions: pd.DataFrame, fillings: tup
         )
         return Evidence(VALIDITY, control, measured, NOTED if is_cut else FAILED, says)
     says = (
-        f"{many} NaN or infinite on one side only, {where} first: a mask or padding of one "
-        "side's vocabulary, rows that were never written, a kernel that made them, or an overflow of the dtype. No order of summation makes a NaN."
+        f"{broken.says([prompt.positions for prompt in header.prompts])}: a mask or padding of one side's vocabulary, rows that were never written, a "
+        "kernel that made them, or an overflow of the dtype."
     )
-    return Evidence(VALIDITY, control, measured, FAILED, says)
+    return Evidence(VALIDITY, control, measured | {"token": broken.token}, FAILED, says)
 
 
 def sampling(figures: Figures, generations: Sequence[Generation]) -> dict[int, Evidence]:

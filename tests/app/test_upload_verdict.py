@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from app.verdict import _marked, _title
+from core.runs.reader import RunReader
 from core.runs.records import Evidence
 from core.runs.store import Store
 from core.runs.verdicts import Rung
+from core.uploads.controls import measure_controls
 from core.uploads.ingest import ingest
+from core.uploads.revising import judge_stored
 from tests.app.opening import codes
 from tests.app.test_verdict_page import label, opened, said
-from tests.core.uploads.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states
+from tests.core.uploads.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
 
 X, HEAD = states()
 PLAIN, OTHER = in_bfloat16(X, HEAD, 1), in_bfloat16(X, HEAD, 2)
@@ -29,9 +32,10 @@ def test_an_undecided_dump_names_the_commands_with_its_id(own_store, tmp_path):
     app = opened(run=run_id)
     assert "undecided" in label(app)
     commands = codes(app)
-    for option in ("--float32 PAIR_IN_FLOAT32.npz", "--floor WAYS_IN_FLOAT32.npz", "--model MODEL", "--rerun AGAIN.npz"):
+    pair = "--float32 PAIR_IN_FLOAT32.npz"
+    for option in (pair, f"{pair} --floor WAYS_IN_FLOAT32.npz", f"{pair} --model MODEL", "--rerun AGAIN.npz"):
         assert f"python -m core verdict {run_id} {option}" in commands
-    assert "No shift of one side agrees better" in said(app)
+    assert "No shift by one or two rows agrees better" in said(app)
     assert f"`python -m core verdict {run_id} --float32 PAIR_IN_FLOAT32.npz`" in said(app)
 
 
@@ -42,6 +46,19 @@ def test_without_token_ids_no_model_is_asked_for_and_float32_needs_a_floor(own_s
     assert "--floor" in commands
     assert "--model" not in commands
     assert "--float32" not in commands
+
+
+def test_no_control_that_was_just_given_is_asked_for_again(own_store, tmp_path):
+    """A floor of the fault's own kind decides nothing; what is left is another control."""
+    wide = [in_float32(x, HEAD, order) for x, order in ((X, 1), (with_fault(X), 2))]
+    dump = saved(tmp_path / "d.npz", reference=wide[0], variant=wide[1], token_ids=np.arange(ROWS))
+    ways = saved(tmp_path / "w.npz", a=wide[0], b=in_float32(with_fault(X), HEAD, 3), c=in_float32(with_fault(X), HEAD, 4))
+    with RunReader(own_store.path_of(ingest(own_store, [dump]))) as run:
+        judged = judge_stored(own_store, run, measure_controls(run.figures, floor=[ways]))
+    app = opened(run=judged)
+    assert "are of two kinds" in said(app)
+    assert "--floor" not in said(app) + " ".join(codes(app))
+    assert f"python -m core verdict {judged} --model MODEL" in codes(app)
 
 
 def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):

@@ -19,7 +19,7 @@ from core.runs.records import RUNGS, Evidence
 from core.runs.store import Store
 from core.verdict import VERDICTS
 from tests.app.opening import codes, figures_of
-from tests.core.runs.judged_runs import BLOCKS, CASES, COMMAND, EXACT_FAILED, RERUN_PASSED, floors, judged_run
+from tests.core.runs.judged_runs import BLOCKS, CASES, COMMAND, EXACT_FAILED, RERUN_PASSED, floors, judged_run, ratio_row
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -121,6 +121,24 @@ def test_a_second_row_of_a_rung_is_drawn_in_its_own_dtype(own_store):
     assert "both in float32" in said(app)
     assert "both in float64" in said(app)
     assert "in blocks of 16" in said(app)
+
+
+def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own_store):
+    """Both rows of one rung are open: charts of one name would end the page."""
+    aside = Evidence(
+        "float32",
+        "'decode' against 'prefill', beside a floor",
+        {},
+        "noted",
+        "The uploaded floor is of two kinds. It is left aside.",
+    )
+    figures = {"nonfinite_mismatch": 1, "noise_ratio": None, "first_nonfinite": [0, 3, 7], "position_ratio_allowed": 4.4}
+    row = ratio_row("float32", "float32", 0.0, "failed", "In float32, 'decode' is NaN at position 3, token 7.", **figures)
+    app = opened(run=judged_run(own_store, "bug suspected", evidence=[aside, row]), open_=("rung_float32_0", "rung_float32_1"))
+    page = said(app)
+    assert "It is left aside" in page
+    assert page.count("Pair over floor at each position") == 1
+    assert "in a gap nothing differs, or a logit is NaN or infinite on one side." in page
 
 
 def test_a_structure_without_a_block_draws_no_residues(own_store):
@@ -310,9 +328,9 @@ MODULES = {
 
 
 def test_the_structure_unfolds_to_the_growth_over_modules(own_store):
-    row = Evidence("structure", "outputs of 4 modules", MODULES, "noted", "In the model it enters at layer 0.")
+    row = Evidence("modules", "outputs of 4 modules", MODULES, "noted", "In the model it enters at layer 0.")
     run_id = judged_run(own_store, "bug suspected", evidence=[row])
-    app = opened(run=run_id, open_=("rung_structure_0",))
+    app = opened(run=run_id, open_=("rung_modules_0",))
     assert "at the output of every module" in said(app)
     assert "In the model it enters at layer 0" in said(app)
     figure = charts.over_modules(MODULES["modules"], np.array(MODULES["pair_rms"]), np.array(MODULES["floor_rms"]), "<b>x</b>")
@@ -327,6 +345,6 @@ def test_the_structure_unfolds_to_the_growth_over_modules(own_store):
     [{"pair_rms": [1.0]}, {"modules": "abc"}, {"floor_rms": ["x", 1, 2, 3]}, {"modules": [], "pair_rms": [], "floor_rms": []}],
 )
 def test_lists_of_modules_that_make_no_sense_draw_nothing(own_store, odd):
-    row = Evidence("structure", "c", MODULES | odd, "noted", "says")
-    app = opened(run=judged_run(own_store, "bug suspected", evidence=[row]), open_=("rung_structure_0",))
+    row = Evidence("modules", "c", MODULES | odd, "noted", "says")
+    app = opened(run=judged_run(own_store, "bug suspected", evidence=[row]), open_=("rung_modules_0",))
     assert "at the output of every module" not in said(app)

@@ -3,6 +3,7 @@
 import pytest
 
 from app import words
+from core.runs.records import RUNGS
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_what_a_row_of_evidence_checked_is_told_by_its_figures_and_its_rung():
     assert words.checked("validity", ["nonfinite_mismatch", "positions", "first"]) == "NaN and infinity"
     assert words.checked("validity", ["same_argmax_shifted_by_0", "same_argmax_shifted_by_1"]) == "shift"
     assert words.checked("float32", ["nonfinite_mismatch"]) == ""  # a figure that many rungs have
-    assert words.checked("structure", ["modules", "first_module"]) == "over modules"
+    assert set(words.RUNGS) == set(RUNGS)
 
 
 def test_logits_are_shown_with_the_digits_they_have_and_undefined_ones_as_such():

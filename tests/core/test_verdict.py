@@ -9,6 +9,7 @@ from core.errors import UsageError
 from core.runs.records import FAILED, FLOAT32, MISSING, NEIGHBOURS, NOTED, OWN_DTYPE, PASSED, RERUN, SAMPLER, VALIDITY, Evidence
 from core.verdict import (
     FALSE_ALARM,
+    NotFinite,
     conclude,
     floor_test,
     is_larger_everywhere,
@@ -133,7 +134,17 @@ def test_positions_that_do_not_differ_at_all_are_no_outliers():
 
 def test_a_nan_on_one_side_fails_whatever_the_figures():
     drawn = rounding(np.random.default_rng(5), 5)
-    assert not floor_test(drawn[0], drawn[1:], nonfinite=1).is_passed
+    by_row = np.zeros(POSITIONS, np.int64)
+    by_row[[7, 9]] = 1, 2
+    broken = NotFinite(by_row, 3, " the", ("a", "b"), (1.25, float("nan")))
+    for is_16_bits in (False, True):
+        found = floor_test(drawn[0], drawn[1:], not_finite=broken, is_16_bits=is_16_bits)
+        assert not found.is_passed
+        assert (found.noise_ratio, found.nonfinite, found.outliers.tolist(), found.worst_row) == (None, 3, [7, 9], 7)
+    assert broken.says([5, POSITIONS]) == (
+        "'b' is NaN at position 2 of prompt 1, token 3 (' the'), where 'a' is 1.25; 3 logits at 2 positions are NaN or infinite on one side only"
+    )
+    assert broken.place([5, POSITIONS]) == (1, 2)
 
 
 def test_in_16_bits_only_the_whole_pair_is_judged():

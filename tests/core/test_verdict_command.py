@@ -25,7 +25,7 @@ def test_the_stored_verdict_is_printed_with_its_evidence(cli, dump):
     done = cli("verdict", dump[0])
     assert done.returncode == 0, done.stderr
     assert "undecided" in done.stdout
-    assert "Rows hold a logit for every token" in done.stdout
+    assert "No row repeats one value" in done.stdout
 
 
 def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):

@@ -13,30 +13,48 @@ from core.inference.invariant.mode import invariant
 from core.inference.models import LoadedModel
 from core.inference.on_trial import Side, digests_of, side_of
 from core.inference.trace import LayerTrace
-from core.runs.records import NOTED, PASSED, STRUCTURE, Evidence
+from core.runs.records import NOTED, ONE_ORDER, PASSED, Evidence
 
 _MODIFIER = "invariant"
 
 
-def one_order_evidence(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[Side, Side]) -> Evidence | None:
-    """A row of the rung that says where a divergence comes from, or None where a side cannot be run in one order; it never decides.
+def one_order_evidence(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[Side, Side], is_rounding: bool | None = None
+) -> Evidence | None:
+    """A row of the rung that says where a divergence comes from, in the dtype that `loaded` is in; it never decides.
 
-    Equal bits clear the caches, indices, masks and batches of both sides, for a fault in one of them is no sum in another order and
-    stays; they do not clear the kernels that this mode takes the place of, which only the floor does.
+    is_rounding: what the deciding rung found; None where there was none. None instead of a row: a side cannot be run in one order.
+
+    Equal bits show that on these prompts nothing in the caches, indices, masks and batches of the sides moves a bit in that dtype, for a
+    fault in one of them is no sum in another order and stays, unless it is so small that it rounds away. They say nothing of the kernels
+    that this mode takes the place of, which only the floor does.
     """
     names = [side.name for side in sides]
-    control = f"'{names[1]}' against '{names[0]}', every sum of both in one order (invariant)"
+    control = f"'{names[1]}' against '{names[0]}' in {loaded.dtype}, every sum of both in one order (invariant)"
     try:
         with foreign_errors_stop("invariant", "shorten the prompts"):
             reference, variant = digests_of(loaded, prompts, [_in_one_order(side, loaded) for side in sides])
     except CaptureError:
         return None
     figures = {"compute_dtype": loaded.dtype, "bit_identical": reference == variant}
-    if reference == variant:
-        says = "With every sum in one order both sides are equal bit for bit: what parts them is the order of sums, and no cache, index, mask or neighbour."
-        return Evidence(STRUCTURE, control, figures, PASSED, says)
-    says = "With every sum in one order the sides still differ: they do not compute the same steps, be it another formula or rounding elsewhere, or a fault."
-    return Evidence(STRUCTURE, control, figures, NOTED, says)
+    with_it = f"With every sum in one order, in {loaded.dtype}, both sides"
+    if reference != variant:
+        or_fault = "" if is_rounding else ", or a fault"
+        says = (
+            f"{with_it} still differ: they do not compute the same steps, be it another formula or rounding elsewhere{or_fault}."
+        )
+        return Evidence(ONE_ORDER, control, figures, NOTED, says)
+    if is_rounding is False:
+        says = (
+            f"{with_it} are equal bit for bit, so what parts them beyond the floor is in the kernels that this mode takes the place of, or rounds "
+            "away with them."
+        )
+        return Evidence(ONE_ORDER, control, figures, NOTED, says)
+    says = (
+        f"{with_it} are equal bit for bit: on these prompts it is the kernels' order of sums that parts them, and nothing of a cache, index, mask or "
+        f"neighbour that {loaded.dtype} shows."
+    )
+    return Evidence(ONE_ORDER, control, figures, PASSED, says)
 
 
 def _in_one_order(side: Side, loaded: LoadedModel) -> Side:

@@ -16,8 +16,9 @@ from core.inference.floor import in_float32, whole_side
 from core.inference.models import LoadedModel
 from core.inference.paths import open_path, parse_path
 from core.runs.reader import RunReader
-from core.runs.records import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, SYMMETRY
+from core.runs.records import FAILED, FLOAT32, MISSING, NOTED, OWN_DTYPE, PASSED, SYMMETRY
 from core.runs.store import Store
+from core.runs.verdicts import finding
 from core.uploads.controls import measure_controls
 from core.uploads.ingest import ingest
 from core.uploads.revising import judge_stored
@@ -105,6 +106,62 @@ def test_a_float32_dump_needs_only_the_model(tmp_path):
     run = _judged(Store(tmp_path / "t"), saved(tmp_path / "e.npz", **about, **sides), loaded)
     assert run.pairs[0].verdict == "bug suspected"
     assert _outcomes(run)[FLOAT32] == FAILED
+
+
+def test_the_model_that_was_just_refused_is_not_asked_for(narrow, tmp_path):
+    """Nor anywhere else on the ladder; without a pair in float32 that is what is left."""
+    own, pair, _ = _dumps(tiny_model("llama", "bfloat16", seed=5), tmp_path)
+    run = _judged(Store(tmp_path / "s"), own, narrow)
+    assert run.pairs[0].because.endswith(f"`python -m core verdict {run.run_id} --float32 PAIR_IN_FLOAT32.npz`.")
+    arrays = dict(np.load(pair))
+    arrays["variant"][::2] = arrays["reference"][::2]  # shrinks too little to be clear
+    arrays["variant"][1::2] += (arrays["variant"][1::2] - arrays["reference"][1::2]) * 100
+    odd = saved(tmp_path / "odd.npz", **arrays)
+    run = _judged(Store(tmp_path / "t"), own, narrow, float32=[odd])
+    assert run.pairs[0].verdict == "undecided"
+    assert "--float32 PAIR_IN_FLOAT32.npz --floor WAYS_IN_FLOAT32.npz" in run.pairs[0].because
+    texts = [run.pairs[0].because, *(rung.supply for rung in finding(run, run.pairs[0], run.positions(0)).rungs if not rung.rows)]
+    assert not [text for text in texts if "--model" in text]
+
+
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_a_floor_far_from_the_models_own_is_left_aside_and_the_models_decides(is_earlier, narrow, tmp_path):
+    """Ways with noise of their own, seven floors each: of one spread among themselves, and no wider than float32 could be."""
+    own, pair, _ = _dumps(narrow, tmp_path)
+    given = dict(np.load(pair))
+    random = np.random.default_rng(0)
+    apart = np.sqrt(np.mean((given["variant"].astype(float) - given["reference"]) ** 2))
+    noise = {
+        f"way {n}": given["reference"] + random.normal(0, 5 * apart, given["reference"].shape).astype(np.float32)
+        for n in range(4)
+    }
+    floor = saved(tmp_path / "floor.npz", token_ids=given["token_ids"], prompt_lengths=given["prompt_lengths"], **noise)
+    store = Store(tmp_path / "s")
+    if is_earlier:
+        first = _judged(store, own, narrow, float32=[pair])
+        controls = measure_controls(first.figures, float32=[pair], floor=[floor])
+        run = RunReader(store.path_of(judge_stored(store, first, controls)))
+    else:
+        run = _judged(store, own, narrow, float32=[pair], floor=[floor])
+    assert run.pairs[0].verdict == "rounding"
+    aside, decided = (row for row in run.evidence(0) if row.rung == FLOAT32)
+    assert (aside.outcome, decided.outcome) == (NOTED, PASSED)
+    assert "The uploaded floor is not this model's: 'way 1' is up to" in aside.says
+    assert "this model's own rounding floor" in decided.says
+    assert ("of an earlier verdict" in decided.control) == is_earlier
+
+
+def test_a_floor_of_the_models_own_ways_is_not(narrow, tmp_path):
+    """The twin."""
+    own, pair, prompts = _dumps(narrow, tmp_path)
+    given = dict(np.load(pair))
+    with in_float32(narrow) as wide:
+        ways = {path: _side(wide, path, prompts) for path in ("prefill", "decode+batch:3", "chunked:5", "prefill+attn:eager")}
+    floor = saved(tmp_path / "floor.npz", token_ids=given["token_ids"], prompt_lengths=given["prompt_lengths"], **ways)
+    run = _judged(Store(tmp_path / "s"), own, narrow, float32=[pair], floor=[floor])
+    (row,) = [row for row in run.evidence(0) if row.rung == FLOAT32]
+    assert run.pairs[0].verdict == "rounding"
+    assert "times the uploaded rounding floor" in row.says
 
 
 @pytest.mark.parametrize(

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache
 
+from benchmarks.engines import Engine, walk
 from benchmarks.mutations import MUTATIONS
 from benchmarks.tiny_models import tiny_model, tiny_prompts
 from benchmarks.trial import registered
 from core.errors import CaptureError
 from core.inference import judge
 from core.inference.invariant import invariant, invariant_forwards, kernels, operations, products
+from core.inference.invariant.rung import one_order_evidence
 from core.inference.invariant.tiles import FLOAT32
 from core.inference.models import LoadedModel, load_model
+from core.inference.on_trial import side_of
 from core.inference.paths import parse_path
-from core.runs.records import PASSED, STRUCTURE, Evidence
+from core.runs.records import NOTED, ONE_ORDER, PASSED, Evidence
 from core.verdict import Verdict
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import exact_logits, logits_of, tokens
@@ -410,7 +414,7 @@ def test_every_operation_stands_in_one_table() -> None:
 
 
 def _row(verdict: Verdict) -> Evidence:
-    (row,) = [row for row in verdict.evidence if row.rung == STRUCTURE and "(invariant)" in row.control]
+    (row,) = [row for row in verdict.evidence if row.rung == ONE_ORDER]
     return row
 
 
@@ -422,6 +426,57 @@ def test_a_pair_of_pure_rounding_is_equal_in_one_order(dtype: str) -> None:
     assert verdict.name == "rounding"
     assert _row(verdict).outcome == PASSED
     assert _row(verdict).figures["bit_identical"]
+
+
+def _decoded(factor: float) -> Engine:
+    """Token by token with a cache, in which one value of one head is scaled after 16 of them."""
+
+    def change(cache: Any, at: int) -> None:
+        if at == 16:
+            cache.layers[0].values[:, 0, -3] *= factor
+
+    return lambda model, ids: walk(model, ids, range(1, len(ids)), change)
+
+
+@pytest.mark.model
+def test_a_fault_that_rounds_away_in_bfloat16_is_not_cleared_there_while_float32_fails() -> None:
+    """1.001 is 1 in bfloat16, so in one order the sides are equal there. The rung is asked where the verdict was decided."""
+    loaded = tiny_model("llama", "bfloat16")
+    prompts = tiny_prompts(loaded)[:1]
+    sides = (side_of("prefill"), side_of(_decoded(1.001)))
+    with torch.inference_mode():
+        narrow = one_order_evidence(loaded, prompts, sides)
+    assert narrow is not None
+    assert narrow.outcome == PASSED
+    assert "With every sum in one order, in bfloat16, both sides are equal bit for bit" in narrow.says
+    assert narrow.says.endswith("neighbour that bfloat16 shows.")
+    verdict = judge(loaded, prompts, variant=_decoded(1.001))
+    assert verdict.is_bug_suspected
+    row = _row(verdict)
+    assert (row.outcome, row.figures) == (NOTED, {"compute_dtype": "float32", "bit_identical": False})
+    assert "in float32" in row.says
+
+
+@pytest.mark.model
+def test_without_the_fault_the_same_engine_is_cleared_in_float32() -> None:
+    """The twin."""
+    loaded = tiny_model("llama", "bfloat16")
+    verdict = judge(loaded, tiny_prompts(loaded)[:1], variant=_decoded(1.0))
+    assert verdict.name == "rounding"
+    assert (_row(verdict).outcome, _row(verdict).figures) == (PASSED, {"compute_dtype": "float32", "bit_identical": True})
+
+
+@pytest.mark.model
+def test_equal_bits_beside_a_rung_that_fails_clear_nothing() -> None:
+    """Another kernel in the place of one that this mode replaces: the sentence names that, and no cache is cleared."""
+    loaded = tiny_model("llama")
+    prompts = tiny_prompts(loaded)[:1]
+    with torch.inference_mode():
+        row = one_order_evidence(loaded, prompts, (side_of("prefill"), side_of("decode")), is_rounding=False)
+    assert row is not None
+    assert row.outcome == NOTED
+    assert "in the kernels that this mode takes the place of" in row.says
+    assert "cache" not in row.says
 
 
 @pytest.mark.model

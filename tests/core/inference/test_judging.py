@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.engines import prefill, replaced
+from benchmarks.engines import attention, prefill, replaced
 from benchmarks.mutations import scaled_value
 from benchmarks.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError, UsageError
@@ -20,7 +20,21 @@ from core.inference.judging import judge, judge_pair
 from core.inference.models import LoadedModel
 from core.inference.reordering import reordered
 from core.inference.setting import Setting
-from core.runs.records import FAILED, FLOAT32, MISSING, NEIGHBOURS, NOTED, OWN_DTYPE, PASSED, RERUN, STRUCTURE, SYMMETRY, Evidence
+from core.runs.records import (
+    FAILED,
+    FLOAT32,
+    MISSING,
+    MODULES,
+    NEIGHBOURS,
+    NOTED,
+    ONE_ORDER,
+    OWN_DTYPE,
+    PASSED,
+    RERUN,
+    STRUCTURE,
+    SYMMETRY,
+    Evidence,
+)  # fmt: skip
 from core.verdict import Verdict
 from tests.core.inference.test_modifiers import state
 
@@ -75,7 +89,7 @@ def test_rungs_and_figures_of_rounding(narrow: LoadedModel) -> None:
     verdict = found.verdict
     assert verdict.name == "rounding"
     evidence = rows(verdict)
-    assert list(evidence) == [RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32, SYMMETRY, STRUCTURE]
+    assert list(evidence) == [RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32, SYMMETRY, STRUCTURE, MODULES, ONE_ORDER]
     assert {row.outcome for row in verdict.evidence} == {PASSED}
     assert verdict.noise_ratio == evidence[FLOAT32].figures["noise_ratio"]
     assert verdict.first_place is None
@@ -95,7 +109,7 @@ def test_a_fault_is_placed_in_its_prompt_and_position(small: LoadedModel) -> Non
     verdict = judge_pair(small, [PROMPT[:9], PROMPT], "prefill", engine).verdict
     assert verdict.is_bug_suspected
     assert verdict.first_place == (1, 17)
-    places, modules = (row for row in verdict.evidence if row.rung == STRUCTURE and "(invariant)" not in row.control)
+    places, modules = rows(verdict)[STRUCTURE], rows(verdict)[MODULES]
     assert places.figures["positions"] == 1
     assert places.says == "It begins at position 17 of prompt 1."
     assert "what is wrong comes after them" in modules.says
@@ -111,8 +125,102 @@ def test_one_logit_that_is_not_finite_is_a_bug(value: float, small: LoadedModel)
 
     verdict = judge_pair(small, [PROMPT], "prefill", engine).verdict
     assert verdict.is_bug_suspected
-    assert "1 logits are NaN or infinite on one side and not on the other" in verdict.because
-    assert rows(verdict)[FLOAT32].figures["nonfinite_mismatch"] == 1
+    shown = {"nan": "NaN", "inf": "infinity", "-inf": "-infinity"}[str(value)]
+    text = small.tokenizer.decode([7])
+    assert verdict.because.startswith(f"In float32, 'engine' is {shown} at position 3, token 7 ({text!r}), where 'prefill' is ")
+    assert verdict.because.endswith("Such a difference has no size, so no ratio is given.")
+    assert verdict.first_place == (0, 3)
+    assert verdict.noise_ratio is None
+    figures = rows(verdict)[FLOAT32].figures
+    assert (figures["nonfinite_mismatch"], figures["first_nonfinite"]) == (1, [0, 3, 7])
+    assert (figures["noise_ratio"], figures["worst_position_ratio"]) == (None, None)
+    assert rows(verdict)[STRUCTURE].says == "It begins at position 3."
+
+
+def _at_3(value: float, *dtypes: torch.dtype) -> Any:
+    """A plain forward with this at position 3 and later ones, token 7; of the given dtypes alone where there are any."""
+
+    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        logits = prefill(model, ids).clone()
+        if not dtypes or logits.dtype in dtypes:
+            logits[3:, 7:9] = value
+        return logits
+
+    return engine
+
+
+@pytest.mark.model
+def test_the_side_that_is_not_finite_is_named_and_how_many_more_there_are(small: LoadedModel) -> None:
+    verdict = judge_pair(small, [PROMPT[:9], PROMPT], _at_3(torch.nan), "prefill").verdict
+    assert verdict.because.startswith("In float32, 'engine' is NaN at position 3 of prompt 0, token 7 (")
+    assert "; 54 logits at 27 positions are NaN or infinite on one side only." in verdict.because
+    assert verdict.first_place == (0, 3)
+    both = judge_pair(small, [PROMPT], _at_3(torch.nan), _at_3(-torch.inf)).verdict
+    assert "'engine' is -infinity at position 3" in both.because
+    assert "where 'engine' is NaN" in both.because
+
+
+@pytest.mark.model
+def test_a_nan_that_only_16_bits_have_has_its_place_too(narrow: LoadedModel) -> None:
+    verdict = judge_pair(narrow, [PROMPT], "prefill", _at_3(torch.inf, torch.bfloat16)).verdict
+    assert verdict.is_bug_suspected
+    assert verdict.because.startswith("In bfloat16, 'engine' is infinity at position 3, token 7 (")
+    assert (verdict.first_place, verdict.noise_ratio) == ((0, 3), None)
+
+
+@pytest.mark.model
+def test_a_nan_needs_no_floor(small: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.inference.reordering.reordering_refusal", lambda _: "its weights are int8")
+    verdict = judge_pair(small, [PROMPT], "prefill", _at_3(torch.nan)).verdict
+    assert verdict.is_bug_suspected
+    assert "'engine' is NaN at position 3" in verdict.because
+    assert (verdict.first_place, verdict.noise_ratio) == ((0, 3), None)
+
+
+def _in_attention(change: Any) -> Any:
+    """A plain forward whose first layer's queries, keys and values are changed."""
+
+    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        def changed(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+            if module.layer_idx == 0:
+                query, key, value = change(query, key, value)
+            return original(module, query, key, value, mask, options)
+
+        with attention(model, changed):
+            return prefill(model, ids)
+
+    return engine
+
+
+def _times_at_0(tensor: torch.Tensor) -> torch.Tensor:
+    changed = tensor.clone()
+    changed[:, 0, 0] *= 1.01
+    return changed
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (lambda query, key, value: (query, key, _times_at_0(value)), 0),
+        (lambda query, key, value: (query, _times_at_0(key), value), 1),
+        (lambda query, key, value: (_times_at_0(query), key, value), None),
+        (lambda query, key, value: (query * 1.01, key, value), 1),
+    ],
+    ids=["the value of position 0", "the key of position 0", "the query of position 0", "the scale"],
+)
+def test_a_fault_of_attention_at_position_0_is_named_where_it_can_show(
+    change: Any, place: int | None, small: LoadedModel
+) -> None:
+    """Position 0 sees one key, whose weight is 1 whatever query, key and scale are; logits there say so bit for bit."""
+    engine = _in_attention(change)
+    with torch.inference_mode():
+        ids = torch.tensor(PROMPT)
+        moved = (prefill(small.model, ids) != engine(small.model, ids)).any(-1)
+    assert (moved.nonzero()[0].item() if moved.any() else None) == place
+    verdict = judge_pair(small, [PROMPT], "prefill", engine).verdict
+    assert verdict.first_place == (None if place is None else (0, place))
+    assert ("where attention has one key only, is equal" in rows(verdict)[STRUCTURE].says) == (place == 1)
 
 
 @pytest.mark.model

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +28,7 @@ from core.inference.on_trial import side_of
 from core.inference.paths import open_path, parse_path
 from core.inference.setting import Setting
 from core.inference.trace import LayerTrace, traced_modules, watched
-from core.runs.records import MISSING, PASSED, STRUCTURE, Evidence
+from core.runs.records import MISSING, MODULES, PASSED, Evidence
 
 pytestmark = pytest.mark.model
 BLOCKS = {"llama": "model.layers.{}", "gpt2": "transformer.h.{}", "gemma2": "model.layers.{}", "mixtral": "model.layers.{}"}
@@ -48,7 +51,7 @@ def _scaled_cache(layer: int) -> Callable[[Setting], Pieces]:
 
 
 def _rows(found: list[Evidence]) -> Evidence:
-    return next(row for row in found if row.rung == STRUCTURE and "modules" in row.figures)
+    return next(row for row in found if row.rung == MODULES and "modules" in row.figures)
 
 
 def _judged(loaded: LoadedModel, variant: str) -> Evidence:
@@ -145,10 +148,7 @@ def test_a_model_without_blocks_misses_only_this(monkeypatch):
     loaded = tiny_model("llama")
     verdict = judge_pair(loaded, tiny_prompts(loaded), "prefill", "decode").verdict
     assert verdict.name == "rounding"
-    assert [row.outcome for row in verdict.evidence if row.rung == STRUCTURE and "(invariant)" not in row.control] == [
-        PASSED,
-        MISSING,
-    ]
+    assert [row.outcome for row in verdict.evidence if row.rung == MODULES] == [MISSING]
 
 
 # ---- callables: nobody tells which positions their forwards compute
@@ -174,9 +174,7 @@ def test_a_callable_that_computes_its_tokens_in_several_rows_is_not_followed_int
 
     found = judge_pair(loaded, tiny_prompts(loaded), "prefill", third_of_four).verdict
     assert found.name == "bug suspected"
-    (row,) = [
-        row for row in found.evidence if (row.rung == STRUCTURE and "modules" in row.control.lower()) or row.outcome == MISSING
-    ]
+    (row,) = [row for row in found.evidence if row.rung == MODULES or row.outcome == MISSING]
     assert "could not be followed" in row.says
 
 
@@ -207,7 +205,7 @@ def test_a_callable_whose_forwards_cannot_be_followed_is_said_to_be():
 
     found = judge_pair(loaded, tiny_prompts(loaded), "prefill", by_embeddings).verdict
     assert found.name == "identical"
-    (row,) = [row for row in found.evidence if row.rung == STRUCTURE and row.outcome == MISSING]
+    (row,) = [row for row in found.evidence if row.rung == MODULES and row.outcome == MISSING]
     assert "could not be followed" in row.says
 
 
@@ -218,3 +216,103 @@ def test_a_head_in_slices_over_equal_rows_is_still_followed(monkeypatch):
     row = _judged(loaded, "prefill+batch:3+neighbours:same")
     assert row.outcome == PASSED
     assert row.figures["first_module"] is None
+
+
+# ---- engines that hand in what their modules put out
+
+
+def test_the_worked_example_of_the_documentation_names_its_module():
+    text = (Path(__file__).parents[3] / "docs" / "verdict.md").read_text(encoding="utf-8")
+    (example,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "watch(" in block]
+    loaded = tiny_model("llama")
+    known = {"torch": torch, "model": loaded.model, "prompts": tiny_prompts(loaded)}
+    exec(example, known)
+    assert known["row"].figures["first_module"] == "model.layers.1"
+    assert known["row"].figures["modules"] == [f"model.layers.{number}" for number in range(3)]
+    assert "enters at model.layers.1, or at one before it that was not handed in: " in known["row"].says
+
+
+def _in_parts(model, ids, watch, fault=1.0, at=1):
+    """Blocks by hand, whose outputs are handed in eight positions at a time: hooks on the model see no forward of it."""
+    body, hidden = model.model, model.model.embed_tokens(ids[None])
+    angles = body.rotary_emb(hidden, torch.arange(len(ids))[None])
+    for number, block in enumerate(body.layers):
+        hidden = block(hidden, position_embeddings=angles)
+        if number == at:
+            hidden[:, 5] *= fault
+        for start in range(0, len(ids), 8):
+            watch(f"model.layers.{number}", hidden[0, start : start + 8], start=start)
+    return model.lm_head(body.norm(hidden))[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("side", ["reference", "variant"])
+def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, side):
+    loaded = tiny_model("llama", dtype)
+    engine = partial(_in_parts, fault=1.01)
+    sides = {"reference": engine, "variant": "prefill"} if side == "reference" else {"reference": "prefill", "variant": engine}
+    found = judge_pair(loaded, tiny_prompts(loaded), sides["reference"], sides["variant"]).verdict
+    assert found.name == "bug suspected"
+    assert found.first_place == (0, 5)
+    assert _rows(list(found.evidence)).figures["first_module"] == "model.layers.1"
+
+
+def test_an_engine_without_a_fault_leaves_the_floor_at_no_module_that_it_hands_in():
+    """The twin."""
+    loaded = tiny_model("llama")
+    found = judge_pair(loaded, tiny_prompts(loaded), "decode", _in_parts).verdict
+    assert found.name == "rounding"
+    row = _rows(list(found.evidence))
+    assert row.outcome == PASSED
+    assert row.figures["modules"] == [f"model.layers.{number}" for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "start", "sentence"),
+    [
+        (
+            "model.layers.9",
+            torch.ones(3, 64),
+            0,
+            "hands in 'model.layers.9', which is no module of LlamaForCausalLM that is compared; did it mean",
+        ),
+        ("attention", torch.ones(3, 64), 0, "they are model.embed_tokens, model.layers.0.self_attn, "),
+        (
+            "model.norm",
+            torch.ones(1, 3, 64),
+            0,
+            r"as \[1, 3, 64\] from position 0 on; expected numbers \[positions, features\] within",
+        ),
+        ("model.norm", torch.ones(3, 64), 40, r"as \[3, 64\] from position 40 on; expected"),
+        ("model.norm", torch.ones(3, 64, dtype=torch.int32), 0, "expected numbers"),
+        ("model.norm", [1.0], 0, "as list; expected numbers"),
+    ],
+)
+def test_what_is_no_output_of_a_module_is_refused_in_a_sentence(name, tensor, start, sentence):
+    loaded = tiny_model("llama")
+
+    def engine(model, ids, watch):
+        watch(name, tensor, start)
+        return model(ids[None]).logits[0]
+
+    with pytest.raises(CaptureError, match=f"'engine' {sentence}" if sentence.startswith("hands") else sentence):
+        judge_pair(loaded, tiny_prompts(loaded)[:1], "prefill", engine)
+
+
+@pytest.mark.parametrize(
+    ("width", "times", "sentence"),
+    [(32, 1, "hands in 'model.norm' with 32 features; the other side has 64"), (64, 2, "hands in positions twice")],
+)
+def test_outputs_that_cannot_be_compared_leave_the_modules_out_and_the_verdict_alone(width, times, sentence):
+    loaded = tiny_model("llama")
+
+    def engine(model, ids, watch):
+        for _ in range(times):
+            watch("model.norm", torch.ones(len(ids), width))
+        return model(ids[None]).logits[0]
+
+    found = judge_pair(loaded, tiny_prompts(loaded)[:1], "prefill", engine).verdict
+    assert found.name == "identical"
+    (row,) = [row for row in found.evidence if row.rung == MODULES]
+    assert row.outcome == MISSING
+    assert sentence in row.says

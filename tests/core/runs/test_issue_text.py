@@ -13,12 +13,12 @@ from core.errors import UsageError
 from core.runs import judge_command
 from core.runs.issue_text import issue_text
 from core.runs.reader import RunReader
-from core.runs.records import Generation, Prompt, Provenance, SideHeader
+from core.runs.records import Evidence, Generation, Prompt, Provenance, SideHeader
 from core.runs.store import Store
 from core.runs.verdicts import finding, position_ratios, shown_verdict
 from core.runs.writer import RunWriter
 from core.verdict import VERDICTS, floor_test
-from tests.core.runs.judged_runs import BLOCKS, CASES, COMMAND, EXACT_PASSED, OWN, RERUN_PASSED, judged_run
+from tests.core.runs.judged_runs import BLOCKS, CASES, COMMAND, EXACT_FAILED, EXACT_PASSED, OWN, RERUN_PASSED, judged_run
 from tests.core.runs.made_runs import calm_sides, header_of
 
 EXPECTED = """\
@@ -56,8 +56,10 @@ In float32 the pair is 0.96 times this model's own rounding floor, and no positi
 | neighbours | not run | It needs a variant with other rows beside the prompt's, such as `decode+batch:8`. |  |
 | own dtype | passed | In bfloat16 the pair is 1.25 times this model's own rounding floor. | 'decode' against 'prefill' in bfloat16, beside 4 reorderings of every linear map |
 | float32 | passed | In float32 the pair is 0.96 times this model's own rounding floor, and no position stands out. | 'decode' against 'prefill' in float32, beside 4 reorderings of every linear map |
-| symmetry | not run | `python -m core judge` runs it. |  |
+| symmetry | not run | It was not asked when this run was judged. |  |
 | structure | not run | It follows from the float32 rung. |  |
+| modules | not run | It follows from the float32 rung. |  |
+| one order | not run | It is asked where the sides differ and both can run in one order. |  |
 
 Flips:
 
@@ -102,7 +104,7 @@ def test_every_verdict_is_reported_with_every_row_it_rests_on(store, verdict):
 def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(store):
     text = report(store, judged_run(store, None))
     assert "against `prefill`: not judged" in text
-    assert text.count("| not run |") == 8
+    assert text.count("| not run |") == 10
     text = report(store, judged_run(store, None, kind="upload", command=""))
     assert "against `prefill`: undecided" in text
 
@@ -124,6 +126,27 @@ def test_the_sentence_changes_when_the_row_does(store, figures, sentence):
 def test_where_a_row_has_no_ratio_none_is_said(store, figures):
     rows = [EXACT_PASSED, dataclasses.replace(OWN, figures=figures)]
     assert "In bfloat16 it is" not in said(store, judged_run(store, "rounding", evidence=rows))
+
+
+@pytest.mark.parametrize(
+    ("control", "rung"),
+    [
+        ("outputs of 21 modules at 40 positions, both sides in float32, beside 2 reorderings of every linear map", "modules"),
+        ("outputs of every block, both sides", "modules"),
+        ("'decode' against 'prefill', every sum of both in one order (invariant)", "one order"),
+        ("positions of the float32 pair that stand out from the floor", "structure"),
+        ("positions with a bit that differs", "structure"),
+    ],
+)
+def test_rows_that_were_all_called_structure_are_read_by_their_own_names(control, rung, store):
+    """As they were written until 22 November 2026."""
+    row = Evidence("structure", control, {}, "noted", "So it is.")
+    with RunReader(store.path_of(judged_run(store, "bug suspected", evidence=[EXACT_FAILED, row]))) as run:
+        assert [each.rung for each in run.evidence(0)] == ["float32", rung]
+        assert (
+            next(each for each in finding(run, run.pairs[0], run.positions(0)).rungs if each.name == rung).rows[0].says
+            == row.says
+        )
 
 
 def test_a_bugs_sentence_names_the_place_that_the_structure_row_names(store):

@@ -10,7 +10,7 @@ import pytest
 from core.errors import DumpError, StoreError, UsageError
 from core.runs.export import export_npz
 from core.runs.reader import RunReader
-from core.runs.records import FAILED, FLOAT32, NEIGHBOURS, NOTED, PASSED, RERUN, STRUCTURE
+from core.runs.records import FAILED, FLOAT32, MISSING, NEIGHBOURS, NOTED, PASSED, RERUN, STRUCTURE
 from core.runs.store import Store
 from core.uploads.controls import measure_controls
 from core.uploads.ingest import ingest
@@ -156,8 +156,17 @@ REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
     ),
     "half a pair": ("float32", {"variant": in_float32(X, HEAD, 2)}, "expected 2"),
     "two ways": ("floor", {"a": in_float32(X, HEAD, 2), "b": in_float32(X, HEAD, 3)}, "2 sides"),
-    "equal ways": ("floor", dict.fromkeys("abcd", in_float32(X, HEAD, 2)), "0 of the floor's 3 ways differ"),
-    "one way that moves": ("floor", {"a": FLOOR["way_11"], "b": FLOOR["way_11"], "c": FLOOR["way_12"]}, "1 of the floor's 2 ways differ"),
+    "equal ways": ("floor", dict.fromkeys("abcd", in_float32(X, HEAD, 3)), "has 1 distinct way .'b' is 'a', 'c' is 'a', 'd' is 'a', bit for bit"),
+    "one way that moves": (
+        "floor", {"a": FLOOR["way_11"], "b": FLOOR["way_11"], "c": FLOOR["way_12"]}, "has 2 distinct ways .'b' is 'a', bit for bit",
+    ),
+    "equal but for a zero's sign": (
+        "floor", {"a": FLOOR["way_11"] * 0.0, "b": -0.0 * FLOOR["way_11"], "c": FLOOR["way_12"]}, "has 2 distinct ways .'b' is 'a', bit for bit",
+    ),
+    "two copies and the faulty one": (
+        "floor", {"a": FLOOR["way_11"], "b": FLOOR["way_11"], "c": in_float32(with_fault(X, factor=1.5), HEAD, 12)}, "has 2 distinct ways",
+    ),
+    "the variant as the first way": ("floor", {"x": in_float32(X, HEAD, 2), **FLOOR}, "'x' of the rounding floor is the variant on trial itself"),
     "the variant as a way": ("floor", {**FLOOR, "x": in_float32(X, HEAD, 2)}, "is the variant on trial itself"),
     "a pair of other logits": (
         "float32", {"reference": in_float32(X[::-1], HEAD, 1), "variant": in_float32(X[::-1], HEAD, 2)}, "is not of the run's logits",
@@ -237,11 +246,59 @@ def test_swapped_names_are_noticed(tmp_path):
         measure_controls(run.figures, float32=[wide])
 
 
+WRONG = {
+    order: in_float32(with_fault(X, factor=1.5), HEAD, order) for order in (21, 22, 23)
+}  # the fault on trial, 2,000 floors and more
+SPLIT = "are of two kinds"
+
+
+def at_row(row, of, onto):
+    """`onto`, whose row is that of another array."""
+    changed = onto.copy()
+    changed[row] = of[row]
+    return changed
+
+
+def hardly(row, onto):
+    """The row is that of `way_11` but for one logit: a root of 600 less than what rounding does."""
+    changed = at_row(row, FLOOR["way_11"], onto)
+    changed[row, 3] = np.nextafter(changed[row, 3], np.float32(onto[row, 4]))
+    return changed
+
+
+EACH_WITH_A_FAULT = {
+    f"way {part}": in_float32(with_fault(X, factor=1 + part / 100), HEAD, 40 + part) for part in (-10, -5, 5, 10)
+}
+UP = np.ones((ROWS, 1), np.float32)  # five spacings at position 29, about as much again as rounding does at all others together
+UP[29] += 5 * 2**-23
+
+
 @pytest.mark.parametrize(
     ("floor", "sentence"),
     [
         ({f"w{order}": in_float32(states(7)[0], HEAD, order) for order in (1, 2, 3, 4)}, "is not of this pair"),
-        ({**FLOOR, "broken": in_float32(FAULT, HEAD, 20)}, "one of them is no mere reordering"),
+        ({**FLOOR, "broken": in_float32(FAULT, HEAD, 20)}, SPLIT),
+        ({"broken": WRONG[21], "a": FLOOR["way_11"], "b": FLOOR["way_12"]}, SPLIT),
+        ({"a": FLOOR["way_11"], "broken": WRONG[21], "broken too": WRONG[22], "three": WRONG[23]}, SPLIT),
+        ({**FLOOR, "broken": WRONG[21]}, SPLIT),
+        ({"a": FLOOR["way_11"], "b": at_row(0, FLOOR["way_12"], FLOOR["way_11"]), "c": WRONG[21], "d": WRONG[22]}, SPLIT),
+        (
+            {"a": FLOOR["way_11"], "b": WRONG[21], "c": at_row(slice(9), FLOOR["way_12"], WRONG[21])},
+            "they are nearly the same way",
+        ),
+        (
+            {
+                "a": FLOOR["way_11"],
+                "b": hardly(29, FLOOR["way_12"]),
+                "c": hardly(29, FLOOR["way_13"]),
+                "jumps": FLOOR["way_14"] * UP,
+            },
+            "disagree at position 29: two of them are",
+        ),
+        (
+            EACH_WITH_A_FAULT,
+            "is wider than float32 rounds",
+        ),
         (
             {"a": FLOOR["way_11"], **{n: np.concatenate([FLOOR["way_11"][:40], FLOOR[n][40:]]) for n in ("way_12", "way_13")}},
             "is too narrow",
@@ -249,12 +306,55 @@ def test_swapped_names_are_noticed(tmp_path):
     ],
 )
 def test_a_floor_that_is_none_decides_nothing(floor, sentence, tmp_path):
-    for folder, x in (("sound", X), ("faulty", FAULT)):
+    """It is left aside with the reason, and what decides is what would have decided without it: never the fault within the floor itself."""
+    for folder, x, verdict in (("sound", X, "rounding"), ("faulty", with_fault(X, factor=1.5), "bug suspected")):
         (tmp_path / folder).mkdir()
         pair = {"reference": PAIR["reference"], "variant": in_float32(x, HEAD, 2)}
         run = judged(tmp_path / folder, in_bfloat16(x, HEAD, 2), float32=pair, floor=floor)
-        assert run.pairs[0].verdict == "undecided"
-        assert sentence in run.pairs[0].because
+        assert run.pairs[0].verdict == verdict
+        assert run.pairs[0].noise_ratio is None
+        aside, decided = (row for row in run.evidence(0) if row.rung == FLOAT32)
+        assert sentence in aside.says
+        assert aside.outcome == NOTED
+        assert "It is left aside." in aside.says
+        assert "times smaller than in bfloat16" in decided.says
+
+
+def test_the_fault_of_the_cases_above_is_thousands_of_floors_large(tmp_path):
+    pair = {"reference": PAIR["reference"], "variant": in_float32(with_fault(X, factor=1.5), HEAD, 2)}
+    run = judged(tmp_path, in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=pair, floor=FLOOR)
+    assert run.pairs[0].verdict == "bug suspected"
+    assert run.pairs[0].noise_ratio > 2000
+
+
+def test_ways_given_twice_count_once_and_are_said(tmp_path):
+    floor = {**FLOOR, "again": FLOOR["way_12"]}
+    run = judged(tmp_path, in_bfloat16(X, HEAD, 2), float32=PAIR, floor=floor)
+    assert run.pairs[0].verdict == "rounding"
+    assert "('again' is 'way_12' bit for bit and does not count)" in row_of(run, FLOAT32).control
+    (tmp_path / "b").mkdir()
+    plain = judged(tmp_path / "b", in_bfloat16(X, HEAD, 2), float32=PAIR, floor=FLOOR)
+    assert run.pairs[0].noise_ratio == plain.pairs[0].noise_ratio
+
+
+@pytest.mark.parametrize(
+    ("floor", "sentence"),
+    [({"a": FLOOR["way_11"], "b": WRONG[21], "c": WRONG[22]}, SPLIT), (EACH_WITH_A_FAULT, "is wider than float32 rounds")],
+)
+def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for_a_floor_again(floor, sentence, tmp_path):
+    """There is no pair in 16 bits beside which it could shrink."""
+    store = Store(tmp_path / "s")
+    sides = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(with_fault(X, factor=1.5), HEAD, 2)}
+    dump = saved(tmp_path / "d.npz", **sides, token_ids=np.arange(ROWS))
+    ways = saved(tmp_path / "w.npz", **floor)
+    with RunReader(store.path_of(ingest(store, [dump]))) as run:
+        judged_run = RunReader(store.path_of(judge_stored(store, run, measure_controls(run.figures, floor=[ways]))))
+    (pair,) = judged_run.pairs
+    assert pair.verdict == "undecided"
+    assert sentence in pair.because
+    assert "--floor" not in pair.because
+    assert "--model MODEL" in pair.because
+    assert [row.outcome for row in judged_run.evidence(0) if row.rung == FLOAT32] == [MISSING]
 
 
 def test_a_floor_whose_ways_leave_a_few_positions_alone_still_decides(tmp_path):

@@ -77,14 +77,14 @@ INVALID = {
     "top 20 on both sides": (_top(PLAIN, 20, -1e4), _top(OTHER, 20, -1e4), "'reference' and 'variant' hold logits cut to the top 20 at every position, -10000 elsewhere"),
     "top 20, the rest 0": (PLAIN, _top(OTHER, 20, 0.0), "rows of zeros at every position"),
     "a row never written": (PLAIN, np.concatenate([OTHER[:-1], np.zeros_like(OTHER[:1])]), f"rows of zeros at 1 of {ROWS} positions"),
-    "a row of NaN": (PLAIN, np.concatenate([OTHER[:-1], np.full_like(OTHER[:1], np.nan)]), "NaN or infinite on one side only, position 47 first"),
+    "a row of NaN": (PLAIN, np.concatenate([OTHER[:-1], np.full_like(OTHER[:1], np.nan)]), "'variant' is NaN at position 47, token 0, where 'reference' is -0.369141; 600 logits at one position are NaN or infinite on one side only"),
     "one row only": (PLAIN, np.concatenate([_top(OTHER[:1], 20, -1e4), OTHER[1:]]), f"at 1 of {ROWS} positions"),
     "rows one late": (PLAIN, np.concatenate([OTHER[:1], OTHER[:-1]]), "1 row later"),
     "rows one early": (PLAIN, np.concatenate([OTHER[1:], OTHER[-1:]]), "1 row earlier"),
     "rows two late": (PLAIN, np.concatenate([OTHER[:2], OTHER[:-2]]), "2 rows later"),
     "log-probabilities on one side": (PLAIN, _log_softmax(OTHER), "'reference' holds logits and 'variant' holds log-probabilities"),
     "probabilities on one side": (PLAIN, _softmax(OTHER), "'variant' holds probabilities"),
-    "a NaN on one side": (PLAIN, _with_nan(OTHER), "1 logit is NaN or infinite on one side only, position 7 first"),
+    "a NaN on one side": (PLAIN, _with_nan(OTHER), "'variant' is NaN at position 7, token 3, where 'reference' is -1.03906: a mask"),
 }  # fmt: skip
 
 
