@@ -119,7 +119,9 @@ def test_the_public_threads_count_is_ours_for_every_layer(dtype: str, prompt: in
                 assert ours["elements"].sum() == theirs.numel()
                 assert ours["neq"].tolist() == theirs[0].sum(dim=(1, 2)).tolist()  # by head
                 assert places["neq"].tolist() == theirs[0].sum(dim=(0, 2)).tolist()
-        if prompt == 47:
+        if (
+            prompt == 47 and dtype == "float32"
+        ):  # in bfloat16 the last digits of another kernel may round away, as they do without vectors
             assert table["neq"].sum() > 0
 
 
