@@ -6,6 +6,7 @@ A side is a path of the grammar, or any callable: an engine, a kernel, a cache o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from core.errors import CaptureError
+from core.inference.answers import Narrow, narrow_answers, narrow_evidence
 from core.inference.edge import foreign_errors_stop, quiet
 from core.inference.float64 import in_float64
 from core.inference.floor import (
@@ -134,6 +136,7 @@ class _Ladder:
         self.floors: list[FloorRows] = []
         self.tests: dict[str, FloorTest] = {}
         self.measured: dict[str, NDArray[np.float64]] = {}
+        self.narrow: list[Narrow] = []
 
     def climb(self) -> Judgement:
         """Every rung in turn."""
@@ -147,6 +150,7 @@ class _Ladder:
             self.say(f"{count} reorderings in {loaded.dtype}")
             self._own_dtype(own)
         self.say(f"both sides and {count} reorderings in float32")
+        self.narrow = self._narrow_sides()
         self._microscope(own)
         if FLOAT32 in self.tests and _asks_for_float64(loaded, self.tests[FLOAT32]):
             self.say(f"both sides and {count} reorderings in float64")
@@ -155,7 +159,7 @@ class _Ladder:
         if FLOAT32 in self.tests:
             self.say("a forward in float64")
             self._symmetry()
-        if digests[0] != digests[1]:
+        if digests[0] != digests[1] and not self.narrow:
             self.say("both sides with every sum in one order")
             if (row := one_order_evidence(loaded, self.prompts, self.sides)) is not None:
                 self.evidence.append(row)
@@ -294,10 +298,21 @@ class _Ladder:
         self.floors.append(FloorRows(shown, np.sqrt(mean), np.sqrt(at_positions)))
         self.evidence.append(floor_evidence(test, rung, shown, control, mean, at_positions, self.lengths, floor.maps))
 
+    def _narrow_sides(self) -> list[Narrow]:
+        """Those that compute in 16 bits whatever they are asked; a side that cannot be asked is for the float32 rung to report."""
+        found = []
+        for side in self.sides:
+            with suppress(CaptureError):
+                found.append(narrow_answers(self.loaded, self.prompts, side))
+        return [one for one in found if one is not None]
+
     def _microscope(self, own: Sequence[Divergence]) -> None:
         """The deciding rung: the pair in float32."""
         if self.loaded.dtype == "float32":
             self._against_floor(self.loaded, own, None, FLOAT32)
+            return
+        if self.narrow:
+            self.evidence += narrow_evidence(self.narrow, self.sides)
             return
         try:
             with in_float32(self.loaded) as widened:
