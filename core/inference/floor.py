@@ -45,6 +45,7 @@ __all__ = [
     "as_many_as",
     "check_prompts",
     "divergence",
+    "groups_of",
     "in_float32",
     "mean_squares",
     "own_rounding_of",
@@ -132,7 +133,7 @@ def rounding_floor(
     maps = 0
     tick = _ticker(on_progress, sum(map(len, prompts)) * (len(seeds) + 1))
     with _computing(loaded, dtype, f"rounding floor of '{steps}'") as model, open_path(steps, model) as pieces_of:
-        for group in _groups(model, prompts):
+        for group in groups_of(model, prompts):
             plain = [whole_side(pieces_of(prompt), tick) for prompt in group]
             forwards = sum(steps.forwards(len(prompt)) for prompt in group)
             for number, seed in enumerate(seeds):
@@ -209,10 +210,15 @@ def check_prompts(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None
             )
 
 
-def _groups(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-    """The prompts in order, so many at a time that their plain logits take about _PLAIN_BYTES, and one at least."""
+def groups_of(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], itemsize: int | None = None
+) -> Iterator[list[Sequence[int]]]:
+    """The prompts in order, so many at a time that their plain logits take about _PLAIN_BYTES, and one at least.
+
+    itemsize: of a logit; the model's own where it is None.
+    """
     group: list[Sequence[int]] = []
-    rows = _PLAIN_BYTES // (loaded.vocab_size * loaded.torch_dtype.itemsize)
+    rows = _PLAIN_BYTES // (loaded.vocab_size * (itemsize or loaded.torch_dtype.itemsize))
     for prompt in prompts:
         if group and sum(map(len, group)) + len(prompt) > rows:
             yield group
