@@ -24,7 +24,7 @@ LARGEST_ERROR = 2.0
 LEAST_AT_A_PLACE = 1.5  # a place must stand out by so much whatever the draws say
 SIGNED_TIMES = 3.0  # how much larger than any draw's a signed mean may be
 FEWEST_DRAWS = 4
-_FEWEST_PROMPTS = 4  # from which on signs are asked for
+_FEWEST_PROMPTS = 4  # from which on tokens and signs are asked for: in one prompt tokens move together, in few directions
 _FEWEST_OF_A_GROUP = 4
 _LIMITS = {
     "at_one_position": "position",
@@ -124,11 +124,11 @@ def sixteen_test(
     for what, labels in groups.items():
         numbers = np.unique(labels[labels >= 0])
         places.append(_places(what, _grouped(mine[None], labels)[0], _grouped(theirs, labels), share, numbers, is_fault))
-    tokens = np.stack([one.by_token for one in draws])
-    mine, theirs = engine.by_token / np.maximum(tokens.mean(axis=0), _TINY), tokens / np.maximum(_others(tokens), _TINY)
-    places.append(_places("token", mine, theirs, share, is_fault=is_fault))
     bias = bias_allowed = gain = gain_allowed = token_bias = None
     if len(lengths) >= _FEWEST_PROMPTS:
+        tokens = np.stack([one.by_token for one in draws])
+        mine, theirs = engine.by_token / np.maximum(tokens.mean(axis=0), _TINY), tokens / np.maximum(_others(tokens), _TINY)
+        places.append(_places("token", mine, theirs, share, is_fault=is_fault))
         signs, token_bias = _signs(engine, draws, len(lengths), floor, share, is_fault)
         places.append(signs)
         known = [_bias(one, len(lengths)) / floor for one in draws]
@@ -166,7 +166,7 @@ def _places(
     logs, drawn = 0.5 * np.log(np.maximum(engine, _TINY)), 0.5 * np.log(np.maximum(draws, _TINY))
     logs = logs - (0.0 if is_fault else max(0.0, float(np.median(logs))))
     drawn = drawn - np.median(drawn, axis=1, keepdims=True)
-    threshold = max(float(np.log(LEAST_AT_A_PLACE)), tail_threshold(drawn.ravel(), false_alarm / len(engine)))
+    threshold = max(float(np.log(LEAST_AT_A_PLACE)), _threshold(drawn, false_alarm))
     worst = int(np.argmax(logs))
     return Places(what, float(np.exp(logs[worst])), int(numbers[worst]), float(np.exp(threshold)), numbers[logs > threshold])
 
@@ -182,10 +182,20 @@ def _signs(
     error = np.maximum(np.sqrt(np.maximum(squares, 0) / (prompts - 1) / prompts), 1e-6 * np.sqrt(floor) + _TINY)
     mine, theirs = np.abs(engine.means / prompts) / error, np.abs(np.stack([one.means for one in draws]) / prompts) / error
     larger = 1.0 if is_fault else max(1.0, float(np.median(mine) / max(np.median(theirs), _TINY)))
-    threshold = larger * tail_threshold(theirs.ravel(), false_alarm / len(mine))
+    threshold = larger * _threshold(theirs, false_alarm)
     worst = int(np.argmax(mine))
     allowed = float(threshold * np.median(error) / np.sqrt(max(floor, _TINY)))
     return Places("token, signed", float(mine[worst]), worst, float(threshold), np.flatnonzero(mine > threshold)), allowed
+
+
+def _threshold(drawn: NDArray[np.float64], false_alarm: float) -> float:
+    """What the largest of a draw's places exceeds with a chance of `false_alarm`: by the tail of all of them, and, since places of one draw move together
+    (tokens do, by a few directions), by the largest place of each draw, which are taken as Gumbel's. [draws, places]
+    """
+    largest = drawn.max(axis=1)
+    scale = float(largest.std(ddof=1)) * np.sqrt(6) / np.pi
+    gumbel = float(largest.mean()) + scale * (-np.log(false_alarm) - np.euler_gamma)
+    return max(tail_threshold(drawn.ravel(), false_alarm / drawn.shape[1]), float(gumbel))
 
 
 def tail_threshold(values: NDArray[np.float64], chance: float) -> float:
