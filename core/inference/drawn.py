@@ -36,6 +36,8 @@ _SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13}  # of a float32 significan
 _AMOUNT = 0.5  # of a unit in the last place, over which a value is moved before it is rounded; 1 would be stochastic rounding
 _CHUNK_BYTES = 64 << 20  # of errors at once
 DRAWS = 8
+_DIRECTIONS = 8
+_LOOKED_AT = 64  # positions from which the directions are found, in every draw
 _DECODED = 1024  # positions up to which token-by-token decode is one of the model's ways
 
 
@@ -94,8 +96,10 @@ def _hashed(bits: torch.Tensor, seed: int) -> torch.Tensor:
 
 @dataclass
 class _Sums:
-    """An Errors in the making."""
+    """An Errors in the making. directions: of rounding, orthonormal [directions, vocab]"""
 
+    directions: torch.Tensor | None = None
+    rest: list[NDArray[np.float64]] = field(default_factory=list)
     squares: list[NDArray[np.float64]] = field(default_factory=list)
     by_token: Any = 0.0
     means: Any = 0.0
@@ -117,6 +121,9 @@ class _Sums:
             centred -= centred.mean(dim=1, keepdim=True)
             squares = error.square()
             self.squares.append((squares.sum(1) / finite.sum(1).clamp_min(1)).cpu().numpy())
+            if self.directions is not None:
+                off = squares.sum(1) - (error @ self.directions.T).square().sum(1)
+                self.rest.append((off.clamp_min(0) / finite.sum(1).clamp_min(1)).cpu().numpy())
             self.by_token = self.by_token + squares.sum(0)
             total += error.sum(0)
             along += float((error * centred).sum())
@@ -128,7 +135,8 @@ class _Sums:
     def errors(self) -> Errors:
         squares = np.concatenate(self.squares)
         by_token, means, mean_squares = (each.cpu().numpy() for each in (self.by_token, self.means, self.mean_squares))
-        return Errors(squares, by_token / len(squares), means, mean_squares, np.array(self.gains), self.nonfinite)
+        rest = np.concatenate(self.rest) if self.rest else None
+        return Errors(squares, by_token / len(squares), means, mean_squares, np.array(self.gains), self.nonfinite, rest)
 
 
 def errors_of(
@@ -150,6 +158,10 @@ def errors_of(
         say("a forward in float32")
         with in_float32(loaded) as widened:
             exact = [whole_side(pieces_of_side(plain, widened, ids)) for ids in group]
+        if seeds and drawn[0].directions is None:
+            directions = _directions(loaded, plain, group, exact, seeds)
+            for sums in (*found, *drawn):
+                sums.directions = directions
         for sums, side in zip(found, sides, strict=True):
             say(f"'{side.name}' against it")
             for ids, wide in zip(group, exact, strict=True):
@@ -159,6 +171,30 @@ def errors_of(
             for ids, wide in zip(group, exact, strict=True):
                 sums.add(_drawn(loaded, plain, ids, seed), wide)
     return [sums.errors() for sums in found], [sums.errors() for sums in drawn]
+
+
+def _directions(
+    loaded: LoadedModel, plain: Side, prompts: Sequence[Sequence[int]], exact: Sequence[torch.Tensor], seeds: Sequence[int]
+) -> torch.Tensor:
+    """The directions over tokens in which most of the draws' error lies, by their largest principal ones at a few positions, each position of size 1.
+
+    In a trained model one of them may hold three quarters of it, and then a position's size is that of one number. [directions, vocab], orthonormal
+    """
+    rows: list[torch.Tensor] = []
+    left = _LOOKED_AT
+    for ids, wide in zip(prompts, exact, strict=True):
+        chosen = torch.linspace(0, len(ids) - 1, min(left, len(ids))).long().to(wide.device)
+        for seed in seeds:
+            error = _drawn(loaded, plain, ids, seed)[chosen].double() - wide[chosen].double()
+            error = torch.where(error.isfinite(), error, 0.0)
+            rows.append(error / error.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny))
+        left -= len(chosen)
+        if left <= 0:
+            break
+    every = torch.cat(rows)
+    _, vectors = torch.linalg.eigh(every @ every.T)
+    found = vectors[:, -min(_DIRECTIONS, every.shape[1] // 8) :].T @ every
+    return torch.linalg.qr(found.T).Q.T.contiguous()
 
 
 def _drawn(loaded: LoadedModel, plain: Side, ids: Sequence[int], seed: int) -> torch.Tensor:

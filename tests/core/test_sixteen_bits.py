@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -79,11 +80,11 @@ def test_a_fault_at_one_position_is_seen_above_the_limit_and_placed(prompts: int
 
 def every_16th(engine: NDArray[np.float64]) -> None:
     rows = np.arange(len(engine)) % LENGTH % 16 == 0
-    engine[rows] *= 2.2
+    engine[rows] *= 3
 
 
 def one_prompt(engine: NDArray[np.float64]) -> None:
-    engine[2 * LENGTH : 3 * LENGTH] *= 2.2
+    engine[2 * LENGTH : 3 * LENGTH] *= 3
 
 
 def one_place(engine: NDArray[np.float64]) -> None:
@@ -91,7 +92,7 @@ def one_place(engine: NDArray[np.float64]) -> None:
 
 
 def one_token(engine: NDArray[np.float64]) -> None:
-    engine[:, 31] *= 2.5
+    engine[:, 31] *= 3
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,30 @@ def test_a_fault_that_no_single_position_shows_is_seen_where_it_gathers(fault: F
     assert not test.is_passed
     assert place in found[kind]
     assert test.ratio < 2.0
+
+
+def test_a_fault_outside_the_direction_in_which_rounding_lies_is_seen_at_its_position() -> None:
+    """As in a trained model: nine tenths of rounding is one number times one direction, and a position's size is that number's."""
+    generator, prompts = np.random.default_rng(11), 3
+    axis = directed(1.0)
+    mixing = generator.standard_normal((12, VOCAB)) / np.sqrt(12)
+
+    def one(fault: float) -> Errors:
+        error = rounding(generator, prompts, mixing) + 3 * generator.standard_normal((prompts * LENGTH, 1)) * axis
+        error[50] += directed(fault, seed=4)
+        unit = axis / np.linalg.norm(axis)
+        return replace(errors(error, prompts), rest=((error - np.outer(error @ unit, unit)) ** 2).mean(1))
+
+    engine, wrong, *draws = (one(fault) for fault in (0.0, 8.0, *[0.0] * DRAWS))
+    lengths = [LENGTH] * prompts
+    assert sixteen_test(engine, draws, lengths).is_passed
+    test = sixteen_test(wrong, draws, lengths)
+    assert test.outliers.tolist() == [50]
+    assert sixteen_test(replace(wrong, rest=None), draws, lengths).is_passed  # the twin: by its size alone it is nothing
+    assert (
+        test.limits()["fault_seen_at_one_position"]
+        < 0.5 * sixteen_test(replace(wrong, rest=None), draws, lengths).limits()["fault_seen_at_one_position"]
+    )
 
 
 def test_a_mean_error_is_seen_over_many_prompts_that_none_of_them_shows() -> None:

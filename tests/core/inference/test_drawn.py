@@ -129,6 +129,8 @@ def test_sums_are_those_of_all_logits_however_few_prompts_are_held_at_once(narro
             exact = [prefill(widened.model, torch.tensor(ids)).double().numpy() for ids in prompts]
         error = [prefill(narrow.model, torch.tensor(ids)).double().numpy() - e for ids, e in zip(prompts, exact, strict=True)]
     for one, other in zip((*whole[0], *whole[1]), (*parts[0], *parts[1]), strict=True):
+        assert one.rest is not None
+        assert float(one.rest.mean()) < float(one.squares.mean())
         for key in ("squares", "by_token", "means", "mean_squares", "gains"):
             np.testing.assert_allclose(getattr(one, key), getattr(other, key), rtol=1e-9, atol=1e-15)
     found, every = parts[0][0], np.concatenate(error)
