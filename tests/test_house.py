@@ -19,8 +19,9 @@ ROOMS = {
     "core.numerics": ("core.errors",),
     "core.runs": ("core.errors", "core.configuration", "core.numerics"),
     "core.verdict": ("core.errors", "core.runs.records"),
+    "core.sixteen_bits": ("core.errors", "core.runs.records", "core.verdict"),
     "core.uploads": ("core.errors", "core.numerics", "core.runs", "core.verdict"),
-    "core.inference": ("core.errors", "core.numerics", "core.runs", "core.verdict", "core.uploads"),
+    "core.inference": ("core.errors", "core.numerics", "core.runs", "core.verdict", "core.sixteen_bits", "core.uploads"),
     "core.prompt_files": ("core.errors",),
     "core.push": ("core.errors",),
     "core.commands": (
@@ -138,6 +139,7 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("core/runs/reader.py", "import importlib\nimportlib.import_module('torch.nn')"),
         ("core/runs/reader.py", "__import__('streamlit')"),
         ("core/verdict.py", "import torch"),
+        ("core/sixteen_bits.py", "import torch"),
         ("core/verdict.py", "from core.runs.store import Store"),
         ("core/commands/capturing.py", "def capture():\n    import torch"),
         ("core/commands/capturing.py", "import core.__main__"),

@@ -20,3 +20,8 @@ def own_bits(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
     if tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return bits_of(tensor)
+
+
+def row_sums(values: torch.Tensor) -> NDArray[np.float64]:
+    """Sums of rows, [rows, n] float64 -> [rows]. On a CPU in numpy's order, which is the same on every processor; torch's hangs on its vectors."""
+    return values.numpy().sum(axis=1) if values.device.type == "cpu" else values.sum(1).cpu().numpy()

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from core.errors import CaptureError
 from core.inference import memory
+from core.inference.bits import row_sums
 from core.inference.conversion import converted, converted_bytes
 from core.inference.edge import foreign_errors_stop, quiet
 from core.inference.grammar import Pieces
@@ -47,6 +48,7 @@ __all__ = [
     "as_many_as",
     "check_prompts",
     "divergence",
+    "groups_of",
     "in_float32",
     "mean_squares",
     "not_finite_of",
@@ -142,7 +144,7 @@ def rounding_floor(
     maps = 0
     tick = _ticker(on_progress, sum(map(len, prompts)) * (len(seeds) + 1))
     with _computing(loaded, dtype, f"rounding floor of '{steps}'") as model, open_path(steps, model) as pieces_of:
-        for group in _groups(model, prompts):
+        for group in groups_of(model, prompts):
             plain = [whole_side(pieces_of(prompt), tick) for prompt in group]
             forwards = sum(steps.forwards(len(prompt)) for prompt in group)
             for number, seed in enumerate(seeds):
@@ -219,10 +221,15 @@ def check_prompts(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None
             )
 
 
-def _groups(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-    """The prompts in order, so many at a time that their plain logits take about _PLAIN_BYTES, and one at least."""
+def groups_of(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], itemsize: int | None = None
+) -> Iterator[list[Sequence[int]]]:
+    """The prompts in order, so many at a time that their plain logits take about _PLAIN_BYTES, and one at least.
+
+    itemsize: of a logit; the model's own where it is None.
+    """
     group: list[Sequence[int]] = []
-    rows = _PLAIN_BYTES // (loaded.vocab_size * loaded.torch_dtype.itemsize)
+    rows = _PLAIN_BYTES // (loaded.vocab_size * (itemsize or loaded.torch_dtype.itemsize))
     for prompt in prompts:
         if group and sum(map(len, group)) + len(prompt) > rows:
             yield group
@@ -253,7 +260,7 @@ def divergence(plain: torch.Tensor, pieces: Pieces, tick: Callable[[int], None] 
         reference, variant = plain[position : position + len(logits)].double(), logits.double()
         is_finite = reference.isfinite() & variant.isfinite()
         is_same = (reference == variant) | (reference.isnan() & variant.isnan())
-        squares.append(torch.where(is_finite, reference - variant, 0.0).square().sum(1).cpu())
+        squares.append(row_sums(torch.where(is_finite, reference - variant, 0.0).square()))
         elements.append(is_finite.sum(1).cpu())
         is_mismatch = ~is_finite & ~is_same
         mismatches.append(is_mismatch.sum(1).cpu())
@@ -261,7 +268,7 @@ def divergence(plain: torch.Tensor, pieces: Pieces, tick: Callable[[int], None] 
             row, token = is_mismatch.nonzero()[0].tolist()
             first = token, float(reference[row, token]), float(variant[row, token])
         tick(len(logits))
-    return Divergence(torch.cat(squares).numpy(), torch.cat(elements).numpy(), torch.cat(mismatches).numpy(), first)
+    return Divergence(np.concatenate(squares), torch.cat(elements).numpy(), torch.cat(mismatches).numpy(), first)
 
 
 def mean_squares(found: Sequence[Divergence]) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ A side is a path of the grammar, or any callable: an engine, a kernel, a cache o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from core.errors import CaptureError
+from core.inference.answers import Narrow, narrow_answers, narrow_evidence
+from core.inference.drawn import sixteen_rows
 from core.inference.edge import foreign_errors_stop, quiet
 from core.inference.float64 import in_float64
 from core.inference.floor import (
@@ -48,8 +50,12 @@ from core.runs.records import (
     Evidence,
     FloorRows,
 )
+from core.sixteen_bits import SixteenTest
 from core.verdict import (
     BLOCKS,
+    LARGEST_RATIO_16_BITS,
+    NONDETERMINISTIC,
+    UNDECIDED,
     FloorTest,
     NotFinite,
     Verdict,
@@ -68,6 +74,7 @@ from core.verdict import (
 SEEDS = 4
 FLOAT64 = "float64"
 SEEDS_OF_MODULES = 2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
+_COARSER = 8  # times that bfloat16 is than float16
 _WANTED = 64  # positions that stand out and are looked at whatever the memory
 
 
@@ -141,6 +148,9 @@ class _Ladder:
         self.tests: dict[str, FloorTest] = {}
         self.measured: dict[str, NDArray[np.float64]] = {}
         self.broken: NotFinite | None = None
+        self.narrow: list[Narrow] = []
+        self.of_16_bits: list[Evidence] = []
+        self.fits_float32 = True
 
     def climb(self) -> Judgement:
         """Every rung in turn."""
@@ -154,7 +164,9 @@ class _Ladder:
             self.say(f"{count} reorderings in {loaded.dtype}")
             self._own_dtype(own)
         self.say(f"both sides and {count} reorderings in float32")
+        self.narrow = self._narrow_sides()
         self._microscope(own)
+        sixteen = None if digests[0] == digests[1] else self._sixteen_bits()
         if FLOAT32 in self.tests and _asks_for_float64(loaded, self.tests[FLOAT32]):
             self.say(f"both sides and {count} reorderings in float64")
             self._second_microscope()
@@ -162,12 +174,15 @@ class _Ladder:
         if FLOAT32 in self.tests:
             self.say("a forward in float64")
             self._symmetry()
-        self._one_order(differ=digests[0] != digests[1])
-        return self._concluded(is_identical=digests[0] == digests[1])
+        if not self.narrow:  # its row says already that the engine cannot be asked
+            self._one_order(differ=digests[0] != digests[1])
+        return self._concluded(is_identical=digests[0] == digests[1], sixteen=sixteen)
 
-    def _concluded(self, *, is_identical: bool) -> Judgement:
+    def _concluded(self, *, is_identical: bool, sixteen: SixteenTest | None) -> Judgement:
         deciding = self.tests.get(FLOAT64, self.tests.get(FLOAT32))
         first, ratio = None, self.tests[OWN_DTYPE].noise_ratio if OWN_DTYPE in self.tests else None
+        if sixteen is not None:
+            first, ratio = structure_of(sixteen.outliers, self.lengths).first, sixteen.ratio
         if deciding is not None:
             blocks = sorted({*BLOCKS, *(int(v) for side in self.sides for v in side.block_sizes)})
             shown = structure_of(deciding.outliers, self.lengths, blocks)
@@ -177,6 +192,8 @@ class _Ladder:
         if first is None and self.broken is not None:
             first, ratio = self.broken.place(self.lengths), None
         verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
+        if self.of_16_bits and verdict.name in (UNDECIDED, NONDETERMINISTIC):  # how much 16 bits would have shown
+            verdict = replace(verdict, because=" ".join([verdict.because, *(row.says for row in self.of_16_bits)]))
         return Judgement(verdict, tuple(self.floors))
 
     # ---- rungs
@@ -256,6 +273,7 @@ class _Ladder:
 
     def _own_dtype(self, own: Sequence[Divergence]) -> None:
         own_rounding = own_rounding_of(self.loaded, self.prompts)
+        self.fits_float32 = own_rounding is not None
         self._against_floor(self.loaded, own, None, OWN_DTYPE, own_rounding=own_rounding)
         row = self.evidence[-1]
         if own_rounding is None and row.outcome == FAILED and not self.tests[OWN_DTYPE].nonfinite:
@@ -306,10 +324,48 @@ class _Ladder:
         self.floors.append(FloorRows(shown, np.sqrt(mean), np.sqrt(at_positions)))
         self.evidence.append(floor_evidence(test, rung, shown, control, mean, at_positions, self.lengths, floor.maps))
 
+    def _narrow_sides(self) -> list[Narrow]:
+        """Those that compute in 16 bits whatever they are asked; a side that cannot be asked is for the float32 rung to report."""
+        found = []
+        for side in self.sides:
+            with suppress(CaptureError):
+                found.append(narrow_answers(self.loaded, self.prompts, side))
+        return [one for one in found if one is not None]
+
+    def _sixteen_bits(self) -> SixteenTest | None:
+        """Where a side has no float32: its error in 16 bits beside rounding drawn anew. -> the test that failed"""
+        is_missing = any(row.rung == FLOAT32 and row.outcome == MISSING for row in self.evidence)
+        names = {one.side for one in self.narrow}
+        sides = [side for side in self.sides if side.name in names or (side.path is None and not names)]
+        if self.loaded.dtype == "float32" or not is_missing or not sides or not self.fits_float32:
+            return None
+        other = next((one for one in self.narrow if one.dtype != self.loaded.dtype), None)
+        if other is not None and OWN_DTYPE in self.tests:
+            says = (
+                f"'{other.side}' computes in {other.dtype}, the model is loaded in {self.loaded.dtype}, and rounding to one is no measure of "
+                f"the other: load the model in {other.dtype}."
+            )
+            self.of_16_bits = [Evidence(OWN_DTYPE, f"rounding in {other.dtype} drawn anew", {}, MISSING, says)]
+            if self.tests[OWN_DTYPE].ratio <= _COARSER * LARGEST_RATIO_16_BITS and not self.tests[OWN_DTYPE].nonfinite:
+                self.evidence = [replace(row, outcome=NOTED) if row.rung == OWN_DTYPE else row for row in self.evidence]
+            self.evidence += self.of_16_bits
+            return None
+        blocks = sorted({*BLOCKS, *(int(v) for side in self.sides for v in side.block_sizes)})
+        try:
+            self.of_16_bits, failed = sixteen_rows(self.loaded, self.prompts, sides, blocks, self.say)
+        except CaptureError as error:
+            control = f"rounding in {self.loaded.dtype} drawn anew"
+            self.of_16_bits, failed = [Evidence(OWN_DTYPE, control, {}, MISSING, f"It cannot be measured: {error}")], None
+        self.evidence += self.of_16_bits
+        return failed
+
     def _microscope(self, own: Sequence[Divergence]) -> None:
         """The deciding rung: the pair in float32."""
         if self.loaded.dtype == "float32":
             self._against_floor(self.loaded, own, None, FLOAT32)
+            return
+        if self.narrow:
+            self.evidence += narrow_evidence(self.narrow, self.sides)
             return
         try:
             with in_float32(self.loaded) as widened:

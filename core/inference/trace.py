@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from transformers import Cache
 
 from core.errors import CaptureError
+from core.inference.bits import row_sums
 
 if TYPE_CHECKING:
     from core.inference.setting import Setting
@@ -124,7 +125,8 @@ class LayerTrace(Forwards):
         plain = self.against.kept.get(name)
         if plain is None or plain.shape[1] != found.shape[1]:
             return
-        squares = (found.double() - plain[places].to(found.device, torch.float64)).square().mean(1).cpu().numpy()
+        apart = found.double() - plain[places].to(found.device, torch.float64)
+        squares = row_sums(apart.square()) / found.shape[1]
         self.squares.setdefault(name, np.full(len(self.positions), np.nan))[places] = squares
 
 
