@@ -1,7 +1,6 @@
 """What 16 bits alone can say of an engine: its error against the model's float32 forward, beside that of roundings drawn anew. Pure.
 
-Figures come from core.numerics.elementary import exp, log
-from core.inference.drawn. Every question is asked in the same way: the engine's figure over the draws' mean, beside what
+Figures come from core.inference.drawn. Every question is asked in the same way: the engine's figure over the draws' mean, beside what
 each draw has over the mean of the others. So the tails are those that rounding really has, and nothing is taken as normal.
 """
 
