@@ -108,7 +108,7 @@ def test_how_prompts_are_grouped_changes_no_figure(llama: LoadedModel, monkeypat
     prompts = [tokens(llama)[:n] for n in (20, 5, 11, 30)]
     together = rounding_floor(llama, prompts, (0, 1))
     monkeypatch.setattr(floor, "_PLAIN_BYTES", 16 * llama.vocab_size * 4)
-    assert [[len(p) for p in group] for group in floor._groups(llama, prompts)] == [[20], [5, 11], [30]]
+    assert [[len(p) for p in group] for group in floor.groups_of(llama, prompts)] == [[20], [5, 11], [30]]
     apart = rounding_floor(llama, prompts, (0, 1))
     for one, other in zip(together.divergences, apart.divergences, strict=True):
         assert [a.squares.tolist() for a in one] == [b.squares.tolist() for b in other]
