@@ -85,7 +85,7 @@ def test_only_what_stands_between_backticks_is_code(text, shown):
 def test_every_check_of_a_dump_is_named_by_what_it_checked(own_store, tmp_path):
     run_id = ingest(own_store, [saved(tmp_path / "d.npz", reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS))])
     titles = [fold.label.split("**")[1] for fold in opened(run=run_id).expander if "Dump validity" in fold.label]
-    checks = ("shapes and tokens", "shift", "logits or probabilities", "NaN and infinity", "truncation")
+    checks = ("shapes and tokens", "shift", "logits or probabilities", "truncation", "NaN and infinity")
     assert titles == [f"Dump validity: {check}" for check in checks]
 
 

@@ -276,9 +276,7 @@ def test_tensors_elsewhere_are_refused() -> None:
     x = torch.ones(2, 2)
     with pytest.raises(CaptureError, match=r"^invariant: tensors on cpu and meta have no kernel of fixed order"):
         products.product(x, x.to("meta"))
-    model = torch.nn.Linear(2, 2, device="meta")
-    with pytest.raises(CaptureError, match="run on a CPU or on CUDA, and the model is on meta"), mode.invariant(model):
-        pass
+    assert "run on a CPU or on CUDA, and the model is on mps" in (mode._no_kernels_on(torch.device("mps")) or "")
 
 
 @pytest.mark.parametrize("name", ["flash", "efficient", "cudnn", "fused_attention_overrideable"])
