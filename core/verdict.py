@@ -126,7 +126,7 @@ class NotFinite:
         where = f"{place_in_words(int(self.rows[0]), lengths)}, token {self.token}{text}"
         what, other = (_number_in_words(self.values[side]) for side in (wrong, 1 - wrong))
         places = "one position" if len(self.rows) == 1 else f"{len(self.rows):,} positions"
-        more = f"; {self.logits:,} logits at {places} are NaN or infinite on one side only" if self.logits > 1 else ""
+        more = f"; {self.logits:,} logits at {places} are not finite on one side only" if self.logits > 1 else ""
         return f"'{self.sides[wrong]}' is {what} at {where}, where '{self.sides[1 - wrong]}' is {other}{more}"
 
     def place(self, lengths: Sequence[int]) -> tuple[int, int]:

@@ -142,7 +142,7 @@ def test_a_nan_on_one_side_fails_whatever_the_figures():
         assert not found.is_passed
         assert (found.noise_ratio, found.nonfinite, found.outliers.tolist(), found.worst_row) == (None, 3, [7, 9], 7)
     assert broken.says([5, POSITIONS]) == (
-        "'b' is NaN at position 2 of prompt 1, token 3 (' the'), where 'a' is 1.25; 3 logits at 2 positions are NaN or infinite on one side only"
+        "'b' is NaN at position 2 of prompt 1, token 3 (' the'), where 'a' is 1.25; 3 logits at 2 positions are not finite on one side only"
     )
     assert broken.place([5, POSITIONS]) == (1, 2)
 

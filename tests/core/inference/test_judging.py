@@ -153,7 +153,7 @@ def _at_3(value: float, *dtypes: torch.dtype) -> Any:
 def test_the_side_that_is_not_finite_is_named_and_how_many_more_there_are(small: LoadedModel) -> None:
     verdict = judge_pair(small, [PROMPT[:9], PROMPT], _at_3(torch.nan), "prefill").verdict
     assert verdict.because.startswith("In float32, 'engine' is NaN at position 3 of prompt 0, token 7 (")
-    assert "; 54 logits at 27 positions are NaN or infinite on one side only." in verdict.because
+    assert "; 54 logits at 27 positions are not finite on one side only." in verdict.because
     assert verdict.first_place == (0, 3)
     both = judge_pair(small, [PROMPT], _at_3(torch.nan), _at_3(-torch.inf)).verdict
     assert "'engine' is -infinity at position 3" in both.because

@@ -77,7 +77,7 @@ INVALID = {
     "top 20 on both sides": (_top(PLAIN, 20, -1e4), _top(OTHER, 20, -1e4), "'reference' and 'variant' hold logits cut to the top 20 at every position, -10000 elsewhere"),
     "top 20, the rest 0": (PLAIN, _top(OTHER, 20, 0.0), "rows of zeros at every position"),
     "a row never written": (PLAIN, np.concatenate([OTHER[:-1], np.zeros_like(OTHER[:1])]), f"rows of zeros at 1 of {ROWS} positions"),
-    "a row of NaN": (PLAIN, np.concatenate([OTHER[:-1], np.full_like(OTHER[:1], np.nan)]), "'variant' is NaN at position 47, token 0, where 'reference' is -0.369141; 600 logits at one position are NaN or infinite on one side only"),
+    "a row of NaN": (PLAIN, np.concatenate([OTHER[:-1], np.full_like(OTHER[:1], np.nan)]), "'variant' is NaN at position 47, token 0, where 'reference' is -0.369141; 600 logits at one position are not finite on one side only"),
     "one row only": (PLAIN, np.concatenate([_top(OTHER[:1], 20, -1e4), OTHER[1:]]), f"at 1 of {ROWS} positions"),
     "rows one late": (PLAIN, np.concatenate([OTHER[:1], OTHER[:-1]]), "1 row later"),
     "rows one early": (PLAIN, np.concatenate([OTHER[1:], OTHER[-1:]]), "1 row earlier"),
