@@ -129,8 +129,10 @@ def test_a_process_of_its_own_takes_in_a_sample_with_all_that_no_bits_prove(stor
     assert run_id == "a-run"
     assert told[-1][0] == told[-1][1] > 0
     assert [each.name for each in store.directory.iterdir()] == ["a-run.duckdb"]
-    assert differing(path, store.path_of(run_id), (*EXACT, *COPIED)) == []
+    plainly = tuple(table for table in (*EXACT, *COPIED) if table != "evidence")  # whose older rungs get the names they have now
+    assert differing(path, store.path_of(run_id), plainly) == []
     with RunReader(path) as old, RunReader(store.path_of(run_id)) as run:
+        assert [run.evidence(pair.index) for pair in run.pairs] == [old.evidence(pair.index) for pair in old.pairs]
         assert [pair.verdict for pair in run.pairs] == [pair.verdict for pair in old.pairs]
         assert run.header.name == "called anew"
 
