@@ -91,7 +91,7 @@ def test_the_start_page_opens_and_a_click_on_a_run_opens_it(page: Page, dashboar
     table = page.locator("[data-testid=stDataFrame]").first.bounding_box()
     assert table is not None
     page.mouse.click(table["x"] + 120, table["y"] + 52)  # the name in the first row; the table is drawn on a canvas
-    expect(page.locator("h1")).to_have_text("Overview", timeout=15_000)
+    expect(page.locator("h1")).to_have_text("Overview")
     assert "run=" in page.url
 
 
@@ -102,7 +102,7 @@ def test_a_click_on_a_token_selects_its_position_on_every_page(page: Page, dashb
     expect(page.get_by_role("heading", name="Best tokens at position 30")).to_be_visible(timeout=15_000)
     assert "position=30" in page.url
     page.get_by_role("link", name="Near ties").click()
-    expect(page.locator("h1")).to_have_text("Near ties", timeout=15_000)
+    expect(page.locator("h1")).to_have_text("Near ties")
     settle(page)
     expect(page.get_by_role("heading", name="Best tokens at position 30")).to_be_visible()
     assert "position=30" in page.url
@@ -125,7 +125,7 @@ def test_back_goes_back_one_step_at_a_time(page: Page, dashboard: Dashboard):
     page.goto(f"{dashboard.url}/overview?run=fresh-against-cached&variant=decode&prompt=1&position=36")
     settle(page)
     page.get_by_role("link", name="Near ties").click()
-    expect(page.locator("h1")).to_have_text("Near ties", timeout=15_000)
+    expect(page.locator("h1")).to_have_text("Near ties")
     settle(page)
     page.get_by_role("button", name="next flip").click()
     expect(page.get_by_role("heading", name="Best tokens at position 239")).to_be_visible(timeout=15_000)
@@ -136,7 +136,7 @@ def test_back_goes_back_one_step_at_a_time(page: Page, dashboard: Dashboard):
     expect(page.locator("h1")).to_have_text("Near ties")
     settle(page)
     page.go_back()
-    expect(page.locator("h1")).to_have_text("Overview", timeout=15_000)
+    expect(page.locator("h1")).to_have_text("Overview")
     settle(page)
     assert "position=36" in page.url
 
@@ -149,7 +149,7 @@ def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(page: P
     copy = dashboard.store / "arrives.duckdb"
     dashboard.store.mkdir(exist_ok=True)
     copy.write_bytes((ROOT / "sample_runs" / "batch-1-against-n.duckdb").read_bytes())
-    expect(counted).not_to_have_text(before, timeout=15_000)
+    expect(counted).not_to_have_text(before)
     page.goto(f"{dashboard.url}/overview?run=arrives")
     settle(page)
     expect(page.locator("h1")).to_have_text("Overview")
@@ -175,7 +175,7 @@ def test_an_uploaded_dump_is_understood_saved_and_shown_on_every_page(page: Page
     expect(page.get_by_text("logits differ;")).to_be_visible()
     for name in ("Near ties", "ULP heatmap", "Flips"):
         page.get_by_role("link", name=name, exact=True).click()
-        expect(page.locator("h1")).to_have_text(name, timeout=15_000)
+        expect(page.locator("h1")).to_have_text(name)
         settle(page)
         assert page.locator("[data-testid=stException]").count() == 0
         assert "fresh-and-cached-upcast" in page.url
@@ -208,7 +208,7 @@ def test_a_bad_dump_gets_one_sentence_and_stores_nothing(page: Page, dashboard: 
     page.goto(f"{dashboard.url}/upload")
     settle(page)
     page.locator("input[type=file]").set_input_files(tmp_path / "odd.npz")
-    expect(page.locator("[data-testid=stAlert]")).to_contain_text("odd.npz", timeout=15_000)
+    expect(page.locator("[data-testid=stAlert]")).to_contain_text("odd.npz")
     assert page.get_by_role("button", name="Save as a run").count() == 0
     assert sorted(dashboard.store.glob("*.duckdb")) == before
     page.get_by_role("button", name="Remove odd.npz").click()
@@ -217,7 +217,7 @@ def test_a_bad_dump_gets_one_sentence_and_stores_nothing(page: Page, dashboard: 
 def test_a_link_to_an_unknown_run_gets_a_sentence_and_the_gallery(page: Page, dashboard: Dashboard):
     page.goto(f"{dashboard.url}/heatmap?run=long-gone")
     settle(page)
-    expect(page.locator("h1")).to_have_text("Runs", timeout=15_000)
+    expect(page.locator("h1")).to_have_text("Runs")
     expect(page.get_by_text("There is no run 'long-gone' here")).to_be_visible()
 
 
@@ -234,10 +234,10 @@ def test_a_capture_started_on_the_page_is_seen_by_others_and_opens_when_done(pag
     expect(other.get_by_text("From the page").first).to_be_visible(timeout=30_000)
     other.context.close()
     page.get_by_role("link", name="Near ties").click()  # the capture survives a page switch
-    expect(page.locator("h1")).to_have_text("Near ties", timeout=15_000)
+    expect(page.locator("h1")).to_have_text("Near ties")
     page.get_by_role("link", name="Capture").click()
-    page.get_by_role("button", name="Open run").click(timeout=60_000)
-    expect(page.locator("h1")).to_have_text("Overview", timeout=15_000)
+    page.get_by_role("button", name="Open run").click(timeout=300_000)
+    expect(page.locator("h1")).to_have_text("Overview")
     settle(page)
     assert "from-the-page" in page.url
     expect(page.get_by_text("logits differ;").or_(page.get_by_text("Bit-identical:"))).to_be_visible()
