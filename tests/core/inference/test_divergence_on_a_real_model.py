@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from core.inference.models import LoadedModel, load_model
-from tests.core.inference.sameness import logits_of
+from tests.core.inference.sameness import HAS_MATRIX_TILES, logits_of
 
 SAMPLES = Path(__file__).parents[3] / "sample_runs"
 POSITIONS = 49  # one more than three blocks of 16: the last token is computed alone
@@ -35,9 +35,11 @@ def prompt(loaded: LoadedModel) -> list[int]:
 
 
 @pytest.mark.parametrize("path", ["decode", "static", "decode+batch:2", "prefill+attn:eager"])
-def test_paths_that_part(path: str, shipped: Callable[[str], LoadedModel]) -> None:
-    """In bfloat16 they part on most processors; on some, one row goes through the same sums as many."""
-    loaded = shipped("float32")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_paths_that_part(path: str, dtype: str, shipped: Callable[[str], LoadedModel]) -> None:
+    if HAS_MATRIX_TILES and (path, dtype) == ("static", "bfloat16"):
+        pytest.skip("products of one row may go through the tiles that products of many rows go through")
+    loaded = shipped(dtype)
     reference, variant = (logits_of(name, loaded, prompt(loaded)) for name in ("prefill", path))
     assert (reference != variant).any()
 

@@ -22,7 +22,7 @@ from core.inference.grammar import Base, Pieces
 from core.inference.models import LoadedModel, load_model
 from core.inference.reordering import reordered
 from core.inference.setting import Setting
-from core.verdict import LARGEST_RATIO, LARGEST_RATIO_16_BITS
+from core.verdict import LARGEST_RATIO_16_BITS
 from tests.core.inference.sameness import logits_of, tokens
 from tests.core.inference.test_modifiers import state
 
@@ -192,11 +192,12 @@ def test_the_floor_in_float32_is_that_of_the_model_loaded_in_float32(saved_in: C
 @needs_the_shipped_model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_decode_stands_at_the_floor(dtype: str, shipped: LoadedModel, shipped_prompts: list[list[int]]) -> None:
-    """DESIGN section 6: 1.2 in bfloat16 and 1.0 in float32. Another machine's kernels move that: it was 2.6 in bfloat16 with matrix tiles, where
-    most outputs of a reordered product round to the same bits and seeds differed by a factor of 3.5. So the limits are the verdict's."""
+    """DESIGN section 6: 1.2 in bfloat16 and 1.0 in float32. In bfloat16 it hangs on the processor: 2.6 with matrix tiles, where seeds differed by a
+    factor of 3.5, and 7.2 with 256-bit vectors and no bfloat16 of its own, where most outputs of a reordered product round to the same bits. What holds
+    everywhere there is the verdict's own limit."""
     noise = rounding_floor(shipped, shipped_prompts, range(4), dtype=dtype)
     pair = pooled_rms(pair_divergence(shipped, shipped_prompts, "prefill", "decode", dtype=dtype))
-    assert 0 < pair / noise.rms < (LARGEST_RATIO if dtype == "float32" else LARGEST_RATIO_16_BITS)
+    assert 0.5 < pair / noise.rms < (2 if dtype == "float32" else LARGEST_RATIO_16_BITS)
     assert max(noise.rms_by_seed) < (1.5 if dtype == "float32" else 10) * min(noise.rms_by_seed)
 
 
@@ -219,7 +220,7 @@ def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped,
         pair = pooled_rms(pair_divergence(shipped, shipped_prompts, "prefill", "scaled", dtype=dtype))
         ratios[dtype] = pair / noise.rms
     assert ratios["bfloat16"] < LARGEST_RATIO_16_BITS
-    assert ratios["float32"] > 2 * LARGEST_RATIO
+    assert ratios["float32"] > 10
 
 
 # Refusals.

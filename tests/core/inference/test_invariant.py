@@ -242,7 +242,7 @@ def test_every_path_gives_the_bits_of_prefill(name: str, dtype: str, model_of: C
 @pytest.mark.model
 def test_without_it_they_do_not(model_of: Callable[..., LoadedModel]) -> None:
     """In 16 bits a processor may round all of it away."""
-    assert _differing(model_of("llama", "float32"), PATHS, "")
+    assert "decode" in _differing(model_of("llama", "float32"), PATHS, "")
 
 
 @pytest.mark.model
