@@ -71,16 +71,28 @@ def no_page_stays_open(browser: Browser, visitor: BrowserContext) -> Iterator[No
             context.close()
 
 
+def what_went_wrong(page: Page) -> list[str]:
+    """Requests that failed and what the browser's console says of errors, as they come: printed beside a test that fails."""
+    said: list[str] = []
+    page.on("requestfailed", lambda request: said.append(f"{request.url}: {request.failure}"))
+    page.on("response", lambda answer: said.append(f"{answer.url}: {answer.status}") if answer.status >= 400 else None)
+    page.on("console", lambda message: said.append(f"console: {message.text}") if message.type == "error" else None)
+    page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    return said
+
+
 @pytest.fixture
 def page(visitor: BrowserContext, dashboard: Dashboard) -> Iterator[Page]:
     """A new viewer. Fails if the page asked anything of the outside, or showed a traceback."""
     opened = visitor.new_page()
+    said = what_went_wrong(opened)
     outside: list[str] = []
     opened.on(
         "request",
         lambda request: None if request.url.startswith((dashboard.url, "data:", "blob:")) else outside.append(request.url),
     )
     yield opened
+    print(*said, f"at the end: {opened.locator('body').inner_text()[:1500]}", sep="\n")  # captured: shown where the test fails
     exceptions = opened.locator("[data-testid=stException]").count()
     if opened.url.startswith(dashboard.url):
         opened.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
