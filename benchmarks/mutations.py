@@ -55,7 +55,7 @@ def _windowed(loaded: LoadedModel) -> bool:
     return is_windowed(loaded.model)
 
 
-def _single_precision(loaded: LoadedModel) -> bool:
+def single_precision(loaded: LoadedModel) -> bool:
     return loaded.dtype == "float32"
 
 
@@ -68,7 +68,7 @@ class Mutation:
     """One side to be judged. engine: the variant; or base: how a path `mutated` walks the prompt, and path: that path.
 
     applies: to which models; changes: on which of those it is another function; sample: which token the engine emits after each
-    position, from its logits [positions, vocab], where the fault is in that.
+    position, from its logits [positions, vocab], where the fault is in that; is_precision: the same function in a lower precision, no fault.
     """
 
     name: str
@@ -80,6 +80,7 @@ class Mutation:
     path: str = ""
     reference: str | Engine = "prefill"
     sample: Callable[[torch.Tensor], Sequence[int]] | None = field(default=None, repr=False)
+    is_precision: bool = False
 
 
 # The cache.
@@ -92,7 +93,7 @@ def positions_off_by_one_after_the_prefix(model: Any, ids: torch.Tensor) -> torc
     )
 
 
-def _overwriting(other: Callable[[Any, torch.Tensor], Any], stop: int, slots: Slots) -> Engine:
+def overwriting(other: Callable[[Any, torch.Tensor], Any], stop: int, slots: Slots) -> Engine:
     """Some slots hold the keys and values that `other` left in them."""
 
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -108,7 +109,7 @@ def _overwriting(other: Callable[[Any, torch.Tensor], Any], stop: int, slots: Sl
     return engine
 
 
-def _another_prompt(model: Any, ids: torch.Tensor) -> Any:
+def another_prompt(model: Any, ids: torch.Tensor) -> Any:
     return cache_of(model, other_tokens(ids)[:PREFIX])
 
 
@@ -183,7 +184,7 @@ def scaled_value(factor: float, slots: Slots = -3) -> Engine:
     return _at(PREFIX, change)
 
 
-def _stored(round_trip: Callable[[torch.Tensor], torch.Tensor]) -> Engine:
+def stored(round_trip: Callable[[torch.Tensor], torch.Tensor]) -> Engine:
     """The cache is kept in fewer bits than the model computes in."""
 
     def after(cache: Any, _: int) -> None:
@@ -193,7 +194,7 @@ def _stored(round_trip: Callable[[torch.Tensor], torch.Tensor]) -> Engine:
     return lambda model, ids: walk(model, ids, range(8, len(ids), 8), after)
 
 
-def _fp8(values: torch.Tensor) -> torch.Tensor:
+def fp8(values: torch.Tensor) -> torch.Tensor:
     return values.to(torch.float8_e4m3fn).to(values.dtype)
 
 
@@ -205,7 +206,7 @@ def _int8(values: torch.Tensor) -> torch.Tensor:
 def racing_slot(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """A slot is read before it is written, at another token each time."""
     slot = random.randrange(-BLOCK, 0)
-    return _overwriting(_another_prompt, PREFIX, slot)(model, ids)
+    return overwriting(another_prompt, PREFIX, slot)(model, ids)
 
 
 # What attention sees.
@@ -493,15 +494,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "slots of a rejected draft left after the rollback",
-        _overwriting(_rejected_draft, PREFIX + 2, slice(-2, None)),
+        overwriting(_rejected_draft, PREFIX + 2, slice(-2, None)),
         "Blaizzy/mlx-vlm/pull/1155",
     ),
     Mutation(
         "prefix hash collision: a block of another prompt",
-        _overwriting(_another_prompt, PREFIX, slice(-BLOCK, None)),
+        overwriting(another_prompt, PREFIX, slice(-BLOCK, None)),
         "vllm-project/vllm/pull/12621",
     ),
-    Mutation("one stale slot of an earlier request", _overwriting(_another_prompt, PREFIX, -3), "vllm-project/vllm/pull/17305"),
+    Mutation("one stale slot of an earlier request", overwriting(another_prompt, PREFIX, -3), "vllm-project/vllm/pull/17305"),
     Mutation("a neighbour's block at one position only", neighbours_block_at_one_position, "vllm-project/vllm/issues/39589"),
     Mutation("block table shifted by one", _at(PREFIX, _block_table_shifted), "vllm-project/vllm/issues/39146"),
     Mutation(
@@ -511,8 +512,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("one layer's cache not updated for one token", _at(PREFIX + 1, _one_layer_not_updated), "vllm-project/vllm-metal/pull/144"),
     Mutation("value cache of one head x 1.01", scaled_value(1.01, slice(None)), "vllm-project/vllm/pull/11688"),
     Mutation("one cached value of one head x 1.01", scaled_value(1.01)),
-    Mutation("fp8 cache", _stored(_fp8), "sgl-project/sglang/issues/25790"),
-    Mutation("int8 cache", _stored(_int8)),
+    Mutation("fp8 cache", stored(fp8), "sgl-project/sglang/issues/25790", is_precision=True),
+    Mutation("int8 cache", stored(_int8), is_precision=True),
     Mutation("a race: one stale slot, another each time", racing_slot, "vllm-project/vllm/issues/39146"),
     Mutation("one future key visible to one query", future_key_visible),
     Mutation("first query of a chunk misses the token before it", chunk_boundary_hidden),
@@ -528,8 +529,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation("another row's logits", wrong_row, "tenstorrent/tt-xla/issues/5830"),
     Mutation("NaN of a padded row through a batch-wide maximum", nan_through_a_batch_maximum, "ml-explore/mlx/pull/2608"),
-    Mutation("TF32 where float32 was promised", tf32_products, "CanReader/FastNN/issues/10", _single_precision),
-    Mutation("head in bfloat16 where float32 was promised", head_in_bfloat16, applies=_single_precision),
+    Mutation("TF32 where float32 was promised", tf32_products, "CanReader/FastNN/issues/10", single_precision, is_precision=True),
+    Mutation("head in bfloat16 where float32 was promised", head_in_bfloat16, applies=single_precision, is_precision=True),
     Mutation("one head's output x 1.01", scaled_head(1.01)),
     Mutation("attention scaled by head_dim, not its root", attention_scaled_by_head_dim, "ggml-org/llama.cpp/pull/13951"),
     Mutation("attention softcap dropped", attention_softcap_dropped, "vllm-project/vllm-metal/issues/665", _of("gemma2")),

@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.engines import prefill
 from benchmarks.mutations import MUTATIONS, Mutation, scaled_value
+from benchmarks.precisions import ON_TOP, PRECISIONS
 from benchmarks.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.variations import SLOW_PATHS, VARIATIONS, in_two_halves, reordering
 from core.errors import CaptureError
@@ -25,7 +26,17 @@ from core.inference.edge import quiet
 from core.inference.judging import judge_pair
 from core.inference.models import LoadedModel, load_model
 from core.runs.records import FAILED, FLOAT32, OWN_DTYPE, SAMPLER
-from core.verdict import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING, Verdict, conclude, sampler_evidence
+from core.verdict import (
+    BUG_SUSPECTED,
+    IDENTICAL,
+    INVALID_DUMP,
+    LOWER_PRECISION,
+    NONDETERMINISTIC,
+    ROUNDING,
+    Verdict,
+    conclude,
+    sampler_evidence,
+)
 
 SAMPLES = FilePath(__file__).parents[1] / "sample_runs"
 TOKENS = 48
@@ -45,7 +56,8 @@ class Trial:
     """One case on one model. verdict None: the model cannot take this path, `because` says why.
 
     rung: that decided, '' where none failed; noise_ratio and worst: over all positions and the largest at one, in the dtype that
-    decided; own_ratio: in the model's own dtype where that has 16 bits; nonfinite: logits NaN or infinite on one side only.
+    decided; own_ratio: in the model's own dtype where that has 16 bits; nonfinite: logits NaN or infinite on one side only; is_precision: the
+    same function in a lower precision.
     """
 
     model: str
@@ -58,11 +70,16 @@ class Trial:
     worst: float | None = None
     own_ratio: float | None = None
     nonfinite: int = 0
+    is_precision: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "injected bug" if self.is_bug else "lower precision" if self.is_precision else "the same function"
 
     @property
     def is_right(self) -> bool:
-        """A bug that was called one, or the same function that was not; undecided is neither."""
-        return self.verdict in (_FAULTS if self.is_bug else _HARMLESS)
+        """A bug that was called one, a lower precision that was named, or the same function that was neither; undecided is none of them."""
+        return self.verdict in (_FAULTS if self.is_bug else (LOWER_PRECISION,) if self.is_precision else _HARMLESS)
 
 
 def model_named(name: str) -> tuple[LoadedModel, list[tuple[int, ...]]]:
@@ -78,12 +95,12 @@ def model_named(name: str) -> tuple[LoadedModel, list[tuple[int, ...]]]:
 
 def try_case(case: Mutation, name: str, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Trial:
     """The case judged on the model, with everything that the judgement runs by itself."""
-    is_bug = case.changes(loaded)
+    is_bug = case.changes(loaded) and not case.is_precision
     try:
         verdict = _verdict(case, loaded, prompts)
     except CaptureError as error:
-        return Trial(name, case.name, is_bug, None, str(error))
-    decided = [row.rung for row in verdict.evidence if row.outcome == FAILED and row.says == verdict.because]
+        return Trial(name, case.name, is_bug, None, str(error), is_precision=case.is_precision)
+    decided = [row.rung for row in verdict.evidence if row.outcome == FAILED and verdict.because.startswith(row.says)]
     measured = [row.figures for row in verdict.evidence if row.rung == FLOAT32 and row.figures]
     is_float64 = bool(measured) and measured[-1]["compute_dtype"] == "float64"
     rung = "float64" if decided == [FLOAT32] and is_float64 else "".join(decided)
@@ -93,6 +110,7 @@ def try_case(case: Mutation, name: str, loaded: LoadedModel, prompts: Sequence[S
         measured[-1]["worst_position_ratio"] if measured else None,
         own[0] if own else None,
         measured[-1]["nonfinite_mismatch"] if measured else 0,
+        case.is_precision,
     )  # fmt: skip
 
 
@@ -124,7 +142,7 @@ def registered(case: Mutation) -> Iterator[None]:
 def cases_of(loaded: LoadedModel, is_quick: bool = True) -> list[Mutation]:
     """Every case that applies to the model: the bugs first. Not quick: also those that compile."""
     slow = () if is_quick else tuple(Mutation(path, path=path, changes=lambda _: False) for path in SLOW_PATHS)
-    return [case for case in (*MUTATIONS, *VARIATIONS, *slow) if case.applies(loaded)]
+    return [case for case in (*MUTATIONS, *PRECISIONS, *ON_TOP, *VARIATIONS, *slow) if case.applies(loaded)]
 
 
 def run_trial(names: Sequence[str], is_quick: bool = True, on_trial: Callable[[Trial], None] = lambda _: None) -> list[Trial]:
@@ -140,24 +158,26 @@ def run_trial(names: Sequence[str], is_quick: bool = True, on_trial: Callable[[T
 
 def summary(trials: Sequence[Trial]) -> Iterator[str]:
     """Lines of Markdown: a line a model."""
-    yield "| model | bugs injected | called bugs | same function | called bugs | undecided | not possible here |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| model | bugs injected | called bugs | lower precision | so named | same function | called bugs | otherwise | not possible here |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     names = list(dict.fromkeys(trial.model for trial in trials))
     for name in [*names, "together"]:
         own = [trial for trial in trials if name in (trial.model, "together")]
         bugs = [trial for trial in own if trial.is_bug and trial.verdict]
-        same = [trial for trial in own if not trial.is_bug and trial.verdict]
+        lower = [trial for trial in own if trial.is_precision and trial.verdict]
+        same = [trial for trial in own if not trial.is_bug and not trial.is_precision and trial.verdict]
         caught, alarms = (sum(trial.verdict in _FAULTS for trial in group) for group in (bugs, same))
-        open_ = sum(trial.verdict not in (*_FAULTS, *_HARMLESS) for trial in (*bugs, *same))
+        named = sum(trial.verdict == LOWER_PRECISION for trial in lower)
+        other = sum(trial.verdict not in (*_FAULTS, *_HARMLESS) for trial in (*bugs, *same))
         left_out = sum(trial.verdict is None for trial in own)
-        yield f"| {name} | {len(bugs)} | {caught} | {len(same)} | {alarms} | {open_} | {left_out} |"
+        yield f"| {name} | {len(bugs)} | {caught} | {len(lower)} | {named} | {len(same)} | {alarms} | {other} | {left_out} |"
 
 
 def table(trials: Sequence[Trial]) -> Iterator[str]:
     """Lines of Markdown: a line a case, a column a model: rung that decided, noise ratio, worst position; or the verdict."""
     names = list(dict.fromkeys(trial.model for trial in trials))
-    for is_bug, title in ((True, "injected bug"), (False, "the same function")):
-        found = {(trial.case, trial.model): trial for trial in trials if trial.is_bug == is_bug}
+    for title in ("injected bug", "lower precision", "the same function"):
+        found = {(trial.case, trial.model): trial for trial in trials if trial.kind == title}
         if not found:
             continue
         yield f"| {title} | {' | '.join(names)} |"
@@ -173,7 +193,7 @@ def margins(trials: Sequence[Trial]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for name in dict.fromkeys(trial.model for trial in trials):
         own = [trial for trial in trials if trial.model == name and trial.noise_ratio is not None and trial.worst is not None]
-        same = [trial for trial in own if not trial.is_bug]
+        same = [trial for trial in own if not trial.is_bug and not trial.is_precision]
         bugs = [trial for trial in own if trial.is_bug and not trial.nonfinite and trial.rung != SAMPLER]
         figures = [
             max((trial.noise_ratio or 0 for trial in same), default=0), max((trial.worst or 0 for trial in same), default=0),

@@ -25,6 +25,7 @@ from core.runs.records import (
     NOTED,
     OWN_DTYPE,
     PASSED,
+    PRECISION,
     RERUN,
     RUNGS,
     SAMPLER,
@@ -36,11 +37,12 @@ from core.runs.records import (
 
 IDENTICAL = "identical"
 ROUNDING = "rounding"
+LOWER_PRECISION = "lower precision"
 NONDETERMINISTIC = "nondeterministic"
 BUG_SUSPECTED = "bug suspected"
 INVALID_DUMP = "invalid dump"
 UNDECIDED = "undecided"
-VERDICTS = (IDENTICAL, ROUNDING, NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP, UNDECIDED)
+VERDICTS = (IDENTICAL, ROUNDING, LOWER_PRECISION, NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP, UNDECIDED)
 
 # Noise ratios up to which a pair may be rounding; docs/verdict.md has the trial they were chosen by. In 16 bits another path may also
 # round between operations where the reference does not (a fused kernel), which reordering sums does not show.
@@ -590,10 +592,17 @@ def conclude(
     invalid = failed(VALIDITY)
     if invalid is not None:
         return verdict(INVALID_DUMP, invalid.says)
-    bug = next((row for rung in (SAMPLER, NEIGHBOURS, FLOAT32, OWN_DTYPE) if (row := failed(rung)) is not None), None)
+    lower = next((row for row in found[PRECISION] if row.outcome == PASSED), None)
+    deciding = (SAMPLER, NEIGHBOURS, FLOAT32, OWN_DTYPE) if lower is None else (SAMPLER, NEIGHBOURS)
+    bug = next((row for rung in deciding if (row := failed(rung)) is not None), None)
     if bug is not None:
-        return verdict(BUG_SUSPECTED, bug.says)
+        on_top = failed(PRECISION)
+        return verdict(BUG_SUSPECTED, bug.says if on_top is None else f"{bug.says} {on_top.says}")
     rerun = failed(RERUN)
+    if lower is not None:
+        if rerun is not None:
+            return verdict(NONDETERMINISTIC, f"{rerun.says} Beyond that it is a lower precision: {lower.says}")
+        return verdict(LOWER_PRECISION, lower.says)
     if is_bit_identical and rerun is None:
         return verdict(IDENTICAL, "Both sides are equal bit for bit.")
     if passed(FLOAT32):

@@ -49,7 +49,7 @@ def narrow_answers(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: 
     chosen = _a_few(prompts)
     with in_float32(loaded) as widened:
         wide = [_answer(widened, side, ids) for ids in chosen]
-        grid = _grid_of(wide)
+        grid = grid_of(wide)
         if grid is not None:
             return Narrow(side.name, *grid)
         if side.path is not None:
@@ -103,7 +103,7 @@ def _answer(loaded: LoadedModel, side: Side, ids: Sequence[int]) -> torch.Tensor
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _grid_of(answers: Sequence[torch.Tensor]) -> tuple[str, str] | None:
+def grid_of(answers: Sequence[torch.Tensor]) -> tuple[str, str] | None:
     """(the coarsest 16-bit dtype that holds practically all of the values, a clause that says so), None where none does.
 
     Zeros, infinities and NaN are in every dtype and say nothing.

@@ -34,8 +34,10 @@ from core.inference.floor import (
 )
 from core.inference.invariant.rung import one_order_evidence
 from core.inference.layers import growth_over_modules
+from core.inference.lowered import Lowered, lowered
 from core.inference.models import LoadedModel, loaded_from
 from core.inference.on_trial import Engine, Side, digests_of, divergences_of, measure, pieces_of_side, side_of
+from core.inference.precision import Precision
 from core.runs.records import (
     FAILED,
     FLOAT32,
@@ -93,6 +95,7 @@ def judge(
     reference: str | Engine = "prefill",
     variant: str | Engine,
     seeds: Sequence[int] = range(SEEDS),
+    precisions: Sequence[Precision] = (),
     tokenizer: Any = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Verdict:
@@ -100,12 +103,13 @@ def judge(
 
     A side is a path ("decode+batch:8") or any callable (model, token_ids[positions]) -> logits[positions, vocab]; it is called with
     the model in its own dtype and again with the same weights in float32. One with a third parameter `watch` may hand in what its
-    modules put out, `watch("model.layers.0.self_attn", tensor[positions, features])`, so that the module is named. `prompts` are token ids. CaptureError where something
+    modules put out, `watch("model.layers.0.self_attn", tensor[positions, features])`, so that the module is named. `prompts` are token ids;
+    `precisions` are those that a side is known to keep something in, beside the ones that engines offer and that are tried anyway. CaptureError where something
     cannot be run at all; what only a control needs is noted as missing instead.
     """
     loaded = model if isinstance(model, LoadedModel) else loaded_from(model, tokenizer)
     ids = [tuple(int(token) for token in prompt) for prompt in prompts]
-    return judge_pair(loaded, ids, reference, variant, seeds=seeds, on_progress=on_progress).verdict
+    return judge_pair(loaded, ids, reference, variant, seeds=seeds, precisions=precisions, on_progress=on_progress).verdict
 
 
 def judge_pair(
@@ -115,6 +119,7 @@ def judge_pair(
     variant: str | Engine,
     *,
     seeds: Sequence[int] = range(SEEDS),
+    precisions: Sequence[Precision] = (),
     on_progress: Callable[[str], None] | None = None,
 ) -> Judgement:
     """The same, with the figures by position."""
@@ -123,6 +128,7 @@ def judge_pair(
         raise CaptureError(f"judging: seeds are {list(seeds)}; expected at least two, and none twice.")
     with quiet(), torch.inference_mode(), foreign_errors_stop("judging", "shorten the prompts or choose a smaller model"):
         ladder = _Ladder(loaded, prompts, (side_of(reference), side_of(variant)), list(seeds), on_progress or (lambda _: None))
+        ladder.precisions = tuple(precisions)
         return ladder.climb()
 
 
@@ -151,6 +157,8 @@ class _Ladder:
         self.narrow: list[Narrow] = []
         self.of_16_bits: list[Evidence] = []
         self.fits_float32 = True
+        self.lowered: Lowered | None = None
+        self.precisions: tuple[Precision, ...] = ()
 
     def climb(self) -> Judgement:
         """Every rung in turn."""
@@ -171,6 +179,7 @@ class _Ladder:
             self.say(f"both sides and {count} reorderings in float64")
             self._second_microscope()
         self._other_row(digests[1])
+        self._lower_precision()
         if FLOAT32 in self.tests:
             self.say("a forward in float64")
             self._symmetry()
@@ -191,6 +200,11 @@ class _Ladder:
             self._over_modules(deciding)
         if first is None and self.broken is not None:
             first, ratio = self.broken.place(self.lengths), None
+        if self.lowered is not None and self.lowered.evidence.outcome in (
+            PASSED,
+            FAILED,
+        ):  # the fault's own place, not the precision's
+            first = self.lowered.place
         verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
         if self.of_16_bits and verdict.name in (UNDECIDED, NONDETERMINISTIC):  # how much 16 bits would have shown
             verdict = replace(verdict, because=" ".join([verdict.because, *(row.says for row in self.of_16_bits)]))
@@ -398,6 +412,29 @@ class _Ladder:
             return
         says = f"{single.says} Near ties of the router between two experts make that uncertain in a mixture of experts, so float64 decides."
         self.evidence[place] = replace(single, outcome=NOTED, says=says)
+
+    def _lower_precision(self) -> None:
+        """Where the pair is beyond its floor: is one side the same function in a lower precision?"""
+        deciding = self.tests.get(FLOAT64, self.tests.get(FLOAT32))
+        if deciding is None or deciding.is_passed or deciding.nonfinite or "float32" not in self.measured:
+            return
+        blocks = sorted({*BLOCKS, *(int(v) for side in self.sides for v in side.block_sizes)})
+        try:
+            with in_float32(self.loaded) as widened:
+                self.lowered = lowered(
+                    widened,
+                    self.prompts,
+                    self.sides,
+                    self.measured["float32"],
+                    self.seeds,
+                    blocks,
+                    self.say,
+                    given=self.precisions,
+                )
+        except CaptureError:
+            return
+        if self.lowered is not None:
+            self.evidence.append(self.lowered.evidence)
 
     def _over_modules(self, deciding: FloorTest) -> None:
         """At which module the pair leaves the floor, in the dtype that decided; a compiled side has no modules to look at."""

@@ -21,7 +21,7 @@ PASSED, FAILED, MISSING, NOTED = "passed", "failed", "missing", "noted"
 OUTCOMES = (PASSED, FAILED, MISSING, NOTED)
 
 VALIDITY, SAMPLER, RERUN, NEIGHBOURS = "validity", "sampler", "rerun", "neighbours"
-OWN_DTYPE, FLOAT32, SYMMETRY = "own dtype", "float32", "symmetry"
+OWN_DTYPE, FLOAT32, PRECISION, SYMMETRY = "own dtype", "float32", "precision", "symmetry"
 STRUCTURE, MODULES, ONE_ORDER = "structure", "modules", "one order"  # over positions, over modules, with every sum in one order
 RUNGS = (
     VALIDITY,
@@ -30,6 +30,7 @@ RUNGS = (
     NEIGHBOURS,
     OWN_DTYPE,
     FLOAT32,
+    PRECISION,
     SYMMETRY,
     STRUCTURE,
     MODULES,
