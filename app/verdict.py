@@ -22,7 +22,7 @@ from core.verdict import NONDETERMINISTIC, UNDECIDED
 
 _ICONS = {
     "bug suspected": ":material/bug_report:", "invalid dump": ":material/block:", "nondeterministic": ":material/shuffle:",
-    "undecided": ":material/help:", NOT_JUDGED: ":material/hourglass_empty:", "rounding": ":material/check:", "identical": ":material/drag_handle:",
+    "undecided": ":material/help:", NOT_JUDGED: ":material/hourglass_empty:", "lower precision": ":material/stairs:", "rounding": ":material/check:", "identical": ":material/drag_handle:",
 }  # fmt: skip
 _OUTCOMES = {
     PASSED: (":material/check_circle:", "green"), FAILED: (":material/cancel:", "red"), MISSING: (":material/help:", "orange"),

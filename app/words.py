@@ -11,11 +11,11 @@ MEASURES = {"neq_share": "share that differs", "max_ulps": "max ULPs", "rms": "r
 # A verdict and the colour of its label, gravest first. A name a newer version wrote is grey.
 VERDICTS = {
     "bug suspected": "red", "invalid dump": "violet", "nondeterministic": "orange", "undecided": "gray", "not judged": "gray",
-    "rounding": "blue", "identical": "green",
+    "lower precision": "yellow", "rounding": "blue", "identical": "green",
 }  # fmt: skip
 RUNGS = {
     "validity": "Dump validity", "sampler": "Sampler", "rerun": "Rerun", "neighbours": "Neighbours", "own dtype": "Own dtype",
-    "float32": "float32 microscope", "symmetry": "Error symmetry", "structure": "Structure over positions", "modules": "Structure over modules",
+    "float32": "float32 microscope", "precision": "Lower precision", "symmetry": "Error symmetry", "structure": "Structure over positions", "modules": "Structure over modules",
     "one order": "Every sum in one order",
 }  # fmt: skip
 FIGURES = {
@@ -58,6 +58,10 @@ FIGURES = {
     "first_module": "module at which it leaves the floor",
     "first_nonfinite": "first of them (prompt, position, token id)",
     "tried": "controls that were given",
+    "precision": "the precision",
+    "share_left": "share of the distance that it leaves",
+    "left_noise_ratio": "what it leaves over its own floor, rms over rms",
+    "ratio_over_draws": "error over that of rounding drawn anew",
     "token": "token id of the first",
     "other_row": "the other row",
     "of": "of",

@@ -47,7 +47,7 @@ _COPY_ROWS = 1 << 16
 _YEARS = (1990, 2200)
 _MEMORY_BYTES = 4 << 30  # of data; a run of any size needs some 600 MB of it
 _IDENTICAL = "identical"  # the verdict that the bits themselves decide
-_VERDICTS = (_IDENTICAL, "rounding", "nondeterministic", "bug suspected", "invalid dump", "undecided")
+_VERDICTS = (_IDENTICAL, "rounding", "lower precision", "nondeterministic", "bug suspected", "invalid dump", "undecided")
 
 Progress = Callable[[int, int], None]
 

@@ -22,6 +22,7 @@ from core.runs.records import (
     ONE_ORDER,
     OWN_DTYPE,
     PASSED,
+    PRECISION,
     RERUN,
     RUNGS,
     SAMPLER,
@@ -106,6 +107,7 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
             _supply(about, name, run.header.compute_dtype, run.run_id, tried=tried, is_judged=pair.verdict is not None),
         )
         for name in RUNGS
+        if name != PRECISION or any(row.rung == PRECISION for row in evidence)  # asked only of a pair beyond its floor
     )
     name = shown_verdict(about.kind, pair.summary.bit_identical, pair.verdict)
     if pair.verdict is None:

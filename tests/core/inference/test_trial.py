@@ -1,4 +1,4 @@
-"""The verdict on trial: every injected bug is called one, and no other way to compute the same function is (benchmarks/trial.py).
+"""The verdict on trial: every injected bug is called one, every lower precision is named, and no other way to compute the same function is (benchmarks/trial.py).
 
 The normal run takes every case on two tiny models, a router of near ties among them. Every model of the trial, in both dtypes, takes
 half an hour: `python -m benchmarks.trial` prints its table, and ULPSCOPE_WHOLE_TRIAL=1 has these tests run it.
@@ -15,6 +15,7 @@ import torch
 from benchmarks import shrink
 from benchmarks.engines import prefill
 from benchmarks.mutations import MUTATIONS
+from benchmarks.precisions import ON_TOP, PRECISIONS
 from benchmarks.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.trial import IN_BFLOAT16, MODELS, SHIPPED, Trial, cases_of, model_named, run_trial, summary, table, try_case
 from benchmarks.variations import VARIATIONS
@@ -28,10 +29,12 @@ SHIPPED_MODEL = Path(__file__).parents[3] / "sample_runs" / "model" / "config.js
 def test_the_trial_is_as_large_as_it_claims() -> None:
     assert len(MUTATIONS) >= 40
     assert len(VARIATIONS) >= 40
-    assert len({case.name for case in (*MUTATIONS, *VARIATIONS)}) == len(MUTATIONS) + len(VARIATIONS)
+    assert sum(case.is_precision for case in MUTATIONS) + len(PRECISIONS) >= 10
+    every = (*MUTATIONS, *PRECISIONS, *ON_TOP, *VARIATIONS)
+    assert len({case.name for case in every}) == len(every)
     for name in CONFIGS:
         loaded = tiny_model(name)
-        bugs = [case for case in cases_of(loaded) if case.changes(loaded)]
+        bugs = [case for case in cases_of(loaded) if case.changes(loaded) and not case.is_precision]
         assert len(bugs) >= 20
         assert len(cases_of(loaded)) - len(bugs) >= 20
 
@@ -75,7 +78,7 @@ def test_it_holds_on_every_model_of_the_trial(name: str) -> None:
 @pytest.mark.parametrize(
     "case", [case for case in MUTATIONS if case.name in ("fp8 cache", "left padding not masked")], ids=lambda case: case.name
 )
-def test_a_bug_is_caught_in_bfloat16_too(case) -> None:  # type: ignore[no-untyped-def]
+def test_a_bug_is_caught_and_a_precision_named_in_bfloat16_too(case) -> None:  # type: ignore[no-untyped-def]
     name = IN_BFLOAT16[0]
     loaded, prompts = model_named(name)
     trial = try_case(case, name, loaded, prompts)
@@ -119,13 +122,17 @@ def test_what_is_wrong_is_marked_in_the_table_and_missing_in_the_count() -> None
         Trial("m", "an alarm", False, "bug suspected", "", "float32", 5.0, 9.0),
         Trial("m", "not possible", False, None, "refused"),
         Trial("m", "open", False, "undecided", ""),
+        Trial("m", "a precision", False, "lower precision", "", "", 60.0, 90.0, is_precision=True),
+        Trial("m", "an accused one", False, "bug suspected", "", "float32", 60.0, 90.0, is_precision=True),
     ]
-    assert list(summary(trials))[2] == "| m | 2 | 1 | 2 | 1 | 1 | 1 |"
+    assert list(summary(trials))[2] == "| m | 2 | 1 | 2 | 1 | 2 | 1 | 1 | 1 |"
     lines = list(table(trials))
     assert "| a bug | float32 24, 300 |" in lines
     assert "| a missed bug | **WRONG** rounding 0.90, 1.20 |" in lines
     assert "| an alarm | **WRONG** float32 5.00, 9.00 |" in lines
     assert "| not possible | refused |" in lines
+    assert "| a precision | lower precision 60, 90 |" in lines
+    assert "| an accused one | **WRONG** float32 60, 90 |" in lines
 
 
 @pytest.mark.model
