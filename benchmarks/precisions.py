@@ -25,7 +25,7 @@ def _to(dtype: Any) -> Rounding:
     return lambda values: values.astype(np.float32).astype(dtype).astype(values.dtype)
 
 
-def _four_bits(rows: np.ndarray) -> np.ndarray:
+def four_bits(rows: np.ndarray) -> np.ndarray:
     """Groups of 32 of a row: the multiple of a seventh of the largest magnitude that is nearest."""
     found = rows.copy()
     for start in range(0, rows.shape[1], 32):
@@ -138,7 +138,7 @@ PRECISIONS: tuple[Mutation, ...] = tuple(
     for name, engine, applies in (
         ("fp8 cache (e5m2), token by token", _token_by_token(_e5m2), lambda _: True),
         ("fp8 cache, attention written out", _eager(stored(fp8)), lambda _: True),
-        ("weights of 4 bits, groups of 32", with_weights(_four_bits), _tokens_in_layers),
+        ("weights of 4 bits, groups of 32", with_weights(four_bits), _tokens_in_layers),
         ("weights in NF4", with_weights(_nf4), _tokens_in_layers),
         ("weights in fp8", with_weights(_to(ml_dtypes.float8_e4m3fn)), _tokens_in_layers),
         ("logits in bfloat16", logits_in_bfloat16, single_precision),
@@ -148,7 +148,7 @@ PRECISIONS: tuple[Mutation, ...] = tuple(
 ON_TOP: tuple[Mutation, ...] = (
     Mutation("a stale slot in an fp8 cache", stale_slot_in_fp8),
     Mutation(
-        "one head's output x 1.01 over weights of 4 bits", with_weights(_four_bits, scaled_head(1.01)), applies=_tokens_in_layers
+        "one head's output x 1.01 over weights of 4 bits", with_weights(four_bits, scaled_head(1.01)), applies=_tokens_in_layers
     ),
     Mutation(
         "a stale slot in an engine in bfloat16", _in_bfloat16(overwriting(another_prompt, PREFIX, -3)), applies=single_precision

@@ -38,6 +38,7 @@ _CHUNK_BYTES = 64 << 20  # of errors at once
 DRAWS = 8
 _DIRECTIONS = 8
 _LOOKED_AT = 64  # positions from which the directions are found, in every draw
+PREFILL = side_of("prefill")
 _DECODED = 1024  # positions up to which token-by-token decode is one of the model's ways
 
 
@@ -145,15 +146,15 @@ def errors_of(
     sides: Sequence[Side],
     seeds: Sequence[int],
     say: Callable[[str], None] = lambda _: None,
+    plain: Side = PREFILL,
 ) -> tuple[list[Errors], list[Errors]]:
-    """(each side in the model's own 16 bits, each draw) against the model's float32 forward of the same tokens.
+    """(each side in the model's own 16 bits, each draw) against the model's float32 forward of the same tokens, which is `plain`.
 
     Of the logits, only the float32 forward of a few prompts at a time is kept. CaptureError where float32 does not fit, or a side fails.
     """
     if loaded.torch_dtype not in _SPARE_BITS:
         raise CaptureError(f"roundings are drawn in bfloat16 and float16, not in {loaded.dtype}.")
     found, drawn = [_Sums() for _ in sides], [_Sums() for _ in seeds]
-    plain = side_of("prefill")
     for group in groups_of(loaded, prompts, itemsize=4):
         say("a forward in float32")
         with in_float32(loaded) as widened:
@@ -212,11 +213,15 @@ def sixteen_rows(
     sides: Sequence[Side],
     blocks: Sequence[int],
     say: Callable[[str], None] = lambda _: None,
+    plain: Side = PREFILL,
 ) -> tuple[list[Evidence], SixteenTest | None]:
-    """(a row for each side, the test of the first that failed): what can be said of sides of which there is nothing but 16 bits."""
+    """(a row for each side, the test of the first that failed): what can be said of sides of which there is nothing but 16 bits.
+
+    plain: what they ought to compute, the model's own forward or that in a lower precision.
+    """
     lengths = [len(ids) for ids in prompts]
-    ways = _ways_of(loaded, prompts)
-    found, drawn = errors_of(loaded, prompts, [*sides, *ways], range(DRAWS), say)
+    ways = _ways_of(loaded, prompts, plain)
+    found, drawn = errors_of(loaded, prompts, [*sides, *ways], range(DRAWS), say, plain)
     tests = [sixteen_test(one, drawn, lengths, blocks=blocks) for one in found]
     own = dict(zip([way.name for way in ways], tests[len(sides) :], strict=True))
     ratios = [test.ratio for test in own.values()]
@@ -237,17 +242,17 @@ def sixteen_rows(
     return rows, failed[0] if failed else None
 
 
-def _ways_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[Side]:
+def _ways_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: Side) -> list[Side]:
     """The model's own ways, which the draws must be a measure of."""
-    ways = [side_of("prefill")]
-    if sum(map(len, prompts)) <= _DECODED:
+
+    @contextmanager
+    def reordering(loaded: LoadedModel, trace: LayerTrace | None) -> Iterator[Callable[[Sequence[int]], Pieces]]:
+        with plain.open(loaded, trace) as pieces_of, reordered(loaded.model, 0):
+            yield pieces_of
+
+    ways = [plain]
+    if plain is PREFILL and sum(map(len, prompts)) <= _DECODED:
         ways.append(side_of("decode"))
     if reordering_refusal(loaded.model) is None:
-        ways.append(Side("prefill, every sum in another order", _reordering))
+        ways.append(Side(f"{plain.name}, every sum in another order", reordering))
     return ways
-
-
-@contextmanager
-def _reordering(loaded: LoadedModel, trace: LayerTrace | None) -> Iterator[Callable[[Sequence[int]], Pieces]]:
-    with side_of("prefill").open(loaded, trace) as pieces_of, reordered(loaded.model, 0):
-        yield pieces_of

@@ -34,7 +34,7 @@ from core.inference.floor import (
 )
 from core.inference.invariant.rung import one_order_evidence
 from core.inference.layers import growth_over_modules
-from core.inference.lowered import Lowered, lowered
+from core.inference.lowered import Lowered, lowered, lowered_in_16_bits
 from core.inference.models import LoadedModel, loaded_from
 from core.inference.on_trial import Engine, Side, digests_of, divergences_of, measure, pieces_of_side, side_of
 from core.inference.precision import Precision
@@ -371,6 +371,11 @@ class _Ladder:
             control = f"rounding in {self.loaded.dtype} drawn anew"
             self.of_16_bits, failed = [Evidence(OWN_DTYPE, control, {}, MISSING, f"It cannot be measured: {error}")], None
         self.evidence += self.of_16_bits
+        if failed is not None and len(sides) == 1 and not failed.nonfinite:
+            with suppress(CaptureError):
+                self.lowered = lowered_in_16_bits(self.loaded, self.prompts, sides[0], failed, blocks, self.precisions, self.say)
+            if self.lowered is not None:
+                self.evidence.append(self.lowered.evidence)
         return failed
 
     def _microscope(self, own: Sequence[Divergence]) -> None:

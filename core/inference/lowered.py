@@ -14,23 +14,27 @@ from numpy.typing import NDArray
 from core.errors import CaptureError
 from core.inference.answers import grid_of
 from core.inference.conversion import converted
-from core.inference.drawn import sixteen_rows
+from core.inference.drawn import PREFILL, sixteen_rows
 from core.inference.edge import foreign_errors_stop
 from core.inference.float64 import in_float64
-from core.inference.floor import EXACT_BYTES, Divergence, as_many_as, divergence, groups_of, mean_squares, whole_side
+from core.inference.floor import EXACT_BYTES, Divergence, as_many_as, divergence, groups_of, in_float32, mean_squares, whole_side
 from core.inference.grammar import Pieces
 from core.inference.models import LoadedModel
 from core.inference.on_trial import Side, pieces_of_side, side_of
-from core.inference.precision import CACHE, Precision, Stored, catalogue, ways_to_store
+from core.inference.precision import CACHE, LAYERS, Precision, Stored, catalogue, ways_to_store
 from core.inference.reordering import reordered
 from core.inference.trace import LayerTrace
 from core.runs.records import FAILED, MISSING, NOTED, PASSED, PRECISION, Evidence
+from core.sixteen_bits import SixteenTest
 from core.verdict import FloorTest, floor_test, place_in_words, structure_of, three_digits
 
 _SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
 _ALIKE = 10.0  # floors within which a side is at the model's own
 _LEAST_LEFT = 1e-3  # below which precisions are not told apart by what they leave
 _MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothing
+_MOST_LEFT_16_BITS = (
+    0.9  # of its distance to float32: between two values of 8 bits, 16 bits often fall to the other one than float32 does
+)
 _EXPLAINED = 0.1  # of a side's distance, up to which a precision is named though something is left
 _LOOKED_INTO = 3
 _AS_GOOD = 3.0  # times what the best one leaves
@@ -306,6 +310,53 @@ def _whole_model(
     says = f"All logits of '{side.name}' are {dtype} values. {row.says}"
     place = structure_of(failed.outliers, [len(ids) for ids in chosen]).first if failed else None
     return Lowered(Evidence(PRECISION, control, figures, FAILED if row.outcome == FAILED else NOTED, says), None, place)
+
+
+def lowered_in_16_bits(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    side: Side,
+    failed: SixteenTest,
+    blocks: Sequence[int],
+    given: Sequence[Precision] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Lowered | None:
+    """The same of an engine that has nothing but 16 bits, whose error to the model's float32 forward is no rounding: is it rounding to the forward with
+    an 8-bit cache, or with weights of 4 bits? loaded: in its 16 bits; failed: that error's test.
+    """
+    ids = min(prompts, key=len)
+    starts = structure_of(failed.outliers, [len(each) for each in prompts]).first
+    tried = [each for each in (*given, *catalogue(loaded)) if each.part in (CACHE, LAYERS)]
+    if starts is not None and starts[1]:
+        ways = ways_to_store(starts[1])
+        tried += [replace(each, stored=way) for each in tried if each.part == CACHE for way in ways]
+    wanted = whole_side(pieces_of_side(side, loaded, ids))
+    say("other precisions")
+    with in_float32(loaded) as widened:
+
+        def left_by(one: Side) -> float:
+            return float(mean_squares([divergence(wanted, pieces_of_side(one, widened, ids))]).mean())
+
+        distance = left_by(PREFILL)
+        left, best = min(((left_by(each.side), number) for number, each in enumerate(tried)), default=(distance, 0))
+    if left > _MOST_LEFT_16_BITS**2 * distance:
+        return None
+    precision = tried[best]
+    say(f"roundings drawn anew with {precision.name}")
+    rows, still = sixteen_rows(loaded, prompts, [side], blocks, say, precision.side)
+    control = f"'{side.name}' in {loaded.dtype} against the model's own float32 forward in precisions that engines offer"
+    figures = {
+        **rows[0].figures,
+        "noise_ratio": failed.ratio,
+        "precision": precision.name,
+        "ratio_over_draws": rows[0].figures["noise_ratio"],
+    }
+    if still is None and rows[0].outcome == PASSED:
+        what = f"'{side.name}' is the model's own function in {loaded.dtype} with its {precision.name}"
+        says = f"{what}, {three_digits(failed.ratio)} times the rounding from float32. Beside that precision: {rows[0].says}"
+        return Lowered(Evidence(PRECISION, control, figures, PASSED, says))
+    says = f"{precision.name} comes nearest and does not explain it. {rows[0].says}"
+    return Lowered(Evidence(PRECISION, control, figures, NOTED, says[0].upper() + says[1:]))
 
 
 def _answering(name: str, answers: Mapping[tuple[int, ...], torch.Tensor]) -> Side:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.mutations import MUTATIONS, Mutation, scaled_head
-from benchmarks.precisions import ON_TOP, PRECISIONS
+from benchmarks.engines import PREFIX
+from benchmarks.mutations import MUTATIONS, Mutation, another_prompt, fp8, overwriting, scaled_head, stored
+from benchmarks.precisions import ON_TOP, PRECISIONS, four_bits, stale_slot_in_fp8, with_weights
 from benchmarks.tiny_models import tiny_model, tiny_prompts
 from benchmarks.trial import model_named, try_case
 from core.inference import precision
@@ -36,6 +39,11 @@ NAMED = {  # what the sentence has to name
 @pytest.fixture(scope="module")
 def small() -> LoadedModel:
     return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def narrow() -> LoadedModel:
+    return tiny_model("llama", "bfloat16")
 
 
 def _one_prompt(loaded: LoadedModel) -> list[tuple[int, ...]]:
@@ -78,6 +86,28 @@ def test_a_fault_as_large_and_as_even_as_a_precision_is_not_excused(small: Loade
     verdict = judge_pair(small, _one_prompt(small), "prefill", scaled_head(1.01)).verdict
     assert verdict.name == BUG_SUSPECTED
     assert _row(verdict.evidence).outcome == NOTED
+
+
+@pytest.mark.parametrize("name", ["int4", "fp8"])
+def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precision(narrow: LoadedModel, name: str) -> None:
+    """A served engine in bfloat16 with an 8-bit cache, or weights of 4 bits; and with a stale slot as well."""
+    own = copy.deepcopy(narrow.model)
+    stale = overwriting(another_prompt, PREFIX, -3)
+    sound, wrong = (
+        (with_weights(four_bits), with_weights(four_bits, stale)) if name == "int4" else (stored(fp8), stale_slot_in_fp8)
+    )
+
+    def served(_, ids):  # type: ignore[no-untyped-def]
+        return sound(own, ids)
+
+    def faulty(_, ids):  # type: ignore[no-untyped-def]
+        return wrong(own, ids)
+
+    prompts = [ids[:24] for ids in tiny_prompts(narrow)]
+    verdict = judge_pair(narrow, prompts, "prefill", served).verdict
+    assert (verdict.name, verdict.first_place) == (LOWER_PRECISION, None), verdict.table()
+    assert "are not seen in bfloat16" in verdict.because
+    assert judge_pair(narrow, prompts, "prefill", faulty).verdict.name == BUG_SUSPECTED
 
 
 def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(small: LoadedModel) -> None:
