@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from core.errors import CaptureError, UsageError
+from core.inference.drawn import PREFILL
 from core.inference.edge import foreign_errors_stop, quiet
 from core.inference.float64 import in_float64
 from core.inference.floor import (
@@ -23,11 +25,14 @@ from core.inference.floor import (
     rounding_floor,
     whole_side,
 )
+from core.inference.lowered import answering, lowered
 from core.inference.models import LoadedModel
 from core.inference.paths import open_path, parse_path
 from core.numerics.formats import values_of
 from core.runs.figures import Figures
-from core.uploads.controls import ModelControls
+from core.runs.records import Evidence
+from core.uploads.controls import FOREIGN, ModelControls
+from core.verdict import BLOCKS
 
 SEEDS = 4
 
@@ -62,15 +67,47 @@ def model_controls(
         from_model = _from_model(loaded, figures, prompts)
         say("the uploaded sides against a forward in float64")
         errors = _errors(loaded, figures, prompts)
+        squares = np.stack([mean_squares(of_seed) for of_seed in wide.divergences])
+        lowered_of = _lowered(loaded, figures, prompts, from_model, squares, list(seeds), say)
     return ModelControls(
         name=f"'{loaded.name}'",
         own=np.stack([mean_squares(of_seed) for of_seed in own.divergences]),
         own_rounding=own_rounding,
-        float32=np.stack([mean_squares(of_seed) for of_seed in wide.divergences]),
+        float32=squares,
         from_model=from_model,
         errors=errors,
         maps=own.maps,
+        lowered=lowered_of,
     )
+
+
+def _lowered(
+    loaded: LoadedModel,
+    figures: Figures,
+    prompts: Sequence[tuple[int, ...]],
+    from_model: dict[str, NDArray[np.float64]],
+    floor: NDArray[np.float64],
+    seeds: Sequence[int],
+    say: Callable[[str], None],
+) -> dict[str, Evidence]:
+    """Of a float32 dump, by name of each side that is not what the model computes: is it the model in a lower precision? What was uploaded is not
+    computed again, so a prompt may come once only.
+    """
+    if loaded.dtype != "float32" or len(set(prompts)) < len(prompts):
+        return {}
+    found = {}
+    for index, name in enumerate(from_model):
+        if from_model[name].mean() <= FOREIGN**2 * max(float(floor.mean()), np.finfo(float).tiny):
+            continue
+        row, answers = 0, {}
+        for ids in prompts:
+            answers[ids] = _uploaded(figures, index, row, len(ids), loaded.device)
+            row += len(ids)
+        with suppress(CaptureError):
+            of_side = lowered(loaded, prompts, (PREFILL, answering(name, answers)), floor, seeds, BLOCKS, say, is_fixed=True)
+            if of_side is not None:
+                found[name] = of_side.evidence
+    return found
 
 
 def _from_model(loaded: LoadedModel, figures: Figures, prompts: Sequence[Sequence[int]]) -> dict[str, NDArray[np.float64]]:

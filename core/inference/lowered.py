@@ -285,7 +285,7 @@ def _whole_model(
     dtype = grid[0]
     try:
         with converted(loaded, dtype) as narrowed:
-            rows, failed = sixteen_rows(narrowed, chosen, [_answering(side.name, answers)], blocks, say)
+            rows, failed = sixteen_rows(narrowed, chosen, [answering(side.name, answers)], blocks, say)
     except CaptureError as error:
         says = f"All logits of '{side.name}' are {dtype} values, and beside the model in {dtype} it cannot be held: {error}"
         return Lowered(Evidence(PRECISION, control, {"noise_ratio": ratio, "precision": dtype}, NOTED, says))
@@ -359,7 +359,7 @@ def lowered_in_16_bits(
     return Lowered(Evidence(PRECISION, control, figures, NOTED, says[0].upper() + says[1:]))
 
 
-def _answering(name: str, answers: Mapping[tuple[int, ...], torch.Tensor]) -> Side:
+def answering(name: str, answers: Mapping[tuple[int, ...], torch.Tensor]) -> Side:
     """A side that gives what was recorded, by the prompt's token ids."""
 
     @contextmanager

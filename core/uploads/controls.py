@@ -29,6 +29,7 @@ _SWAPPED = 10.0
 _CROSSED = 8  # sides of which each is held against every other
 _LEAST_WAYS = 3  # distinct ones of a floor, the first among them
 _CHUNK_BYTES = 32 << 20
+FOREIGN = 10.0  # further from the model's own logits than this many of its floors: not what the model computes
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class ModelControls:
     own: mean squares of reorderings in the dump's dtype [seeds, positions]; own_rounding: of 16 bits against float32 [positions], None
     for a float32 dump or where it does not fit; float32: of reorderings in float32 [seeds, positions]; from_model: of each side of
     the run, by name, against the model's own prefill in the dump's dtype [positions]; errors: rms of each side, by name, against a
-    forward in float64, logits, empty where that is not to be had; name: of the model; maps: linear maps that were reordered.
+    forward in float64, logits, empty where that is not to be had; name: of the model; maps: linear maps that were reordered; lowered: of a
+    side that it does not compute, by name, whether it does in a lower precision.
     """
 
     name: str
@@ -67,6 +69,7 @@ class ModelControls:
     from_model: dict[str, NDArray[np.float64]]
     errors: dict[str, float]
     maps: int
+    lowered: dict[str, Evidence] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

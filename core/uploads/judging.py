@@ -20,6 +20,7 @@ from core.runs.records import (
     NOTED,
     OWN_DTYPE,
     PASSED,
+    PRECISION,
     RERUN,
     SYMMETRY,
     Evidence,
@@ -28,7 +29,7 @@ from core.runs.records import (
     RunHeader,
 )
 from core.runs.revision import PairVerdict
-from core.uploads.controls import NO_CONTROLS, Apart, Controls, Ways, neighbour_evidence, rerun_evidence
+from core.uploads.controls import FOREIGN, NO_CONTROLS, Apart, Controls, Ways, neighbour_evidence, rerun_evidence
 from core.uploads.validity import not_finite, not_finite_of, sampling, structure
 from core.verdict import (
     BLOCKS,
@@ -59,7 +60,6 @@ OTHER_WAY = 0.75  # of positions at which two ways must differ to be two
 MOVING_FLOOR = 0.9  # of positions that two ways must move
 FLOOR_OF_SPREAD = 1e-4  # of what logits vary by over the vocabulary; rounding in float32 reaches 4e-6 in 30 layers
 FLOOR_SHRINKS = 0.02  # of what the precisions differ by, from rounding in 16 bits to the floor; real ones shrink by 0.19 and more
-_FOREIGN = 10.0  # both sides further from the model's own logits than this many of its floors: the dump is of another model
 
 
 def judge_upload(
@@ -134,7 +134,7 @@ def _carried_over(
     evidence: list[Evidence], floors: list[FloorRows], before: PairVerdict, ratio: float | None, first: tuple[int, int] | None
 ) -> tuple[float | None, tuple[int, int] | None]:  # fmt: skip
     """Adds what earlier controls came to on rungs that those of now leave open. -> noise ratio and first place, theirs where they decide"""
-    for rung in (RERUN, NEIGHBOURS, OWN_DTYPE, SYMMETRY):
+    for rung in (RERUN, NEIGHBOURS, OWN_DTYPE, PRECISION, SYMMETRY):
         if not any(row.rung == rung for row in evidence):
             evidence += [row for row in before.evidence if row.rung == rung]
     known = {floor.compute_dtype for floor in floors}
@@ -436,19 +436,19 @@ def _own_dtype(
     measured: dict[str, Any] = {
         f"{who}_noise_ratio": far[name] for who, name in zip(("reference", "variant"), names, strict=True)
     }
-    if min(far.values()) > _FOREIGN:
+    if min(far.values()) > FOREIGN:
         says = (
             f"Neither side is what {model.name} computes for these tokens: they are {three_digits(min(far.values()))} and {three_digits(max(far.values()))} of its "
             "rounding floors away. Another checkpoint, other weights (quantised?), or other token ids; its floor says nothing of this dump."
         )
         return [Evidence(OWN_DTYPE, control, measured, MISSING, says)]
     near, other = sorted(names, key=far.__getitem__)
-    if far[other] > _FOREIGN:
+    if far[other] > FOREIGN:
         says = (
             f"'{near}' is what {model.name} computes, {far[near]:.2f} rounding floors away; '{other}' is not: {three_digits(far[other])} floors away, where "
-            f"rounding stays below {_FOREIGN:g}."
+            f"rounding stays below {FOREIGN:g}."
         )
-        return [Evidence(OWN_DTYPE, control, measured, FAILED, says)]
+        return [Evidence(OWN_DTYPE, control, measured, FAILED, says), *([model.lowered[other]] if other in model.lowered else [])]
     if header.format is FLOAT32_FORMAT:
         return []
     test = floor_test(squares, model.own, not_finite=broken, is_16_bits=True, own_rounding=model.own_rounding)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.engines import prefill
+from benchmarks.mutations import fp8, stored
 from benchmarks.tiny_models import tiny_model, tiny_prompts
 from core.errors import UsageError
 from core.inference.dump_controls import model_controls
@@ -106,6 +108,26 @@ def test_a_float32_dump_needs_only_the_model(tmp_path):
     run = _judged(Store(tmp_path / "t"), saved(tmp_path / "e.npz", **about, **sides), loaded)
     assert run.pairs[0].verdict == "bug suspected"
     assert _outcomes(run)[FLOAT32] == FAILED
+
+
+def test_a_side_in_a_lower_precision_is_named_and_a_fault_on_top_of_it_stays_a_bug(tmp_path):
+    """An engine with an 8-bit cache, another whose logits were sent in bfloat16, and the first with three rows in the wrong place."""
+    loaded = tiny_model("llama", "float32")
+    prompts = [ids[:30] for ids in tiny_prompts(loaded)]
+    about = {"token_ids": np.concatenate(prompts), "prompt_lengths": [len(ids) for ids in prompts]}
+    plain = _side(loaded, "prefill", prompts)
+    with torch.inference_mode():
+        cached = np.concatenate([stored(fp8)(loaded.model, torch.tensor(ids)).numpy() for ids in prompts])
+    wrong = cached.copy()
+    wrong[20:23] = cached[19:22]
+    for name, variant, verdict, says in (
+        ("cache", cached, "lower precision", "KV cache in float8_e4m3fn"),
+        ("sent", plain.astype(ml_dtypes.bfloat16).astype(np.float32), "lower precision", "logits in bfloat16"),
+        ("wrong", wrong, "bug suspected", "position 20 of prompt 0 first: a fault on top of it"),
+    ):
+        run = _judged(Store(tmp_path / name), saved(tmp_path / f"{name}.npz", **about, reference=plain, variant=variant), loaded)
+        assert run.pairs[0].verdict == verdict
+        assert any(says in row.says for row in run.evidence(0))
 
 
 def test_the_model_that_was_just_refused_is_not_asked_for(narrow, tmp_path):
