@@ -2,6 +2,7 @@
 
 python -m benchmarks.trial                        # every model, every case: the tables of docs/verdict.md
 python -m benchmarks.trial --model llama --quick  # one model, without what compiles
+python -m benchmarks.trial --precisions           # only lower precisions, and faults on top of them
 python -m benchmarks.trial --drawn 20             # false alarms: pairs of pure rounding on models of other weights
 """
 
@@ -145,12 +146,17 @@ def cases_of(loaded: LoadedModel, is_quick: bool = True) -> list[Mutation]:
     return [case for case in (*MUTATIONS, *PRECISIONS, *ON_TOP, *VARIATIONS, *slow) if case.applies(loaded)]
 
 
-def run_trial(names: Sequence[str], is_quick: bool = True, on_trial: Callable[[Trial], None] = lambda _: None) -> list[Trial]:
-    """All cases on all models named."""
+def run_trial(
+    names: Sequence[str],
+    is_quick: bool = True,
+    on_trial: Callable[[Trial], None] = lambda _: None,
+    wanted: Callable[[Mutation], bool] = lambda _: True,
+) -> list[Trial]:
+    """All cases on all models named, or those that are wanted."""
     found = []
     for name in names:
         loaded, prompts = model_named(name)
-        for case in cases_of(loaded, is_quick or name not in COMPILED):
+        for case in filter(wanted, cases_of(loaded, is_quick or name not in COMPILED)):
             found.append(try_case(case, name, loaded, prompts))
             on_trial(found[-1])
     return found
@@ -266,6 +272,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=MODELS, help="only these; may be given several times")
     parser.add_argument("--quick", action="store_true", help="leave out what compiles, and the detection limits")
+    parser.add_argument("--precisions", action="store_true", help="only lower precisions and faults on top of them")
     parser.add_argument("--drawn", type=int, metavar="N", help="instead: false alarms on models of N other weights each")
     parser.add_argument("--threads", type=int, default=1, help="of torch, where a case does not say otherwise")
     given = parser.parse_args()
@@ -282,13 +289,14 @@ def main() -> int:
                 print(line, flush=True)
         return 0
     with quiet():
-        trials = run_trial(names, given.quick, say)
+        wanted = (lambda case: case.is_precision or case in ON_TOP) if given.precisions else (lambda _: True)
+        trials = run_trial(names, given.quick, say, wanted)
         print()
         for line in (*summary(trials), "", *margins(trials)):
             print(line)
         for group in (IN_FLOAT32, IN_BFLOAT16):
             print("", *table([trial for trial in trials if trial.model in group]), sep="\n")
-        if not given.quick:
+        if not (given.quick or given.precisions):
             for line in limits([name for name in names if name in ("llama", "gpt2", "gemma2", "mixtral", SHIPPED[0])]):
                 print(line, flush=True)
     return int(any(trial.verdict is not None and not trial.is_right for trial in trials))
