@@ -34,7 +34,7 @@ from core.inference.floor import (
 )
 from core.inference.invariant.rung import one_order_evidence
 from core.inference.layers import growth_over_modules
-from core.inference.lowered import Lowered, lowered, lowered_in_16_bits
+from core.inference.lowered import Lowered, checked_in_16_bits, lowered, lowered_in_16_bits
 from core.inference.models import LoadedModel, loaded_from
 from core.inference.on_trial import Engine, Side, digests_of, divergences_of, measure, pieces_of_side, side_of
 from core.inference.precision import Precision
@@ -436,7 +436,12 @@ class _Ladder:
                     self.say,
                     given=self.precisions,
                 )
+            if self.lowered is not None and OWN_DTYPE in self.tests and not self.tests[OWN_DTYPE].is_passed:
+                self.lowered = checked_in_16_bits(
+                    self.loaded, self.prompts, self.lowered, self.seeds[:SEEDS_OF_MODULES], self.say
+                )
         except CaptureError:
+            self.lowered = None
             return
         if self.lowered is not None:
             self.evidence.append(self.lowered.evidence)

@@ -20,7 +20,7 @@ from core.inference.float64 import in_float64
 from core.inference.floor import EXACT_BYTES, Divergence, as_many_as, divergence, groups_of, in_float32, mean_squares, whole_side
 from core.inference.grammar import Pieces
 from core.inference.models import LoadedModel
-from core.inference.on_trial import Side, pieces_of_side, side_of
+from core.inference.on_trial import Side, pieces_of_side
 from core.inference.precision import CACHE, LAYERS, Precision, Stored, catalogue, ways_to_store
 from core.inference.reordering import reordered
 from core.inference.trace import LayerTrace
@@ -46,11 +46,12 @@ _LEAST_OF_WHOLE = 0.5  # of what rounding drawn anew is from float32: a model in
 
 @dataclass(frozen=True)
 class Lowered:
-    """What came of it. test: of what the precision leaves, None where none explains anything; place: (prompt, position) of a fault on top."""
+    """What came of it. place: (prompt, position) of a fault on top; side, precision: which is what, None of a whole model in 16 bits."""
 
     evidence: Evidence
-    test: FloorTest | None = None
     place: tuple[int, int] | None = None
+    side: Side | None = None
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class _Trial:
 
     @property
     def is_passed(self) -> bool:
-        return self.test.is_passed or 0 < self.ties <= _MOST_TIES
+        return self.left <= _MOST_LEFT and (self.test.is_passed or 0 < self.ties <= _MOST_TIES)
 
 
 def lowered(
@@ -90,13 +91,13 @@ def lowered(
     None where neither side is the model's own, so that nothing can be said of the other.
     """
     scale = float(floor.mean())
-    apart = [mean_squares(_apart(loaded, prompts, side_of("prefill"), side)) for side in sides]
+    apart = [mean_squares(_apart(loaded, prompts, PREFILL, side)) for side in sides]
     near, far = sorted((0, 1), key=lambda which: float(apart[which].mean()))
     if apart[near].mean() > _ALIKE**2 * scale:
         return None
     side, distance = sides[far], apart[far]
     control = f"'{side.name}' against the model's own forward in precisions that engines offer"
-    ratio = float(np.sqrt(distance.mean() / scale)) if scale else float("inf")
+    ratio = float(np.sqrt(distance.mean() / max(scale, np.finfo(np.float64).tiny)))
     best = _screened(loaded, prompts, side, distance, scale, given, say)
     trials = []
     for precision, left in best[:_LOOKED_INTO]:
@@ -254,14 +255,14 @@ def _explained(trial: _Trial, side: Side, control: str, ratio: float, lengths: S
         if not test.is_passed:
             left = f"of all logits {_percent(trial.ties)} fall to the next value, as what lies between two does by rounding"
         says = f"{what}, {three_digits(ratio)} rounding floors from float32, and nothing else: {left}."
-        return Lowered(Evidence(PRECISION, control, figures, PASSED, says), test)
+        return Lowered(Evidence(PRECISION, control, figures, PASSED, says), None, side, trial.precision)
     shown = structure_of(test.outliers, lengths)
     where = f", {place_in_words(int(test.outliers[0]), lengths)} first" if len(test.outliers) else ""
     says = (
         f"A lower precision is part of it: its {trial.precision.name}. What that leaves is {three_digits(max(test.ratio, test.worst))} times this precision's own "
         f"rounding floor in {trial.dtype}{where}: a fault on top of it."
     )
-    return Lowered(Evidence(PRECISION, control, figures, FAILED, says), test, shown.first)
+    return Lowered(Evidence(PRECISION, control, figures, FAILED, says), shown.first)
 
 
 def _whole_model(
@@ -309,7 +310,44 @@ def _whole_model(
         return Lowered(Evidence(PRECISION, control, figures, PASSED, says))
     says = f"All logits of '{side.name}' are {dtype} values. {row.says}"
     place = structure_of(failed.outliers, [len(ids) for ids in chosen]).first if failed else None
-    return Lowered(Evidence(PRECISION, control, figures, FAILED if row.outcome == FAILED else NOTED, says), None, place)
+    return Lowered(Evidence(PRECISION, control, figures, FAILED if row.outcome == FAILED else NOTED, says), place)
+
+
+def checked_in_16_bits(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], found: Lowered, seeds: Sequence[int], say: Callable[[str], None]
+) -> Lowered:
+    """What was found in float32, where the pair fails in its own 16 bits too: does the precision explain it there, or have the 16-bit kernels a fault of their own?"""
+    if found.side is None or found.precision is None or found.evidence.outcome != PASSED:
+        return found
+    own = found.precision.side
+    say(f"{len(seeds)} reorderings in {loaded.dtype} with {own.name}")
+    pair: list[Divergence] = []
+    rounding: list[Divergence] = []
+    floor: list[list[Divergence]] = [[] for _ in seeds]
+    for group in groups_of(loaded, prompts):
+        plain = [whole_side(pieces_of_side(own, loaded, ids)) for ids in group]
+        pair += [divergence(each, pieces_of_side(found.side, loaded, ids)) for each, ids in zip(plain, group, strict=True)]
+        for number, seed in enumerate(seeds):
+            with own.open(loaded, None) as pieces_of, reordered(loaded.model, seed):
+                floor[number] += [divergence(each, pieces_of(ids)) for each, ids in zip(plain, group, strict=True)]
+        with in_float32(loaded) as widened:
+            rounding += [divergence(each, pieces_of_side(own, widened, ids)) for each, ids in zip(plain, group, strict=True)]
+    test = floor_test(
+        mean_squares(pair),
+        np.stack([mean_squares(of_seed) for of_seed in floor]),
+        is_16_bits=True,
+        own_rounding=mean_squares(rounding),
+    )
+    if test.is_passed:
+        return found
+    row = found.evidence
+    says = (
+        f"In float32 its {own.name} is all that parts '{found.side.name}' from the model, and in {loaded.dtype} it is not: what that leaves there is "
+        f"{three_digits(test.ratio)} times its own rounding floor, so the kernels of {loaded.dtype} have a fault of their own."
+    )
+    return Lowered(
+        replace(row, figures={**row.figures, f"left_noise_ratio_{loaded.dtype}": test.noise_ratio}, outcome=FAILED, says=says)
+    )
 
 
 def lowered_in_16_bits(

@@ -84,7 +84,7 @@ class Precision:
     @contextmanager
     def _lowered(self, loaded: LoadedModel) -> Iterator[None]:
         if self.part in (WEIGHTS, LAYERS):
-            with _weights_rounded(loaded.model, self.rounding, is_all=self.part == WEIGHTS):
+            with _weights_rounded(loaded.model, _in_float32(self.rounding), is_all=self.part == WEIGHTS):
                 yield
         elif self.part == PRODUCTS:
             with _RoundedOperands(self.rounding):
@@ -99,17 +99,23 @@ class Precision:
         model: Any = loaded.model
         cache: Any = DynamicCache(config=model.config)
         stored = self.stored or Stored(len(ids), len(ids))
+        rounding = _in_float32(self.rounding)
         if self.stored is None:
-            _round_as_written(cache, self.rounding)
+            _round_as_written(cache, rounding)
         tokens = torch.tensor([list(ids)], device=loaded.device)
         start = 0
         for stop in [*range(stored.first, len(ids), stored.chunk), len(ids)]:
             yield start, model(input_ids=tokens[:, start:stop], past_key_values=cache, use_cache=True).logits[0]
             if self.stored is not None and (start == 0 or not stored.is_read_back):
-                _round_newest(cache, stop - start, self.rounding)
+                _round_newest(cache, stop - start, rounding)
             if start == 0 and stored.is_read_back:
-                _round_as_written(cache, self.rounding)
+                _round_as_written(cache, rounding)
             start = stop
+
+
+def _in_float32(rounding: Rounding) -> Rounding:
+    """Scales are computed in float32 at least, as engines do whatever they compute in."""
+    return lambda values: rounding(values.float()).to(values.dtype) if values.dtype.itemsize == 2 else rounding(values)
 
 
 def _round_as_written(cache: Any, rounding: Rounding) -> None:

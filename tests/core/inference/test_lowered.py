@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.engines import PREFIX
-from benchmarks.mutations import MUTATIONS, Mutation, another_prompt, fp8, overwriting, scaled_head, stored
+from benchmarks.engines import PREFIX, prefill
+from benchmarks.mutations import (
+    MUTATIONS,
+    Mutation,
+    another_prompt,
+    attention_scaled_by_head_dim,
+    fp8,
+    overwriting,
+    scaled_head,
+    stored,
+)
 from benchmarks.precisions import ON_TOP, PRECISIONS, four_bits, stale_slot_in_fp8, with_weights
 from benchmarks.tiny_models import tiny_model, tiny_prompts
 from benchmarks.trial import model_named, try_case
@@ -88,7 +97,7 @@ def test_a_fault_as_large_and_as_even_as_a_precision_is_not_excused(small: Loade
     assert _row(verdict.evidence).outcome == NOTED
 
 
-@pytest.mark.parametrize("name", ["int4", "fp8"])
+@pytest.mark.parametrize("name", ["fp8", pytest.param("int4", marks=pytest.mark.thorough)])
 def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precision(narrow: LoadedModel, name: str) -> None:
     """A served engine in bfloat16 with an 8-bit cache, or weights of 4 bits; and with a stale slot as well."""
     own = copy.deepcopy(narrow.model)
@@ -108,6 +117,24 @@ def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precis
     assert (verdict.name, verdict.first_place) == (LOWER_PRECISION, None), verdict.table()
     assert "are not seen in bfloat16" in verdict.because
     assert judge_pair(narrow, prompts, "prefill", faulty).verdict.name == BUG_SUSPECTED
+
+
+def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(narrow: LoadedModel) -> None:
+    """Weights of 4 bits in both dtypes; in bfloat16 attention is scaled by another number besides."""
+    lower = with_weights(four_bits)
+
+    def sound(model, ids):  # type: ignore[no-untyped-def]
+        return lower(model, ids)
+
+    def wrong_in_bfloat16(model, ids):  # type: ignore[no-untyped-def]
+        inner = attention_scaled_by_head_dim if model.dtype == torch.bfloat16 else prefill
+        return with_weights(four_bits, inner)(model, ids)
+
+    prompts = [tiny_prompts(narrow)[0][:24]]
+    assert judge_pair(narrow, prompts, "prefill", sound).verdict.name == LOWER_PRECISION
+    verdict = judge_pair(narrow, prompts, "prefill", wrong_in_bfloat16).verdict
+    assert verdict.name == BUG_SUSPECTED
+    assert "the kernels of bfloat16 have a fault of their own" in verdict.because
 
 
 def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(small: LoadedModel) -> None:
