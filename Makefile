@@ -8,9 +8,11 @@ BIN     = $(VENV)/bin
 run: $(VENV)/.runtime
 	$(BIN)/python -m streamlit run app/main.py $(if $(PORT),--server.port $(PORT))
 
-# Several workers share the cores: a thread of torch that waits for another gives its core away instead of spinning on it. It changes no bit, and halves
-# the time of the tests that run captures.
+# Several workers share the cores: one thread of torch each, unless a test asks for more, and one that waits for another gives its core away instead
+# of spinning on it. Neither changes a bit. What Python compiled is kept, also where the environment says otherwise: tests start many processes.
+test quick thorough: export OMP_NUM_THREADS = 1
 test quick thorough: export OMP_WAIT_POLICY = passive
+test quick thorough: unexport PYTHONDONTWRITEBYTECODE
 
 test: $(VENV)/.development browser
 	$(BIN)/python -m pytest -n auto -m "not browser and not thorough"

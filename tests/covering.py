@@ -11,7 +11,9 @@ import pytest
 def covering(first: Sequence[Any], second: Sequence[Any], *, whole: Container[Any] = ()) -> list[Any]:
     """Every pair as parameters. Not thorough are those whose first is of `whole`, and a diagonal through all of them."""
     return [
-        pytest.param(one, other, marks=() if one in whole or _is_diagonal(i, len(first), j, len(second)) else pytest.mark.thorough)
+        pytest.param(
+            one, other, marks=() if one in whole or _is_diagonal(i, len(first), j, len(second)) else pytest.mark.thorough
+        )
         for i, one in enumerate(first)
         for j, other in enumerate(second)
     ]

@@ -62,7 +62,9 @@ Forward = Callable[[Setting, int, int, Cache], torch.Tensor]
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("loaded", "path"), covering(MODELS, PATHS, whole=("llama", "gpt2", "mistral-window")), indirect=["loaded"])
+@pytest.mark.parametrize(
+    ("loaded", "path"), covering(MODELS, PATHS, whole=("llama", "gpt2", "mistral-window")), indirect=["loaded"]
+)
 def test_a_path_computes_what_a_float64_forward_computes(path: str, loaded: LoadedModel) -> None:
     assert computes_the_same(path, loaded)
 
