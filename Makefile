@@ -12,7 +12,7 @@ run: $(VENV)/.runtime
 # of spinning on it. Neither changes a bit. What Python compiled is kept, also where the environment says otherwise: tests start many processes.
 test quick thorough: export OMP_NUM_THREADS = 1
 test quick thorough: export OMP_WAIT_POLICY = passive
-test quick thorough: unexport PYTHONDONTWRITEBYTECODE
+test quick thorough: export PYTHONDONTWRITEBYTECODE =
 
 test: $(VENV)/.development browser
 	$(BIN)/python -m pytest -n auto -m "not browser and not thorough"

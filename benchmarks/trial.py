@@ -127,13 +127,18 @@ def cases_of(loaded: LoadedModel, is_quick: bool = True) -> list[Mutation]:
     return [case for case in (*MUTATIONS, *VARIATIONS, *slow) if case.applies(loaded)]
 
 
-def run_trial(names: Sequence[str], is_quick: bool = True, on_trial: Callable[[Trial], None] = lambda _: None) -> list[Trial]:
-    """All cases on all models named."""
+def run_trial(
+    names: Sequence[str],
+    is_quick: bool = True,
+    on_trial: Callable[[Trial], None] = lambda _: None,
+    most_prompts: int | None = None,
+) -> list[Trial]:
+    """All cases on all models named, over all of their prompts or so many."""
     found = []
     for name in names:
         loaded, prompts = model_named(name)
         for case in cases_of(loaded, is_quick or name not in COMPILED):
-            found.append(try_case(case, name, loaded, prompts))
+            found.append(try_case(case, name, loaded, prompts[:most_prompts]))
             on_trial(found[-1])
     return found
 
