@@ -15,7 +15,7 @@ test quick thorough: export OMP_WAIT_POLICY = passive
 test quick thorough: export PYTHONDONTWRITEBYTECODE =
 
 test: $(VENV)/.development browser
-	$(BIN)/python -m pytest -n auto -m "not browser and not thorough"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not thorough"
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "browser and not thorough"
 
 # What `make test` has no time for, and every browser test with pictures of the pages in tests/browser/screenshots: half an hour on two cores.
@@ -24,7 +24,7 @@ thorough: $(VENV)/.development browser
 	ULPSCOPE_PICTURES=1 $(BIN)/python -m pytest -m browser
 
 quick: $(VENV)/.development
-	$(BIN)/python -m pytest -n auto -m "not browser and not model and not slow and not gpu"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not model and not slow and not gpu"
 
 check: $(VENV)/.development
 	$(BIN)/ruff format --check .
