@@ -18,7 +18,8 @@ test: $(VENV)/.development browser
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not thorough"
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "browser and not thorough"
 
-# What `make test` has no time for, and every browser test with pictures of the pages in tests/browser/screenshots: half an hour on two cores.
+# What `make test` has no time for, the rest of products of cases above all, and every browser test with pictures of the pages in
+# tests/browser/screenshots: three quarters of an hour on two cores.
 thorough: $(VENV)/.development browser
 	$(BIN)/python -m pytest -m "thorough and not browser"
 	ULPSCOPE_PICTURES=1 $(BIN)/python -m pytest -m browser
