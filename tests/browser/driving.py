@@ -102,8 +102,11 @@ QUIET = """() => new Promise((resolve) => {
 
 
 def settle(page: Page) -> None:
-    """Wait until no script runs, every figure is drawn and the page has come to rest."""
+    """Wait until no script runs, the code of every kind of element is there, every figure is drawn and the page has come to rest."""
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=30_000)
+    page.wait_for_selector(
+        "[data-testid=stSkeleton]", state="detached", timeout=30_000
+    )  # in the place of an element whose code is on its way
     page.evaluate(QUIET)
     page.wait_for_selector(".ulpscope-figure[data-state=waiting]", state="detached", timeout=30_000)
 
