@@ -8,21 +8,24 @@ BIN     = $(VENV)/bin
 run: $(VENV)/.runtime
 	$(BIN)/python -m streamlit run app/main.py $(if $(PORT),--server.port $(PORT))
 
-# Several workers share the cores: a thread of torch that waits for another gives its core away instead of spinning on it. It changes no bit, and halves
-# the time of the tests that run captures.
+# Several workers share the cores: one thread of torch each, unless a test asks for more, and one that waits for another gives its core away instead
+# of spinning on it. Neither changes a bit. What Python compiled is kept, also where the environment says otherwise: tests start many processes.
+test quick thorough: export OMP_NUM_THREADS = 1
 test quick thorough: export OMP_WAIT_POLICY = passive
+test quick thorough: export PYTHONDONTWRITEBYTECODE =
 
 test: $(VENV)/.development browser
-	$(BIN)/python -m pytest -n auto -m "not browser and not thorough"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not thorough"
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "browser and not thorough"
 
-# What `make test` has no time for, and every browser test with pictures of the pages in tests/browser/screenshots: half an hour on two cores.
+# What `make test` has no time for, the rest of products of cases above all, and every browser test with pictures of the pages in
+# tests/browser/screenshots: three quarters of an hour on two cores.
 thorough: $(VENV)/.development browser
 	$(BIN)/python -m pytest -m "thorough and not browser"
 	ULPSCOPE_PICTURES=1 $(BIN)/python -m pytest -m browser
 
 quick: $(VENV)/.development
-	$(BIN)/python -m pytest -n auto -m "not browser and not model and not slow and not gpu"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not model and not slow and not gpu"
 
 check: $(VENV)/.development
 	$(BIN)/ruff format --check .

@@ -151,13 +151,14 @@ def run_trial(
     is_quick: bool = True,
     on_trial: Callable[[Trial], None] = lambda _: None,
     wanted: Callable[[Mutation], bool] = lambda _: True,
+    most_prompts: int | None = None,
 ) -> list[Trial]:
-    """All cases on all models named, or those that are wanted."""
+    """All cases on all models named, or those that are wanted, over all of their prompts or so many."""
     found = []
     for name in names:
         loaded, prompts = model_named(name)
         for case in filter(wanted, cases_of(loaded, is_quick or name not in COMPILED)):
-            found.append(try_case(case, name, loaded, prompts))
+            found.append(try_case(case, name, loaded, prompts[:most_prompts]))
             on_trial(found[-1])
     return found
 

@@ -194,11 +194,19 @@ def powers_below(distances: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.int64(1) << (np.frexp(distances.astype(np.float64))[1] - 1).astype(np.int64)
 
 
+def _read_only(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+    """The same array, as files and databases hand it out: numba compiles once more, for seven seconds, for one that may be written to."""
+    seen = bits.view()
+    seen.flags.writeable = False
+    return seen
+
+
 def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat) -> RowFigures:
     """Compare bits `a` (reference) and `b` (variant), both [rows, vocab] of `fmt`, on all cores."""
     if a.shape != b.shape or a.ndim != 2 or a.dtype != fmt.carrier or b.dtype != fmt.carrier:
         raise ValueError(f"two [rows, vocab] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and {b.shape} {b.dtype}")
     compare_rows = _kernel().compare_rows
+    a, b = _read_only(a), _read_only(b)
     rows, vocab = a.shape
     k = min(TOP_K, vocab)
     counts = np.zeros((rows, 6), np.int64)

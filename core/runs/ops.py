@@ -165,8 +165,8 @@ def write_ops_run(store: Store, header: OpsHeader, rows: Sequence[OpRow], *, run
     try:
         database = Database.to_write(partial.path, expected_bytes=0)
         try:
-            database.execute(_SCHEMA)
             database.execute("BEGIN")
+            database.execute(_SCHEMA)
             _write_provenance(database, new_id, header, created)
             database.insert("op", _table(rows))
             database.execute("COMMIT")

@@ -97,8 +97,8 @@ class RunWriter:
         try:
             self._database = Database.to_write(self._partial.path, expected_bytes=raw_bytes)
             self._caches = KvSpool(self._partial.directory / "reference-kv", header.format)
+            self._database.execute("BEGIN")  # before the schema: committed one by one its 350 statements take three times as long
             self._database.execute(_SCHEMA)
-            self._database.execute("BEGIN")
             insert_provenance(
                 self._database, header, self.run_id, self._created
             )  # first, so that what cannot be stored is refused before hours of capture

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
-from streamlit.util import calc_hash
 
 from app import flips
 from core.runs.reader import RunReader
 from core.runs.verdicts import NOT_JUDGED, Finding
 from core.runs.views import top_of_both
+from tests.app import opening
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "fresh-against-cached"
@@ -25,13 +25,7 @@ def own_store(tmp_path, monkeypatch):
 
 
 def opened(**link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
-    for key, value in {"run": RUN, **link}.items():
-        app.query_params[key] = value
-    app._page_hash = calc_hash("flips")  # as a link opens the page: a switch drops its settings
-    app.run()
-    assert not app.exception
-    return app
+    return opening.opened("flips", **{"run": RUN, **link})
 
 
 def said(app: AppTest) -> str:

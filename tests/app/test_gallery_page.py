@@ -21,6 +21,7 @@ from core.runs import labels
 from core.runs.gallery import RunCard, list_runs
 from core.runs.labels import Labels
 from core.runs.store import Store
+from tests.app.opening import followed
 from tests.core.runs.judged_runs import judged_run
 from tests.core.runs.made_runs import copied
 
@@ -56,10 +57,7 @@ def labelling(**link: str) -> AppTest:
 
 
 def opened(**link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
-    for key, value in link.items():
-        app.query_params[key] = value
-    return app.run()
+    return followed(**link).run()
 
 
 def said(app: AppTest) -> str:

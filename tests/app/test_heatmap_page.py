@@ -10,6 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import heatmap, reading, state
 from core.uploads.ingest import ingest
+from tests.app import opening
 
 MAIN = str(Path(__file__).resolve().parents[2] / "app" / "main.py")
 
@@ -20,13 +21,7 @@ def own_store(tmp_path, monkeypatch):
 
 
 def opened(**link: str) -> AppTest:
-    app = AppTest.from_file(MAIN, default_timeout=300)
-    for key, value in ({"run": "batch-1-against-n"} | link).items():
-        app.query_params[key] = value
-    app.switch_page("../pages/heatmap.py")
-    app.run()
-    assert not app.exception
-    return app
+    return opening.opened("heatmap", **({"run": "batch-1-against-n"} | link))
 
 
 def said(app: AppTest, *names: str) -> dict[str, str]:

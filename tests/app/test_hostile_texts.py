@@ -15,7 +15,7 @@ from app.widgets import code, escaped
 from core.runs import labels
 from core.runs.ops import write_ops_run
 from core.runs.store import Store
-from tests.app.opening import ROOT
+from tests.app.opening import ROOT, followed
 from tests.core.runs.damaging import with_texts
 from tests.core.runs.made_runs import copied
 from tests.core.runs.test_ops_run import header, row_of
@@ -32,12 +32,7 @@ _COMMONMARK = MarkdownIt()
 
 
 def opened(page: str, **link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
-    for key, value in link.items():
-        app.query_params[key] = value
-    app.run()
-    if page != "runs":
-        app.switch_page(f"../pages/{page}.py").run()
+    app = followed(page, **link).run()
     assert not app.exception, (page, [error.value for error in app.exception])
     return app
 

@@ -15,8 +15,6 @@ from app import jobs as job_module
 from app.jobs import Job, Jobs
 from core.runs.reader import RunReader
 
-SHAPES = ("--prompt-file", "sample_runs/prompts/shapes.txt")
-
 
 @pytest.fixture
 def jobs(tmp_path):
@@ -36,36 +34,51 @@ def wait(jobs: Jobs, number: int, until: Callable[[Job], bool], seconds: float =
 
 
 @pytest.mark.model
-def test_a_capture_runs_tells_its_progress_and_leaves_a_run(jobs, tmp_path):
-    arguments = ["capture", "--model", "sample_runs/model", *SHAPES, "--variant", "decode"]
-    job = jobs.submit(arguments, title="a pair", device="cpu")
+def test_a_capture_tells_its_progress_leaves_a_run_and_takes_its_dropped_file_with_it(jobs, tmp_path):
+    """One process for all of it: it starts with ten seconds of imports."""
+    dropped = job_module.PromptFile("../q.jsonl", b'{"text": "for x in y:"}\n{"text": "one more"}\n')
+    arguments = ["capture", "--model", "sample_runs/model", "--variant", "decode"]
+    job = jobs.submit(arguments, title="a pair", device="cpu", prompts=dropped)
+    path = Path(job.arguments[-1])
+    assert path.is_relative_to(tmp_path / "runs")
+    assert path.name == "q.jsonl"
+    assert path.read_bytes() == dropped.content
     running = wait(jobs, job.number, lambda j: j.rows_done > 0)
-    assert running.rows_total == 2 * 152
+    assert running.rows_total > 0
     done = wait(jobs, job.number, lambda j: j.is_over)
     assert done.state == "done", done.message
     assert done.share == 1.0
     assert [path.stem for path in (tmp_path / "runs").glob("*.duckdb")] == [done.run_id]
+    with RunReader(tmp_path / "runs" / f"{done.run_id}.duckdb") as run:
+        assert running.rows_total == 2 * run.header.rows
+        assert run.header.provenance.command.endswith(" --prompts q.jsonl")
+    deadline = time.monotonic() + 300
+    while (left := list((tmp_path / "runs").glob(".partial*"))) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert left == []
+    assert not path.exists()
 
 
 @pytest.mark.model
 def test_a_cancelled_capture_stops_and_leaves_nothing(jobs, tmp_path):
     arguments = ["capture", "--model", "sample_runs/model", "--prompt-file", "sample_runs/prompts/scheduler.txt"]
     job = jobs.submit([*arguments, "--reference", "decode", "--variant", "decode+batch:16"], title="long", device="cpu")
-    after = jobs.submit(["capture", "--model", "no/such/model", "--prompt", "x"], title="next", device="cpu")
+    after = jobs.submit(["ingest", "no-such-file.npz"], title="next", device="cpu")
     wait(jobs, job.number, lambda j: j.rows_done > 0)
     assert wait(jobs, after.number, lambda j: True).state == "waiting"  # one at a time on a device
     jobs.cancel(job.number)
     assert wait(jobs, job.number, lambda j: j.is_over).state == "cancelled"
     failed = wait(jobs, after.number, lambda j: j.is_over)
     assert failed.state == "failed"
-    assert "no/such/model" in failed.message
+    assert "no-such-file.npz" in failed.message
     assert "Traceback" not in failed.message
     assert not list((tmp_path / "runs").glob("*.duckdb"))
 
 
-def test_a_waiting_job_can_be_cancelled_and_a_finished_one_dismissed(jobs):
-    first = jobs.submit(["capture", "--model", "no/such/model", "--prompt", "x"], title="first", device="cpu")
-    second = jobs.submit(["capture", "--model", "no/such/model", "--prompt", "x"], title="second", device="cpu")
+def test_a_waiting_job_can_be_cancelled_and_a_finished_one_dismissed(jobs, monkeypatch, tmp_path):
+    program(monkeypatch, tmp_path, SLEEPS)
+    first = jobs.submit(["1"], title="first", device="cpu")
+    second = jobs.submit(["1"], title="second", device="cpu")
     jobs.cancel(second.number)
     assert wait(jobs, second.number, lambda j: j.is_over).state == "cancelled"
     wait(jobs, first.number, lambda j: j.is_over)
@@ -153,9 +166,10 @@ def test_a_job_that_cannot_even_start_does_not_hold_up_the_next(jobs):
     assert "nonsense" in wait(jobs, after.number, lambda j: j.is_over).message
 
 
-def test_stopping_starts_nothing_more(jobs):
-    running = jobs.submit(["capture", "--model", "no/such/model", "--prompt", "x"], title="running", device="cpu")
-    waiting = jobs.submit(["nonsense"], title="waiting", device="cpu")
+def test_stopping_starts_nothing_more(jobs, monkeypatch, tmp_path):
+    program(monkeypatch, tmp_path, SLEEPS)
+    running = jobs.submit(["1200"], title="running", device="cpu")
+    waiting = jobs.submit(["1200"], title="waiting", device="cpu")
     wait(jobs, running.number, lambda j: j.state == "running")
     jobs.stop()
     time.sleep(0.5)
@@ -229,27 +243,6 @@ def test_a_job_that_will_not_end_is_killed_after_two_seconds_and_what_it_began_i
     assert wait(jobs, job.number, lambda j: j.is_over).state == "cancelled"
     assert 1.5 < time.monotonic() - began < 1200  # by itself it would have gone on for so long
     assert not list((tmp_path / "runs").glob(".partial*"))
-
-
-@pytest.mark.model
-def test_a_dropped_file_is_there_for_its_job_and_gone_with_it(jobs, tmp_path):
-    dropped = job_module.PromptFile("../q.jsonl", b'{"text": "for x in y:"}\n{"text": "one more"}\n')
-    arguments = ["capture", "--model", "sample_runs/model", "--variant", "decode"]
-    job = jobs.submit(arguments, title="dropped", device="cpu", prompts=dropped)
-    path = Path(job.arguments[-1])
-    assert path.is_relative_to(tmp_path / "runs")
-    assert path.name == "q.jsonl"
-    assert path.read_bytes() == dropped.content
-    done = wait(jobs, job.number, lambda j: j.is_over)
-    assert done.state == "done", done.message
-    assert done.rows_total > 0
-    with RunReader(tmp_path / "runs" / f"{done.run_id}.duckdb") as run:
-        assert run.header.provenance.command.endswith(" --prompts q.jsonl")
-    deadline = time.monotonic() + 300
-    while (left := list((tmp_path / "runs").glob(".partial*"))) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert left == []
-    assert not path.exists()
 
 
 def test_a_run_that_was_kept_in_part_is_done_and_says_what_failed(jobs, monkeypatch, tmp_path):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
-from streamlit.util import calc_hash
 
 from app import charts
 from core.runs.layers import grid, modules_of, summarize
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from core.uploads.ingest import ingest
+from tests.app import opening
 from tests.app.opening import codes, figures_of, said
 from tests.core.runs.damaging import damaged
 from tests.core.runs.layer_runs import GROWING, MODULES, layer_run
@@ -29,13 +29,7 @@ def own_store(tmp_path, monkeypatch) -> Store:
 
 
 def opened(**link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
-    for key, value in link.items():
-        app.query_params[key] = value
-    app._page_hash = calc_hash("layers")
-    app.run()
-    assert not app.exception
-    return app
+    return opening.opened("layers", **link)
 
 
 def figures(app: AppTest) -> dict[str, str]:

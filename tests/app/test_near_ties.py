@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
-from streamlit.util import calc_hash
 
 from app import margins
 from core.runs.reader import RunReader
+from tests.app import opening
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "fresh-against-cached"  # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
@@ -21,13 +21,7 @@ def own_store(tmp_path, monkeypatch):
 
 
 def opened(**link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
-    for key, value in {"run": RUN, "prompt": "1", "position": "36", **link}.items():
-        app.query_params[key] = value
-    app._page_hash = calc_hash("near_ties")  # as a link opens the page: a switch drops its settings
-    app.run()
-    assert not app.exception
-    return app
+    return opening.opened("near_ties", **{"run": RUN, "prompt": "1", "position": "36", **link})
 
 
 def said(app: AppTest) -> str:

@@ -18,6 +18,7 @@ from app.jobs import ANY_DEVICE, Jobs
 from core.runs.op_words import beside
 from core.runs.ops import BatchClass, OpRow, OpsHeader, Repeats, RowPositions, read_ops, write_ops_run
 from core.runs.store import Store
+from tests.app import opening
 from tests.app.opening import codes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,16 +49,7 @@ def probed(store: Store, run_id: str, *rows: OpRow, chip: str = "A processor", m
 
 
 def opened(page: str = "ops", **link: str) -> AppTest:
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
-    for key, value in link.items():
-        app.query_params[key] = value
-    app.run()
-    app.switch_page(f"../pages/{page}.py")
-    for key, value in link.items():  # the first page knows another page's settings no better than a browser would
-        app.query_params[key] = value
-    app.run()
-    assert not app.exception
-    return app
+    return opening.opened(page, **link)
 
 
 def said(app: AppTest) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from tests.app.opening import followed
+
 ROOT = Path(__file__).resolve().parents[2]
-MAIN = str(ROOT / "app" / "main.py")
 PAGES = {
     "runs": "Runs",
     "overview": "Overview",
@@ -32,13 +33,7 @@ def own_store(tmp_path, monkeypatch):
 
 def opened(page: str, **link: str) -> AppTest:
     """The page of a new viewer who followed a link."""
-    app = AppTest.from_file(MAIN, default_timeout=300)
-    for key, value in link.items():
-        app.query_params[key] = value
-    app.run()
-    if page != "runs":
-        app.switch_page(f"../pages/{page}.py").run()
-    return app
+    return followed(page, **link).run()
 
 
 def said(app: AppTest) -> str:

@@ -9,13 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
+from streamlit.util import calc_hash
 
 from app import address, link, page_settings, state, stepper, token_strip
 from core.runs.reader import RunReader
 from core.runs.records import Prompt
+from tests.app import opening
 
 ROOT = Path(__file__).resolve().parents[2]
-MAIN = str(ROOT / "app" / "main.py")
 PAGES = ("runs", "overview", "near_ties", "flips", "kv_cache", "capture", "upload")
 RUN = "fresh-against-cached"  # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
 
@@ -28,17 +29,7 @@ def own_store(tmp_path, monkeypatch):
 
 def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
     """A new viewer's page at an address."""
-    app = AppTest.from_file(MAIN, default_timeout=300)
-    for key, value in link.items():
-        app.query_params[key] = value
-    app._page_hash = "" if page == "runs" else _page_hash(page)
-    return app.run()
-
-
-def _page_hash(page: str) -> str:
-    from streamlit.util import calc_hash
-
-    return calc_hash(page)
+    return opening.followed(page, **link).run()
 
 
 def warnings(app: AppTest) -> str:
@@ -102,7 +93,7 @@ def test_an_address_that_was_replaced_a_moment_ago_is_not_taken_for_back(way: st
     elif way == "much later":
         monkeypatch.setattr(address, "_LATE_SECONDS", 0.0)
     elif way == "another page":
-        app._page_hash = _page_hash("flips")
+        app._page_hash = calc_hash("flips")
     for key, value in earlier.items():
         app.query_params[key] = value
     if way == "late":

@@ -18,7 +18,7 @@ from core.runs.reader import RunReader
 from core.runs.records import RUNGS, Evidence
 from core.runs.store import Store
 from core.verdict import VERDICTS
-from tests.app.opening import codes, figures_of
+from tests.app.opening import codes, figures_of, followed
 from tests.core.runs.judged_runs import BLOCKS, CASES, COMMAND, EXACT_FAILED, RERUN_PASSED, floors, judged_run, ratio_row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,14 +32,10 @@ def own_store(tmp_path, monkeypatch) -> Store:
 
 def opened(page: str = "overview", open_: tuple[str, ...] = (), **link: str) -> AppTest:
     """The page of a viewer who has unfolded the expanders `open_`."""
-    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
-    for key, value in link.items():
-        app.query_params[key] = value
-    app.run()
+    app = followed(page, **link)
     for key in open_:
         app.session_state[key] = True
-    if page != "runs":
-        app.switch_page(f"../pages/{page}.py").run()
+    app.run()
     assert not app.exception
     return app
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from tests.browser.driving import Dashboard, chromium, start
+from tests.browser.driving import Dashboard, chromium, new_tab, start
 
 expect.set_options(timeout=30_000)  # as long as every other wait: five seconds are not enough where others are at work
 ACCESSIBLE = ("[overview]", "[heatmap]", "[capture]", "[upload]", "[layers]")
@@ -84,7 +84,7 @@ def what_went_wrong(page: Page) -> list[str]:
 @pytest.fixture
 def page(visitor: BrowserContext, dashboard: Dashboard) -> Iterator[Page]:
     """A new viewer. Fails if the page asked anything of the outside, or showed a traceback."""
-    opened = visitor.new_page()
+    opened = new_tab(visitor, dashboard)
     said = what_went_wrong(opened)
     outside: list[str] = []
     opened.on(
@@ -96,7 +96,7 @@ def page(visitor: BrowserContext, dashboard: Dashboard) -> Iterator[Page]:
     exceptions = opened.locator("[data-testid=stException]").count()
     if opened.url.startswith(dashboard.url):
         opened.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
-    for left in visitor.pages:
+    for left in visitor.pages[1:]:
         left.close()
     visitor.clear_cookies()
     visitor.clear_permissions()

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from core.runs import labels
 from core.runs.labels import Labels
 from core.runs.store import Store
-from tests.browser.driving import ROOT, Dashboard, picture, settle, start
+from tests.browser.driving import ROOT, Dashboard, new_tab, picture, settle, start
 
 SAMPLE = ROOT / "sample_runs" / "batch-1-against-n.duckdb"
 ROW = 33  # pixels
@@ -50,14 +50,16 @@ def store(gallery: Dashboard) -> Store:
 
 
 @pytest.fixture
-def opened(browser: Browser, gallery: Dashboard, store: Store) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
+def opened(visitor: BrowserContext, gallery: Dashboard, store: Store) -> Iterator[Page]:
+    page = new_tab(visitor, gallery)
     page.goto(gallery.url)
     settle(page)
     yield page
     exceptions = page.locator("[data-testid=stException]").count()
-    context.close()
+    page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+    for left in visitor.pages[1:]:
+        left.close()
+    visitor.clear_cookies()
     assert exceptions == 0
 
 

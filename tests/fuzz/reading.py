@@ -1,6 +1,6 @@
 """A process that reads files nobody should trust: each in a child of its own, with limits, and what became of it as a line of JSON.
 
-`python -m tests.fuzz.reading [FAULT]` takes a path a line. FAULT plants one: a reader that crashes, raises, hangs, or eats memory.
+`python -m tests.fuzz.reading` takes `[path, fault]` as JSON a line. A fault is planted: a reader that crashes, raises, hangs, or eats memory.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Outcome:
 class Readers:
     """The process, kept for many files; a context manager."""
 
-    def __init__(self, fault: str = "") -> None:
-        command = [sys.executable, "-m", "tests.fuzz.reading", *([fault] if fault else [])]
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.fuzz.reading"]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Readers:
@@ -70,10 +70,10 @@ class Readers:
             self._process.stdin.close()
         self._process.wait(60)
 
-    def read(self, path: Path) -> Outcome:
+    def read(self, path: Path, fault: str = "") -> Outcome:
         if self._process.stdin is None or self._process.stdout is None:
             raise ValueError("its input and output are pipes")
-        self._process.stdin.write(f"{path}\n")
+        self._process.stdin.write(json.dumps([str(path), fault]) + "\n")
         self._process.stdin.flush()
         return Outcome(**json.loads(self._process.stdout.readline()))
 
@@ -186,11 +186,12 @@ def _outcome(path: Path, fault: str, seconds: float) -> Outcome:
     return Outcome(seconds=took, **json.loads(answer))
 
 
-def main(fault: str) -> None:
+def main() -> None:
     for line in sys.stdin:
-        found = _outcome(Path(line.rstrip("\n")), fault, 2.0 if fault == "hang" else SECONDS)
+        path, fault = json.loads(line)
+        found = _outcome(Path(path), fault, 2.0 if fault == "hang" else SECONDS)
         print(json.dumps(found.__dict__), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    main()

@@ -164,12 +164,17 @@ def test_a_float32_model_is_promised_float32_so_nothing_is_excused() -> None:
 # What the ladder makes of it.
 
 
+def short(loaded: LoadedModel) -> list[tuple[int, ...]]:
+    """What is asked of these verdicts holds at any length, and a verdict takes a second for twenty tokens."""
+    return tiny_prompts(loaded, 16)[:1]
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("compute", [decode, head_in_float32], ids=lambda engine: engine.__name__)
 @pytest.mark.parametrize("is_reference", [False, True], ids=["variant", "reference"])
 def test_a_correct_engine_of_bfloat16_is_no_suspect(compute: Engine, is_reference: bool, narrow: LoadedModel, held: Any) -> None:
     sides = ["prefill", served(held, compute)][:: -1 if is_reference else 1]
-    verdict = judge(narrow, tiny_prompts(narrow), reference=sides[0], variant=sides[1])
+    verdict = judge(narrow, short(narrow), reference=sides[0], variant=sides[1])
     assert verdict.name == "undecided"
     assert SENTENCE in verdict.because
     assert "float32" in verdict.because.split(SENTENCE)[1]  # the way out
@@ -189,7 +194,7 @@ def test_two_engines_of_bfloat16_are_both_named(narrow: LoadedModel, held: Any) 
     def theirs(_: Any, ids: torch.Tensor) -> torch.Tensor:
         return reordering(3)(held, ids)
 
-    verdict = judge_pair(narrow, tiny_prompts(narrow), ours, theirs).verdict
+    verdict = judge_pair(narrow, short(narrow), ours, theirs).verdict
     assert verdict.name == "undecided"
     assert rows(verdict)[FLOAT32].figures == {"computes_in": {"ours": "bfloat16", "theirs": "bfloat16"}}
 
@@ -199,7 +204,7 @@ def test_a_large_fault_of_such_an_engine_is_a_bug_by_its_16_bits(narrow: LoadedM
     def engine(_: Any, ids: torch.Tensor) -> torch.Tensor:
         return decode(held, ids).roll(1, 0)
 
-    verdict = judge_pair(narrow, tiny_prompts(narrow), "prefill", engine).verdict
+    verdict = judge_pair(narrow, short(narrow), "prefill", engine).verdict
     assert verdict.is_bug_suspected
     assert rows(verdict)[FLOAT32].outcome == MISSING
     assert verdict.because in [row.says for row in verdict.evidence if row.rung == OWN_DTYPE]
@@ -208,7 +213,7 @@ def test_a_large_fault_of_such_an_engine_is_a_bug_by_its_16_bits(narrow: LoadedM
 
 @pytest.mark.model
 def test_the_same_bits_are_identical_whatever_they_are_computed_in(narrow: LoadedModel, held: Any) -> None:
-    assert judge_pair(narrow, tiny_prompts(narrow), "prefill", served(held, prefill)).verdict.name == "identical"
+    assert judge_pair(narrow, short(narrow), "prefill", served(held, prefill)).verdict.name == "identical"
 
 
 @pytest.mark.model

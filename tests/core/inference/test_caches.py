@@ -15,7 +15,9 @@ from core.inference.paths import open_path, parse_path
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from core.runs.writer import RunWriter
+from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import float32_bound, logits_of, tokens
+from tests.covering import covering
 
 PATHS = [
     "prefill",
@@ -56,7 +58,7 @@ def own_cache(loaded: LoadedModel) -> DynamicCache:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("loaded", "path"), covering(MODELS, PATHS, whole=("llama",)), indirect=["loaded"])
 def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, loaded) -> None:  # type: ignore[no-untyped-def]
     found, exact = parts_of(path, loaded), own_cache(loaded)
     assert found

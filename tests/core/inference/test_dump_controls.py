@@ -51,6 +51,17 @@ def _dumps(loaded: LoadedModel, folder: Path, variant: str = "decode") -> tuple[
     return own, pair, prompts
 
 
+@pytest.fixture(scope="module")
+def dumped(narrow: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[tuple[int, ...]]]:
+    return _dumps(narrow, tmp_path_factory.mktemp("dumps"))
+
+
+@pytest.fixture(scope="module")
+def of_another(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[tuple[int, ...]]]:
+    """Of another model of the same shape."""
+    return _dumps(tiny_model("llama", "bfloat16", seed=5), tmp_path_factory.mktemp("others"))
+
+
 def _judged(store: Store, dump: Path, loaded: LoadedModel, **given: list[Path]) -> RunReader:
     with RunReader(store.path_of(ingest(store, [dump]))) as run:
         told = model_controls(loaded, run.figures)
@@ -62,8 +73,8 @@ def _outcomes(run: RunReader) -> dict[str, str]:
     return {row.rung: row.outcome for row in run.evidence(0)}
 
 
-def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor(narrow, tmp_path):
-    own, pair, _ = _dumps(narrow, tmp_path)
+def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor(narrow, dumped, tmp_path):
+    own, pair, _ = dumped
     run = _judged(Store(tmp_path / "s"), own, narrow, float32=[pair])
     assert run.pairs[0].verdict == "rounding"
     assert 0.2 < run.pairs[0].noise_ratio < 4
@@ -72,15 +83,15 @@ def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor(narrow, tmp_pat
     assert set(run.floor_positions(0)["compute_dtype"]) == {"bfloat16", "float32"}
 
 
-def test_without_the_float32_pair_the_model_alone_decides_nothing_about_a_pair_within_its_floor(narrow, tmp_path):
-    own, _, _ = _dumps(narrow, tmp_path)
+def test_without_the_float32_pair_the_model_alone_decides_nothing_about_a_pair_within_its_floor(narrow, dumped, tmp_path):
+    own, _, _ = dumped
     run = _judged(Store(tmp_path / "s"), own, narrow)
     assert run.pairs[0].verdict == "undecided"
     assert _outcomes(run)[OWN_DTYPE] == PASSED
 
 
-def test_a_side_that_is_not_what_the_model_computes_is_named(narrow, tmp_path):
-    own, _, _ = _dumps(narrow, tmp_path)
+def test_a_side_that_is_not_what_the_model_computes_is_named(narrow, dumped, tmp_path):
+    own, _, _ = dumped
     arrays = dict(np.load(own))
     arrays["variant"][5 : 5 + BLOCK] = arrays["variant"][4 : 4 + BLOCK][::-1]
     run = _judged(Store(tmp_path / "s"), saved(tmp_path / "bad.npz", **arrays), narrow)
@@ -88,8 +99,8 @@ def test_a_side_that_is_not_what_the_model_computes_is_named(narrow, tmp_path):
     assert "'variant' is not:" in run.pairs[0].because
 
 
-def test_a_dump_of_another_model_gets_no_verdict_from_this_one(narrow, tmp_path):
-    own, _, _ = _dumps(tiny_model("llama", "bfloat16", seed=5), tmp_path)
+def test_a_dump_of_another_model_gets_no_verdict_from_this_one(narrow, of_another, tmp_path):
+    own, _, _ = of_another
     run = _judged(Store(tmp_path / "s"), own, narrow)
     assert run.pairs[0].verdict == "undecided"
     (row,) = [row for row in run.evidence(0) if row.rung == OWN_DTYPE]
@@ -130,9 +141,9 @@ def test_a_side_in_a_lower_precision_is_named_and_a_fault_on_top_of_it_stays_a_b
         assert any(says in row.says for row in run.evidence(0))
 
 
-def test_the_model_that_was_just_refused_is_not_asked_for(narrow, tmp_path):
+def test_the_model_that_was_just_refused_is_not_asked_for(narrow, of_another, tmp_path):
     """Nor anywhere else on the ladder; without a pair in float32 that is what is left."""
-    own, pair, _ = _dumps(tiny_model("llama", "bfloat16", seed=5), tmp_path)
+    own, pair, _ = of_another
     run = _judged(Store(tmp_path / "s"), own, narrow)
     assert run.pairs[0].because.endswith(f"`python -m core verdict {run.run_id} --float32 PAIR_IN_FLOAT32.npz`.")
     arrays = dict(np.load(pair))
@@ -147,9 +158,9 @@ def test_the_model_that_was_just_refused_is_not_asked_for(narrow, tmp_path):
 
 
 @pytest.mark.parametrize("is_earlier", [False, True])
-def test_a_floor_far_from_the_models_own_is_left_aside_and_the_models_decides(is_earlier, narrow, tmp_path):
+def test_a_floor_far_from_the_models_own_is_left_aside_and_the_models_decides(is_earlier, narrow, dumped, tmp_path):
     """Ways with noise of their own, seven floors each: of one spread among themselves, and no wider than float32 could be."""
-    own, pair, _ = _dumps(narrow, tmp_path)
+    own, pair, _ = dumped
     given = dict(np.load(pair))
     random = np.random.default_rng(0)
     apart = np.sqrt(np.mean((given["variant"].astype(float) - given["reference"]) ** 2))
@@ -173,9 +184,9 @@ def test_a_floor_far_from_the_models_own_is_left_aside_and_the_models_decides(is
     assert ("of an earlier verdict" in decided.control) == is_earlier
 
 
-def test_a_floor_of_the_models_own_ways_is_not(narrow, tmp_path):
+def test_a_floor_of_the_models_own_ways_is_not(narrow, dumped, tmp_path):
     """The twin."""
-    own, pair, prompts = _dumps(narrow, tmp_path)
+    own, pair, prompts = dumped
     given = dict(np.load(pair))
     with in_float32(narrow) as wide:
         ways = {path: _side(wide, path, prompts) for path in ("prefill", "decode+batch:3", "chunked:5", "prefill+attn:eager")}
@@ -193,8 +204,8 @@ def test_a_floor_of_the_models_own_ways_is_not(narrow, tmp_path):
         (lambda arrays: arrays.update({k: arrays[k][:, :-1] for k in ("reference", "variant")}), "not of one model"),
     ],
 )
-def test_a_dump_that_no_model_can_be_run_on_is_refused(change, sentence, narrow, tmp_path):
-    own, _, _ = _dumps(narrow, tmp_path)
+def test_a_dump_that_no_model_can_be_run_on_is_refused(change, sentence, narrow, dumped, tmp_path):
+    own, _, _ = dumped
     arrays = dict(np.load(own))
     change(arrays)
     store = Store(tmp_path / "s")
@@ -205,8 +216,8 @@ def test_a_dump_that_no_model_can_be_run_on_is_refused(change, sentence, narrow,
         model_controls(narrow, run.figures)
 
 
-def test_the_model_comes_back_bit_for_bit(narrow, tmp_path):
-    own, _, prompts = _dumps(narrow, tmp_path)
+def test_the_model_comes_back_bit_for_bit(narrow, dumped, tmp_path):
+    own, _, prompts = dumped
     before = {name: tensor.clone() for name, tensor in narrow.model.state_dict().items()}
     with torch.inference_mode():
         first = prefill(narrow.model, torch.tensor(prompts[0]))

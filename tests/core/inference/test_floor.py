@@ -25,6 +25,7 @@ from core.inference.setting import Setting
 from core.verdict import LARGEST_RATIO_16_BITS
 from tests.core.inference.sameness import logits_of, tokens
 from tests.core.inference.test_modifiers import state
+from tests.covering import covering
 
 SAMPLES = FilePath(__file__).parents[3] / "sample_runs"
 needs_the_shipped_model = pytest.mark.skipif(
@@ -69,8 +70,7 @@ def rms_by_numpy(reference: torch.Tensor, variant: torch.Tensor) -> tuple[float,
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("path", ["prefill", "decode", "chunked:7"])
+@pytest.mark.parametrize(("path", "dtype"), covering(["prefill", "decode", "chunked:7"], ["float32", "bfloat16"]))
 def test_the_floor_is_the_rms_of_each_reordering(path, dtype, model_folders) -> None:  # type: ignore[no-untyped-def]
     loaded = load_model(str(model_folders["mixtral"]), dtype=dtype, device="cpu")
     prompts = [tokens(loaded), tokens(loaded)[::-1][:11]]

@@ -16,7 +16,9 @@ from core.numerics.formats import values_of
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from core.runs.writer import RunWriter
+from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import tokens
+from tests.covering import covering
 
 LENGTH = 24
 PATHS = [
@@ -55,7 +57,7 @@ def generated(loaded: LoadedModel, ids: list[int], length: int) -> tuple[int, ..
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("loaded", "path"), covering(MODELS, PATHS, whole=("llama",)), indirect=["loaded"])
 def test_a_path_continues_a_prompt_as_transformers_does(path: str, loaded: LoadedModel) -> None:
     """In float32 the random models of these tests have margins far above rounding, so every path must agree with the oracle."""
     ids = tokens(loaded)[:20]

@@ -29,6 +29,7 @@ from core.inference.paths import open_path, parse_path
 from core.inference.setting import Setting
 from core.inference.trace import LayerTrace, traced_modules, watched
 from core.runs.records import MISSING, MODULES, PASSED, Evidence
+from tests.covering import covering
 
 pytestmark = pytest.mark.model
 BLOCKS = {"llama": "model.layers.{}", "gpt2": "transformer.h.{}", "gemma2": "model.layers.{}", "mixtral": "model.layers.{}"}
@@ -58,7 +59,7 @@ def _judged(loaded: LoadedModel, variant: str) -> Evidence:
     return _rows(list(judge_pair(loaded, tiny_prompts(loaded), "prefill", variant).verdict.evidence))
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize(("loaded", "layer"), covering(list(BLOCKS), [0, 1, 2]), indirect=["loaded"])
 def test_a_fault_in_the_cache_of_a_layer_enters_at_that_layers_attention(layer, loaded, monkeypatch):
     monkeypatch.setitem(BASES, "faulty", replace(BASES["decode"], compute=_scaled_cache(layer)))
     row = _judged(loaded, "faulty")
@@ -70,7 +71,11 @@ def test_a_fault_in_the_cache_of_a_layer_enters_at_that_layers_attention(layer, 
     assert f"enters at {first}" in row.says
 
 
-@pytest.mark.parametrize("variant", ["decode", "chunked:7", "prefill+batch:3+row:1", "prefill+pad:left:3", "reuse:9"])
+@pytest.mark.parametrize(
+    ("loaded", "variant"),
+    covering(list(BLOCKS), ["decode", "chunked:7", "prefill+batch:3+row:1", "prefill+pad:left:3", "reuse:9"]),
+    indirect=["loaded"],
+)
 def test_rounding_enters_nowhere(variant, loaded):
     """The twin."""
     row = _judged(loaded, variant)

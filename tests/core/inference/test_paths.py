@@ -15,8 +15,9 @@ from core.errors import CaptureError, UsageError
 from core.inference import paths, setting
 from core.inference.models import LoadedModel
 from core.inference.paths import Base, Modifier, Setting, parse_path, run_path
-from tests.core.inference.conftest import WINDOW
+from tests.core.inference.conftest import MODELS, WINDOW
 from tests.core.inference.sameness import computes_the_same, float32_bound, logits_of, tokens
+from tests.covering import covering
 
 BASES = [
     "prefill",
@@ -61,7 +62,9 @@ Forward = Callable[[Setting, int, int, Cache], torch.Tensor]
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("loaded", "path"), covering(MODELS, PATHS, whole=("llama", "gpt2", "mistral-window")), indirect=["loaded"]
+)
 def test_a_path_computes_what_a_float64_forward_computes(path: str, loaded: LoadedModel) -> None:
     assert computes_the_same(path, loaded)
 

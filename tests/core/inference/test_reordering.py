@@ -24,6 +24,7 @@ from core.inference.reordering import order_of, reordered
 from tests.core.inference.conftest import CONFIGS
 from tests.core.inference.sameness import exact_logits, float32_bound, logits_of, tokens
 from tests.core.inference.test_modifiers import state
+from tests.covering import covering
 
 # Linear maps by hand: those of the two layers and the head. Experts held in one parameter are one map.
 MAPS = {
@@ -270,11 +271,19 @@ def test_a_tied_head_is_reordered_and_its_embedding_is_not(model_of: Callable[..
 
 # Caches, batches, attention, dtypes.
 
+REORDERED = ["llama", "gpt2", "qwen2", "mixtral", "gemma3"]
+REORDERED_PATHS = ["decode", "chunked:7", "reuse:9", "static", "prefill+batch:3+row:1", "prefill+attn:eager"]
+
 
 @pytest.mark.model
-@pytest.mark.parametrize("keep_bytes", [0, 30_000, 1 << 30])
-@pytest.mark.parametrize("path", ["decode", "chunked:7", "reuse:9", "static", "prefill+batch:3+row:1", "prefill+attn:eager"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "mixtral", "gemma3"])
+@pytest.mark.parametrize(
+    ("name", "path", "keep_bytes"),
+    [
+        pytest.param(*pair.values, kept, marks=pair.marks or (() if (n + k) % 3 == 0 else pytest.mark.thorough))
+        for n, pair in enumerate(covering(REORDERED, REORDERED_PATHS, whole=("llama",)))
+        for k, kept in enumerate((0, 30_000, 1 << 30))
+    ],
+)
 def test_every_path_can_be_reordered_and_keeping_weights_changes_no_bit(name, path, keep_bytes, model_of) -> None:  # type: ignore[no-untyped-def]
     loaded = model_of(name)
     ids = tokens(loaded)

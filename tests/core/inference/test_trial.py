@@ -49,10 +49,10 @@ def _wrong(trials: list[Trial]) -> list[str]:
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=pytest.mark.thorough) if each == "mixtral-ties" else each for each in QUICK]
+    ("name", "prompts"), [("gpt2", 1), *(pytest.param(each, None, marks=pytest.mark.thorough) for each in QUICK)]
 )
-def test_every_bug_is_called_one_and_nothing_else_is(name: str) -> None:
-    trials = run_trial([name])
+def test_every_bug_is_called_one_and_nothing_else_is(name: str, prompts: int | None) -> None:
+    trials = run_trial([name], most_prompts=prompts)
     assert _wrong(trials) == []
     refused = [trial.case for trial in trials if trial.verdict is None]
     assert refused == (["prefill+sdpa:math"] if name == "gemma2" else [])  # it has eager attention only

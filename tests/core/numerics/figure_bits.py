@@ -1,6 +1,6 @@
 """Prints a digest of the bits of every figure of some pairs, as JSON; run by itself, with whatever processor numba is told to compile for.
 
-Arguments: threads of the kernel, rows a chunk, and 'spoilt' for sums whose order is left to the compiler.
+Arguments: `threads,rows` of the kernel and of a chunk, as often as one likes, or 'spoilt' for sums whose order is left to the compiler.
 """
 
 from __future__ import annotations
@@ -100,15 +100,17 @@ def figures(rows: int, formats: Sequence[FloatFormat]) -> dict[str, str]:
 
 
 def main() -> None:
-    threads, rows = int(sys.argv[1]), int(sys.argv[2])
-    pool = ThreadPoolExecutor(threads)
-    divergence._threads = lambda: pool  # type: ignore[assignment]
     if "spoilt" in sys.argv:
-        print(json.dumps({"spoilt": float(any_order(np.random.default_rng(0).standard_normal(10_000))).hex()}))
-    else:
-        print(
-            json.dumps(figures(rows, [fmt for fmt in ALL_FORMATS if fmt.bits > 8]))
+        print(json.dumps([{"spoilt": float(any_order(np.random.default_rng(0).standard_normal(10_000))).hex()}]))
+        return
+    found = []
+    for threads, rows in (map(int, argument.split(",")) for argument in sys.argv[1:]):
+        pool = ThreadPoolExecutor(threads)
+        divergence._threads = lambda pool=pool: pool  # type: ignore[assignment]
+        found.append(
+            figures(rows, [fmt for fmt in ALL_FORMATS if fmt.bits > 8])
         )  # three widths take half as long again to compile
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

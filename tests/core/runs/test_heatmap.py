@@ -16,6 +16,7 @@ from core.runs.heatmap import MEASURES, ORDERS, TILE_COLUMNS, TILE_ROWS, Cells, 
 from core.runs.reader import RunReader
 from core.runs.store import Store
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
+from tests.covering import covering
 
 LENGTHS, VOCAB = (130, 11, 9), 33000  # 150 rows: three tiles; 33 tiles of columns; two stored levels need more rows or columns
 
@@ -75,8 +76,7 @@ def tiles_of(run: RunReader) -> Iterator[Tile]:
                 yield Tile(row_level, column_level, row, column)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize(("measure", "order"), covering(MEASURES, ORDERS))
 def test_every_cell_is_the_maximum_of_the_elements_it_covers(opened, order, measure):
     run, sides = opened
     elements = slow_elements(sides, run.header.format, order, measure)

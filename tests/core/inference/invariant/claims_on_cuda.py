@@ -224,7 +224,8 @@ def _depends_on_the_cache(attention: Attention, dtype: str, mask: str = "boolean
 
 
 @pytest.mark.parametrize(
-    ("dtype", "mask"), [("float32", "boolean"), ("bfloat16", "added"), pytest.param("float16", "boolean", marks=THOROUGH)]
+    ("dtype", "mask"),
+    [("float32", "boolean"), *(pytest.param(*pair, marks=THOROUGH) for pair in (("bfloat16", "added"), ("float16", "boolean")))],
 )
 def test_attention_depends_on_no_chunk_cache_or_padding(dtype: str, mask: str) -> None:
     assert _depends_on_the_cache(products.attention, dtype, mask) == []
@@ -433,7 +434,9 @@ def _one_layer(folders: dict[str, Path], dtype: str) -> LoadedModel:
     return loaded
 
 
-@pytest.mark.parametrize(("dtype", "paths"), [("float32", FEW), ("bfloat16", FEW[:1])])
+@pytest.mark.parametrize(
+    ("dtype", "paths"), [("float32", FEW[:1]), ("bfloat16", FEW[:1]), pytest.param("float32", FEW[1:], marks=THOROUGH)]
+)
 def test_paths_of_a_model_give_the_bits_of_prefill(dtype: str, paths: list[str], model_folders: dict[str, Path]) -> None:
     assert _differing(_one_layer(model_folders, dtype), paths, "+invariant", 4) == []
 
