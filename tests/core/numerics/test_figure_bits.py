@@ -53,9 +53,7 @@ def test_every_figure_has_the_bits_that_were_recorded_on_another_machine():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "processor", ["x86-64", *(pytest.param(name, marks=pytest.mark.thorough) for name in PROCESSORS if name != "x86-64")]
-)
+@pytest.mark.parametrize("processor", PROCESSORS)
 def test_every_figure_has_the_same_bits_whatever_the_processor_has(processor):
     if processor not in runnable():
         pytest.skip(f"this machine cannot run code for {processor}")
