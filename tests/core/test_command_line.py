@@ -182,7 +182,9 @@ def test_the_same_capture_gives_the_same_bits_and_really_diverges(cli):
         shown = json.loads(cli("show", run_id, "--json").stdout)
         digests.append([side["sha256"] for side in shown["sides"]])
         assert [side["name"] for side in shown["sides"]] == ["prefill", "decode", "prefill+batch:8"]
-        assert shown["summary"]["neq_share"] > 0.05
+        assert (
+            shown["summary"]["neq"] > 0
+        )  # how many, the processor's kernels decide: a third here, one in 200 without vector instructions
     assert digests[0] == digests[1]
 
 
@@ -191,14 +193,16 @@ FOX = "The quick brown fox jumps over the lazy dog. " * 4
 
 @pytest.mark.model
 def test_report_a_the_first_call_differs_from_later_ones_with_reuse_and_not_without(cli):
-    """Report A's protocol on any model: six calls; with a prefix from the cache two classes, without reuse one."""
-    on = ["capture", "--model", "sample_runs/model", "--prompt", FOX, "--reference", "reuse:31", "--repeat", "6", "--json"]
+    """Report A's protocol on any model: six calls; with a prefix from the cache two classes, without reuse one. In float32, where every processor's kernels
+    sum otherwise; bfloat16 rounds that away on some."""
+    of = ["capture", "--model", "sample_runs/model", "--prompt", FOX, "--dtype", "float32", "--repeat", "6", "--json"]
+    on = [*of, "--reference", "reuse:31"]
     report = json.loads(cli("show", json.loads(cli(*on).stdout)["run_id"], "--json").stdout)
     calls = [f"reuse:31 call {n}" for n in range(1, 7)]
     assert report["classes"] == [calls[:1], calls[1:]]
     assert report["summary"]["neq"] > 0
     assert len({pair["neq"] for pair in report["pairs"]}) == 1
-    off = ["capture", "--model", "sample_runs/model", "--prompt", FOX, "--reference", "prefill", "--repeat", "6", "--json"]
+    off = [*of, "--reference", "prefill"]
     report = json.loads(cli("show", json.loads(cli(*off).stdout)["run_id"], "--json").stdout)
     assert report["classes"] == [[f"prefill call {n}" for n in range(1, 7)]]
     assert report["summary"]["bit_identical"] is True

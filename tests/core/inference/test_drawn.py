@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -206,8 +205,12 @@ def test_a_stale_slot_as_large_as_the_floor_is_seen_at_its_position_or_below_the
 @pytest.mark.model
 def test_both_sides_wrong_alike_are_no_bug_of_either(narrow: LoadedModel) -> None:
     other = tiny_model("llama", "bfloat16", seed=8).model
-    sides: list[Callable[..., Any]] = [lambda _, ids: prefill(other, ids), lambda _, ids: decode(other, ids)]
-    verdict = judge_pair(narrow, tiny_prompts(narrow), sides[0], sides[1]).verdict
+
+    def rounded_elsewhere(_: Any, ids: torch.Tensor) -> torch.Tensor:
+        logits = prefill(other, ids)
+        return torch.where(torch.arange(len(ids))[:, None] % 3 == 0, logits * (1 + 2**-7), logits)
+
+    verdict = judge_pair(narrow, tiny_prompts(narrow), lambda _, ids: prefill(other, ids), rounded_elsewhere).verdict
     assert verdict.name == "undecided"
     assert "Neither side is what" in verdict.because
 
