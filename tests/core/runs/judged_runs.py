@@ -55,11 +55,18 @@ INVALID = Evidence(
     "validity", "the dump's logits", {"positions": 96}, "failed", "Every row of 'decode' holds 20 finite values: the dump keeps the best 20 logits only."
 )  # fmt: skip
 
+LOWERED = Evidence(
+    "precision", "'decode' against the model's own forward in precisions that engines offer",
+    {"noise_ratio": 24.3, "precision": "KV cache in float8_e4m3fn", "share_left": 3e-5}, "passed",
+    "'decode' is the model's own function with its KV cache in float8_e4m3fn, 24.3 rounding floors from float32, and nothing else.",
+)  # fmt: skip
+
 # name -> (sentence, noise ratio, rows)
 CASES: dict[str, tuple[str, float | None, list[Evidence]]] = {
     "identical": ("Both sides are equal bit for bit.", None, [RERUN_PASSED]),
     "rounding": (EXACT_PASSED.says, 0.9557, [RERUN_PASSED, OWN, EXACT_PASSED]),
     "nondeterministic": (f"{RERUN_FAILED.says} Beyond that it is rounding: {EXACT_PASSED.says}", 0.9557, [RERUN_FAILED, OWN, EXACT_PASSED]),
+    "lower precision": (LOWERED.says, 24.3, [RERUN_PASSED, EXACT_FAILED, LOWERED]),
     "bug suspected": (EXACT_FAILED.says, 24.3, [RERUN_PASSED, OWN, EXACT_FAILED, BLOCKS]),
     "invalid dump": (INVALID.says, None, [INVALID]),
     "undecided": (EXACT_MISSING.says, 1.2504, [RERUN_PASSED, OWN, EXACT_MISSING]),
