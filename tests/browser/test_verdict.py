@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from core.runs.gallery import list_runs
 from core.runs.reader import RunReader
-from core.runs.records import RUNGS
+from core.runs.records import PRECISION, RUNGS
 from core.runs.store import Store
 from tests.browser.driving import ROOT, Dashboard, pause, picture, settle
 from tests.core.runs.judged_runs import CASES, judged_run
@@ -54,7 +54,8 @@ def test_every_verdict_opens_the_page(browser: Browser, dashboard: Dashboard, ru
     page.goto(f"{dashboard.url}/overview?run=v-{verdict.split()[0]}&position=40")
     settle(page)
     expect(badge(page)).to_contain_text(verdict)
-    expect(page.locator(".st-key-ladder [data-testid=stExpander]")).to_have_count(len(RUNGS))
+    rungs = [rung for rung in RUNGS if rung != PRECISION or verdict == "lower precision"]
+    expect(page.locator(".st-key-ladder [data-testid=stExpander]")).to_have_count(len(rungs))
     assert page.locator("[data-testid=stException]").count() == 0
     if verdict == "bug suspected":
         unfold(page, "float32 microscope")
