@@ -103,7 +103,7 @@ def _lowered(
         for ids in prompts:
             answers[ids] = _uploaded(figures, index, row, len(ids), loaded.device)
             row += len(ids)
-        with suppress(CaptureError):
+        with suppress(CaptureError), foreign_errors_stop("lower precisions", "choose a smaller model"):
             of_side = lowered(loaded, prompts, (PREFILL, answering(name, answers)), floor, seeds, BLOCKS, say, is_fixed=True)
             if of_side is not None:
                 found[name] = of_side.evidence

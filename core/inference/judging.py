@@ -47,6 +47,7 @@ from core.runs.records import (
     NOTED,
     OWN_DTYPE,
     PASSED,
+    PRECISION,
     RERUN,
     SYMMETRY,
     Evidence,
@@ -425,7 +426,7 @@ class _Ladder:
             return
         blocks = sorted({*BLOCKS, *(int(v) for side in self.sides for v in side.block_sizes)})
         try:
-            with in_float32(self.loaded) as widened:
+            with foreign_errors_stop("lower precisions", "choose a smaller model"), in_float32(self.loaded) as widened:
                 self.lowered = lowered(
                     widened,
                     self.prompts,
@@ -440,8 +441,11 @@ class _Ladder:
                 self.lowered = checked_in_16_bits(
                     self.loaded, self.prompts, self.lowered, self.seeds[:SEEDS_OF_MODULES], self.say
                 )
-        except CaptureError:
+        except CaptureError as error:
             self.lowered = None
+            control = f"'{self.sides[1].name}' against '{self.sides[0].name}' in precisions that engines offer"
+            says = f"Whether a lower precision explains it cannot be tried: {error}"
+            self.evidence.append(Evidence(PRECISION, control, {}, MISSING, says))
             return
         if self.lowered is not None:
             self.evidence.append(self.lowered.evidence)

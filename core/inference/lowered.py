@@ -107,6 +107,7 @@ def lowered(
         trials.append(_tried(loaded, prompts, side, precision, distance, seeds, is_fixed=is_fixed))
         if trials[-1].is_passed:
             break
+    trials = [trial for trial in trials if np.isfinite(trial.left)]
     lengths = [len(ids) for ids in prompts]
     if trials and (trials[-1].is_passed or best[0][1] <= _EXPLAINED):
         return _explained(trials[-1] if trials[-1].is_passed else trials[0], side, control, ratio, lengths)
@@ -153,8 +154,16 @@ def _screened(
     say("other precisions")
 
     def left_by(precision: Precision, stop: int) -> float:
+        """Infinity where the model cannot be computed so: attention that it has no eager form of, a cache of its own kind."""
         ids, differs = prompts[number][:stop], beyond[beyond < stop]
-        left = mean_squares([divergence(wanted[:stop], pieces_of_side(precision.side, loaded, ids))])
+        try:
+            with foreign_errors_stop(precision.name, "leave it out"):
+                apart = divergence(wanted[:stop], pieces_of_side(precision.side, loaded, ids))
+        except CaptureError:
+            return float("inf")
+        if apart.nonfinite_mismatch:  # beyond the format's range, which the finite logits alone would not show
+            return float("inf")
+        left = mean_squares([apart])
         return float(np.sqrt(np.quantile(left[differs] / own[differs], _SOME)))
 
     if first:  # weights, products and what is rounded before it is read show at position 0 already
@@ -163,12 +172,7 @@ def _screened(
         chosen = [replace(each, stored=way) for each, left in at_first if left < _MOST_LEFT for way in ways_to_store(first)]
     else:
         chosen = [*given, *catalogue(loaded)]
-    found = []
-    for precision in chosen:
-        try:
-            found.append((precision, left_by(precision, first + _SCREENED)))
-        except CaptureError:  # attention that this model has no eager form of
-            continue
+    found = [(precision, left_by(precision, first + _SCREENED)) for precision in chosen]
     return sorted((each for each in found if each[1] < _MOST_LEFT), key=lambda each: each[1])
 
 
@@ -217,7 +221,9 @@ def _residual(
                 floor[number] += [divergence(each, pieces_of(ids)) for each, ids in zip(plain, group, strict=True)]
     squares = mean_squares(pair)
     test = floor_test(squares, np.stack([mean_squares(of_seed) for of_seed in floor]))
-    return _Trial(precision, float(np.sqrt(squares.mean() / distance.mean())), test, loaded.dtype, ties.share)
+    is_finite = not any(one.nonfinite_mismatch for one in (*pair, *(one for of_seed in floor for one in of_seed)))
+    left = float(np.sqrt(squares.mean() / distance.mean())) if is_finite else float("inf")
+    return _Trial(precision, left, test, loaded.dtype, ties.share)
 
 
 class _Ties:
@@ -338,9 +344,12 @@ def checked_in_16_bits(
         is_16_bits=True,
         own_rounding=mean_squares(rounding),
     )
+    row = found.evidence
+    if any(one.nonfinite_mismatch for one in pair):
+        says = f"{row.says} In {loaded.dtype} that precision cannot be computed: logits are NaN or infinite."
+        return Lowered(replace(row, outcome=NOTED, says=says))
     if test.is_passed:
         return found
-    row = found.evidence
     says = (
         f"In float32 its {own.name} is all that parts '{found.side.name}' from the model, and in {loaded.dtype} it is not: what that leaves there is "
         f"{three_digits(test.ratio)} times its own rounding floor, so the kernels of {loaded.dtype} have a fault of their own."
@@ -373,7 +382,12 @@ def lowered_in_16_bits(
     with in_float32(loaded) as widened:
 
         def left_by(one: Side) -> float:
-            return float(mean_squares([divergence(wanted, pieces_of_side(one, widened, ids))]).mean())
+            try:
+                with foreign_errors_stop(one.name, "leave it out"):
+                    apart = divergence(wanted, pieces_of_side(one, widened, ids))
+            except CaptureError:
+                return float("inf")
+            return float("inf") if apart.nonfinite_mismatch else float(mean_squares([apart]).mean())
 
         distance = left_by(PREFILL)
         left, best = min(((left_by(each.side), number) for number, each in enumerate(tried)), default=(distance, 0))

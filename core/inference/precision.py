@@ -197,8 +197,11 @@ class _RoundedOperands(TorchDispatchMode):
 
 
 def through(dtype: torch.dtype) -> Rounding:
-    """To the nearest value of a dtype that torch has, and back."""
-    return lambda values: values.to(dtype).to(values.dtype)
+    """To the nearest value of a dtype that torch has, and back. Of 8 bits the largest one stands for what is beyond it, as in engines."""
+    if dtype.itemsize > 1:
+        return lambda values: values.to(dtype).to(values.dtype)
+    largest = torch.finfo(dtype).max
+    return lambda values: values.clamp(-largest, largest).to(dtype).to(values.dtype)
 
 
 def mantissa(bits: int) -> Rounding:
@@ -350,7 +353,9 @@ _NARROW = (("bfloat16", torch.bfloat16), ("float16", torch.float16))
 
 def catalogue(loaded: LoadedModel) -> tuple[Precision, ...]:
     """The precisions that engines offer, for this model. Position 0 shows each: its own value, weights and products are of that precision already."""
-    found = [Precision(part, name, through(dtype), dtype=dtype) for name, dtype in _NARROW for part in (LOGITS, HEAD)]
+    has_head = isinstance(getattr(loaded.model.get_output_embeddings(), "weight", None), torch.Tensor)
+    parts = (LOGITS, HEAD) if has_head else (LOGITS,)
+    found = [Precision(part, name, through(dtype), dtype=dtype) for name, dtype in _NARROW for part in parts]
     found += [Precision(WEIGHTS, name, through(dtype)) for name, dtype in _NARROW]
     for name, rounding in (("TF32", mantissa(10)), *((name, through(dtype)) for name, dtype in _NARROW)):
         found += [

@@ -155,6 +155,25 @@ def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(smal
     assert "KV cache in float8_e4m3fn with the scale 0.37" in verdict.because
 
 
+def test_a_precision_whose_logits_are_no_numbers_explains_nothing(small: LoadedModel) -> None:
+    """Over what is finite on both sides it would leave nothing at all."""
+    nothing = Precision(CACHE, "nothing at all", lambda values: values * torch.nan)
+    with torch.inference_mode(), nothing.side.open(small, None) as pieces_of:
+        assert torch.cat([logits for _, logits in pieces_of(range(3, 9))]).isnan().all()
+    verdict = judge(small, _one_prompt(small), variant=scaled_head(1.01), precisions=[nothing])
+    assert verdict.name == BUG_SUSPECTED
+    assert "nothing at all" not in _row(verdict.evidence).says
+
+
+def test_a_precision_that_cannot_be_tried_says_so_and_the_others_are(small: LoadedModel) -> None:
+    def broken(_: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no such format here")
+
+    engine = CASES["weights in NF4"].engine
+    assert engine is not None
+    assert judge(small, _one_prompt(small), variant=engine, precisions=[Precision(CACHE, "x", broken)]).name == LOWER_PRECISION
+
+
 def test_the_lower_side_may_be_the_reference(small: LoadedModel) -> None:
     engine = CASES["weights in NF4"].engine
     assert engine is not None
@@ -195,6 +214,7 @@ def test_formats_hold_the_values_that_their_definitions_say() -> None:
     values = torch.tensor([[0.1, -0.7, 1.0, 3.3, -2.05, 0.0, 448.0, 0.0021]])
     for dtype, other in ((torch.float8_e4m3fn, ml_dtypes.float8_e4m3fn), (torch.float8_e5m2, ml_dtypes.float8_e5m2)):
         assert np.array_equal(precision.through(dtype)(values).numpy(), values.numpy().astype(other).astype(np.float32))
+    assert precision.through(torch.float8_e4m3fn)(torch.tensor([1e6, -500.0])).tolist() == [448.0, -448.0]
     # TF32 keeps 10 bits: 1 + 2^-11 lies between 1 and 1 + 2^-10 and goes to the even one, 1 + 3 * 2^-11 to 1 + 2^-9
     given = torch.tensor([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-10, -3.0000001])
     assert precision.mantissa(10)(given).tolist() == [1.0, 1 + 2.0**-9, 1 + 2.0**-10, -3.0]
