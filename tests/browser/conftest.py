@@ -10,7 +10,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from tests.browser.driving import Dashboard, chromium, new_tab, start
 
-expect.set_options(timeout=30_000)  # as long as every other wait: five seconds are not enough where others are at work
+expect.set_options(
+    timeout=120_000
+)  # as long as a page may take where others are at work: how long it does take is for the benchmarks
 ACCESSIBLE = ("[overview]", "[heatmap]", "[capture]", "[upload]", "[layers]")
 
 

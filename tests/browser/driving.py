@@ -103,12 +103,12 @@ QUIET = """() => new Promise((resolve) => {
 
 def settle(page: Page) -> None:
     """Wait until no script runs, the code of every kind of element is there, every figure is drawn and the page has come to rest."""
-    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=30_000)
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=120_000)
     page.wait_for_selector(
         "[data-testid=stSkeleton]", state="detached", timeout=30_000
     )  # in the place of an element whose code is on its way
     page.evaluate(QUIET)
-    page.wait_for_selector(".ulpscope-figure[data-state=waiting]", state="detached", timeout=30_000)
+    page.wait_for_selector(".ulpscope-figure[data-state=waiting]", state="detached", timeout=120_000)
 
 
 def pause(page: Page, milliseconds: int) -> None:
@@ -135,4 +135,4 @@ def picture(page: Page, name: str) -> None:
 def open_saved(page: Page, name: str) -> None:
     """On the upload page: wait until an upload was saved as the run `name`, and open it."""
     job = page.locator("[class*='st-key-job_']").filter(has_text=f"{name} — done").first
-    job.get_by_role("button", name="Open run").click(timeout=40_000)
+    job.get_by_role("button", name="Open run").click(timeout=300_000)

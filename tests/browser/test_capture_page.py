@@ -79,17 +79,17 @@ def test_a_dropped_file_of_prompts_is_counted_captured_and_gone(page: Page, dash
     expect(page.get_by_text("3 prompts, 2 sides:")).to_be_visible(timeout=60_000)
     assert "--prompts three.jsonl" in command(page)
     page.get_by_role("link", name="Near ties").click()
-    expect(page.locator("h1")).to_have_text("Near ties", timeout=15_000)
+    expect(page.locator("h1")).to_have_text("Near ties")
     page.get_by_role("link", name="Capture").click()
-    expect(page.get_by_text("three.jsonl, 81 B, as dropped before")).to_be_visible(timeout=15_000)
+    expect(page.get_by_text("three.jsonl, 81 B, as dropped before")).to_be_visible()
     settle(page)
     fill(page, "Name of the run", "From a file")
     done = page.get_by_role("button", name="Open run")
     before = done.count()  # captures of other tests, which the list shows too
     page.get_by_role("button", name="Capture", exact=True).click()
-    expect(done).to_have_count(before + 1, timeout=60_000)
+    expect(done).to_have_count(before + 1)
     done.first.click()
-    expect(page.locator("h1")).to_have_text("Overview", timeout=15_000)
+    expect(page.locator("h1")).to_have_text("Overview")
     settle(page)
     assert "from-a-file" in page.url
     expect(page.get_by_role("spinbutton", name="Prompt")).to_be_visible()  # which a run of one prompt has not
@@ -101,7 +101,7 @@ def test_a_dropped_file_of_prompts_is_counted_captured_and_gone(page: Page, dash
     page.get_by_role("button", name="Remove one.txt").or_(
         page.locator("[data-testid=stFileUploaderDeleteBtn] button")
     ).first.click()
-    expect(page.get_by_text("or drop a file of them")).to_be_visible(timeout=15_000)
+    expect(page.get_by_text("or drop a file of them")).to_be_visible()
     for left in dashboard.store.glob(".partial-*"):
         assert "preview" in left.name  # for dry runs to come; it goes with the server
 
@@ -117,9 +117,9 @@ def test_a_form_is_as_it_was_left_after_a_look_at_another_page(page: Page, dashb
     assert "--tokens=64" in before
     assert "--dtype float32" in before
     page.get_by_role("link", name="Near ties").click()
-    expect(page.locator("h1")).to_have_text("Near ties", timeout=15_000)
+    expect(page.locator("h1")).to_have_text("Near ties")
     page.get_by_role("link", name="Capture").click()
-    expect(page.locator("h1")).to_have_text("Capture", timeout=15_000)
+    expect(page.locator("h1")).to_have_text("Capture")
     settle(page)
     assert command(page) == before
 

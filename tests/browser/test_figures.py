@@ -25,7 +25,7 @@ def figure(page: Page, key: str) -> Locator:
 
 def step(page: Page, key: str, position: int) -> None:
     page.keyboard.press(key)
-    expect(page.get_by_role("heading", name=f"Best tokens at position {position}", exact=True)).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("heading", name=f"Best tokens at position {position}", exact=True)).to_be_visible()
     settle(page)
 
 
@@ -50,7 +50,7 @@ def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(page: P
     assert chart.evaluate(RANGE) == zoomed
     page.get_by_label("Prompt", exact=True).fill("0")
     page.get_by_label("Prompt", exact=True).press("Enter")
-    expect(page.get_by_text("Best tokens at position 0")).to_be_visible(timeout=15_000)
+    expect(page.get_by_text("Best tokens at position 0")).to_be_visible()
     settle(page)
     assert chart.evaluate(RANGE) not in (zoomed, whole)  # all of another prompt
 
@@ -70,7 +70,7 @@ def test_the_outline_of_a_brush_stays_while_it_holds_and_goes_with_it(page: Page
     settle(page)
     chart = figure(page, "near_ties")
     zoom(page, chart)  # the same drag, which brushes now
-    expect(page.get_by_text("brushed,")).to_be_visible(timeout=15_000)
+    expect(page.get_by_text("brushed,")).to_be_visible()
     settle(page)
     outline = chart.locator(".selectionlayer path")
     assert outline.count()
@@ -78,7 +78,7 @@ def test_the_outline_of_a_brush_stays_while_it_holds_and_goes_with_it(page: Page
     step(page, "ArrowRight", 37)
     assert outline.count()
     page.get_by_role("button", name="Clear the brush").click()
-    expect(page.get_by_text("brushed,")).not_to_be_visible(timeout=15_000)
+    expect(page.get_by_text("brushed,")).not_to_be_visible()
     settle(page)
     expect(outline).to_have_count(0)
 
@@ -115,12 +115,12 @@ def test_a_figure_opens_over_the_whole_window_and_comes_back(page: Page, dashboa
     before = chart.bounding_box()
     chart.hover()
     chart.locator("[data-title='Whole window']").click()
-    expect(chart.locator(".main-svg").first).to_have_attribute("height", str(900 - 32), timeout=5_000)
+    expect(chart.locator(".main-svg").first).to_have_attribute("height", str(900 - 32))
     box = chart.bounding_box()
     assert box is not None
     assert (box["x"], box["y"], box["width"]) == (0, 0, 1280)
     page.keyboard.press("Escape")
-    expect(chart.locator(".main-svg").first).to_have_attribute("height", "460", timeout=5_000)
+    expect(chart.locator(".main-svg").first).to_have_attribute("height", "460")
     assert chart.bounding_box() == before
 
 
@@ -131,5 +131,5 @@ def test_a_library_that_does_not_arrive_is_said_and_asked_for_again(page: Page, 
     expect(said).to_have_count(3)
     page.unroute(f"**/{plots.LIBRARY.name}")
     page.keyboard.press("ArrowRight")
-    expect(page.locator(".js-plotly-plot")).to_have_count(3, timeout=15_000)
+    expect(page.locator(".js-plotly-plot")).to_have_count(3)
     expect(said).to_have_count(0)

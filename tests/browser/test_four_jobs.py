@@ -39,7 +39,7 @@ def test_an_inference_engineer_uploads_a_dump_and_the_control_it_asks_for(page: 
     page.locator("input[type=file]").first.set_input_files(dump)
     page.get_by_role("button", name="Save as a run").click(timeout=20_000)
     open_saved(page, "reuse")
-    expect(page.locator("h1")).to_have_text("Overview", timeout=30_000)
+    expect(page.locator("h1")).to_have_text("Overview")
     settle(page)
     expect(page.get_by_text("undecided").first).to_be_visible()
     run_id = page.url.split("run=")[1].split("&")[0]
@@ -85,7 +85,7 @@ def test_a_kernel_author_learns_at_which_module_a_fault_enters(page: Page, dashb
     settle(page)
     expect(page.get_by_text("In the model it enters at model.layers.0.self_attn").first).to_be_visible()
     page.get_by_text("In the model it enters at").last.click()
-    expect(page.get_by_text("Root mean square of the difference at the output of every module")).to_be_visible(timeout=15_000)
+    expect(page.get_by_text("Root mean square of the difference at the output of every module")).to_be_visible()
     picture(page, "job-3-modules")
 
 
@@ -96,7 +96,7 @@ def test_a_team_sees_the_same_position_of_the_same_run(browser: Browser, dashboa
     page.goto(f"{dashboard.url}/near_ties?run=batch-1-against-n&variant=prefill")
     settle(page)
     page.keyboard.press("n")  # the next flip
-    page.wait_for_url("**position=30*", timeout=15_000)
+    page.wait_for_url("**position=30*")
     settle(page)
     page.get_by_role("button", name="Copy link").click()
     link = page.evaluate("navigator.clipboard.readText()")

@@ -76,31 +76,31 @@ def actions(page: Page):
 
 def test_a_click_on_a_name_opens_the_run_of_that_row(opened: Page):
     click_row(opened, 1, 120)  # of equal dates the last id comes first: c, b, a
-    expect(opened.locator("h1")).to_have_text("Overview", timeout=15_000)
+    expect(opened.locator("h1")).to_have_text("Overview")
     settle(opened)
     assert "run=b" in opened.url
     opened.get_by_role("link", name="Runs", exact=True).click()  # and back there, a tick does not open it once more
-    expect(opened.locator("h1")).to_have_text("Runs", timeout=15_000)
+    expect(opened.locator("h1")).to_have_text("Runs")
     settle(opened)
     click_row(opened, 2, 17)
-    expect(actions(opened).get_by_text("Ticked:")).to_be_visible(timeout=15_000)
+    expect(actions(opened).get_by_text("Ticked:")).to_be_visible()
     settle(opened)
     expect(opened.locator("h1")).to_have_text("Runs")
 
 
 def test_a_tick_stays_with_its_run_when_other_runs_are_shown(opened: Page, store: Store):
     click_row(opened, 2, 17)
-    expect(actions(opened).get_by_text("Ticked:")).to_be_visible(timeout=15_000)
+    expect(actions(opened).get_by_text("Ticked:")).to_be_visible()
     expect(actions(opened)).to_contain_text("· a")
     opened.get_by_role("combobox", name="With tags").click()
     opened.get_by_role("option", name="first", exact=True).click()
     opened.keyboard.press("Escape")  # the list stays open for more tags
-    expect(opened.get_by_text(re.compile("^1 of 3 runs"))).to_be_visible(timeout=15_000)
+    expect(opened.get_by_text(re.compile("^1 of 3 runs"))).to_be_visible()
     settle(opened)
     expect(actions(opened)).to_contain_text("· a")
     assert "tag=first" in opened.url
     opened.get_by_role("button", name="Delete", exact=True).click()
-    expect(opened.get_by_text("Deleted 'Batch 1 against N, bfloat16'.")).to_be_visible(timeout=15_000)
+    expect(opened.get_by_text("Deleted 'Batch 1 against N, bfloat16'.")).to_be_visible()
     assert [path.stem for path in store.paths()] == ["b", "c"]  # a, though its row was b's before
 
 
@@ -109,16 +109,16 @@ def test_several_runs_are_deleted_and_had_back(opened: Page, store: Store):
     click_row(opened, 0, 17)
     settle(opened)
     click_row(opened, 2, 17)
-    expect(actions(opened).get_by_text("2 runs ticked")).to_be_visible(timeout=15_000)
+    expect(actions(opened).get_by_text("2 runs ticked")).to_be_visible()
     picture(opened, "gallery-ticked")
     opened.get_by_role("button", name="Delete 2 runs").click()
-    expect(opened.get_by_text("Deleted 2 runs.")).to_be_visible(timeout=15_000)
-    expect(opened.get_by_text(re.compile("^1 of 1 runs"))).to_be_visible(timeout=15_000)
+    expect(opened.get_by_text("Deleted 2 runs.")).to_be_visible()
+    expect(opened.get_by_text(re.compile("^1 of 1 runs"))).to_be_visible()
     settle(opened)
     picture(opened, "gallery-undo")
     assert [path.stem for path in store.paths()] == ["b"]
     opened.get_by_role("button", name="Undo").click()
-    expect(opened.get_by_text(re.compile("^3 of 3 runs"))).to_be_visible(timeout=15_000)
+    expect(opened.get_by_text(re.compile("^3 of 3 runs"))).to_be_visible()
     assert [path.stem for path in store.paths()] == ["a", "b", "c"]
     assert labels.read(store.directory, "a") == Labels(("first",))
     assert store.discarded() == []
@@ -127,7 +127,7 @@ def test_several_runs_are_deleted_and_had_back(opened: Page, store: Store):
 def test_a_deleted_run_is_restored_from_the_list(opened: Page, store: Store):
     store.discard("b")  # by another viewer: the page notices by itself
     fold = opened.get_by_text(re.compile("^Recently deleted: 1 run, 10.5 MB"))
-    fold.click(timeout=15_000)
+    fold.click()
     settle(opened)
     table = opened.locator("[data-testid=stDataFrame]").nth(1)
     table.scroll_into_view_if_needed()
@@ -135,10 +135,10 @@ def test_a_deleted_run_is_restored_from_the_list(opened: Page, store: Store):
     assert box is not None
     opened.mouse.click(box["x"] + 17, box["y"] + 52)
     restore = opened.get_by_role("button", name="Restore")
-    expect(restore).to_be_enabled(timeout=15_000)
+    expect(restore).to_be_enabled()
     picture(opened, "gallery-trash")
     restore.click()
-    expect(opened.get_by_text(re.compile("^3 of 3 runs"))).to_be_visible(timeout=15_000)
+    expect(opened.get_by_text(re.compile("^3 of 3 runs"))).to_be_visible()
     assert [path.stem for path in store.paths()] == ["a", "b", "c"]
 
 
@@ -152,12 +152,12 @@ def test_a_tag_and_a_note_are_typed_saved_and_found_by_others(opened: Page, stor
     opened.get_by_role("textbox", name="Note").fill("<img src=x> **loud**")
     picture(opened, "gallery-labels")
     opened.get_by_role("button", name="Save").click()
-    expect(actions(opened)).to_contain_text("<img src=x> **loud**", timeout=15_000)
+    expect(actions(opened)).to_contain_text("<img src=x> **loud**")
     assert labels.read(store.directory, "c") == Labels(("<b>new</b>",), "<img src=x> **loud**")
     other = browser.new_context().new_page()
     other.goto(f"{gallery.url}/?search=loud")
     settle(other)
-    expect(other.get_by_text(re.compile("^1 of 3 runs"))).to_be_visible(timeout=15_000)
+    expect(other.get_by_text(re.compile("^1 of 3 runs"))).to_be_visible()
     assert other.locator("[data-testid=stMain] img").count() == 0
     other.context.close()
 
@@ -166,10 +166,10 @@ def test_a_tag_and_a_note_are_typed_saved_and_found_by_others(opened: Page, stor
 def test_a_dump_dropped_anywhere_on_the_page_is_on_the_upload_page(opened: Page, place: str):
     dump = ROOT / "sample_runs" / "dumps" / "six_calls.npz"
     opened.wait_for_selector(place)
-    expect(opened.get_by_role("button", name="Choose files")).to_be_visible(timeout=15_000)  # from here on files are taken
+    expect(opened.get_by_role("button", name="Choose files")).to_be_visible()  # from here on files are taken
     opened.evaluate(DROP, [place, dump.name, base64.b64encode(dump.read_bytes()).decode()])
-    expect(opened.locator("h1")).to_have_text("Upload", timeout=30_000)
-    expect(opened.get_by_text("Understood as")).to_be_visible(timeout=15_000)
+    expect(opened.locator("h1")).to_have_text("Upload")
+    expect(opened.get_by_text("Understood as")).to_be_visible()
     settle(opened)
     expect(opened.get_by_role("checkbox", name="six_calls.npz")).to_be_checked()
     picture(opened, "upload-dropped")
@@ -194,7 +194,7 @@ def test_text_that_is_dropped_starts_no_upload(opened: Page):
 @pytest.mark.thorough
 def test_off_the_gallery_a_dropped_file_is_left_to_the_browser(opened: Page):
     opened.get_by_role("link", name="Flips", exact=True).click()
-    expect(opened.locator("h1")).to_have_text("Flips", timeout=15_000)
+    expect(opened.locator("h1")).to_have_text("Flips")
     settle(opened)
     assert opened.evaluate(DROP, ["h1", "x.npz", ""]) == [False, False, False]
 
@@ -210,7 +210,7 @@ def test_a_first_visit_leads_to_a_flip_and_to_a_bug(browser: Browser, tmp_path: 
             page.goto(running.url)
             settle(page)
             page.get_by_role("link", name=label).click()
-            expect(page.locator("h1")).to_have_text("Overview", timeout=15_000)
+            expect(page.locator("h1")).to_have_text("Overview")
             settle(page)
             assert address in page.url
             expect(page.get_by_text(words).first).to_be_visible()

@@ -64,7 +64,7 @@ def opened(page: Page, dashboard: Dashboard, link: str) -> Locator:
 
 def drawn(page: Page) -> Locator:
     pause(page, 80)  # a change of the view is noticed at once, its tiles are asked for 40 ms later
-    page.wait_for_selector("canvas[data-state=drawn]", timeout=30_000)
+    page.wait_for_selector("canvas[data-state=drawn]")
     return page.locator("canvas[data-state]")
 
 
@@ -92,7 +92,7 @@ def test_one_differing_logit_is_seen_clicked_reached_and_told(page: Page, dashbo
     picture(page, "heatmap-one-differs")
 
     page.mouse.click(*place(canvas, ROW + 0.5, TOKEN))
-    expect(page.get_by_role("heading", name=f"at position {ROW - 400}").first).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("heading", name=f"at position {ROW - 400}").first).to_be_visible()
     settle(page)
     assert "prompt=1" in page.url
     assert f"position={ROW - 400}" in page.url
@@ -233,16 +233,16 @@ def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, das
         page.go_back()
         settle(page)
         steps += 1
-    expect(whole).to_be_disabled(timeout=15_000)
+    expect(whole).to_be_disabled()
     for _ in range(steps):
         page.go_forward()
         settle(page)
-    expect(whole).to_be_enabled(timeout=15_000)
+    expect(whole).to_be_enabled()
     settle(page)
     assert window(drawn(page)) == (*linked["rows"], *linked["tokens"])
     whole.click()
-    expect(whole).to_be_disabled(timeout=15_000)
-    page.wait_for_url(re.compile("heatmap(?!.*rows=)"), timeout=15_000)
+    expect(whole).to_be_disabled()
+    page.wait_for_url(re.compile("heatmap(?!.*rows=)"))
 
 
 @pytest.mark.thorough
@@ -274,7 +274,7 @@ def test_the_keyboard_reaches_everything(page: Page, dashboard: Dashboard):
     assert after[2] < before[2]
     expect(page.locator(".tip")).to_be_visible(timeout=10_000)  # what is at the middle is told
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name=re.compile("Token .* at position"))).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("heading", name=re.compile("Token .* at position"))).to_be_visible()
     settle(page)
     position = int(re.search(r"position=(\d+)", page.url).group(1))
     assert after[0] <= position < after[1]
@@ -289,12 +289,12 @@ def test_rank_and_difference_are_drawn_and_linked(page: Page, dashboard: Dashboa
     by_id = canvas.evaluate(COLOURED)
     page.get_by_role("button", name="rank", exact=True).click()
     drawn(page)
-    page.wait_for_url(re.compile("order=rank"), timeout=15_000)
+    page.wait_for_url(re.compile("order=rank"))
     by_rank = canvas.evaluate(COLOURED)
     assert by_rank != by_id
     page.get_by_role("button", name="largest difference", exact=True).click()
     drawn(page)
-    page.wait_for_url(re.compile("cells=difference"), timeout=15_000)
+    page.wait_for_url(re.compile("cells=difference"))
     settle(page)
     assert canvas.evaluate(COLOURED) != by_rank
     picture(page, "heatmap-rank")
@@ -335,7 +335,7 @@ def test_a_click_does_not_draw_the_canvas_anew(page: Page, dashboard: Dashboard)
     canvas = opened(page, dashboard, "run=batch-1-against-n")
     canvas.evaluate("(canvas) => { canvas.mark = 'the same'; }")
     page.mouse.click(*place(canvas, 150.5, 2000))
-    expect(page.get_by_role("heading", name="Furthest apart at position 150")).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("heading", name="Furthest apart at position 150")).to_be_visible()
     settle(page)
     assert canvas.evaluate("(canvas) => canvas.mark") == "the same"
     assert "position=150" in page.url
@@ -361,7 +361,7 @@ def test_a_tile_that_fails_is_said_in_a_sentence(page: Page, dashboard: Dashboar
     )
     page.goto(f"{dashboard.url}/heatmap?run=batch-1-against-n")
     settle(page)
-    page.wait_for_selector("canvas[data-state=failed]", timeout=15_000)
+    page.wait_for_selector("canvas[data-state=failed]")
     expect(page.locator(".status")).to_contain_text("<b>its</b> heatmap makes no sense")
     assert page.locator(".status b").count() == 0
     page.unroute("**/tiles/**")
@@ -400,7 +400,7 @@ def test_colours_and_scale_are_in_the_link_and_the_map_is_saved_as_a_picture(pag
     before = canvas.evaluate(COLOURED)
     for name, said in (("linear", "colours=linear"), ("this view", "scale=view")):
         page.get_by_role("button", name=name, exact=True).click()
-        page.wait_for_url(re.compile(said), timeout=15_000)
+        page.wait_for_url(re.compile(said))
         settle(page)
     page.goto(page.url)
     settle(page)

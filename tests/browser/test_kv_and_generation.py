@@ -61,7 +61,7 @@ def test_a_click_on_the_map_selects_the_position(page: Page, dashboard: Dashboar
     cell = np.searchsorted(grid.edges, int(around), side="right") - 1
     assert float(share) == pytest.approx(100 * grid.neq_share[25, cell], rel=1e-3)
     page.mouse.click(x, y)
-    expect(page.get_by_label("Position, 0 to 999")).not_to_have_value("10", timeout=15_000)
+    expect(page.get_by_label("Position, 0 to 999")).not_to_have_value("10")
     settle(page)
     position = int(re.search(r"position=(\d+)", page.url).group(1))
     assert 685 <= position <= 715
@@ -91,9 +91,9 @@ def test_measure_and_kind_change_what_is_drawn(page: Page, dashboard: Dashboard,
     page.goto(f"{dashboard.url}/kv_cache?run=deep")
     settle(page)
     page.get_by_test_id("stButtonGroup").filter(has_text="rms difference").get_by_text("rms difference").click()
-    expect(page.get_by_text("root mean square of the difference in a head")).to_be_visible(timeout=15_000)
+    expect(page.get_by_text("root mean square of the difference in a head")).to_be_visible()
     page.get_by_test_id("stButtonGroup").filter(has_text="keys").get_by_text("values", exact=True).click()
-    expect(page.get_by_text("Layers x positions of the values")).to_be_visible(timeout=15_000)
+    expect(page.get_by_text("Layers x positions of the values")).to_be_visible()
     expect(page.locator(".js-plotly-plot")).to_have_count(3)  # what was drawn before goes a moment after the new is there
 
 
@@ -144,7 +144,7 @@ def test_the_token_that_parts_the_sides_is_marked_on_both_and_a_click_selects_it
     expect(page.locator(".variant .token.common")).to_have_count(2)
     expect(page.locator(".variant .token.after")).to_have_count(5)
     page.locator(".variant .token.parting").click()
-    expect(page.get_by_role("heading", name=f"Position {PARTING}")).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("heading", name=f"Position {PARTING}")).to_be_visible()
     settle(page)
     assert f"position={PARTING}" in page.url
     expect(page.locator(".token.here")).to_have_count(2)
@@ -159,7 +159,7 @@ def test_a_token_after_the_parting_is_no_place_of_the_run(page: Page, dashboard:
     settle(page)
     assert "position=3" in page.url
     page.locator(".reference .token.after").first.click()  # the reference's own text goes on being scored
-    expect(page.get_by_label("Position, 0 to 11")).to_have_value(str(PARTING + 1), timeout=15_000)
+    expect(page.get_by_label("Position, 0 to 11")).to_have_value(str(PARTING + 1))
 
 
 @pytest.mark.thorough
@@ -170,7 +170,7 @@ def test_a_row_of_the_table_selects_prompt_variant_and_position(page: Page, dash
     table = page.locator("[data-testid=stDataFrame]").first.bounding_box()
     assert table is not None
     page.mouse.click(table["x"] + 17, table["y"] + 52)  # the box of the first row; the table is drawn on a canvas
-    expect(page.get_by_text("part after 2 tokens in common")).to_be_visible(timeout=15_000)
+    expect(page.get_by_text("part after 2 tokens in common")).to_be_visible()
     settle(page)
     assert f"variant=decode&prompt=0&position={PARTING}" in page.url
 
@@ -183,7 +183,7 @@ def test_the_overview_leads_to_both_pages_and_keeps_the_selection(page: Page, da
         if title == "Flips":
             picture(page, "overview-continued")
         page.get_by_role("link", name=label).click()
-        expect(page.locator("h1")).to_have_text(title, timeout=15_000)
+        expect(page.locator("h1")).to_have_text(title)
         settle(page)
         assert "position=7" in page.url
         assert "variant=decode" in page.url

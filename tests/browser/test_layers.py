@@ -42,7 +42,7 @@ def test_a_click_on_the_map_opens_the_module_and_selects_the_position(page: Page
     page.mouse.move(x, y)
     expect(map_.locator(".hoverlayer")).to_contain_text("model.layers.1from position 40: 1.41 times the floor")
     page.mouse.click(x, y)
-    expect(page.get_by_label("Position, 0 to 59")).to_have_value("40", timeout=15_000)
+    expect(page.get_by_label("Position, 0 to 59")).to_have_value("40")
     settle(page)
     assert re.search(r"position=40\b.*module=model\.layers\.1\b", page.url)
     expect(page.get_by_text("residual of block 1:")).to_be_visible()

@@ -56,7 +56,7 @@ def test_no_page_jumps_while_it_loads_or_while_positions_are_stepped(watched: Pa
             now, before = watched.evaluate("[performance.now(), location.search]")
             watched.evaluate(STEP)
             # by the address: a function to wait for would be evaluated, which the pages' policy does not allow
-            watched.wait_for_url(lambda url, before=before: urlsplit(url).query != before.removeprefix("?"), timeout=15_000)
+            watched.wait_for_url(lambda url, before=before: urlsplit(url).query != before.removeprefix("?"))
             settle(watched)
             found[f"{name}, stepped"] = watched.evaluate(SHIFTED, now)
     assert {name: round(value, 3) for name, value in found.items() if value >= GOOD} == {}

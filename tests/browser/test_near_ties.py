@@ -97,7 +97,7 @@ def test_a_box_among_thousands_of_positions_lists_those_in_it_and_outlives_a_cli
     assert expected > 100
     drag(page, chart, BOX[:2], BOX[2:])
     brushed = page.get_by_text(f"{expected:,} positions brushed")
-    expect(brushed).to_be_visible(timeout=15_000)
+    expect(brushed).to_be_visible()
     picture(page, "near-ties-brushed")
     page.get_by_text("zooms, clicks select").click()
     settle(page)
@@ -105,12 +105,12 @@ def test_a_box_among_thousands_of_positions_lists_those_in_it_and_outlives_a_cli
     opened_at = page.get_by_role("heading", name="Best tokens at position 0", exact=True)
     expect(opened_at).to_be_visible()
     click_some_flip(page, chart)
-    expect(opened_at).not_to_be_visible(timeout=15_000)
+    expect(opened_at).not_to_be_visible()
     settle(page)
     assert page.url != before
     expect(brushed).to_be_visible()
     page.get_by_role("button", name="Clear the brush").click()
-    expect(brushed).not_to_be_visible(timeout=15_000)
+    expect(brushed).not_to_be_visible()
     expect(page.get_by_text("within the threshold below")).to_be_visible()
 
 
@@ -130,18 +130,18 @@ def test_a_lasso_brushes_and_a_box_around_nothing_ends_the_brush(page: Page, das
     page.get_by_text("brushes a lasso").click()
     settle(page)
     drag(page, chart, (0.35, 0.3), (0.75, 0.3), (0.75, 0.95), (0.35, 0.95), (0.35, 0.3))
-    expect(page.get_by_text("positions brushed")).to_be_visible(timeout=15_000)
+    expect(page.get_by_text("positions brushed")).to_be_visible()
     page.get_by_text("brushes a box").click()
     settle(page)
     drag(page, chart, (0.9, 0.05), (0.99, 0.2))  # large margins at large differences: there are none
-    expect(page.get_by_text("brushed,")).not_to_be_visible(timeout=15_000)
+    expect(page.get_by_text("brushed,")).not_to_be_visible()
 
 
 @pytest.mark.thorough
 def test_the_slope_chart_is_chosen_on_the_page_and_by_the_address(page: Page, dashboard: Dashboard):
     opened(page, dashboard, "near_ties?run=injected-bug&position=30")
     page.get_by_text("ranks", exact=True).click()
-    expect(page.get_by_text("Ranks of the 8 largest logits of either side")).to_be_visible(timeout=15_000)
+    expect(page.get_by_text("Ranks of the 8 largest logits of either side")).to_be_visible()
     settle(page)
     assert "top=ranks" in page.url
     expect(page.get_by_text("1 enters the best 8 and 1 leaves them")).to_be_visible()
@@ -237,5 +237,5 @@ def test_steps_among_thousands_of_positions_arrive_one_by_one(page: Page, dashbo
     for _ in range(3):  # how long they take is measured by `python -m benchmarks pages`
         heading = page.get_by_role("heading", name="Best tokens at position").inner_text()
         page.get_by_role("button", name="next flip").click()
-        expect(page.get_by_role("heading", name=heading, exact=True)).not_to_be_visible(timeout=15_000)
+        expect(page.get_by_role("heading", name=heading, exact=True)).not_to_be_visible()
         settle(page)

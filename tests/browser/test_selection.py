@@ -25,7 +25,7 @@ def opened(page: Page, dashboard: Dashboard, path: str) -> None:
 
 def expect_position(page: Page, position: int) -> None:
     expect(page.get_by_role("heading", name=f"Best tokens at position {position}", exact=True)).to_be_visible(timeout=60_000)
-    expect(page).to_have_url(re.compile(rf"[?&]position={position}(&|$)"), timeout=60_000)
+    expect(page).to_have_url(re.compile(rf"[?&]position={position}(&|$)"))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_key_steps_the_position(page: Page, dashboard: Dashboard, key: str, po
         label = page.get_by_text(re.compile(r"^near tie \d+ of 26$"))
         before = int(label.inner_text().split()[2])
         page.keyboard.press(key)
-        expect(page.get_by_text(f"near tie {before + (-1 if 'Shift' in key else 1)} of 26")).to_be_visible(timeout=15_000)
+        expect(page.get_by_text(f"near tie {before + (-1 if 'Shift' in key else 1)} of 26")).to_be_visible()
         settle(page)
         assert "position=36" not in page.url
         return
@@ -80,7 +80,7 @@ def test_keys_in_a_field_or_a_slider_stay_there(page: Page, dashboard: Dashboard
     page.keyboard.press("n")
     page.get_by_role("slider").focus()
     page.keyboard.press("ArrowRight")
-    expect(page).to_have_url(re.compile("threshold=5"), timeout=15_000)
+    expect(page).to_have_url(re.compile("threshold=5"))
     settle(page)
     assert "position=36" in page.url
     page.locator("[data-testid=stDataFrame] .dvn-scroller").first.click(position={"x": 60, "y": 50})
@@ -98,7 +98,7 @@ def test_one_press_is_one_step_after_many_page_switches(page: Page, dashboard: D
     opened(page, dashboard, f"overview?{AT_36}")
     for name in ("Near ties", "Flips", "Runs", "Overview", "Near ties"):
         page.get_by_role("link", name=name, exact=True).click()
-        expect(page.locator("h1")).to_have_text(name, timeout=15_000)
+        expect(page.locator("h1")).to_have_text(name)
         settle(page)
     page.keyboard.press("ArrowRight")
     expect_position(page, 37)
@@ -259,7 +259,7 @@ def test_a_copied_link_opens_as_exactly_the_same_view_for_a_new_viewer(browser: 
     other = viewer(browser)
     other.goto(link)
     if name == "capture":  # nothing of a run is on it, and its preview of a command is another one for every viewer
-        expect(other.locator("h1")).to_have_text("Capture", timeout=15_000)
+        expect(other.locator("h1")).to_have_text("Capture")
         assert other.url == link
         page.context.close()
         other.context.close()
@@ -326,7 +326,7 @@ def test_without_the_newer_clipboard_the_older_way_copies(browser: Browser, dash
 def test_back_undoes_a_setting_and_a_step_one_at_a_time(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"overview?{AT_36}")
     choose(page, "Colour by", "KL")
-    expect(page).to_have_url(re.compile("colour=kl"), timeout=15_000)
+    expect(page).to_have_url(re.compile("colour=kl"))
     settle(page)
     page.keyboard.press("Escape")
     page.get_by_role("heading", name="Overview").click()
@@ -334,11 +334,11 @@ def test_back_undoes_a_setting_and_a_step_one_at_a_time(page: Page, dashboard: D
     expect_position(page, 239)
     settle(page)
     page.get_by_role("link", name="Near ties", exact=True).click()
-    expect(page.locator("h1")).to_have_text("Near ties", timeout=15_000)
+    expect(page.locator("h1")).to_have_text("Near ties")
     settle(page)
     assert "colour" not in page.url
     page.go_back()
-    expect(page.locator("h1")).to_have_text("Overview", timeout=15_000)
+    expect(page.locator("h1")).to_have_text("Overview")
     expect_position(page, 239)
     settle(page)
     assert "colour=kl" in page.url
@@ -347,11 +347,11 @@ def test_back_undoes_a_setting_and_a_step_one_at_a_time(page: Page, dashboard: D
     settle(page)
     assert "colour=kl" in page.url
     page.go_back()
-    expect(page).not_to_have_url(re.compile("colour"), timeout=15_000)
+    expect(page).not_to_have_url(re.compile("colour"))
     settle(page)
-    expect(page.locator(".legend .unit").get_by_text("largest difference, logits")).to_be_visible(timeout=15_000)
+    expect(page.locator(".legend .unit").get_by_text("largest difference, logits")).to_be_visible()
     page.go_forward()
-    expect(page.locator(".legend .unit").get_by_text("KL, nats, log scale")).to_be_visible(timeout=15_000)
+    expect(page.locator(".legend .unit").get_by_text("KL, nats, log scale")).to_be_visible()
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_back_undoes_a_setting_and_a_step_one_at_a_time(page: Page, dashboard: D
 )  # fmt: skip
 def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(page: Page, dashboard: Dashboard, link: str, sentence: str):
     opened(page, dashboard, f"near_ties?{link}")
-    expect(page.locator("h1")).to_have_text("Runs", timeout=15_000)
+    expect(page.locator("h1")).to_have_text("Runs")
     expect(page.locator("[data-testid=stAlert]").filter(has_text=sentence)).to_be_visible()
     assert page.locator("[data-testid=stAlert] img, [data-testid=stAlert] a").count() == 0
 
@@ -389,8 +389,8 @@ def test_on_a_telephone_a_link_closes_the_list_that_lies_over_the_page(browser: 
     link = page.get_by_role("link", name="Flips", exact=True)
     assert link.get_attribute("href").endswith(f"/flips?{AT_36}")
     link.click()
-    expect(page.locator("h1")).to_have_text("Flips", timeout=15_000)
-    expect(link).not_to_be_in_viewport(timeout=15_000)
+    expect(page.locator("h1")).to_have_text("Flips")
+    expect(link).not_to_be_in_viewport()
     page.context.close()
 
 

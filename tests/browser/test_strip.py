@@ -63,7 +63,7 @@ def opened(page: Page, dashboard: Dashboard, path: str) -> None:
     settle(page)
     if "position=" in path:
         page.locator(".st-key-stepper .worst").wait_for(state="attached")  # it listens to the keys from then on
-    expect(token(page, 0)).to_be_attached(timeout=30_000)
+    expect(token(page, 0)).to_be_attached()
 
 
 def token(page: Page, position: int):
@@ -150,7 +150,7 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashb
     assert "position=36" in page.url  # moving chooses nothing
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="Best tokens at position 1", exact=True)).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("heading", name="Best tokens at position 1", exact=True)).to_be_visible()
     expect(page.get_by_role("option", selected=True)).to_have_attribute("data-position", "1")
     page.keyboard.press("Escape")
     expect(page.get_by_role("tooltip")).to_be_hidden()
@@ -160,22 +160,22 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashb
 def test_after_a_click_the_arrow_keys_go_on_from_there(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"overview?{AT_36}")
     token(page, 50).click()
-    expect(page.get_by_role("heading", name="Best tokens at position 50", exact=True)).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("heading", name="Best tokens at position 50", exact=True)).to_be_visible()
     page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("heading", name="Best tokens at position 51", exact=True)).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("heading", name="Best tokens at position 51", exact=True)).to_be_visible()
     expect(page.locator(".strip .here")).to_have_attribute("data-position", "51")
 
 
 @pytest.mark.thorough
 def test_the_selected_token_is_scrolled_into_the_strip(page: Page, dashboard: Dashboard):
     opened(page, dashboard, "overview?run=fresh-against-cached&prompt=1&position=286")
-    expect(token(page, 286)).to_be_attached(timeout=15_000)
+    expect(token(page, 286)).to_be_attached()
     inside = """() => { const box = ROOT_OF.querySelector('.strip').getBoundingClientRect(), at = ROOT_OF.querySelector('.here').getBoundingClientRect();
       return at.top >= box.top && at.bottom <= box.bottom; }""".replace("ROOT_OF", ROOT_OF)
     assert page.evaluate(inside)
     page.keyboard.press("p")
     page.keyboard.press("p")
-    expect(page.get_by_role("heading", name="Best tokens at position 36", exact=True)).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("heading", name="Best tokens at position 36", exact=True)).to_be_visible()
     assert page.evaluate(inside)
 
 
@@ -188,14 +188,14 @@ def test_a_step_sends_no_figures_of_the_strip_again_and_builds_nothing_anew(page
     page.evaluate(f"{ROOT_OF}.querySelectorAll('.strip .token').forEach((e) => (e.isOld = true))")
     frames.clear()
     token(page, 40).click()
-    expect(page.get_by_role("heading", name="Best tokens at position 40", exact=True)).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("heading", name="Best tokens at position 40", exact=True)).to_be_visible()
     settle(page)
     assert frames
     assert not any(b"reference_margin" in frame for frame in frames)
     frames.clear()
     page.get_by_role("combobox", name=re.compile("Colour by")).click()
     page.get_by_role("option", name="max ULPs", exact=True).click()
-    expect(page.locator(".legend .unit")).to_have_text("max ULPs of bfloat16, log scale", timeout=15_000)
+    expect(page.locator(".legend .unit")).to_have_text("max ULPs of bfloat16, log scale")
     assert any(b"reference_margin" in frame for frame in frames)  # the twin: a new colour is sent
     assert page.evaluate(f"[...{ROOT_OF}.querySelectorAll('.strip .token')].filter((e) => e.isOld).length") == 287
     expect(page.locator(".strip .here")).to_have_attribute("data-position", "40")
@@ -242,7 +242,7 @@ def test_4096_tokens_are_shown_and_chosen_without_a_wait(browser: Browser, dashb
     run = run_of(dashboard, "long-prompt", [words[i] for i in np.random.default_rng(1).integers(0, len(words), LONG)])
     page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
     opened(page, dashboard, f"overview?run={run}&position=100")
-    expect(token(page, LONG - 1)).to_be_attached(timeout=30_000)
+    expect(token(page, LONG - 1)).to_be_attached()
     settle(page)
     shown, answered = [], []
     for position in (2000, 140, 4000, 3000, 150):

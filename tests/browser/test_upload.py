@@ -48,12 +48,12 @@ def large(folder: Path, megabytes: int, name: str = "large.npz") -> Path:
 
 def test_a_dump_is_chosen_understood_saved_and_opened(opened: Page, dashboard: Dashboard):
     choose(opened, DUMP)
-    expect(opened.get_by_text("Understood as")).to_be_visible(timeout=15_000)
+    expect(opened.get_by_text("Understood as")).to_be_visible()
     expect(row(opened, "six_calls.npz")).to_contain_text("47.5 KB, arrived")
     opened.get_by_label("Name of the run").fill("From the picker")
     opened.get_by_role("button", name="Save as a run").click()
     open_saved(opened, "From the picker")
-    expect(opened.locator("h1")).to_have_text("Overview", timeout=30_000)
+    expect(opened.locator("h1")).to_have_text("Overview")
     assert "from-the-picker" in opened.url
     assert list((dashboard.store / ".uploads").glob("*/file/six_calls.npz")) == []
 
@@ -76,9 +76,9 @@ def test_a_broken_network_is_outlived_and_what_had_arrived_is_not_sent_again(ope
 
     opened.route(PIECES, flaky)
     choose(opened, large(tmp_path, 40))
-    expect(row(opened, "large.npz")).to_contain_text("the server cannot be reached; next attempt in", timeout=15_000)
+    expect(row(opened, "large.npz")).to_contain_text("the server cannot be reached; next attempt in")
     picture(opened, "upload-retrying")
-    expect(row(opened, "large.npz")).to_contain_text("arrived", timeout=60_000)
+    expect(row(opened, "large.npz")).to_contain_text("arrived")
     assert sent == [0, 32 << 20]
     opened.get_by_role("button", name="Remove large.npz").click()
     expect(row(opened, "large.npz")).to_have_count(0)
@@ -94,7 +94,7 @@ def test_a_proxy_that_takes_small_bodies_only_gets_small_pieces(opened: Page, tm
 
     opened.route(PIECES, narrow)
     choose(opened, large(tmp_path, 20))
-    expect(row(opened, "large.npz")).to_contain_text("arrived", timeout=60_000)
+    expect(row(opened, "large.npz")).to_contain_text("arrived")
     opened.get_by_role("button", name="Remove large.npz").click()
 
 
@@ -112,23 +112,23 @@ def test_an_upload_is_paused_left_reloaded_and_goes_on_when_the_file_is_chosen_a
     opened.get_by_role("button", name="Pause large.npz").click()
     expect(row(opened, "large.npz")).to_contain_text("paused")
     opened.get_by_role("link", name="Runs", exact=True).click()
-    expect(opened.locator("h1")).to_have_text("Runs", timeout=15_000)
+    expect(opened.locator("h1")).to_have_text("Runs")
     opened.get_by_role("link", name="Upload", exact=True).click()
-    expect(row(opened, "large.npz")).to_contain_text("paused", timeout=15_000)
+    expect(row(opened, "large.npz")).to_contain_text("paused")
     opened.unroute(PIECES)
     opened.reload()
     settle(opened)
-    expect(row(opened, "large.npz")).to_contain_text("choose the same file again", timeout=15_000)
+    expect(row(opened, "large.npz")).to_contain_text("choose the same file again")
     picture(opened, "upload-unfinished")
     offsets: list[str] = []
     opened.on("request", lambda request: offsets.append(request.headers["upload-offset"]) if request.method == "PATCH" else None)
     choose(opened, file)
-    expect(row(opened, "large.npz")).to_contain_text("arrived", timeout=30_000)
+    expect(row(opened, "large.npz")).to_contain_text("arrived")
     assert offsets == [str(32 << 20)]
     (path,) = (dashboard.store / ".uploads").glob("*/file/large.npz")
     assert path.read_bytes() == file.read_bytes()
     opened.reload()
-    expect(opened.get_by_role("checkbox", name="large.npz")).to_be_checked(timeout=15_000)  # a reload loses no choice
+    expect(opened.get_by_role("checkbox", name="large.npz")).to_be_checked()  # a reload loses no choice
     opened.get_by_role("button", name="Remove large.npz").click()
     expect(row(opened, "large.npz")).to_have_count(0)
     deadline = time.monotonic() + 10
@@ -162,11 +162,11 @@ def test_a_server_that_is_killed_and_started_again_gets_the_rest(browser: Browse
     own.process.kill()
     own.process.wait(20)
     stalled[-1].abort("connectionreset")
-    expect(row(page, "large.npz")).to_contain_text("next attempt in", timeout=15_000)
+    expect(row(page, "large.npz")).to_contain_text("next attempt in")
     page.unroute(PIECES)
     again = start(own.store, port=int(own.url.rsplit(":", 1)[1]))
     try:
-        expect(row(page, "large.npz")).to_contain_text("arrived", timeout=60_000)
+        expect(row(page, "large.npz")).to_contain_text("arrived")
         (path,) = (own.store / ".uploads").glob("*/file/large.npz")
         assert path.read_bytes() == file.read_bytes()
     finally:
@@ -183,13 +183,13 @@ def test_three_hundred_megabytes_pass_the_server_flat_and_are_understood_in_anot
     page.goto(f"{own.url}/upload")
     settle(page)
     choose(page, DUMP)
-    expect(page.get_by_text("Understood as")).to_be_visible(timeout=15_000)  # what one dump loads is loaded
+    expect(page.get_by_text("Understood as")).to_be_visible()  # what one dump loads is loaded
     before = memory_bytes(own)
     choose(page, large(tmp_path, 300))
-    expect(row(page, "large.npz")).to_contain_text(re.compile(r"MB/s, about \d+ s left"), timeout=30_000)
+    expect(row(page, "large.npz")).to_contain_text(re.compile(r"MB/s, about \d+ s left"))
     picture(page, "upload-under-way")
     expect(row(page, "large.npz")).to_contain_text("arrived", timeout=120_000)
-    expect(page.get_by_text("Understood as")).to_have_count(2, timeout=60_000)
+    expect(page.get_by_text("Understood as")).to_have_count(2)
     assert memory_bytes(own) - before < 60 << 20
     page.get_by_role("button", name="Save as a run").last.click()
     expect(page.get_by_text("large — done")).to_be_visible(timeout=120_000)
@@ -222,7 +222,7 @@ def test_a_bar_with_files_in_every_state_has_no_serious_fault_in_both_themes_wid
     odd.write_bytes(os.urandom(100))
     choose(opened, large(tmp_path, 48), DUMP, odd)
     expect(row(opened, "large.npz")).to_contain_text("33.6 MB of", timeout=20_000)
-    expect(opened.get_by_text("Understood as")).to_be_visible(timeout=15_000)
+    expect(opened.get_by_text("Understood as")).to_be_visible()
     for scheme in ("light", "dark"):
         opened.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         for width in (1280, 390):
@@ -242,7 +242,7 @@ def test_the_picker_and_every_button_are_reached_by_keys(opened: Page):
     with opened.expect_file_chooser() as chooser:
         opened.keyboard.press("Enter")
     chooser.value.set_files(DUMP)
-    expect(opened.get_by_role("checkbox", name="six_calls.npz")).to_be_checked(timeout=15_000)
+    expect(opened.get_by_role("checkbox", name="six_calls.npz")).to_be_checked()
     opened.get_by_role("button", name="Choose files").focus()
     opened.keyboard.press("Tab")
     opened.keyboard.press("Space")

@@ -79,7 +79,7 @@ def test_a_click_on_the_plot_selects_the_position(page: Page, dashboard: Dashboa
         page.mouse.move(area["x"] + area["width"] * share, area["y"] + area["height"] * 0.5)
         pause(page, 300)
         page.mouse.click(area["x"] + area["width"] * share, area["y"] + area["height"] * 0.5)
-        expect(page.get_by_label("Position, 0 to 95")).not_to_have_value(before.group(1) if before else "10", timeout=15_000)
+        expect(page.get_by_label("Position, 0 to 95")).not_to_have_value(before.group(1) if before else "10")
         settle(page)
         position = int(re.search(r"position=(\d+)", page.url).group(1))  # type: ignore[union-attr]
         assert abs(position - (low + (high - low) * share)) < 8, key
@@ -111,7 +111,7 @@ def test_the_gallery_shows_verdicts_and_filters_by_them(page: Page, dashboard: D
     picture(page, "verdict-gallery")
     page.get_by_role("combobox", name="Verdict").click()
     page.get_by_role("option", name="bug suspected").click()
-    expect(page.get_by_text(re.compile(rf"^{bugs} of \d+ runs"))).to_be_visible(timeout=15_000)
+    expect(page.get_by_text(re.compile(rf"^{bugs} of \d+ runs"))).to_be_visible()
 
 
 @pytest.mark.thorough
@@ -137,11 +137,11 @@ def test_a_run_that_was_not_judged_is_judged_from_the_page(page: Page, dashboard
     expect(badge(page)).to_contain_text("not judged")
     picture(page, "verdict-unjudged")
     page.get_by_role("button", name="Judge it here").click()
-    expect(page.get_by_text("It goes on if you leave this page.")).to_be_visible(timeout=15_000)
+    expect(page.get_by_text("It goes on if you leave this page.")).to_be_visible()
     button = page.get_by_role("button", name="Open the judged run")
     expect(button).to_be_visible(timeout=180_000)
     button.click()
-    expect(page.get_by_text("Judged: None, judged").first).to_be_visible(timeout=15_000)
+    expect(page.get_by_text("Judged: None, judged").first).to_be_visible()
     settle(page)
     expect(badge(page)).to_contain_text("rounding")
     run_id = re.search(r"run=([^&]+)", page.url).group(1)  # type: ignore[union-attr]
@@ -152,6 +152,6 @@ def test_a_run_that_was_not_judged_is_judged_from_the_page(page: Page, dashboard
         assert {row.rung for row in run.evidence(0)} >= {"rerun", "own dtype", "float32"}
     picture(page, "verdict-judged-here")
     page.goto(f"{dashboard.url}/capture")  # the list of jobs is every viewer's, other tests' too
-    page.get_by_role("button", name="Dismiss").first.click(timeout=15_000)  # the newest stands first
+    page.get_by_role("button", name="Dismiss").first.click()  # the newest stands first
     settle(page)
     runs.delete(run_id)
