@@ -90,7 +90,7 @@ def _lowered(
     seeds: Sequence[int],
     say: Callable[[str], None],
 ) -> dict[str, Evidence]:
-    """Of a float32 dump, by name of each side that is not what the model computes: is it the model in a lower precision? What was uploaded is not
+    """A row of evidence for each side of a float32 dump that the model does not compute, by its name: does it in a lower precision? What was uploaded is not
     computed again, so a prompt may come once only.
     """
     if loaded.dtype != "float32" or len(set(prompts)) < len(prompts):

@@ -46,7 +46,7 @@ _LEAST_OF_WHOLE = 0.5  # of what rounding drawn anew is from float32: a model in
 
 @dataclass(frozen=True)
 class Lowered:
-    """What came of it. place: (prompt, position) of a fault on top; side, precision: which is what, None of a whole model in 16 bits."""
+    """The row of evidence, and what judging needs of it. place: (prompt, position) of a fault on top; side, precision: which is what, None of a whole model in 16 bits."""
 
     evidence: Evidence
     place: tuple[int, int] | None = None
@@ -216,14 +216,26 @@ def _residual(
             divergence(each, ties.counting(each, pieces_of_side(side, loaded, ids)))
             for each, ids in zip(plain, group, strict=True)
         ]
-        for number, seed in enumerate(seeds):
-            with own.open(loaded, None) as pieces_of, reordered(loaded.model, seed):
-                floor[number] += [divergence(each, pieces_of(ids)) for each, ids in zip(plain, group, strict=True)]
+        _add_reorderings(floor, loaded, own, group, plain, seeds)
     squares = mean_squares(pair)
     test = floor_test(squares, np.stack([mean_squares(of_seed) for of_seed in floor]))
     is_finite = not any(one.nonfinite_mismatch for one in (*pair, *(one for of_seed in floor for one in of_seed)))
     left = float(np.sqrt(squares.mean() / distance.mean())) if is_finite else float("inf")
     return _Trial(precision, left, test, loaded.dtype, ties.share)
+
+
+def _add_reorderings(
+    floor: list[list[Divergence]],
+    loaded: LoadedModel,
+    own: Side,
+    group: Sequence[Sequence[int]],
+    plain: Sequence[torch.Tensor],
+    seeds: Sequence[int],
+) -> None:
+    """Adds to each seed's divergences those of `own` with its linear maps reordered, to itself as it is: `plain` [positions, vocab], a prompt each."""
+    for of_seed, seed in zip(floor, seeds, strict=True):
+        with own.open(loaded, None) as pieces_of, reordered(loaded.model, seed):
+            of_seed += [divergence(each, pieces_of(ids)) for each, ids in zip(plain, group, strict=True)]
 
 
 class _Ties:
@@ -322,7 +334,7 @@ def _whole_model(
 def checked_in_16_bits(
     loaded: LoadedModel, prompts: Sequence[Sequence[int]], found: Lowered, seeds: Sequence[int], say: Callable[[str], None]
 ) -> Lowered:
-    """What was found in float32, where the pair fails in its own 16 bits too: does the precision explain it there, or have the 16-bit kernels a fault of their own?"""
+    """`found` checked in the model's own 16 bits, where the pair fails too: does the precision explain it there, or have the 16-bit kernels a fault of their own?"""
     if found.side is None or found.precision is None or found.evidence.outcome != PASSED:
         return found
     own = found.precision.side
@@ -333,9 +345,7 @@ def checked_in_16_bits(
     for group in groups_of(loaded, prompts):
         plain = [whole_side(pieces_of_side(own, loaded, ids)) for ids in group]
         pair += [divergence(each, pieces_of_side(found.side, loaded, ids)) for each, ids in zip(plain, group, strict=True)]
-        for number, seed in enumerate(seeds):
-            with own.open(loaded, None) as pieces_of, reordered(loaded.model, seed):
-                floor[number] += [divergence(each, pieces_of(ids)) for each, ids in zip(plain, group, strict=True)]
+        _add_reorderings(floor, loaded, own, group, plain, seeds)
         with in_float32(loaded) as widened:
             rounding += [divergence(each, pieces_of_side(own, widened, ids)) for each, ids in zip(plain, group, strict=True)]
     test = floor_test(
@@ -368,7 +378,7 @@ def lowered_in_16_bits(
     given: Sequence[Precision] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Lowered | None:
-    """The same of an engine that has nothing but 16 bits, whose error to the model's float32 forward is no rounding: is it rounding to the forward with
+    """`lowered` for an engine that has nothing but 16 bits, and is further from the model's float32 forward than rounding: is it rounding beside a forward with
     an 8-bit cache, or with weights of 4 bits? loaded: in its 16 bits; failed: that error's test.
     """
     ids = min(prompts, key=len)

@@ -195,7 +195,7 @@ def powers_below(distances: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _read_only(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """The same array, as files and databases hand it out: numba compiles once more, for seven seconds, for one that may be written to."""
+    """A read-only view of the array, as files and databases hand arrays out: numba compiles once more, for seven seconds, for one that may be written to."""
     seen = bits.view()
     seen.flags.writeable = False
     return seen
