@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from playwright.sync_api import BrowserContext, Page
+from playwright.sync_api import BrowserContext, Error, Page
 
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = Path(__file__).parent / "screenshots"
@@ -33,6 +34,10 @@ def chromium() -> str:
     raise RuntimeError("no Chromium was found; install one or set ULPSCOPE_CHROMIUM to its path")
 
 
+# `streamlit`, which writes the stacks of its threads to its log when it is asked.
+STREAMLIT = "import faulthandler, signal; faulthandler.register(signal.SIGUSR1); from streamlit.web.cli import main; main()"
+
+
 @dataclass(frozen=True)
 class Dashboard:
     """A running server: its address, its store, its process."""
@@ -49,7 +54,7 @@ def start(store: Path, script: Path = Path("app/main.py"), port: int = 0, **envi
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
     began = time.perf_counter()
-    command = [sys.executable, "-m", "streamlit", "run", str(script), "--server.port", str(port), "--server.headless", "true"]
+    command = [sys.executable, "-c", STREAMLIT, "run", str(script), "--server.port", str(port), "--server.headless", "true"]
     store.parent.mkdir(parents=True, exist_ok=True)
     log = (store.parent / "server.log").open("wb")
     process = subprocess.Popen(
@@ -64,10 +69,27 @@ def start(store: Path, script: Path = Path("app/main.py"), port: int = 0, **envi
         except OSError:
             is_there = False
         if is_there:
-            return Dashboard(f"http://127.0.0.1:{port}", store, process, time.perf_counter() - began)
+            dashboard = Dashboard(f"http://127.0.0.1:{port}", store, process, time.perf_counter() - began)
+            started.append(dashboard)
+            return dashboard
         time.sleep(0.1)
     process.kill()
     raise RuntimeError("the dashboard did not start within a minute")
+
+
+started: list[Dashboard] = []  # by this process
+
+
+def what_servers_do() -> str:
+    """The end of the log of every server that runs, with the stacks of its threads."""
+    said = []
+    for dashboard in started:
+        if dashboard.process.poll() is None:
+            dashboard.process.send_signal(signal.SIGUSR1)
+            time.sleep(1)
+            log = dashboard.store.parent / "server.log"
+            said.append(f"{dashboard.url}:\n{log.read_text(errors='replace')[-20_000:]}")
+    return "\n".join(said)
 
 
 def new_tab(context: BrowserContext, dashboard: Dashboard) -> Page:
@@ -82,16 +104,20 @@ def new_tab(context: BrowserContext, dashboard: Dashboard) -> Page:
     return opened.value
 
 
-# Resolves when no script runs and nothing of the page has changed for a while: what a click starts is begun by then, charts are drawn.
-QUIET = """() => new Promise((resolve) => {
+# Resolves when no script runs and nothing of the page has changed for a while: what a click starts is begun by then, charts are drawn. What is
+# evaluated in a page is waited for without an end by the browser's driver, so this has one of its own.
+QUIET = """() => new Promise((resolve, reject) => {
   let timer;
+  const begun = performance.now();
   const wait = () => { clearTimeout(timer); timer = setTimeout(look, 250); };
   const look = () => {
-    const app = document.querySelector("[data-testid=stApp]");
-    if (!app || app.getAttribute("data-test-script-state") !== "notRunning") return wait();
+    const state = document.querySelector("[data-testid=stApp]")?.getAttribute("data-test-script-state");
+    const late = performance.now() - begun > 120000;
+    if (state !== "notRunning" && !late) return wait();
     clearInterval(patience);
     observer.disconnect();
-    resolve();
+    if (late) reject(new Error(`the page is not at rest after two minutes: its script is ${state}`));
+    else resolve();
   };
   const observer = new MutationObserver(wait);
   observer.observe(document.documentElement, { subtree: true, childList: true, characterData: true, attributes: true });
@@ -102,19 +128,29 @@ QUIET = """() => new Promise((resolve) => {
 
 
 def settle(page: Page) -> None:
-    """Wait until no script runs, the code of every kind of element is there, every figure is drawn and the page has come to rest."""
-    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=120_000)
-    page.wait_for_selector(
-        "[data-testid=stSkeleton]", state="detached", timeout=30_000
-    )  # in the place of an element whose code is on its way
-    page.evaluate(QUIET)
-    page.wait_for_selector(".ulpscope-figure[data-state=waiting]", state="detached", timeout=120_000)
+    """Wait until no script runs, the code of every kind of element is there, every figure is drawn and the page has come to rest. Where it does
+    not, what the servers do then is printed.
+    """
+    try:
+        page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=120_000)
+        # in the place of an element whose code is on its way
+        page.wait_for_selector("[data-testid=stSkeleton]", state="detached", timeout=120_000)
+        page.evaluate(QUIET)
+        page.wait_for_selector(".ulpscope-figure[data-state=waiting]", state="detached", timeout=120_000)
+    except Error:
+        print(what_servers_do())
+        raise
 
 
 def pause(page: Page, milliseconds: int) -> None:
-    """Wait by the page's own clock and two frames more, so that what it had to do by then is done, however busy its machine is."""
+    """Wait by the page's own clock and two frames more, so that what it had to do by then is done, however busy its machine is. A page that
+    nobody sees draws no frames: it fails after a minute.
+    """
     page.evaluate(
-        "(ms) => new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), ms))",
+        """(ms) => new Promise((done, fail) => {
+          setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), ms);
+          setTimeout(() => fail(new Error("the page draws no frames")), ms + 60000);
+        })""",
         milliseconds,
     )
 
