@@ -13,12 +13,13 @@ import streamlit as st  # noqa: E402  (the path above comes first)
 from starlette.middleware import Middleware  # noqa: E402
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
-from app import address, copy_link, document, heatmap_window, page_links, stepper, widgets  # noqa: E402
-from app.api.background import lifespan  # noqa: E402
-from app.hosting import pages as of_signed_in  # noqa: E402
-from app.hosting import start  # noqa: E402
-from app.hosting.gate import Gate  # noqa: E402
+from app.components import copy_link, page_links, stepper  # noqa: E402
+from app.hosting import page_guard as of_signed_in  # noqa: E402
+from app.hosting import refuse_unsafe_start  # noqa: E402
+from app.hosting.middleware import Gate  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
+from app.shell import address, document, heatmap_window, widgets  # noqa: E402
+from app.uploads.maintenance import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
 
 PAGES = (
@@ -41,8 +42,8 @@ PAGES = (
 
 def draw() -> None:
     """One viewer's script run."""
-    st.set_page_config(page_title="ULPscope", page_icon=str(ROOT / "app" / "favicon.png"), layout="wide")
-    st.html(ROOT / "app" / "style.css")
+    st.set_page_config(page_title="ULPscope", page_icon=str(ROOT / "app" / "shell" / "favicon.png"), layout="wide")
+    st.html(ROOT / "app" / "shell" / "style.css")
     pages = [st.Page(ROOT / "pages" / f"{name}.py", title=title, url_path=name, default=name == "runs") for name, title in PAGES]
     page = st.navigation(pages, position="hidden")
     name = page.url_path or "runs"
@@ -79,7 +80,7 @@ def draw() -> None:
 if get_script_run_ctx(suppress_warning=True) is not None:
     draw()
 else:
-    start.check()
+    refuse_unsafe_start.check()
     documents = document.routes([name for name, _ in PAGES if name != "runs"])
     app = st.App(__file__, routes=[*documents, *ROUTES], middleware=[Middleware(Gate)], lifespan=lifespan)
     gc.freeze()  # what the modules made stays for good: no collection needs to look at its 150,000 objects again

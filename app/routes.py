@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-from app import plots, tiles
-from app.api import files
+from app.api import downloads
 from app.api import routes as api
-from app.uploads import routes as uploads
+from app.components import plots
+from app.heatmap import routes
+from app.uploads import tus as uploads
 
 ROUTES = [
-    Route("/files/{run_id}.duckdb", files.run_file),
-    Route("/files/{run_id}.npz", files.run_npz),
+    Route("/files/{run_id}.duckdb", downloads.run_file),
+    Route("/files/{run_id}.npz", downloads.run_npz),
     *plots.ROUTES,
-    *tiles.ROUTES,
+    *routes.ROUTES,
     *uploads.ROUTES,
     *api.ROUTES,
 ]

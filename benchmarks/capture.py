@@ -9,10 +9,10 @@ import torch
 
 from benchmarks.scratch import scratch
 from benchmarks.timing import Line, interleaved
-from core.inference.capture import plan_capture, run_capture
-from core.inference.models import load_model
-from core.inference.paths import run_path
-from core.runs.store import Store
+from core.inference.capture.capture import plan_capture, run_capture
+from core.inference.models.model import load_model
+from core.inference.paths.paths import run_path
+from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 
 SHIPPED = Path(__file__).parents[1] / "sample_runs" / "model"

@@ -24,14 +24,14 @@ from typing import Any
 import torch
 
 from benchmarks import invariant
-from benchmarks.random_models import SHAPES, random_model, random_prompt
 from benchmarks.scratch import scratch
+from benchmarks.verdicts.random_models import SHAPES, random_model, random_prompt
 from core.errors import UlpscopeError
-from core.inference.capture import plan_capture, run_capture
-from core.inference.models import LoadedModel, usable_device
-from core.inference.paths import open_path, parse_path
+from core.inference.capture.capture import plan_capture, run_capture
+from core.inference.models.model import LoadedModel, usable_device
+from core.inference.paths.paths import open_path, parse_path
 from core.runs.reader import RunReader
-from core.runs.store import Store
+from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 
 PAIRS: tuple[tuple[str, tuple[str, ...]], ...] = (

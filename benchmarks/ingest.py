@@ -10,9 +10,9 @@ import numpy as np
 from benchmarks.logits import pair
 from benchmarks.scratch import scratch
 from benchmarks.timing import Line, interleaved
+from core.judging.ingest import ingest
 from core.numerics.formats import BFLOAT16, widen
-from core.runs.store import Store
-from core.uploads.ingest import ingest
+from core.runs.store.store import Store
 
 ROUNDS = 5
 

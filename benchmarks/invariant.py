@@ -16,16 +16,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from benchmarks.capture import model_folder
-from benchmarks.random_models import SHAPES, TOKENIZER
 from benchmarks.timing import Line
-from benchmarks.tiny_models import tiny_model, tiny_prompts
-from benchmarks.trial import cases_of, registered
+from benchmarks.verdicts.random_models import SHAPES, TOKENIZER
+from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from benchmarks.verdicts.trial import cases_of, registered
 from core.errors import CaptureError
-from core.inference.edge import quiet
+from core.inference.capture.throughput import Throughput, throughput
 from core.inference.invariant.rung import one_order_evidence
-from core.inference.models import LoadedModel, load_model, loaded_from, usable_device
-from core.inference.on_trial import digests_of, side_of
-from core.inference.throughput import Throughput, throughput
+from core.inference.models.model import LoadedModel, load_model, loaded_from, usable_device
+from core.inference.models.torch_errors import quiet
+from core.inference.paths.engines import digests_of, side_of
 
 BATCHES = (1, 2, 4, 8, 16)
 DTYPES = ("float32", "bfloat16")

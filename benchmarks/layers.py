@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from benchmarks.capture import TOKENS, model_folder
 from benchmarks.scratch import scratch
 from benchmarks.timing import Line, interleaved
-from core.inference.capture import plan_capture, run_capture
-from core.inference.models import load_model
-from core.inference.paths import run_path
-from core.runs.kv import KvPart
-from core.runs.layers import modules_of
+from core.inference.capture.capture import plan_capture, run_capture
+from core.inference.models.model import load_model
+from core.inference.paths.paths import run_path
+from core.runs.file.records import Generation
 from core.runs.reader import RunReader
-from core.runs.records import Generation
-from core.runs.store import Store
+from core.runs.store.store import Store
+from core.runs.tables.kv_cache import KvPart
+from core.runs.views.layers import modules_of
 from core.runs.writer import RunWriter
 
 ROUNDS = 5

@@ -13,9 +13,9 @@ from pathlib import Path as FilePath
 import torch
 
 from core.errors import UlpscopeError
-from core.inference.edge import quiet
-from core.inference.models import LoadedModel, load_model
-from core.inference.paths import open_path, parse_path
+from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.torch_errors import quiet
+from core.inference.paths.paths import open_path, parse_path
 
 SAMPLES = FilePath(__file__).parents[1] / "sample_runs"
 PATHS = (

@@ -10,10 +10,10 @@ import numpy as np
 from benchmarks.logits import POSITIONS, VOCAB, pair
 from benchmarks.scratch import scratch
 from benchmarks.timing import Line
+from core.judging.ingest import ingest
 from core.numerics.formats import BFLOAT16
 from core.runs.reader import RunReader
-from core.runs.store import Store
-from core.uploads.ingest import ingest
+from core.runs.store.store import Store
 
 DRAWS = 60
 

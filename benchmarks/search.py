@@ -7,8 +7,8 @@ from transformers import DynamicCache
 
 from benchmarks.capture import model_folder
 from benchmarks.timing import Line, interleaved
-from core.inference.models import load_model
-from core.inference.search import search
+from core.inference.generating.search import search
+from core.inference.models.model import load_model
 
 PROMPTS, TOKENS = 24, 48
 

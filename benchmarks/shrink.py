@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.mutations import Mutation
-from benchmarks.tiny_models import CONFIGS, tiny_model, tiny_prompts
-from benchmarks.trial import SHIPPED, cases_of, model_named, registered
+from benchmarks.verdicts.mutations import Mutation
+from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
+from benchmarks.verdicts.trial import SHIPPED, cases_of, model_named, registered
 from core.errors import CaptureError
-from core.inference.edge import quiet
-from core.inference.floor import in_float32, mean_squares
-from core.inference.models import LoadedModel
-from core.inference.on_trial import divergences_of, side_of
+from core.inference.controls.rounding_floor import in_float32, mean_squares
+from core.inference.models.model import LoadedModel
+from core.inference.models.torch_errors import quiet
+from core.inference.paths.engines import divergences_of, side_of
+from core.judging.ladder import ShrinkTest, shrink_test
 from core.numerics.formats import format_named
-from core.runs.records import FAILED, MISSING, PASSED
-from core.verdict import ShrinkTest, shrink_test
+from core.runs.file.records import FAILED, MISSING, PASSED
 
 # Mixtures of experts whose router ties are left out: float32 is no microscope for them, with or without a floor (docs/verdict.md).
 MODELS = (*(f"{name} bfloat16" for name in CONFIGS if name != "mixtral-ties"), "llama float16", "gpt2 float16", SHIPPED[0])

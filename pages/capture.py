@@ -6,15 +6,15 @@ from uuid import uuid4
 import pandas as pd
 import streamlit as st
 
-from app import reading, widgets, words
-from app.capture_form import CaptureForm, split_prompts
-from app.code_block import code_block
-from app.hosting import pages
-from app.job_list import job_list
-from app.jobs import ANY_DEVICE, PromptFile
-from app.preview import Answer, previews
-from app.recent import recent_models, remember_model
-from app.widgets import PAGES
+from app.capture.form import CaptureForm, split_prompts
+from app.capture.preview import Answer, previews
+from app.capture.recent_models import recent_models, remember_model
+from app.components.code_block import code_block
+from app.hosting import page_guard
+from app.shell import store_cache, widgets, wording
+from app.shell.job_list import job_list
+from app.shell.jobs import ANY_DEVICE, PromptFile
+from app.shell.widgets import PAGES
 
 BASES = ["prefill", "decode", "blocks:16", "reuse:16", "chunked:16", "static"]  # type to give another; docs/paths.md has all
 SUGGESTED = [
@@ -48,7 +48,7 @@ FIRST = {
     "variants": ["decode"], "sweep": "", "mode": SCORE, "tokens": 64, "repeat": 1, "kv": "auto", "dtype": "bfloat16",
     "device": ANY_DEVICE, "keep": False, "layers": False, "kernels": False, "remedies": False, "name": "",
 }  # fmt: skip
-jobs, looks = reading.jobs(), previews()
+jobs, looks = store_cache.jobs(), previews()
 
 
 def remembered() -> None:
@@ -65,10 +65,10 @@ def remembered() -> None:
 
 def models() -> list[str]:
     """Those tried here, those of stored runs, and the one that is shipped."""
-    cards, _ = reading.cards()
+    cards, _ = store_cache.cards()
     stored = [card.model for card in cards if card.model]
     now = [st.session_state["capture_model"]] if st.session_state["capture_model"] else []
-    return list(dict.fromkeys([*now, *recent_models(reading.store().directory), *stored, "sample_runs/model"]))
+    return list(dict.fromkeys([*now, *recent_models(store_cache.store().directory), *stored, "sample_runs/model"]))
 
 
 def choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
@@ -86,7 +86,7 @@ def choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
         help=".jsonl: an object a line with prompt, text, token_ids or messages; any other file: one prompt a line",
     )  # fmt: skip
     if dropped is not None:
-        st.session_state["capture_dropped"] = PromptFile(words.file_name(dropped.name), dropped.getvalue())
+        st.session_state["capture_dropped"] = PromptFile(wording.file_name(dropped.name), dropped.getvalue())
     elif st.session_state.get("capture_shows_file"):  # it was there a moment ago, so somebody took it away
         st.session_state.pop("capture_dropped", None)
     st.session_state["capture_shows_file"] = dropped is not None
@@ -95,7 +95,7 @@ def choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
         st.caption(".jsonl with `prompt`, `text`, `token_ids` or `messages` in each line; any other file: one prompt a line.")
     elif dropped is None:
         st.caption(
-            f"{widgets.escaped(file.name)}, {words.size(len(file.content))}, as dropped before; drop another to replace it."
+            f"{widgets.escaped(file.name)}, {wording.size(len(file.content))}, as dropped before; drop another to replace it."
         )
     return (), file
 
@@ -176,7 +176,7 @@ def draw_costs(form: CaptureForm, answer: Answer) -> None:
         return
     costs = answer.costs
     sides = pd.DataFrame(costs["sides"])
-    caches = [None if size is None else words.size(size) if size else "none" for size in sides["kv_bytes"].astype(object)]
+    caches = [None if size is None else wording.size(size) if size else "none" for size in sides["kv_bytes"].astype(object)]
     shown = {
         "side": sides["name"], "forwards": sides["forwards"], "positions": sides["positions"], "tokens computed": sides["tokens"],
         "key/value cache": caches,
@@ -185,11 +185,11 @@ def draw_costs(form: CaptureForm, answer: Answer) -> None:
         pd.DataFrame(shown), hide_index=True,
         column_config={name: st.column_config.NumberColumn(format="localized") for name in ("forwards", "positions", "tokens computed")},
     )  # fmt: skip
-    free = f", {words.size(costs['free_bytes'])} free beside them" if costs["free_bytes"] is not None else ""
+    free = f", {wording.size(costs['free_bytes'])} free beside them" if costs["free_bytes"] is not None else ""
     lines = [
-        f"{words.plural(costs['prompts'], 'prompt')}, {words.plural(len(sides), 'side')}: {costs['forwards']:,} forwards of "
+        f"{wording.plural(costs['prompts'], 'prompt')}, {wording.plural(len(sides), 'side')}: {costs['forwards']:,} forwards of "
         f"{costs['tokens']:,} tokens in all, in {costs['dtype']}.",
-        f"The logits take {words.size(costs['logits_bytes'])} of disk, the weights {words.size(costs['weight_bytes'])} on "
+        f"The logits take {wording.size(costs['logits_bytes'])} of disk, the weights {wording.size(costs['weight_bytes'])} on "
         f"{costs['device']} ({widgets.escaped(costs['device_name'])}){free}.",
         *map(widgets.escaped, costs.get("in_words", ())),
     ]
@@ -220,17 +220,17 @@ st.caption(
 )
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
-if not pages.may_edit():
+if not page_guard.may_edit():
     job_list(jobs)
-pages.only_editors("capture runs")
+page_guard.only_editors("capture runs")
 remembered()
 form = choose()
 start, shown = st.columns([1, 4], vertical_alignment="center")
 if start.button("Capture", type="primary", disabled=form.missing is not None, key="capture_start", width="stretch"):
     answer = look_up(form)
     device = str(answer.costs["device"]) if answer is not None and answer.costs else form.device or ANY_DEVICE
-    reading.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
-    remember_model(reading.store().directory, form.model.strip())
+    store_cache.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
+    remember_model(store_cache.store().directory, form.model.strip())
     time.sleep(0.1)  # so that the list below shows it started
 shown.caption(form.missing or "What it will run and cost is below; it is checked again before anything runs.")
 if form.missing is None:

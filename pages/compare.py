@@ -6,25 +6,27 @@ from typing import NoReturn
 import numpy as np
 import streamlit as st
 
-from app import charts, comparing, exports, plots, state, widgets, words
-from core.runs.comparison import distribution, flip_sets, same_tokens
+from app.compare import charts, parts
+from app.components import plots
+from app.shell import exports, selection, widgets, wording
+from core.runs.views.compare import distribution, flip_sets, same_tokens
 
 view = widgets.head(
     "Compare runs",
-    state.current_view(),
+    selection.current_view(),
     "The pair of the sidebar beside pairs of other runs. A difference between runs is not a divergence of one: each pair has its own reference.",
 )
-compared = comparing.pick(view)
+compared = parts.pick(view)
 if len(compared) == 1:
     st.info("Choose a run to compare with: the same prompts before and after an upgrade, in another dtype, on another device.")
     st.stop()
-titles = comparing.names(compared)
-differs = comparing.provenance(compared, [widgets.escaped(title) for title in titles])
+titles = parts.names(compared)
+differs = parts.provenance(compared, [widgets.escaped(title) for title in titles])
 if not differs.empty:
     st.subheader("What is not the same")
     widgets.room("provenance", 28 * (len(differs) + 1)).table(differs.map(widgets.escaped), border="horizontal")
 st.subheader("Figures")
-figures = comparing.figures(compared, titles)
+figures = parts.figures(compared, titles)
 height = widgets.table_height(len(figures), len(figures))
 widgets.room("figures", height).dataframe(figures, key="compare_figures", height=height)
 dtypes = {one.run.header.compute_dtype for one in compared}
@@ -33,24 +35,22 @@ st.caption(
     + (": those of different dtypes are different lengths." if len(dtypes) > 1 else f", {dtypes.pop()}.")
 )
 
-stem = "-".join(["compare", *(words.file_name(one.run.run_id)[:40] for one in compared[:2])]) + (
+stem = "-".join(["compare", *(wording.file_name(one.run.run_id)[:40] for one in compared[:2])]) + (
     f"-and-{len(compared) - 2}" if len(compared) > 2 else ""
 )
 tables = {
-    "figures": partial(comparing.exported, compared), f"by position of prompt {view.prompt}": partial(comparing.by_position, compared, view.prompt),
-    "distances in ULPs": partial(comparing.distributions, compared),
+    "figures": partial(parts.exported, compared), f"by position of prompt {view.prompt}": partial(parts.by_position, compared, view.prompt),
+    "distances in ULPs": partial(parts.distributions, compared),
 }  # fmt: skip
 left, right = st.columns(2, vertical_alignment="bottom")
 by = (
-    right.segmented_control(
-        "By position", list(comparing.BY), format_func=comparing.SHORT.__getitem__, required=True, key="compare_by"
-    )
+    right.segmented_control("By position", list(parts.BY), format_func=parts.SHORT.__getitem__, required=True, key="compare_by")
     or "max_abs"
 )
 left, right = st.columns(2)
 with left:
     with st.spinner("Reading the distances of every run"):
-        curves = [(title, *distribution(comparing.histogram(one))) for title, one in zip(titles, compared, strict=True)]
+        curves = [(title, *distribution(parts.histogram(one))) for title, one in zip(titles, compared, strict=True)]
     plots.draw(
         charts.runs_by_distance(curves), key="compare_distributions", picture=exports.picture(f"{stem}-distances", titles),
     )  # fmt: skip
@@ -66,10 +66,10 @@ with right:
         at = table["position"].to_numpy(int)
         lines.append((title, at, table[by].to_numpy(float, na_value=np.nan), at[table["is_flip"].to_numpy(bool)]))
     plots.draw(
-        charts.runs_by_position(lines, comparing.BY[by], view.position), key="compare_positions", picture=exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"]),
+        charts.runs_by_position(lines, parts.BY[by], view.position), key="compare_positions", picture=exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"]),
     )  # fmt: skip
     st.caption(
-        f"{words.opening(comparing.BY[by])}{' of each run’s own dtype' if by == 'max_ulps' else ''}, at each position of prompt {view.prompt} of each run, log scale. "
+        f"{wording.opening(parts.BY[by])}{' of each run’s own dtype' if by == 'max_ulps' else ''}, at each position of prompt {view.prompt} of each run, log scale. "
         "Orange crosses are flips, on the line of their run; where a line has a gap, nothing differs. The dotted line is the selected position."
     )
 
@@ -89,22 +89,22 @@ if is_same is False:
 if is_same is None:
     st.caption("Not every run knows its tokens; positions are matched by their number.")
 found = flip_sets(compared)
-tables["flips"] = partial(comparing.flips_exported, found, compared)
+tables["flips"] = partial(parts.flips_exported, found, compared)
 if not found:
     st.write("No run has a flip.")
     saving(tables)
 shared = sum(one.is_shared for one in found)
-st.markdown(f"**{shared} of {words.plural(len(found), 'position')} that flip anywhere flip in all {len(compared)} runs.**")
+st.markdown(f"**{shared} of {wording.plural(len(found), 'position')} that flip anywhere flip in all {len(compared)} runs.**")
 
 
 def choose() -> None:
     rows = st.session_state["compare_flips"]["selection"]["rows"]
     if rows and rows[0] < len(found):
-        state.select(prompt=found[rows[0]].prompt, position=found[rows[0]].position)
+        selection.select(prompt=found[rows[0]].prompt, position=found[rows[0]].position)
 
 
 st.dataframe(
-    comparing.flips(found, compared, titles), hide_index=True, key="compare_flips", on_select=choose, selection_mode="single-row"
+    parts.flips(found, compared, titles), hide_index=True, key="compare_flips", on_select=choose, selection_mode="single-row"
 )
 st.caption("Reference's token → variant's token, where the run flips. A click selects the position on every page.")
 saving(tables)

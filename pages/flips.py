@@ -5,13 +5,17 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from app import best_tokens, continuations, exports, flips, margins, reading, state, widgets, words
-from app.code_block import code_block
-from core.runs.verdicts import finding
+from app.components import best_tokens
+from app.components.code_block import code_block
+from app.flips import continuations
+from app.flips import parts as flips_parts
+from app.near_ties import parts as near_ties_parts
+from app.shell import exports, selection, store_cache, widgets, wording
+from core.runs.views.verdicts import finding
 
 view = widgets.head(
     "Flips",
-    state.current_view(),
+    selection.current_view(),
     "Positions at which the two sides prefer different next tokens, over all prompts. Margins in ULPs of {dtype}.",
 )
 if view.run.generations:
@@ -28,28 +32,28 @@ with heading:
         or "flips"
     )
 has_near_ties = listing != "flips"
-found = flips.table(view, has_near_ties)
+found = flips_parts.table(view, has_near_ties)
 count = int(found["is_flip"].sum())
 if not count:
     closest = view.prompt_table["reference_margin"].min()
     st.info(
         f"No flips: both sides have the same argmax at all {len(table):,} positions. "
-        f"The smallest reference margin of this prompt is {words.logit(closest)} logits; "
-        f"{words.share(view.pair.summary.near_ties, len(table))} positions of the run are near ties."
+        f"The smallest reference margin of this prompt is {wording.logit(closest)} logits; "
+        f"{wording.share(view.pair.summary.near_ties, len(table))} positions of the run are near ties."
     )
 if found.empty:
     st.stop()
 with heading:
     exports.download({listing: found}, exports.file_stem(view, listing.replace(" ", "-")), "flips")
 st.dataframe(
-    flips.columns(found, view, has_near_ties), hide_index=True, key="flip_table", on_select=partial(margins.choose_row, found, "flip_table"),
-    selection_mode=["single-row", "single-cell"], column_config=flips.COLUMNS, placeholder="–", height=widgets.table_height(len(found), 11),
+    flips_parts.columns(found, view, has_near_ties), hide_index=True, key="flip_table", on_select=partial(near_ties_parts.choose_row, found, "flip_table"),
+    selection_mode=["single-row", "single-cell"], column_config=flips_parts.COLUMNS, placeholder="–", height=widgets.table_height(len(found), 11),
 )  # fmt: skip
-others = f" and {words.plural(len(found) - count, 'near tie')}" if has_near_ties else ""
+others = f" and {wording.plural(len(found) - count, 'near tie')}" if has_near_ties else ""
 st.caption(
-    f"{words.plural(count, 'flip')}{others} in {words.plural(len(table), 'position')}. Margins in ULPs of {view.dtype} and in logits, largest differences in logits. "
+    f"{wording.plural(count, 'flip')}{others} in {wording.plural(len(table), 'position')}. Margins in ULPs of {view.dtype} and in logits, largest differences in logits. "
     "Probabilities are softmax at temperature 1 in float64, their changes from the reference to the variant in percentage points. "
-    "A heading sorts; a click on a row selects its position on every page." + flips.unread(found)
+    "A heading sorts; a click on a row selects its position on every page." + flips_parts.unread(found)
 )
 
 here = view.here
@@ -58,7 +62,7 @@ if not (here["is_flip"] or (has_near_ties and here["near_tie"])):
     first = found[found["is_flip"]].iloc[0] if count else found.iloc[0]
     st.button(
         f"Go to the first {'flip' if count else 'near tie'}, position {first['position']:,}",
-        on_click=state.select, kwargs={"prompt": int(first["prompt"]), "position": int(first["position"])},
+        on_click=selection.select, kwargs={"prompt": int(first["prompt"]), "position": int(first["position"])},
     )  # fmt: skip
     exports.picture_format()
     st.stop()
@@ -66,29 +70,29 @@ if not (here["is_flip"] or (has_near_ties and here["near_tie"])):
 st.subheader(f"Position {view.position}")
 if view.texts:
     before = "".join(view.texts[max(0, view.position - 60) : view.position + 1])
-    for column, side in zip(st.columns(2), flips.SIDES, strict=True):
+    for column, side in zip(st.columns(2), flips_parts.SIDES, strict=True):
         token = here[f"{side}_token"]
         name = getattr(view.pair, side)
         column.caption(f"`{widgets.code(name)}` goes on with {widgets.escaped(widgets.table_texts([token], view.run)[0])}")
         chosen = "" if pd.isna(token) else view.run.vocabulary.get(int(token), f"⟨token {int(token)}⟩")
         with column:
-            code_block(before + "▸" + words.visible(chosen) + "◂", key=f"context_{side}", wraps=True)
-top = reading.top(view)
-st.markdown("**Why it could flip.** " + flips.why(here, top))
-st.markdown(flips.is_it_rounding(finding(view.run, view.pair, view.table)))
+            code_block(before + "▸" + wording.visible(chosen) + "◂", key=f"context_{side}", wraps=True)
+top = store_cache.top(view)
+st.markdown("**Why it could flip.** " + flips_parts.why(here, top))
+st.markdown(flips_parts.is_it_rounding(finding(view.run, view.pair, view.table)))
 best_tokens.section(view)
 ranks = top[top["token_id"].isin([t for t in (here["reference_token"], here["variant_token"]) if not pd.isna(t)])]
 st.dataframe(
     {
-        "token": [words.token(i, t) for i, t in zip(ranks["token_id"], ranks["text"], strict=True)],
+        "token": [wording.token(i, t) for i, t in zip(ranks["token_id"], ranks["text"], strict=True)],
         "reference logit": ranks["reference_logit"], "variant logit": ranks["variant_logit"],
         "reference rank (1 = argmax)": ranks["reference_rank"], "variant rank (1 = argmax)": ranks["variant_rank"],
         "reference probability": ranks["reference_probability"], "variant probability": ranks["variant_probability"],
     },
     hide_index=True, key="flip_ranks", placeholder="–",
-    column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in flips.SIDES}
-    | {f"{side} logit": st.column_config.NumberColumn(format="%.9g") for side in flips.SIDES}
-    | {f"{side} rank (1 = argmax)": widgets.GROUPED for side in flips.SIDES},
+    column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in flips_parts.SIDES}
+    | {f"{side} logit": st.column_config.NumberColumn(format="%.9g") for side in flips_parts.SIDES}
+    | {f"{side} rank (1 = argmax)": widgets.GROUPED for side in flips_parts.SIDES},
 )  # fmt: skip
 st.caption(
     f"The argmaxes of both sides, logits of {view.dtype}, probabilities in float64 from the logsumexp over the vocabulary."

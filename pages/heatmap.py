@@ -4,13 +4,14 @@ from functools import partial
 
 import streamlit as st
 
-from app import exports, heatmap, heatmap_window, state, widgets, words
-from core.runs.heatmap import WHOLE_RUN, element
-from core.runs.views import worst_elements
+from app.heatmap import canvas
+from app.shell import exports, heatmap_window, selection, widgets, wording
+from core.runs.views.elements import worst_elements
+from core.runs.views.heatmap import WHOLE_RUN, element
 
 view = widgets.head(
     "ULP heatmap",
-    state.current_view(),
+    selection.current_view(),
     "Rows are positions, columns token ids or ranks. Each cell is the maximum of the logits it covers, in ULPs of {dtype} or as a difference in logits, so a "
     "single differing logit stays visible at every zoom; where nothing differs the map is empty.",
 )
@@ -21,7 +22,7 @@ selected = element(run, pair.index, view.row, token) if token is not None else N
 
 if pair.summary.bit_identical:
     st.success("Nothing to see: the two sides are bit-identical.")
-heatmap.draw(view, selected)
+canvas.draw(view, selected)
 st.caption(
     "Wheel, buttons, + and − zoom, over an axis only along it; drag or arrow keys move; a click selects the logit of that cell that is furthest apart. Bars at the "
     "top and right: maxima of each column and row of this view. Red: NaN or infinity on one side only. Triangles mark the selection. By rank, column k holds each "
@@ -33,13 +34,13 @@ if header.rows * header.vocab > WHOLE_RUN:
     st.caption("Ranks and differences are not offered for a run of this size: they would take reading all of it first.")
 
 if selected is not None:
-    st.subheader(f"Token {widgets.escaped(words.token(token, run.vocabulary.get(selected.token)))} at position {view.position}")
+    st.subheader(f"Token {widgets.escaped(wording.token(token, run.vocabulary.get(selected.token)))} at position {view.position}")
     st.dataframe(
         {
             "side": [pair.reference, pair.variant],
-            "logit": [words.exact(selected.reference), words.exact(selected.variant)],
+            "logit": [wording.exact(selected.reference), wording.exact(selected.variant)],
             "rank (1 = argmax)": [selected.reference_rank, selected.variant_rank],
-            "difference": ["", words.exact(selected.difference)],
+            "difference": ["", wording.exact(selected.difference)],
             "ULPs": ["", "NaN or infinity on one side" if selected.ulps is None else f"{selected.ulps:,}"],
         },
         hide_index=True, key="selected_token", column_config={"rank (1 = argmax)": widgets.GROUPED},
@@ -54,19 +55,19 @@ if worst.empty:
 else:
     widgets.room("worst", widgets.table_height(len(worst), 12)).dataframe(
         {
-            "token": [words.token(i, t) for i, t in zip(worst["token_id"], worst["text"], strict=True)],
-            pair.reference: [words.exact(value) for value in worst["reference_logit"]],
-            pair.variant: [words.exact(value) for value in worst["variant_logit"]],
-            "difference": [words.exact(value) for value in worst["difference"]],
+            "token": [wording.token(i, t) for i, t in zip(worst["token_id"], worst["text"], strict=True)],
+            pair.reference: [wording.exact(value) for value in worst["reference_logit"]],
+            pair.variant: [wording.exact(value) for value in worst["variant_logit"]],
+            "difference": [wording.exact(value) for value in worst["difference"]],
             "ULPs": worst["ulps"],
         },
         hide_index=True, key="worst", height=widgets.table_height(len(worst), 12), column_config={"ULPs": widgets.GROUPED}, placeholder="–",
     )  # fmt: skip
     st.caption(
-        f"{words.plural(len(worst), 'logit')} of this position, furthest apart first by {'ULPs of ' + view.dtype if by == 'ULPs' else 'absolute difference'}, "
+        f"{wording.plural(len(worst), 'logit')} of this position, furthest apart first by {'ULPs of ' + view.dtype if by == 'ULPs' else 'absolute difference'}, "
         "exact values. A large number of ULPs with a small difference is a logit near 0."
     )
 exports.download(
-    {"furthest apart": worst, "every logit of the position": partial(heatmap.position_row, view)},
+    {"furthest apart": worst, "every logit of the position": partial(canvas.position_row, view)},
     exports.file_stem(view, "heatmap", at_position=True), "heatmap_tables",
 )  # fmt: skip

@@ -3,31 +3,32 @@
 import pandas as pd
 import streamlit as st
 
-from app import exports, kernels, state, widgets, words
-from core.runs.kernels import in_words, is_multiplied, place_in_words, records_of, side_by_side
-from core.runs.layers import kernels_where_it_starts
+from app.kernels import parts
+from app.shell import exports, selection, widgets, wording
+from core.runs.views.kernels import in_words, is_multiplied, place_in_words, records_of, side_by_side
+from core.runs.views.layers import kernels_where_it_starts
 
 view = widgets.head(
     "Kernels",
-    state.current_view(),
+    selection.current_view(),
     "Which kernels ran on each side, and in which module. Another kernel, or the same one in another shape, may add in another order.",
 )
 reference, variant = (view.run.kernels.get(side) for side in (0, view.pair.index + 1))
 if reference is None or variant is None:
-    kernels.nothing_to_compare(view)
+    parts.nothing_to_compare(view)
 names = view.pair.reference, view.pair.variant
 pairs = side_by_side(reference, variant)
 tables: dict = {}
 start = kernels_where_it_starts(view.run, view.pair.index)
 if start is None:
-    kernels.no_place(view)
+    parts.no_place(view)
 else:
     st.subheader("Where it starts")
     st.markdown(place_in_words(start, names, is_one_prompt=len(view.run.header.prompts) == 1))
-    there = kernels.at_place(start)
+    there = parts.at_place(start)
     if start.pairs:
         st.dataframe(
-            there, hide_index=True, key="kernels_there", column_config=kernels.COLUMNS, height=widgets.table_height(len(there), 8)
+            there, hide_index=True, key="kernels_there", column_config=parts.COLUMNS, height=widgets.table_height(len(there), 8)
         )
         st.caption(
             "What made the first output that differs: what ran in that module, and around it after the last module that is equal. Shapes are those of "
@@ -38,14 +39,12 @@ st.subheader("All kernels")
 st.markdown(in_words(pairs, names))
 differing = [pair for pair in pairs if pair.only or is_multiplied(pair)]
 st.caption(
-    f"Looked at: {kernels.looked_at(reference, names[0])} and {kernels.looked_at(variant, names[1])}, prompt 0. "
+    f"Looked at: {parts.looked_at(reference, names[0])} and {parts.looked_at(variant, names[1])}, prompt 0. "
     "Launches are per forward. Times are those of a watched run: good for a comparison within one library, not for a benchmark."
 )
 which, what, place = st.columns([3, 2, 1.4], vertical_alignment="bottom")
 shown = (
-    which.segmented_control(
-        "Listed", list(kernels.SHOWN), format_func=kernels.SHOWN.__getitem__, required=True, key="kernels_shown"
-    )
+    which.segmented_control("Listed", list(parts.SHOWN), format_func=parts.SHOWN.__getitem__, required=True, key="kernels_shown")
     or "all"
 )
 libraries = ["any", *dict.fromkeys(pair.library for pair in pairs)]
@@ -54,7 +53,7 @@ if st.session_state.get("kernels_library", "any") not in libraries:
 library = what.segmented_control("Told by", libraries, required=True, key="kernels_library") or "any"
 if place.toggle("Modules apart", key="kernels_apart"):
     pairs = side_by_side(reference, variant, by_module=True)
-listed = kernels.chosen(pairs, shown, library)
+listed = parts.chosen(pairs, shown, library)
 if not listed:
     st.success(
         "No kernel is launched by one side only, or more often by one." if shown == "differ" else "No kernel of that kind ran."
@@ -62,11 +61,11 @@ if not listed:
     st.stop()
 height = widgets.table_height(len(listed), 16)
 picked = widgets.room("kernels", height).dataframe(
-    kernels.rows(listed), hide_index=True, key="kernels_table", column_config=kernels.COLUMNS, height=height, placeholder="–",
+    parts.rows(listed), hide_index=True, key="kernels_table", column_config=parts.COLUMNS, height=height, placeholder="–",
     on_select="rerun", selection_mode="single-row",
 )  # fmt: skip
 st.caption(
-    f"{words.plural(len(listed), 'kernel')} of {len(pairs):,}; what differs first, of that what adds something up, then by time. "
+    f"{wording.plural(len(listed), 'kernel')} of {len(pairs):,}; what differs first, of that what adds something up, then by time. "
     "`torch`: operations, with the shapes of their inputs. `MKL` and `oneDNN`: what these libraries say they ran inside them on a CPU "
     "(transpositions and sizes m,n,k; types and sizes). `CUDA`: kernels on the device, with the operation that launched them. `*` stands for any layer."
 )
@@ -75,9 +74,9 @@ rows = picked["selection"]["rows"]
 if rows and rows[0] < len(listed):
     pair = listed[rows[0]]
     st.subheader(widgets.escaped(pair.name))
-    where = pd.concat([kernels.of_kernel(each, name, pair) for each, name in zip((reference, variant), names, strict=True)])
+    where = pd.concat([parts.of_kernel(each, name, pair) for each, name in zip((reference, variant), names, strict=True)])
     st.dataframe(
-        where, hide_index=True, key="kernel_places", column_config=kernels.COLUMNS, height=widgets.table_height(len(where), 12)
+        where, hide_index=True, key="kernel_places", column_config=parts.COLUMNS, height=widgets.table_height(len(where), 12)
     )
     st.caption("Where each side launched it, by module and shape, over all forwards that were looked at.")
     tables["places"] = where

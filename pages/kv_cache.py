@@ -5,31 +5,33 @@ from typing import Any
 
 import streamlit as st
 
-from app import caches, charts, drawn, exports, plots, reading, state, widgets, words
-from core.runs.caches import MEASURES, by_head, by_layer, summarize
-from core.runs.kv import KINDS
+from app.components import figure_cache, plots
+from app.kv_cache import charts, parts
+from app.shell import exports, selection, store_cache, widgets, wording
+from core.runs.tables.kv_cache import KINDS
+from core.runs.views.kv_cache import MEASURES, by_head, by_layer, summarize
 
 view = widgets.head(
     "KV cache",
-    state.current_view(),
+    selection.current_view(),
     "The keys and values each side holds after the whole prompt, compared element by element. Distances in ULPs of {dtype}.",
 )
 everything = view.run.kv(view.pair.index)
 if everything.empty:
-    caches.nothing_to_compare(view)
+    parts.nothing_to_compare(view)
 scope = "this prompt"
 if len(view.run.header.prompts) > 1:
     scope = st.segmented_control("Figures of", ["this prompt", "all prompts"], required=True, key="kv_scope") or scope
 table = everything if scope == "all prompts" else everything[everything["prompt"] == view.prompt]
 shown_of = (view.pair.index, "" if scope == "all prompts" else view.prompt)
-found = drawn.kept(view.run, shown_of, summarize, table)
+found = figure_cache.kept(view.run, shown_of, summarize, table)
 if found is None:
     st.info(f"Prompt {view.prompt} has no caches to compare, other prompts of this run have: choose all prompts above.")
     st.stop()
 if not found.together.neq:
     logits = view.table if scope == "all prompts" else view.prompt_table
     st.success(
-        f"{caches.sentence(found)} That is {caches.shape(table)} of {scope}."
+        f"{parts.sentence(found)} That is {parts.shape(table)} of {scope}."
         + (
             " The logits do differ: what parts the sides comes after these keys and values, or was rounded away before it reached them; "
             "the Layers page shows which."
@@ -38,16 +40,16 @@ if not found.together.neq:
         )
     )
     st.stop()
-st.markdown(caches.sentence(found))
+st.markdown(parts.sentence(found))
 if found.together.nonfinite_mismatch:
     st.error(
-        f"NaN or infinity on one side only in {words.plural(found.together.nonfinite_mismatch, 'element')} of the caches. "
+        f"NaN or infinity on one side only in {wording.plural(found.together.nonfinite_mismatch, 'element')} of the caches. "
         "Short of an overflow of the dtype (of float16 beyond 65,504), no order of summation makes one."
     )
-caches.figures(found, view.dtype)
+parts.figures(found, view.dtype)
 
 measure = (
-    st.segmented_control("Measure", list(MEASURES), format_func=words.MEASURES.__getitem__, required=True, key="kv_measure")
+    st.segmented_control("Measure", list(MEASURES), format_func=wording.MEASURES.__getitem__, required=True, key="kv_measure")
     or "neq_share"
 )
 
@@ -59,20 +61,20 @@ def cache_heads() -> Any:
 
 
 plots.draw(
-    drawn.figure(view.run, (*shown_of, measure), cache_heads), key="kv_heads", picture=exports.picture_of(view, f"kv-heads-{measure}"),
+    figure_cache.figure(view.run, (*shown_of, measure), cache_heads), key="kv_heads", picture=exports.picture_of(view, f"kv-heads-{measure}"),
 )  # fmt: skip
 st.caption(
-    f"Layers x key/value heads of {scope}, {caches.shape(table)}. Colour is {caches.MEANINGS[measure].format(dtype=view.dtype)}, one scale for both. Grey cells are equal in every element."
+    f"Layers x key/value heads of {scope}, {parts.shape(table)}. Colour is {parts.MEANINGS[measure].format(dtype=view.dtype)}, one scale for both. Grey cells are equal in every element."
 )
-layers = drawn.kept(view.run, shown_of, by_layer, table)
+layers = figure_cache.kept(view.run, shown_of, by_layer, table)
 plots.draw(
-    drawn.figure(view.run, (*shown_of, measure), charts.over_layers, layers, measure, view.dtype), key="kv_layers", picture=exports.picture_of(view, f"kv-layers-{measure}"),
+    figure_cache.figure(view.run, (*shown_of, measure), charts.over_layers, layers, measure, view.dtype), key="kv_layers", picture=exports.picture_of(view, f"kv-layers-{measure}"),
 )  # fmt: skip
 st.caption(
     f"The same by layer, all heads together, {scope}. Rounding grows smoothly with depth; a step at one layer is worth a look at that layer."
 )
 
-maps = reading.kv_positions(view)
+maps = store_cache.kv_positions(view)
 differing = {kind: grid for kind, grid in maps.items() if grid.neq_share[grid.neq_share > 0].size}
 if differing:
     title, which, what = st.columns([3, 1, 1.4], vertical_alignment="bottom")
@@ -80,7 +82,7 @@ if differing:
     kind = next(iter(maps))
     if len(maps) > 1:
         kind = which.segmented_control("Of", list(KINDS), format_func="{}s".format, required=True, key="kv_kind") or kind
-    measures = {name: words.MEASURES[name] for name in ("neq_share", "max_ulps")}
+    measures = {name: wording.MEASURES[name] for name in ("neq_share", "max_ulps")}
     shown = (
         what.segmented_control("Colour", list(measures), format_func=measures.__getitem__, required=True, key="kv_colour")
         or "neq_share"
@@ -90,7 +92,7 @@ if differing:
     def pick() -> None:
         position = plots.chosen("kv_map", 0)
         if position is not None:
-            state.select(position=position)
+            selection.select(position=position)
 
     plots.draw(
         charts.cache_positions(grid, shown, view.dtype, view.position), key="kv_map", on_pick=pick, picture=exports.picture_of(view, f"kv-{kind}s-{shown}", of_prompt=True),
@@ -109,7 +111,7 @@ if differing:
     )
 
 st.subheader("By layer")
-st.dataframe(caches.rows(layers), hide_index=True, key="kv_table", column_config=caches.COLUMNS, placeholder="–")
+st.dataframe(parts.rows(layers), hide_index=True, key="kv_table", column_config=parts.COLUMNS, placeholder="–")
 st.caption(
     f"All heads together, {scope}; largest and rms difference in the unit of the cache, distances in ULPs of {view.dtype}. "
     "First position: the lowest at which an element differs, – where none does."

@@ -5,17 +5,19 @@ from functools import partial
 import numpy as np
 import streamlit as st
 
-from app import charts, exports, layers, plots, reading, state, widgets, words
-from core.runs.layers import MEASURES, module_named, modules_of, summary_of
+from app.components import plots
+from app.layers import charts, parts
+from app.shell import exports, selection, store_cache, widgets, wording
+from core.runs.views.layers import MEASURES, module_named, modules_of, summary_of
 
 view = widgets.head(
     "Layers",
-    state.current_view(),
+    selection.current_view(),
     "What every module of the model puts out on both sides at the same positions, element by element. Distances in ULPs of each output's own dtype; rms in its own unit.",
 )
 everything = view.run.layers(view.pair.index)
 if everything.empty:
-    layers.nothing_to_compare(view)
+    parts.nothing_to_compare(view)
 prompts = view.run.header.prompts
 scope = "this prompt"
 if len(prompts) > 1:
@@ -26,20 +28,20 @@ found = summary_of(modules)
 if found is None:
     st.info(f"None of the positions looked at is in prompt {view.prompt}; other prompts have some: choose all prompts above.")
     st.stop()
-said = layers.sentence(found, scope == "all prompts")
+said = parts.sentence(found, scope == "all prompts")
 first = found.first
 if first is None:
-    st.success(f"{said} That is at {words.plural(found.positions, 'position')} of {scope}.")
+    st.success(f"{said} That is at {wording.plural(found.positions, 'position')} of {scope}.")
     st.stop()
 st.markdown(said)
-st.markdown(layers.against_floor(found, modules))
+st.markdown(parts.against_floor(found, modules))
 broken = next((each for each in modules if each.nonfinite_mismatch), None)
 if broken is not None:
     st.error(
-        f"NaN or infinity on one side only, first in {words.plural(broken.nonfinite_mismatch, 'element')} of `{widgets.code(broken.module)}`. "
+        f"NaN or infinity on one side only, first in {wording.plural(broken.nonfinite_mismatch, 'element')} of `{widgets.code(broken.module)}`. "
         "Short of an overflow of the dtype (of float16 beyond 65,504), no order of summation makes one."
     )
-layers.figures(found, sum(prompt.positions for prompt in prompts) if scope == "all prompts" else prompts[view.prompt].positions)
+parts.figures(found, sum(prompt.positions for prompt in prompts) if scope == "all prompts" else prompts[view.prompt].positions)
 
 names = ["", *(each.module for each in modules)]
 if st.session_state.get("layers_module", "") not in names:
@@ -53,7 +55,7 @@ def open_module(chart: str, *, with_position: bool) -> None:
     if place is not None and 0 <= place < len(modules):
         st.session_state["layers_module"] = modules[place].module
     if with_position and (position := plots.chosen(chart, 1)) is not None:
-        state.select(position=position)
+        selection.select(position=position)
 
 
 st.subheader("Growth over depth")
@@ -73,10 +75,10 @@ if st.session_state.get("layers_measure") not in options:
 title, which = st.columns([3, 2], vertical_alignment="bottom")
 title.subheader(f"Where in {f'prompt {view.prompt}' if len(prompts) > 1 else 'the prompt'}")
 measure = (
-    which.segmented_control("Colour", options, format_func=layers.MEASURES.__getitem__, required=True, key="layers_measure")
+    which.segmented_control("Colour", options, format_func=parts.MEASURES.__getitem__, required=True, key="layers_measure")
     or options[0]
 )
-grid = reading.layer_grid(view, measure)
+grid = store_cache.layer_grid(view, measure)
 if grid.modules:
     plots.draw(
         charts.module_map(grid, shown.module, view.position), key="layers_map", on_pick=partial(open_module, "layers_map", with_position=True),
@@ -84,7 +86,7 @@ if grid.modules:
     )  # fmt: skip
     wide = int(np.diff(grid.edges).max())
     st.caption(
-        f"Modules, in the order in which they run, x positions; colour is {layers.MEANINGS[measure]}."
+        f"Modules, in the order in which they run, x positions; colour is {parts.MEANINGS[measure]}."
         + (f" A cell shows the largest of up to {wide} positions." if wide > 1 else "")
         + (
             f" {len(grid.positions):,} of {prompts[view.prompt].positions:,} positions were looked at."
@@ -95,26 +97,26 @@ if grid.modules:
         + " Grey is equal. The triangles mark the open module and the selected position; a click opens both, dragging zooms in, a double click back out."
     )
 
-begins_at = words.visible(first.module)
+begins_at = wording.visible(first.module)
 st.subheader("Module")
 st.selectbox(
     "Module", names, key="layers_module", label_visibility="collapsed",
-    format_func=lambda name: words.visible(name) if name else f"the first that differs: {begins_at}",
+    format_func=lambda name: wording.visible(name) if name else f"the first that differs: {begins_at}",
 )  # fmt: skip
-st.markdown(layers.module_figures(shown))
+st.markdown(parts.module_figures(shown))
 along = view.run.layer_positions(view.pair.index, view.prompt, shown.ordinal)
 
 
 def pick_position() -> None:
     position = plots.chosen("layers_module_chart", 0)
     if position is not None:
-        state.select(position=position)
+        selection.select(position=position)
 
 
 if along["neq"].any():
     plots.draw(
         charts.module_positions(along["position"].to_numpy(int), along["rms"].to_numpy(float), along["floor_rms"].to_numpy(float, na_value=np.nan), view.position),
-        key="layers_module_chart", on_pick=pick_position, picture=exports.picture_of(view, f"layers-{words.file_name(shown.module)}", of_prompt=True),
+        key="layers_module_chart", on_pick=pick_position, picture=exports.picture_of(view, f"layers-{wording.file_name(shown.module)}", of_prompt=True),
     )  # fmt: skip
     st.caption(
         f"rms of the difference at each position of prompt {view.prompt}, unit of the output, log scale; grey is the rounding floor. Gaps where nothing differs, dots between two of them. The pink line marks the selected position; a click selects another."
@@ -124,14 +126,14 @@ else:
 
 st.subheader("Modules")
 st.dataframe(
-    layers.rows(modules, scope == "all prompts"),
+    parts.rows(modules, scope == "all prompts"),
     hide_index=True,
     key="layers_table",
-    column_config=layers.COLUMNS,
+    column_config=parts.COLUMNS,
     placeholder="–",
 )
 st.caption(
-    f"{words.opening(scope)}, in the order in which they run; a heading sorts. rms, floor and largest difference in the unit of each output. "
+    f"{wording.opening(scope)}, in the order in which they run; a heading sorts. rms, floor and largest difference in the unit of each output. "
     "rms / floor: – where no floor was run, or the floor is 0."
 )
 with st.container(horizontal=True, vertical_alignment="center"):

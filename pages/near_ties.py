@@ -4,11 +4,13 @@ from functools import partial
 
 import streamlit as st
 
-from app import best_tokens, charts, drawn, exports, margins, plots, state, widgets, words
+from app.components import best_tokens, figure_cache, plots
+from app.near_ties import charts, parts
+from app.shell import exports, selection, widgets, wording
 
 view = widgets.head(
     "Near ties",
-    state.current_view(),
+    selection.current_view(),
     "The margin is the top-1 minus the runner-up. A flip needs two logits to cross, so it is impossible where the smaller margin is more than twice the "
     "largest difference; the dashed line is that bound, a theorem about finite numbers.",
 )
@@ -16,15 +18,13 @@ scope = "this prompt"
 with st.container(horizontal=True, gap="large"):
     if len(view.run.header.prompts) > 1:
         scope = st.segmented_control("Positions of", ["this prompt", "all prompts"], required=True, key="near_ties_of") or scope
-    dragging = st.segmented_control(
-        "Dragging", list(margins.DRAGGING), default=margins.ZOOMS, required=True, key="near_ties_drag"
-    )
+    dragging = st.segmented_control("Dragging", list(parts.DRAGGING), default=parts.ZOOMS, required=True, key="near_ties_drag")
 table = view.table if scope == "all prompts" else view.prompt_table
-brushed = margins.brushed(view, scope)
+brushed = parts.brushed(view, scope)
 texts = [prompt.token_texts for prompt in view.run.header.prompts]
 
 plots.draw(
-    drawn.figure(
+    figure_cache.figure(
         view.run,
         (view.pair.index, scope, view.prompt, view.position, tuple(brushed), dragging),
         charts.near_tie_scatter,
@@ -32,17 +32,17 @@ plots.draw(
         texts,
         (view.prompt, view.position),
         brushed,
-        margins.DRAGGING[dragging or margins.ZOOMS],
+        parts.DRAGGING[dragging or parts.ZOOMS],
     ),
     key="near_ties",
-    on_pick=partial(margins.follow, view, "near_ties", scope),
+    on_pick=partial(parts.follow, view, "near_ties", scope),
     is_brushed=True,
     holds_brush=bool(brushed),
     picture=exports.picture_of(view, "near-ties"),
 )
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 st.caption(
-    (f"{words.plural(undrawn, 'position')} without a finite margin cannot be drawn. " if undrawn else "")
+    (f"{wording.plural(undrawn, 'position')} without a finite margin cannot be drawn. " if undrawn else "")
     + f"One point a position of {scope}, both axes in logits, log scale; zeros stand in the shaded gutters. Below the dashed line are near ties, flips among "
     f"them. Logits were computed in {view.dtype}. "
     + (
@@ -52,31 +52,31 @@ st.caption(
     )
     + (
         "A click selects a position; choose above to drag a box or a lasso for the table below."
-        if dragging == margins.ZOOMS
+        if dragging == parts.ZOOMS
         else "What is dragged around fills the table below; clicks select while dragging zooms."
     )
 )
 
-unit, limit = margins.set_threshold()
-within = margins.close(table, unit, limit)
+unit, limit = parts.set_threshold()
+within = parts.close(table, unit, limit)
 listed = table.loc[brushed] if brushed else table[within["reference"] | within["variant"]]
 listed = listed.sort_values(["is_flip", "near_tie", "reference_margin_ulps", "position"], ascending=[False, False, True, True])
 with st.container(horizontal=True, vertical_alignment="center"):
     if brushed:
-        flips = words.plural(int(listed["is_flip"].sum()), "flip")
+        flips = wording.plural(int(listed["is_flip"].sum()), "flip")
         st.markdown(
-            f"**{words.plural(len(brushed), 'position')} brushed**, {flips} and {words.plural(int(listed['near_tie'].sum()), 'near tie')} among them"
+            f"**{wording.plural(len(brushed), 'position')} brushed**, {flips} and {wording.plural(int(listed['near_tie'].sum()), 'near tie')} among them"
         )
-        st.button("Clear the brush", on_click=margins.clear, icon=":material/close:")
+        st.button("Clear the brush", on_click=parts.clear, icon=":material/close:")
     else:
-        st.markdown(f"**{words.plural(len(listed), 'position')}** within the threshold below")
+        st.markdown(f"**{wording.plural(len(listed), 'position')}** within the threshold below")
     exports.download(
-        {"these positions": partial(margins.exported, listed, view), f"all positions of {scope}": partial(margins.exported, table, view)},
+        {"these positions": partial(parts.exported, listed, view), f"all positions of {scope}": partial(parts.exported, table, view)},
         exports.file_stem(view, "near-ties"), "near_ties",
     )  # fmt: skip
 st.dataframe(
-    margins.columns(listed, view), hide_index=True, key="close_margins", height=widgets.table_height(max(len(listed), 1), 7),
-    column_config=margins.COLUMNS, on_select=partial(margins.choose_row, listed, "close_margins"), selection_mode=["single-row", "single-cell"],
+    parts.columns(listed, view), hide_index=True, key="close_margins", height=widgets.table_height(max(len(listed), 1), 7),
+    column_config=parts.COLUMNS, on_select=partial(parts.choose_row, listed, "close_margins"), selection_mode=["single-row", "single-cell"],
     placeholder="–",
 )  # fmt: skip
 st.caption(
@@ -87,15 +87,15 @@ st.subheader(f"Best tokens at position {view.position}")
 best_tokens.section(view)
 
 st.subheader("Margins")
-unit, limit = margins.threshold()
+unit, limit = parts.threshold()
 plots.draw(
-    drawn.figure(
+    figure_cache.figure(
         view.run, (view.pair.index, scope, view.prompt, limit, unit), charts.margin_distribution, table, limit, view.dtype, unit
     ),
     key="margins",
     picture=exports.picture_of(view, f"margins-{unit.lower()}"),
 )
-st.markdown(margins.said(table, unit, limit, view.dtype))
+st.markdown(parts.said(table, unit, limit, view.dtype))
 st.caption(
     f"Positions of {scope} by margin, both sides, in bins that double; the dashed line is the threshold. "
     + (f"ULPs of {view.dtype}." if unit == "ULPs" else f"Logits, computed in {view.dtype}.")

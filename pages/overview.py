@@ -5,17 +5,20 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from app import best_tokens, charts, closer, drawn, exports, plots, reading, state, token_strip, verdict, widgets, words
-from app.page_settings import COLOURS
-from core.runs.report import over_logits, over_margins, over_positions
+from app.components import best_tokens, figure_cache, plots
+from app.overview import charts, findings, token_strip
+from app.shell import exports, selection, store_cache, widgets, wording
+from app.shell.page_settings import COLOURS
+from app.verdict import panel
+from core.runs.reports.report_json import over_logits, over_margins, over_positions
 
 view = widgets.head(
     "Overview",
-    state.current_view(),
+    selection.current_view(),
     "Two sides of the same tokens, equal in exact arithmetic. Distances in ULPs of {dtype}, logits over a vocabulary of {vocab}.",
 )
 summary, header = view.pair.summary, view.run.header
-verdict.verdict(view)
+panel.verdict(view)
 if summary.nonfinite_mismatch:
     st.error(
         f"{summary.nonfinite_mismatch:,} logits are -inf on one side and not on the other: masked or cut there. None is NaN."
@@ -27,7 +30,7 @@ figures = st.columns(6)
 figures[0].metric(
     "Flips",
     f"{summary.flips:,}",
-    help=f"positions whose argmax differs; the same top-1 at {words.share(header.rows - summary.flips, header.rows)} positions",
+    help=f"positions whose argmax differs; the same top-1 at {wording.share(header.rows - summary.flips, header.rows)} positions",
 )
 figures[1].metric(
     "Near ties",
@@ -36,17 +39,17 @@ figures[1].metric(
 )
 figures[2].metric("Ties", f"{summary.ties:,}", help="positions with a margin of exactly 0 on either side")
 figures[3].metric(
-    "Largest difference", words.number(summary.max_abs, 6), help="absolute, in logits, over elements finite on both sides"
+    "Largest difference", wording.number(summary.max_abs, 6), help="absolute, in logits, over elements finite on both sides"
 )
 figures[4].metric(
     "Mean ULPs",
-    words.number(summary.mean_ulps, 3),
+    wording.number(summary.mean_ulps, 3),
     help=f"ULPs of {view.dtype}; the largest is {summary.max_ulps:,}, usually at a logit near 0",
 )
 figures[5].metric(
     "Mean KL",
-    words.number(summary.mean_kl, 3),
-    help=f"KL(reference || variant) in nats a position, over positions where it is defined; the largest is {words.number(summary.max_kl, 3)}",
+    wording.number(summary.mean_kl, 3),
+    help=f"KL(reference || variant) in nats a position, over positions where it is defined; the largest is {wording.number(summary.max_kl, 3)}",
 )
 limits = {
     "Differences and ULPs are": over_logits(summary, header.rows * header.vocab), "KL is": over_positions(summary, header.rows),
@@ -59,11 +62,11 @@ if len(view.run.sides) > 2:
     groups = "  ".join("{ " + ", ".join(f"`{widgets.code(side)}`" for side in group) + " }" for group in view.run.classes)
     st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
 
-closer.lines(view)
+findings.lines(view)
 
 left, right = st.columns([3, 1], vertical_alignment="bottom")
 left.subheader(
-    f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {words.plural(len(view.prompt_table), 'position')}"
+    f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {wording.plural(len(view.prompt_table), 'position')}"
 )
 colour = right.selectbox("Colour by", list(COLOURS), key="strip_colour")
 token_strip.token_strip(view, colour)
@@ -80,7 +83,7 @@ st.caption(
 charts_left, charts_right = st.columns(2)
 with charts_left:
     plots.draw(
-        drawn.figure(
+        figure_cache.figure(
             view.run,
             (view.pair.index, view.prompt, view.position),
             charts.over_positions,
@@ -98,7 +101,7 @@ with charts_left:
     )
 with charts_right:
     plots.draw(
-        drawn.figure(view.run, (view.pair.index,), charts.ulp_histogram, reading.histogram(view), view.dtype),
+        figure_cache.figure(view.run, (view.pair.index,), charts.ulp_histogram, store_cache.histogram(view), view.dtype),
         key="ulp_histogram",
         picture=exports.picture_of(view, "ulps"),
     )
@@ -113,7 +116,7 @@ with st.container(horizontal=True, vertical_alignment="center"):
         {
             "figures by position": view.table,
             "distances in ULPs": partial(exports.distances, view),
-            "evidence": partial(verdict.evidence_table, view),
+            "evidence": partial(panel.evidence_table, view),
             "pair and floor by position": partial(view.run.floor_positions, view.pair.index),
             "sides": pd.DataFrame([vars(side) for side in view.run.sides]),
         },

@@ -4,41 +4,40 @@ from functools import partial
 
 import streamlit as st
 
-from app import exports, remedies, state, widgets
-from core.runs.remedies import advice
+from app.remedies import parts
+from app.shell import exports, selection, widgets
+from core.runs.tables.remedies import advice
 
 view = widgets.head(
     "Remedies",
-    state.current_view(),
+    selection.current_view(),
     "The same pair with one thing changed at a time: how much of the divergence is left, and how much of the throughput.",
 )
 tried = view.run.remedies.get(view.pair.index, [])
 if not tried:
-    remedies.nothing_tried(view)
+    parts.nothing_tried(view)
 st.markdown(advice(tried))
-table = remedies.rows(tried)
+table = parts.rows(tried)
 height = widgets.table_height(len(table), 12)
 widgets.room("remedies", height).dataframe(
-    table, hide_index=True, key="remedies_table", column_config=remedies.COLUMNS, placeholder="–", height=height
+    table, hide_index=True, key="remedies_table", column_config=parts.COLUMNS, placeholder="–", height=height
 )
 st.caption(
-    f"{remedies.names(view)} under each remedy, over all positions. Differences in logits, max ULPs of the dtype named beside them. "
+    f"{parts.names(view)} under each remedy, over all positions. Differences in logits, max ULPs of the dtype named beside them. "
     f"Noise ratio: rms over that of the rounding floor of the reference in {view.dtype} as it is, so 1 is as far apart as reordered sums. "
-    "Keeps: tokens a second over those of the same path as it is, on the first prompt. " + remedies.how_timed(tried)
+    "Keeps: tokens a second over those of the same path as it is, on the first prompt. " + parts.how_timed(tried)
 )
-tables: dict = {"remedies": partial(remedies.exported, tried)}
+tables: dict = {"remedies": partial(parts.exported, tried)}
 if prices := view.run.prices:
     st.subheader("What one order costs, by batch size")
-    shown = remedies.prices(prices)
-    tables["prices"] = partial(remedies.exported, prices)
-    st.dataframe(
-        shown, hide_index=True, key="prices", column_config=remedies.COLUMNS, height=widgets.table_height(len(shown), 16)
-    )
+    shown = parts.prices(prices)
+    tables["prices"] = partial(parts.exported, prices)
+    st.dataframe(shown, hide_index=True, key="prices", column_config=parts.COLUMNS, height=widgets.table_height(len(shown), 16))
     st.caption(
         f"Tokens of the whole batch a second, as it is and with `+invariant`, over {prices[0].tokens // prices[0].batch} tokens of real text a row. "
-        + remedies.how_timed(prices)
+        + parts.how_timed(prices)
     )
-if missing := remedies.unmeasured(tried):
+if missing := parts.unmeasured(tried):
     st.subheader("Not measured here")
     st.markdown(missing)
 about = view.run.header.provenance

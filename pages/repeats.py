@@ -2,34 +2,36 @@
 
 import streamlit as st
 
-from app import charts, classes, drawn, exports, plots, state, widgets, words
-from core.runs.classes import classes_of, sweep_of
+from app.components import figure_cache, plots
+from app.repeats import charts, parts
+from app.shell import exports, selection, widgets, wording
+from core.runs.views.repeats import classes_of, sweep_of
 
 view = widgets.head(
     "Repeats",
-    state.current_view(),
+    selection.current_view(),
     "All sides of the run at once: those that are equal bit for bit form a class. Distances in ULPs of {dtype}, logits over a vocabulary of {vocab}.",
 )
 run = view.run
 groups = classes_of(run)
-classes.sentence(run, groups)
-tables = {"classes": classes.members(run, groups)}
+parts.sentence(run, groups)
+tables = {"classes": parts.members(run, groups)}
 widgets.room("classes", widgets.table_height(len(groups), 10)).dataframe(
-    tables["classes"], hide_index=True, key="classes", column_config=classes.COLUMNS, on_select=classes.choose(groups),
+    tables["classes"], hide_index=True, key="classes", column_config=parts.COLUMNS, on_select=parts.choose(groups),
     selection_mode="single-row", placeholder="–", height=widgets.table_height(len(groups), 10),
 )  # fmt: skip
 st.caption(
     "One row a class, in order of first appearance; figures are of its first side against the reference's class, over all positions: "
-    f"largest differences in logits, distances in ULPs of {view.dtype}, shares of {words.plural(run.header.rows, 'position')} x {run.header.vocab:,} logits. "
+    f"largest differences in logits, distances in ULPs of {view.dtype}, shares of {wording.plural(run.header.rows, 'position')} x {run.header.vocab:,} logits. "
     "A click selects that side on every page."
 )
 
 sweep = sweep_of(run)
 if sweep is not None:
     st.subheader(f"Over {widgets.escaped(sweep.name)}")
-    tables["sweep"] = classes.swept(run, sweep)
+    tables["sweep"] = parts.swept(run, sweep)
     plots.draw(
-        drawn.figure(run, (), charts.sweep, tables["sweep"], sweep.name, view.dtype), key="sweep", picture=exports.picture(f"{words.file_name(run.run_id)}-sweep-{words.file_name(sweep.name)}", [*exports.of_run(run), f"against {run.sides[0].name}"]),
+        figure_cache.figure(run, (), charts.sweep, tables["sweep"], sweep.name, view.dtype), key="sweep", picture=exports.picture(f"{wording.file_name(run.run_id)}-sweep-{wording.file_name(sweep.name)}", [*exports.of_run(run), f"against {run.sides[0].name}"]),
     )  # fmt: skip
     st.caption(
         f"Each side against the reference `{widgets.code(run.sides[0].name)}`, by its {widgets.code(sweep.name)}; sides of one class have one colour. "
@@ -41,24 +43,26 @@ if len(groups) > 2:
     title.subheader("Every two classes")
     measure = (
         what.segmented_control(
-            "Figure", list(classes.MEASURES), format_func=classes.MEASURES.__getitem__, required=True, key="class_measure"
+            "Figure", list(parts.MEASURES), format_func=parts.MEASURES.__getitem__, required=True, key="class_measure"
         )
         or "neq"
     )
-    pairs = classes.every_two(run, groups)
+    pairs = parts.every_two(run, groups)
     if pairs is not None:
         names = [group.members[0] for group in groups]
-        figure = drawn.figure(run, (measure,), charts.class_matrix, classes.grid(pairs, len(groups), measure), names, measure)
+        figure = figure_cache.figure(
+            run, (measure,), charts.class_matrix, parts.grid(pairs, len(groups), measure), names, measure
+        )
         plots.draw(
             figure,
             key="class_matrix",
-            picture=exports.picture(f"{words.file_name(run.run_id)}-classes-{measure}", exports.of_run(run)),
+            picture=exports.picture(f"{wording.file_name(run.run_id)}-classes-{measure}", exports.of_run(run)),
         )
-        tables["every two classes"] = classes.pair_table(pairs, groups, run)
+        tables["every two classes"] = parts.pair_table(pairs, groups, run)
         st.caption(
-            f"{words.opening(classes.MEASURES[measure])}{classes.UNITS[measure].format(dtype=view.dtype)} of every two classes, over {words.plural(run.header.rows, 'position')} x {run.header.vocab:,} logits; a class is named by its first side, and is empty against itself. Colour is on a log scale, grey is equal."
+            f"{wording.opening(parts.MEASURES[measure])}{parts.UNITS[measure].format(dtype=view.dtype)} of every two classes, over {wording.plural(run.header.rows, 'position')} x {run.header.vocab:,} logits; a class is named by its first side, and is empty against itself. Colour is on a log scale, grey is equal."
         )
 with st.container(horizontal=True, vertical_alignment="center"):
-    exports.download(tables, f"{words.file_name(run.run_id)}-repeats", "repeats")
+    exports.download(tables, f"{wording.file_name(run.run_id)}-repeats", "repeats")
     if len(tables) > 1:
         exports.picture_format()

@@ -4,37 +4,39 @@ from itertools import count
 
 import streamlit as st
 
-from app import deleted, reading, uploading, widgets
-from app.gallery import asking, listing, ticked
-from app.widgets import PAGES
+from app.gallery import actions, filters, table
+from app.gallery import trash as deleted
+from app.shell import store_cache, widgets
+from app.shell.widgets import PAGES
+from app.upload import drop_anywhere
 
 head, drop = st.columns([1, 1], vertical_alignment="center")
 head.title("Runs")
 with drop:
-    uploading.drop_zone()
-cards, broken = reading.cards()
-labels, damaged = reading.all_labels()
-trash = reading.discarded()
+    drop_anywhere.drop_zone()
+cards, broken = store_cache.cards()
+labels, damaged = store_cache.all_labels()
+trash = store_cache.discarded()
 
 deleted.undo_line(trash)
-listing.first_visit(cards)
+table.first_visit(cards)
 if not cards:
-    listing.unreadable(broken, damaged)
+    table.unreadable(broken, damaged)
     deleted.trash_list(trash)
     widgets.empty()
-asked = asking.ask(cards, labels)
-prompts = reading.searchable() if asked.sought else {}
-shown = asking.matching(cards, asked, labels, prompts)
-listing.unreadable(broken, damaged)
-listing.counted(cards, shown, labels)
-listing.table(shown, labels)
+asked = filters.ask(cards, labels)
+prompts = store_cache.searchable() if asked.sought else {}
+shown = filters.matching(cards, asked, labels, prompts)
+table.unreadable(broken, damaged)
+table.counted(cards, shown, labels)
+table.table(shown, labels)
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
 st.caption(
     "Logits that differ are a share of all, flips are positions whose argmax differs; ULPs are counted in each run's own dtype. Where a run has several pairs, figures are those of the worst. "
     "Device, positions, sides, model, date, size and note stand further right."
 )
-ticked.panel(cards, shown, labels)
+actions.panel(cards, shown, labels)
 deleted.trash_list(trash)
 
 rounds = count()
@@ -45,7 +47,7 @@ def watch() -> None:
     """A run that arrives or goes, and labels that change, while the page is open appear or disappear by themselves."""
     if not next(rounds):
         return  # drawn a moment ago
-    if (reading.cards(), reading.all_labels(), reading.discarded()) != ((cards, broken), (labels, damaged), trash):
+    if (store_cache.cards(), store_cache.all_labels(), store_cache.discarded()) != ((cards, broken), (labels, damaged), trash):
         st.rerun()
 
 

@@ -2,17 +2,17 @@
 
 import streamlit as st
 
-from app import reading, widgets
-from app.code_block import code_block
-from app.hosting import identity, pages
-from app.job_list import job_list
-from app.uploads import form, panel
+from app.components.code_block import code_block
+from app.hosting import identity, page_guard
+from app.shell import store_cache, widgets
+from app.shell.job_list import job_list
+from app.shell.widgets import PAGES
+from app.upload import form, panel
 from app.uploads.saving import save
 from app.uploads.spool import Spool, Upload, owner_of
-from app.widgets import PAGES
 from core.errors import UlpscopeError
 
-jobs, spool = reading.jobs(), Spool(reading.store())
+jobs, spool = store_cache.jobs(), Spool(store_cache.store())
 
 
 def arrived(owner: str) -> list[Upload]:
@@ -56,7 +56,7 @@ st.caption(
     "[positions, vocab] logits; every bit is kept. Files arrive in pieces: after a break, choose the same file again and it goes on. "
     "Nothing becomes a run before you save it."
 )
-pages.only_editors("upload dumps")
+page_guard.only_editors("upload dumps")
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
 who = identity.current()

@@ -22,17 +22,17 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from benchmarks.mutations import neighbours_block_at_one_position  # noqa: E402  (the path above comes first)
-from core.commands.beside import judge_pairs, try_remedies, watch_kernels  # noqa: E402
-from core.inference.capture import plan_capture, run_capture  # noqa: E402
-from core.inference.generation import plan_generation  # noqa: E402
-from core.inference.models import load_model  # noqa: E402
-from core.inference.on_trial import Engine  # noqa: E402
-from core.inference.paths import BASES, Base, Setting  # noqa: E402
+from benchmarks.verdicts.mutations import neighbours_block_at_one_position  # noqa: E402  (the path above comes first)
+from core.commands.capture_extras import judge_pairs, try_remedies, watch_kernels  # noqa: E402
+from core.inference.capture.capture import plan_capture, run_capture  # noqa: E402
+from core.inference.generating.generation import plan_generation  # noqa: E402
+from core.inference.models.model import load_model  # noqa: E402
+from core.inference.paths.engines import Engine  # noqa: E402
+from core.inference.paths.paths import BASES, Base, Setting  # noqa: E402
 from core.prompt_files import GivenPrompt, read_prompts, read_whole  # noqa: E402
-from core.runs.dumps import open_dump  # noqa: E402
+from core.runs.dumps.dump import open_dump  # noqa: E402
 from core.runs.reader import RunReader  # noqa: E402
-from core.runs.store import Store  # noqa: E402
+from core.runs.store.store import Store  # noqa: E402
 from core.runs.writer import RunWriter  # noqa: E402
 
 MODEL = "sample_runs/model"

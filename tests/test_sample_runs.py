@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from core.runs.dumps import open_dump
-from core.runs.gallery import list_runs
+from core.runs.dumps.dump import open_dump
 from core.runs.reader import RunReader
-from core.runs.store import Store, open_store
+from core.runs.store.cards import list_runs
+from core.runs.store.store import Store, open_store
 from tests.app.opening import codes, opened
 
 FOLDER = Path(__file__).resolve().parents[1] / "sample_runs"
@@ -113,7 +113,7 @@ def test_captures_know_where_they_come_from(path):
 
 
 def test_the_six_calls_fall_into_two_classes():
-    from core.runs.report import report_of_dump
+    from core.runs.reports.report_json import report_of_dump
 
     with open_dump([FOLDER / "dumps" / "six_calls.npz"]) as dump:
         _, classes = report_of_dump(dump)

@@ -1,4 +1,4 @@
-"""The table of the API: every method of every path. `app.api.description` describes each, and a test holds the two side by side."""
+"""The table of the API: every method of every path. `app.api.openapi` describes each, and a test holds the two side by side."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from app.api import description, files, runs, taking
-from app.api.answers import Dispatcher, Operation, answer, base_url
+from app.api import downloads, ingest, runs
+from app.api import openapi as description
+from app.api.responses import Dispatcher, Operation, answer, base_url
 
 
 async def openapi(request: Request) -> Response:
@@ -19,17 +20,17 @@ OPERATIONS = (
     Operation("GET", "/api/openapi.json", openapi),
     Operation("GET", "/api/runs", runs.list_runs),
     Operation("GET", "/api/runs/{run_id}", runs.one_run),
-    Operation("PUT", "/api/runs/{name}", taking.put_run, needs_editor=True),
+    Operation("PUT", "/api/runs/{name}", ingest.put_run, needs_editor=True),
     Operation("DELETE", "/api/runs/{run_id}", runs.delete_run, needs_editor=True),
     Operation("POST", "/api/runs/{run_id}/restore", runs.restore_run, needs_editor=True),
     Operation("GET", "/api/runs/{run_id}/labels", runs.run_labels),
     Operation("PUT", "/api/runs/{run_id}/labels", runs.put_labels, needs_editor=True),
-    Operation("GET", "/api/runs/{run_id}/file", files.run_file),
-    Operation("GET", "/api/runs/{run_id}/npz", files.run_npz),
+    Operation("GET", "/api/runs/{run_id}/file", downloads.run_file),
+    Operation("GET", "/api/runs/{run_id}/npz", downloads.run_npz),
     Operation("GET", "/api/trash", runs.list_trash),
-    Operation("GET", "/api/ingests", taking.list_ingests),
-    Operation("GET", "/api/ingests/{run_id}", taking.one_ingest),
-    Operation("DELETE", "/api/ingests/{run_id}", taking.cancel_ingest, needs_editor=True),
+    Operation("GET", "/api/ingests", ingest.list_ingests),
+    Operation("GET", "/api/ingests/{run_id}", ingest.one_ingest),
+    Operation("DELETE", "/api/ingests/{run_id}", ingest.cancel_ingest, needs_editor=True),
 )
 
 

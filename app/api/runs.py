@@ -10,27 +10,17 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app import page_settings, reading, words
-from app.api.answers import (
-    NotFoundError,
-    RefusedError,
-    answer,
-    api_path,
-    body_object,
-    flag,
-    page_url,
-    refuse_unknown,
-    whole,
-)
-from app.gallery import asking
+from app.api.responses import NotFoundError, RefusedError, answer, api_path, body_object, flag, page_url, refuse_unknown, whole
+from app.gallery import filters
 from app.hosting.identity import identity_of
+from app.shell import page_settings, store_cache, wording
 from core.errors import StoreError
-from core.runs import audit, labels
-from core.runs.gallery import RunCard, read_runs
-from core.runs.labels import Labels
-from core.runs.run_json import card_json, ops_json, run_json
-from core.runs.store import Store, open_store
-from core.runs.trash import KEPT_SECONDS, entry_of
+from core.runs.reports.run_json import card_json, ops_json, run_json
+from core.runs.store import audit, labels
+from core.runs.store.cards import RunCard, read_runs
+from core.runs.store.labels import Labels
+from core.runs.store.store import Store, open_store
+from core.runs.store.trash import KEPT_SECONDS, entry_of
 
 _MOST_LISTED = 1000
 _LABEL_BYTES = 64 << 10
@@ -45,17 +35,17 @@ async def list_runs(request: Request) -> Response:
 def _list(request: Request) -> Response:
     refuse_unknown(request, *_FILTERS)
     asked, limit, offset = _asked(request), whole(request, "limit", 100, _MOST_LISTED), whole(request, "offset", 0, 10**9)
-    cards, broken = reading.cards()
-    attached, _ = reading.all_labels()
-    matching = asking.matching(cards, asked, attached, reading.searchable() if asked.sought else {})
+    cards, broken = store_cache.cards()
+    attached, _ = store_cache.all_labels()
+    matching = filters.matching(cards, asked, attached, store_cache.searchable() if asked.sought else {})
     listed = [_card(request, card, attached.get(card.run_id, Labels())) for card in matching[offset : offset + limit]]
     return answer({"runs": listed, "total": len(matching), "broken": [run.reason for run in broken]})
 
 
-def _asked(request: Request) -> asking.Asked:
+def _asked(request: Request) -> filters.Asked:
     given = request.query_params
     choices = {
-        "dtype": ("any", "bfloat16", "float16", "float32"), "verdict": ("any", *words.VERDICTS), "flips": asking.FLIPS,
+        "dtype": ("any", "bfloat16", "float16", "float32"), "verdict": ("any", *wording.VERDICTS), "flips": filters.FLIPS,
         "sort": tuple(page_settings.SORTS),
     }  # fmt: skip
     chosen = {}
@@ -66,7 +56,7 @@ def _asked(request: Request) -> asking.Asked:
     text = given.get("search", "")
     if len(text) > page_settings.LONGEST_TEXT:
         raise RefusedError(f"search has {len(text)} characters; expected at most {page_settings.LONGEST_TEXT}.", 400)
-    return asking.Asked(text=text, device=given.get("device", ""), tags=tuple(given.getlist("tag")), **chosen)
+    return filters.Asked(text=text, device=given.get("device", ""), tags=tuple(given.getlist("tag")), **chosen)
 
 
 def _card(request: Request, card: RunCard, attached: Labels) -> dict[str, Any]:
@@ -83,11 +73,11 @@ def _one(request: Request) -> Response:
     with_positions = flag(request, "positions")
     path = path_of(open_store(), request.path_params["run_id"])
     try:
-        told = run_json(reading.open_run(path.stem), with_positions=with_positions)
+        told = run_json(store_cache.open_run(path.stem), with_positions=with_positions)
     except StoreError:
         if not _is_of_operations(path):
             raise
-        told = ops_json(reading.ops_run(path.stem))
+        told = ops_json(store_cache.ops_run(path.stem))
     attached = labels.read(open_store().directory, path.stem)
     return answer({**told, "labels": asdict(attached), "url": page_url(request, path.stem)})
 
@@ -118,7 +108,7 @@ def _delete(request: Request) -> Response:
     store, who, for_good = open_store(), identity_of(request.scope).name, flag(request, "for_good")
     path = path_of(store, request.path_params["run_id"], whole_id=True)
     run_id = path.stem
-    with reading.leaving(path):
+    with store_cache.leaving(path):
         entry = None if for_good else store.discard(run_id)
         if for_good:
             store.delete(run_id)
@@ -153,7 +143,7 @@ async def list_trash(request: Request) -> Response:
 
 def _trash() -> Response:
     found = open_store().discarded()
-    names = reading.names_of(found)
+    names = store_cache.names_of(found)
     return answer(
         {
             "deleted": [

@@ -17,9 +17,9 @@ from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.types import Scope
 
-from app.hosting import peers
+from app.hosting import client_address
 from app.hosting.identity import LOCAL, Identity, Role
-from app.hosting.settings import Office, is_secure
+from app.hosting.live_settings import Office, is_secure
 from core.configuration import Configuration, SignIn
 from core.errors import ConfigurationError, UlpscopeError
 from core.hosting import passwords, tokens
@@ -122,7 +122,7 @@ def provider_of(place: Office, sign_in: SignIn) -> str:
 
 def by_header(scope: Scope, found: Configuration) -> Identity | None:
     """Whom the proxy names, once, if it is a trusted one and the lists know them."""
-    if not found.sign_in.header or not peers.is_trusted(peers.peer_of(scope), found.hosting):
+    if not found.sign_in.header or not client_address.is_trusted(client_address.peer_of(scope), found.hosting):
         return None
     names = Headers(scope=scope).getlist(found.sign_in.header)
     if len(names) != 1:
@@ -199,7 +199,7 @@ async def _by_token(text: str, scope: Scope, found: Configuration, place: Office
     identity = _of_token(tokens.digest_of(text), place)
     if identity is not None:
         return Found(identity, "token")
-    asked = peers.client_of(scope, found.hosting), found.sign_in.attempts, 60 * found.sign_in.attempt_minutes, "token"
+    asked = client_address.client_of(scope, found.hosting), found.sign_in.attempts, 60 * found.sign_in.attempt_minutes, "token"
     try:  # a count of their own: an old script of a colleague's keeps nobody from the password
         _, wait = await asyncio.get_running_loop().run_in_executor(_counting, place.sessions.attempt, *asked)
     except (sqlite3.Error, OSError, ConfigurationError):

@@ -12,7 +12,7 @@ import streamlit as st
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from app.hosting.settings import now_in_force
+from app.hosting.live_settings import now_in_force
 from core.errors import AccessError, ConfigurationError
 
 STATE = "ulpscope_identity"  # where the gate puts the identity in a scope's state

@@ -22,11 +22,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.hosting import authentication, following, peers, sign_in, sign_in_page
-from app.hosting.answers import frames
+from app.hosting import authentication, client_address, redirects, sign_in, sign_in_page
+from app.hosting.audit_async import tell
 from app.hosting.identity import Identity
-from app.hosting.settings import Office, is_secure, now_in_force, office
-from app.hosting.telling import tell
+from app.hosting.live_settings import Office, is_secure, now_in_force, office
+from app.hosting.security_headers import frames
 from core.configuration import Configuration, SignIn
 from core.errors import ConfigurationError
 from core.hosting import private
@@ -50,7 +50,7 @@ async def leave(request: Request) -> Response:
     found = now_in_force()
     if not found.sign_in.oidc_issuer:
         return sign_in_page.sentence("Not found", "This server has no such way to sign in.", 404, frames(found))
-    request.session["next"] = following.safe(request.query_params.get("next", "/"))
+    request.session["next"] = redirects.safe(request.query_params.get("next", "/"))
     try:
         provider = await _provider(found.sign_in)
         return await provider.authorize_redirect(request, found.hosting.public_url.rstrip("/") + sign_in.CALLBACK)
@@ -65,7 +65,7 @@ async def come_back(request: Request) -> Response:
     found, place = now_in_force(), office()
     if not await _has_left(request, found.sign_in):
         return sign_in_page.sentence("Not signed in", _NOT_TAKEN, 400, frames(found))
-    ways, address = found.sign_in, peers.client_of(request.scope, found.hosting)
+    ways, address = found.sign_in, client_address.client_of(request.scope, found.hosting)
     try:
         number, wait = await run_in_threadpool(place.sessions.attempt, address, ways.attempts, 60 * ways.attempt_minutes)
         if wait:
@@ -79,7 +79,7 @@ async def come_back(request: Request) -> Response:
 
 
 async def _come_back(request: Request, found: Configuration, place: Office, number: int) -> Response:
-    target = following.safe(str(request.session.pop("next", "/")))
+    target = redirects.safe(str(request.session.pop("next", "/")))
     try:
         claims = await _claims(request, found.sign_in)
     except (*_FOREIGN, ProviderError) as error:
@@ -148,7 +148,7 @@ def _registered(issuer: str, client_id: str, client_secret: str) -> StarletteOAu
 
 
 async def _tell(place: Office, request: Request, found: Configuration, who: str, what: str) -> None:
-    await tell(place.directory, who, what, way="oidc", address=peers.client_of(request.scope, found.hosting))
+    await tell(place.directory, who, what, way="oidc", address=client_address.client_of(request.scope, found.hosting))
 
 
 def _plain(error: Exception) -> str:

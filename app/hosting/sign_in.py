@@ -15,11 +15,11 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from app.hosting import authentication, following, peers, sign_in_page
-from app.hosting.answers import frames
+from app.hosting import authentication, client_address, redirects, sign_in_page
+from app.hosting.audit_async import tell
 from app.hosting.identity import Identity
-from app.hosting.settings import Office, is_secure, now_in_force, office
-from app.hosting.telling import tell
+from app.hosting.live_settings import Office, is_secure, now_in_force, office
+from app.hosting.security_headers import frames
 from core.configuration import Configuration
 from core.errors import ConfigurationError
 
@@ -37,7 +37,7 @@ _looking = ThreadPoolExecutor(1, "passwords")
 async def sign_in(request: Request) -> Response:
     """The form; whoever is signed in already goes on."""
     found, place = now_in_force(), office()
-    target = following.safe(request.query_params["next"]) if "next" in request.query_params else following.before(request.headers)
+    target = redirects.safe(request.query_params["next"]) if "next" in request.query_params else redirects.before(request.headers)
     if request.method == "POST":
         return await _signing_in(request, found, place)
     if (await authentication.authenticate(request.scope, found, place)).identity is not None:
@@ -67,11 +67,11 @@ async def _signing_in(request: Request, found: Configuration, place: Office) -> 
     said = await _form_of(request)
     if said is None:
         return PlainTextResponse("A form of this page was expected.", 400)
-    target = following.safe(said.get("next", "/"))
+    target = redirects.safe(said.get("next", "/"))
     if not _is_from_us(request, said, found, place):
         return form(found, place, target, _AGAIN, 403)
     ways = found.sign_in
-    address = peers.client_of(request.scope, found.hosting)
+    address = client_address.client_of(request.scope, found.hosting)
     try:
         number, wait = await run_in_threadpool(place.sessions.attempt, address, ways.attempts, 60 * ways.attempt_minutes)
         if wait:
@@ -100,7 +100,7 @@ async def begin(
         await run_in_threadpool(authentication.sign_out, before, place)
     hours = found.sign_in.session_hours
     said, expires = await run_in_threadpool(place.sessions.begin, identity.name, identity.way, credential, hours)
-    address = peers.client_of(request.scope, found.hosting)
+    address = client_address.client_of(request.scope, found.hosting)
     await tell(place.directory, identity.name, "sign-in", role=identity.role, way=identity.way, address=address)
     answer = RedirectResponse(target, 303)
     _set_cookie(answer, place, found, "session", authentication.cookie_value(place, said, expires), round(3600 * hours))
@@ -148,7 +148,7 @@ def _is_from_us(request: Request, said: dict[str, str], found: Configuration, pl
     nonce, _, signature = token.partition(".")
     kept = authentication.cookies(request.headers).get(place.cookie("form", is_secure(found)), "")
     is_same = secrets.compare_digest(kept.encode("utf-8", "backslashreplace"), token.encode("utf-8", "backslashreplace"))
-    return is_same and place.is_signed(_FORM, nonce, signature) and peers.is_same_site(request.scope, found.hosting)
+    return is_same and place.is_signed(_FORM, nonce, signature) and client_address.is_same_site(request.scope, found.hosting)
 
 
 async def _form_of(request: Request) -> dict[str, str] | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 
-from app import ingests
-from app.jobs import Job, Jobs
-from app.uploads.arriving import Upload, held
+from app.shell.jobs import Job, Jobs
+from app.uploads import ingest_jobs
+from app.uploads.partial_file import Upload, held
 from app.uploads.spool import Spool
 from core.errors import UlpscopeError
 
@@ -31,7 +31,7 @@ def save(jobs: Jobs, spool: Spool, uploads: Sequence[Upload], *, title: str, opt
                 spool.remove(upload)
 
     try:
-        return ingests.begin(jobs, paths, title=title, options=options, who=who, on_over=over)
+        return ingest_jobs.begin(jobs, paths, title=title, options=options, who=who, on_over=over)
     except BaseException:
         locks.close()
         raise

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from app.hosting.identity import Identity
-from app.uploads.arriving import CONTENT, LOCK, Upload, UploadError, gone, last_change, locked, refused, write_whole
+from app.uploads.partial_file import CONTENT, LOCK, Upload, UploadError, gone, last_change, locked, refused, write_whole
 from core.configuration import Limits
 from core.errors import UlpscopeError
-from core.runs.limits import UPLOADS, check_space
-from core.runs.store import Store, to_disk
+from core.runs.store.quotas import UPLOADS, check_space
+from core.runs.store.store import Store, to_disk
 
 FOLDER = UPLOADS
 LONGEST_NAME = 255  # characters of the sender's name for a file, as it is shown

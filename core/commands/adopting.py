@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from core.commands.console import JsonOption, ProgressOption, StoreOption, announce_upload, check_progress, steps, stoppable
-from core.runs.adopt import adopt as adopt_file
-from core.runs.store import open_store
+from core.runs.importing.adopt import adopt as adopt_file
+from core.runs.store.store import open_store
 
 
 def adopt(

@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.beside import KernelsOption, RemediesOption, judge_pairs, try_remedies, watch_kernels
+from core.commands.capture_extras import KernelsOption, RemediesOption, judge_pairs, try_remedies, watch_kernels
 from core.commands.console import (
     JsonOption,
     ProgressOption,
@@ -31,16 +31,16 @@ from core.commands.console import (
 from core.commands.ending import tell_end
 from core.errors import CaptureError, UsageError
 from core.prompt_files import GivenPrompt, Message, read_prompts, read_whole
-from core.runs.partial import is_passing
-from core.runs.store import open_store
+from core.runs.store.partial import is_passing
+from core.runs.store.store import open_store
 from core.runs.writer import RunWriter
 
 if TYPE_CHECKING:  # torch is for those who run a model
-    from core.inference.capture import CapturePlan
-    from core.inference.costs_beside import StageCost
-    from core.inference.models import LoadedModel
+    from core.inference.capture.capture import CapturePlan
+    from core.inference.capture.extra_costs import StageCost
+    from core.inference.models.model import LoadedModel
 
-LAYER_FLOOR = 2  # core.inference.layer_capture.FLOOR_SEEDS, which would load torch
+LAYER_FLOOR = 2  # core.inference.watching.layers.FLOOR_SEEDS, which would load torch
 
 ModelOption = Annotated[str, typer.Option(help="Folder or hub id of a transformers causal language model.")]
 PromptOption = Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")]
@@ -185,8 +185,8 @@ class Asked:
     ) -> CapturePlan:
         """Everything checked, the model loaded; without `weights` only its shapes."""
         given = self.given()
-        from core.inference.capture import plan_capture
-        from core.inference.models import load_model
+        from core.inference.capture.capture import plan_capture
+        from core.inference.models.model import load_model
 
         variants = variants_of(self.reference, self.variant, self.sweep, default=None if self.repeat > 1 else "decode")
         loaded = load_model(
@@ -209,7 +209,7 @@ def captured(
     target = open_store(store)
     with stoppable(), steps(progress) as say:
         say("loading the model")
-        from core.inference.capture import run_capture
+        from core.inference.capture.capture import run_capture
 
         plan = asked.plan(model, dtype, device, revision, trust_remote_code)
         with RunWriter(target, plan.header) as writer:
@@ -236,8 +236,8 @@ def typed_command() -> str:
 
 def variants_of(reference: str, variant: list[str] | None, sweep: list[str] | None, *, default: str | None) -> list[str]:
     """The variants that were asked for, those of every sweep included; `default` where there are none."""
-    from core.inference.paths import parse_path
-    from core.inference.sides import sweep as swept
+    from core.inference.paths.paths import parse_path
+    from core.inference.paths.sides import sweep as swept
 
     swept_paths = [path for text in sweep or [] for path in swept(reference, text)]
     own = str(parse_path(reference))
@@ -269,7 +269,7 @@ def given_prompts(
 
 def as_tokens(loaded: LoadedModel, given: Sequence[GivenPrompt], chat: bool, system: str | None) -> list[str | Sequence[int]]:
     """What a plan takes: chats as token ids, texts as they are (the tokenizer adds its special tokens), token ids as they are."""
-    from core.inference.chat import chat_tokens
+    from core.inference.models.chat import chat_tokens
 
     found: list[str | Sequence[int]] = []
     for prompt in given:
@@ -304,10 +304,10 @@ def keeping(writer: RunWriter, keep_finished: bool) -> Iterator[list[str]]:
 
 
 def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -> None:
-    """What a plan would compute and keep, on what, and about how long that takes; beside: of core.inference.costs_beside.BESIDE."""
-    from core.inference.costs import costs_of
-    from core.inference.costs_beside import WITHIN, seconds_of, speed_here, stages_of
-    from core.inference.models import devices_here
+    """What a plan would compute and keep, on what, and about how long that takes; beside: of core.inference.capture.extra_costs.BESIDE."""
+    from core.inference.capture.costs import costs_of
+    from core.inference.capture.extra_costs import WITHIN, seconds_of, speed_here, stages_of
+    from core.inference.models.model import devices_here
 
     costs, loaded = costs_of(plan), plan.loaded
     stages = stages_of(plan, beside)

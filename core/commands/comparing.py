@@ -26,16 +26,25 @@ from core.commands.console import (
     stoppable,
 )
 from core.errors import UlpscopeError, UsageError
-from core.runs.bounds import bounds_text, hold, read_bounds
-from core.runs.dumps import open_dump
-from core.runs.gate import ALLOWED, UNDECIDED, Condition, GateReport, check_measured, gate_notes, parse_conditions, percent
-from core.runs.gate_files import append, junit_text, markdown_text, write_whole
+from core.judging.ingest import ingest as ingest_dump
+from core.judging.ingest import judged_report_of_dump
+from core.runs.dumps.dump import open_dump
+from core.runs.file.records import FAILED, PASSED, Provenance
 from core.runs.reader import RunReader
-from core.runs.records import FAILED, PASSED, Provenance
-from core.runs.report import PairReport, as_json, over_logits, over_positions, report_of_dump, report_of_run
-from core.runs.store import open_store
-from core.uploads.ingest import ingest as ingest_dump
-from core.uploads.ingest import judged_report_of_dump
+from core.runs.reports.baseline import bounds_text, hold, read_bounds
+from core.runs.reports.gate import (
+    ALLOWED,
+    UNDECIDED,
+    Condition,
+    GateReport,
+    check_measured,
+    gate_notes,
+    parse_conditions,
+    percent,
+)
+from core.runs.reports.gate_files import append, junit_text, markdown_text, write_whole
+from core.runs.reports.report_json import PairReport, as_json, over_logits, over_positions, report_of_dump, report_of_run
+from core.runs.store.store import open_store
 
 _MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markdown have them all
 

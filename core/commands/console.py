@@ -20,10 +20,10 @@ from rich.text import Text
 
 from core.commands.stopping import EXIT_CODE, SENTENCE, stopping
 from core.errors import UsageError
-from core.runs import audit
-from core.runs.arrays import shown
-from core.runs.partial import remove_living
-from core.runs.store import open_store
+from core.runs.dumps.arrays import shown
+from core.runs.store import audit
+from core.runs.store.partial import remove_living
+from core.runs.store.store import open_store
 
 
 def called() -> str:

@@ -11,8 +11,8 @@ from core.commands.comparing import pair_table
 from core.commands.console import announce, announce_line, called, err
 from core.runs import judge_command
 from core.runs.reader import RunReader
-from core.runs.report import report_of_run
-from core.runs.store import open_store
+from core.runs.reports.report_json import report_of_run
+from core.runs.store.store import open_store
 
 _LONGEST = 200  # characters of a command that is worth printing: a prompt may have thousands
 

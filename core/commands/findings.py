@@ -12,13 +12,13 @@ from rich.table import Table
 
 from core.commands.console import JsonOption, StoreOption, number, out, print_json
 from core.errors import UsageError
-from core.runs.gate import percent
 from core.runs.judge_command import asks_for, how_to_have
-from core.runs.kernels import KernelPair, KernelPlace, in_words, is_multiplied, place_in_words, records_of, side_by_side
-from core.runs.layers import kernels_where_it_starts
 from core.runs.reader import RunReader, StoredPair
-from core.runs.remedies import RemedyRow, advice
-from core.runs.store import open_store
+from core.runs.reports.gate import percent
+from core.runs.store.store import open_store
+from core.runs.tables.remedies import RemedyRow, advice
+from core.runs.views.kernels import KernelPair, KernelPlace, in_words, is_multiplied, place_in_words, records_of, side_by_side
+from core.runs.views.layers import kernels_where_it_starts
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")]
 VariantOption = Annotated[str | None, typer.Option(help="This variant only. Default: every one.")]

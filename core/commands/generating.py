@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.beside import judge_pairs
+from core.commands.capture_extras import judge_pairs
 from core.commands.capturing import (
     ChatOption,
     DeviceOption,
@@ -56,12 +56,12 @@ from core.commands.ending import tell_end
 from core.commands.stored import print_continuations
 from core.errors import UsageError
 from core.runs.reader import RunReader
-from core.runs.store import Store, open_store
+from core.runs.store.store import Store, open_store
 from core.runs.writer import RunWriter
 
 if TYPE_CHECKING:  # torch is for those who run a model
-    from core.inference.capture import CapturePlan
-    from core.inference.search import Found
+    from core.inference.capture.capture import CapturePlan
+    from core.inference.generating.search import Found
 
 TokensOption = Annotated[int, typer.Option(help="Each side goes on by up to N tokens of its own choice.")]
 
@@ -104,9 +104,9 @@ def generate(
     with stoppable(), steps(progress) as say:
         if not dry_run:
             say("loading the model")
-        from core.inference.capture import run_capture
-        from core.inference.generation import plan_generation, plan_longest
-        from core.inference.models import load_model
+        from core.inference.capture.capture import run_capture
+        from core.inference.generating.generation import plan_generation, plan_longest
+        from core.inference.models.model import load_model
 
         variants = variants_of(reference, variant, sweep, default="decode")
         loaded = load_model(
@@ -175,11 +175,11 @@ def search(
     run_id = None
     with stoppable(), steps(progress) as say:
         say("loading the model")
-        from core.inference.capture import plan_capture
-        from core.inference.generation import plan_generation
-        from core.inference.models import load_model
-        from core.inference.search import search as search_prompts
-        from core.inference.token_text import token_texts
+        from core.inference.capture.capture import plan_capture
+        from core.inference.generating.generation import plan_generation
+        from core.inference.generating.search import search as search_prompts
+        from core.inference.models.model import load_model
+        from core.inference.models.token_text import token_texts
 
         loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
         inputs = as_tokens(loaded, given, chat, system)
@@ -213,7 +213,7 @@ def search(
 
 def _keep(plan: CapturePlan, target: Store, say: Tell) -> str:
     """Capture the prompts that were found."""
-    from core.inference.capture import run_capture
+    from core.inference.capture.capture import run_capture
 
     with RunWriter(target, plan.header) as writer:
         run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))

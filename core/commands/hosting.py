@@ -15,8 +15,8 @@ from core.commands.console import JsonOption, StoreOption, err, out, print_json
 from core.configuration import as_json, configuration, variable_of
 from core.errors import ConfigurationError, UsageError
 from core.hosting import passwords, start
-from core.runs import audit as log
-from core.runs.store import open_store
+from core.runs.store import audit as log
+from core.runs.store.store import open_store
 
 _KNOWN = ("time", "who", "what", "run_id")
 

@@ -22,7 +22,7 @@ from core.commands.console import (
     print_json,
     steps,
 )
-from core.uploads.understanding import understood
+from core.judging.inspect import understood
 
 
 def inspect(

@@ -32,10 +32,10 @@ from core.commands.capturing import (
 )
 from core.commands.console import JsonOption, ProgressOption, StoreOption, err, out, print_json
 from core.commands.ending import tell_end
+from core.judging.ladder import BUG_SUSPECTED
+from core.runs.file.records import FAILED, MISSING
 from core.runs.reader import RunReader
-from core.runs.records import FAILED, MISSING
-from core.runs.store import open_store
-from core.verdict import BUG_SUSPECTED
+from core.runs.store.store import open_store
 
 _STYLES = {FAILED: "bold red", MISSING: "yellow"}
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from core.commands.console import JsonOption, StoreOption, out, print_json
-from core.runs import audit, labels
-from core.runs.store import open_store
+from core.runs.store import audit, labels
+from core.runs.store.store import open_store
 
 
 def label(

@@ -10,11 +10,11 @@ from rich.table import Table
 
 from core.commands.console import JsonOption, StoreOption, number, out, print_json
 from core.errors import UsageError
-from core.runs.gate import percent
 from core.runs.judge_command import asks_for, how_to_have
-from core.runs.layers import NARROW, LayerSummary, ModuleFigures, layers_json, modules_of, says_little, summary_of
 from core.runs.reader import RunReader, StoredPair
-from core.runs.store import open_store
+from core.runs.reports.gate import percent
+from core.runs.store.store import open_store
+from core.runs.views.layers import NARROW, LayerSummary, ModuleFigures, layers_json, modules_of, says_little, summary_of
 
 
 def layers(

@@ -15,7 +15,8 @@ from core.commands.capturing import DeviceOption, RevisionOption, TrustOption, t
 from core.commands.console import JsonOption, StoreOption, Tell, check_progress, err, out, print_json, printable, steps, stoppable
 from core.errors import UsageError
 from core.numerics.formats import format_named
-from core.runs.op_words import (
+from core.runs.ops_run import OpRow, OpsHeader, OpsRun, read_ops, write_ops_run
+from core.runs.reports.ops_wording import (
     NO,
     NOT_AVAILABLE,
     QUESTIONS,
@@ -27,9 +28,8 @@ from core.runs.op_words import (
     says,
     title,
 )
-from core.runs.ops import OpRow, OpsHeader, OpsRun, read_ops, write_ops_run
-from core.runs.run_json import ops_json
-from core.runs.store import open_store
+from core.runs.reports.run_json import ops_json
+from core.runs.store.store import open_store
 
 if TYPE_CHECKING:  # torch is for those who probe
     from core.inference.ops.probing import ProbePlan
@@ -108,7 +108,7 @@ def _plan(
     repeats: int | None, quick: bool, seconds: float | None, seed: int,
 ) -> ProbePlan:  # fmt: skip
     """Everything checked; nothing is probed yet."""
-    from core.inference.models import usable_device
+    from core.inference.models.model import usable_device
     from core.inference.ops.of_model import linear_operations
     from core.inference.ops.operations import OPERATIONS
     from core.inference.ops.probing import ProbePlan, probes_of
@@ -135,7 +135,7 @@ def _probed(plan: ProbePlan, say: Tell) -> list[OpRow]:
 
 def _header(plan: ProbePlan, rows: Sequence[OpRow], name: str | None, model: str | None) -> OpsHeader:
     """What the run says of itself; a run that ended early says so."""
-    from core.inference.models import name_of_device
+    from core.inference.models.model import name_of_device
     from core.inference.ops.probing import machine_settings
 
     chip = name_of_device(plan.device)

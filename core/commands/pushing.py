@@ -11,9 +11,9 @@ import typer
 
 from core.commands.console import JsonOption, StoreOption, err, out, print_json, steps, stoppable
 from core.errors import UsageError
-from core.runs.foreign import is_run_file
-from core.runs.gallery import RunCard, read_runs
-from core.runs.store import open_store
+from core.runs.importing.check_catalog import is_run_file
+from core.runs.store.cards import RunCard, read_runs
+from core.runs.store.store import open_store
 
 TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
 

@@ -13,7 +13,7 @@ from core.commands.console import StoreOption, called, err
 from core.configuration import FILE_NAME, VARIABLE, configuration
 from core.errors import UsageError
 from core.hosting import private, start, tokens
-from core.runs.store import open_store
+from core.runs.store.store import open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 

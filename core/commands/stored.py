@@ -15,18 +15,18 @@ from rich.table import Table
 from core.commands.comparing import flip_table, pair_table
 from core.commands.console import JsonOption, StoreOption, called, err, out, print_json, printable, size
 from core.errors import StoreError, UsageError
-from core.runs import audit
-from core.runs.caches import summarize
-from core.runs.continuations import continuations
-from core.runs.export import export_npz
-from core.runs.gallery import RunCard, list_runs, read_runs
-from core.runs.gate import percent
-from core.runs.issue_text import issue_text
+from core.runs.dumps.export import export_npz
 from core.runs.reader import RunReader
-from core.runs.report import report_of_run
-from core.runs.run_json import card_json, provenance_json, run_json
-from core.runs.store import Store, open_store
-from core.runs.trash import entry_of
+from core.runs.reports.gate import percent
+from core.runs.reports.issue_markdown import issue_text
+from core.runs.reports.report_json import report_of_run
+from core.runs.reports.run_json import card_json, provenance_json, run_json
+from core.runs.store import audit
+from core.runs.store.cards import RunCard, list_runs, read_runs
+from core.runs.store.store import Store, open_store
+from core.runs.store.trash import entry_of
+from core.runs.views.continuations import continuations
+from core.runs.views.kv_cache import summarize
 
 
 def list_(

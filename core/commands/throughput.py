@@ -11,10 +11,10 @@ from rich.table import Table
 from core.commands.capturing import DeviceOption, DtypeOption, RevisionOption, TrustOption
 from core.commands.console import JsonOption, out, print_json, steps, stoppable
 from core.errors import UsageError
-from core.runs.remedies import Kept
+from core.runs.tables.remedies import Kept
 
 if TYPE_CHECKING:  # torch is for those who run a model
-    from core.inference.throughput import Throughput
+    from core.inference.capture.throughput import Throughput
 
 
 def throughput(
@@ -39,8 +39,8 @@ def throughput(
     batches = _batches(batch)
     with stoppable(), steps() as say:
         say("loading the model")
-        from core.inference.models import load_model
-        from core.inference.throughput import throughput as measured
+        from core.inference.capture.throughput import throughput as measured
+        from core.inference.models.model import load_model
 
         loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
         found = measured(

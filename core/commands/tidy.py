@@ -11,8 +11,8 @@ from rich.table import Table
 
 from core.commands.console import JsonOption, StoreOption, out, print_json, size
 from core.configuration import configuration
-from core.runs.limits import apply_retention, due
-from core.runs.store import open_store
+from core.runs.store.quotas import apply_retention, due
+from core.runs.store.store import open_store
 
 
 def tidy(

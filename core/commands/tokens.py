@@ -13,8 +13,8 @@ from rich.table import Table
 from core.commands.console import JsonOption, StoreOption, err, out, print_json
 from core.configuration import configuration
 from core.hosting import tokens
-from core.runs import audit
-from core.runs.store import open_store
+from core.runs.store import audit
+from core.runs.store.store import open_store
 
 app = typer.Typer(help="Tokens of people and programs: make, list, revoke.", no_args_is_help=True, pretty_exceptions_enable=False)
 

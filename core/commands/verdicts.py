@@ -11,11 +11,11 @@ from core.commands.capturing import DeviceOption, RevisionOption, TrustOption
 from core.commands.console import JsonOption, StoreOption, Tell, out, print_json, steps, stoppable
 from core.commands.judging import print_verdicts, verdicts_as_json
 from core.errors import UsageError
+from core.judging.ladder import BUG_SUSPECTED
+from core.judging.rejudge import check_upload, judge_stored
+from core.judging.uploaded_controls import ModelControls, measure_controls
 from core.runs.reader import RunReader
-from core.runs.store import Store, open_store
-from core.uploads.controls import ModelControls, measure_controls
-from core.uploads.revising import check_upload, judge_stored
-from core.verdict import BUG_SUSPECTED
+from core.runs.store.store import Store, open_store
 
 Files = list[Path] | None
 
@@ -79,8 +79,8 @@ def model_controls_of(
     run: RunReader, model: str, device: str | None, revision: str | None, trust_remote_code: bool, say: Tell
 ) -> ModelControls:
     say("loading the model")
-    from core.inference.dump_controls import model_controls
-    from core.inference.models import load_model
+    from core.inference.controls.model_controls import model_controls
+    from core.inference.models.model import load_model
 
     header = run.header
     if not all(prompt.token_ids for prompt in header.prompts):  # before gigabytes of weights are read

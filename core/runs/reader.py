@@ -20,13 +20,12 @@ from core.numerics import pyramid
 from core.numerics.elementary import exp
 from core.numerics.formats import format_named
 from core.numerics.totals import COUNTS, Summary
-from core.runs.database import Database, check_size
-from core.runs.figures import DECODING, NULLABLE, Figures, read_rows, read_window
-from core.runs.kernel_rows import read_kernels
-from core.runs.kernels import KernelList
-from core.runs.records import RUNGS, Evidence, Generation, Prompt, Provenance, RunHeader, SideHeader, rung_of
-from core.runs.remedies import PriceRow, RemedyRow, read_prices, read_remedies
-from core.runs.tiles import joined
+from core.runs.file.blob_tiles import joined
+from core.runs.file.database import Database, check_size
+from core.runs.file.figures import DECODING, NULLABLE, Figures, read_rows, read_window
+from core.runs.file.records import RUNGS, Evidence, Generation, Prompt, Provenance, RunHeader, SideHeader, rung_of
+from core.runs.tables.kernels import KernelList, read_kernels
+from core.runs.tables.remedies import PriceRow, RemedyRow, read_prices, read_remedies
 
 _KV = "prompt, layer, kind, head, elements, neq, finite, max_abs, rms, max_ulps, mean_ulps, nonfinite_mismatch, first_position"
 _LAYER = (
@@ -119,7 +118,7 @@ class RunReader:
                FROM run"""
         )[0]
         name, created, kind, model, revision, compute_dtype, vocab, device, device_name, seed, command, note, versions, rows = row
-        if kind == "ops":  # core.runs.ops reads those
+        if kind == "ops":  # core.runs.ops_run reads those
             shown_by = f"`python -m core ops --show {self.run_id}` and the Ops page show it"
             raise StoreError(f"run '{self.run_id}' holds probes of operations, so no sides and no logits; {shown_by}.")
         tokens: dict[int, list[tuple]] = {}

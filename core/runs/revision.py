@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from core.errors import StoreError
-from core.runs.database import VERDICTS_SINCE, Database
+from core.runs.file.database import VERDICTS_SINCE, Database
+from core.runs.file.records import Evidence, FloorRows
 from core.runs.reader import RunReader
-from core.runs.records import Evidence, FloorRows
-from core.runs.store import Store
-from core.runs.verdict_rows import insert_evidence
+from core.runs.store.store import Store
+from core.runs.tables.verdicts import insert_evidence
 
 
 @dataclass(frozen=True)

@@ -16,22 +16,21 @@ from core.errors import StoreError, UsageError
 from core.numerics.divergence import SideRows, compare
 from core.numerics.totals import PairTotal
 from core.runs.background import Background
-from core.runs.database import Database
-from core.runs.digests import SideDigest
-from core.runs.figure_tables import position_table, side_position_table, tile_table, top_token_table
-from core.runs.figures import Figures, read_rows
-from core.runs.kernel_rows import insert_kernels
-from core.runs.kernels import KernelList
-from core.runs.kv import KvPart, KvSpool, kv_tables
-from core.runs.layer_rows import LayerRows
-from core.runs.limits import check_space
+from core.runs.dumps.digests import SideDigest
+from core.runs.file.blob_tiles import binary_rows, logits_table
+from core.runs.file.database import Database
+from core.runs.file.figure_tables import position_table, side_position_table, tile_table, top_token_table
+from core.runs.file.figures import Figures, read_rows
+from core.runs.file.records import Evidence, FloorRows, Generation, RunHeader
 from core.runs.recent_rows import RecentRows
-from core.runs.records import Evidence, FloorRows, Generation, RunHeader
-from core.runs.remedies import PriceRow, RemedyRow, insert_prices, insert_remedies
-from core.runs.store import Store
-from core.runs.tiles import binary_rows, logits_table
-from core.runs.verdict_rows import insert_evidence
-from core.runs.writer_rows import insert_levels, insert_pair, insert_provenance, insert_sides
+from core.runs.store.quotas import check_space
+from core.runs.store.store import Store
+from core.runs.tables.kernels import KernelList, insert_kernels
+from core.runs.tables.kv_cache import KvPart, KvSpool, kv_tables
+from core.runs.tables.layers import LayerRows
+from core.runs.tables.remedies import PriceRow, RemedyRow, insert_prices, insert_remedies
+from core.runs.tables.verdicts import insert_evidence
+from core.runs.write_rows import insert_levels, insert_pair, insert_provenance, insert_sides
 
 _COMMIT_BYTES = 64 << 20  # DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
 _WAITING_BYTES = 128 << 20  # of logits that wait to be stored: on a GPU the next forward runs meanwhile
@@ -58,7 +57,7 @@ _OF_PAIRS = (
     "floor_position",
     "remedy",
 )  # and those with a column `pair`, of the ones filled while sides arrive
-_SCHEMA = (Path(__file__).parent / "schema.sql").read_text()
+_SCHEMA = (Path(__file__).parent / "file" / "schema.sql").read_text()
 
 
 class RunWriter:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import streamlit as st
 
-from app.hosting import settings
+from app.hosting import live_settings
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,7 +21,7 @@ def emptied_caches() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def own_configuration(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process keeps the last configuration that holds, and one with a sign-in above all: every test is a process of its own."""
-    settings.forget()
-    monkeypatch.setattr(settings, "_FRESH_SECONDS", 0.0)
+    live_settings.forget()
+    monkeypatch.setattr(live_settings, "_FRESH_SECONDS", 0.0)
     yield
-    settings.forget()
+    live_settings.forget()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.capture_form import PROMPT_BYTES, CaptureForm, split_prompts
-from app.jobs import PromptFile
-from app.recent import recent_models, remember_model
+from app.capture.form import PROMPT_BYTES, CaptureForm, split_prompts
+from app.capture.recent_models import recent_models, remember_model
+from app.shell.jobs import PromptFile
 from core.prompt_files import read_prompts
 
 FORM = CaptureForm("a/model", ("one", "two\nlines"))

@@ -7,9 +7,13 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from app import charts
-from app.charts.style import add_lone, log_axis
-from core.runs.caches import HeadGrid, PositionGrid
+from app.compare import charts as compare_charts
+from app.components import best_token_charts, chart_style
+from app.components.chart_style import add_lone, log_axis
+from app.kv_cache import charts as kv_cache_charts
+from app.near_ties import charts as near_ties_charts
+from app.overview import charts as overview_charts
+from core.runs.views.kv_cache import HeadGrid, PositionGrid
 
 
 def marked(figure, name: str = "differs") -> set[tuple[float, float]]:
@@ -44,7 +48,7 @@ def trace(figure, name):
 
 def test_every_cell_of_the_cache_map_that_was_compared_can_be_clicked_and_leads_into_itself():
     grid = position_map()
-    cells = trace(charts.cache_positions(grid, "neq_share", "bfloat16", 0), "cells")
+    cells = trace(kv_cache_charts.cache_positions(grid, "neq_share", "bfloat16", 0), "cells")
     assert len(cells.x) == np.count_nonzero(~np.isnan(grid.neq_share))
     for x, y, (position, share) in zip(cells.x, cells.y, cells.customdata, strict=True):
         i, j = int(y), np.searchsorted(grid.edges, x, side="right") - 1
@@ -56,7 +60,7 @@ def test_every_cell_of_the_cache_map_that_was_compared_can_be_clicked_and_leads_
 
 @pytest.mark.parametrize("measure", ["neq_share", "max_ulps"])
 def test_the_only_differing_cell_of_a_cache_map_has_a_line_however_thin_the_cell_is(measure):
-    figure = charts.cache_positions(position_map(), measure, "bfloat16", 0)
+    figure = kv_cache_charts.cache_positions(position_map(), measure, "bfloat16", 0)
     ((x, row),) = marked(figure)
     assert (498 <= x < 501, row) == (True, 1)
     assert figure.layout.yaxis.ticktext[1] == "7"
@@ -73,7 +77,7 @@ def test_lines_are_where_cells_differ_and_nowhere_else_the_largest_on_top(share)
     grid = position_map(width=1)
     random = np.random.default_rng(1)
     grid.neq_share[:] = np.where(random.random(grid.neq_share.shape) < share, random.random(grid.neq_share.shape), 0.0)
-    figure = charts.cache_positions(grid, "neq_share", "bfloat16", 0)
+    figure = kv_cache_charts.cache_positions(grid, "neq_share", "bfloat16", 0)
     assert misplaced(figure, grid) == set()
     lines = [one for one in figure.data if one.name == "differs"]
     of = {place: grid.neq_share[int(place[1]), int(place[0])] for place in marked(figure)}
@@ -87,14 +91,14 @@ def test_lines_are_where_cells_differ_and_nowhere_else_the_largest_on_top(share)
 def test_nan_on_one_side_is_red_in_its_cell_and_on_top():
     grid = position_map()
     grid.is_mismatch[0, 40] = True
-    figure = charts.cache_positions(grid, "neq_share", "bfloat16", 0)
+    figure = kv_cache_charts.cache_positions(grid, "neq_share", "bfloat16", 0)
     assert marked(figure, "NaN or infinity on one side") == {(121.0, 0.0)}
     assert [one.name for one in figure.data][-1] == "NaN or infinity on one side"
-    assert figure.data[-1].line.color == charts.MISMATCH
+    assert figure.data[-1].line.color == chart_style.MISMATCH
 
 
 def test_equal_cells_have_a_ground_and_cells_that_were_not_compared_have_none():
-    ground = charts.cache_positions(position_map(), "neq_share", "bfloat16", 0).data[0].z
+    ground = kv_cache_charts.cache_positions(position_map(), "neq_share", "bfloat16", 0).data[0].z
     assert ground[0].tolist() == [1] * 334
     assert np.isnan(ground[1, 166])
     assert np.isnan(ground[2, :100]).all()
@@ -105,7 +109,7 @@ def test_keys_and_values_share_one_colour_scale():
     keys = HeadGrid("key", np.arange(2), np.arange(1), np.array([[0.0], [1e-6]]), np.zeros((2, 1), bool))
     values = HeadGrid("value", np.arange(2), np.arange(1), np.array([[0.0], [0.5]]), np.zeros((2, 1), bool))
     for measure, top in (("neq_share", 0.5), ("rms", -1.0)):  # log2 of 0.5
-        figure = charts.cache_heads([keys, values], measure, "bfloat16")
+        figure = kv_cache_charts.cache_heads([keys, values], measure, "bfloat16")
         assert figure.layout.coloraxis.cmax == pytest.approx(top)
         coloured = [one for one in figure.data if one.coloraxis == "coloraxis"]
         assert [int(np.isfinite(one.z).sum()) for one in coloured] == [1, 1]  # one element of a million is coloured as well
@@ -115,9 +119,9 @@ def test_layers_without_a_difference_have_no_point_on_a_log_axis_and_one_at_0_of
     table = pd.DataFrame(
         {"layer": [0, 0, 1, 1], "kind": ["key", "value"] * 2, "neq_share": [0, 0, 0.5, 0.25], "rms": [0, 0, 1, 2]}
     )
-    shares = charts.over_layers(table, "neq_share", "bfloat16")
+    shares = kv_cache_charts.over_layers(table, "neq_share", "bfloat16")
     assert [one.y.tolist() for one in shares.data] == [[0, 0.5], [0, 0.25]]
-    rms = charts.over_layers(table, "rms", "bfloat16")
+    rms = kv_cache_charts.over_layers(table, "rms", "bfloat16")
     assert [np.isnan(one.y).tolist() for one in rms.data] == [[True, False]] * 2
 
 
@@ -127,7 +131,7 @@ def test_layers_without_a_difference_have_no_point_on_a_log_axis_and_one_at_0_of
 def test_a_colour_bar_always_has_labels_that_fit(low, spread, layers):
     cells = np.linspace(low, low * spread, layers)[:, None]
     grid = HeadGrid("key", np.arange(layers), np.arange(1), cells, np.zeros(cells.shape, bool))
-    axis = charts.cache_heads([grid], "rms", "bfloat16").layout.coloraxis
+    axis = kv_cache_charts.cache_heads([grid], "rms", "bfloat16").layout.coloraxis
     assert 1 <= len(axis.colorbar.tickvals) <= (4 if layers == 3 else 8)
     assert axis.cmin < axis.cmax
 
@@ -162,7 +166,7 @@ def told(figure) -> dict[int, tuple[float, float]]:
 @pytest.mark.parametrize("positions", [300, 6000])
 def test_every_position_can_be_brushed_where_it_stands_however_many_there_are(positions):
     table = near_tie_table(positions)
-    found = told(charts.near_tie_scatter(table, [()], (0, 7)))
+    found = told(near_ties_charts.near_tie_scatter(table, [()], (0, 7)))
     assert sorted(found) == list(range(positions))
     for row in range(positions):
         x, y = found[row]
@@ -179,7 +183,7 @@ def test_a_crowd_is_shaded_by_density_and_a_lone_position_in_it_is_still_seen():
     table.loc[quiet, "max_abs"] = 0.01
     lone = int(np.flatnonzero(quiet)[3])
     table.loc[lone, ["reference_margin", "variant_margin", "max_abs"]] = [0.9, 0.9, 2e-3]
-    figure = charts.near_tie_scatter(table, [()], (0, 7))
+    figure = near_ties_charts.near_tie_scatter(table, [()], (0, 7))
     dense = [one for one in figure.data if one.name == "density"]
     assert len(dense) >= 1
     for one in dense:
@@ -191,7 +195,9 @@ def test_a_crowd_is_shaded_by_density_and_a_lone_position_in_it_is_still_seen():
     row = np.searchsorted(dense[0].y, 0.9, side="right") - 1
     assert dense[0].z[row, column] == 0  # log10 of one position
     assert dense[0].colorscale[0][1].endswith(",0.28)")
-    assert not [one for one in charts.near_tie_scatter(near_tie_table(1900), [()], (0, 7)).data if one.name == "density"]
+    assert not [
+        one for one in near_ties_charts.near_tie_scatter(near_tie_table(1900), [()], (0, 7)).data if one.name == "density"
+    ]
 
 
 def told_colour(density) -> str:
@@ -219,9 +225,9 @@ def equal_but_for_one() -> pd.DataFrame:
 
 def test_no_point_without_a_possible_flip_lies_below_the_bound_as_it_is_drawn():
     for table in (equal_but_for_one(), near_tie_table(300)):
-        figure = charts.near_tie_scatter(table, [()], (0, 7))
+        figure = near_ties_charts.near_tie_scatter(table, [()], (0, 7))
         assert contradicting(figure) == 0
-    figure = charts.near_tie_scatter(equal_but_for_one(), [()], (0, 7))
+    figure = near_ties_charts.near_tie_scatter(equal_but_for_one(), [()], (0, 7))
     line = trace(figure, "margin = 2 × difference")
     line.x, line.y = np.array([0.01, 0.12]), np.array([0.02, 0.24])  # through the gutter
     assert contradicting(figure) > 0
@@ -231,7 +237,7 @@ def test_no_point_without_a_possible_flip_lies_below_the_bound_as_it_is_drawn():
 def test_a_gutter_has_no_number_but_0(scale, zero, first):
     table = equal_but_for_one()
     table["max_abs"] *= scale
-    figure = charts.near_tie_scatter(table, [()], (0, 7))
+    figure = near_ties_charts.near_tie_scatter(table, [()], (0, 7))
     axis = figure.layout.xaxis  # the gutter ends at 0.0337: half a decade below 0.06, and a quarter up
     assert axis.labelalias[zero].strip() == ""
     assert first not in axis.labelalias
@@ -242,7 +248,7 @@ def test_a_gutter_has_no_number_but_0(scale, zero, first):
 
 def test_zeros_stand_in_a_shaded_gutter_below_every_other_value():
     table = near_tie_table(300)
-    figure = charts.near_tie_scatter(table, [()], (0, 7))
+    figure = near_ties_charts.near_tie_scatter(table, [()], (0, 7))
     found = told(figure)
     zero, other = table["reference_margin"] == 0, table["reference_margin"] > 0
     place = {found[row][1] for row in np.flatnonzero(zero)}
@@ -254,7 +260,7 @@ def test_zeros_stand_in_a_shaded_gutter_below_every_other_value():
 def test_what_is_brushed_keeps_its_colour_and_the_rest_fades():
     table = near_tie_table(300)
     brushed = [3, 50, 299]
-    figure = charts.near_tie_scatter(table, [()], (0, 7), brushed)
+    figure = near_ties_charts.near_tie_scatter(table, [()], (0, 7), brushed)
     chosen = [int(one.customdata[place, 0]) for one in figure.data if one.customdata is not None for place in one.selectedpoints]
     assert sorted(chosen) == brushed
     assert all(one.unselected.marker.opacity < 0.3 for one in figure.data if one.customdata is not None)
@@ -262,7 +268,7 @@ def test_what_is_brushed_keeps_its_colour_and_the_rest_fades():
 
 def test_points_of_several_prompts_say_which_prompt_and_the_selected_one_is_ringed():
     table = near_tie_table(40, prompts=2)
-    figure = charts.near_tie_scatter(table, [("<b>a",) * 20, ()], (1, 7))
+    figure = near_ties_charts.near_tie_scatter(table, [("<b>a",) * 20, ()], (1, 7))
     texts = [text for one in figure.data if one.customdata is not None for text in one.text]
     assert sum(text.startswith("prompt 0, position ") for text in texts) == 20
     assert any("&lt;b&gt;a" in text for text in texts)
@@ -274,7 +280,7 @@ def test_points_of_several_prompts_say_which_prompt_and_the_selected_one_is_ring
 @pytest.mark.parametrize("unit", ["ULPs", "logits"])
 def test_every_margin_is_in_the_bin_that_its_label_says(unit):
     table = near_tie_table(500)
-    figure = charts.margin_distribution(table, 4 if unit == "ULPs" else 0.1, "bfloat16", unit)
+    figure = near_ties_charts.margin_distribution(table, 4 if unit == "ULPs" else 0.1, "bfloat16", unit)
     for bars, side in zip(figure.data, ("reference", "variant"), strict=True):
         margins = table[f"{side}_margin_ulps" if unit == "ULPs" else f"{side}_margin"].to_numpy(float)
         assert sum(bars.y) == len(margins)
@@ -289,7 +295,7 @@ def test_every_margin_is_in_the_bin_that_its_label_says(unit):
 @pytest.mark.parametrize("threshold", [0.0, 0.001, 0.02, 0.1, 1.0, 5.0])
 def test_the_threshold_stands_between_the_bins_below_and_above_it(threshold):
     table = near_tie_table(500)
-    figure = charts.margin_distribution(table, threshold, "bfloat16", "logits")
+    figure = near_ties_charts.margin_distribution(table, threshold, "bfloat16", "logits")
     places = [float(shape.x0) for shape in figure.layout.shapes]
     lows = [2.0 ** round(np.log2(float(label))) for label in figure.data[0].x[1:]]
     below = sum(2 * low <= threshold for low in lows)  # bins that end below the threshold, after that of 0
@@ -315,14 +321,16 @@ def best(reference: list[int], variant: list[int], texts: list[str | None] | Non
 )
 def test_tokens_that_change_places_are_found_and_coloured(variant, crossed):
     top = best([1, 2, 3, 4], variant)
-    assert np.flatnonzero(charts.crossing(top)).tolist() == crossed
-    figure = charts.rank_slopes(top, "a", "b")
-    coloured = [place for place, line in enumerate(figure.data) if line.line.color != charts.QUIET]
+    assert np.flatnonzero(best_token_charts.crossing(top)).tolist() == crossed
+    figure = best_token_charts.rank_slopes(top, "a", "b")
+    coloured = [place for place, line in enumerate(figure.data) if line.line.color != chart_style.QUIET]
     assert coloured == crossed
 
 
 def test_tokens_beyond_the_best_stand_below_them_in_their_order_and_are_dashed():
-    figure = charts.rank_slopes(best([1, 2, 3, 41, 10], [1, 9, 2, 3, 4], ["<b>", None, "x", "y", "z"]), "<i>", "b", count=3)
+    figure = best_token_charts.rank_slopes(
+        best([1, 2, 3, 41, 10], [1, 9, 2, 3, 4], ["<b>", None, "x", "y", "z"]), "<i>", "b", count=3
+    )
     assert [line.y[0] for line in figure.data] == [1, 2, 3, 5.5, 4.5]
     assert [line.y[1] for line in figure.data] == [1, 5.5, 2, 3, 4.5]
     assert [line.line.dash for line in figure.data] == ["solid", "dash", "solid", "dash", "dash"]
@@ -351,7 +359,7 @@ def test_a_log_axis_has_two_labels_whatever_its_values(low, spread):
 
 
 def test_the_histogram_counts_from_below_one_so_that_one_element_and_a_million_are_told_apart():
-    axis = charts.ulp_histogram({0: 15_100_758, 1: 1_676_458, 2: 1}, "bfloat16").layout.yaxis
+    axis = overview_charts.ulp_histogram({0: 15_100_758, 1: 1_676_458, 2: 1}, "bfloat16").layout.yaxis
     assert 10 ** axis.range[0] == pytest.approx(0.5)
     assert 10 ** axis.range[1] > 15_100_758
     assert axis.dtick == 1
@@ -367,8 +375,8 @@ def test_a_point_without_neighbours_is_a_dot_and_no_other_is():
 
 
 def test_bars_have_their_sides_colour_to_the_edge_and_the_argmax_a_sign():
-    figure = charts.top_bars(best([1, 2, 3], [2, 1, 3]), "a", "b")
-    assert [bars.marker.color for bars in figure.data] == [charts.REFERENCE, charts.VARIANT]
+    figure = best_token_charts.top_bars(best([1, 2, 3], [2, 1, 3]), "a", "b")
+    assert [bars.marker.color for bars in figure.data] == [chart_style.REFERENCE, chart_style.VARIANT]
     assert [bars.marker.line.width for bars in figure.data] == [0, 0]
     assert [["▶" in text for text in bars.text] for bars in figure.data] == [[True, False, False], [False, True, False]]
 
@@ -379,10 +387,10 @@ def test_flips_of_compared_runs_are_drawn_over_every_line_in_the_colour_of_flips
         ("one", at, np.array([1.0, 2.0, 0.0, 3.0, 1.0]), flips),
         ("two", at, np.array([1.0, 0.5, 0.0, 0.7, 1.0]), flips[:1]),
     ]
-    figure = charts.runs_by_position(curves, "difference", 0)
+    figure = compare_charts.runs_by_position(curves, "difference", 0)
     crosses = [one for one in figure.data if one.name == "flip"]
     assert list(figure.data[-2:]) == crosses
     assert [one.x.tolist() for one in crosses] == [[1, 3], [1]]
     assert [one.showlegend for one in crosses] == [True, False]
-    assert {one.marker.color for one in crosses} == {charts.VARIANT}
-    assert not {one.line.color for one in figure.data if one.mode == "lines"} & {charts.VARIANT}
+    assert {one.marker.color for one in crosses} == {chart_style.VARIANT}
+    assert not {one.line.color for one in figure.data if one.mode == "lines"} & {chart_style.VARIANT}

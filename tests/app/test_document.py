@@ -8,7 +8,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from app import document, main
+from app import main
+from app.shell import document
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from app import exports, flips
+from app.flips import parts
+from app.shell import exports
 from core.numerics.formats import values_of
-from core.runs.flips import flip_table
 from core.runs.reader import RunReader
+from core.runs.views.flips import flip_table
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = [
@@ -129,5 +130,5 @@ def test_a_downloaded_rank_says_in_its_heading_that_1_is_the_argmax_and_is_the_p
     place = heading.index("reference_token_variant_rank (1 = argmax)")
     assert int(first[place]) == 1 + int((logits > logits[found["reference_token"][0]]).sum()) >= 2
     assert heading == pq.read_table(io.BytesIO(exports.parquet(found))).column_names
-    shown = flips.columns(found, SimpleNamespace(run=run), False)
+    shown = parts.columns(found, SimpleNamespace(run=run), False)
     assert shown["reference's token, rank on the other side (1 = argmax)"].iloc[0] == int(first[place])

@@ -12,9 +12,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from app import reading, tiles
+from app.heatmap import routes
+from app.shell import store_cache
 from core.runs.reader import RunReader
-from core.runs.store import Store
+from core.runs.store.store import Store
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
 ROW, TOKEN = 40, 1234
@@ -35,7 +36,7 @@ def client(store: Store) -> Iterator[TestClient]:
     sides[1] = sides[0].copy()
     sides[1][ROW, TOKEN] ^= 1
     write_run(store, header, sides, "one")
-    with TestClient(Starlette(routes=tiles.ROUTES)) as served:
+    with TestClient(Starlette(routes=routes.ROUTES)) as served:
         yield served
 
 
@@ -66,7 +67,7 @@ def test_the_whole_run_is_one_tile_at_its_coarsest_levels(client, order, measure
 
 def test_a_tile_is_kept_by_the_browser_only_under_the_stamp_of_the_file(client, store):
     with RunReader(store.path_of("one")) as run:
-        stamp = tiles.stamp(run)
+        stamp = routes.stamp(run)
     assert "immutable" in tile(client, v=stamp).headers["cache-control"]
     assert tile(client, v="1-1").headers["cache-control"] == "no-store"
     assert tile(client).headers["cache-control"] == "no-store"
@@ -124,7 +125,7 @@ def test_a_rectangle_that_is_none_is_refused(client, query):
 
 def test_a_run_that_is_deleted_and_written_anew_is_answered_anew(client, store):
     before = tile(client).content
-    reading.delete("one")
+    store_cache.delete("one")
     assert tile(client).status_code == 404
     header = header_of("bfloat16", (30, 40), 3000)
     write_run(store, header, calm_sides(header, seed=1), "one")
@@ -139,7 +140,7 @@ def test_nothing_is_written_by_looking(client, store):
 
 
 def test_what_is_kept_stays_below_its_limit_and_the_latest_stay():
-    kept = tiles.Kept(10_000)
+    kept = routes.Kept(10_000)
     for number in range(100):
         kept.get((number,), lambda: np.zeros(1000, np.uint8))
         assert kept.kept_bytes <= 10_000
@@ -150,14 +151,14 @@ def test_what_is_kept_stays_below_its_limit_and_the_latest_stay():
 
 
 def test_empty_arrays_count_too():
-    kept = tiles.Kept(10_000)
+    kept = routes.Kept(10_000)
     for number in range(1000):
         kept.get((number,), lambda: np.zeros(0, np.uint8))
     assert len(kept._arrays) < 100
 
 
 def test_what_many_ask_for_at_once_is_made_once():
-    kept, made = tiles.Kept(1 << 20), []
+    kept, made = routes.Kept(1 << 20), []
 
     def make() -> np.ndarray:
         made.append(1)
@@ -173,7 +174,7 @@ def test_what_many_ask_for_at_once_is_made_once():
 
 
 def test_what_could_not_be_made_is_tried_again():
-    kept = tiles.Kept(1 << 20)
+    kept = routes.Kept(1 << 20)
 
     def fail() -> np.ndarray:
         raise OSError("gone")

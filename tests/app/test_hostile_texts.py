@@ -11,10 +11,10 @@ import pytest
 from markdown_it import MarkdownIt
 from streamlit.testing.v1 import AppTest
 
-from app.widgets import code, escaped
-from core.runs import labels
-from core.runs.ops import write_ops_run
-from core.runs.store import Store
+from app.shell.widgets import code, escaped
+from core.runs.ops_run import write_ops_run
+from core.runs.store import labels
+from core.runs.store.store import Store
 from tests.app.opening import ROOT, followed
 from tests.core.runs.damaging import with_texts
 from tests.core.runs.made_runs import copied
@@ -145,7 +145,8 @@ def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(store: Store) -> N
 
 
 @pytest.mark.parametrize(
-    ("page", "where"), [("overview", "app.widgets.escaped"), ("overview", "app.widgets.code"), ("layers", "app.widgets.escaped")]
+    ("page", "where"),
+    [("overview", "app.shell.widgets.escaped"), ("overview", "app.shell.widgets.code"), ("layers", "app.shell.widgets.escaped")],
 )
 def test_without_its_signs_escaped_each_kind_is_seen(
     page: str, where: str, store: Store, monkeypatch: pytest.MonkeyPatch

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from app import jobs as job_module
-from app.jobs import Job, Jobs
+from app.shell import jobs as job_module
+from app.shell.jobs import Job, Jobs
 from core.runs.reader import RunReader
 
 
@@ -178,7 +178,7 @@ def test_stopping_starts_nothing_more(jobs, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("text", ["5", "null", "[1]", "plain words", ""])
 def test_lines_that_are_no_object_of_json_mean_nothing(text):
-    from app.jobs import object_of
+    from app.shell.jobs import object_of
 
     assert object_of(text) == {}
     assert object_of('{"stage": "x"}') == {"stage": "x"}

@@ -14,8 +14,9 @@ import streamlit as st
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from app import margins, plots
-from app.charts.style import layout
+from app.components import plots
+from app.components.chart_style import layout
+from app.near_ties import parts
 from tests.app.opening import figures_of, opened
 
 # The file of plotly.js-cartesian-dist-min 4.1.1 as its publisher has it.
@@ -109,29 +110,29 @@ VIEW: Any = SimpleNamespace(run=SimpleNamespace(run_id="a-run"), pair=SimpleName
 
 def said_by_a_browser(monkeypatch, *points: list, is_brush: bool = False) -> None:
     monkeypatch.setattr(
-        st, "session_state", {"near_ties": {"picked": {"points": list(points), "is_brush": is_brush}}, margins.BRUSHED: "before"}
+        st, "session_state", {"near_ties": {"picked": {"points": list(points), "is_brush": is_brush}}, parts.BRUSHED: "before"}
     )
 
 
 def test_a_click_selects_and_a_brush_is_kept(monkeypatch):
     said_by_a_browser(monkeypatch, [7, 1, 36, 0.5, 0.25])
-    margins.follow(VIEW, "near_ties", "this prompt")
+    parts.follow(VIEW, "near_ties", "this prompt")
     assert (st.session_state["prompt"], st.session_state["position"]) == (1, 36)
-    assert st.session_state[margins.BRUSHED] == "before"
+    assert st.session_state[parts.BRUSHED] == "before"
     said_by_a_browser(monkeypatch, [7, 1, 36], [3, 1, 4], [7, 1, 36], is_brush=True)
-    margins.follow(VIEW, "near_ties", "this prompt")
-    assert st.session_state[margins.BRUSHED][1] == [3, 7]
+    parts.follow(VIEW, "near_ties", "this prompt")
+    assert st.session_state[parts.BRUSHED][1] == [3, 7]
     said_by_a_browser(monkeypatch, is_brush=True)
-    margins.follow(VIEW, "near_ties", "this prompt")
-    assert margins.BRUSHED not in st.session_state
+    parts.follow(VIEW, "near_ties", "this prompt")
+    assert parts.BRUSHED not in st.session_state
 
 
 @pytest.mark.parametrize("point", [["x", "y", "z"], [7], [float("nan")] * 3, [7, float("inf"), 3]])
 def test_a_click_that_makes_no_sense_selects_nothing_and_breaks_nothing(monkeypatch, point):
     said_by_a_browser(monkeypatch, point)
-    margins.follow(VIEW, "near_ties", "this prompt")
+    parts.follow(VIEW, "near_ties", "this prompt")
     assert not {"prompt", "position"} & st.session_state.keys()
-    assert st.session_state[margins.BRUSHED] == "before"
+    assert st.session_state[parts.BRUSHED] == "before"
 
 
 @pytest.mark.parametrize("value", ["module", float("nan"), float("inf")])

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from app import preview
-from app.jobs import PromptFile
-from app.preview import Answer, Previews
+from app.capture import preview
+from app.capture.preview import Answer, Previews
+from app.shell.jobs import PromptFile
 
 CAPTURE = ("capture", "--model", "sample_runs/model", "--prompt", "for x in y:", "--variant")
 

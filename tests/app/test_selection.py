@@ -11,9 +11,11 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
-from app import address, link, page_settings, state, stepper, token_strip
+from app.components import stepper
+from app.overview import token_strip
+from app.shell import address, link, page_settings, selection
+from core.runs.file.records import Prompt
 from core.runs.reader import RunReader
-from core.runs.records import Prompt
 from tests.app import opening
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +110,7 @@ def test_an_address_that_was_replaced_a_moment_ago_is_not_taken_for_back(way: st
 def test_a_second_run_says_again_what_the_widgets_of_a_link_show(is_held: bool, monkeypatch: pytest.MonkeyPatch):
     """It may come before the browser has drawn the first. The twin: where nothing is held, only the first run says it."""
     if not is_held:
-        monkeypatch.setattr(state, "hold", lambda key: None)
+        monkeypatch.setattr(selection, "hold", lambda key: None)
         monkeypatch.setattr(address, "hold", lambda key: None)
     app = followed("overview", run=RUN, variant="decode", prompt="1", position="36", colour="mean-ulps")
     app.run()
@@ -241,8 +243,8 @@ def test_every_setting_says_what_it_reads():
             assert setting.said(value) == (None if value == setting.default else word)
 
 
-def view_of(run: RunReader, prompt: int = 0, position: int = 0) -> state.View:
-    return state.View(run, run.pairs[0], prompt, position, run.positions(0))
+def view_of(run: RunReader, prompt: int = 0, position: int = 0) -> selection.View:
+    return selection.View(run, run.pairs[0], prompt, position, run.positions(0))
 
 
 def test_steps_lead_to_the_positions_that_sql_finds():
@@ -267,7 +269,7 @@ def test_what_the_browser_asks_for_is_checked(asked, expected, monkeypatch):
     """[position, stamp, number] as the component sends it; anything else is left alone."""
     with RunReader(ROOT / "sample_runs" / f"{RUN}.duckdb") as run:
         view = view_of(run, prompt=1, position=7)
-        session: dict = {"view": view, "position": 7, "stepper": {"go": {"stamp": state.stamp(view), **asked} if isinstance(asked, dict) else asked}}  # fmt: skip
+        session: dict = {"view": view, "position": 7, "stepper": {"go": {"stamp": selection.stamp(view), **asked} if isinstance(asked, dict) else asked}}  # fmt: skip
         monkeypatch.setattr("streamlit.session_state", session)
         stepper._go()
     assert str(session["position"]) == expected

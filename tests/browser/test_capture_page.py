@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from core.runs.store import Store
+from core.runs.store.store import Store
 from tests.browser.driving import Dashboard, picture, settle, start
 
 pytestmark = pytest.mark.model

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from app import plots
+from app.components import plots
 from tests.browser.driving import Dashboard, pause, settle
 
 AT = "run=fresh-against-cached&variant=decode&prompt=1&position=36"

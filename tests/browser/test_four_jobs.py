@@ -12,7 +12,7 @@ import numpy as np
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.driving import ROOT, Dashboard, open_saved, picture, settle
-from tests.core.uploads.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
+from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
 
 X, HEAD = states()
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from core.runs import labels
-from core.runs.labels import Labels
-from core.runs.store import Store
+from core.runs.store import labels
+from core.runs.store.labels import Labels
+from core.runs.store.store import Store
 from tests.browser.driving import ROOT, Dashboard, new_tab, picture, settle, start
 
 SAMPLE = ROOT / "sample_runs" / "batch-1-against-n.duckdb"

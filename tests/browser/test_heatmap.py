@@ -13,8 +13,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from core.numerics.formats import BFLOAT16, values_of
-from core.runs.records import Prompt
-from core.runs.store import Store
+from core.runs.file.records import Prompt
+from core.runs.store.store import Store
 from tests.browser.driving import Dashboard, pause, picture, settle
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 

@@ -13,9 +13,9 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from app.main import PAGES
-from core.runs import labels
-from core.runs.store import Store
-from core.uploads.ingest import ingest
+from core.judging.ingest import ingest
+from core.runs.store import labels
+from core.runs.store.store import Store
 from tests.app.hosting.servers import ROOT, serving
 from tests.app.hosting.serving import EDITOR, VIEWER
 from tests.browser.driving import picture, settle

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from core.runs.caches import by_position
-from core.runs.kv import KINDS, KvPart
 from core.runs.reader import RunReader
-from core.runs.store import Store
+from core.runs.store.store import Store
+from core.runs.tables.kv_cache import KINDS, KvPart
+from core.runs.views.kv_cache import by_position
 from tests.browser.driving import Dashboard, picture, settle
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from core.runs.store import Store
+from core.runs.store.store import Store
 from tests.browser.driving import Dashboard, picture, settle
 from tests.browser.test_accessibility import faults
 from tests.core.runs.layer_runs import MODULES, layer_run

@@ -17,7 +17,7 @@ PAGES = {
 }  # fmt: skip
 FIXED = ("runs", "capture", "upload")  # which show no position
 # The browser's own measure, of every shift that no click or key of a person caused, from the frame on in which the page's heading and the style
-# sheet that keeps room (app/room.css, in the sidebar) are both there: what is seen before that is Streamlit's empty page.
+# sheet that keeps room (app/shell/room.css, in the sidebar) are both there: what is seen before that is Streamlit's empty page.
 WATCH = """
 window.shifts = [];
 window.begun = null;

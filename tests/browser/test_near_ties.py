@@ -14,9 +14,9 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from core.numerics.formats import BFLOAT16
+from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.reader import RunReader
-from core.runs.records import Prompt, Provenance, RunHeader, SideHeader
-from core.runs.store import Store
+from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.browser.driving import ROOT, Dashboard, picture, settle
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import Page, expect
 
-from core.runs.ops import BatchClass, OpRow, OpsHeader, Repeats, RowPositions, write_ops_run
-from core.runs.store import Store
+from core.runs.ops_run import BatchClass, OpRow, OpsHeader, Repeats, RowPositions, write_ops_run
+from core.runs.store.store import Store
 from tests.browser.driving import Dashboard, picture, settle
 
 MM = OpRow(

@@ -154,7 +154,7 @@ def test_keys_pressed_before_the_page_stands_are_followed_when_it_does(page: Pag
 def test_keys_that_nobody_followed_for_long_are_forgotten(page: Page):
     page.clock.install()
     page.goto("about:blank")
-    page.add_script_tag(content=(ROOT / "app" / "early_keys.js").read_text(encoding="utf-8"))
+    page.add_script_tag(content=(ROOT / "app" / "shell" / "early_keys.js").read_text(encoding="utf-8"))
     page.keyboard.press("n")
     page.clock.fast_forward(9_000)
     for key in ("Shift+ArrowRight", "r"):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from app.page_settings import COLOURS
+from app.shell.page_settings import COLOURS
 from core.runs.reader import RunReader
-from core.runs.store import Store
+from core.runs.store.store import Store
 from tests.browser.driving import ROOT, Dashboard, settle
 
 try:
-    from core.uploads.ingest import ingest
+    from core.judging.ingest import ingest
 except ImportError:  # where dumps were read by core/runs
     from core.runs.ingest import ingest  # type: ignore[no-redef,import-not-found]
 

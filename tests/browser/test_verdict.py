@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from core.runs.gallery import list_runs
+from core.runs.file.records import PRECISION, RUNGS
 from core.runs.reader import RunReader
-from core.runs.records import PRECISION, RUNGS
-from core.runs.store import Store
+from core.runs.store.cards import list_runs
+from core.runs.store.store import Store
 from tests.browser.driving import ROOT, Dashboard, pause, picture, settle
 from tests.core.runs.judged_runs import CASES, judged_run
 

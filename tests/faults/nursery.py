@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 
 from core.errors import UlpscopeError
+from core.judging.ingest import ingest
 from core.numerics.divergence import compare
-from core.runs import labels
-from core.runs.store import Store
-from core.uploads.ingest import ingest
+from core.runs.store import labels
+from core.runs.store.store import Store
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of
 
 PATIENCE_SECONDS = 60.0
@@ -141,7 +141,7 @@ def _warm(work: str, store: Store) -> None:
     if work == "capture":  # one thread: a pool of threads does not survive a fork
         import torch
 
-        import core.inference.capture  # noqa: F401
+        import core.inference.capture.capture  # noqa: F401
 
         torch.set_num_threads(1)
 

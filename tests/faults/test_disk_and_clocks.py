@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from core.errors import StoreError
-from core.runs import labels, trash
-from core.runs.labels import Labels
-from core.runs.partial import Partial
+from core.runs.file.records import RunHeader
 from core.runs.reader import RunReader
-from core.runs.records import RunHeader
-from core.runs.store import Store
+from core.runs.store import labels, trash
+from core.runs.store.labels import Labels
+from core.runs.store.partial import Partial
+from core.runs.store.store import Store
 from tests.app.opening import opened, said
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
 from tests.faults.nursery import dump_of

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from core.runs.store import Store
+from core.runs.store.store import Store
 from tests.core.runs.made_runs import made
 from tests.faults.nursery import Nursery
 from tests.faults.whole import Watched

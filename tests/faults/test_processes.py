@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.viewer_session import Session
-from core.runs import labels
-from core.runs.store import Store
+from benchmarks.serving.viewer_session import Session
+from core.runs.store import labels
+from core.runs.store.store import Store
 from tests.browser.driving import Dashboard, start
 from tests.core.runs.made_runs import copied, made
 from tests.faults.whole import Watched

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from core.runs.reader import RunReader
-from core.runs.store import Store
+from core.runs.store.store import Store
 from tests.browser.driving import Dashboard, start
 from tests.core.runs.made_runs import copied
 from tests.faults.whole import Watched

@@ -6,11 +6,11 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from core.runs import labels
-from core.runs.gallery import list_runs
+from core.judging.ingest import ingest
 from core.runs.reader import RunReader
-from core.runs.store import Store
-from core.uploads.ingest import ingest
+from core.runs.store import labels
+from core.runs.store.cards import list_runs
+from core.runs.store.store import Store
 from tests.faults.nursery import dump_of
 
 

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from core.runs.records import PASSED, RERUN, Evidence, Generation
-from core.runs.store import Store
+from core.runs.file.records import PASSED, RERUN, Evidence, Generation
+from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import calm_sides, header_of
 

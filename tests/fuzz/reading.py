@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import UlpscopeError
-from core.runs.bounds import bounds_text
-from core.runs.dumps import open_dump
-from core.runs.gallery import prompt_texts, read_runs
-from core.runs.gate import GateReport, check_measured, gate_notes, parse_conditions
-from core.runs.gate_files import junit_text, markdown_text
-from core.runs.ops import read_ops
+from core.runs.dumps.dump import open_dump
+from core.runs.ops_run import read_ops
 from core.runs.reader import RunReader
-from core.runs.report import report_of_run
-from core.runs.store import Store
+from core.runs.reports.baseline import bounds_text
+from core.runs.reports.gate import GateReport, check_measured, gate_notes, parse_conditions
+from core.runs.reports.gate_files import junit_text, markdown_text
+from core.runs.reports.report_json import report_of_run
+from core.runs.store.cards import prompt_texts, read_runs
+from core.runs.store.store import Store
 
 GATE = ["bits,flips,flips:margin>1ulps,ulps:1,kl>0,rms>0,max-abs>0,share>0,same-top1<1,verdict"]
 ROOT = Path(__file__).resolve().parents[2]

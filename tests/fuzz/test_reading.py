@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from core.errors import StoreError
-from core.runs.adopt import adopt
-from core.runs.database import SCHEMA_VERSION
-from core.runs.gallery import list_runs
+from core.runs.file.database import SCHEMA_VERSION
+from core.runs.importing.adopt import adopt
 from core.runs.reader import RunReader
-from core.runs.store import Store
+from core.runs.store.cards import list_runs
+from core.runs.store.store import Store
 from tests.fuzz.damage import CORPUS, DAMAGES, Damage, checksum, corpus, damaged, damaged_inside, resealed
 from tests.fuzz.reading import Readers, read_everything
 

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from core.errors import CaptureError
-from core.inference.edge import foreign_errors_stop
-from core.inference.grammar import Pieces, Step
 from core.inference.invariant.mode import invariant
-from core.inference.models import LoadedModel
-from core.inference.on_trial import Side, digests_of, side_of
-from core.inference.trace import LayerTrace
-from core.runs.records import NOTED, ONE_ORDER, PASSED, Evidence
+from core.inference.models.model import LoadedModel
+from core.inference.models.torch_errors import foreign_errors_stop
+from core.inference.paths.engines import Side, digests_of, side_of
+from core.inference.paths.grammar import Pieces, Step
+from core.inference.paths.hooks import LayerTrace
+from core.runs.file.records import NOTED, ONE_ORDER, PASSED, Evidence
 
 _MODIFIER = "invariant"
 

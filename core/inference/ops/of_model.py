@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from core.inference.models import load_model
+from core.inference.models.model import load_model
 from core.inference.ops.operations import Operation, linear_operation
 
 

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from core.inference import memory
-from core.inference.bits import bits_of, own_bits
-from core.inference.edge import first_line, foreign_errors_stop, is_out_of_memory
+from core.inference.models import memory
+from core.inference.models.bits import bits_of, own_bits
+from core.inference.models.torch_errors import first_line, foreign_errors_stop, is_out_of_memory
 from core.inference.ops.inputs import Inputs, Outline
 from core.inference.ops.operations import OPERATIONS, Operation, batches_of
 from core.numerics.elements import distances, mismatch_mark
 from core.numerics.formats import FloatFormat, format_named
-from core.runs.ops import BatchClass, OpRow, Repeats, RowPositions
+from core.runs.ops_run import BatchClass, OpRow, Repeats, RowPositions
 
 POSITION_BATCHES = (2, 3, 5, 8, 17, 33, 64)
 _QUICK_POSITION_BATCHES = (3, 5, 8, 17)

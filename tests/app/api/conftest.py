@@ -7,13 +7,13 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from app import reading
 from app.api.routes import ROUTES
-from app.jobs import Jobs
 from app.routes import ROUTES as ALL
+from app.shell import store_cache
+from app.shell.jobs import Jobs
 from core.errors import UlpscopeError
-from core.runs.taking_in import take_in
-from core.uploads.ingest import ingest
+from core.judging.ingest import ingest
+from core.runs.importing.import_process import take_in
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ def client(real_client: TestClient, monkeypatch: pytest.MonkeyPatch) -> TestClie
 
 @pytest.fixture
 def real_client(store: Path) -> Iterator[TestClient]:
-    reading.jobs.clear()
+    store_cache.jobs.clear()
     assert {route.path for route in ROUTES} <= {getattr(route, "path", "") for route in ALL}
     with TestClient(Starlette(routes=ALL)) as made:
         yield made
-    reading.jobs().stop()
-    reading.jobs.clear()
+    store_cache.jobs().stop()
+    store_cache.jobs.clear()

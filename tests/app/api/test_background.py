@@ -13,11 +13,12 @@ import streamlit as st
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from app import reading
-from app.api import background, taking
+from app.api import ingest
+from app.shell import store_cache
+from app.uploads import maintenance
 from core.configuration import Limits
 from core.errors import LimitError
-from core.runs.store import Store
+from core.runs.store.store import Store
 from tests.core.runs.made_runs import copied
 
 
@@ -25,21 +26,21 @@ def test_retention_is_applied_as_it_is_configured_at_that_moment(store: Path, mo
     for name in ("a", "b"):
         copied(store / f"{name}.duckdb")
         time.sleep(0.01)
-    assert background.tidy() == []
+    assert maintenance.tidy() == []
     monkeypatch.setenv("ULPSCOPE_RETENTION_RUNS", "1")
-    assert background.tidy() == ["a"]
+    assert maintenance.tidy() == ["a"]
     monkeypatch.setenv("ULPSCOPE_RETENTION_RUNS", "nonsense")
-    assert background.tidy() == []  # a line in the log, and the server goes on
+    assert maintenance.tidy() == []  # a line in the log, and the server goes on
 
 
 def test_it_runs_while_the_server_does_and_no_longer(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[float] = []
-    monkeypatch.setattr(background, "_FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(background, "EVERY_SECONDS", 0.05)
-    monkeypatch.setattr(background, "tidy", lambda: told.append(time.monotonic()))
+    monkeypatch.setattr(maintenance, "_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(maintenance, "EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(maintenance, "tidy", lambda: told.append(time.monotonic()))
     left = store / ".partial-incoming-of-a-killed-server"
     left.mkdir(parents=True)
-    with TestClient(Starlette(lifespan=background.lifespan)):
+    with TestClient(Starlette(lifespan=maintenance.lifespan)):
         assert not left.exists()
         deadline = time.monotonic() + 300
         while len(told) < 3 and time.monotonic() < deadline:
@@ -53,15 +54,15 @@ def test_it_runs_while_the_server_does_and_no_longer(store: Path, monkeypatch: p
 def test_what_the_first_page_reads_was_read_while_its_browser_loaded(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = copied(store / "a.duckdb")
     st.cache_resource.clear()
-    background.warm()
-    monkeypatch.setattr(reading, "read_runs", lambda paths: pytest.fail(f"read again: {paths}"))
-    monkeypatch.setattr(reading, "RunReader", lambda path: pytest.fail(f"opened again: {path}"))
-    cards, _ = reading.cards()
+    maintenance.warm()
+    monkeypatch.setattr(store_cache, "read_runs", lambda paths: pytest.fail(f"read again: {paths}"))
+    monkeypatch.setattr(store_cache, "RunReader", lambda path: pytest.fail(f"opened again: {path}"))
+    cards, _ = store_cache.cards()
     assert "a" in [card.run_id for card in cards]
-    assert len(reading.positions(reading.open_run("a"), 0)) > 0
+    assert len(store_cache.positions(store_cache.open_run("a"), 0)) > 0
     os.utime(path)  # the planted fault: a file that has changed since
     with pytest.raises(pytest.fail.Exception, match="read again"):
-        reading.cards()
+        store_cache.cards()
 
 
 def test_what_cannot_be_read_early_ends_no_server(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +71,8 @@ def test_what_cannot_be_read_early_ends_no_server(store: Path, monkeypatch: pyte
         raise RuntimeError("a library is broken")
 
     told: list[str] = []
-    monkeypatch.setattr(reading, "cards", breaks)
-    with TestClient(Starlette(lifespan=background.lifespan)):
+    monkeypatch.setattr(store_cache, "cards", breaks)
+    with TestClient(Starlette(lifespan=maintenance.lifespan)):
         deadline = time.monotonic() + 300
         while not told and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -83,5 +84,5 @@ def test_what_cannot_be_read_early_ends_no_server(store: Path, monkeypatch: pyte
 def test_a_full_disk_is_507_and_a_sentence(store: Path) -> None:
     full = io.FileIO("/dev/full", "w")
     with pytest.raises(LimitError, match="disk is full; nothing was stored") as refused:
-        taking._write(full, hashlib.sha256(), b"x" * 10, Store(store), Limits(free_bytes=0))
+        ingest._write(full, hashlib.sha256(), b"x" * 10, Store(store), Limits(free_bytes=0))
     assert refused.value.status == 507

@@ -10,13 +10,13 @@ import jsonschema
 import pytest
 from starlette.testclient import TestClient
 
-from app.api import description
+from app.api import openapi
 from app.api.routes import OPERATIONS
 from app.routes import ROUTES
 from tests.app.api.test_taking import dump
 from tests.core.runs.made_runs import copied
 
-DOCUMENT = description.document("http://here")
+DOCUMENT = openapi.document("http://here")
 
 
 def _is_described(method: str, path: str) -> bool:
@@ -88,14 +88,14 @@ def test_answers_are_as_described(client: TestClient, store: Path) -> None:
 
 
 def test_an_answer_that_is_not_as_described_would_be_seen(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.api.runs._trash", lambda: __import__("app.api.answers", fromlist=["answer"]).answer({"gone": []}))
+    monkeypatch.setattr("app.api.runs._trash", lambda: __import__("app.api.responses", fromlist=["answer"]).answer({"gone": []}))
     with pytest.raises(jsonschema.ValidationError):
         check("/api/trash", "get", client.get("/api/trash"))
 
 
 def test_a_run_of_operations_is_told_too(client: TestClient, store: Path) -> None:
-    from core.runs.ops import write_ops_run
-    from core.runs.store import Store
+    from core.runs.ops_run import write_ops_run
+    from core.runs.store.store import Store
     from tests.core.runs.test_ops_run import header, row_of
 
     run_id = write_ops_run(Store(store), header(), (row_of(),))

@@ -13,15 +13,15 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.testclient import TestClient
 
-from app.api import files
+from app.api import downloads
 from app.hosting import identity
 from app.hosting.identity import Identity
 from app.routes import ROUTES
 from core.__main__ import app
-from core.runs import audit, labels
-from core.runs.export import export_npz
+from core.runs.dumps.export import export_npz
 from core.runs.reader import RunReader
-from core.runs.store import Store
+from core.runs.store import audit, labels
+from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import calm_sides, copied, header_of, write_run
 
@@ -162,7 +162,7 @@ def test_kept_npz_files_stay_within_bounds(
     for run_id in three:
         assert client.get(f"/api/runs/{run_id}/npz").status_code == 200
     assert len(list((store / ".npz").iterdir())) == 3
-    monkeypatch.setattr(files, "KEPT_BYTES", 1)
+    monkeypatch.setattr(downloads, "KEPT_BYTES", 1)
     copied(store / "run-3.duckdb")
     assert client.get("/api/runs/run-3/npz").status_code == 200
     assert [path.name.split("-1-")[0] for path in (store / ".npz").iterdir()] == ["run-3"]

@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from app import ingests, reading, standings
-from app.jobs import TAKING_IN, Job, Jobs
+from app.shell import store_cache
+from app.shell.jobs import TAKING_IN, Job, Jobs
+from app.uploads import ingest_jobs, ingest_status
 from core.errors import UsageError
-from core.runs import audit
 from core.runs.reader import RunReader
-from core.runs.store import Store
+from core.runs.store import audit
+from core.runs.store.store import Store
 from tests.app.api.serving import free_port, serving
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import copied
@@ -177,7 +178,7 @@ def test_a_name_of_any_letters_stays_text_and_one_with_a_slash_goes_beside(clien
 def test_an_ingest_that_waits_can_be_stopped_and_its_file_goes(
     client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(reading.jobs()), "_start_ready", lambda self: None)
+    monkeypatch.setattr(type(store_cache.jobs()), "_start_ready", lambda self: None)
     said = client.put("/api/runs/x", content=dump()).json()
     assert left(store) == [f".partial-incoming-{said['run_id']}"]
     stopped = client.delete(said["job"])
@@ -204,8 +205,8 @@ def test_a_blank_name_is_none(path: str, client: TestClient, store: Path) -> Non
 
 
 def test_only_so_many_wait(client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(reading.jobs()), "_start_ready", lambda self: None)
-    monkeypatch.setattr(ingests, "MOST_WAITING", 1)
+    monkeypatch.setattr(type(store_cache.jobs()), "_start_ready", lambda self: None)
+    monkeypatch.setattr(ingest_jobs, "MOST_WAITING", 1)
     assert client.put("/api/runs/x", content=dump()).status_code == 202
     refused = client.put("/api/runs/x", content=dump())
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "30")
@@ -213,8 +214,8 @@ def test_only_so_many_wait(client: TestClient, store: Path, monkeypatch: pytest.
 
 
 def test_another_process_of_the_store_says_at_least_whether_it_is_there(client: TestClient, store: Path) -> None:
-    place = ingests.receiving(reading.jobs(), "elsewhere")
-    run_id = ingests.reserved_in(place)
+    place = ingest_jobs.receiving(store_cache.jobs(), "elsewhere")
+    run_id = ingest_jobs.reserved_in(place)
     assert client.get(f"/api/ingests/{run_id}").json()["state"] == "running"
     place.remove()
     assert client.get(f"/api/ingests/{run_id}").status_code == 404
@@ -228,11 +229,11 @@ def test_another_process_tells_how_it_is_getting_on_and_why_it_failed(
     may_go_on, run = threading.Event(), Jobs._run
     monkeypatch.setattr(Jobs, "_run", lambda self, number: may_go_on.wait(60) and run(self, number))
     there = Jobs(store)  # of another process of the store, which shares files with this one and nothing else
-    place = ingests.receiving(there, "elsewhere")
-    run_id = ingests.reserved_in(place)
+    place = ingest_jobs.receiving(there, "elsewhere")
+    run_id = ingest_jobs.reserved_in(place)
     arrived = place.directory / "dump.npz"
     arrived.write_bytes(dump())
-    began = ingests.begin(there, [arrived], title="elsewhere", options={}, who="ada", place=place)
+    began = ingest_jobs.begin(there, [arrived], title="elsewhere", options={}, who="ada", place=place)
     address = f"/api/ingests/{run_id}"
 
     def told(states: tuple[str, ...]) -> dict[str, object]:
@@ -251,23 +252,23 @@ def test_another_process_tells_how_it_is_getting_on_and_why_it_failed(
     assert [said["run_id"] for said in client.get("/api/ingests").json()["ingests"]] == [run_id]
     assert began.reserved == run_id
 
-    place = ingests.receiving(there, "broken")
+    place = ingest_jobs.receiving(there, "broken")
     arrived = place.directory / "dump.npz"
     arrived.write_bytes(dump()[:200])
-    assert client.delete(f"/api/ingests/{ingests.reserved_in(place)}").status_code == 409
-    failing = ingests.begin(there, [arrived], title="broken", options={}, who="ada", place=place)
+    assert client.delete(f"/api/ingests/{ingest_jobs.reserved_in(place)}").status_code == 409
+    failing = ingest_jobs.begin(there, [arrived], title="broken", options={}, who="ada", place=place)
     deadline = time.monotonic() + 300
     while (said := client.get(f"/api/ingests/{failing.reserved}").json())["state"] != "failed" and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "dump.npz" in said["message"]
-    (store / standings.FOLDER / f"{failing.reserved}.json").unlink()  # the planted fault: nothing was written down
+    (store / ingest_status.FOLDER / f"{failing.reserved}.json").unlink()  # the planted fault: nothing was written down
     assert client.get(f"/api/ingests/{failing.reserved}").status_code == 404
 
 
 def test_what_a_killed_process_said_is_believed_as_long_as_its_files_are_there(client: TestClient, store: Path) -> None:
-    place = ingests.receiving(reading.jobs(), "killed")
-    run_id = ingests.reserved_in(place)
-    standings.teller(store)(Job(1, "killed", TAKING_IN, (), state="running", rows_done=3, rows_total=7, reserved=run_id))
+    place = ingest_jobs.receiving(store_cache.jobs(), "killed")
+    run_id = ingest_jobs.reserved_in(place)
+    ingest_status.teller(store)(Job(1, "killed", TAKING_IN, (), state="running", rows_done=3, rows_total=7, reserved=run_id))
     said = client.get(f"/api/ingests/{run_id}").json()
     assert (said["state"], said["rows_done"], said["rows_total"]) == ("running", 3, 7)
     assert len(client.get("/api/ingests").json()["ingests"]) == 1
@@ -292,29 +293,29 @@ def test_what_a_killed_process_said_is_believed_as_long_as_its_files_are_there(c
     ],
 )
 def test_a_standing_that_means_nothing_counts_as_none(store: Path, written: bytes) -> None:
-    (store / standings.FOLDER).mkdir(parents=True)
-    (store / standings.FOLDER / "a.json").write_bytes(written)
-    assert standings.read(store, "a") is None
-    assert standings.listed(store) == []
+    (store / ingest_status.FOLDER).mkdir(parents=True)
+    (store / ingest_status.FOLDER / "a.json").write_bytes(written)
+    assert ingest_status.read(store, "a") is None
+    assert ingest_status.listed(store) == []
     for strange in ("../a", "/etc/passwd", ".a", "", "a/b"):
-        assert standings.read(store, strange) is None
+        assert ingest_status.read(store, strange) is None
 
 
 def test_standings_are_forgotten_after_a_day_and_those_of_a_clock_ahead_too(store: Path) -> None:
     for name, age in (("old", 90_000), ("ahead", -90_000), ("new", 10)):
-        standings.teller(store)(Job(1, name, TAKING_IN, (), state="failed", reserved=name))
+        ingest_status.teller(store)(Job(1, name, TAKING_IN, (), state="failed", reserved=name))
         moment = time.time() - age
-        os.utime(store / standings.FOLDER / f"{name}.json", (moment, moment))
-    standings.forget_old(store)
-    assert [job.title for job in standings.listed(store)] == ["new"]
-    assert stat.S_IMODE((store / standings.FOLDER / "new.json").stat().st_mode) == 0o600
+        os.utime(store / ingest_status.FOLDER / f"{name}.json", (moment, moment))
+    ingest_status.forget_old(store)
+    assert [job.title for job in ingest_status.listed(store)] == ["new"]
+    assert stat.S_IMODE((store / ingest_status.FOLDER / "new.json").stat().st_mode) == 0o600
 
 
 def test_options_that_no_file_has_are_refused() -> None:
     with pytest.raises(UsageError, match="no option"):
-        ingests.checked({"store": "/etc"})
+        ingest_jobs.checked({"store": "/etc"})
     with pytest.raises(UsageError, match="printable"):
-        ingests.checked({"name": "a\x00b"})
+        ingest_jobs.checked({"name": "a\x00b"})
 
 
 def _head(length: int, more: str = "") -> bytes:
@@ -413,7 +414,7 @@ def test_a_server_that_is_killed_in_the_middle_leaves_nothing_once_another_has_s
 
 def test_only_so_many_arrive_at_once(client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ULPSCOPE_LIMITS_UPLOADS", "1")
-    place = ingests.receiving(reading.jobs(), "first")
+    place = ingest_jobs.receiving(store_cache.jobs(), "first")
     assert client.put("/api/runs/x", content=dump()).status_code == 503
     place.remove()
     assert client.put("/api/runs/x?wait=60", content=dump()).status_code == 201

@@ -58,7 +58,7 @@ def answered(app: Any, paths: Iterable[tuple[str, str]], headers: dict[str, str]
 
 def main() -> None:
     """Wrong credentials of every kind, then a viewer's token for what changes something, then that token for reading."""
-    from app.hosting.settings import office
+    from app.hosting.live_settings import office
     from app.main import app
 
     viewer, name = sys.argv[1], office().cookie("session", False)

@@ -15,9 +15,9 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
 
-from app.hosting import authentication, settings
-from app.hosting.gate import Gate
+from app.hosting import authentication, live_settings
 from app.hosting.identity import identity_of, require_editor
+from app.hosting.middleware import Gate
 
 EDITOR, VIEWER = "correct horse", "battery staple"
 
@@ -60,11 +60,11 @@ def set_up(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     """The environment's settings, read anew: `sign_in_tokens="1"`."""
     for name, value in values.items():
         monkeypatch.setenv(f"ULPSCOPE_{name.upper()}", value)
-    settings.forget()
+    live_settings.forget()
 
 
 def forget() -> None:
-    settings.forget()
+    live_settings.forget()
     authentication.forget()
 
 

@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 
-from app.hosting.gate import Gate
+from app.hosting.middleware import Gate
 from core.hosting import tokens
 from tests.app.hosting.every_route import OPEN, answered, paths_of
 from tests.app.hosting.serving import echo, set_up, talk

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from starlette.websockets import WebSocketDisconnect
 
-from app.hosting import gate
+from app.hosting import middleware
 from app.hosting.identity import HEADER, LOCAL, Identity, as_header, from_header
 from core.hosting import tokens
-from core.runs import audit
+from core.runs.store import audit
 from tests.app.hosting.serving import EDITOR, VIEWER, client, forget, form_of, gated, set_up, sign_in
 
 HTML = {"accept": "text/html,application/xhtml+xml"}
@@ -77,7 +77,7 @@ def test_what_is_no_navigation_gets_a_status(headers):
 def test_a_websocket_is_refused_before_it_is_accepted():
     with pytest.raises(WebSocketDisconnect) as refused, client().websocket_connect("/_stcore/stream"):
         pass
-    assert refused.value.code == gate.ENDED
+    assert refused.value.code == middleware.ENDED
 
 
 # Cookies
@@ -188,7 +188,7 @@ def _websocket_ends(websocket, seconds: float = 60.0) -> bool:
         websocket.send_text("still there")  # so that one that is not closed answers, and is not waited for
         message = websocket.receive()
         if message["type"] == "websocket.close":
-            return message["code"] == gate.ENDED
+            return message["code"] == middleware.ENDED
         assert message.get("text") == "still there" or b"/sign-in" in message["bytes"]
         time.sleep(0.02)
     return False
@@ -197,8 +197,8 @@ def _websocket_ends(websocket, seconds: float = 60.0) -> bool:
 @pytest.mark.parametrize("end", ["sign-out", "another process", "revoked", "password", "way", "secret"])
 def test_what_ends_a_session_ends_its_requests_and_its_websocket(end, ada, store, monkeypatch):
     set_up(monkeypatch, sign_in_editor_password=EDITOR)
-    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("app.hosting.settings._FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(middleware, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("app.hosting.live_settings._FRESH_SECONDS", 0.0)
     monkeypatch.setattr("app.hosting.authentication._KEPT_SECONDS", 0.0)
     browser = client()
     sign_in(browser, ada if end in ("revoked", "way") else EDITOR)
@@ -226,7 +226,7 @@ def test_what_ends_a_session_ends_its_requests_and_its_websocket(end, ada, store
 
 def test_a_websocket_of_a_session_that_stands_goes_on(ada, monkeypatch):
     """The twin: the looks themselves end nothing."""
-    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(middleware, "LOOK_SECONDS", 0.02)
     browser = client()
     sign_in(browser, ada)
     with browser.websocket_connect("/_stcore/stream") as websocket:
@@ -239,7 +239,7 @@ def test_a_websocket_of_a_session_that_stands_goes_on(ada, monkeypatch):
 
 def test_a_token_of_another_role_is_another_session(ada, store, monkeypatch):
     """Somebody takes a right away by making the token anew: the open page is not left with the old role."""
-    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(middleware, "LOOK_SECONDS", 0.05)
     with client().websocket_connect("/_stcore/stream", headers={"authorization": f"Bearer {ada}"}) as websocket:
         websocket.receive_json()
         path = store / ".hosting" / "tokens.json"
@@ -492,9 +492,9 @@ def test_a_configuration_that_is_being_written_leaves_the_one_before(passwords, 
     path = tmp_path / "ulpscope.toml"
     path.write_text("[sign_in\n")
     monkeypatch.setenv("ULPSCOPE_CONFIG", str(path))
-    from app.hosting import settings
+    from app.hosting import live_settings
 
-    settings._Kept.until = 0.0
+    live_settings._Kept.until = 0.0
     assert client().get("/").status_code == 401
     forget()  # one that never could be read lets nobody in
     assert client().get("/").status_code == 503

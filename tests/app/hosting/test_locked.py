@@ -15,9 +15,9 @@ import httpx2
 import pytest
 from starlette.websockets import WebSocketDisconnect
 
-from app.hosting import authentication, gate
+from app.hosting import authentication, middleware
 from core.hosting import tokens
-from core.runs import audit
+from core.runs.store import audit
 from tests.app.hosting.serving import EDITOR, client, gated, set_up, sign_in
 from tests.app.hosting.test_gate import _websocket_ends
 
@@ -40,7 +40,7 @@ def locked(store: Path) -> Iterator[None]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.hosting.sessions._LOOK_SECONDS", 0.3)
     monkeypatch.setattr(authentication, "_KEPT_SECONDS", 0.0)
-    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(middleware, "LOOK_SECONDS", 0.05)
 
 
 @pytest.mark.usefixtures("passwords", "impatient")
@@ -103,8 +103,8 @@ def test_the_messages_of_a_websocket_do_not_wait_for_a_look(is_beside, store, mo
 
     monkeypatch.setattr(authentication, "still", seen)
     monkeypatch.setattr("core.hosting.sessions._LOOK_SECONDS", FOR_EVER)
-    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(gate, "AHEAD_SECONDS", FOR_EVER if is_beside else 0.0)
+    monkeypatch.setattr(middleware, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(middleware, "AHEAD_SECONDS", FOR_EVER if is_beside else 0.0)
     authentication.forget()
     monkeypatch.setattr(authentication, "_KEPT_SECONDS", 0.0)
     browser = client()
@@ -138,7 +138,7 @@ def test_a_websocket_goes_on_for_a_while_and_not_for_ever(store, monkeypatch):
         time.sleep(0.1)
         websocket.send_text("after")
         assert websocket.receive_text() == "after"
-        monkeypatch.setattr(gate, "UNSEEN_SECONDS", 0.2)
+        monkeypatch.setattr(middleware, "UNSEEN_SECONDS", 0.2)
         with locked(store):
             time.sleep(0.3)
             assert _websocket_ends(websocket)
@@ -182,7 +182,7 @@ def test_shorter_sessions_end_those_that_are_longer(monkeypatch):
 def test_nothing_waits_for_the_lock_of_the_audit_log(is_beside, store, monkeypatch):
     """A wrong token is written down while another process holds the log. The twin: in the event loop, everybody waits with it."""
     is_told, is_free = threading.Event(), threading.Event()
-    beside = gate.tell
+    beside = middleware.tell
 
     async def told(*event: object, **figures: object) -> None:
         is_told.set()
@@ -196,7 +196,7 @@ def test_nothing_waits_for_the_lock_of_the_audit_log(is_beside, store, monkeypat
         is_free.set()
         fcntl.flock(held, fcntl.LOCK_UN)
 
-    monkeypatch.setattr(gate, "tell", told)
+    monkeypatch.setattr(middleware, "tell", told)
     set_up(monkeypatch, sign_in_tokens="1")
     audit.record(store, "ada", "begins the log")
 

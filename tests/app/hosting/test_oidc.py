@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.hosting import oidc
-from core.runs import audit
+from core.runs.store import audit
 from tests.app.hosting.provider import CLIENT, SECRET, Provider, running
 from tests.app.hosting.serving import client, set_up, sign_in
 

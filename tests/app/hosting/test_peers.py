@@ -6,7 +6,7 @@ import pytest
 from starlette.applications import Starlette
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from app.hosting import peers
+from app.hosting import client_address
 from core.configuration import Hosting, SignIn
 from core.hosting.people import role_of
 from tests.app.hosting.serving import EDITOR, client, gated, set_up, sign_in
@@ -68,9 +68,9 @@ def test_an_origin_or_referer_that_is_no_address_is_not_ours(text, monkeypatch):
 
 def test_an_address_of_ipv6_is_found_in_its_brackets():
     scope = {"client": ("2001:db8::1", 80), "headers": [(b"x-forwarded-for", b"[2001:db8::1]:080")]}
-    assert peers.peer_of(scope) == peers.UNKNOWN
-    assert not peers.is_trusted(peers.peer_of(scope), Hosting(trusted_proxies=("2001:db8::/32",)))
-    assert peers.peer_of(scope | {"headers": []}) == "2001:db8::1"
+    assert client_address.peer_of(scope) == client_address.UNKNOWN
+    assert not client_address.is_trusted(client_address.peer_of(scope), Hosting(trusted_proxies=("2001:db8::/32",)))
+    assert client_address.peer_of(scope | {"headers": []}) == "2001:db8::1"
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import reading
-from app.hosting import identity, pages
+from app.hosting import identity, page_guard
 from app.hosting.identity import LOCAL, NOBODY, Identity
-from app.jobs import Job, Jobs
+from app.shell import store_cache
+from app.shell.jobs import Job, Jobs
 from core.errors import AccessError
-from core.runs import audit, labels
-from core.runs.store import Store
+from core.runs.store import audit, labels
+from core.runs.store.store import Store
 from tests.app.hosting.serving import set_up
 from tests.app.opening import opened, said
 from tests.core.runs.judged_runs import judged_run
@@ -40,7 +40,7 @@ def unjudged(store: Path) -> str:
 
 
 def sits(monkeypatch: pytest.MonkeyPatch, who: Identity) -> None:
-    for module in (identity, pages):
+    for module in (identity, page_guard):
         monkeypatch.setattr(module, "current", lambda: who)
 
 
@@ -52,14 +52,14 @@ def submitted(monkeypatch) -> list[tuple]:
 
 
 CHANGES = {
-    "label": lambda: reading.label("mine", labels.Labels(), labels.labels_of(["tag"], "")),
-    "discard": lambda: reading.discard("mine"),
-    "delete": lambda: reading.delete("mine"),
-    "restore": lambda: reading.restore("x"),
-    "purge": lambda: reading.purge("x"),
-    "submit": lambda: reading.submit(["capture"], title="t", device="cpu"),
-    "cancel": lambda: reading.cancel(1),
-    "forget": lambda: reading.forget(1),
+    "label": lambda: store_cache.label("mine", labels.Labels(), labels.labels_of(["tag"], "")),
+    "discard": lambda: store_cache.discard("mine"),
+    "delete": lambda: store_cache.delete("mine"),
+    "restore": lambda: store_cache.restore("x"),
+    "purge": lambda: store_cache.purge("x"),
+    "submit": lambda: store_cache.submit(["capture"], title="t", device="cpu"),
+    "cancel": lambda: store_cache.cancel(1),
+    "forget": lambda: store_cache.forget(1),
 }
 
 
@@ -75,11 +75,11 @@ def test_a_viewer_changes_nothing_even_where_a_page_calls_it(change, who, run, s
 
 def test_what_an_editor_does_is_done_and_written_down_under_their_name(run, store, submitted, monkeypatch):
     sits(monkeypatch, ADA)
-    reading.label("mine", labels.Labels(), labels.labels_of(["tag"], ""))
-    entry = reading.discard("mine")
-    reading.restore(entry)
-    reading.purge(reading.discard("mine"))
-    reading.submit(["capture", "--prompt", "a secret prompt"], title="a title", device="cpu")
+    store_cache.label("mine", labels.Labels(), labels.labels_of(["tag"], ""))
+    entry = store_cache.discard("mine")
+    store_cache.restore(entry)
+    store_cache.purge(store_cache.discard("mine"))
+    store_cache.submit(["capture", "--prompt", "a secret prompt"], title="a title", device="cpu")
     found = audit.read(store, 20)
     assert {event["who"] for event in found} == {ADA.name}
     assert [event["what"] for event in found] == ["label", "delete", "restore", "delete", "delete for good", "capture"]
@@ -142,7 +142,7 @@ def test_the_sidebar_says_who_is_signed_in_and_how_to_leave(monkeypatch):
 
 
 # Whatever a page submits goes through reading.submit, which asks who it is.
-MAY_SUBMIT = {"app/reading.py", "app/ingests.py", "app/jobs.py"}
+MAY_SUBMIT = {"app/shell/store_cache.py", "app/uploads/ingest_jobs.py", "app/shell/jobs.py"}
 _CALLS = ("submit", "cancel", "forget", "discard", "restore", "purge_trash", "delete")
 
 
@@ -176,5 +176,5 @@ def test_no_page_changes_anything_without_asking_who_it_is():
 )
 def test_a_planted_call_past_the_asking_is_found(planted):
     assert len(past_the_asking("pages/x.py", planted)) == 1
-    assert past_the_asking("app/reading.py", planted) == []
+    assert past_the_asking("app/shell/store_cache.py", planted) == []
     assert past_the_asking("pages/x.py", "reading.submit([])\npool.submit(f)") == []

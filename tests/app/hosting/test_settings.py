@@ -12,11 +12,11 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
-from app import reading
-from app.hosting import settings
-from app.hosting.gate import Gate
+from app.hosting import live_settings
 from app.hosting.identity import LOCAL, NOBODY, current
+from app.hosting.middleware import Gate
 from app.routes import ROUTES
+from app.shell import store_cache
 from core.configuration import SignIn
 from core.errors import ConfigurationError
 from tests.app.hosting.serving import EDITOR, VIEWER, client, forget, sign_in
@@ -78,13 +78,13 @@ def test_what_a_server_would_not_start_with_leaves_what_is_in_force(case, path, 
             assert client().get("/api/x", headers=LOCAL_HEADERS).status_code == 401
     assert sign_in(client(), EDITOR).status_code == 303
     assert sign_in(client(), VIEWER).headers["location"] == "/"
-    assert settings.now_in_force().sign_in == SignIn(editor_password=EDITOR, viewer_password=VIEWER)
+    assert live_settings.now_in_force().sign_in == SignIn(editor_password=EDITOR, viewer_password=VIEWER)
     assert caplog.text.count("stays as it was") == 1  # and not once a second
     assert EDITOR not in caplog.text
     if case not in ("nothing", "cut off before the sign-in"):  # which a server on loopback does start with
         forget()
         with pytest.raises(ConfigurationError):
-            settings.now_in_force()
+            live_settings.now_in_force()
 
 
 def test_what_holds_is_taken_up(path):
@@ -95,7 +95,7 @@ def test_what_holds_is_taken_up(path):
     _write(path, GOOD.replace(EDITOR, "another horse") + "attempts = 7\n")
     assert browser.get("/api/x").status_code == 401
     assert sign_in(browser, "another horse").status_code == 303
-    assert settings.now_in_force().sign_in.attempts == 7
+    assert live_settings.now_in_force().sign_in.attempts == 7
 
 
 def test_a_server_without_a_sign_in_takes_one_up_and_never_lets_it_go(path):
@@ -123,8 +123,8 @@ def _answers(server: TestClient) -> list[int]:
 
 
 def test_the_api_goes_by_the_same_configuration_as_the_pages(path, store, monkeypatch):
-    monkeypatch.setattr("app.jobs.Jobs._run", lambda *_: None)
-    reading.jobs.clear()
+    monkeypatch.setattr("app.shell.jobs.Jobs._run", lambda *_: None)
+    store_cache.jobs.clear()
     with client(Starlette(routes=ROUTES, middleware=[Middleware(Gate)])) as server:
         _write(path, GOOD + "[limits]\nfile_bytes = 2000\n")
         assert sign_in(server, EDITOR).status_code == 303
@@ -135,5 +135,5 @@ def test_the_api_goes_by_the_same_configuration_as_the_pages(path, store, monkey
             assert _answers(server) == before
         _write(path, GOOD + "[limits]\nfile_bytes = 2\n")  # the twin: the limit is the one in force
         assert _answers(server)[3:] == [413, 413]
-    reading.jobs().stop()
-    reading.jobs.clear()
+    store_cache.jobs().stop()
+    store_cache.jobs.clear()

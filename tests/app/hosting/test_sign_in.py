@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from app.hosting import following, sign_in_page
+from app.hosting import redirects, sign_in_page
 from core.hosting import passwords, tokens
-from core.runs import audit
+from core.runs.store import audit
 from tests.app.hosting.serving import EDITOR, VIEWER, client, form_of, set_up, sign_in
 
 ELSEWHERE = [
@@ -33,7 +33,7 @@ HERE = [
 
 @pytest.mark.parametrize("address", ELSEWHERE)
 def test_no_address_leads_anywhere_else(address, passwords):
-    assert following.safe(address) == "/"
+    assert redirects.safe(address) == "/"
     browser = client()
     answer = sign_in(browser, EDITOR, address)
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
@@ -43,11 +43,11 @@ def test_no_address_leads_anywhere_else(address, passwords):
 
 @pytest.mark.parametrize("address", HERE)
 def test_an_address_of_this_server_is_kept(address):
-    parts = urlsplit(following.safe(address))
+    parts = urlsplit(redirects.safe(address))
     assert not parts.netloc
     assert not parts.scheme
-    assert following.safe(address).isascii()
-    assert following.safe(address) == address.replace("ü", "%C3%BC")
+    assert redirects.safe(address).isascii()
+    assert redirects.safe(address) == address.replace("ü", "%C3%BC")
 
 
 @pytest.mark.usefixtures("passwords")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from app.uploads.arriving import Upload, Writing
+from app.uploads.partial_file import Upload, Writing
 from app.uploads.spool import Spool
 from core.configuration import Limits
-from core.runs.store import Store
+from core.runs.store.store import Store
 from tests.clock import Clock
 
 HOURS = 24.0

@@ -15,12 +15,12 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from app.hosting.identity import Identity
-from app.uploads import routes
-from app.uploads.arriving import Upload, Writing
+from app.uploads import tus
+from app.uploads.partial_file import Upload, Writing
 from app.uploads.spool import FOLDER, Spool, safe_name
 from core.errors import LimitError
-from core.runs.limits import check_space
-from core.runs.store import Store
+from core.runs.store.quotas import check_space
+from core.runs.store.store import Store
 from tests.app.uploads.serving import OFFSET, TUS, about, announce, offset, send
 
 ADA, BOB, EVE = Identity("ada", "editor", "token"), Identity("bob", "editor", "token"), Identity("eve", "viewer", "token")
@@ -35,7 +35,7 @@ def store(tmp_path, monkeypatch) -> Store:
 
 def client_of(identity: Identity | None = None) -> TestClient:
     """With the identity where the gate puts it."""
-    app = Starlette(routes=routes.ROUTES)
+    app = Starlette(routes=tus.ROUTES)
 
     async def gated(scope, receive, send):
         if identity is not None:

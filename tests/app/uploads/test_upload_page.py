@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import reading
 from app.hosting.identity import Identity
-from app.uploads import looks as looking
-from app.uploads import panel
-from app.uploads.arriving import Upload, UploadError, Writing, held
-from app.uploads.looks import Looks
+from app.shell import store_cache
+from app.upload import inspections as looking
+from app.upload import panel
+from app.upload.inspections import Looks
+from app.uploads.partial_file import Upload, UploadError, Writing, held
 from app.uploads.saving import save
 from app.uploads.spool import FOLDER, Spool, owner_of
 from core.configuration import Limits
 from core.runs.reader import RunReader
-from core.runs.store import Store
+from core.runs.store.store import Store
 from tests.app.opening import opened, said
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,10 +34,10 @@ LIMITS = dataclasses.replace(Limits(), free_bytes=0)
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch) -> Iterator[Store]:
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    reading.jobs.clear()
+    store_cache.jobs.clear()
     yield Store(tmp_path / "runs")
-    reading.jobs().stop()
-    reading.jobs.clear()
+    store_cache.jobs().stop()
+    store_cache.jobs.clear()
 
 
 def put(store: Store, path: Path, owner: str = ME, name: str = "", part: float = 1.0) -> Upload:
@@ -59,7 +59,7 @@ def page(monkeypatch: pytest.MonkeyPatch, *uploads: Upload) -> AppTest:
 def saved(app: AppTest, jobs: int = 1) -> AppTest:
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        listed = reading.jobs().ingests()
+        listed = store_cache.jobs().ingests()
         if len(listed) == jobs and all(job.is_over for job in listed):
             break
         time.sleep(0.1)
@@ -180,7 +180,7 @@ def test_a_senders_names_are_rendered_inert(monkeypatch, store, tmp_path):
 
 def test_a_save_that_fails_leaves_the_upload_to_be_saved_again(monkeypatch, store):
     upload = put(store, DUMPS / "six_calls.npz")
-    jobs, spool = reading.jobs(), Spool(store)
+    jobs, spool = store_cache.jobs(), Spool(store)
     save(jobs, spool, [upload], title="x", options={"name": "x", "compute_dtype": "", "reference": "no such side"}, who="local")
     deadline = time.monotonic() + 300
     while not jobs.ingests()[0].is_over and time.monotonic() < deadline:
@@ -198,10 +198,10 @@ def test_an_upload_is_saved_once_at_a_time_and_not_removed_meanwhile(store):
     upload = put(store, DUMPS / "six_calls.npz")
     with held(upload):
         with pytest.raises(UploadError, match="try again"):
-            save(reading.jobs(), Spool(store), [upload], title="x", options={}, who="local")
+            save(store_cache.jobs(), Spool(store), [upload], title="x", options={}, who="local")
         with pytest.raises(UploadError, match="being saved"):
             Spool(store).remove(upload)
-    assert reading.jobs().ingests() == []
+    assert store_cache.jobs().ingests() == []
     Spool(store).remove(upload)
 
 

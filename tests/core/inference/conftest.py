@@ -26,8 +26,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from core.inference.edge import quiet
-from core.inference.models import LoadedModel, load_model
+from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.torch_errors import quiet
 
 TEXT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six, café lamps – still lit.\n"
 VOCAB = 384

@@ -8,8 +8,8 @@ from functools import cache
 
 import torch
 
-from core.inference.models import LoadedModel
-from core.inference.paths import parse_path, run_path
+from core.inference.models.model import LoadedModel
+from core.inference.paths.paths import parse_path, run_path
 
 PROMPT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten"
 POSITIONS = 32

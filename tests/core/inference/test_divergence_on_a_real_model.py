@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.inference.models import LoadedModel, load_model
+from core.inference.models.model import LoadedModel, load_model
 from tests.core.inference.sameness import HAS_MATRIX_TILES, logits_of
 
 SAMPLES = Path(__file__).parents[3] / "sample_runs"

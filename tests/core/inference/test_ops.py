@@ -15,7 +15,7 @@ from core.inference.ops.inputs import Inputs, Source
 from core.inference.ops.of_model import linear_operations_of
 from core.inference.ops.operations import OPERATIONS, Operation, batches_of
 from core.inference.ops.probing import ProbePlan, machine_settings, probe, probe_all, probes_of
-from core.runs.op_words import batch_says, says
+from core.runs.reports.ops_wording import batch_says, says
 
 CPU = torch.device("cpu")
 WIDE = 64

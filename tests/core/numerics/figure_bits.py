@@ -20,7 +20,7 @@ from core.numerics import divergence
 from core.numerics.differences import differences
 from core.numerics.formats import FloatFormat, format_named
 from core.numerics.totals import PairTotal
-from core.runs.dumps import open_dump
+from core.runs.dumps.dump import open_dump
 from tests.core.numerics.rows import ALL_FORMATS, rows_of_all_kinds
 
 _SUMMED = ("max_abs", "rms", "mean_ulps", "mean_kl", "max_kl", "min_margin", "neq_share", "same_top1", "near_ties")

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from core.numerics.formats import BFLOAT16
-from core.runs.kv import KINDS, KvPart
-from core.runs.records import Generation, Prompt, Provenance, RunHeader, SideHeader
-from core.runs.store import Store
+from core.runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
+from core.runs.store.store import Store
+from core.runs.tables.kv_cache import KINDS, KvPart
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import calm_sides, header_of
 

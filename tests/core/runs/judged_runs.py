@@ -1,4 +1,4 @@
-"""Runs with a stored verdict of every name, their evidence in the words of core.inference.judging, floors and faults planted."""
+"""Runs with a stored verdict of every name, their evidence in the words of core.inference.controls.judge_model, floors and faults planted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from core.runs.file.records import Evidence, FloorRows, Prompt, Provenance, RunHeader, SideHeader
 from core.runs.reader import RunReader
-from core.runs.records import Evidence, FloorRows, Prompt, Provenance, RunHeader, SideHeader
-from core.runs.store import Store
+from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 
 POSITIONS, VOCAB = 96, 64

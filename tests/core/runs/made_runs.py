@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from core.numerics.formats import format_named
-from core.runs.records import Prompt, Provenance, RunHeader, SideHeader
-from core.runs.store import Store
+from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
+from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from core.runs.remedies import RemedyRow
-from core.runs.store import Store
+from core.runs.store.store import Store
+from core.runs.tables.remedies import RemedyRow
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import calm_sides, header_of
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.runs.dumps import open_dump
+from core.judging.ingest import ingest
+from core.runs.dumps.dump import open_dump
 from core.runs.reader import RunReader
-from core.runs.report import as_json, report_of_dump, report_of_run
-from core.runs.store import Store
-from core.uploads.ingest import ingest
+from core.runs.reports.report_json import as_json, report_of_dump, report_of_run
+from core.runs.store.store import Store
 
 CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
 CASE = pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from core.errors import StoreError
-from core.runs import partial as partial_module
-from core.runs import store as store_module
-from core.runs.gallery import list_runs
-from core.runs.partial import Partial, sweep
 from core.runs.reader import RunReader
-from core.runs.store import Store
+from core.runs.store import partial as partial_module
+from core.runs.store import store as store_module
+from core.runs.store.cards import list_runs
+from core.runs.store.partial import Partial, sweep
+from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import ROOT, calm_sides, header_of, made, write_run
 
@@ -151,7 +151,7 @@ def test_a_finished_run_is_held_until_it_is_in_place(tmp_path: Path, monkeypatch
 
     def to_disk(path: Path, original=store_module.to_disk) -> None:
         if path.is_file():
-            code = "import sys, pathlib, core.runs.partial as p; print(len(p.sweep(pathlib.Path(sys.argv[1]))))"
+            code = "import sys, pathlib, core.runs.store.partial as p; print(len(p.sweep(pathlib.Path(sys.argv[1]))))"
             command = [sys.executable, "-c", code, str(tmp_path)]
             found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
             swept_by_others.append(int(found.stdout))

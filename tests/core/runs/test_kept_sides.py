@@ -11,14 +11,14 @@ import pytest
 
 from core.errors import UsageError
 from core.runs import writer as writing
-from core.runs.kernels import KernelList, KernelRow
-from core.runs.kv import KvPart
-from core.runs.layer_rows import LayerRows
-from core.runs.layer_spool import LayerModule, LayerPart
+from core.runs.file.records import Evidence, FloorRows, Generation
 from core.runs.reader import RunReader
-from core.runs.records import Evidence, FloorRows, Generation
-from core.runs.remedies import RemedyRow
-from core.runs.store import Store
+from core.runs.store.store import Store
+from core.runs.tables.kernels import KernelList, KernelRow
+from core.runs.tables.kv_cache import KvPart
+from core.runs.tables.layer_spool import LayerModule, LayerPart
+from core.runs.tables.layers import LayerRows
+from core.runs.tables.remedies import RemedyRow
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
 

@@ -11,11 +11,22 @@ import duckdb
 import pytest
 
 from core.errors import StoreError, UsageError
-from core.runs.gallery import list_runs
-from core.runs.op_words import Beside, answer, batch_says, batches_tested, beside, distance_says, machine, markdown, says, spans
-from core.runs.ops import BatchClass, OpRow, OpsHeader, Repeats, RowPositions, list_ops_runs, read_ops, write_ops_run
+from core.runs.ops_run import BatchClass, OpRow, OpsHeader, Repeats, RowPositions, list_ops_runs, read_ops, write_ops_run
 from core.runs.reader import RunReader
-from core.runs.store import Store
+from core.runs.reports.ops_wording import (
+    Beside,
+    answer,
+    batch_says,
+    batches_tested,
+    beside,
+    distance_says,
+    machine,
+    markdown,
+    says,
+    spans,
+)
+from core.runs.store.cards import list_runs
+from core.runs.store.store import Store
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
 TESTED = (1, 2, 3, 4, 5, 7, 8, 16)
@@ -172,7 +183,7 @@ def test_answers_and_their_sentences():
 
 
 def runs_of(*tables: tuple[OpRow, ...]):
-    from core.runs.ops import OpsRun
+    from core.runs.ops_run import OpsRun
 
     return [OpsRun(f"run {number}", header(), rows) for number, rows in enumerate(tables)]
 

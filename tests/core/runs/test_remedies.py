@@ -9,8 +9,8 @@ import pytest
 
 from core.errors import StoreError, UsageError
 from core.runs.reader import RunReader
-from core.runs.remedies import Kept, PriceRow, advice
-from core.runs.store import Store
+from core.runs.store.store import Store
+from core.runs.tables.remedies import Kept, PriceRow, advice
 from core.runs.writer import RunWriter
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import calm_sides, header_of

@@ -18,7 +18,7 @@ import torch
 
 from core.inference.invariant import invariant, library, products
 from core.inference.invariant.cuda import launch
-from core.inference.models import LoadedModel, load_model
+from core.inference.models.model import LoadedModel, load_model
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import exact_logits, logits_of, tokens
 

@@ -14,7 +14,7 @@ import torch
 
 from core.errors import CaptureError
 from core.inference.invariant import cpu, library, mode, products
-from tests.core.inference.test_invariant import _drawn
+from tests.core.inference.invariant.test_invariant import _drawn
 
 ROOT = Path(__file__).resolve().parents[4]
 CLAIMS = "tests/core/inference/invariant/claims_on_cuda.py"

@@ -1,0 +1,1 @@
+"""Parts of several pages, with their JavaScript beside their Python."""

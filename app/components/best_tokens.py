@@ -1,0 +1,53 @@
+"""The best tokens of both sides at the selected position: grouped bars of logits, or a slope chart of ranks."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from app.components import best_token_charts, figure_cache, plots
+from app.shell import exports, selection, store_cache, wording
+
+COUNT = 8  # of either side
+
+
+def section(view: selection.View) -> pd.DataFrame:
+    """The chosen figure with its caption and its table to download; returns what it shows, see core.runs.views.elements.top_of_both."""
+    top = store_cache.top(view)
+    # A widget of the same key on another page is another widget; written like this, it takes over the value.
+    st.session_state["top_form"] = st.session_state["top_form"] or "logits"
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        form = st.segmented_control(
+            "Best tokens as", ["logits", "ranks"], required=True, key="top_form", label_visibility="collapsed"
+        )
+        exports.download({"best tokens": top}, exports.file_stem(view, "best-tokens", at_position=True), "top")
+    picture = exports.picture_of(view, f"best-tokens-{form}", at_position=True)
+    place = (view.pair.index, view.prompt, view.position)
+    if form == "ranks":
+        figure = figure_cache.figure(
+            view.run, place, best_token_charts.rank_slopes, top, view.pair.reference, view.pair.variant, COUNT
+        )
+        plots.draw(figure, key="rank_slopes", picture=picture, of=str(view.position))
+        st.caption(f"Ranks of the {COUNT} largest logits of either side, 1 is the argmax. {moves(top)}")
+    else:
+        plots.draw(
+            figure_cache.figure(view.run, place, best_token_charts.top_bars, top, view.pair.reference, view.pair.variant),
+            key="top_bars", picture=picture, of=str(view.position),
+        )  # fmt: skip
+        st.caption(
+            f"The {COUNT} largest logits of either side, in logits of {view.dtype}; the green ▲ marks each side's argmax. The axis does not start at 0."
+        )
+    return top
+
+
+def moves(top: pd.DataFrame, count: int = COUNT) -> str:
+    """How many tokens change places, and how many enter or leave the best `count` from the reference to the variant."""
+    entering = int(((top["reference_rank"] > count) & (top["variant_rank"] <= count)).sum())
+    leaving = int(((top["reference_rank"] <= count) & (top["variant_rank"] > count)).sum())
+    crossing = int(best_token_charts.crossing(top).sum())
+    if not crossing and not entering and not leaving:
+        return "Both sides order them alike."
+    said = f"{wording.plural(crossing, 'token')} of {len(top)} change{'s' if crossing == 1 else ''} places with another"
+    if entering or leaving:
+        said += f"; {entering} enter{'s' if entering == 1 else ''} the best {count} and {leaving} leave{'s' if leaving == 1 else ''} them"
+    return f"{said}. Equal logits stand in the order of their token ids."

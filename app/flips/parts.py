@@ -1,0 +1,124 @@
+"""Parts of the Flips page: the table of flips, and why the selected one could happen."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from app.near_ties import parts
+from app.shell import selection, store_cache, widgets, wording
+from core.runs.views.flips import MOST_READ, STORED_RANKS, flip_table
+from core.runs.views.verdicts import Finding
+
+SIDES = ("reference", "variant")
+_CHANGE = "{}'s token, change of probability"
+_RANK = "{}'s token, rank on the other side (1 = argmax)"
+COLUMNS = (
+    widgets.EXACT
+    | parts.PINNED
+    | {f"{side} margin, logits": st.column_config.NumberColumn(format="%.9g") for side in SIDES}
+    | {f"{side} margin, ULPs": widgets.GROUPED for side in SIDES}
+    | {
+        _CHANGE.format(side): st.column_config.NumberColumn(
+            format="percent",
+            help=f"probability of the {side}'s argmax on the variant less that on the reference, in percentage points",
+        )
+        for side in SIDES
+    }
+    | {_RANK.format(side): widgets.GROUPED for side in SIDES}
+)
+
+
+@st.cache_resource(max_entries=16, show_spinner="Reading the logits at the flips")
+def _table(stamp: str, near_ties: bool, _view: selection.View) -> pd.DataFrame:  # noqa: ARG001  (the stamp keys the cache)
+    return flip_table(_view.run, _view.pair.index, _view.table, near_ties=near_ties)
+
+
+def table(view: selection.View, near_ties: bool) -> pd.DataFrame:
+    """Every flip of the pair, in all prompts; see core.runs.views.flips.flip_table."""
+    return _table(f"{store_cache.file_stamp(view)} {view.pair.index}", near_ties, view)
+
+
+def columns(found: pd.DataFrame, view: selection.View, near_ties: bool) -> dict[str, object]:
+    """The table under names people read; every figure in a column of its own, so that each sorts."""
+    shown: dict[str, object] = {
+        "prompt": found["prompt"], "position": found["position"], "flip": found["is_flip"],
+        **{f"{side} token": widgets.table_texts(found[f"{side}_token"], view.run) for side in SIDES},
+        **{f"{side} margin, ULPs": found[f"{side}_margin_ulps"] for side in SIDES},
+        "largest difference": found["max_abs"],
+        **{f"{side} margin, logits": found[f"{side}_margin"] for side in SIDES},
+        **{_CHANGE.format(side): found[f"{side}_token_probability_change"] for side in SIDES},
+        "KL, nats": found["kl"],
+        _RANK.format("reference"): found["reference_token_variant_rank"],
+        _RANK.format("variant"): found["variant_token_reference_rank"],
+    }  # fmt: skip
+    if len(view.run.header.prompts) == 1:
+        del shown["prompt"]
+    if not near_ties:
+        del shown["flip"]
+    return shown
+
+
+def unread(found: pd.DataFrame) -> str:
+    """A sentence where ranks and probabilities were left out, else nothing."""
+    known = found["reference_token"].notna() & found["variant_token"].notna()
+    missing = int((known & (found["reference_token_variant_rank"].isna() | found["variant_token_reference_rank"].isna())).sum())
+    if not missing:
+        return ""
+    return (
+        f" {wording.plural(missing, 'row')} lack ranks and probabilities: a token there is not among the other side's {STORED_RANKS} stored best, "
+        f"and {MOST_READ} rows of logits were read already."
+    )
+
+
+def is_it_rounding(judged: Finding) -> str:
+    """What is known of whether the pair's differences are rounding, in markdown: its verdict, or that it has none yet."""
+    if not judged.is_judged:
+        return "Whether differences of that size are rounding is another question, which only controls can answer."
+    said = widgets.escaped(wording.opening(judged.sentence.replace("`", "'")))
+    return f"What differences of this pair are, its verdict says: **{widgets.escaped(judged.name)}**. {said}".rstrip()
+
+
+def why(here: pd.Series, top: pd.DataFrame) -> str:
+    """Why the argmax could change at this position, with its numbers, in markdown. top: see core.runs.views.elements.top_of_both."""
+    if here["nonfinite_mismatch"]:
+        return f"{wording.plural(int(here['nonfinite_mismatch']), 'logit')} here NaN or infinite on one side only, which can change the argmax by itself."
+    parts = {side: here[f"{side}_margin"] for side in SIDES}
+    if any(pd.isna(margin) for margin in parts.values()):
+        return "A side has no finite margin here, so the bound says nothing."
+    smaller = min(SIDES, key=lambda side: parts[side])
+    bound = 2 * float(here["max_abs"])
+    ulps = wording.plural(int(here[f"{smaller}_margin_ulps"]), "ULP")
+    numbers = f"The smaller margin is the {smaller}'s, {parts[smaller]:.12g} logits ({ulps}); the largest difference of any logit here is {here['max_abs']:.12g}, twice that {bound:.12g}."
+    if not here["near_tie"]:
+        return f"{numbers} The margin is larger, so a flip is impossible here" + (
+            ", and yet the argmax changed: the figures contradict each other." if here["is_flip"] else "."
+        )
+    possible = (
+        "The margin is no larger than that, so one candidate can pass the other."
+        if parts[smaller]
+        else "It is a tie, which any difference can decide."
+    )
+    return f"{numbers} {possible} {_moved(here, top)}".rstrip()
+
+
+def _moved(here: pd.Series, top: pd.DataFrame) -> str:
+    """By how much the two argmaxes moved, and what that made of the gap between them."""
+    if not here["is_flip"] or pd.isna(here["reference_token"]) or pd.isna(here["variant_token"]):
+        return ""
+    rows = {side: top[top["token_id"] == int(here[f"{side}_token"])].iloc[0] for side in SIDES}
+    gaps = {on: rows["reference"][f"{on}_logit"] - rows["variant"][f"{on}_logit"] for on in SIDES}
+    moves = {side: row["variant_logit"] - row["reference_logit"] for side, row in rows.items()}
+    return (
+        f"The reference's token moved by {_signed(moves['reference'])} and the variant's by {_signed(moves['variant'])}, so the lead of the first over the second "
+        f"went from {gaps['reference']:.12g} to {gaps['variant']:.12g}{_tie(gaps)}."
+    )
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.12g}" if value else "0"
+
+
+def _tie(gaps: dict[str, float]) -> str:
+    tied = [side for side in SIDES if gaps[side] == 0]
+    return f" (equal on the {' and the '.join(tied)}: the lower token id counts as the argmax)" if tied else ""

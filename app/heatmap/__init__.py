@@ -1,0 +1,1 @@
+"""The ULP heatmap page: its canvas and the routes that serve it."""

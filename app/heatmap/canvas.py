@@ -1,0 +1,173 @@
+"""The heatmap on a canvas: wheel and drag move it, a click selects. What is drawn comes from `app.heatmap.routes`, never through Streamlit.
+
+The window lives in the session under `heatmap_*` and in the address bar. The browser says where it is when a gesture has ended, with a
+serial number; what comes back under the same number is its own message, anything else (a link, Back) it follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from app.components import chart_style
+from app.heatmap import routes
+from app.shell import exports, heatmap_window, selection
+from core.numerics import pyramid
+from core.numerics.formats import values_of
+from core.runs.views.elements import place_of
+from core.runs.views.heatmap import (
+    GROUP_LEVEL,
+    MEASURES,
+    MOST_READ,
+    ORDERS,
+    TILE_COLUMNS,
+    TILE_ROWS,
+    Element,
+    Measure,
+    Order,
+    finest_columns,
+    is_offered,
+    largest_level,
+)
+
+_CSS = """
+#heatmap { font-family: var(--st-font, sans-serif); color: var(--st-text-color); }
+.bar { display: flex; flex-wrap: wrap; gap: 0.35rem 1rem; align-items: center; }
+.group { display: flex; align-items: center; flex-wrap: wrap; }
+.name { font-size: 0.8rem; opacity: 0.75; margin-right: 0.4rem; }
+button { font: inherit; font-size: 0.8rem; line-height: 1.3; padding: 0.25rem 0.55rem; color: inherit; cursor: pointer;
+  background: var(--st-background-color); border: 1px solid var(--st-border-color); margin-left: -1px; }
+button:first-of-type { border-radius: var(--st-base-radius) 0 0 var(--st-base-radius); }
+button:last-of-type { border-radius: 0 var(--st-base-radius) var(--st-base-radius) 0; }
+button:hover:enabled { border-color: var(--st-primary-color); position: relative; }
+button[aria-pressed="true"] { color: color-mix(in srgb, var(--st-primary-color) 75%, var(--st-text-color)); border-color: var(--st-primary-color); position: relative;
+  background: color-mix(in srgb, var(--st-primary-color) 12%, transparent); }
+button:disabled { opacity: 0.45; cursor: default; }
+button:focus-visible, canvas:focus-visible { outline: 2px solid var(--st-primary-color); outline-offset: 1px; }
+.status { font-size: 0.85rem; margin: 0.5rem 0 0.25rem; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+.frame { position: relative; }
+canvas { display: block; width: 100%; height: 600px; cursor: crosshair; touch-action: pan-y; border-radius: var(--st-base-radius); }
+.tip { position: absolute; z-index: 5; max-width: 22rem; pointer-events: none; font-size: 0.8rem; line-height: 1.45; padding: 0.35rem 0.55rem;
+  background: var(--st-background-color); border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius);
+  box-shadow: 0 2px 8px rgba(0, 0, 0, 0.2); overflow-wrap: anywhere; white-space: pre-wrap; }
+.tip[hidden] { display: none; }
+.below { min-height: 2.1rem; }
+.hint { display: flex; flex-wrap: wrap; gap: 0.3rem 0.6rem; align-items: center; font-size: 0.85rem; padding-top: 0.35rem; }
+.hint[hidden], .hint button[hidden] { display: none; }
+.hint button { border-radius: var(--st-base-radius); margin: 0; }
+@media (max-width: 560px) { canvas { height: 500px; } }
+"""
+
+_CANVAS = Path(__file__).parent
+_PARTS = ("colours", "tiles", "drawing", "axes", "pointing", "heatmap")  # one script: each knows those before it
+_canvas = st.components.v2.component(
+    "ulpscope_heatmap",
+    html="<div id='heatmap'></div>",
+    css=_CSS,
+    js="\n".join((_CANVAS / f"{part}.js").read_text(encoding="utf-8") for part in _PARTS),
+)
+
+
+def draw(view: selection.View, selected: Element | None) -> None:
+    """The pair's heatmap; `selected`: the chosen logit, marked beneath the map."""
+    routes.prepare(view.dtype)
+    run, header, pair = view.run, view.run.header, view.pair
+    starts = [0]
+    for prompt in header.prompts[:-1]:
+        starts.append(starts[-1] + prompt.positions)
+    window = heatmap_window.current(view)
+    data = {
+        "address": routes.address(run, pair.index),
+        "stamp": routes.stamp(run),
+        "rows": header.rows,
+        "columns": header.vocab,
+        "dtype": header.compute_dtype,
+        "names": [pair.reference, pair.variant],
+        "max_ulps": pair.summary.max_ulps,
+        "max_abs": pair.summary.max_abs,
+        "prompt_starts": starts,
+        "tile_rows": TILE_ROWS,
+        "tile_columns": TILE_COLUMNS,
+        "column_levels": largest_level(header.vocab, TILE_COLUMNS),
+        "group_level": GROUP_LEVEL,
+        "most_read": MOST_READ,
+        "finest": {order: {measure: finest_columns(run, order, measure) for measure in MEASURES} for order in ORDERS},
+        "is_rank_offered": is_offered(run, "rank", "ulps"),
+        "is_difference_offered": is_offered(run, "id", "difference"),
+        "order": window.order,
+        "measure": window.measure,
+        "window": {
+            "rows": window.rows,
+            "columns": window.columns,
+            "order": window.order,
+            "measure": window.measure,
+            "scale": st.session_state["heatmap_colours"],
+            "range": st.session_state["heatmap_scale"],
+        },
+        "file": exports.file_stem(view, "heatmap"),
+        "title": f"{header.name} ({run.run_id}): {pair.variant} against {pair.reference}",
+        "serial": st.session_state.get("heatmap_serial", ""),
+        "selected": {
+            "row": view.row,
+            "token": selected.token if selected else None,
+            "rank": selected.reference_rank - 1 if selected else None,  # a column of the view by rank, counted from 0
+        },
+        "palette": chart_style.ULPS,
+        "mismatch_colour": chart_style.MISMATCH,
+        "selected_colour": chart_style.FLIP,
+        "label": f"Heatmap of {pair.variant} against {pair.reference}. Arrow keys move it, plus and minus zoom, 0 shows the whole run, "
+        "Enter selects the logit at the middle.",
+    }
+
+    def said() -> None:
+        event = st.session_state["heatmap"].get("said")
+        if event is not None:
+            _follow(view, event)
+
+    _canvas(key="heatmap", data=data, on_said_change=said)
+
+
+def position_row(view: selection.View) -> pd.DataFrame:
+    """Every logit of the selected position, both sides, exactly: one row a token id. `ulps` and `difference` are null where a NaN or infinity
+    is not met by the same; `difference` is the variant's less the reference's. [vocab rows]
+    """
+    run, fmt = view.run, view.run.header.format
+    bits = [run.at(side, view.prompt, view.position) for side in (0, view.pair.index + 1)]
+    with np.errstate(invalid="ignore"):  # signalling NaNs, infinity less infinity
+        reference, variant = (values_of(side, fmt).astype(np.float64) for side in bits)
+        ulps = pyramid.element_ulps(bits[0][None], bits[1][None], fmt)[0].astype(np.int64)
+        difference = np.where(ulps == 0, 0.0, variant - reference)
+    is_mismatch = ulps == (1 << fmt.bits) - 1
+    vocabulary = run.vocabulary
+    return pd.DataFrame(
+        {
+            "token_id": np.arange(len(ulps)),
+            "text": pd.Series([vocabulary.get(token) for token in range(len(ulps))], dtype=object),
+            "reference_logit": reference,
+            "variant_logit": variant,
+            "difference": pd.Series(np.where(is_mismatch, np.nan, difference)),
+            "ulps": pd.array(np.where(is_mismatch, 0, ulps), "Int64"),
+        }
+    ).assign(ulps=lambda table: table["ulps"].mask(is_mismatch))
+
+
+def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
+    """Take over what the browser says: its window, and the logit that was clicked, if one was."""
+    window = event["window"]
+    order, measure = window["order"], window["measure"]
+    if order in ORDERS and measure in MEASURES and is_offered(view.run, order, measure):
+        sides = (tuple(int(edge) for edge in window[axis]) for axis in ("rows", "columns"))
+        rows, columns = (cast(tuple[int, int], side) for side in sides)
+        heatmap_window.keep(view, heatmap_window.HeatmapWindow(rows, columns, cast(Order, order), cast(Measure, measure)))
+        for key, name, known in (("heatmap_colours", "scale", ("log", "linear")), ("heatmap_scale", "range", ("pair", "view"))):
+            if window.get(name) in known:
+                st.session_state[key] = window[name]
+        st.session_state["heatmap_serial"] = str(event["serial"])
+    if "row" in event:
+        prompt, position = place_of(view.run, int(event["row"]))
+        selection.select(prompt=prompt, position=position, heatmap_token=int(event["token"]))

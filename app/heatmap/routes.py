@@ -1,0 +1,209 @@
+"""Routes of the heatmap: tiles of cells as raw integers, and the one element that a cell stands for. Read-only and bounded.
+
+The browser keeps a tile as long as the run file is the same: its address carries the file's stamp. Here tiles and the blocks of rows
+they are made of are kept up to a number of bytes; two requests that need the same block wait for one computation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache
+from urllib.parse import quote
+
+import numpy as np
+from anyio import CapacityLimiter, to_thread
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from app.shell import store_cache, wording
+from core.errors import StoreError, UlpscopeError, UsageError
+from core.numerics import pyramid
+from core.numerics.formats import format_named
+from core.runs.reader import RunReader
+from core.runs.views.elements import place_of
+from core.runs.views.heatmap import MEASURES, ORDERS, Cells, Element, Measure, Order, Tile, largest_in, tile_cells
+
+# A run of 2^29 logits, by rank or as differences: 34 to 67 MB of cells of 32 columns. A block of single ranks takes 17 to 34 MB.
+KEPT_BYTES = 96 << 20
+_ENTRY_BYTES = 512  # what an empty array and its key take
+AT_ONCE = 3  # tiles computed at a time: reading and computing overlap, and other viewers still get a core
+_TILE_NEVER_CHANGES = "private, max-age=31536000, immutable"
+_PAIR = "/tiles/{run_id}/{pair}"
+
+
+class Kept:
+    """Arrays by key, the least recently used dropped beyond `limit` bytes; each made once however many ask at the same time."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._arrays: OrderedDict[tuple, Cells] = OrderedDict()
+        self._making: dict[tuple, threading.Lock] = {}
+
+    def get(self, key: tuple, make: Callable[[], Cells]) -> Cells:
+        """The array of `key`, made by `make` if it is not there. Whoever gets it must not change it."""
+        with self._lock:
+            if (found := self._found(key)) is not None:
+                return found
+            turn = self._making.setdefault(key, threading.Lock())
+        with turn:
+            with self._lock:
+                if (found := self._found(key)) is not None:
+                    return found
+            try:
+                made = make()
+            finally:
+                with self._lock:
+                    self._making.pop(key, None)
+            with self._lock:
+                if key not in self._arrays:
+                    self._arrays[key] = made
+                    self._bytes += made.nbytes + _ENTRY_BYTES
+                while self._bytes > self._limit and len(self._arrays) > 1:
+                    _, dropped = self._arrays.popitem(last=False)
+                    self._bytes -= dropped.nbytes + _ENTRY_BYTES
+            return made
+
+    def _found(self, key: tuple) -> Cells | None:
+        if key in self._arrays:
+            self._arrays.move_to_end(key)
+        return self._arrays.get(key)
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._bytes
+
+
+_kept = Kept(KEPT_BYTES)
+_limiter: list[CapacityLimiter] = []  # made by the first request: it belongs to the server's event loop
+
+
+def address(run: RunReader, pair: int) -> str:
+    """Where the tiles of a pair are, without the query."""
+    return _PAIR.format(run_id=quote(run.run_id, safe=""), pair=pair)
+
+
+def stamp(run: RunReader) -> str:
+    """Changes whenever the file does."""
+    try:
+        status = run.path.stat()
+    except OSError:
+        raise StoreError(f"run '{run.run_id}' is not there any more.") from None
+    return f"{status.st_mtime_ns:x}-{status.st_size:x}"
+
+
+@cache
+def prepare(dtype: str) -> None:
+    """Load the compiled loops while the page is on its way: the first tile would wait 0.2 s for them."""
+    threading.Thread(target=pyramid.prepare, args=(format_named(dtype),), name="ulpscope-heatmap", daemon=True).start()
+
+
+async def _answer(request: Request, make: Callable[[Request, RunReader], Response]) -> Response:
+    """In a thread of the heatmap's own, so that a slow tile holds up no download; not at all if nobody waits any more."""
+    if not _limiter:
+        _limiter.append(CapacityLimiter(AT_ONCE))
+    async with _limiter[0]:
+        if await request.is_disconnected():
+            return Response(status_code=499)
+        return await to_thread.run_sync(_in_thread, request, make)
+
+
+def _in_thread(request: Request, make: Callable[[Request, RunReader], Response]) -> Response:
+    try:
+        run = store_cache.open_run(request.path_params["run_id"])
+    except UlpscopeError as error:
+        return PlainTextResponse(str(error), status_code=404)
+    try:
+        return make(request, run)
+    except UsageError as error:
+        return PlainTextResponse(str(error), status_code=400)
+    except UlpscopeError as error:
+        return PlainTextResponse(str(error), status_code=409)
+
+
+async def tile(request: Request) -> Response:
+    """Cells of a tile, row by row, little-endian, two bytes each or four; an empty body where nothing in it differs."""
+    return await _answer(request, _tile)
+
+
+async def largest(request: Request) -> Response:
+    """The element that is furthest apart in a rectangle, as JSON; exact digits."""
+    return await _answer(request, _largest)
+
+
+def _tile(request: Request, run: RunReader) -> Response:
+    pair = _number("pair", request.path_params["pair"])
+    order, measure = _view(request)
+    (row_level, column_level), (row, column) = (_two(request, name, ",") for name in ("level", "tile"))
+    wanted = Tile(row_level, column_level, row, column)
+    version = stamp(run)
+    about = (run.run_id, version, pair)
+
+    def keep(key: tuple, make: Callable[[], Cells]) -> Cells:
+        return _kept.get((*about, *key), make)
+
+    def make() -> Cells:
+        cells = tile_cells(run, pair, wanted, order, measure, keep)
+        return np.ascontiguousarray(cells) if cells.any() else cells[:0].copy()
+
+    cells = _kept.get((*about, order, measure, wanted), make)
+    is_current = request.query_params.get("v") == version
+    headers = {"Cache-Control": _TILE_NEVER_CHANGES if is_current else "no-store"}
+    return Response(cells.tobytes(), media_type="application/octet-stream", headers=headers)
+
+
+def _largest(request: Request, run: RunReader) -> Response:
+    pair = _number("pair", request.path_params["pair"])
+    rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
+    found = largest_in(run, pair, rows, columns, *_view(request))
+    return JSONResponse(told(run, found), headers={"Cache-Control": "no-store"})
+
+
+def told(run: RunReader, found: Element) -> dict[str, str | int]:
+    """An element in words: what the heatmap says under the pointer. Texts are of others; the browser sets them as text only."""
+    prompt, position = place_of(run, found.row)
+    texts = run.header.prompts[prompt].token_texts
+    where = f"position {position:,}" if len(run.header.prompts) == 1 else f"prompt {prompt}, position {position:,}"
+    is_mismatch = found.ulps is None
+    text = run.vocabulary.get(found.token)
+    apart = f"{wording.plural(found.ulps or 0, 'ULP')} of {run.header.compute_dtype}"
+    return {
+        "row": found.row,
+        "token": found.token,
+        "where": where + (f", after {wording.visible(texts[position])}" if texts else ""),
+        "text": wording.token(found.token, text) if text is None else f"token {wording.token(found.token, text)}",
+        "reference": wording.exact(found.reference),
+        "variant": wording.exact(found.variant),
+        "apart": "NaN or infinity on one side" if is_mismatch else apart,
+        "difference": "" if is_mismatch else f"difference {wording.exact(found.difference)}",
+        "ranks": f"{found.reference_rank:,} / {found.variant_rank:,}",
+    }
+
+
+def _view(request: Request) -> tuple[Order, Measure]:
+    order, measure = (request.query_params.get(name, "") for name in ("order", "measure"))
+    if order not in ORDERS or measure not in MEASURES:
+        expected = f"order one of {', '.join(ORDERS)}, measure one of {', '.join(MEASURES)}"
+        raise UsageError(f"order '{order[:20]}', measure '{measure[:20]}' asked for; expected {expected}.")
+    return order, measure
+
+
+def _two(request: Request, name: str, between: str) -> tuple[int, int]:
+    text = request.query_params.get(name, "")
+    parts = text.split(between)
+    if len(parts) != 2:
+        raise UsageError(f"{name} '{text[:40]}' asked for; expected two numbers with '{between}' between them.")
+    return _number(name, parts[0]), _number(name, parts[1])
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 12):
+        raise UsageError(f"{name} '{text[:40]}' is no number that could be meant.")
+    return int(text)
+
+
+ROUTES = [Route(_PAIR, tile), Route(f"{_PAIR}/largest", largest)]

@@ -1,0 +1,100 @@
+"""What the gate works with: the configuration in force, and the sessions, tokens and keys of the store."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import time
+from functools import lru_cache
+from pathlib import Path
+
+from core.configuration import Configuration, configuration
+from core.errors import ConfigurationError
+from core.hosting import private, start
+from core.hosting.sessions import Sessions
+from core.hosting.tokens import Tokens
+from core.runs.store.store import open_store
+
+_FRESH_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+
+class _Kept:
+    """The configuration as it was a moment ago, and why a newer one is not taken up."""
+
+    found: Configuration | None = None
+    until = 0.0
+    complaint = ""
+
+
+def now_in_force() -> Configuration:
+    """What everything in the server goes by: at most a second old, and never one that it would not have started with.
+
+    A file that is half written, or says what does not hold, leaves the one before. ConfigurationError where there was none before.
+    """
+    if _Kept.found is None or time.monotonic() > _Kept.until:
+        try:
+            _Kept.found, _Kept.complaint = _read(_Kept.found), ""
+        except ConfigurationError as error:
+            if _Kept.found is None:
+                raise
+            if str(error) != _Kept.complaint:
+                _log.error("the configuration stays as it was: %s", error)
+            _Kept.complaint = str(error)
+        _Kept.until = time.monotonic() + _FRESH_SECONDS
+    return _Kept.found
+
+
+def _read(before: Configuration | None) -> Configuration:
+    """With the address that the server listens on only its start is concerned, and the gate."""
+    found = configuration()
+    start.check(found, os.environ)
+    if before is not None and before.sign_in.is_configured and not found.sign_in.is_configured:
+        # An empty file is valid, and so is one whose end is not written yet.
+        raise ConfigurationError("there is no sign-in in it any more; start the server anew to let everybody of this machine in.")
+    return found
+
+
+def forget() -> None:
+    """As if the process had just started."""
+    _Kept.found, _Kept.complaint = None, ""
+
+
+class Office:
+    """What one store keeps for signing in."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.key = private.secret(directory)
+        self.sessions = Sessions(directory)
+        self.tokens = Tokens(directory)
+        # Cookies do not know ports: two servers on one host would sign each other's viewers out under one name.
+        self.suffix = hmac.new(self.key, b"the name of the cookie", hashlib.sha256).hexdigest()[:8]
+
+    def cookie(self, kind: str, is_secure: bool) -> str:
+        """The name of a cookie. Where it is secure no other host of the domain can set it (the prefix makes browsers see to that)."""
+        return f"{'__Host-' if is_secure else ''}ulpscope_{kind}_{self.suffix}"
+
+    def signature(self, purpose: str, text: str) -> str:
+        key = private.derived(self.key, purpose)
+        return hmac.new(key, text.encode("utf-8", "backslashreplace"), hashlib.sha256).hexdigest()
+
+    def is_signed(self, purpose: str, text: str, signature: str) -> bool:
+        return hmac.compare_digest(self.signature(purpose, text).encode(), signature.encode("utf-8", "backslashreplace"))
+
+
+def office() -> Office:
+    """Of the store that this process serves; ConfigurationError where its private directory cannot be made."""
+    return _office(open_store().directory.absolute())
+
+
+@lru_cache(maxsize=4)
+def _office(directory: Path) -> Office:
+    return Office(directory)
+
+
+def is_secure(found: Configuration) -> bool:
+    """Whether the browser reaches the server by https."""
+    return found.hosting.public_url.lower().startswith("https://")

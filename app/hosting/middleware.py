@@ -1,0 +1,241 @@
+"""The gate: ASGI middleware in front of everything, pages, routes, media, component files, health and websocket alike.
+
+It says who asks and lets nobody in whom it does not know. What is behind it finds the identity in the scope's state, a page's script in
+a header, and both are removed from what comes from outside first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+
+from app.hosting import authentication, client_address, redirects, sign_in
+from app.hosting.audit_async import tell
+from app.hosting.authentication import Found, UnseenError
+from app.hosting.identity import HEADER, LOCAL, NO_EDITOR, STATE, Identity, as_header
+from app.hosting.live_settings import Office, now_in_force, office
+from app.hosting.security_headers import guarded
+from core.configuration import Configuration
+from core.errors import ConfigurationError
+
+SAFE = ("GET", "HEAD", "OPTIONS")
+LARGEST_HEADERS = 32 << 10  # bytes of all names and values; h11 stops at 64 KB, other parsers at nothing
+LOOK_SECONDS = 1.0  # between two looks at whether a websocket's session still stands
+AHEAD_SECONDS = 2.0  # for which messages are passed on while the next look takes its time
+UNSEEN_SECONDS = 60.0  # for which it goes on while nobody can look
+ENDED = 4401  # the close code of a websocket whose session has ended
+_OURS = b"x-ulpscope-"
+_ONLY_HERE = "This dashboard has no sign-in, so it answers its own machine alone and no proxy; open http://127.0.0.1 with its port, or set up a sign-in."
+_NOT_IN = "Sign in first: a browser at /sign-in, a program with 'Authorization: Bearer TOKEN'."
+_FORGED = "This request was begun by a page of another site, so nothing was changed."
+_log = logging.getLogger(__name__)
+
+
+class Gate:
+    """`routes`: what it answers itself, to anybody."""
+
+    def __init__(self, app: ASGIApp, routes: list[Route] | None = None) -> None:
+        self._app = app
+        self._own = Router(sign_in.ROUTES if routes is None else routes, redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            found = now_in_force()
+            place = office() if found.sign_in.is_configured else None
+        except ConfigurationError as error:
+            _log.error("%s", error)
+            await _answer(
+                scope, receive, guarded(send, scope, None), _refusal(scope, "The server's configuration cannot be used.", 503)
+            )
+            return
+        send = guarded(send, scope, found) if scope["type"] == "http" else send
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > LARGEST_HEADERS:
+            await _answer(scope, receive, send, _refusal(scope, "The headers of this request are too large.", 431))
+            return
+        try:
+            await self._pass(_stripped(scope, found), receive, send, found, place)
+        except UnseenError as error:
+            answer = _refusal(scope, str(error), 503)
+            answer.headers["retry-after"] = "2"
+            await _answer(scope, receive, send, answer)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, found: Configuration, place: Office | None) -> None:
+        """To whom it is for, if it may. UnseenError, with nothing answered yet, where that cannot be looked up."""
+        if place is None:
+            at = Found(LOCAL if client_address.is_local(scope) else None, "local")
+            refusal = None if at.identity else _refusal(scope, _ONLY_HERE, 403)
+        elif scope["type"] == "http" and redirects.is_own(scope["path"]):
+            # Without the application, or the router would raise what only that one turns into a 404.
+            await self._own({key: value for key, value in scope.items() if key != "app"}, receive, send)
+            return
+        else:
+            at = await authentication.authenticate(scope, found, place)
+            refusal = None if at.identity else await _not_in(scope, at, found, place)
+        if at.identity is not None:
+            refusal = _forged(scope, at, found) or _beyond(scope, at.identity)
+        if refusal is not None or at.identity is None:
+            await _answer(scope, receive, send, refusal or _refusal(scope, _NOT_IN, 401))
+            return
+        scope = _marked(scope, at.identity)
+        if scope["type"] == "websocket":
+            guard = _Watched(scope, receive, send, at, place)
+            await self._app(scope, guard.receive, guard.send)
+        else:
+            await self._app(scope, receive, send)
+
+
+class _Watched:
+    """A websocket that ends when the session does that it was opened with: signed out, expired, revoked, or with another role.
+
+    Whether it stands is looked up beside the messages, which do not wait for it unless it takes very long.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, at: Found, place: Office | None) -> None:
+        self._scope, self._receive, self._send, self._at, self._place = scope, receive, send, at, place
+        self._waiting: asyncio.Task[Message] | None = None
+        self._looking: asyncio.Task[bool] | None = None
+        self._looked = self._seen = time.monotonic()
+        self._is_accepted = self._is_over = False
+
+    async def receive(self) -> Message:
+        """The next message; a disconnect once the session has ended, whatever the browser sends."""
+        while not self._is_over:
+            if self._waiting is None:
+                self._waiting = asyncio.ensure_future(self._receive())
+            age = time.monotonic() - self._looked
+            if self._looking is None and age >= LOOK_SECONDS:
+                self._looking = asyncio.ensure_future(self._stands())
+            if self._looking is not None and self._looking.done():
+                stands, self._looking, self._looked = self._looking.result(), None, time.monotonic()
+                if not stands:
+                    await self._end()
+            elif self._waiting.done() and (self._looking is None or age < LOOK_SECONDS + AHEAD_SECONDS):
+                message, self._waiting = self._waiting.result(), None
+                return message
+            else:
+                await self._wait(LOOK_SECONDS - age if self._looking is None else None)
+        return {"type": "websocket.disconnect", "code": ENDED}
+
+    async def _wait(self, seconds: float | None) -> None:
+        """For whichever is first of a message and the look's end."""
+        tasks = [task for task in (self._waiting, self._looking) if task is not None]
+        try:
+            await asyncio.wait([task for task in tasks if not task.done()], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            raise
+
+    async def send(self, message: Message) -> None:
+        if self._is_over:
+            return
+        self._is_accepted |= message["type"] == "websocket.accept"
+        await self._send(message)
+
+    async def _stands(self) -> bool:
+        try:
+            found = now_in_force()
+            stands = await authentication.still(self._at, self._scope, found, self._place or office()) == self._at.identity
+        except (ConfigurationError, UnseenError):
+            return time.monotonic() - self._seen < UNSEEN_SECONDS
+        self._seen = time.monotonic()
+        return stands
+
+    async def _end(self) -> None:
+        """Streamlit's page goes to the sign-in when it is told to; without that it would try to connect for ever."""
+        self._is_over = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+        try:
+            if self._is_accepted:
+                message = ForwardMsg()
+                message.auth_redirect.url = "/sign-in"
+                await self._send({"type": "websocket.send", "bytes": message.SerializeToString()})
+            await self._send({"type": "websocket.close", "code": ENDED, "reason": "the session has ended"})
+        except (OSError, RuntimeError):  # it is gone already
+            pass
+
+
+def _stripped(scope: Scope, found: Configuration) -> Scope:
+    """Without the headers that only we write, and without the proxy's where it did not come from the proxy."""
+    named = found.sign_in.header.lower().encode()
+    is_believed = bool(named) and client_address.is_trusted(client_address.peer_of(scope), found.hosting)
+
+    def is_kept(name: bytes) -> bool:
+        plain = name.lower().replace(b"_", b"-")  # which some software behind would take for the same
+        if plain == named:
+            return is_believed and b"_" not in name
+        return not plain.startswith(_OURS)
+
+    kept = [(name, value) for name, value in scope["headers"] if is_kept(name)]
+    return {**scope, "headers": kept, "state": {k: v for k, v in scope.get("state", {}).items() if k != STATE}}
+
+
+def _marked(scope: Scope, identity: Identity) -> Scope:
+    headers = [*scope["headers"], (HEADER.encode(), as_header(identity))]
+    return {**scope, "headers": headers, "state": {**scope.get("state", {}), STATE: identity}}
+
+
+def _forged(scope: Scope, at: Found, found: Configuration) -> Response | None:
+    """What a page of another site makes the browser send, with the cookies or from the network that the browser has."""
+    if at.by == "token" or (scope["type"] == "http" and scope["method"] in SAFE):
+        return None
+    return None if client_address.is_same_site(scope, found.hosting) else _refusal(scope, _FORGED, 403)
+
+
+def _beyond(scope: Scope, identity: Identity) -> Response | None:
+    """A viewer sees and downloads, so nothing but reading is passed on, whatever the route behind forgets to ask."""
+    is_reading = scope["type"] == "websocket" or scope["method"] in SAFE
+    return None if is_reading or identity.may_edit else _refusal(scope, NO_EDITOR, 403)
+
+
+async def _not_in(scope: Scope, at: Found, found: Configuration, place: Office) -> Response:
+    """To the sign-in for a person on the way to a page, with the way back; a status for anything else."""
+    if at.by == "token":
+        if at.wait:
+            answer = _refusal(scope, "Too many wrong tokens from your address; try again later.", 429)
+            answer.headers["retry-after"] = str(round(at.wait))
+            return answer
+        await tell(
+            place.directory, "nobody", "failed sign-in", way="token", address=client_address.client_of(scope, found.hosting)
+        )
+    elif scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and _is_navigation(Headers(scope=scope), scope["path"]):
+        return RedirectResponse(redirects.sign_in_address(scope), 303, {"cache-control": "no-store"})
+    answer = _refusal(scope, _NOT_IN, 401)
+    answer.headers["www-authenticate"] = 'Bearer realm="ULPscope"'
+    return answer
+
+
+def _is_navigation(headers: Headers, path: str) -> bool:
+    if path.startswith(("/api/", "/_stcore/")):
+        return False
+    mode = headers.get("sec-fetch-mode")
+    return mode == "navigate" if mode else "text/html" in headers.get("accept", "")
+
+
+def _refusal(scope: Scope, sentence: str, status: int) -> Response:
+    headers = {"cache-control": "no-store"}
+    if scope["path"].startswith("/api/"):
+        return JSONResponse({"error": sentence}, status, headers)
+    return PlainTextResponse(f"{sentence}\n", status, headers)
+
+
+async def _answer(scope: Scope, receive: Receive, send: Send, answer: Response) -> None:
+    """A websocket is refused before it is accepted, which the browser sees as a 403."""
+    if scope["type"] == "websocket":
+        await receive()
+        closing: dict[str, Any] = {"type": "websocket.close", "code": ENDED, "reason": ""}
+        await send(closing)
+    else:
+        await answer(scope, receive, send)

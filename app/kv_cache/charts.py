@@ -1,0 +1,163 @@
+"""Two key/value caches: by layer and head, along the prompt, by layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from app.components.chart_style import FLIP, KINDS, MISMATCH, ULPS, layout, log_axis
+from app.components.map_cells import add_equal, add_marks, add_mismatch
+from app.shell.wording import MEASURES
+from core.runs.views.kv_cache import HeadGrid, PositionGrid
+
+
+def cache_heads(grids: list[HeadGrid], measure: str, dtype: str) -> go.Figure:
+    """Layers x heads, keys beside values on one colour scale; cells in which nothing differs are faint grey."""
+    most = max(len(grid.layers) for grid in grids)
+    shades, bar = _shades([grid.cells for grid in grids], measure, dtype, most)
+    figure = make_subplots(
+        rows=1, cols=len(grids), shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=[f"{grid.kind}s" for grid in grids]
+    )
+    for column, (grid, shade) in enumerate(zip(grids, shades, strict=True), start=1):
+        heads, layers = _names(grid.heads), _names(grid.layers)
+        place = {"row": 1, "col": column}
+        add_equal(figure, grid.cells, heads, layers, **place)
+        figure.add_heatmap(
+            z=shade, x=heads, y=layers, coloraxis="coloraxis", customdata=grid.cells.astype(np.float32),
+            hovertemplate=f"layer %{{y}}, head %{{x}}: {_HOVER[measure]}<extra>{grid.kind}s</extra>", xgap=1, ygap=1 if most <= 40 else 0, **place,
+        )  # fmt: skip
+        _add_mismatch(figure, grid.is_mismatch, heads, layers, **place)
+        figure.update_xaxes(title="head", **_named(heads, 16), range=[-0.5, len(heads) - 0.5], **place)
+        figure.update_yaxes(**_named(layers, 16), range=[len(layers) - 0.5, -0.5], **place)
+    figure.update_yaxes(title="layer", row=1, col=1)
+    figure.update_layout(coloraxis={**bar, "colorscale": ULPS})
+    return layout(figure, 130 + int(np.clip(26 * most, 130, 520)), showlegend=False)
+
+
+def cache_positions(grid: PositionGrid, measure: str, dtype: str, selected: int) -> go.Figure:
+    """Layers x positions of keys or of values; faint grey where nothing differs, empty where the caches hold nothing."""
+    cells = grid.neq_share if measure == "neq_share" else grid.max_ulps
+    (shade,), bar = _shades([cells], measure, dtype, len(grid.layers))
+    positions = (grid.edges[:-1] + grid.edges[1:] - 1) / 2
+    layers, places = _names(grid.layers), np.arange(len(grid.layers))
+    figure = go.Figure()
+    borders = grid.edges - 0.5  # the last cell may be narrower
+    add_equal(figure, cells, borders, places)
+    figure.add_heatmap(z=shade, x=borders, y=places, coloraxis="coloraxis", hoverinfo="skip")
+    i, j = np.nonzero(~np.isnan(cells))
+    where = "position %{x}" if grid.edges[1] - grid.edges[0] == 1 else "positions around %{x:.0f}"
+    # A heatmap takes no click; points do, and a point that is not drawn costs nothing. All cells have one, one of them is drawn.
+    figure.add_scatter(
+        x=positions[j], y=i, mode="markers", name="cells", text=layers[i], customdata=np.stack([grid.edges[j], cells[i, j]], axis=1),
+        marker={"opacity": 0, "maxdisplayed": 1}, selected={"marker": {"opacity": 0}}, unselected={"marker": {"opacity": 0}},
+        hovertemplate=f"layer %{{text}}, {where}: {_HOVER[measure].replace('customdata', 'customdata[1]')}<extra></extra>",
+    )  # fmt: skip
+    add_marks(figure, borders, shade, bar["cmin"], bar["cmax"])
+    add_mismatch(figure, borders, grid.is_mismatch)
+    figure.add_annotation(  # above the map, not on it: it would cover the first layers
+        x=selected, y=1, yref="paper", yanchor="bottom", text="▼", showarrow=False, font={"color": FLIP, "size": 16}, yshift=-3
+    )
+    figure.update_xaxes(
+        title="position", showgrid=False, zeroline=False, range=[float(grid.edges[0]) - 0.5, float(grid.edges[-1]) - 0.5]
+    )
+    rows = {name: value for name, value in _named(layers, 16).items() if not name.startswith("categor")} | {"type": "linear"}
+    figure.update_yaxes(title="layer", **rows, range=[len(layers) - 0.5, -0.5])
+    figure.update_layout(coloraxis={**bar, "colorscale": ULPS})
+    # A click is not told while dragging draws a box, so dragging zooms. The nearest point is that of the cell under the pointer.
+    how = {"hovermode": "closest", "hoverdistance": -1, "clickmode": "event+select", "dragmode": "zoom"}
+    return layout(figure, 120 + int(np.clip(22 * len(layers), 130, 480)), showlegend=False, **how)
+
+
+def over_layers(table: pd.DataFrame, measure: str, dtype: str) -> go.Figure:
+    """A measure of keys and of values by layer. On a log axis (all but the share) a layer in which nothing differs has no point."""
+    figure = go.Figure()
+    is_log = measure != "neq_share"
+    for kind, colour in KINDS.items():
+        rows = table[table["kind"] == kind]
+        values = rows[measure].to_numpy(float)
+        figure.add_scatter(
+            x=rows["layer"].to_numpy(int), y=np.where(values > 0, values, np.nan) if is_log else values, name=f"{kind}s",
+            mode="lines+markers", line={"color": colour, "width": 1.6, "dash": "solid" if kind == "key" else "dot"},
+            marker={"size": 6, "symbol": "circle" if kind == "key" else "diamond"}, customdata=values,
+            hovertemplate=f"layer %{{x}}: {_HOVER[measure]}<extra>{kind}s</extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title="layer", dtick=1 if table["layer"].nunique() <= 24 else None)
+    title = f"{MEASURES[measure]}{f' of {dtype}' if measure == 'max_ulps' else ''}"
+    axis = log_axis(table[measure].to_numpy(float)) if is_log else {"tickformat": ".2~p", "rangemode": "tozero"}
+    figure.update_yaxes(title=title, **axis)
+    return layout(figure, 280)
+
+
+_HOVER = {
+    "neq_share": "%{customdata:.4~p} of its elements differ",
+    "max_ulps": "at most %{customdata:,} ULPs",
+    "rms": "rms %{customdata:.4g}",
+}
+
+
+def _shades(arrays: list[np.ndarray], measure: str, dtype: str, layers: int) -> tuple[list[np.ndarray], dict]:
+    """(what to colour by, NaN where nothing differs; the colour axis). One scale for all arrays: shares linear, the others logarithmic."""
+    positive = np.concatenate([array[array > 0].ravel() for array in arrays])
+    if not len(positive):
+        positive = np.ones(1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shown = [
+            np.where(array > 0, array if measure == "neq_share" else np.log2(array), np.nan).astype(np.float32)
+            for array in arrays
+        ]
+    low, high = (float(np.log2(end)) for end in (positive.min(), positive.max()))
+    bar: dict = {"thickness": 14, "len": 1.0, "title": {"text": MEASURES[measure], "side": "right"}}
+    most = 4 if layers < 10 else 8  # labels that fit the height
+    if measure == "neq_share":
+        return shown, {"cmin": 0, "cmax": float(positive.max()), "colorbar": {**bar, "tickformat": ".2~p", "nticks": most}}
+    if measure == "max_ulps":
+        low, high = 0.0, max(high, 1.0)
+        steps = [float(1 << p) for p in range(0, int(high) + 1, -(-(int(high) + 1) // most))]
+        bar["title"] = {"text": f"max ULPs of<br>{dtype}", "side": "right"}
+    else:
+        low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
+        steps = _round_steps(low * np.log10(2), high * np.log10(2), most)
+    bar |= {
+        "tickvals": [float(np.log2(step)) for step in steps],
+        "ticktext": [f"{step:,.4g}" if step < 1e4 else f"{step:,.0f}" for step in steps],
+    }
+    return shown, {"cmin": low, "cmax": high, "colorbar": bar}
+
+
+def _round_steps(low: float, high: float, most: int) -> list[float]:
+    """Round numbers between two powers of ten, given as exponents: 1, 2, 5 a decade while there are few, else fewer."""
+    decades = range(int(np.floor(low)), int(np.ceil(high)) + 1)
+    for of_a_decade in ((1, 2, 5), (1,)):
+        steps = [d * 10.0**power for power in decades for d in of_a_decade if low <= power + np.log10(d) <= high]
+        if len(steps) <= most:
+            break
+    return steps[:: -(-len(steps) // most)] if steps else [float(f"{10.0**high:.2g}")]
+
+
+def _names(numbers: np.ndarray) -> np.ndarray:
+    """Layers and heads as categories: a model may keep caches in some of its layers only, and a gap would read as equal."""
+    return numbers.astype(str).astype(object)
+
+
+def _named(names: np.ndarray, most: int) -> dict:
+    """An axis of categories with at most that many labels, evenly spaced."""
+    step = next(step for step in (1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 100, 1 << 31) if len(names) <= step * most)
+    order = {"type": "category", "categoryorder": "array", "categoryarray": names}
+    return {
+        **order,
+        "tickvals": list(range(0, len(names), step)),
+        "ticktext": names[::step],
+        "showgrid": False,
+        "zeroline": False,
+    }
+
+
+def _add_mismatch(figure: go.Figure, is_mismatch: np.ndarray, x: np.ndarray, y: np.ndarray, **place: int) -> None:
+    if is_mismatch.any():
+        i, j = np.nonzero(is_mismatch)
+        figure.add_scatter(
+            x=x[j], y=y[i], mode="markers", marker={"color": MISMATCH, "symbol": "square", "size": 6}, name="NaN or infinity on one side",
+            hovertemplate="NaN or infinity on one side<extra></extra>", **place,
+        )  # fmt: skip

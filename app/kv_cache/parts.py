@@ -1,0 +1,102 @@
+"""Parts of the KV cache page, and the line on caches of the overview."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pandas as pd
+import streamlit as st
+
+from app.shell import selection, widgets, wording
+from core.runs.views.kv_cache import CacheSummary
+
+COLUMNS = {name: st.column_config.NumberColumn(format="localized") for name in ("elements", "differ", "max ULPs")} | {
+    "share": st.column_config.NumberColumn(format="percent"),
+    "largest difference": st.column_config.NumberColumn(format="%.6g"),
+    "rms difference": st.column_config.NumberColumn(format="%.6g"),
+    "mean ULPs": st.column_config.NumberColumn(format="%.4g"),
+}
+
+MEANINGS = {
+    "neq_share": "the share of a head's elements (positions x width) that differ, linear",
+    "max_ulps": "the largest distance in a head, ULPs of {dtype}, log scale; large ones belong to elements near 0",
+    "rms": "the root mean square of the difference in a head, in the unit of the cache, log scale",
+}
+
+
+def nothing_to_compare(view: selection.View) -> NoReturn:
+    """No caches of this pair: say why that is and what to do, and stop."""
+    others = [pair.variant for pair in view.run.pairs if not view.run.kv(pair.index).empty]
+    if others:
+        names = ", ".join(f"`{widgets.code(name)}`" for name in others)
+        st.info(f"This variant has no caches to compare with the reference's. These variants of the run have: {names}.")
+        st.button(f"Show {widgets.escaped(wording.visible(others[0]))}", on_click=selection.select, kwargs={"variant": others[0]})
+    elif view.run.header.provenance.kind == "upload":
+        st.info("This run was uploaded, and a dump of logits holds no caches. Capture the pair from its model to compare them.")
+    else:
+        st.info(
+            "This run holds no caches. They are compared where a path of the pair keeps one, as `decode` does; "
+            "where none does (`prefill : prefill+batch:8`), only when `--kv` asks for it."
+        )
+        widgets.same_capture_with("--kv", view.run.header.provenance)
+    st.stop()
+
+
+def shape(table: pd.DataFrame) -> str:
+    """`6 layers with up to 8 heads`."""
+    return f"{wording.plural(table['layer'].nunique(), 'layer')}, {wording.plural(table['head'].nunique(), 'key/value head')}"
+
+
+def sentence(found: CacheSummary) -> str:
+    """What differs and where it begins, in markdown."""
+    together, first = found.together, found.layer_0_keys
+    if not together.neq:
+        return f"Nothing differs: the two caches hold the same numbers in all {together.elements:,} elements."
+    said = f"**{wording.share(together.neq, together.elements)} elements differ**, first in layer {together.first_layer}'s {wording.kinds(together.first_kinds)}."
+    if first is not None and first.neq:
+        said += f" **{first.neq:,} of {first.elements:,}** elements of layer 0's keys differ."
+    return said + (" Layer 0's keys are all equal." if first is not None and not first.neq else "")
+
+
+def figures(found: CacheSummary, dtype: str) -> None:
+    """The headline figures."""
+    columns = st.columns(6)
+    for column, name, part in ((columns[0], "Keys", found.keys), (columns[1], "Values", found.values)):
+        share = wording.percent(part.neq_share) if part.elements else "none kept"
+        column.metric(f"{name} that differ", share, help=f"{part.neq:,} of {part.elements:,} elements")
+    columns[2].metric(
+        "Max ULPs",
+        f"{found.together.max_ulps:,}",
+        help=f"ULPs of {dtype}; {_each('max_ulps', found)}. Large ones belong to elements near 0, where steps are tiny.",
+    )
+    columns[3].metric(
+        "Rms difference", wording.number(found.together.rms, 3), help=f"in the unit of the cache; {_each('rms', found)}"
+    )
+    columns[4].metric(
+        "First layer", f"{found.together.first_layer}", help=_where("the lowest layer with a differing element", found)
+    )
+    columns[5].metric(
+        "First position", f"{found.together.first_position}", help="the lowest position with a differing element, in any layer"
+    )
+
+
+def _each(name: str, found: CacheSummary) -> str:
+    """`keys 17, values 30`."""
+    parts = [("keys", getattr(found.keys, name)), ("values", getattr(found.values, name))]
+    return ", ".join(f"{kind} {f'{value:,}' if isinstance(value, int) else wording.number(value)}" for kind, value in parts)
+
+
+def _where(what: str, found: CacheSummary) -> str:
+    return f"{what}: {wording.kinds(found.together.first_kinds)} differ there"
+
+
+def rows(layers: pd.DataFrame) -> dict[str, pd.Series]:
+    """The table by layer under names people read."""
+    shown = {
+        "layer": layers["layer"], "kind": layers["kind"], "elements": layers["elements"], "differ": layers["neq"],
+        "share": layers["neq_share"], "largest difference": layers["max_abs"], "rms difference": layers["rms"],
+        "max ULPs": layers["max_ulps"], "mean ULPs": layers["mean_ulps"], "first position": layers["first_position"],
+    }  # fmt: skip
+    if layers["nonfinite_mismatch"].any():
+        shown["NaN or infinity on one side"] = layers["nonfinite_mismatch"]
+    return shown

@@ -1,0 +1,137 @@
+"""Parts of the Layers page."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pandas as pd
+import streamlit as st
+
+from app.shell import selection, widgets, wording
+from core.runs.judge_command import asks_for
+from core.runs.views.layers import NARROW, RESIDUAL, LayerSummary, ModuleFigures, says_little
+
+MEASURES = {"ratio": "rms over floor", "neq_share": "share that differs", "max_ulps": "max ULPs"}
+MEANINGS = {
+    "ratio": "rms at the position over the rms of the module's rounding floor in the whole prompt, log scale; brightest where that floor is 0 and the pair differs",
+    "neq_share": "the share of the output's elements that differ, linear",
+    "max_ulps": "the largest distance, ULPs of the output's own dtype, log scale; large ones belong to elements near 0",
+}
+COLUMNS = {name: st.column_config.NumberColumn(format="localized") for name in ("elements", "differ", "max ULPs")} | {
+    "share": st.column_config.NumberColumn(format="percent"),
+    **{name: st.column_config.NumberColumn(format="%.4g") for name in ("rms", "floor", "rms / floor", "largest", "mean ULPs")},
+}
+
+
+def nothing_to_compare(view: selection.View) -> NoReturn:
+    """No module outputs of this pair: say why that is and what to do, and stop."""
+    run = view.run
+    others = [pair.variant for pair in run.pairs if not run.layers(pair.index).empty]
+    about = run.header.provenance
+    if others:
+        names = ", ".join(f"`{widgets.code(name)}`" for name in others)
+        st.info(
+            f"A compiler makes this variant's kernels, so its modules cannot be watched. These variants have module outputs: {names}."
+        )
+        st.button(f"Show {widgets.escaped(wording.visible(others[0]))}", on_click=selection.select, kwargs={"variant": others[0]})
+    elif about.kind == "upload":
+        st.info(
+            "This run was uploaded, and a dump of logits holds no outputs of modules. Capture the pair from its model with `--layers`."
+        )
+    elif asks_for(about.command, "--layers"):
+        st.info("A compiler makes the kernels of this run's variants, so their modules cannot be watched.")
+        st.stop()
+    else:
+        st.info("This run holds no outputs of modules: they are compared when `--layers` asks for it.")
+        widgets.same_capture_with("--layers", about)
+    st.stop()
+
+
+def sentence(found: LayerSummary, names_prompt: bool) -> str:
+    """What differs first and where, in markdown."""
+    first = found.first
+    if first is None:
+        return f"No module differs: all {found.modules} put out the same numbers on both sides."
+    prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
+    said = (
+        f"**`{widgets.code(first.module)}`** ({widgets.escaped(first.kind)}) **is the first module that differs, at {prompt}position {first.first_position}**: "
+        f"{wording.share(first.neq, first.elements)} of its elements."
+    )
+    if found.last is not first:
+        said += f" In the end {wording.share(found.last.neq, found.last.elements)} of the {widgets.escaped(wording.visible(found.last.module))} differ."
+    return said
+
+
+def against_floor(found: LayerSummary, modules: list[ModuleFigures]) -> str:
+    """How the pair lies to its floor, in markdown."""
+    if not found.has_floor:
+        return "No rounding floor was run for the modules; capture with `--layer-floor 2` to have one."
+    beyond = [each for each in modules if each.ratio == float("inf")]
+    said = ""
+    if found.largest is not None:
+        where = "Furthest above its floor" if (found.largest.ratio or 0) > 1 else "Nearest to its floor, and not above it"
+        said = f"{where}: `{widgets.code(found.largest.module)}`, {wording.number(found.largest.ratio, 3)} times the floor's rms."
+    if found.largest is not None and (found.largest.ratio or 0) > 1 and found.largest.dtype in NARROW:
+        said += f" {says_little(found.largest.dtype)}"
+    if beyond:
+        said += f" In {wording.plural(len(beyond), 'module')} the pair differs and no reordering does, the first is `{widgets.code(beyond[0].module)}`."
+    return said.strip()
+
+
+def short_name(each: ModuleFigures) -> str:
+    """`block 3` for the stream after a block, else the last part of the name."""
+    return f"block {each.block}" if each.kind == RESIDUAL else wording.visible(each.module.rpartition(".")[2])
+
+
+def figures(found: LayerSummary, total: int) -> None:
+    """The headline figures."""
+    first, last, largest = found.first, found.last, found.largest
+    columns = st.columns(5)
+    columns[0].metric(
+        "First module",
+        "none" if first is None else short_name(first),
+        help=None if first is None else f"`{widgets.code(first.module)}`",
+    )
+    columns[1].metric("First block", "none" if first is None else "outside" if first.block is None else f"{first.block}")
+    columns[2].metric("Logits that differ", wording.percent(last.neq_share), help=f"{last.neq:,} of {last.elements:,} elements")
+    columns[3].metric(
+        "Largest over floor",
+        "no floor" if not found.has_floor else wording.number(largest.ratio, 3) if largest is not None else "floor is 0" if first is not None and first.ratio else "0",
+        help="largest rms of a module's difference over that of its rounding floor",
+    )  # fmt: skip
+    columns[4].metric("Positions looked at", f"{found.positions:,} of {total:,}" if found.positions < total else f"all {total:,}")
+
+
+def rows(modules: list[ModuleFigures], names_prompt: bool) -> pd.DataFrame:
+    """The table of modules under names people read."""
+    ratios = [each.ratio for each in modules]
+    table = {
+        "module": [wording.visible(each.module) for each in modules],
+        "kind": [each.kind for each in modules],
+        "differ": [each.neq for each in modules],
+        "share": [each.neq_share for each in modules],
+        "rms": [each.rms for each in modules],
+        "floor": [each.floor_rms for each in modules],
+        "rms / floor": [None if ratio is None or ratio == float("inf") else ratio for ratio in ratios],
+        "max ULPs": [each.max_ulps for each in modules],
+        "mean ULPs": [each.mean_ulps for each in modules],
+        "largest": [each.max_abs for each in modules],
+        "dtype": [each.dtype for each in modules],
+        "elements": [each.elements for each in modules],
+        "first position": pd.array([each.first_position for each in modules], pd.Int64Dtype()),
+    }
+    if names_prompt:
+        table["in prompt"] = pd.array([each.first_prompt for each in modules], pd.Int64Dtype())
+    if any(each.nonfinite_mismatch for each in modules):
+        table["NaN or infinity on one side"] = [each.nonfinite_mismatch for each in modules]
+    return pd.DataFrame(table)
+
+
+def module_figures(each: ModuleFigures) -> str:
+    """One module in a line of markdown."""
+    floor = "no floor was run" if each.floor_rms is None else f"its floor {wording.number(each.floor_rms, 3)}"
+    return (
+        f"`{widgets.code(each.module)}`, {widgets.escaped(each.kind)}{'' if each.block is None else f' of block {each.block}'}: "
+        f"{wording.share(each.neq, each.elements)} of its elements differ, rms {wording.number(each.rms, 3)}, {floor}; largest difference "
+        f"{wording.number(each.max_abs, 4)}, at most {each.max_ulps:,} ULPs of {widgets.escaped(each.dtype)}, {wording.number(each.mean_ulps, 3)} in the mean."
+    )

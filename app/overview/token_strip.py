@@ -1,0 +1,167 @@
+"""The prompt as wrapped text, each token coloured by a figure at its position; a click or Enter selects the position.
+
+A component of its own because text has to wrap and stay text. Figures travel as columns, once for a prompt and a colour: the
+selection is told by app/components/stepper.py in the browser, so a step along the prompt sends none of them again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from app.shell import selection, store_cache
+from app.shell.page_settings import COLOURS
+from app.shell.wording import number
+from core.runs.file.records import Prompt
+
+_CSS = """
+.root { --here: #A2447A; color: var(--st-text-color); }
+.root.dark { --here: #E79AC6; }
+.strip { font-family: var(--st-code-font, monospace); font-size: 0.9rem; line-height: 1.85; max-height: 23rem; overflow-y: auto;
+  border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius); padding: 0.7rem 0.9rem; position: relative; }
+.token { cursor: pointer; border-radius: 3px; padding: 2px 0; margin-right: 1px; white-space: pre-wrap; overflow-wrap: anywhere;
+  -webkit-box-decoration-break: clone; box-decoration-break: clone; }
+.token i { font-style: normal; opacity: 0.4; }
+.token:hover { box-shadow: inset 0 0 0 1.5px var(--st-text-color); }
+.token.flip { font-weight: 700; text-decoration: underline 2px; text-underline-offset: 4px; }
+.token.odd { background-color: #C8000D !important; color: #FFFFFF; text-decoration: line-through; }
+.token.number { white-space: nowrap; padding: 2px 4px; }
+.token.here { outline: 2.5px solid var(--here); outline-offset: 0.5px; }
+.token:focus-visible { box-shadow: 0 0 0 2px var(--st-background-color), 0 0 0 4px var(--st-primary-color); outline-offset: 0; z-index: 1; position: relative; }
+.legend { display: flex; flex-wrap: wrap; gap: 0.3rem 1.2rem; align-items: center; margin-top: 0.5rem; font-size: 0.8rem; }
+.legend .scale { display: inline-flex; flex-wrap: wrap; align-items: center; gap: 0.45rem; }
+.legend .bar { width: 7rem; height: 0.75rem; border-radius: 3px; border: 1px solid var(--st-border-color); }
+.legend .end { font-family: var(--st-code-font, monospace); }
+.legend .sign { cursor: default; font-family: var(--st-code-font, monospace); padding: 1px 4px; box-shadow: none; }
+.tip { position: fixed; inset: auto; margin: 0; pointer-events: none; max-width: min(26rem, 90vw); padding: 0.5rem 0.7rem; font-size: 0.8rem; line-height: 1.45;
+  color: var(--st-text-color); background-color: var(--st-secondary-background-color); border: 1px solid var(--st-border-color);
+  border-radius: var(--st-base-radius); box-shadow: 0 3px 12px rgba(0, 0, 0, 0.25); overflow-wrap: anywhere; }
+.tip b { font-family: var(--st-code-font, monospace); }
+.tip dl { display: grid; grid-template-columns: auto 1fr; gap: 0 0.9rem; margin: 0.3rem 0; }
+.tip dd { margin: 0; font-family: var(--st-code-font, monospace); white-space: pre-wrap; }
+.tip .flipped { font-weight: 700; }
+"""
+_HTML = """
+<div class="root">
+  <div class="strip" role="listbox" aria-label="Tokens of the prompt"></div>
+  <div class="legend"></div>
+  <div class="tip" popover="manual" role="tooltip"></div>
+</div>
+"""
+_strip = st.components.v2.component(
+    "ulpscope_token_strip", html=_HTML, css=_CSS, js=Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
+)
+
+_WIDE = ("max_ulps", "kl")  # spread over decades, so their logarithm counts
+
+
+@dataclass(frozen=True)
+class Heat:
+    """How strongly each token is coloured, and what the legend says of it. `levels` [positions] int, 0 to 100.
+
+    `low` and `high` are the values at the ends of the scale, `stops` the levels between them, from left to right.
+    """
+
+    levels: np.ndarray
+    unit: str
+    low: str | None
+    high: str | None
+    stops: tuple[int, ...]
+
+
+def heat(table: pd.DataFrame, colour: str, dtype: str) -> Heat:
+    """Of one prompt's positions, by one of COLOURS."""
+    column = COLOURS[colour]
+    if column == "is_flip":
+        levels = np.where(table["is_flip"], 100, np.where(table["near_tie"], 30, 0))
+        return Heat(levels, "no near tie, near tie, flip", None, None, (0, 0, 30, 30, 100, 100))
+    if column == "margin":
+        margins = table[["reference_margin", "variant_margin"]].min(axis=1).to_numpy(float)
+        reach = 2 * table["max_abs"].to_numpy(float)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(margins <= reach, 1.0, reach / margins)
+        return Heat(_levels(share), "twice the largest difference / smaller margin", "0", "1 or more: near tie", (0, 100))
+    unit = {
+        "max_abs": "largest difference, logits",
+        "max_ulps": f"max ULPs of {dtype}, log scale",
+        "mean_ulps": f"mean ULPs of {dtype}",
+        "neq": "differing logits",
+        "kl": "KL, nats, log scale",
+    }[column]
+    values = np.nan_to_num(table[column].to_numpy(float))
+    highest = float(values.max())
+    if highest <= 0:
+        return Heat(np.zeros(len(values), int), unit, None, "0 everywhere", (0, 0))
+    if column not in _WIDE:
+        return Heat(_levels(values / highest), unit, "0", _figure(highest), (0, 100))
+    lowest = float(values[values > 0].min())
+    low, high = np.log(lowest) - 0.7, np.log(highest)  # the smallest that differs is still seen
+    share = np.where(values > 0, (np.log(np.maximum(values, lowest)) - low) / (high - low), 0.0)
+    return Heat(_levels(share), unit, _figure(lowest), _figure(highest), (round(100 * 0.7 / (high - low)), 100))
+
+
+def _levels(share: np.ndarray) -> np.ndarray:
+    """0..1 as 0..100; what is not 0 is at least 1."""
+    share = np.clip(np.nan_to_num(share), 0.0, 1.0)
+    return np.where(share > 0, np.maximum(np.rint(100 * share), 1), 0).astype(int)
+
+
+def _figure(value: float) -> str:
+    return f"{int(value):,}" if float(value).is_integer() and abs(value) < 1e9 else number(value, 3)
+
+
+def columns(
+    table: pd.DataFrame, prompt: Prompt, vocabulary: dict[int, str], vocab: int, dtype: str, colour: str
+) -> dict[str, Any]:
+    """What the component draws: a list a figure, in the order of the positions; null where undefined."""
+    shade = heat(table, colour, dtype)
+    argmax = set(table["reference_token"].dropna().tolist()) | set(table["variant_token"].dropna().tolist())
+    return {
+        "texts": list(prompt.token_texts) or None,
+        "ids": list(prompt.token_ids) or None,
+        "names": {int(token): vocabulary[token] for token in argmax if token in vocabulary},
+        "vocab": vocab,
+        "dtype": dtype,
+        "heat": shade.levels.tolist(),
+        "legend": {"unit": shade.unit, "low": shade.low, "high": shade.high, "stops": list(shade.stops)},
+        "flip": table["is_flip"].astype(int).tolist(),
+        "near": table["near_tie"].astype(int).tolist(),
+        "odd": table["nonfinite_mismatch"].tolist(),
+        "reference": _whole(table["reference_token"]),
+        "variant": _whole(table["variant_token"]),
+        "reference_margin": _whole(table["reference_margin_ulps"]),
+        "variant_margin": _whole(table["variant_margin_ulps"]),
+        "max_ulps": _whole(table["max_ulps"]),
+        "neq": _whole(table["neq"]),
+        "max_abs": _rounded(table["max_abs"]),
+        "mean_ulps": _rounded(table["mean_ulps"]),
+        "kl": _rounded(table["kl"]),
+    }
+
+
+def _whole(column: pd.Series) -> list[int | None]:
+    return [None if pd.isna(value) else int(value) for value in column.tolist()]
+
+
+def _rounded(column: pd.Series) -> list[float | None]:
+    """Four digits: more are in the tables, and this is sent for every position."""
+    return [float(f"{value:.4g}") if np.isfinite(value) else None for value in column.to_numpy(float).tolist()]
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _columns(file_stamp: str, colour: str, _view: selection.View) -> str:  # noqa: ARG001  (the stamp is the cache's key)
+    """As JSON, written once: Streamlit writes what it is given at every run, and that of 4096 positions takes 11 ms."""
+    header = _view.run.header
+    prompt = header.prompts[_view.prompt]
+    return json.dumps(columns(_view.prompt_table, prompt, _view.run.vocabulary, header.vocab, header.compute_dtype, colour))
+
+
+def token_strip(view: selection.View, colour: str) -> None:
+    """Draw the strip of the selected prompt."""
+    _strip(key="strip", data={"columns": _columns(store_cache.file_stamp(view), colour, view), "stamp": selection.stamp(view)})

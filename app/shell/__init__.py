@@ -1,0 +1,1 @@
+"""What every page stands in: selection, address, navigation, jobs, wording, exports, the cached store."""

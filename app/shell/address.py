@@ -1,0 +1,99 @@
+"""The address bar: what it says is taken over, and the selection and every page's settings are written back, so it is the share link."""
+
+from __future__ import annotations
+
+import time
+
+import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
+
+from app.shell import heatmap_window, link, page_settings
+from app.shell.selection import View, hold
+
+_LATE_SECONDS = 10.0  # for which a browser may still name an address that was replaced; a busy one takes a second to hear of it
+_MOST_REPLACED = 100
+
+
+def adopt(page: str) -> None:
+    """Take what the address says: at the start of a session, and whenever it is not what was written last (Back, a link)."""
+    names = (*link.LINKED, *(setting.name for setting in page_settings.of_page(page)))
+    said = {key: st.query_params[key] for key in names if key in st.query_params}
+    written = st.session_state.get("written")
+    if said and said != written and not _is_late(page, said):
+        for key in names:
+            st.session_state.pop(f"linked_{key}", None)
+        for key, value in said.items():
+            st.session_state[f"linked_{key}"] = value
+            if len(st.query_params.get_all(key)) > 1:
+                link.complain(f"The link names {key} more than once; the last one counts.")
+        st.session_state["written"] = said
+        if written is not None:  # Back within the session: what the older address does not name is at its default
+            for key in names:
+                if key not in ("run", "variant", "prompt", "position"):
+                    st.session_state.setdefault(f"linked_{key}", "")
+    st.session_state["page"] = page
+
+
+def _is_late(page: str, said: dict[str, str]) -> bool:
+    """Whether it is what was written a moment ago: what is asked for in quick succession comes with an address that was replaced meanwhile.
+
+    Back brings an older one too, and says so; a link leads to another page.
+    """
+    if is_back() or page != st.session_state.get("page"):
+        return False
+    now = time.monotonic()
+    return any(said == old and now - moment < _LATE_SECONDS for old, moment in st.session_state.get("replaced", ()))
+
+
+def is_back() -> bool:
+    """Whether this run was asked for by Back or Forward, or by a link of the list of pages, which is a step of the history too."""
+    context = get_script_run_ctx(suppress_warning=True)
+    return context is not None and context.is_history_navigation
+
+
+def settle_settings(page: str) -> None:
+    """Give the page's own controls the values of the link, else those they had when the page was left."""
+    kept = st.session_state.setdefault("settings", {})
+    for setting in page_settings.of_page(page):
+        asked = link.linked(setting.name)
+        value = None if asked is None or asked == "" else setting.parsed(asked)
+        if asked is not None:
+            if asked and value is None:
+                link.complain(
+                    f"The link asks for {setting.name} '{link.clipped(asked)}'; there is {setting.expected}. Showing the default."
+                )
+            st.session_state[setting.key] = setting.default if value is None else value
+        elif setting.key not in st.session_state:  # the widget was not on the last page
+            st.session_state[setting.key] = kept.get(setting.key, setting.default)
+        kept[setting.key] = st.session_state[setting.key]
+        if setting.options or setting.span is not None:  # what is being typed stays
+            hold(setting.key)
+
+
+def of(view: View | None, page: str | None = None) -> dict[str, str]:
+    """What the address bar says of a view on a page (the open one where none is named): the share link."""
+    said = {} if view is None else _selection_address(view)
+    kept = st.session_state.get("settings", {})
+    for setting in page_settings.of_page(page or st.session_state.get("page", "overview")):
+        word = setting.said(kept.get(setting.key, setting.default))
+        if word is not None:
+            said[setting.name] = word
+    return said
+
+
+def _selection_address(view: View) -> dict[str, str]:
+    said = {"run": view.run.run_id, "variant": view.pair.variant, "prompt": str(view.prompt), "position": str(view.position)}
+    if len(view.run.header.prompts) == 1:
+        del said["prompt"]
+    return said | heatmap_window.address(view)
+
+
+def write(said: dict[str, str]) -> None:
+    """Make the address bar say it, in one step: every change of the address is an entry in the browser's history."""
+    names = {*link.LINKED, *(setting.name for setting in page_settings.SETTINGS)}
+    if {key: st.query_params.get(key) for key in said} != said or any(key in st.query_params for key in names - said.keys()):
+        st.query_params.from_dict(said)
+    before = st.session_state.get("written")
+    if before is not None and before != said:
+        st.session_state["replaced"] = [(before, time.monotonic()), *st.session_state.get("replaced", ())][:_MOST_REPLACED]
+    st.session_state["written"] = said

@@ -1,0 +1,151 @@
+"""Figures and tables for elsewhere: a table as CSV or Parquet, a figure as SVG or PNG under a name that says where it is from.
+
+CSV carries every digit (the shortest text that reads back as the same float64), whole numbers as such, and nothing where a value is
+undefined. A text that a spreadsheet would run as a formula, and one that begins with an apostrophe, gets an apostrophe in front: token
+texts and names of sides are of others. Numbers are never touched, and Parquet has every text as it is.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from functools import partial
+from urllib.parse import quote
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import streamlit as st
+
+from app.components.chart_style import inert
+from app.shell import selection, store_cache, wording
+from core.runs.reader import RunReader
+
+# What spreadsheets take for the beginning of a formula, wide forms and leading line ends among it; the apostrophe, so that it can be undone.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+PICTURES = {"SVG": "svg", "PNG": "png"}
+_KEPT = "picture_format"
+
+
+def inert_text(value: object) -> object:
+    """A text that no spreadsheet runs; anything else as it is."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def headed(table: pd.DataFrame) -> pd.DataFrame:
+    """Under headings that say where ranks begin."""
+    return table.rename(columns={name: f"{name} (1 = argmax)" for name in table.columns if str(name).endswith("_rank")})
+
+
+def csv(table: pd.DataFrame) -> bytes:
+    """Comma-separated, UTF-8, a heading line."""
+    kept = headed(table)
+    for column in kept.columns:
+        if not pd.api.types.is_numeric_dtype(kept[column].dtype):  # bool counts as a number
+            kept[column] = kept[column].astype(object).map(inert_text)
+    # Lines end as RFC 4180 has them: with a bare \n a text with a \r in it would not be quoted, and tear its line.
+    return kept.rename(columns=inert_text).to_csv(index=False, lineterminator="\r\n").encode()
+
+
+def parquet(table: pd.DataFrame) -> bytes:
+    """The same with its types, texts as they are."""
+    target = io.BytesIO()
+    pq.write_table(pa.Table.from_pandas(headed(table), preserve_index=False), target)
+    return target.getvalue()
+
+
+def download(tables: dict[str, Callable[[], pd.DataFrame] | pd.DataFrame], name: str, key: str) -> None:
+    """A popover with every table as CSV and as Parquet. What is in it is drawn when it is opened, a file is made when it is asked for.
+
+    tables: what each is called on its button, with the table or what makes it. name: the beginning of the files' names.
+    """
+    popover = st.popover("Download", icon=":material/download:", key=f"{key}_download", on_change="rerun")
+    if not popover.open:
+        return
+    with popover:
+        for number, (title, table) in enumerate(tables.items()):
+            part = f"{name}-{_plain(title)}" if len(tables) > 1 else name
+            if len(tables) > 1:
+                st.markdown(f"**{title[:1].upper()}{title[1:]}**")
+            with st.container(horizontal=True):
+                for form, make, kind in (("CSV", csv, "text/csv"), ("Parquet", parquet, "application/vnd.apache.parquet")):
+                    st.download_button(
+                        form, partial(_made, make, table), f"{part}.{form.lower()}", kind, key=f"{key}_{number}_{form}", on_click="ignore"
+                    )  # fmt: skip
+        st.caption(
+            "All digits, texts in full. In the CSV a text that a spreadsheet would take for a formula has an apostrophe in front."
+        )
+
+
+def _made(make: Callable[[pd.DataFrame], bytes], table: Callable[[], pd.DataFrame] | pd.DataFrame) -> bytes:
+    return make(table() if callable(table) else table)
+
+
+def _plain(title: str) -> str:
+    return "-".join(wording.file_name(title).lower().replace(",", "").replace("_", " ").split())
+
+
+def file_stem(view: selection.View, what: str, *, at_position: bool = False) -> str:
+    """`RUN-pair0-flips`, with the prompt and position where the table or figure is of one."""
+    place = f"-prompt{view.prompt}-position{view.position}" if at_position else ""
+    return f"{wording.file_name(view.run.run_id)}-pair{view.pair.index}-{what}{place}"
+
+
+def distances(view: selection.View) -> pd.DataFrame:
+    """How many logits of the pair are how many ULPs apart: distance_ulps, elements."""
+    histogram = store_cache.histogram(view)
+    return pd.DataFrame({"distance_ulps": list(histogram), "elements": list(histogram.values())})
+
+
+def picture(name: str, of: Sequence[str]) -> dict[str, object]:
+    """How the camera in the corner of a figure saves it: under this name, in the session's format, twice as sharp as the screen.
+
+    of: what it is a figure of, in parts that stand above it then, for a picture goes where no page is around it.
+    """
+    form = PICTURES.get(st.session_state.get(_KEPT, "SVG"), "svg")
+    return {
+        "format": form,
+        "filename": name,
+        "scale": 1 if form == "svg" else 2,
+        "of": [inert(" ".join(part.split())) for part in of],
+    }
+
+
+def picture_of(view: selection.View, what: str, *, of_prompt: bool = False, at_position: bool = False) -> dict[str, object]:
+    """The same for a figure of the pair that is looked at, over all its prompts, of one of them or of one position."""
+    run, unit = of_run(view.run)
+    parts = [run, f"{view.pair.variant} against {view.pair.reference}", unit]
+    if at_position:
+        parts.append(f"prompt {view.prompt}, position {view.position:,}")
+    elif of_prompt:
+        what, parts = f"{what}-prompt{view.prompt}", [*parts, f"prompt {view.prompt}"]
+    return picture(file_stem(view, what, at_position=at_position), parts)
+
+
+def of_run(run: RunReader) -> list[str]:
+    """The run, by name and id, and the unit of its figures."""
+    return [f"{run.header.name} ({run.run_id})", f"logits and ULPs of {run.header.compute_dtype}"]
+
+
+def picture_format() -> None:
+    """The choice between SVG and PNG, for all figures of the session."""
+
+    def chosen() -> None:
+        st.session_state[_KEPT] = st.session_state["picture_choice"] or "SVG"
+
+    st.session_state["picture_choice"] = st.session_state.get(_KEPT, "SVG")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption("The camera in the corner of a figure saves it as", width="content")
+        st.segmented_control(
+            "Figures are saved as", list(PICTURES), required=True, key="picture_choice", on_change=chosen, label_visibility="collapsed",
+        )  # fmt: skip
+
+
+def whole_run(view: selection.View) -> None:
+    """Links to the run file and to the npz of every side."""
+    with st.container(horizontal=True):
+        for label, ending, what in (
+            ("Run file (.duckdb)", "duckdb", "Logits, figures and provenance in one file that any DuckDB opens; put into another store it is the same run."),
+            ("Logits (.npz)", "npz", "Every side under its name in the bits it came in, with the token ids where known."),
+        ):  # fmt: skip
+            st.link_button(label, f"/files/{quote(view.run.run_id)}.{ending}", icon=":material/download:", help=what)

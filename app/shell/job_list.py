@@ -1,0 +1,67 @@
+"""The captures of this server as a list that keeps itself up to date."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from app.hosting import page_guard
+from app.shell import store_cache, widgets
+from app.shell.jobs import Job, Jobs
+
+
+def _how_it_stands(job: Job) -> str:
+    """One line on a job."""
+    if job.state == "waiting":
+        return "waiting for those before it"
+    if job.state == "running" and job.rows_total:
+        rest = f", about {job.seconds_left:.0f} s left" if job.seconds_left is not None and job.rows_done < job.rows_total else ""
+        unit = "prompts" if job.stage.endswith(" writes") else "positions"
+        return f"{job.stage}: {job.rows_done:,} of {job.rows_total:,} {unit}, {job.seconds:.0f} s{rest}"
+    if job.state == "done":
+        return f"{job.rows_total:,} positions over all sides in {job.seconds:.0f} s"
+    return f"{job.stage}, {job.seconds:.0f} s" if job.state == "running" else job.message or job.state
+
+
+def _open_run(job: Job) -> None:
+    st.session_state["open_next"] = job.run_id
+    st.session_state["opened"] = True
+
+
+@st.fragment(run_every=1.0)
+def job_list(jobs: Jobs, *, of_uploads: bool = False) -> None:
+    """Every capture (or every upload that is being saved) with how it stands, drawn again every second; buttons to cancel, open and dismiss."""
+    if st.session_state.get(
+        "opened"
+    ):  # by a click that came while the page was being drawn again, which reaches its callback alone
+        st.rerun()
+    listed = jobs.ingests() if of_uploads else jobs.all()
+    if not listed and not of_uploads:
+        st.caption("No captures yet since this dashboard started.")
+    for job in listed:
+        with st.container(border=True, key=f"job_{job.number}"):
+            what, action = st.columns([5, 1], vertical_alignment="center")
+            what.markdown(f"**{widgets.escaped(job.title)}** — {job.state}")
+            if job.state == "failed":
+                what.error(widgets.escaped(job.message))
+            elif job.state == "done" and job.message:
+                what.warning(widgets.escaped(job.message))
+            else:
+                what.caption(widgets.escaped(_how_it_stands(job)))
+            if job.state == "running":
+                what.progress(job.share)
+            if job.state == "done":
+                action.button(
+                    "Open run", key=f"open_{job.number}", type="primary", width="stretch", on_click=_open_run, args=(job,)
+                )
+            if job.state == "cancelling":
+                action.caption("cancelling")
+            elif not page_guard.may_edit():
+                continue
+            elif job.is_over:
+                action.button(
+                    "Dismiss", key=f"forget_{job.number}", on_click=store_cache.forget, args=(job.number,), width="stretch"
+                )
+            else:
+                action.button(
+                    "Cancel", key=f"cancel_{job.number}", on_click=store_cache.cancel, args=(job.number,), width="stretch"
+                )

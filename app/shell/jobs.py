@@ -1,0 +1,326 @@
+"""Captures started from a page: each in a process of its own, one at a time on a device, seen by every viewer.
+
+A job is the command line itself (`python -m core capture ... --progress json`), so it can be copied and repeated, it does not
+slow the pages down, and it survives a page switch and a closed tab. Torch is loaded by that process alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from app.shell import wording
+from core.errors import UlpscopeError
+from core.runs.store.partial import Partial
+from core.runs.store.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+ANY_DEVICE = "best there is"
+TAKING_IN = "the store"  # what jobs that take in files run on: one at a time, beside captures
+_NOTHING_STORED = "cancelled; nothing was stored"
+NICENESS = 10  # of a job's process: beside a capture and an ingest on two cores, 95 % of 50 viewers' reruns were within 2.8 s without it, 0.7 s with
+PATIENCE_SECONDS = 2  # how long a cancelled job may take to clean up before it is killed
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job as it stands. state: waiting, running, cancelling, done, failed or cancelled; rows are positions over all sides.
+
+    device: what it runs on, ANY_DEVICE or TAKING_IN. reserved: the id that its run is going to have, where that is known before; who: who asked for it. counted_*: rows and seconds when the rows of this stage were first told of. A job that is done with a message was kept in part: the message says what failed.
+    """
+
+    number: int
+    title: str
+    device: str
+    arguments: tuple[str, ...]
+    state: str = "waiting"
+    stage: str = ""
+    rows_done: int = 0
+    rows_total: int = 0
+    seconds: float = 0.0
+    counted_rows: int = 0
+    counted_seconds: float = 0.0
+    run_id: str = ""
+    message: str = ""
+    reserved: str = ""
+    who: str = ""
+
+    @property
+    def command(self) -> str:
+        """What a person would type for it."""
+        return shlex.join(["python", "-m", "core", *self.arguments])
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ("done", "failed", "cancelled")
+
+    @property
+    def share(self) -> float:
+        return self.rows_done / self.rows_total if self.rows_total else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimated from the rows since the first were told of, so not from loading the model; None while there are none."""
+        done = self.rows_done - self.counted_rows
+        return (self.seconds - self.counted_seconds) * (self.rows_total - self.rows_done) / done if done > 0 else None
+
+
+@dataclass(frozen=True)
+class PromptFile:
+    """A file that a viewer dropped: its name and what is in it."""
+
+    name: str
+    content: bytes
+
+    def saved(self, place: Partial) -> Path:
+        """Written into a directory that goes when `place` is removed, and at the store's next sweep should the server be killed."""
+        path = place.directory / (wording.file_name(self.name) or "prompts.txt")
+        path.write_bytes(self.content)
+        return path
+
+
+class Jobs:
+    """All jobs of this server. Every method may be called from any thread; `Job`s handed out are snapshots.
+
+    One at a time on a device, in the order they came, because two captures on the same cores would time each other. Jobs on
+    different devices run side by side. Which device "the best there is" means only the job's own process knows, so such a job has
+    the machine for itself.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._jobs: dict[int, Job] = {}
+        self._numbers = itertools.count(1)
+        self._processes: dict[int, subprocess.Popen] = {}
+        self._running: set[int] = set()
+        self._places: dict[int, Partial] = {}
+        self._callers: dict[int, Callable[[Job], None]] = {}
+        self._watchers: dict[int, Callable[[Job], None]] = {}
+        self._is_stopped = False
+        with suppress(UlpscopeError, OSError):
+            Store(store).sweep()  # a server that is ended by a signal tidies nothing up
+        atexit.register(self.stop)
+
+    @property
+    def store(self) -> Store:
+        """Where its runs go."""
+        return Store(self._store)
+
+    def all(self, *, of_ops: bool = False) -> list[Job]:
+        """The captures, newest first; `of_ops`: the probes of operations instead, which their own page lists."""
+        with self._lock:
+            captures = [job for job in self._jobs.values() if job.device != TAKING_IN]
+        return sorted((job for job in captures if (job.arguments[:1] == ("ops",)) == of_ops), key=lambda job: -job.number)
+
+    def ingests(self) -> list[Job]:
+        """The jobs that take in files, newest first (app.uploads.ingest_jobs begins them)."""
+        with self._lock:
+            return sorted((job for job in self._jobs.values() if job.device == TAKING_IN), key=lambda job: -job.number)
+
+    def submit(
+        self, arguments: Sequence[str], *, title: str, device: str, prompts: PromptFile | None = None, place: Partial | None = None,
+        reserved: str = "", who: str = "", on_change: Callable[[Job], None] | None = None,
+        on_over: Callable[[Job], None] | None = None,
+    ) -> Job:  # fmt: skip
+        """Line up `python -m core ARGUMENTS`, with `--prompts FILE` where a file was dropped, which is kept until the job is over.
+
+        place: a directory of the job's own files instead, which goes with it. on_change: told of the job when it is lined up and whenever it
+        stands otherwise; on_over: when it is over. Both in any thread.
+        """
+        if prompts is not None:
+            place = Store(self._store).new_partial("prompts", datetime.now(UTC))
+            arguments = [*arguments, "--prompts", str(prompts.saved(place).absolute())]
+        with self._lock:
+            job = Job(next(self._numbers), title, device, tuple(arguments), reserved=reserved, who=who)
+            self._jobs[job.number] = job
+            if on_over is not None:
+                self._callers[job.number] = on_over
+            if place is not None:
+                self._places[job.number] = place
+            if on_change is not None:
+                self._watchers[job.number] = on_change
+        self._tell(job.number)  # outside the lock: it may write a file, and the event loop asks for the list of jobs
+        self._start_ready()
+        with self._lock:
+            return self._jobs[job.number]
+
+    def cancel(self, number: int) -> bool:
+        """Stop a waiting or running job; what it began is removed by the job itself, so it is over only when its process is.
+
+        Returns whether there was anything to stop.
+        """
+        with self._lock:
+            job = self._jobs.get(number)
+            if job is None or job.state not in ("waiting", "running"):
+                return False
+            is_waiting = job.state == "waiting"
+            change = ("cancelled", _NOTHING_STORED) if is_waiting else ("cancelling", "cancelling")
+            self._jobs[number] = replace(job, state=change[0], message=change[1])
+            process = self._processes.get(number)
+        if is_waiting:
+            self._drop_files(number)
+            self._start_ready()
+        elif process is not None:
+            process.terminate()
+            threading.Thread(target=_kill_later, args=(process,), daemon=True).start()
+        return True
+
+    def forget(self, number: int) -> None:
+        """Take a finished job off the list; its run stays."""
+        with self._lock:
+            if number in self._jobs and self._jobs[number].is_over:
+                del self._jobs[number]
+
+    def stop(self) -> None:
+        """End what runs and start nothing more: the server is going away, and nobody would see the rest."""
+        with self._lock:
+            self._is_stopped = True
+            processes = list(self._processes.values())
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE_SECONDS)
+            process.kill()
+        for number in list(self._places):
+            self._drop_files(number)
+
+    def _start_ready(self) -> None:
+        """Start every waiting job whose device is free, unless one that came earlier waits for the same."""
+        with self._lock:
+            taken = [self._jobs[number].device for number in self._running if number in self._jobs]
+            for job in sorted(self._jobs.values(), key=lambda job: job.number):
+                if job.state != "waiting" or self._is_stopped:
+                    continue
+                captures = [device for device in taken if device != TAKING_IN]
+                if job.device == TAKING_IN:
+                    is_free = TAKING_IN not in taken
+                else:
+                    is_free = not captures if job.device == ANY_DEVICE else not {job.device, ANY_DEVICE} & set(captures)
+                taken.append(job.device)
+                if is_free:
+                    self._jobs[job.number] = replace(job, state="running", stage="starting")
+                    self._running.add(job.number)
+                    threading.Thread(target=self._work, args=(job.number,), name="ulpscope-job", daemon=True).start()
+
+    def _change(self, number: int, **values: object) -> None:
+        with self._lock:
+            if number in self._jobs:
+                self._jobs[number] = replace(self._jobs[number], **values)  # type: ignore[arg-type]
+
+    def _work(self, number: int) -> None:
+        self._tell(number)
+        try:
+            self._run(number)
+        except Exception as error:  # the line behind it must go on, whatever a job's process did or said
+            self._change(number, state="failed", message=f"it could not be run ({error}).")
+        finally:
+            self._drop_files(number)
+            with self._lock:
+                self._processes.pop(number, None)
+                self._running.discard(number)
+            self._start_ready()
+
+    def _run(self, number: int) -> None:
+        with self._lock:
+            job = self._jobs[number]
+            if self._is_stopped or job.state == "cancelling":  # before there was a process to end
+                self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
+                return
+            command = [sys.executable, "-m", "core", *job.arguments, "--progress", "json", "--store", str(self._store.absolute())]
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+            )  # fmt: skip
+            self._processes[number] = process
+            with suppress(OSError, AttributeError):  # gone already, or a system without priorities
+                os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+        if process.stdout is None or process.stderr is None:
+            raise ValueError("a job's output and errors are pipes")
+        errors: list[str] = []
+        reader = threading.Thread(target=lambda pipe=process.stderr: errors.append(pipe.read()), daemon=True)
+        reader.start()
+        began = time.monotonic()
+        for text in process.stdout:
+            self._take(number, object_of(text), time.monotonic() - began)
+        code = process.wait()
+        reader.join(5)
+        if code < 0:  # killed: nobody was there to clean up
+            with suppress(UlpscopeError, OSError):
+                Store(self._store).sweep()
+        self._end(number, code, "".join(errors))
+
+    def _take(self, number: int, said: dict[str, object], seconds: float) -> None:
+        """One line of a job's process."""
+        known: dict[str, object] = {key: said[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in said}
+        rows, total = said.get("rows_done"), said.get("rows_total")
+        with self._lock:
+            job = self._jobs[number]
+        if isinstance(rows, int) and (total != job.rows_total or rows < job.rows_done):  # another stage, with rows of its own
+            known |= {"counted_rows": rows, "counted_seconds": seconds}
+        self._change(number, seconds=seconds, **known)
+        self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        with self._lock:
+            watcher, job = self._watchers.get(number), self._jobs.get(number)
+        if watcher is not None and job is not None:
+            watcher(job)
+
+    def _end(self, number: int, code: int, errors: str) -> None:
+        with self._lock:
+            job = self._jobs[number]
+            if job.run_id:  # also where a cancel came too late; with a sentence where a later side failed
+                message = sentence_of(errors, code) if code else ""
+                self._jobs[number] = replace(job, state="done", rows_done=job.rows_total, message=message)
+            elif job.state == "cancelling":
+                self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
+            else:
+                self._jobs[number] = replace(job, state="failed", message=sentence_of(errors, code))
+
+    def _drop_files(self, number: int) -> None:
+        self._tell(number)
+        with self._lock:
+            self._watchers.pop(number, None)
+            place = self._places.pop(number, None)
+            caller, job = self._callers.pop(number, None), self._jobs.get(number)
+        if place is not None:
+            place.remove()
+        if caller is not None and job is not None:
+            with suppress(UlpscopeError, OSError):
+                caller(job)
+
+
+def sentence_of(errors: str, code: int) -> str:
+    """What a process said was wrong, in one sentence; its last line where it said none."""
+    said = [line for line in errors.splitlines() if line.strip()]
+    last = said[-1] if said else f"it ended with exit code {code}."
+    return next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), last)
+
+
+def object_of(text: str) -> dict[str, object]:
+    """JSON that is an object; empty for whatever else a process prints."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _kill_later(process: subprocess.Popen) -> None:
+    try:
+        process.wait(PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()

@@ -1,0 +1,69 @@
+"""What a link asks for, taken out of the session once, and the sentences on what of it is not there."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from app.shell import page_settings
+
+# rows, tokens (a range of columns), order and cells: the heatmap's window; token: the logit selected there
+LINKED = ("run", "variant", "prompt", "position", "rows", "tokens", "order", "cells", "token")
+
+
+def linked(key: str) -> str | None:
+    """What the link said of `key`, once."""
+    return st.session_state.pop(f"linked_{key}", None)
+
+
+def linked_number(key: str, lowest: int, highest: int) -> int | None:
+    """A number out of the link; if it is none or lies outside, the nearest, and the viewer goes to the gallery with a sentence."""
+    text = linked(key)
+    if text is None:
+        return None
+    value = page_settings.whole(text)
+    if value is None:
+        go_astray(
+            f"The link asks for {key} '{clipped(text)}', which is no number that a {key} can be; {key} {lowest} is selected."
+        )
+        return lowest
+    if not lowest <= value <= highest:
+        nearest = min(max(value, lowest), highest)
+        go_astray(f"The link asks for {key} {value}; this run has {lowest} to {highest}, and {nearest} is selected.")
+        return nearest
+    return value
+
+
+def clipped(text: str) -> str:
+    """The beginning of what a link says, for a sentence."""
+    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return shown if len(shown) <= 60 else f"{shown[:60]}…"
+
+
+def go_astray(sentence: str) -> None:
+    """What was asked for is not there: say so, and show the gallery instead of another view under the old link."""
+    complain(sentence)
+    st.session_state["astray"] = True
+
+
+def linked_range(key: str, full: tuple[int, int]) -> tuple[int, int] | None:
+    """`12:40` out of the link as (12, 40); None if the link says nothing of it, `full` and a word to the viewer if nothing of use."""
+    text = linked(key)
+    if text is None:
+        return None
+    try:
+        start, stop = (int(part) for part in text.split(":"))
+        is_inside = full[0] <= start < stop <= full[1]
+    except ValueError:
+        is_inside = False
+    if text and not is_inside:
+        complain(f"The link asks for {key} '{text[:40]}'; this run has {full[0]} to {full[1]}. Showing all.")
+    return (start, stop) if is_inside else full
+
+
+def complain(sentence: str) -> None:
+    """Keep a sentence for the top of the page. It is shown as plain text, so it may quote a link."""
+    st.session_state.setdefault("complaints", []).append(sentence)
+
+
+def complaints() -> list[str]:
+    return st.session_state.pop("complaints", [])

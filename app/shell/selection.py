@@ -1,0 +1,72 @@
+"""What the viewer looks at: the open run and the one selection (run, variant, prompt, position) behind every page.
+
+The selection lives in the session (here), comes out of a link (app/shell/link.py) and goes into the address bar (app/shell/address.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+import streamlit as st
+
+from core.runs.reader import RunReader, StoredPair
+from core.runs.views.elements import row_of
+
+
+@dataclass(frozen=True)
+class View:
+    """One pair at one position of an open run. `table` has the pair's figures, one row a position of every prompt."""
+
+    run: RunReader
+    pair: StoredPair
+    prompt: int
+    position: int
+    table: pd.DataFrame
+
+    @property
+    def row(self) -> int:
+        return row_of(self.run, self.prompt, self.position)
+
+    @property
+    def prompt_table(self) -> pd.DataFrame:
+        return self.table[self.table["prompt"] == self.prompt]
+
+    @property
+    def here(self) -> pd.Series:
+        """The figures at the selected position."""
+        return self.table.iloc[self.row]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Token texts of the selected prompt, empty if unknown."""
+        return self.run.header.prompts[self.prompt].token_texts
+
+    @property
+    def dtype(self) -> str:
+        return self.run.header.compute_dtype
+
+
+def stamp(view: View) -> str:
+    """Which prompt of which pair of which run: what a position belongs to."""
+    return f"{view.run.run_id} {view.pair.index} {view.prompt}"
+
+
+def select(**values: str | int) -> None:
+    """Change the selection; for callbacks, which run before the widgets of the selection are drawn."""
+    for key, value in values.items():
+        st.session_state[key] = value
+
+
+def hold(key: str) -> None:
+    """Have the widget of this key show what the session holds, before it is drawn.
+
+    Streamlit tells the browser a value that was set by the script once. Where a second run comes before the browser has fetched the widget's
+    code (another element asks for one as soon as it is drawn), the widget would begin at its default, and say that with the next click.
+    """
+    st.session_state[key] = st.session_state[key]
+
+
+def current_view() -> View | None:
+    """What the sidebar of this script run selected."""
+    return st.session_state.get("view")

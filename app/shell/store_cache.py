@@ -1,0 +1,293 @@
+"""What the pages read of the store, cached by file and time of change, never by array; and what they change in it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from app.hosting import identity
+from app.shell import link, selection
+from app.shell.jobs import Job, Jobs, PromptFile
+from app.shell.selection import View
+from core.errors import StoreError
+from core.runs.ops_run import OpsRun, read_ops
+from core.runs.reader import RunReader
+from core.runs.store import audit, labels
+from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_runs
+from core.runs.store.store import Store, open_store
+from core.runs.store.trash import Discarded
+from core.runs.views.elements import top_of_both
+from core.runs.views.kv_cache import PositionGrid, by_position
+from core.runs.views.layers import LayerGrid
+from core.runs.views.layers import grid as layer_grid_of
+
+
+def store() -> Store:
+    return open_store()
+
+
+def stamp_of(run: RunReader) -> tuple[str, int, int]:
+    """The run's file with its time of change and size, for caches of what is in it."""
+    return _stamp(run.path)
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        raise StoreError(f"run '{path.stem}' is not there any more.") from None
+    return str(path), status.st_mtime_ns, status.st_size
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _reader(path: str, changed: int, size: int) -> RunReader:
+    return RunReader(Path(path))
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _positions(path: str, changed: int, size: int, pair: int) -> pd.DataFrame:
+    return _reader(path, changed, size).positions(pair)
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _histogram(path: str, changed: int, size: int, pair: int) -> dict[int, int]:
+    return _reader(path, changed, size).histogram(pair)
+
+
+@st.cache_resource(max_entries=256, show_spinner=False)
+def _top(path: str, changed: int, size: int, pair: int, prompt: int, position: int) -> pd.DataFrame:
+    return top_of_both(_reader(path, changed, size), pair, prompt, position)
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _kv_positions(path: str, changed: int, size: int, pair: int, prompt: int) -> dict[str, PositionGrid]:
+    return by_position(_reader(path, changed, size), pair, prompt)
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _layer_grid(path: str, changed: int, size: int, pair: int, prompt: int, measure: str) -> LayerGrid:
+    reader = _reader(path, changed, size)
+    modules = max(1, len(reader.layers(pair).query("prompt == @prompt")))
+    return layer_grid_of(reader, pair, prompt, measure, max_columns=min(400, max(40, 12_000 // modules)))
+
+
+@st.cache_resource(show_spinner=False)
+def _kept(kind: str) -> dict[tuple[str, int, int], Any]:
+    """What was read of each file, for all viewers: of a thousand runs, only the one that came is read."""
+    return {}
+
+
+def _digest(stamps: tuple) -> str:
+    """For a key: Streamlit takes 45 ms to hash the stamps of a thousand files by itself."""
+    return hashlib.sha256(repr(stamps).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _cards(digest: str, _stamps: tuple[tuple[str, int, int], ...]) -> tuple[list[RunCard], list[BrokenRun]]:
+    stamps = _stamps
+    kept = _kept("card")
+    known = {stamp: kept.get(stamp) for stamp in stamps}
+    read = read_runs([Path(stamp[0]) for stamp, card in known.items() if card is None])
+    found = {Path(stamp[0]): card or read[Path(stamp[0])] for stamp, card in known.items()}
+    kept |= {stamp: card for stamp in stamps if isinstance(card := found[Path(stamp[0])], RunCard)}
+    _forget(kept, stamps)
+    return arranged(open_store(), found)
+
+
+def _forget(kept: dict[tuple[str, int, int], Any], stamps: tuple[tuple[str, int, int], ...]) -> None:
+    """Keep no more of what is gone than of what is there: it may come back out of the trash."""
+    if len(kept) > 2 * len(stamps) + 100:
+        for stamp in set(kept) - set(stamps):
+            kept.pop(stamp, None)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _labels(directory: str, digest: str) -> tuple[dict[str, labels.Labels], list[str]]:
+    return labels.read_all(Path(directory))
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _names(digest: str, _stamps: tuple[tuple[str, int, int], ...]) -> dict[Path, str]:
+    found = read_runs([Path(stamp[0]) for stamp in _stamps])
+    return {path: path.stem if isinstance(card, StoreError) else card.name for path, card in found.items()}
+
+
+@st.cache_resource(show_spinner=False)
+def jobs() -> Jobs:
+    """The captures of this server, one list for all viewers."""
+    return Jobs(store().directory)
+
+
+def cards() -> tuple[list[RunCard], list[BrokenRun]]:
+    """All runs, newest first, and the files that are none; only a file that has come or changed is read."""
+    stamps = _stamps(store().paths())
+    return _cards(_digest(stamps), stamps)
+
+
+def _stamps(paths: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
+    stamps = []
+    for path in paths:
+        try:
+            stamps.append(_stamp(path))
+        except StoreError:
+            continue  # deleted between the listing and the look
+    return tuple(stamps)
+
+
+def searchable() -> dict[str, str]:
+    """Run id to the beginnings of its prompts, case folded; read once a file, at the first search (1 ms a run)."""
+    stamps, kept = _stamps(store().paths()), _kept("prompts")
+    missing = [stamp for stamp in stamps if stamp not in kept]
+    texts = prompt_texts([Path(stamp[0]) for stamp in missing]) if missing else {}
+    kept |= {stamp: texts[Path(stamp[0])].casefold() for stamp in missing}
+    _forget(kept, stamps)
+    return {Path(stamp[0]).stem: kept[stamp] for stamp in stamps}
+
+
+def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
+    """Labels by run id, and a sentence on each file of labels that cannot be read."""
+    directory = store().directory
+    return _labels(str(directory), _digest(labels.stamps(directory)))
+
+
+def label(run_id: str, seen: labels.Labels, wanted: labels.Labels) -> None:
+    """Change the labels of a run that a viewer has `seen`; what had to be put aside for that, or stands beside it, is said."""
+    who = identity.editor()
+    changed = labels.write(store().directory, run_id, wanted, seen)
+    now = changed.labels
+    audit.record(
+        store().directory, who.name, "label", run_id, tags=len(now.tags), note_characters=len(now.note), pinned=now.pinned
+    )
+    if changed.aside:
+        link.complain(f"The damaged labels of run '{link.clipped(run_id)}' were put aside as {link.clipped(changed.aside)}.")
+    if changed.has_both_notes:
+        link.complain("Somebody else changed the note while you wrote yours: both are kept, one below the other.")
+
+
+def discarded() -> list[Discarded]:
+    """The runs in the trash, the latest deleted first."""
+    return store().discarded()
+
+
+def names_of(runs: list[Discarded]) -> dict[Path, str]:
+    """What they were called; their ids where the files cannot be read."""
+    stamps = _stamps(run.path for run in runs)
+    return _names(_digest(stamps), stamps)
+
+
+def open_run(run_id: str) -> RunReader:
+    return _reader(*_stamp(store().path_of(run_id)))
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _ops_run(path: str, changed: int, size: int) -> OpsRun:
+    return read_ops(Store(Path(path).parent), Path(path).stem)
+
+
+def ops_run(run_id: str) -> OpsRun:
+    """A run of probes of operations, which has no sides."""
+    return _ops_run(*_stamp(store().path_of(run_id)))
+
+
+def delete(run_id: str) -> None:
+    """Delete a run for good and let go of its file, or the disk would not get its space back."""
+    who = identity.editor()
+    stamp = _stamp(store().path_of(run_id))
+    store().delete(run_id)
+    _let_go(stamp)
+    audit.record(store().directory, who.name, "delete for good", run_id)
+
+
+def discard(run_id: str) -> str:
+    """Move a run into the trash; returns the entry. Its file is let go of, for the day on which the trash is emptied."""
+    who = identity.editor()
+    stamp = _stamp(store().path_of(run_id))
+    entry = store().discard(run_id)
+    _let_go(stamp)
+    audit.record(store().directory, who.name, "delete", run_id, entry=entry)
+    return entry
+
+
+def restore(entry: str) -> str:
+    """Put a discarded run back; returns its id."""
+    who = identity.editor()
+    run_id = store().restore(entry)
+    audit.record(store().directory, who.name, "restore", run_id, entry=entry)
+    return run_id
+
+
+def purge(entry: str) -> None:
+    """Remove a discarded run for good."""
+    who = identity.editor()
+    if store().purge_trash(entry=entry):
+        audit.record(store().directory, who.name, "delete for good", entry=entry)
+
+
+def submit(arguments: Sequence[str], *, title: str, device: str, prompts: PromptFile | None = None) -> Job:
+    """Line up a job of this server for whoever looks at the page; see Jobs.submit."""
+    who = identity.editor()
+    job = jobs().submit(arguments, title=title, device=device, prompts=prompts, who=who.name)
+    audit.record(store().directory, who.name, arguments[0], title=title, job=job.number)
+    return job
+
+
+def cancel(number: int) -> None:
+    """Stop a job of anybody's."""
+    who = identity.editor()
+    if jobs().cancel(number):
+        audit.record(store().directory, who.name, "cancel", job=number)
+
+
+def forget(number: int) -> None:
+    """Take a finished job off the list."""
+    identity.editor()
+    jobs().forget(number)
+
+
+@contextmanager
+def leaving(path: Path) -> Iterator[None]:
+    """Let go of a run's file once the block has moved or removed it."""
+    stamp = _stamp(path)
+    yield
+    _let_go(stamp)
+
+
+def _let_go(stamp: tuple[str, int, int]) -> None:
+    with suppress(StoreError):  # it was not open, and is not there to be opened any more
+        _reader(*stamp).close()
+    _reader.clear(*stamp)
+
+
+def positions(run: RunReader, pair: int) -> pd.DataFrame:
+    return _positions(*_stamp(run.path), pair)
+
+
+def histogram(view: View) -> dict[int, int]:
+    """ULP distance to number of elements; a float32 pair can have a hundred thousand distances, which take 0.15 s to read."""
+    return _histogram(*_stamp(view.run.path), view.pair.index)
+
+
+def kv_positions(view: View) -> dict[str, PositionGrid]:
+    """Layers x positions of the caches of the selected prompt; see core.runs.views.kv_cache.by_position."""
+    return _kv_positions(*_stamp(view.run.path), view.pair.index, view.prompt)
+
+
+def layer_grid(view: View, measure: str) -> LayerGrid:
+    """Modules x positions of the selected prompt, at most 12,000 cells or 40 a module: each has its name, for the hover."""
+    return _layer_grid(*_stamp(view.run.path), view.pair.index, view.prompt, measure)
+
+
+def top(view: View) -> pd.DataFrame:
+    """The best tokens of both sides at the selected position; see core.runs.views.elements.top_of_both."""
+    return _top(*_stamp(view.run.path), view.pair.index, view.prompt, view.position)
+
+
+def file_stamp(view: View) -> str:
+    """The same with the file and its time of change, for caches."""
+    return f"{selection.stamp(view)} {_stamp(view.run.path)}"

@@ -1,0 +1,265 @@
+"""What several pages share: the selection in the sidebar, empty states, the head of a page, tables of tokens."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import pandas as pd
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from app.components import stepper
+from app.components.code_block import code_block
+from app.shell import address, link, selection, store_cache, wording
+from core.errors import UlpscopeError
+from core.runs.file.records import Provenance
+from core.runs.judge_command import captured_with
+from core.runs.reader import RunReader
+from core.runs.store.cards import RunCard
+
+# Logits with the digits they have: nine identify a float32, fewer are shown where fewer are there.
+EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("largest difference",)} | {
+    "KL, nats": st.column_config.NumberColumn(format="%.4g")
+}
+# Whole numbers with their thousands apart, as the viewer's language has them.
+GROUPED = st.column_config.NumberColumn(format="localized")
+PAGES = Path(__file__).resolve().parents[2] / "pages"
+_SIGNS = re.compile(r"[\\`*_{}\[\]()#+\-.!|<>~$:]")
+_ADDRESS = re.compile(r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE)  # markdown links them even where every sign is escaped
+
+
+def sidebar() -> selection.View | None:
+    """Draw the selection (run, variant, prompt, position) and return what it selects; None where there is no run."""
+    everything, _ = store_cache.cards()
+    cards = [card for card in everything if card.sides]  # probes of operations have none; the Ops page shows them
+    by_id = {card.run_id: card for card in cards}
+    asked = link.linked("run")
+    if asked is not None and any(card.run_id == asked and not card.sides for card in everything):
+        link.go_astray(f"The run '{link.clipped(asked)}' holds probes of operations and no logits; the Ops page shows it.")
+    elif asked is not None and asked not in by_id:
+        link.go_astray(f"There is no run '{link.clipped(asked)}' here (any more); these are the runs there are.")
+        for key in link.LINKED:
+            link.linked(key)  # what else the link says is of that run
+    elif asked is not None:
+        st.session_state["run"] = asked
+    new = st.session_state.get("open_next")
+    if not st.session_state.get(
+        "opened"
+    ):  # else the page is about to be left, and what the browser says meanwhile must not undo it
+        st.session_state.pop("open_next", None)
+    if new is not None and new not in by_id:
+        st.session_state.pop("open_next", None)
+        link.go_astray(f"The run '{link.clipped(new)}' was deleted meanwhile; these are the runs there are.")
+        st.session_state.pop("opened", None)  # or the gallery would go on to another run
+    elif new is not None:
+        new_run()
+        st.session_state["run"] = new
+    last = st.session_state.get("run")
+    if last is not None and last not in by_id:
+        link.go_astray(f"The run '{link.clipped(last)}' was deleted meanwhile; these are the runs there are.")
+        new_run()
+    if not cards:
+        return None
+    if last not in by_id:
+        st.session_state["run"] = worth_opening(cards).run_id
+    selection.hold("run")
+    with st.sidebar:
+        _keep_room()
+        labels = _labels(cards)
+        run_id = st.selectbox("Run", list(by_id), format_func=labels.__getitem__, key="run", on_change=new_run)
+        try:
+            return _pick_within(run_id)
+        except UlpscopeError as error:
+            st.error(escaped(str(error)))
+            return None
+
+
+def _labels(cards: list[RunCard]) -> dict[str, str]:
+    """Names to choose by. A select box tells its options apart by their labels, so runs of equal names carry their ids."""
+    names = [card.name for card in cards]
+    return {card.run_id: card.name if names.count(card.name) == 1 else f"{card.name} · {card.run_id}" for card in cards}
+
+
+def worth_opening(cards: list[RunCard]) -> RunCard:
+    """Where nothing was chosen: the newest run of one's own, else the sample run with most flips."""
+    own = [card for card in cards if not card.is_read_only]
+    return own[0] if own else max(cards, key=lambda card: card.flips)
+
+
+def new_run() -> None:
+    for key in ("variant", "prompt", "position", "heatmap_rows", "heatmap_tokens"):
+        st.session_state.pop(key, None)
+
+
+def _pick_within(run_id: str) -> selection.View:
+    run = store_cache.open_run(run_id)
+    names = [pair.variant for pair in run.pairs]
+    asked = link.linked("variant")
+    if asked is not None and asked in names:
+        st.session_state["variant"] = asked
+    elif asked is not None:
+        link.go_astray(
+            f"The link asks for variant '{link.clipped(asked)}'; this run has {_listed(names)}, and '{names[0]}' is selected."
+        )
+    if st.session_state.get("variant") not in names:
+        st.session_state["variant"] = names[0]
+    selection.hold("variant")
+    variant = st.selectbox(
+        f"Variant, compared with `{code(run.pairs[0].reference)}`", names, format_func=_twins(run).__getitem__, key="variant"
+    )
+    pair = run.pairs[names.index(variant)]
+
+    prompts = run.header.prompts
+    _settle("prompt", len(prompts) - 1)
+    prompt = int(st.number_input("Prompt", 0, len(prompts) - 1, key="prompt", on_change=_new_prompt)) if len(prompts) > 1 else 0
+    last = prompts[prompt].positions - 1
+    _settle("position", last)
+    table = store_cache.positions(run, pair.index)
+    position = int(st.number_input(f"Position, 0 to {last:,}", 0, last, key="position")) if last else 0
+    view = selection.View(run, pair, prompt, position, table)
+    stepper.stepper(view)
+    if view.texts:
+        st.caption(f"scores the token after `{code(wording.visible(view.texts[position]))}`")
+    return view
+
+
+def _twins(run: RunReader) -> dict[str, str]:
+    """Variants to choose by; one that equals an earlier side bit for bit says so."""
+    first: dict[int, str] = {}
+    labels = {}
+    for side in run.sides:
+        twin = first.setdefault(side.bit_class, side.name)
+        labels[side.name] = side.name if twin == side.name else f"{side.name}  ≡ {twin}"
+    return labels
+
+
+def _listed(names: list[str]) -> str:
+    """The first few, quoted."""
+    return ", ".join(f"'{name}'" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _settle(key: str, highest: int) -> None:
+    """Take `key` out of the link if it is there, and keep it within the run."""
+    value = link.linked_number(key, 0, highest)
+    current = st.session_state.get(key, 0) if value is None else value
+    st.session_state[key] = min(max(int(current), 0), highest)
+
+
+def _new_prompt() -> None:
+    st.session_state.pop("position", None)
+
+
+def head(title: str, view: selection.View | None, what: str) -> selection.View:
+    """Title, what is looked at, and a sentence on what is shown; stops with an empty state where there is no run."""
+    left, right = st.columns([5, 1.2], vertical_alignment="bottom")
+    left.title(title)
+    with right.popover("Definitions", icon=":material/menu_book:", width="stretch"):
+        st.markdown(_definitions())
+    if view is None:
+        empty()
+    run, header = view.run, view.run.header
+    about = header.provenance
+    where = " · ".join(part for part in (wording.model_name(about.model), header.compute_dtype, about.device) if part)
+    st.markdown(
+        f"**{escaped(header.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}` · {escaped(where)}"
+    )
+    st.caption(what.format(dtype=header.compute_dtype, vocab=f"{header.vocab:,}", run=run.run_id))
+    return view
+
+
+ROW = 33  # pixels, at the theme's size of type
+_MOST_ROOM = 20  # rows
+_ROOM_CSS = (Path(__file__).parent / "room.css").read_text(encoding="utf-8")
+
+
+def table_height(rows: int, most: int, row: int = ROW) -> int:
+    """Of a table with its heading, in pixels: all its rows, or half a row more than fit into the room of `most`, so that one sees it goes on.
+
+    row: how high each is.
+    """
+    fitting = most * ROW // row
+    return ROW + row * rows + 3 if rows <= fitting else int(ROW + row * (fitting + 0.5))
+
+
+def room(name: str, height: int) -> DeltaGenerator:
+    """A container about so many pixels high while what stands in it is on its way, so that nothing below it jumps."""
+    return st.container(key=f"rows{min(round(height / ROW), _MOST_ROOM)}_{name}")
+
+
+def _keep_room() -> None:
+    """The style sheet that keeps room. By `st.html` it would wait for that element's script and come too late; markdown is there at once."""
+    rows = "".join(f'[class*="st-key-rows{n}_"] {{ min-height: {n * ROW}px; }}\n' for n in range(1, _MOST_ROOM + 1))
+    st.markdown(f"<style>{_ROOM_CSS}{rows}</style>", unsafe_allow_html=True)
+
+
+@contextmanager
+def said() -> Iterator[None]:
+    """What ULPscope raises on purpose becomes a sentence at the top of the page."""
+    try:
+        yield
+    except UlpscopeError as error:
+        link.complain(str(error))
+
+
+@functools.cache
+def _definitions() -> str:
+    """docs/metrics.md from its definitions on: what every figure is, its unit and how it is computed."""
+    text = (PAGES.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
+    return text[text.index("**Ordinal.**") :]
+
+
+def code(text: str) -> str:
+    """Text for between backticks: a line break would end the span as a backtick does."""
+    return " ".join(text.replace("`", "'").splitlines())
+
+
+def escaped(text: str) -> str:
+    """Names come from files of others, and quotes from links: no markdown, no HTML, no addresses that turn into links."""
+    return _SIGNS.sub(r"\\\g<0>", _ADDRESS.sub("\N{WORD JOINER}", text))
+
+
+def empty() -> NoReturn:
+    """No run to show: say what to do, and stop."""
+    st.info("No runs yet. Upload a dump of logits, or capture a run; it appears here by itself.")
+    st.page_link(PAGES / "upload.py", label="Upload a dump")
+    st.page_link(PAGES / "capture.py", label="Capture a run")
+    code_block(
+        "./ulpscope capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt \\\n    --reference prefill --variant decode --dtype bfloat16"
+    )
+    st.stop()
+
+
+def same_capture_with(option: str, about: Provenance) -> None:
+    """The run's own command with one more option, to copy; nothing where it has none that captures."""
+    command = captured_with(about.command, option) if about.kind == "capture" else None
+    if command is not None:
+        st.markdown("The same capture with it:")
+        code_block(command, wraps=True)
+
+
+def finding(said: str, page: str, label: str, view: selection.View) -> None:
+    """One line on what another page shows, with a link to it that keeps the selection."""
+    left, right = st.columns([5, 1], vertical_alignment="center")
+    left.markdown(said)
+    right.page_link(PAGES / f"{page}.py", label=label, query_params=address.of(view, page))
+
+
+def say_complaints() -> None:
+    for sentence in link.complaints():
+        st.warning(escaped(sentence))
+
+
+def both(reference: Iterable, variant: Iterable) -> list[str]:
+    """`0 / 2`: a figure of both sides in one cell."""
+    return [" / ".join("undefined" if pd.isna(v) else f"{v:.6g}" for v in pair) for pair in zip(reference, variant, strict=True)]
+
+
+def table_texts(column: Iterable, run: RunReader) -> list[str]:
+    """Token ids as `text (id)`."""
+    vocabulary = run.vocabulary
+    return [wording.token(None if pd.isna(i) else int(i), None if pd.isna(i) else vocabulary.get(int(i))) for i in column]

@@ -1,0 +1,186 @@
+"""What arrived files are understood as, looked up once each: small dumps at once, large ones and run files by `inspect` in a process of its own.
+
+To know a dump's compute dtype may take reading all of it, which a page's script must not do at every rerun. Answers are kept by the files'
+times of change; a look that no page asks about any more is ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from app.shell.jobs import ROOT, object_of, sentence_of
+from core.errors import DumpError, UlpscopeError
+from core.judging.inspect import Kind, kind_of, understood, unpacked_bytes
+from core.runs.importing.check_catalog import is_run_file
+
+AT_ONCE_BYTES = 32 << 20  # of dumps, unpacked; they take a few tenths of a second
+_AT_ONCE = 2  # processes
+_FORGOTTEN_SECONDS = 30.0
+_AGAIN_SECONDS = 10.0  # after a look that failed
+_MOST = 200  # answers
+_SLOWEST_RUN_SECONDS = 120.0  # a run file is somebody else's database; of one that is sound only a few rows are read
+
+
+@dataclass
+class Look:
+    """As far as a look has come: bytes read of those that may have to be, then what was understood, or why nothing was."""
+
+    done: int = 0
+    total: int = 0
+    began: float = field(default_factory=time.monotonic)
+    understood: dict[str, Any] | None = None
+    refusal: str = ""
+    failed: float | None = None  # when it ended without a word on the file, so that it is worth another look
+
+    @property
+    def is_over(self) -> bool:
+        return self.understood is not None or bool(self.refusal)
+
+
+@dataclass
+class _Asked:
+    look: Look
+    last_asked: float
+    process: subprocess.Popen | None = None
+    is_dropped: bool = False
+
+
+class Looks:
+    """The looks of this server. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._room = threading.Semaphore(_AT_ONCE)
+        self._asked: dict[tuple, _Asked] = {}
+        self._kinds: dict[tuple, Kind | DumpError] = {}
+        atexit.register(self.stop)
+
+    def kind(self, path: Path) -> Kind:
+        """A run file, a dump or a single array, by its headers alone; DumpError for anything else."""
+        key = _stamp(path)
+        with self._lock:
+            known = self._kinds.get(key)
+        if known is None:
+            try:
+                known = kind_of(path)
+            except UlpscopeError as error:
+                known = DumpError(str(error))
+            with self._lock:
+                self._kinds[key] = known
+                while len(self._kinds) > _MOST:
+                    del self._kinds[next(iter(self._kinds))]
+        if isinstance(known, DumpError):
+            raise DumpError(str(known))
+        return known
+
+    def look(
+        self, paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None, holds: str | None = None
+    ) -> Look:  # fmt: skip
+        """What `paths` are understood as, or how far that has come. Returns at once, but for small dumps."""
+        key = (*(_stamp(path) for path in paths), compute_dtype, reference, holds)
+        options = {"--compute-dtype": compute_dtype, "--reference": reference, "--holds": holds}
+        with self._lock:
+            self._drop_forgotten()
+            asked = self._asked.get(key)
+            if asked is not None and (asked.look.failed is None or time.monotonic() - asked.look.failed < _AGAIN_SECONDS):
+                asked.last_asked = time.monotonic()
+                return asked.look
+            asked = self._asked[key] = _Asked(Look(), time.monotonic())
+            while len(self._asked) > _MOST:
+                self._drop(next(iter(self._asked)))
+        try:
+            if not any(is_run_file(path) for path in paths) and sum(map(unpacked_bytes, paths)) <= AT_ONCE_BYTES:
+                asked.look.understood = understood(paths, compute_dtype=compute_dtype, reference=reference, holds=holds)
+        except UlpscopeError as error:
+            asked.look.refusal = str(error)
+        if not asked.look.is_over:
+            arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
+            threading.Thread(
+                target=self._run, args=(asked, [*arguments, "--", *(str(path.absolute()) for path in paths)]), name="ulpscope-look", daemon=True
+            ).start()  # fmt: skip
+        return asked.look
+
+    def stop(self) -> None:
+        """End every look: the server is going away."""
+        with self._lock:
+            for key in list(self._asked):
+                self._drop(key)
+
+    def _drop_forgotten(self) -> None:
+        now = time.monotonic()
+        for key, asked in list(self._asked.items()):
+            if not asked.look.is_over and now - asked.last_asked > _FORGOTTEN_SECONDS:
+                self._drop(key)
+
+    def _drop(self, key: tuple) -> None:
+        asked = self._asked.pop(key)
+        asked.is_dropped = True
+        if asked.process is not None and asked.process.poll() is None:
+            asked.process.kill()  # it writes nothing
+
+    def _run(self, asked: _Asked, arguments: list[str]) -> None:
+        try:
+            with self._room:
+                self._ask(asked, arguments)
+        except Exception as error:  # no process to be had, a name no process can be given
+            asked.look.failed = time.monotonic()
+            asked.look.refusal = f"it could not be looked at ({error})."
+
+    def _ask(self, asked: _Asked, arguments: list[str]) -> None:
+        with self._lock:
+            if asked.is_dropped:  # while it waited for room
+                return
+            process = asked.process = subprocess.Popen(
+                [sys.executable, "-m", "core", "inspect", "--progress", "json", *arguments], cwd=ROOT, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+            )  # fmt: skip
+        if process.stdout is None or process.stderr is None:
+            raise ValueError("a look's output and errors are pipes")
+        errors: list[str] = []
+        reader = threading.Thread(target=lambda pipe=process.stderr: errors.append(pipe.read()), daemon=True)
+        reader.start()
+        is_run = is_run_file(Path(arguments[-1]))
+        too_slow = threading.Timer(_SLOWEST_RUN_SECONDS, process.kill) if is_run else None
+        if too_slow is not None:
+            too_slow.start()
+        found: dict[str, Any] = {}
+        for line in process.stdout:
+            said = object_of(line)
+            found = said.get("understood") or found  # type: ignore[assignment]
+            if isinstance(said.get("rows_done"), int) and isinstance(said.get("rows_total"), int):
+                asked.look.done, asked.look.total = int(said["rows_done"]), int(said["rows_total"])  # type: ignore[call-overload]
+        code = process.wait()
+        reader.join(5)
+        if too_slow is not None:
+            too_slow.cancel()
+        if code == 0 and found:
+            asked.look.understood = found
+        elif code < 0 and is_run:
+            asked.look.refusal = "the file takes too long to read for a run file."
+        else:
+            asked.look.failed = None if "error: " in "".join(errors) else time.monotonic()
+            asked.look.refusal = sentence_of("".join(errors), code)
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        raise DumpError(f"{path.name}: is not there any more; send it again.") from None
+    return str(path), status.st_mtime_ns, status.st_size
+
+
+@st.cache_resource(show_spinner=False)
+def looks() -> Looks:
+    """The looks of this server."""
+    return Looks()

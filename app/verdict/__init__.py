@@ -1,0 +1,1 @@
+"""The verdict at the head of the Overview page."""

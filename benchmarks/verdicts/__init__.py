@@ -1,0 +1,1 @@
+"""Verdicts on trial: planted faults, legitimate differences and lowered precisions on small models."""

@@ -1,0 +1,156 @@
+"""The same function in a lower precision, which the verdict must name, and faults on top of one, which stay bugs.
+
+Formats are rounded to by other means than core.inference.controls.precisions does: ml_dtypes and numpy, the nearest of all levels, loops over groups.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from benchmarks.verdicts.engines import PREFIX, Engine, cache_of, other_tokens, prefill, replaced, walk
+from benchmarks.verdicts.mutations import Mutation, another_prompt, fp8, overwriting, scaled_head, single_precision, stored
+from core.inference.models.model import LoadedModel
+
+Rounding = Callable[[np.ndarray], np.ndarray]
+
+
+def _to(dtype: Any) -> Rounding:
+    return lambda values: values.astype(np.float32).astype(dtype).astype(values.dtype)
+
+
+def four_bits(rows: np.ndarray) -> np.ndarray:
+    """Groups of 32 of a row: the multiple of a seventh of the largest magnitude that is nearest."""
+    found = rows.copy()
+    for start in range(0, rows.shape[1], 32):
+        part = rows[:, start : start + 32]
+        step = np.abs(part).max(axis=1, keepdims=True) / 7
+        found[:, start : start + 32] = np.rint(part / step) * step
+    return found
+
+
+def _nf4(rows: np.ndarray) -> np.ndarray:
+    """Groups of 64 of the matrix read row by row; each value to the nearest of the levels. Dettmers et al., QLoRA (2023), appendix E."""
+    levels = np.array(
+        [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+         0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+         0.7229568362236023, 1.0], rows.dtype,
+    )  # fmt: skip
+    flat = rows.reshape(-1).copy()
+    for start in range(0, len(flat), 64):
+        part = flat[start : start + 64]
+        largest = np.abs(part).max()
+        flat[start : start + 64] = levels[np.abs(part[:, None] / largest - levels).argmin(axis=1)] * largest
+    return flat.reshape(rows.shape)
+
+
+@contextmanager
+def _weights(model: Any, rounding: Rounding) -> Iterator[None]:
+    """Those of the layers, but norms."""
+    kept = []
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and ("layers." in name or ".h." in name):
+            across = "Conv1D" in type(model.get_submodule(name.rpartition(".")[0])).__name__  # [in, out]
+            plain = (parameter.data.T if across else parameter.data).double().numpy()
+            rounded = torch.from_numpy(rounding(plain)).to(parameter.dtype)
+            kept.append((parameter, parameter.data))
+            parameter.data = (rounded.T if across else rounded).contiguous()
+    try:
+        yield
+    finally:
+        for parameter, data in kept:
+            parameter.data = data
+
+
+def with_weights(rounding: Rounding, inner: Engine = prefill) -> Engine:
+    """The layers' matrices hold only what the format holds."""
+
+    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        with _weights(model, rounding):
+            return inner(model, ids)
+
+    return engine
+
+
+def _token_by_token(round_trip: Callable[[torch.Tensor], torch.Tensor]) -> Engine:
+    def after(cache: Any, _: int) -> None:
+        for layer in cache.layers:
+            layer.keys, layer.values = round_trip(layer.keys), round_trip(layer.values)
+
+    return lambda model, ids: walk(model, ids, range(5, len(ids)), after)
+
+
+def _e5m2(values: torch.Tensor) -> torch.Tensor:
+    plain = values.double().numpy().astype(np.float32).astype(ml_dtypes.float8_e5m2).astype(np.float64)
+    return torch.from_numpy(plain).to(values.dtype)
+
+
+def _eager(inner: Engine) -> Engine:
+    """By the attention that is written out, whose sums go another way."""
+
+    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        with replaced(model.config, "_attn_implementation", "eager"):
+            return inner(model, ids)
+
+    return engine
+
+
+def logits_in_bfloat16(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """What the model computed is sent in bfloat16."""
+    return prefill(model, ids).bfloat16().float()
+
+
+def _in_bfloat16(inner: Engine) -> Engine:
+    """An engine that loaded its own weights in bfloat16, whatever it is given."""
+
+    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        return inner(copy.deepcopy(model).to(torch.bfloat16), ids)
+
+    return engine
+
+
+def stale_slot_in_fp8(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """A cache in float8, and in it one slot of an earlier request."""
+    left = cache_of(model, other_tokens(ids)[:PREFIX])
+
+    def after(cache: Any, at: int) -> None:
+        for layer, stale in zip(cache.layers, left.layers, strict=True):
+            layer.keys, layer.values = fp8(layer.keys), fp8(layer.values)
+            if at == PREFIX:
+                layer.keys[:, :, -3], layer.values[:, :, -3] = stale.keys[:, :, -3], stale.values[:, :, -3]
+
+    return walk(model, ids, range(8, len(ids), 8), after)
+
+
+def _tokens_in_layers(loaded: LoadedModel) -> bool:
+    """Are the layers' maps matrices? Experts are three-dimensional parameters, which engines quantise in ways of their own."""
+    return loaded.model.config.model_type != "mixtral"
+
+
+PRECISIONS: tuple[Mutation, ...] = tuple(
+    Mutation(name, engine, applies=applies, is_precision=True)
+    for name, engine, applies in (
+        ("fp8 cache (e5m2), token by token", _token_by_token(_e5m2), lambda _: True),
+        ("fp8 cache, attention written out", _eager(stored(fp8)), lambda _: True),
+        ("weights of 4 bits, groups of 32", with_weights(four_bits), _tokens_in_layers),
+        ("weights in NF4", with_weights(_nf4), _tokens_in_layers),
+        ("weights in fp8", with_weights(_to(ml_dtypes.float8_e4m3fn)), _tokens_in_layers),
+        ("logits in bfloat16", logits_in_bfloat16, single_precision),
+        ("all of it in bfloat16", _in_bfloat16(prefill), single_precision),
+    )
+)
+ON_TOP: tuple[Mutation, ...] = (
+    Mutation("a stale slot in an fp8 cache", stale_slot_in_fp8),
+    Mutation(
+        "one head's output x 1.01 over weights of 4 bits", with_weights(four_bits, scaled_head(1.01)), applies=_tokens_in_layers
+    ),
+    Mutation(
+        "a stale slot in an engine in bfloat16", _in_bfloat16(overwriting(another_prompt, PREFIX, -3)), applies=single_precision
+    ),
+)

@@ -1,0 +1,90 @@
+"""Tiny models of random weights, one for each kind of architecture that a fault can hide in; no network, no file.
+
+Every parameter is drawn, biases and norms too: transformers leaves biases at 0 and norms at 1, and a dropped bias of 0 is no fault.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tokenizers import ByteLevelBPETokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedTokenizerFast,
+)
+
+from core.inference.models.model import LoadedModel, loaded_from
+from core.inference.models.torch_errors import quiet
+
+TEXT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six, café lamps – still lit.\n"
+PROMPTS = (
+    "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six",
+    "café lamps – still lit. The path left at six, past ten steps of the ferry; return self if it walks past the lamps",
+)
+TOKENS = 48
+WINDOW = 8  # of the windowed layers: far shorter than the prompts, so that caches do drop tokens
+_SHAPE = {
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "initializer_range": 0.15,  # with the usual 0.02 attention is so even that a wrong key would hardly show
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**_SHAPE),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=384, n_embd=64, n_layer=3, n_head=4, n_positions=96, initializer_range=0.15, bos_token_id=0, eos_token_id=0
+    ),
+    # One windowed and one full layer in turn; soft caps low enough to bite at these weights.
+    "gemma2": lambda: Gemma2Config(
+        **_SHAPE, head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW, attn_logit_softcapping=5.0, final_logit_softcapping=10.0
+    ),
+    "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "mixtral-ties": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "mistral-window": lambda: MistralConfig(**_SHAPE, sliding_window=WINDOW),
+}  # fmt: skip
+
+
+def tiny_model(name: str, dtype: str = "float32", seed: int = 7) -> LoadedModel:
+    """A model of CONFIGS with its tokenizer, ready for forwards."""
+    generator = torch.Generator().manual_seed(seed)
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 1:
+                    parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+            if name == "mixtral-ties":
+                _tie_two_experts(model, generator)
+        model = model.to(getattr(torch, dtype)).eval().requires_grad_(False)
+        return loaded_from(model, _tokenizer())
+
+
+def _tie_two_experts(model: Any, generator: torch.Generator) -> None:
+    """The router's scores of the first two experts nearly tie at every token, so that in float32 rounding chooses between them."""
+    for layer in model.model.layers:
+        gate = layer.mlp.gate.weight
+        gate[1] = gate[0] * (1 + 1e-7 * torch.randn(gate[0].shape, generator=generator))
+
+
+def tiny_prompts(loaded: LoadedModel, tokens: int = TOKENS) -> list[tuple[int, ...]]:
+    """Token ids of the prompts, at most `tokens` each."""
+    return [tuple(loaded.tokenizer(text)["input_ids"][:tokens]) for text in PROMPTS]
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator([TEXT] * 3, vocab_size=300, special_tokens=["<|start|>"], show_progress=False)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, bos_token="<|start|>", eos_token="<|start|>")

@@ -1,0 +1,238 @@
+"""Other ways to compute the very same function, none of which may be called a bug."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.verdicts.engines import PREFIX, Engine, attention, hooked, is_windowed, layers, prefill, replaced, walk
+from benchmarks.verdicts.mutations import Mutation, _of
+from core.inference.controls.reordering import reordered
+from core.inference.models.model import LoadedModel
+
+
+def _never(_: LoadedModel) -> bool:
+    return False
+
+
+def _same(
+    name: str, engine: Engine | None = None, applies: Callable[[LoadedModel], bool] = lambda _: True, **options: Any
+) -> Mutation:
+    return Mutation(name, engine, applies=applies, changes=_never, **options)
+
+
+def reordering(seed: int) -> Engine:
+    """Every linear map sums in an order drawn from the seed."""
+
+    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        with reordered(model, seed):
+            return prefill(model, ids)
+
+    return engine
+
+
+def in_float64(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """The same weights, computed in float64 and rounded once at the end."""
+    with torch.inference_mode(False), torch.no_grad():
+        wide = copy.deepcopy(model).double()
+    if hasattr(model.config, "num_experts_per_tok"):
+        wide.set_experts_implementation("eager")
+    return prefill(wide, ids).to(model.dtype)
+
+
+class _Halves(TorchDispatchMode):
+    """Every product with a matrix of weights is the sum of two halves, as on two ranks or with split K."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.linear.default:
+            x, weight, bias = (*args, None)[:3]
+            half = x.shape[-1] // 2
+            first, second = func(x[..., :half], weight[:, :half]), func(x[..., half:], weight[:, half:])
+            return first + second if bias is None else first + second + bias
+        if func is torch.ops.aten.addmm.default and not kwargs:
+            bias, x, weight = args
+            half = x.shape[-1] // 2
+            return x[:, :half] @ weight[:half] + x[:, half:] @ weight[half:] + bias
+        return func(*args, **(kwargs or {}))
+
+
+def in_two_halves(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Tensor parallelism over two ranks, or split K."""
+    with _Halves():
+        return prefill(model, ids)
+
+
+def attention_in_parts(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Keys in parts of 7, each with its own softmax, put together by their sums: flash decoding."""
+
+    def change(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+        if options.get("softcap") is not None:
+            return original(module, query, key, value, mask, options)
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        scores = (query.float() @ key.float().transpose(2, 3) * options["scaling"]).masked_fill(~mask, -torch.inf)
+        largest = scores.amax(-1, keepdim=True)
+        total = torch.zeros_like(largest)
+        output = torch.zeros_like(query, dtype=scores.dtype)
+        for start in range(0, key.shape[2], 7):
+            weights = (scores[..., start : start + 7] - largest).exp()
+            total = total + weights.sum(-1, keepdim=True)
+            output = output + weights @ value[:, :, start : start + 7].to(scores.dtype)
+        return (output / total).to(query.dtype).transpose(1, 2), None
+
+    with attention(model, change):
+        return prefill(model, ids)
+
+
+def slots_in_another_order(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Cached tokens lie in another order: keys carry their positions, and a sum has no order."""
+
+    def after(cache: Any, at: int) -> None:
+        if at == PREFIX:
+            for layer in cache.layers:
+                layer.keys, layer.values = layer.keys.flip(2), layer.values.flip(2)
+
+    return walk(model, ids, [PREFIX], after)
+
+
+def in_uneven_chunks(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Chunks of 1, 2, 3 ... tokens."""
+    return walk(model, ids, list(itertools.accumulate(range(1, len(ids)))))
+
+
+def last_row_of_a_batch(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """The last of five rows."""
+    rows = torch.stack([ids.roll(k) for k in (1, 2, 3, 4, 0)])
+    logits: torch.Tensor = model(input_ids=rows, use_cache=False).logits
+    return logits[-1]
+
+
+def head_token_by_token(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """The head multiplies one position at a time."""
+
+    def change(arguments: Any, _: torch.Tensor) -> torch.Tensor:
+        head = model.get_output_embeddings()
+        return torch.stack([torch.nn.functional.linear(row, head.weight) for row in arguments[0][0]])[None]
+
+    with hooked(model.get_output_embeddings(), change):
+        return prefill(model, ids)
+
+
+def norms_in_float64(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Norms are computed once more in float64 and rounded."""
+
+    def change(module: Any) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+        def again(arguments: Any, output: torch.Tensor) -> torch.Tensor:
+            x = arguments[0].double()
+            eps = getattr(module, "variance_epsilon", None) or module.eps
+            if isinstance(module, torch.nn.LayerNorm):
+                x = x - x.mean(-1, keepdim=True)
+            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+            weight = module.weight.double() + (1 if "Gemma" in type(module).__name__ else 0)
+            bias = getattr(module, "bias", None)
+            return (x * weight + (0 if bias is None else bias.double())).to(output.dtype)
+
+        return again
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if "Norm" in type(module).__name__:
+                stack.enter_context(hooked(module, change(module)))
+        return prefill(model, ids)
+
+
+def fused_gelu(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """torch's own kernel of the tanh GELU for the one spelled out (huggingface/transformers/pull/40048)."""
+    with ExitStack() as stack:
+        for layer in layers(model):
+            name = "act" if hasattr(layer.mlp, "act") else "act_fn"
+            stack.enter_context(replaced(layer.mlp, name, torch.nn.GELU(approximate="tanh")))
+        return prefill(model, ids)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def on_three_threads(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Decode, its kernels shared among three threads."""
+    with _threads(3):
+        return walk(model, ids, range(1, len(ids)))
+
+
+def nondeterministic_sums(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Sums in another order at every call, as with atomic additions."""
+    return reordering(1000 + next(_calls))(model, ids)
+
+
+_calls = itertools.count()
+
+
+def _full(loaded: LoadedModel) -> bool:
+    return not is_windowed(loaded.model)
+
+
+PATHS = (
+    "prefill",
+    "decode",
+    "chunked:5",
+    "chunked:16",
+    "reuse:1",
+    "reuse:7",
+    "reuse:16",
+    "reuse:31",
+    "blocks:8",
+    "blocks:16",
+    "static",
+    "prefill+batch:2",
+    "prefill+batch:8",
+    "decode+batch:3",
+    "decode+batch:4+row:2",
+    "decode+batch:4+neighbours:same",
+    "prefill+batch:3+neighbours:random",
+    "static+batch:4",
+    "blocks:8+batch:3+row:2+neighbours:random",
+    "prefill+pad:left:5",
+    "prefill+pad:right:5",
+    "decode+pad:left:5",
+    "static+pad:left:5",
+    "prefill+batch:3+row:1+pad:left:2",
+    "reuse:9+pad:left:5",
+    "prefill+attn:eager",
+    "decode+attn:eager",
+    "prefill+threads:2",
+    "decode+threads:3",
+    "prefill+sdpa:math",
+)
+SLOW_PATHS = ("prefill+compile", "decode+compile")
+
+VARIATIONS: tuple[Mutation, ...] = (
+    *(_same(path, path=path) for path in PATHS),
+    _same("decode+batch:3 against decode", path="decode+batch:3", reference="decode"),
+    _same("static against chunked:5", path="static", reference="chunked:5"),
+    *(_same(f"reordering of seed {seed}", reordering(seed)) for seed in (101, 102, 103)),
+    _same("float64, rounded at the end", in_float64),
+    _same("products in two halves", in_two_halves),
+    _same("attention in parts of 7 keys", attention_in_parts, lambda loaded: not _of("gemma2")(loaded)),
+    _same("cached slots in another order", slots_in_another_order, _full),
+    _same("chunks of 1, 2, 3 ... tokens", in_uneven_chunks),
+    _same("last of five rows", last_row_of_a_batch),
+    _same("head one position at a time", head_token_by_token),
+    _same("norms in float64", norms_in_float64),
+    _same("fused tanh GELU", fused_gelu, _of("gpt2", "gemma2")),
+    _same("decode on three threads", on_three_threads),
+    _same("sums in another order at every call", nondeterministic_sums),
+
+)  # fmt: skip

@@ -1,0 +1,98 @@
+"""What a capture can run beside its sides: the controls of a verdict, the profiler, the remedies. The sides are whole by then, and kept where one of
+these fails; a capture that is stopped leaves nothing, as ever."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from core.commands.console import Tell
+from core.errors import UlpscopeError
+from core.runs.writer import RunWriter
+
+if TYPE_CHECKING:  # torch is for those who run a model
+    from core.inference.capture.capture import CapturePlan
+
+KernelsOption = Annotated[
+    bool,
+    typer.Option(
+        "--kernels",
+        help="Watch which kernels each side launches, and in which module: every path once more, on the first prompt.",
+    ),
+]
+RemediesOption = Annotated[
+    bool,
+    typer.Option(
+        "--remedies",
+        help="Try what would make the sides agree (float32, math attention, invariant sums, ...), and what throughput it keeps.",
+    ),
+]
+
+
+def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
+    """Run the controls of every finished pair into the run; the sentences of those that could not be judged."""
+    from core.inference.controls.judge_model import judge_pair
+
+    failures = []
+    for pair, variant in enumerate(writer.finished_sides[1:]):
+
+        def tell(stage: str, variant: str = variant) -> None:
+            say(f"judging {variant}: {stage}", 0, 0)
+
+        try:
+            found = judge_pair(plan.loaded, plan.token_ids, str(plan.paths[0]), str(plan.paths[pair + 1]), on_progress=tell)
+        except UlpscopeError as error:  # the capture is whole, and is kept
+            failures.append(f"'{variant}' was not judged: {error}")
+            continue
+        verdict = found.verdict
+        writer.write_verdict(pair, verdict.name, verdict.because, verdict.noise_ratio, verdict.evidence, found.floors)
+    return failures
+
+
+def watch_kernels(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
+    """What every finished side launches for the first prompt, into the run; the sentences of those that could not be watched."""
+    from core.inference.paths.engines import side_of
+    from core.inference.watching.kernels import kernels_of
+
+    failures = []
+    for side, name in enumerate(writer.finished_sides):
+        say(f"kernels of {name}", 0, 0)
+        try:
+            writer.write_kernels(kernels_of(plan.loaded, side_of(str(plan.paths[side])), plan.token_ids[0], side, seed=plan.seed))
+        except UlpscopeError as error:
+            failures.append(f"The kernels of '{name}' were not watched: {error}")
+    return failures
+
+
+def try_remedies(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
+    """Every remedy for every finished pair, into the run; the sentences of those that could not be tried. Twins are tried once."""
+    from core.inference.controls.remedies import floor_of, prices_of, remedies_of
+
+    failures, known = [], {}
+    is_whole = len(writer.finished_sides) == len(writer.header.sides)
+    if is_whole:
+        writer.figures()  # the pairs as they are have been compared
+    say("remedies: rounding floor", 0, 0)
+    floor = floor_of(plan.loaded, plan.token_ids, str(plan.paths[0]))
+    for pair, variant in enumerate(writer.finished_sides[1:]):
+        path = str(plan.paths[pair + 1])
+
+        def tell(name: str, variant: str = variant) -> None:
+            say(f"remedies of {variant}: {name}", 0, 0)
+
+        if path not in known:
+            try:
+                known[path] = remedies_of(
+                    plan.loaded, plan.token_ids, str(plan.paths[0]), path, floor_rms=floor,
+                    as_it_is=writer.totals(pair).summary() if is_whole else None, on_progress=tell,
+                )  # fmt: skip
+            except UlpscopeError as error:
+                failures.append(f"Remedies of '{variant}' were not tried: {error}")
+                continue
+        writer.write_remedies(pair, known[path])
+    if known:
+        writer.write_prices(
+            prices_of(plan.loaded, plan.paths, on_progress=lambda batch: say(f"price of one order: {batch}", 0, 0))
+        )
+    return failures

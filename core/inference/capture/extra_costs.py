@@ -1,0 +1,201 @@
+"""What a planned capture will run beside its sides (floors, kernels, remedies, judging), and how long all of it takes on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from core.inference.capture.capture import CapturePlan
+from core.inference.capture.costs import Costs, walk
+from core.inference.capture.throughput import LEAST_TURNS, MOST_TURNS
+from core.inference.controls.judge_model import SEEDS, SEEDS_OF_MODULES
+from core.inference.controls.remedies import (
+    BATCHES,
+    FLOOR_SEEDS,
+    LEAST_FORWARDS,
+    PRICE_TOKENS,
+    REMEDIES,
+    WALK_FORWARDS,
+    without_batch,
+)
+from core.inference.models.model import LoadedModel
+from core.inference.paths.paths import Path, parse_path
+from core.inference.watching.layers import is_one_piece
+
+KERNELS, REMEDIES_, JUDGE = BESIDE = ("kernels", "remedies", "judge")
+WITHIN = 3  # the factor by which an estimate may be wrong: what the kernels of a path cost is known when they have run
+_SLOWER = {
+    "floor of the modules": 2.5,
+    "kernels": 2.0,
+    "remedies": 1.5,
+    "judging": 1.5,
+}  # than plain forwards: docs/where_it_starts.md
+_BYTES, _WIDTH = 64 << 20, 512
+_PLAIN = parse_path("prefill")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Forwards of the model, and tokens that they compute, every row of a batch with its padding."""
+
+    forwards: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.forwards + other.forwards, self.tokens + other.tokens)
+
+    def __mul__(self, times: int) -> Work:
+        return Work(self.forwards * times, self.tokens * times)
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """One thing that is run beside the sides: at least and at most, for a clock decides how often remedies are timed, and what a judge
+    finds, which rungs he climbs.
+    """
+
+    name: str
+    least: Work
+    most: Work
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of this machine, in the model's dtype, as busy as it is: weights read, and products computed, a second; seconds of one module's call."""
+
+    bytes_per_second: float
+    flops_per_second: float
+    module_seconds: float
+
+
+def stages_of(plan: CapturePlan, beside: Sequence[str]) -> list[StageCost]:
+    """What the plan runs beside its sides; beside: some of BESIDE."""
+    found = []
+    if plan.layers is not None and plan.layers.seeds:
+        floor = _over(plan, _PLAIN) * (plan.layers.seeds + (plan.paths[0] != _PLAIN))
+        found.append(StageCost("floor of the modules", floor, floor))
+    if KERNELS in beside:
+        sides = [_of(plan, path, plan.token_ids[0]) * (1 + is_one_piece(path)) for path in plan.paths]
+        found.append(StageCost("kernels", _sum(sides), _sum(sides)))
+    variants = list(dict.fromkeys(plan.paths[1:]))
+    if REMEDIES_ in beside:
+        ends = [_remedies(plan, variants, *end) for end in ((LEAST_TURNS, LEAST_FORWARDS), (MOST_TURNS, WALK_FORWARDS))]
+        found.append(StageCost("remedies", *ends))
+    if JUDGE in beside:
+        most = _sum([_judging(plan, path) for path in plan.paths[1:]])
+        least = _sum([(_over(plan, plan.paths[0]) + _over(plan, path)) * 2 for path in plan.paths[1:]])
+        found.append(StageCost("judging", least, most))
+    return found
+
+
+def _of(plan: CapturePlan, path: Path, ids: Sequence[int]) -> Work:
+    columns = walk(path, plan.loaded, len(ids))
+    return Work(len(columns), path.rows * sum(columns))
+
+
+def _over(plan: CapturePlan, path: Path) -> Work:
+    """A path for all prompts."""
+    return _sum([_of(plan, path, ids) for ids in plan.token_ids])
+
+
+def _sum(parts: Sequence[Work]) -> Work:
+    return sum(parts, Work())
+
+
+def _remedies(plan: CapturePlan, variants: Sequence[Path], turns: int, forwards: int) -> Work:
+    """With so many turns of the clock, and walks of so many forwards where the prompt has them."""
+    reference = plan.paths[0]
+    found = _over(plan, reference) * (1 + FLOOR_SEEDS)
+    applied = [remedy for remedy in REMEDIES if not remedy.lacks(plan.loaded, reference)]
+    for variant in variants:
+        tried = [remedy for remedy in applied if not remedy.lacks(plan.loaded, variant)]
+        found += (_over(plan, reference) + _over(plan, variant)) * (len(tried) - 1)  # the pair as it is has been captured
+        sides = [reference, variant]
+        found += _sum([_timed(plan, path, plan.token_ids[0], WALK_FORWARDS) for path in sides])
+        found += _sum([_timed(plan, path, plan.token_ids[0], forwards) for path in dict.fromkeys(sides)]) * (
+            (1 + turns) * len(tried)
+        )
+    if any(remedy.name == "invariant" for remedy in applied):
+        for path in map(parse_path, without_batch(plan.paths)):
+            text = [0] * PRICE_TOKENS
+            if path.refusal(plan.loaded, PRICE_TOKENS):
+                continue
+            found += _timed(plan, path, text, WALK_FORWARDS)
+            one = _timed(plan, path, text, forwards) * (2 * (1 + turns))
+            found += _sum([Work(one.forwards, one.tokens * batch) for batch in BATCHES])
+    return found
+
+
+def _timed(plan: CapturePlan, path: Path, ids: Sequence[int], forwards: int) -> Work:
+    all_of_them = path.forwards(len(ids))
+    cut = len(ids) if all_of_them <= forwards else max(1, len(ids) * forwards // all_of_them)
+    return _of(plan, path, ids[:cut])
+
+
+def _judging(plan: CapturePlan, variant: Path) -> Work:
+    """Every rung that can be climbed, but those in float64 of a mixture of experts; see core.inference.controls.judge_model."""
+    reference, plain = plan.paths[0], _over(plan, _PLAIN)
+    both, own = _over(plan, reference) + _over(plan, variant), _over(plan, variant)
+    is_narrow = plan.loaded.dtype != "float32"
+    found = both * (2 + is_narrow)  # measured, called again, in float32
+    found += plain * ((1 + SEEDS) * (1 + is_narrow) + 2 * is_narrow)  # floors, and what rounding to 16 bits does
+    if variant.rows > 1:
+        found += own * 4  # other neighbours, another row, and that row against this one
+    found += both + plain  # against float64
+    found += both  # every sum in one order
+    return found + both + plain * (SEEDS_OF_MODULES + (reference != _PLAIN))  # over the modules
+
+
+def speed_here(loaded: LoadedModel, clock: Callable[[], float] = time.perf_counter) -> Speed:
+    """Three small measurements, a tenth of a second each; none of them reads a weight of the model."""
+    device, dtype = torch.device(loaded.device), loaded.torch_dtype
+    weights = torch.zeros(_BYTES // dtype.itemsize // 4096, 4096, dtype=dtype, device=device)
+    row, square = torch.zeros(1, 4096, dtype=dtype, device=device), torch.zeros(_WIDTH, _WIDTH, dtype=dtype, device=device)
+    small = torch.nn.Linear(8, 8, device=device, dtype=dtype)
+
+    def seconds(work: Callable[[], object]) -> float:
+        work()
+        taken = []
+        for _ in range(3):
+            began = clock()
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            taken.append(clock() - began)
+        return max(sorted(taken)[1], 1e-9)
+
+    linear = torch.nn.functional.linear  # as the model calls it: other forms of a product may take another kernel
+    with torch.inference_mode():
+        return Speed(
+            bytes_per_second=_BYTES / seconds(lambda: linear(row, weights)),
+            flops_per_second=2 * _WIDTH**3 / seconds(lambda: linear(square, square)),
+            module_seconds=seconds(lambda: [small(row[:, :8]) for _ in range(100)]) / 100,
+        )
+
+
+def seconds_of(loaded: LoadedModel, costs: Costs, stages: Sequence[StageCost], speed: Speed) -> tuple[float, float]:
+    """(least, most) of the whole capture, to within a factor of WITHIN: every forward reads the weights once and calls every module,
+    every token takes two operations a weight."""
+    model = loaded.model
+    calls = sum(1 for module in model.modules() if not list(module.children()))
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    a_forward = loaded.weight_bytes / speed.bytes_per_second + calls * speed.module_seconds
+    a_token = 2 * weights / speed.flops_per_second
+
+    def spent(work: Work) -> float:
+        return work.forwards * a_forward + work.tokens * a_token
+
+    sides = spent(Work(costs.forwards, costs.tokens))
+    ends = [sides + sum(_SLOWER[stage.name] * spent(work(stage)) for stage in stages) for work in (_least, _most)]
+    return ends[0], ends[1]
+
+
+def _least(stage: StageCost) -> Work:
+    return stage.least
+
+
+def _most(stage: StageCost) -> Work:
+    return stage.most

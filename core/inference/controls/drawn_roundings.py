@@ -1,0 +1,258 @@
+"""Roundings to 16 bits drawn anew: what the same function, computed in the same dtype, might as well have come out as.
+
+A model's own ways (prefill, decode, reorderings) round the same values to the same bits nearly everywhere, for products sum in float32:
+their errors against float32 agree to 0.9 on a tiny Llama, and what one of them does says little of an engine whose kernels round
+elsewhere. So every rounding is drawn anew: each operation's result is computed from the same 16-bit inputs in float32, moved by up to a
+quarter of a 16-bit unit in the last place, and rounded. Its error is half again the model's own at most, no more like it than another engine's, and the
+model's own ways must look like one more draw, or the draws decide nothing. Equal values are moved alike, so what all prompts begin with is rounded
+alike in all, as kernels do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from core.errors import CaptureError
+from core.inference.controls.reordering import reordered, reordering_refusal
+from core.inference.controls.rounding_floor import groups_of, in_float32, whole_side
+from core.inference.models.model import LoadedModel
+from core.inference.models.torch_errors import foreign_errors_stop
+from core.inference.paths.engines import Side, pieces_of_side, side_of
+from core.inference.paths.grammar import Pieces
+from core.inference.paths.hooks import LayerTrace
+from core.judging.sixteen_bits import Errors, SixteenTest, sixteen_evidence, sixteen_test
+from core.runs.file.records import FAILED, MISSING, OWN_DTYPE, Evidence
+
+_SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13}  # of a float32 significand beyond the dtype's
+_AMOUNT = 0.5  # of a unit in the last place, over which a value is moved before it is rounded; 1 would be stochastic rounding
+_CHUNK_BYTES = 64 << 20  # of errors at once
+DRAWS = 8
+_DIRECTIONS = 8
+_LOOKED_AT = 64  # positions from which the directions are found, in every draw
+PREFILL = side_of("prefill")
+_DECODED = 1024  # positions up to which token-by-token decode is one of the model's ways
+
+
+class DrawnRounding(TorchDispatchMode):
+    """Every rounding to `dtype` inside is drawn anew, the same way for the same seed. For one forward; in-place operations stay as they are."""
+
+    def __init__(self, dtype: torch.dtype, seed: int) -> None:
+        super().__init__()
+        self._dtype, self._seed, self._calls = dtype, seed, 0
+        self.moved = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self._calls += 1
+        first = result[0] if isinstance(result, tuple | list) and result else result
+        if not isinstance(first, torch.Tensor) or first.dtype != self._dtype or func._schema.is_mutable:
+            return result
+        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        if any(value.untyped_storage()._cdata == first.untyped_storage()._cdata for value in given):
+            return result  # a view
+        drawn = self._rounded(self._unrounded(func, given, args, kwargs), first)
+        return type(result)((drawn, *result[1:])) if isinstance(result, tuple | list) else drawn
+
+    def _unrounded(self, func: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> torch.Tensor:
+        """The first result of the same operation in float32."""
+        if func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.to):
+            return given[0].float()
+        wide = func(*tree_map(self._widened, args), **tree_map(self._widened, kwargs))
+        found: torch.Tensor = wide[0] if isinstance(wide, tuple | list) else wide
+        return found
+
+    def _widened(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.dtype == self._dtype:
+            return value.float()
+        return torch.float32 if value is self._dtype else value
+
+    def _rounded(self, wide: torch.Tensor, nearest: torch.Tensor) -> torch.Tensor:
+        if wide.dtype != torch.float32 or wide.shape != nearest.shape:
+            return nearest
+        is_kept = (wide.to(self._dtype).float() == wide) | ~wide.isfinite()  # copies, gathered rows, negations
+        bits = wide.contiguous().view(torch.int32)
+        share = _hashed(bits, self._seed * 1_000_003 + self._calls) * _AMOUNT
+        moved = (bits + (share * 2.0 ** _SPARE_BITS[self._dtype]).int()).view(torch.float32)
+        self.moved += 1
+        return torch.where(is_kept, wide, moved).to(self._dtype)
+
+
+def _hashed(bits: torch.Tensor, seed: int) -> torch.Tensor:
+    """A number in [-0.5, 0.5) for each int32, as good as random and the same for the same. Multiply and shift, as in splitmix."""
+    mixed = (bits ^ ((seed * 0x9E3779B1) & 0x7FFFFFFF)) * -1640531535
+    mixed = (mixed ^ (mixed >> 15)) * -2048144777
+    mixed = (mixed ^ (mixed >> 13)) * -1028477379
+    return (mixed >> 8).float() * 2.0**-24
+
+
+@dataclass
+class _Sums:
+    """An Errors in the making. directions: of rounding, orthonormal [directions, vocab]"""
+
+    directions: torch.Tensor | None = None
+    rest: list[NDArray[np.float64]] = field(default_factory=list)
+    squares: list[NDArray[np.float64]] = field(default_factory=list)
+    by_token: Any = 0.0
+    means: Any = 0.0
+    mean_squares: Any = 0.0
+    gains: list[float] = field(default_factory=list)
+    nonfinite: int = 0
+
+    def add(self, logits: torch.Tensor, exact: torch.Tensor) -> None:
+        """One prompt: logits and the float32 forward's. [positions, vocab] each"""
+        total = torch.zeros(exact.shape[1], dtype=torch.float64, device=exact.device)
+        along = size = 0.0
+        rows = max(1, _CHUNK_BYTES // (8 * exact.shape[1]))
+        for mine, plain in zip(logits.split(rows), exact.split(rows), strict=True):
+            finite = mine.isfinite() & plain.isfinite()
+            same = (mine == plain) | (mine.isnan() & plain.isnan())
+            self.nonfinite += int((~finite & ~same).sum())
+            error = torch.where(finite, mine.double() - plain.double(), 0.0)
+            centred = torch.where(finite, plain.double(), 0.0)
+            centred -= centred.mean(dim=1, keepdim=True)
+            squares = error.square()
+            self.squares.append((squares.sum(1) / finite.sum(1).clamp_min(1)).cpu().numpy())
+            if self.directions is not None:
+                off = squares.sum(1) - (error @ self.directions.T).square().sum(1)
+                self.rest.append((off.clamp_min(0) / finite.sum(1).clamp_min(1)).cpu().numpy())
+            self.by_token = self.by_token + squares.sum(0)
+            total += error.sum(0)
+            along += float((error * centred).sum())
+            size += float(centred.square().sum())
+        mean = total / len(exact)
+        self.means, self.mean_squares = self.means + mean, self.mean_squares + mean.square()
+        self.gains.append(along / size if size else 0.0)
+
+    def errors(self) -> Errors:
+        squares = np.concatenate(self.squares)
+        by_token, means, mean_squares = (each.cpu().numpy() for each in (self.by_token, self.means, self.mean_squares))
+        rest = np.concatenate(self.rest) if self.rest else None
+        return Errors(squares, by_token / len(squares), means, mean_squares, np.array(self.gains), self.nonfinite, rest)
+
+
+def errors_of(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    sides: Sequence[Side],
+    seeds: Sequence[int],
+    say: Callable[[str], None] = lambda _: None,
+    plain: Side = PREFILL,
+) -> tuple[list[Errors], list[Errors]]:
+    """(each side in the model's own 16 bits, each draw) against the model's float32 forward of the same tokens, which is `plain`.
+
+    Of the logits, only the float32 forward of a few prompts at a time is kept. CaptureError where float32 does not fit, or a side fails.
+    """
+    if loaded.torch_dtype not in _SPARE_BITS:
+        raise CaptureError(f"roundings are drawn in bfloat16 and float16, not in {loaded.dtype}.")
+    found, drawn = [_Sums() for _ in sides], [_Sums() for _ in seeds]
+    for group in groups_of(loaded, prompts, itemsize=4):
+        say("a forward in float32")
+        with in_float32(loaded) as widened:
+            exact = [whole_side(pieces_of_side(plain, widened, ids)) for ids in group]
+        if seeds and drawn[0].directions is None:
+            directions = _directions(loaded, plain, group, exact, seeds)
+            for sums in (*found, *drawn):
+                sums.directions = directions
+        for sums, side in zip(found, sides, strict=True):
+            say(f"'{side.name}' against it")
+            for ids, wide in zip(group, exact, strict=True):
+                sums.add(whole_side(pieces_of_side(side, loaded, ids)), wide)
+        for sums, seed in zip(drawn, seeds, strict=True):
+            say(f"draw {seed} of {len(seeds)}")
+            for ids, wide in zip(group, exact, strict=True):
+                sums.add(_drawn(loaded, plain, ids, seed), wide)
+    return [sums.errors() for sums in found], [sums.errors() for sums in drawn]
+
+
+def _directions(
+    loaded: LoadedModel, plain: Side, prompts: Sequence[Sequence[int]], exact: Sequence[torch.Tensor], seeds: Sequence[int]
+) -> torch.Tensor:
+    """The directions over tokens in which most of the draws' error lies, by their largest principal ones at a few positions, each position of size 1.
+
+    In a trained model one of them may hold three quarters of it, and then a position's size is that of one number. [directions, vocab], orthonormal
+    """
+    rows: list[torch.Tensor] = []
+    left = _LOOKED_AT
+    for ids, wide in zip(prompts, exact, strict=True):
+        chosen = torch.linspace(0, len(ids) - 1, min(left, len(ids))).long().to(wide.device)
+        for seed in seeds:
+            error = _drawn(loaded, plain, ids, seed)[chosen].double() - wide[chosen].double()
+            error = torch.where(error.isfinite(), error, 0.0)
+            rows.append(error / error.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny))
+        left -= len(chosen)
+        if left <= 0:
+            break
+    every = torch.cat(rows)
+    _, vectors = torch.linalg.eigh(every @ every.T)
+    found = vectors[:, -min(_DIRECTIONS, every.shape[1] // 8) :].T @ every
+    return torch.linalg.qr(found.T).Q.T.contiguous()
+
+
+def _drawn(loaded: LoadedModel, plain: Side, ids: Sequence[int], seed: int) -> torch.Tensor:
+    mode = DrawnRounding(loaded.torch_dtype, seed)
+    with foreign_errors_stop("drawing roundings anew", "choose eager attention"), mode:
+        logits = whole_side(pieces_of_side(plain, loaded, ids))
+    if not mode.moved:
+        raise CaptureError("drawing roundings anew: no operation rounded where torch could be told; leave compile out.")
+    return logits
+
+
+def sixteen_rows(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    sides: Sequence[Side],
+    blocks: Sequence[int],
+    say: Callable[[str], None] = lambda _: None,
+    plain: Side = PREFILL,
+) -> tuple[list[Evidence], SixteenTest | None]:
+    """(a row for each side, the test of the first that failed): what can be said of sides of which there is nothing but 16 bits.
+
+    plain: what they ought to compute, the model's own forward or that in a lower precision.
+    """
+    lengths = [len(ids) for ids in prompts]
+    ways = _ways_of(loaded, prompts, plain)
+    found, drawn = errors_of(loaded, prompts, [*sides, *ways], range(DRAWS), say, plain)
+    tests = [sixteen_test(one, drawn, lengths, blocks=blocks) for one in found]
+    own = dict(zip([way.name for way in ways], tests[len(sides) :], strict=True))
+    ratios = [test.ratio for test in own.values()]
+    rows = [
+        sixteen_evidence(test, side.name, loaded.dtype, DRAWS, lengths, ratios) for side, test in zip(sides, tests, strict=False)
+    ]
+    odd = [name for name, test in own.items() if not test.is_passed]
+    if odd:
+        why = f"The model's own '{odd[0]}' does not look like its rounding drawn anew, so the draws are no measure of this model's rounding."
+        return [Evidence(OWN_DTYPE, row.control, row.figures, MISSING, why) for row in rows], None
+    failed = [test for test, row in zip(tests, rows, strict=False) if row.outcome == FAILED]
+    if len(sides) > 1 and len(failed) == len(sides):
+        why = (
+            f"Neither side is what '{loaded.name}' computes for these tokens in {loaded.dtype}: another checkpoint, other weights, or a function of "
+            "its own that both share; its rounding says nothing of them."
+        )
+        return [Evidence(OWN_DTYPE, row.control, row.figures, MISSING, why) for row in rows], None
+    return rows, failed[0] if failed else None
+
+
+def _ways_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: Side) -> list[Side]:
+    """The model's own ways, which the draws must be a measure of."""
+
+    @contextmanager
+    def reordering(loaded: LoadedModel, trace: LayerTrace | None) -> Iterator[Callable[[Sequence[int]], Pieces]]:
+        with plain.open(loaded, trace) as pieces_of, reordered(loaded.model, 0):
+            yield pieces_of
+
+    ways = [plain]
+    if plain is PREFILL and sum(map(len, prompts)) <= _DECODED:
+        ways.append(side_of("decode"))
+    if reordering_refusal(loaded.model) is None:
+        ways.append(Side(f"{plain.name}, every sum in another order", reordering))
+    return ways

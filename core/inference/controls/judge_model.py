@@ -1,0 +1,548 @@
+"""Judge a pair: run its controls, hold it against this model's own rounding floor, and say rounding or bug (docs/verdict.md).
+
+A side is a path of the grammar, or any callable: an engine, a kernel, a cache of one's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from core.errors import CaptureError
+from core.inference.controls.answer_precision import Narrow, narrow_answers, narrow_evidence
+from core.inference.controls.drawn_roundings import sixteen_rows
+from core.inference.controls.lower_precision import Lowered, checked_in_16_bits, lowered, lowered_in_16_bits
+from core.inference.controls.module_growth import growth_over_modules
+from core.inference.controls.precisions import Precision
+from core.inference.controls.rounding_floor import (
+    EXACT_BYTES,
+    Divergence,
+    as_many_as,
+    check_prompts,
+    divergence,
+    in_float32,
+    mean_squares,
+    not_finite_of,
+    own_rounding_of,
+    rounding_floor,
+)
+from core.inference.invariant.rung import one_order_evidence
+from core.inference.models.float64 import in_float64
+from core.inference.models.model import LoadedModel, loaded_from
+from core.inference.models.torch_errors import foreign_errors_stop, quiet
+from core.inference.paths.engines import Engine, Side, digests_of, divergences_of, measure, pieces_of_side, side_of
+from core.judging.ladder import (
+    BLOCKS,
+    LARGEST_RATIO_16_BITS,
+    NONDETERMINISTIC,
+    UNDECIDED,
+    FloorTest,
+    NotFinite,
+    Verdict,
+    conclude,
+    floor_evidence,
+    floor_test,
+    growth_evidence,
+    is_larger_everywhere,
+    not_finite_evidence,
+    structure_evidence,
+    structure_of,
+    symmetry_evidence,
+    three_digits,
+)
+from core.judging.sixteen_bits import SixteenTest
+from core.runs.file.records import (
+    FAILED,
+    FLOAT32,
+    MISSING,
+    MODULES,
+    NEIGHBOURS,
+    NOTED,
+    OWN_DTYPE,
+    PASSED,
+    PRECISION,
+    RERUN,
+    SYMMETRY,
+    Evidence,
+    FloorRows,
+)
+
+SEEDS = 4
+FLOAT64 = "float64"
+SEEDS_OF_MODULES = 2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
+_COARSER = 8  # times that bfloat16 is than float16
+_WANTED = 64  # positions that stand out and are looked at whatever the memory
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict with what a run keeps of it besides its evidence."""
+
+    verdict: Verdict
+    floors: tuple[FloorRows, ...]
+
+
+def judge(
+    model: LoadedModel | PreTrainedModel,
+    prompts: Sequence[Sequence[int] | torch.Tensor],
+    *,
+    reference: str | Engine = "prefill",
+    variant: str | Engine,
+    seeds: Sequence[int] = range(SEEDS),
+    precisions: Sequence[Precision] = (),
+    tokenizer: Any = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> Verdict:
+    """Rounding, or a bug? Runs every control by itself.
+
+    A side is a path ("decode+batch:8") or any callable (model, token_ids[positions]) -> logits[positions, vocab]; it is called with
+    the model in its own dtype and again with the same weights in float32. One with a third parameter `watch` may hand in what its
+    modules put out, `watch("model.layers.0.self_attn", tensor[positions, features])`, so that the module is named. `prompts` are token ids;
+    `precisions` are those that a side is known to keep something in, beside the ones that engines offer and that are tried anyway. CaptureError where something
+    cannot be run at all; what only a control needs is noted as missing instead.
+    """
+    loaded = model if isinstance(model, LoadedModel) else loaded_from(model, tokenizer)
+    ids = [tuple(int(token) for token in prompt) for prompt in prompts]
+    return judge_pair(loaded, ids, reference, variant, seeds=seeds, precisions=precisions, on_progress=on_progress).verdict
+
+
+def judge_pair(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    reference: str | Engine,
+    variant: str | Engine,
+    *,
+    seeds: Sequence[int] = range(SEEDS),
+    precisions: Sequence[Precision] = (),
+    on_progress: Callable[[str], None] | None = None,
+) -> Judgement:
+    """The same, with the figures by position."""
+    check_prompts(loaded, prompts)
+    if len(set(seeds)) < max(2, len(seeds)):
+        raise CaptureError(f"judging: seeds are {list(seeds)}; expected at least two, and none twice.")
+    with quiet(), torch.inference_mode(), foreign_errors_stop("judging", "shorten the prompts or choose a smaller model"):
+        ladder = _Ladder(loaded, prompts, (side_of(reference), side_of(variant)), list(seeds), on_progress or (lambda _: None))
+        ladder.precisions = tuple(precisions)
+        return ladder.climb()
+
+
+class _Ladder:
+    """One pair on trial. `evidence`, `floors`, `tests` and `measured` fill up from rung to rung.
+
+    tests: of the pair, by rung, FLOAT64 where that takes float32's place; measured: mean squares of the reorderings by dtype; broken: what
+    is NaN or infinite on one side only, in the first dtype where anything is.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        prompts: Sequence[Sequence[int]],
+        sides: tuple[Side, Side],
+        seeds: list[int],
+        say: Callable[[str], None],
+    ) -> None:
+        self.loaded, self.prompts, self.sides, self.seeds, self.say = loaded, prompts, sides, seeds, say
+        self.lengths = [len(ids) for ids in prompts]
+        self.evidence: list[Evidence] = []
+        self.floors: list[FloorRows] = []
+        self.tests: dict[str, FloorTest] = {}
+        self.measured: dict[str, NDArray[np.float64]] = {}
+        self.broken: NotFinite | None = None
+        self.narrow: list[Narrow] = []
+        self.of_16_bits: list[Evidence] = []
+        self.fits_float32 = True
+        self.lowered: Lowered | None = None
+        self.precisions: tuple[Precision, ...] = ()
+
+    def climb(self) -> Judgement:
+        """Every rung in turn."""
+        loaded, count = self.loaded, len(self.seeds)
+        self.say(f"both sides in {loaded.dtype}")
+        own, digests = measure(loaded, self.prompts, self.sides)
+        self.say("both sides once more")
+        self.evidence.append(_rerun(self.sides, digests, digests_of(loaded, self.prompts, self.sides)))
+        self._other_neighbours(digests[1])
+        if loaded.dtype != "float32":
+            self.say(f"{count} reorderings in {loaded.dtype}")
+            self._own_dtype(own)
+        self.say(f"both sides and {count} reorderings in float32")
+        self.narrow = self._narrow_sides()
+        self._microscope(own)
+        sixteen = None if digests[0] == digests[1] else self._sixteen_bits()
+        if FLOAT32 in self.tests and _asks_for_float64(loaded, self.tests[FLOAT32]):
+            self.say(f"both sides and {count} reorderings in float64")
+            self._second_microscope()
+        self._other_row(digests[1])
+        self._lower_precision()
+        if FLOAT32 in self.tests:
+            self.say("a forward in float64")
+            self._symmetry()
+        if not self.narrow:  # its row says already that the engine cannot be asked
+            self._one_order(differ=digests[0] != digests[1])
+        return self._concluded(is_identical=digests[0] == digests[1], sixteen=sixteen)
+
+    def _concluded(self, *, is_identical: bool, sixteen: SixteenTest | None) -> Judgement:
+        deciding = self.tests.get(FLOAT64, self.tests.get(FLOAT32))
+        first, ratio = None, self.tests[OWN_DTYPE].noise_ratio if OWN_DTYPE in self.tests else None
+        if sixteen is not None:
+            first, ratio = structure_of(sixteen.outliers, self.lengths).first, sixteen.ratio
+        if deciding is not None:
+            blocks = sorted({*BLOCKS, *(int(v) for side in self.sides for v in side.block_sizes)})
+            shown = structure_of(deciding.outliers, self.lengths, blocks)
+            first, ratio = shown.first, deciding.noise_ratio
+            self.evidence.append(structure_evidence(shown, deciding, self.lengths))
+            self._over_modules(deciding)
+        if first is None and self.broken is not None:
+            first, ratio = self.broken.place(self.lengths), None
+        if self.lowered is not None and self.lowered.evidence.outcome in (
+            PASSED,
+            FAILED,
+        ):  # the fault's own place, not the precision's
+            first = self.lowered.place
+        verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
+        if self.of_16_bits and verdict.name in (UNDECIDED, NONDETERMINISTIC):  # how much 16 bits would have shown
+            verdict = replace(verdict, because=" ".join([verdict.because, *(row.says for row in self.of_16_bits)]))
+        return Judgement(verdict, tuple(self.floors))
+
+    # ---- rungs
+
+    def _other_neighbours(self, digest: str) -> None:
+        """Other contents in the other rows, their number and length held fixed: the prompt's own bits must not move."""
+        side = self.sides[1]
+        if side.rows < 2:
+            return
+        changed = side.with_modifier("neighbours", "same" if side.value_of("neighbours") == "random" else "random")
+        self.say("other neighbours")
+        control = f"'{changed.name}' against '{side.name}'"
+        (found,) = digests_of(self.loaded, self.prompts, [changed])
+        figures = {"rows": side.rows, "bit_identical": found == digest}
+        if found == digest:
+            outcome, says = PASSED, "Other prompts in the other rows, as many and as long, do not change a bit of this one's."
+        elif _has_experts(self.loaded.model):
+            outcome, says = NOTED, (
+                "What the other rows hold changes this one's bits; in a mixture of experts the rows share the experts' products, so that "
+                "alone is no leak."
+            )  # fmt: skip
+        else:
+            outcome, says = FAILED, (
+                "What the other rows hold changes this one's logits, though their number and length are the same: data leaks between rows."
+            )  # fmt: skip
+        self.evidence.append(Evidence(NEIGHBOURS, control, figures, outcome, says))
+
+    def _other_row(self, digest: str) -> None:
+        """The same prompt in another row. Kernels may sum rows in different orders (on a CPU they do, by thread), which is rounding and
+        is held against the floor like any other; what is more than that depends on the row.
+        """
+        side = self.sides[1]
+        if side.rows < 2:
+            return
+        here = int(side.value_of("row") or 0)
+        there = (here + side.rows // 2) % side.rows if here else side.rows - 1
+        moved = side.with_modifier("row", there)
+        self.say("another row")
+        control = f"'{moved.name}' against '{side.name}'"
+        figures: dict[str, Any] = {"rows": side.rows, "row": here, "other_row": there}
+        (found,) = digests_of(self.loaded, self.prompts, [moved])
+        if found == digest:
+            says = f"Row {there} of {side.rows} gives the same bits as row {here}."
+            self.evidence.append(Evidence(NEIGHBOURS, control, {**figures, "bit_identical": True}, PASSED, says))
+            return
+        figures["bit_identical"] = False
+        dtype = next((name for name in (FLOAT64, "float32") if name in self.measured), None)
+        test = None if dtype is None else self._row_test(dtype, (side, moved))
+        if test is None:
+            says = f"Row {there} of {side.rows} gives other bits than row {here}; whether by more than rounding takes a floor."
+            self.evidence.append(Evidence(NEIGHBOURS, control, figures, NOTED, says))
+            return
+        figures |= {
+            "compute_dtype": dtype, "noise_ratio": test.noise_ratio, "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
+            "positions_beyond": len(test.outliers), "nonfinite_mismatch": test.nonfinite,
+        }  # fmt: skip
+        if test.is_passed:
+            says = f"Row {there} of {side.rows} gives other bits than row {here}, by {test.ratio:.2f} times the rounding floor in {dtype}."
+            self.evidence.append(Evidence(NEIGHBOURS, control, figures, PASSED, says))
+            return
+        how_far = (
+            f"up to {three_digits(max(test.ratio, test.worst))} times the rounding floor in {dtype}"
+            if test.not_finite is None
+            else f"in {dtype}, {test.not_finite.says(self.lengths)}"
+        )
+        says = f"The same prompt in row {there} of {side.rows} gives other logits than in row {here}: {how_far}. What is computed depends on the row."
+        self.evidence.append(Evidence(NEIGHBOURS, control, figures, FAILED, says))
+
+    def _row_test(self, dtype: str, sides: tuple[Side, Side]) -> FloorTest | None:
+        try:
+            with in_float64(self.loaded) if dtype == FLOAT64 else in_float32(self.loaded) as widened:
+                apart = divergences_of(widened, self.prompts, sides)
+        except CaptureError:
+            return None
+        names = (sides[0].name, sides[1].name)
+        return floor_test(mean_squares(apart), self.measured[dtype], not_finite=not_finite_of(self.loaded, apart, names))
+
+    def _own_dtype(self, own: Sequence[Divergence]) -> None:
+        own_rounding = own_rounding_of(self.loaded, self.prompts)
+        self.fits_float32 = own_rounding is not None
+        self._against_floor(self.loaded, own, None, OWN_DTYPE, own_rounding=own_rounding)
+        row = self.evidence[-1]
+        if own_rounding is None and row.outcome == FAILED and not self.tests[OWN_DTYPE].nonfinite:
+            doubt = "Reorderings alone do not show all that rounding to 16 bits does, and float32, which would, does not fit."
+            self.evidence[-1] = replace(row, outcome=NOTED, says=f"{row.says} {doubt}")
+
+    def _against_floor(
+        self,
+        loaded: LoadedModel,
+        pair: Sequence[Divergence],
+        dtype: str | None,
+        rung: str,
+        *,
+        key: str | None = None,
+        own_rounding: NDArray[np.float64] | None = None,
+    ) -> None:
+        """Adds the pair's row of the rung, and its test under `key` or the rung; missing where this model's maps cannot be reordered."""
+        shown = dtype or loaded.dtype
+        reference, variant = self.sides
+        control = (
+            f"'{variant.name}' against '{reference.name}' in {shown}, beside {len(self.seeds)} reorderings of every linear map"
+        )
+        broken = not_finite_of(loaded, pair, (reference.name, variant.name))
+        self.broken = self.broken or broken
+        try:
+            floor = rounding_floor(loaded, self.prompts, self.seeds, "prefill", dtype=dtype)
+        except CaptureError as error:
+            if broken is not None:
+                self.evidence.append(not_finite_evidence(broken, rung, shown, control, self.lengths))
+                return
+            says = f"The rounding floor in {shown} cannot be measured: {error}"
+            self.evidence.append(Evidence(rung, control, {}, MISSING, says))
+            return
+        squares = np.stack([mean_squares(of_seed) for of_seed in floor.divergences])
+        if own_rounding is not None:
+            control += f", and the same forward in {shown} and in float32"
+        mean = mean_squares(pair)
+        test = floor_test(
+            mean,
+            squares,
+            not_finite=broken,
+            is_16_bits=shown not in ("float32", FLOAT64),
+            own_rounding=own_rounding,
+        )
+        self.tests[key or rung] = test
+        self.measured[shown] = squares
+        at_positions = squares.mean(axis=0) if own_rounding is None else np.maximum(squares.mean(axis=0), own_rounding)
+        self.floors.append(FloorRows(shown, np.sqrt(mean), np.sqrt(at_positions)))
+        self.evidence.append(floor_evidence(test, rung, shown, control, mean, at_positions, self.lengths, floor.maps))
+
+    def _narrow_sides(self) -> list[Narrow]:
+        """Those that compute in 16 bits whatever they are asked; a side that cannot be asked is for the float32 rung to report."""
+        found = []
+        for side in self.sides:
+            with suppress(CaptureError):
+                found.append(narrow_answers(self.loaded, self.prompts, side))
+        return [one for one in found if one is not None]
+
+    def _sixteen_bits(self) -> SixteenTest | None:
+        """Where a side has no float32: its error in 16 bits beside rounding drawn anew. -> the test that failed"""
+        is_missing = any(row.rung == FLOAT32 and row.outcome == MISSING for row in self.evidence)
+        names = {one.side for one in self.narrow}
+        sides = [side for side in self.sides if side.name in names or (side.path is None and not names)]
+        if self.loaded.dtype == "float32" or not is_missing or not sides or not self.fits_float32:
+            return None
+        other = next((one for one in self.narrow if one.dtype != self.loaded.dtype), None)
+        if other is not None and OWN_DTYPE in self.tests:
+            says = (
+                f"'{other.side}' computes in {other.dtype}, the model is loaded in {self.loaded.dtype}, and rounding to one is no measure of "
+                f"the other: load the model in {other.dtype}."
+            )
+            self.of_16_bits = [Evidence(OWN_DTYPE, f"rounding in {other.dtype} drawn anew", {}, MISSING, says)]
+            if self.tests[OWN_DTYPE].ratio <= _COARSER * LARGEST_RATIO_16_BITS and not self.tests[OWN_DTYPE].nonfinite:
+                self.evidence = [replace(row, outcome=NOTED) if row.rung == OWN_DTYPE else row for row in self.evidence]
+            self.evidence += self.of_16_bits
+            return None
+        blocks = sorted({*BLOCKS, *(int(v) for side in self.sides for v in side.block_sizes)})
+        try:
+            self.of_16_bits, failed = sixteen_rows(self.loaded, self.prompts, sides, blocks, self.say)
+        except CaptureError as error:
+            control = f"rounding in {self.loaded.dtype} drawn anew"
+            self.of_16_bits, failed = [Evidence(OWN_DTYPE, control, {}, MISSING, f"It cannot be measured: {error}")], None
+        self.evidence += self.of_16_bits
+        if failed is not None and len(sides) == 1 and not failed.nonfinite:
+            with suppress(CaptureError):
+                self.lowered = lowered_in_16_bits(self.loaded, self.prompts, sides[0], failed, blocks, self.precisions, self.say)
+            if self.lowered is not None:
+                self.evidence.append(self.lowered.evidence)
+        return failed
+
+    def _microscope(self, own: Sequence[Divergence]) -> None:
+        """The deciding rung: the pair in float32."""
+        if self.loaded.dtype == "float32":
+            self._against_floor(self.loaded, own, None, FLOAT32)
+            return
+        if self.narrow:
+            self.evidence += narrow_evidence(self.narrow, self.sides)
+            return
+        try:
+            with in_float32(self.loaded) as widened:
+                pair, _ = measure(widened, self.prompts, self.sides)
+        except CaptureError as error:
+            control = f"'{self.sides[1].name}' against '{self.sides[0].name}' in float32"
+            self.evidence.append(Evidence(FLOAT32, control, {}, MISSING, f"The pair cannot be run in float32: {error}"))
+            return
+        self._against_floor(self.loaded, pair, "float32", FLOAT32)
+
+    def _second_microscope(self) -> None:
+        """The pair and its floor in float64, which take the float32 rung's place; what float32 showed is noted."""
+        place = next(number for number, row in enumerate(self.evidence) if row.rung == FLOAT32)
+        single = self.evidence[place]
+        try:
+            compiled = next((side.name for side in self.sides if side.is_one_piece), None)
+            if compiled is not None:
+                raise CaptureError(f"'{compiled}' is compiled.")
+            with in_float64(self.loaded) as widened:
+                pair = divergences_of(widened, self.prompts, self.sides)
+                self._against_floor(widened, pair, None, FLOAT32, key=FLOAT64)
+        except CaptureError as error:
+            outcome, doubt = (
+                (PASSED, "hide a fault behind the floor")
+                if single.outcome == PASSED
+                else (MISSING, "do that to the pair without a fault")
+            )
+            says = f"{single.says} A near tie of the router between two experts can {doubt}; float64, which would tell, cannot be had: {error}"
+            self.evidence[place] = replace(single, outcome=outcome, says=says)
+            return
+        says = f"{single.says} Near ties of the router between two experts make that uncertain in a mixture of experts, so float64 decides."
+        self.evidence[place] = replace(single, outcome=NOTED, says=says)
+
+    def _lower_precision(self) -> None:
+        """Where the pair is beyond its floor: is one side the same function in a lower precision?"""
+        deciding = self.tests.get(FLOAT64, self.tests.get(FLOAT32))
+        if deciding is None or deciding.is_passed or deciding.nonfinite or "float32" not in self.measured:
+            return
+        blocks = sorted({*BLOCKS, *(int(v) for side in self.sides for v in side.block_sizes)})
+        try:
+            with foreign_errors_stop("lower precisions", "choose a smaller model"), in_float32(self.loaded) as widened:
+                self.lowered = lowered(
+                    widened,
+                    self.prompts,
+                    self.sides,
+                    self.measured["float32"],
+                    self.seeds,
+                    blocks,
+                    self.say,
+                    given=self.precisions,
+                )
+            if self.lowered is not None and OWN_DTYPE in self.tests and not self.tests[OWN_DTYPE].is_passed:
+                self.lowered = checked_in_16_bits(
+                    self.loaded, self.prompts, self.lowered, self.seeds[:SEEDS_OF_MODULES], self.say
+                )
+        except CaptureError as error:
+            self.lowered = None
+            control = f"'{self.sides[1].name}' against '{self.sides[0].name}' in precisions that engines offer"
+            says = f"Whether a lower precision explains it cannot be tried: {error}"
+            self.evidence.append(Evidence(PRECISION, control, {}, MISSING, says))
+            return
+        if self.lowered is not None:
+            self.evidence.append(self.lowered.evidence)
+
+    def _over_modules(self, deciding: FloorTest) -> None:
+        """At which module the pair leaves the floor, in the dtype that decided; a compiled side has no modules to look at."""
+        if any(side.is_one_piece for side in self.sides):
+            return
+        self.say("module by module")
+        dtype = FLOAT64 if FLOAT64 in self.tests else "float32"
+        try:
+            with in_float64(self.loaded) if dtype == FLOAT64 else in_float32(self.loaded) as widened:
+                wanted = [*deciding.outliers[:_WANTED].tolist(), deciding.worst_row]
+                found = growth_over_modules(widened, self.prompts, self.sides, self.seeds[:SEEDS_OF_MODULES], wanted)
+        except CaptureError as error:
+            control = "outputs of every block, both sides"
+            self.evidence.append(Evidence(MODULES, control, {}, MISSING, f"The modules cannot be compared: {error}"))
+            return
+        control = (
+            f"outputs of {len(found.names)} modules at {found.positions} positions, both sides in {dtype}, beside "
+            f"{min(len(self.seeds), SEEDS_OF_MODULES)} reorderings of every linear map"
+        )
+        is_handed_in = any(side.hands_in for side in self.sides)
+        self.evidence.append(
+            growth_evidence(control, found.names, found.pair_rms, found.floor_rms, dtype, deciding, is_handed_in=is_handed_in)
+        )
+
+    def _one_order(self, *, differ: bool) -> None:
+        """The pair with every sum in one order, in float32 where that was decided and the pair differs there, else in its own dtype.
+
+        differ: do the sides differ in their own dtype? For float64 there are no kernels of fixed order.
+        """
+        loaded, deciding = self.loaded, self.tests.get(FLOAT64, self.tests.get(FLOAT32))
+        is_wide = deciding is not None and bool(deciding.by_position.any())
+        if not differ and not is_wide:
+            return
+        dtype = "float32" if is_wide else loaded.dtype
+        self.say(f"both sides with every sum in one order, in {dtype}")
+        try:
+            with in_float32(loaded) if is_wide else nullcontext(loaded) as widened:
+                row = one_order_evidence(widened, self.prompts, self.sides, None if deciding is None else deciding.is_passed)
+        except CaptureError:
+            return
+        if row is not None:
+            self.evidence.append(row)
+
+    def _symmetry(self) -> None:
+        """Which side is further from the truth? Of two that only round, neither."""
+        control = "both sides in float32 against a plain forward of the same weights in float64"
+        try:
+            with foreign_errors_stop("float64", "choose a smaller model"):
+                errors = self._errors()
+        except CaptureError as error:
+            self.evidence.append(Evidence(SYMMETRY, control, {}, MISSING, f"A forward in float64 is not to be had: {error}"))
+            return
+        names = (self.sides[0].name, self.sides[1].name)
+        self.evidence.append(symmetry_evidence(control, names, errors))
+
+    def _errors(self) -> tuple[float, float]:
+        """rms of each side, computed in float32, to a plain forward of the same weights in float64; over as many prompts as fit."""
+        loaded = self.loaded
+        chosen = as_many_as(self.prompts, EXACT_BYTES // (8 * loaded.vocab_size))
+        with in_float64(loaded) as widened:
+            model: Any = widened.model
+            exact = [model(torch.tensor([list(ids)], device=loaded.device)).logits[0] for ids in chosen]
+        with in_float32(loaded) as widened:
+            found = [
+                [divergence(plain, pieces_of_side(side, widened, ids)) for plain, ids in zip(exact, chosen, strict=True)]
+                for side in self.sides
+            ]
+        reference, variant = (float(np.sqrt(mean_squares(of_side).mean())) for of_side in found)
+        return reference, variant
+
+
+def _rerun(sides: Sequence[Side], first: Sequence[str], second: Sequence[str]) -> Evidence:
+    moved = [side.name for side, a, b in zip(sides, first, second, strict=True) if a != b]
+    control = " and ".join(f"'{side.name}'" for side in sides) + ", each called twice"
+    if moved:
+        names = " and ".join(f"'{name}'" for name in moved)
+        does = "does" if len(moved) == 1 else "do"
+        says = f"{names} {does} not give the same bits twice: something in it is nondeterministic."
+        return Evidence(RERUN, control, {"not_repeatable": moved}, FAILED, says)
+    return Evidence(RERUN, control, {"not_repeatable": []}, PASSED, "Each side gives the same bits when it is called again.")
+
+
+def _has_experts(model: Any) -> bool:
+    config = model.config.get_text_config(decoder=True)
+    return any(
+        getattr(config, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
+    )
+
+
+def _asks_for_float64(loaded: LoadedModel, test: FloorTest) -> bool:
+    """May the float32 rung of this model mean nothing, one way or the other?
+
+    A router that chooses experts is no continuous function: where two experts' scores nearly tie, rounding picks another expert and
+    the position jumps, in the pair (which then fails) or in the reorderings (whose floor then hides a fault). In float64 such a tie
+    has to be 2^29 times nearer, and a fault is as large as it was. What is larger at every position alike is no matter of ties.
+    """
+    return _has_experts(loaded.model) and not test.nonfinite and not is_larger_everywhere(test)

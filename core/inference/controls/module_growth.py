@@ -1,0 +1,108 @@
+"""Where in the model two paths part: the output of every module of every block, at the same positions, beside the rounding floor there.
+
+Of the reference only chosen positions are kept; the other side, and each reordering, is compared with them as it runs, so no second
+trace is ever in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import CaptureError
+from core.inference.controls.reordering import reordered
+from core.inference.models.model import LoadedModel
+from core.inference.paths.engines import Side, pieces_of_side, side_of
+from core.inference.paths.hooks import LayerTrace, traced_modules, watched
+
+KEPT_BYTES = 256 << 20  # of the reference's outputs at once
+
+
+def _run(loaded: LoadedModel, side: Side, trace: LayerTrace) -> None:
+    with nullcontext() if side.hands_in else watched(loaded.model, trace):
+        for _ in pieces_of_side(side, loaded, trace.prompt, trace):
+            pass
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How far a pair and its floor are apart at each module. names: in the order in which they run; rms: [modules], in units of the
+    module's output; positions: how many were looked at.
+    """
+
+    names: tuple[str, ...]
+    pair_rms: NDArray[np.float64]
+    floor_rms: NDArray[np.float64]
+    positions: int
+
+
+def growth_over_modules(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    sides: tuple[Side, Side],
+    seeds: Sequence[int],
+    wanted: Sequence[int] = (),
+) -> Growth:
+    """Both sides and the reorderings of prefill, module by module, in the dtype that `loaded` is in.
+
+    wanted: rows (positions of all prompts, one after another) that must be looked at; of the others as many as fit, evenly spread.
+    CaptureError where the model has no blocks, or where a side computes positions in forwards that cannot be followed.
+    """
+    chosen = _chosen(loaded, [len(ids) for ids in prompts], wanted)
+    plain = side_of("prefill")
+    seen: dict[str, bool] = {}
+    pair: dict[str, list[NDArray[np.float64]]] = {}
+    floor: dict[str, list[NDArray[np.float64]]] = {}
+    for ids, positions in zip(prompts, chosen, strict=True):
+        if not positions:
+            continue
+        kept = LayerTrace(ids, positions)
+        _run(loaded, sides[0], kept)
+        compared = LayerTrace(ids, positions, kept)
+        _run(loaded, sides[1], compared)
+        if kept.is_ambiguous or compared.is_ambiguous:
+            raise CaptureError(
+                "a side computes or hands in positions twice, or in several rows alike, so its forwards could not be followed."
+            )
+        for name in compared.squares:
+            seen[name] = seen.get(name, True) and bool(kept.seen[name].all() and compared.seen[name].all())
+        if sides[0].name != plain.name:
+            kept = LayerTrace(ids, positions)
+            _run(loaded, plain, kept)
+        for name, squares in compared.squares.items():
+            pair.setdefault(name, []).append(squares)
+        for seed in seeds:
+            moved = LayerTrace(ids, positions, kept)
+            with reordered(loaded.model, seed):
+                _run(loaded, plain, moved)
+            for name, squares in moved.squares.items():
+                floor.setdefault(name, []).append(squares)
+    names = tuple(name for name in pair if name in floor and seen[name])
+    if not names:
+        raise CaptureError(
+            f"'{sides[1].name}' computes positions in forwards that could not be followed; an engine may hand in what its modules put out "
+            "(docs/verdict.md, `watch`)."
+        )
+    pair_rms, floor_rms = (np.array([_rms(of[name]) for name in names]) for of in (pair, floor))
+    return Growth(names, pair_rms, floor_rms, sum(map(len, chosen)))
+
+
+def _rms(squares: Sequence[NDArray[np.float64]]) -> float:
+    return float(np.sqrt(np.concatenate(squares).mean()))
+
+
+def _chosen(loaded: LoadedModel, lengths: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
+    """Positions of each prompt that KEPT_BYTES have room for: the wanted ones first, then others evenly spread."""
+    text = loaded.model.config.get_text_config(decoder=True)
+    bytes_a_row = len(traced_modules(loaded.model)) * int(getattr(text, "hidden_size", 0) or 1) * loaded.torch_dtype.itemsize
+    room, total = max(1, KEPT_BYTES // bytes_a_row), sum(lengths)
+    first = list(wanted)[:room]
+    spread = np.linspace(0, total - 1, min(total, max(0, room - len(first)))).astype(int).tolist()
+    rows = sorted({*first, *spread})
+    begins = np.cumsum([0, *lengths])
+    return [[row - int(start) for row in rows if start <= row < stop] for start, stop in pairwise(begins)]

@@ -1,0 +1,326 @@
+"""How far pure rounding moves this model's logits: the rounding floor of DESIGN section 6, and a pair measured with the same rule.
+
+noise ratio = rms of the pair / rms of the floor, both in one dtype. In float32 the same weights make the microscope: bfloat16 and
+float16 values are float32 values too, so the widened model is the same function and only its rounding is finer.
+
+Measured with `python -m benchmarks.verdicts.floor` on sample_runs/model (3 layers, hidden 384), three prompts of 48 tokens, two CPU cores;
+rms of the difference to prefill, in logits:
+
+| | bfloat16 | float32 | noise ratios |
+|---|---|---|---|
+| 4 reorderings of its 22 linear maps | 1.4e-2 .. 1.5e-2 | 2.4e-6 .. 2.7e-6 | 1 |
+| decode | 1.7e-2 | 2.5e-6 | 1.1 and 1.0 |
+| prefill+attn:eager | 2.9e-2 | 1.4e-6 | 1.9 and 0.5 |
+| bug: one cached value of one head scaled by 1.01 | 2.0e-2 | 1.4e-3 | 1.3 and 560 |
+
+A reordered prefill costs a plain one and one pass that permutes the weights (about 5 ms for these 10 million): 3.1 times the plain
+one at 48 tokens in bfloat16, 1.6 times at 480; 2.5 and 1.3 times in float32. Prompts measured together share that pass. Decode
+keeps the permuted weights and costs 2.2 times the plain one in bfloat16 and 1.7 in float32: what is left is that every operation
+passes through Python, about 2 ms a token whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from core.errors import CaptureError
+from core.inference.controls.reordering import reordered
+from core.inference.models import memory
+from core.inference.models.bits import row_sums
+from core.inference.models.dtype_conversion import converted, converted_bytes
+from core.inference.models.model import LoadedModel
+from core.inference.models.token_text import token_texts
+from core.inference.models.torch_errors import foreign_errors_stop, quiet
+from core.inference.paths.grammar import Pieces
+from core.inference.paths.paths import open_path, parse_path
+from core.judging.ladder import NotFinite
+
+__all__ = [
+    "EXACT_BYTES",
+    "Divergence",
+    "Floor",
+    "as_many_as",
+    "check_prompts",
+    "divergence",
+    "groups_of",
+    "in_float32",
+    "mean_squares",
+    "not_finite_of",
+    "own_rounding_of",
+    "pair_divergence",
+    "pooled_rms",
+    "rounding_floor",
+    "whole_side",
+]
+
+_PLAIN_BYTES = 256 << 20  # of plain logits at once: prompts that share a reordering share the cost of permuting the weights
+EXACT_BYTES = 256 << 20  # of float64 logits at once
+_REMEDY = "shorten the prompts, choose a smaller model or another device"
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How far one prompt's logits lie from the reference's, over the elements finite on both sides.
+
+    squares: sum of squared differences, float64 [positions]; elements: how many, int64 [positions]; mismatches: elements where one
+    side is NaN and the other not, or one or both are infinite and they differ, int64 [positions]; first_mismatch: token of the first of
+    them and its value on both sides, None where there is none.
+    """
+
+    squares: NDArray[np.float64]
+    elements: NDArray[np.int64]
+    mismatches: NDArray[np.int64]
+    first_mismatch: tuple[int, float, float] | None = None
+
+    @property
+    def nonfinite_mismatch(self) -> int:
+        """At all positions."""
+        return int(self.mismatches.sum())
+
+    @property
+    def rms_by_position(self) -> NDArray[np.float64]:
+        """In logits; NaN where no element is finite on both sides. [positions]"""
+        with np.errstate(invalid="ignore"):
+            return np.sqrt(self.squares / self.elements)
+
+    @property
+    def rms(self) -> float:
+        """Over all positions, in logits."""
+        return pooled_rms([self])
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Reorderings of one path against the path itself. maps: linear maps reordered; divergences: [seeds][prompts]."""
+
+    path: str
+    compute_dtype: str
+    maps: int
+    seeds: tuple[int, ...]
+    divergences: tuple[tuple[Divergence, ...], ...]
+
+    @property
+    def rms(self) -> float:
+        """Over all seeds, prompts and positions, in logits."""
+        return pooled_rms([one for of_seed in self.divergences for one in of_seed])
+
+    @property
+    def rms_by_seed(self) -> tuple[float, ...]:
+        """Over all prompts and positions: how much the floor itself varies."""
+        return tuple(map(pooled_rms, self.divergences))
+
+
+def pooled_rms(divergences: Sequence[Divergence]) -> float:
+    """Root of the mean square over all elements of all of them, in logits; NaN if there is none."""
+    elements = sum(int(one.elements.sum()) for one in divergences)
+    return float(np.sqrt(sum(float(one.squares.sum()) for one in divergences) / elements)) if elements else float("nan")
+
+
+def rounding_floor(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    seeds: Sequence[int],
+    path: str = "prefill",
+    *,
+    dtype: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Floor:
+    """The path with its linear maps reordered, one order a seed, against the path as it is; prompts are token ids.
+
+    dtype: 'float32' to widen the weights meanwhile, None for the model's own; on_progress: (positions done, of how many). Of the
+    logits, only the plain side is kept, and of many prompts only that of a few at a time.
+    """
+    steps = parse_path(path)
+    check_prompts(loaded, prompts)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise CaptureError(f"rounding floor: seeds are {list(seeds)}; expected at least one, and none twice.")
+    found: list[list[Divergence]] = [[] for _ in seeds]
+    maps = 0
+    tick = _ticker(on_progress, sum(map(len, prompts)) * (len(seeds) + 1))
+    with _computing(loaded, dtype, f"rounding floor of '{steps}'") as model, open_path(steps, model) as pieces_of:
+        for group in groups_of(model, prompts):
+            plain = [whole_side(pieces_of(prompt), tick) for prompt in group]
+            forwards = sum(steps.forwards(len(prompt)) for prompt in group)
+            for number, seed in enumerate(seeds):
+                keep = _spare_bytes(model) if forwards > 1 else 0
+                with reordered(model.model, seed, keep_bytes=keep) as reordering:
+                    pairs = zip(plain, group, strict=True)
+                    found[number] += [divergence(side, pieces_of(prompt), tick) for side, prompt in pairs]
+                maps = max(maps, len(reordering))
+        if not maps:
+            raise CaptureError(f"rounding floor of '{steps}': no linear map ran that could be reordered; expected some.")
+        compute_dtype = steps.compute_dtype(model)
+    return Floor(str(steps), compute_dtype, maps, tuple(seeds), tuple(map(tuple, found)))
+
+
+def pair_divergence(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    reference: str,
+    variant: str,
+    *,
+    dtype: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> tuple[Divergence, ...]:
+    """Two paths against each other, a prompt at a time, with the floor's rule. -> one a prompt"""
+    paths = (parse_path(reference), parse_path(variant))
+    check_prompts(loaded, prompts)
+    tick = _ticker(on_progress, sum(map(len, prompts)) * 2)
+    found = []
+    with _computing(loaded, dtype, f"'{paths[0]}' against '{paths[1]}'") as model:
+        for prompt in prompts:
+            with open_path(paths[0], model) as pieces_of:
+                plain = whole_side(pieces_of(prompt), tick)
+            with open_path(paths[1], model) as pieces_of:
+                found.append(divergence(plain, pieces_of(prompt), tick))
+    return tuple(found)
+
+
+@contextmanager
+def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
+    """The same function computed in float32: every weight keeps its value, and the original bits are put back."""
+    if loaded.dtype != "float32":
+        needed, free = converted_bytes(loaded, "float32"), memory.free_bytes(torch.device(loaded.device))
+        if free is not None and needed > free:
+            raise CaptureError(
+                f"model '{loaded.name}': its weights in float32 take another {memory.in_words(needed)}, {loaded.device} has "
+                f"{memory.in_words(free)} free; choose a smaller model or another device."
+            )
+    with converted(loaded, "float32") as widened:
+        yield widened
+
+
+@contextmanager
+def _computing(loaded: LoadedModel, dtype: str | None, where: str) -> Iterator[LoadedModel]:
+    if dtype not in (None, loaded.dtype, "float32"):
+        raise CaptureError(f"{where}: {loaded.dtype} weights cannot be computed with in {dtype} unrounded; expected float32.")
+    with quiet(), foreign_errors_stop(where, _REMEDY), torch.inference_mode():
+        if dtype in (None, loaded.dtype):
+            yield loaded
+        else:
+            with in_float32(loaded) as widened:
+                yield widened
+
+
+def check_prompts(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
+    """CaptureError where there is none, or one is empty or longer than the model's context."""
+    if not prompts:
+        raise CaptureError("a divergence is measured over at least one prompt; none was given.")
+    for number, prompt in enumerate(prompts, start=1):
+        if not len(prompt):
+            raise CaptureError(f"prompt {number} of {len(prompts)} is empty; expected at least one token.")
+        if loaded.context is not None and len(prompt) > loaded.context:
+            raise CaptureError(
+                f"prompt {number} of {len(prompts)} has {len(prompt)} tokens, the model's context is {loaded.context}; shorten it."
+            )
+
+
+def groups_of(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], itemsize: int | None = None
+) -> Iterator[list[Sequence[int]]]:
+    """The prompts in order, so many at a time that their plain logits take about _PLAIN_BYTES, and one at least.
+
+    itemsize: of a logit; the model's own where it is None.
+    """
+    group: list[Sequence[int]] = []
+    rows = _PLAIN_BYTES // (loaded.vocab_size * (itemsize or loaded.torch_dtype.itemsize))
+    for prompt in prompts:
+        if group and sum(map(len, group)) + len(prompt) > rows:
+            yield group
+            group = []
+        group.append(prompt)
+    yield group
+
+
+def _spare_bytes(loaded: LoadedModel) -> int:
+    """What permuted weights may take between the forwards of a path: half of what is free, the rest is for the forwards."""
+    return (memory.free_bytes(torch.device(loaded.device)) or 0) // 2
+
+
+def whole_side(pieces: Pieces, tick: Callable[[int], None] = lambda _: None) -> torch.Tensor:
+    """All logits of a prompt, as they came. -> [positions, vocab]"""
+    kept = []
+    for _, logits in pieces:
+        kept.append(logits.clone())  # a view would keep alive what it is a view of, for every piece
+        tick(len(logits))
+    return torch.cat(kept)
+
+
+def divergence(plain: torch.Tensor, pieces: Pieces, tick: Callable[[int], None] = lambda _: None) -> Divergence:
+    """Piece by piece; differences in float64, which holds those of float32 values to 2^-53."""
+    squares, elements, mismatches = [], [], []
+    first: tuple[int, float, float] | None = None
+    for position, logits in pieces:
+        reference, variant = plain[position : position + len(logits)].double(), logits.double()
+        is_finite = reference.isfinite() & variant.isfinite()
+        is_same = (reference == variant) | (reference.isnan() & variant.isnan())
+        squares.append(row_sums(torch.where(is_finite, reference - variant, 0.0).square()))
+        elements.append(is_finite.sum(1).cpu())
+        is_mismatch = ~is_finite & ~is_same
+        mismatches.append(is_mismatch.sum(1).cpu())
+        if first is None and mismatches[-1].any():
+            row, token = is_mismatch.nonzero()[0].tolist()
+            first = token, float(reference[row, token]), float(variant[row, token])
+        tick(len(logits))
+    return Divergence(np.concatenate(squares), torch.cat(elements).numpy(), torch.cat(mismatches).numpy(), first)
+
+
+def mean_squares(found: Sequence[Divergence]) -> NDArray[np.float64]:
+    """Mean square of each position of all prompts, 0 where nothing is finite on both sides. [positions]"""
+    return np.concatenate([one.squares / np.maximum(one.elements, 1) for one in found])
+
+
+def not_finite_of(loaded: LoadedModel, found: Sequence[Divergence], sides: tuple[str, str]) -> NotFinite | None:
+    """What is NaN or infinite on one of two sides only, over all prompts; None where nothing is."""
+    first = next((one.first_mismatch for one in found if one.first_mismatch is not None), None)
+    if first is None:
+        return None
+    token, *values = first
+    text = token_texts(loaded.tokenizer, [token])[token] if loaded.tokenizer is not None else ""
+    return NotFinite(np.concatenate([one.mismatches for one in found]), token, text, sides, (values[0], values[1]))
+
+
+def own_rounding_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> NDArray[np.float64] | None:
+    """Mean squares of a plain forward in 16 bits to the same one in float32; None where float32 does not fit. [positions]
+
+    Of as many prompts as fit; the others are given the mean of those.
+    """
+    chosen = as_many_as(prompts, EXACT_BYTES // (loaded.torch_dtype.itemsize * loaded.vocab_size))
+    plain = parse_path("prefill")
+    with open_path(plain, loaded) as pieces_of:
+        narrow = [whole_side(pieces_of(ids)) for ids in chosen]
+    try:
+        with in_float32(loaded) as widened, open_path(plain, widened) as pieces_of:
+            found = [divergence(side, pieces_of(ids)) for side, ids in zip(narrow, chosen, strict=True)]
+    except CaptureError:
+        return None
+    known = {id(ids): mean_squares([one]) for ids, one in zip(chosen, found, strict=True)}
+    mean = float(mean_squares(found).mean())
+    return np.concatenate([known.get(id(ids), np.full(len(ids), mean)) for ids in prompts])
+
+
+def as_many_as(prompts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
+    """The prompts whose positions are at most `most` together; at least one."""
+    chosen: list[Sequence[int]] = []
+    for ids in prompts:
+        if sum(map(len, chosen)) + len(ids) <= most or not chosen:
+            chosen.append(ids)
+    return chosen
+
+
+def _ticker(on_progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+    done = 0
+
+    def tick(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if on_progress is not None:
+            on_progress(done, total)
+
+    return tick

@@ -1,0 +1,194 @@
+"""Free greedy continuations: every side goes on from the same prompt by its own argmax, and somewhere they may part.
+
+A path computes the prompt as its base says and then goes on token by token with the cache that the prompt left, as every engine
+does. Up to the place where two sides part they have seen the same tokens, so feeding the reference's tokens to every side once
+more repeats what each of them computed, and gives the complete logits of both at the parting. That second pass is an ordinary
+capture: this module finds the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from core.errors import CaptureError, UsageError
+from core.inference.capture.capture import CapturePlan, check_paths, plan_capture, tokens_of, torch_errors_stop
+from core.inference.models.model import LoadedModel
+from core.inference.models.torch_errors import quiet
+from core.inference.paths.paths import OpenPath, Path, open_path
+from core.inference.paths.sides import sides_of
+from core.runs.file.records import Generation
+
+
+@dataclass(frozen=True)
+class GenerationProgress:
+    """How far the continuations are: prompts over all sides, and tokens generated so far."""
+
+    side_name: str
+    prompts_done: int
+    prompts_total: int
+    tokens: int
+
+
+def plan_generation(
+    loaded: LoadedModel,
+    prompts: Sequence[str | Sequence[int]],
+    reference: str,
+    variants: Sequence[str],
+    *,
+    tokens: int,
+    name: str | None = None,
+    command: str = "",
+    seed: int = 0,
+    kv: bool | None = None,
+    on_progress: Callable[[GenerationProgress], None] | None = None,
+) -> CapturePlan:
+    """Let every side continue every prompt by up to `tokens` tokens; the plan captures their logits up to the last parting.
+
+    A side ends where it chooses an end-of-text token, which counts as its last. The captured positions are those of the prompt and
+    of the reference's tokens up to the latest place where a variant parts from it, or all of them where none does.
+    """
+    ids, paths = _checked(loaded, prompts, reference, variants, tokens)
+    plan_capture(loaded, ids, reference, variants, seed=seed, kv=kv)  # refuses what a capture would, before anything is computed
+    by_side: list[list[tuple[int, ...]]] = []
+    written = 0
+    for path in paths:
+        by_side.append([])
+        for made, _ in continue_all(path, loaded, ids, tokens, seed=seed):
+            by_side[-1].append(made)
+            written += len(made)
+            if on_progress is not None:
+                done = sum(map(len, by_side))
+                on_progress(GenerationProgress(str(path), done, len(ids) * len(paths), written))
+    generations = [
+        Generation(n, len(given), tokens, tuple(side[n] for side in by_side), tuple(_text(loaded, side[n]) for side in by_side))
+        for n, given in enumerate(ids)
+    ]
+    whole = [(*given, *_common(generation)) for given, generation in zip(ids, generations, strict=True)]
+    return plan_capture(
+        loaded, whole, reference, variants, name=name or _title(loaded, paths, tokens), command=command, seed=seed, kv=kv,
+        generations=generations,
+    )  # fmt: skip
+
+
+def plan_longest(
+    loaded: LoadedModel,
+    prompts: Sequence[str | Sequence[int]],
+    reference: str,
+    variants: Sequence[str],
+    *,
+    tokens: int,
+    kv: bool | None = None,
+    name: str | None = None,
+) -> CapturePlan:
+    """What `plan_generation` plans if no side ever parts, without generating anything: the most that it can cost."""
+    ids, paths = _checked(loaded, prompts, reference, variants, tokens)
+    placeholder = tuple(0 for _ in range(tokens - 1))
+    nothing = tuple(() for _ in paths)
+    generations = [Generation(n, len(given), tokens, nothing, ("",) * len(paths)) for n, given in enumerate(ids)]
+    whole = [(*given, *placeholder) for given in ids]
+    return plan_capture(
+        loaded, whole, reference, variants, kv=kv, name=name or _title(loaded, paths, tokens), generations=generations
+    )
+
+
+def continue_all(
+    path: Path, loaded: LoadedModel, prompts: Sequence[Sequence[int]], tokens: int, *, seed: int = 0
+) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
+    """The greedy continuation of each prompt down one path: token ids, at most `tokens`, an end-of-text token the last.
+
+    Beside each token the margin by which it was chosen, in logits; infinite or NaN where a gap is no finite number.
+    """
+    ends = end_tokens(loaded)
+    with quiet(), torch.inference_mode():
+        torch.manual_seed(seed)
+        with torch_errors_stop(path), open_path(path, loaded) as opened:
+            for ids in prompts:
+                yield _continuation(opened, ids, tokens, ends)
+
+
+def end_tokens(loaded: LoadedModel) -> frozenset[int]:
+    """Token ids with which the model ends a text: those of its generation config, else the tokenizer's."""
+    config: Any = getattr(loaded.model, "generation_config", None)
+    said = getattr(config, "eos_token_id", None)
+    found = said if isinstance(said, list) else [said if said is not None else loaded.tokenizer.eos_token_id]
+    return frozenset(token for token in found if isinstance(token, int))
+
+
+def best_and_margin(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Argmax, lowest id on ties, NaN never wins, as in the metric contract, and margin in logits. [rows, vocab] -> [rows] each"""
+    known = torch.where(logits.isnan(), -torch.inf, logits)
+    best = known.topk(2, dim=-1).values.double()
+    return known.argmax(-1), best[:, 0] - best[:, 1]
+
+
+def _continuation(
+    opened: OpenPath, ids: Sequence[int], tokens: int, ends: frozenset[int]
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    own: list[int] = []
+    margins: list[torch.Tensor] = []
+
+    def choose(logits: torch.Tensor) -> int | None:
+        if own and own[-1] in ends:
+            return None
+        token, margin = best_and_margin(logits)
+        own.append(int(token))
+        margins.append(margin)  # stays on the device: only the token has to be waited for
+        return own[-1]
+
+    for _ in opened.continued(ids, tokens, choose):
+        pass
+    return tuple(own), tuple(torch.cat(margins).tolist())
+
+
+def _common(generation: Generation) -> tuple[int, ...]:
+    """The reference's tokens that are fed: up to the latest parting, or so that its last token has its logits."""
+    partings = [generation.parting(side) for side in range(1, len(generation.tokens))]
+    own = generation.tokens[0]
+    if any(parting is None for parting in partings):
+        return own[: len(own) - 1]
+    return own[: max(parting for parting in partings if parting is not None) - generation.given_positions + 1]
+
+
+def _checked(
+    loaded: LoadedModel, prompts: Sequence[str | Sequence[int]], reference: str, variants: Sequence[str], tokens: int
+) -> tuple[list[tuple[int, ...]], list[Path]]:
+    """(token ids of the prompts, paths of the sides), where all of it can be continued."""
+    if tokens < 1:
+        raise UsageError(f"--tokens {tokens}: a continuation has at least one token.")
+    paths = [side.path for side in sides_of(reference, variants)]
+    _refuse(loaded, paths)
+    ids = [tokens_of(loaded, prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1)]
+    _check_room(loaded, ids, tokens)
+    for length in sorted({len(given) + tokens - 1 for given in ids}):
+        _refuse(loaded, paths, length)
+    return ids, paths
+
+
+def _refuse(loaded: LoadedModel, paths: Sequence[Path], positions: int | None = None) -> None:
+    check_paths(loaded, paths, None)
+    for path in paths:
+        reason = path.cannot_continue(loaded, positions)
+        if reason:
+            raise CaptureError(f"path '{path}': {reason}.")
+
+
+def _check_room(loaded: LoadedModel, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+    for number, ids in enumerate(prompts, start=1):
+        if loaded.context is not None and len(ids) + tokens > loaded.context:
+            raise CaptureError(
+                f"prompt {number} of {len(prompts)} has {len(ids)} tokens, and {tokens} more do not fit the model's context of "
+                f"{loaded.context}; shorten it or lower --tokens."
+            )
+
+
+def _text(loaded: LoadedModel, tokens: Sequence[int]) -> str:
+    return str(loaded.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _title(loaded: LoadedModel, paths: Sequence[Path], tokens: int) -> str:
+    variants = ", ".join(map(str, paths[1:4])) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
+    return f"{loaded.name.rstrip('/').rsplit('/', 1)[-1]}: {paths[0]} against {variants}, {tokens} tokens generated"

@@ -1,0 +1,1 @@
+"""Language models: loading, weights, memory, token texts, chats, dtypes."""

@@ -1,0 +1,50 @@
+"""A loaded model in another dtype for a while, and then bit for bit what it was."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from core.inference.models.model import LoadedModel
+
+
+@contextmanager
+def converted(loaded: LoadedModel, dtype: str) -> Iterator[LoadedModel]:
+    """The same model computing in `dtype`, as if it had been loaded in it; the original weights are kept and put back.
+
+    Only parameters are rounded: buffers such as rotary frequencies belong in float32 whatever the weights are.
+    """
+    target = getattr(torch, dtype)
+    originals: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+    try:
+        with torch.inference_mode(False), torch.no_grad():  # a weight that is an inference tensor could not be put back
+            for parameter in _convertible(loaded, target):
+                originals.append((parameter, parameter.data))
+                parameter.data = parameter.data.to(target)
+        yield replace(loaded, dtype=dtype)
+    finally:
+        with torch.inference_mode(False), torch.no_grad():
+            for parameter, data in originals:
+                parameter.data = data
+
+
+def converted_bytes(loaded: LoadedModel, dtype: str) -> int:
+    """Bytes the rounded weights take beside the originals."""
+    target = getattr(torch, dtype)
+    return sum(parameter.numel() * target.itemsize for parameter in _convertible(loaded, target))
+
+
+def _convertible(loaded: LoadedModel, target: torch.dtype) -> Iterator[torch.nn.Parameter]:
+    """Parameters in the model's dtype, each once, except those that transformers itself would load in float32."""
+    model = loaded.model
+    kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if target is torch.float16:  # modeling_utils: the other list exists only because float16 overflows
+        kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    for name, parameter in model.named_parameters():
+        is_kept = any(re.search(rf"(^|\.){re.escape(part)}(\.|$)", name) for part in kept)
+        if parameter.dtype == loaded.torch_dtype and not is_kept and target != loaded.torch_dtype:
+            yield parameter

@@ -1,0 +1,83 @@
+"""The same function in float64 throughout: where rounding is 2^-29 of what it is in float32, and a fault is as large as before.
+
+Modules widen to float32 by themselves (norms, softmax, routers, rotary angles), which in a float64 model would narrow. Here every
+cast to float32 is one to float64, so the floor is that of float64: 2e-15 logits on models whose float32 floor is 1e-6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from core.errors import CaptureError
+from core.inference.models import memory
+from core.inference.models.model import LoadedModel
+
+__all__ = ["in_float64"]
+
+
+@contextmanager
+def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
+    """The model with its weights widened to float64, and then bit for bit what it was; CaptureError where they do not fit.
+
+    Only this thread is affected. Code inside that asks torch for float32 is given float64.
+    """
+    tensors = [tensor for tensor in _floats(loaded.model) if tensor.dtype != torch.float64]
+    needed, free = 8 * sum(tensor.numel() for tensor in tensors), memory.free_bytes(torch.device(loaded.device))
+    if free is not None and needed > free:
+        raise CaptureError(
+            f"the weights in float64 take another {memory.in_words(needed)}, {loaded.device} has {memory.in_words(free)} free"
+        )
+    originals: list[tuple[torch.Tensor, torch.Tensor]] = []
+    with ExitStack() as stack:
+        stack.callback(_put_back, originals)
+        with torch.inference_mode(False), torch.no_grad():
+            for tensor in tensors:
+                originals.append((tensor, tensor.data))
+                tensor.data = tensor.data.double()
+        stack.enter_context(_eager_experts(loaded.model))
+        stack.enter_context(_Widening())
+        yield replace(loaded, dtype="float64")
+
+
+def _put_back(originals: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.inference_mode(False), torch.no_grad():
+        for tensor, data in originals:
+            tensor.data = data
+
+
+def _floats(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters and buffers that hold floats, shared ones once."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_floating_point():
+            yield tensor
+
+
+@contextmanager
+def _eager_experts(model: Any) -> Iterator[None]:
+    """The grouped product of experts knows no float64."""
+    before = getattr(model.config, "_experts_implementation", None)
+    if before in (None, "eager") or not hasattr(model, "set_experts_implementation"):
+        yield
+        return
+    try:
+        model.set_experts_implementation("eager")
+        yield
+    finally:
+        model.set_experts_implementation(before)
+
+
+class _Widening(TorchDispatchMode):
+    """Wherever torch is told float32, float64 is meant."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*map(_widened, args), **{key: _widened(value) for key, value in (kwargs or {}).items()})
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value

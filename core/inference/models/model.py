@@ -1,0 +1,394 @@
+"""A causal language model and its tokenizer, from a local folder or the hub, ready for forwards without gradients."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from core.errors import CaptureError
+from core.inference.models import memory
+from core.inference.models.token_text import token_texts
+from core.inference.models.torch_errors import first_line, foreign_errors_stop, quiet
+from core.inference.models.weights import digest, weight_bytes
+from core.numerics.formats import LOGIT_FORMATS, format_named
+
+_HUB_TIMEOUT_SECONDS = 10
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in eval mode, all of it in `dtype` on `device`.
+
+    name: as asked for; revision: the hub's commit, or the digest of a folder's weights; device: 'cpu', 'cuda:0'; device_name: the chip;
+    context: the most positions it takes, None where unlimited; vocab_size: width of its logits, in tokens. One loaded without
+    weights has them on torch's meta device: every shape is there, and no forward gives a number.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    revision: str
+    dtype: str
+    device: str
+    device_name: str
+    context: int | None
+    vocab_size: int
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def token_limit(self) -> int:
+        """Token ids below this have an embedding and a logit."""
+        embedding: Any = self.model.get_input_embeddings()
+        return min(self.vocab_size, embedding.weight.shape[0])
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in this dtype, shared ones once."""
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
+    def vocabulary(self) -> dict[int, str]:
+        """Token id -> readable text, for every id that has a logit."""
+        with quiet():
+            return token_texts(self.tokenizer, range(self.vocab_size))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What from_pretrained is to be given, and what is known about it. folder is None for a model still on the hub."""
+
+    place: str
+    folder: Path | None
+    revision: str | None
+    hub: Any = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        if self.folder is not None:
+            return {"local_files_only": True}  # a folder must never make a call to the hub
+        return {"revision": self.revision}
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: str,
+    device: str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    weights: bool = True,
+) -> LoadedModel:
+    """The model of a local folder or hub id, wholly in `dtype`; on CUDA if there is one, unless `device` says otherwise.
+
+    Cheap checks come first: nothing large is read before the device, the config, the tokenizer and the free memory are known
+    to do. Every refusal is a CaptureError of one sentence. Without `weights` it ends there: a model of the config's shapes, for
+    which nothing large was read or downloaded, and whose revision is '' where only the weights would tell it.
+    """
+    fmt = format_named(dtype)
+    target = usable_device(device)
+    with quiet():
+        source = _source(name, revision)
+        with foreign_errors_stop(f"model '{name}'", "close other programs or choose a smaller model"):
+            config = _config(name, source, trust_remote_code)
+            _check_causal(name, config, trust_remote_code)
+            tokenizer = _tokenizer(name, source, trust_remote_code)
+            _check_memory(name, source, config, fmt.name, target)
+        narrower = "choose a smaller model, a narrower dtype or another device"
+        with foreign_errors_stop(f"model '{name}' cannot be loaded on {target}", narrower):
+            if weights:
+                model: Any = _weights(name, source, fmt.name, trust_remote_code)
+                model = model.to(target)
+            else:
+                model = _shapes(config, fmt.name, trust_remote_code)
+                _check_names(name, source, model)
+        model.eval().requires_grad_(False)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        name=name,
+        revision=source.revision or (digest(source.folder) if source.folder and weights else ""),
+        dtype=fmt.name,
+        device=str(target),
+        device_name=name_of_device(target),
+        context=_context(config),
+        vocab_size=_logit_width(model),
+    )
+
+
+def devices_here() -> list[tuple[str, str, int | None]]:
+    """(name, chip, bytes free) of every device a model can be loaded on; None where nobody says what is free."""
+    cards = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in cards)]
+    return [(str(device), name_of_device(device), memory.free_bytes(device)) for device in devices]
+
+
+class _NoTokenizer:
+    """Stands where a bare model came without its tokenizer: everything but real text can be had without one."""
+
+    pad_token_id = eos_token_id = bos_token_id = None
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        raise CaptureError(
+            "the model came without its tokenizer, and a batch is filled with real text; give one, or add neighbours:random."
+        )
+
+
+def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
+    """A model that is already in memory, as it is; `tokenizer` None: that of the folder it came from, or none at all."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    if dtype not in LOGIT_FORMATS:
+        raise CaptureError(f"the model is in {dtype}; expected {', '.join(LOGIT_FORMATS)}.")
+    name = str(getattr(model, "name_or_path", "") or type(model).__name__)
+    if tokenizer is None and Path(name).is_dir():
+        tokenizer = _tokenizer(name, _Source(name, Path(name), None), False)
+    if model.training:
+        raise CaptureError(f"a {type(model).__name__} in training mode drops activations at random; call model.eval() first.")
+    return LoadedModel(
+        model=model,
+        tokenizer=_NoTokenizer() if tokenizer is None else tokenizer,  # type: ignore[arg-type]
+        name=name,
+        revision="",
+        dtype=dtype,
+        device=str(model.device),
+        device_name=name_of_device(model.device),
+        context=_context(model.config),
+        vocab_size=_logit_width(model),
+    )
+
+
+def usable_device(asked: str | None) -> torch.device:
+    """The device asked for, or CUDA if there is one; CaptureError where it is not here."""
+    if asked is None:
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(asked)
+    except (RuntimeError, TypeError) as error:
+        raise CaptureError(f"device '{asked}' is not known; expected cpu, cuda or cuda:N.") from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise CaptureError(f"device '{asked}' is not supported; expected cpu, cuda or cuda:N.")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise CaptureError(f"device '{asked}': torch {torch.__version__} sees no CUDA device here; choose cpu.")
+    index = device.index or 0
+    if index >= count:
+        raise CaptureError(f"device '{asked}': the highest CUDA device here is cuda:{count - 1}; choose one up to it.")
+    return torch.device("cuda", index)
+
+
+def name_of_device(device: torch.device) -> str:
+    """The processor's or GPU's own name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _source(name: str, revision: str | None) -> _Source:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _Source(place=str(path), folder=path, revision=revision)
+    if path.exists():
+        raise CaptureError(f"model '{name}' is a file; expected a folder with config.json and weights, or a hub id.")
+    try:
+        hub = huggingface_hub.HfApi().model_info(name, revision=revision, timeout=_HUB_TIMEOUT_SECONDS, files_metadata=True)
+        return _Source(place=name, folder=None, revision=hub.sha, hub=hub)
+    except HFValidationError as error:  # not of the form of a hub id, so it was meant as a folder
+        raise CaptureError(f"model '{name}': no such folder; expected one with config.json and weights, or a hub id.") from error
+    except GatedRepoError as error:
+        raise CaptureError(f"model '{name}' is gated; accept its terms on the hub and log in with an access token.") from error
+    except RevisionNotFoundError as error:
+        raise CaptureError(f"model '{name}' has no revision '{revision}'; expected a branch, tag or commit of it.") from error
+    except RepositoryNotFoundError as error:
+        raise CaptureError(
+            f"model '{name}': no such folder here, and no such public model on the hub; check its name."
+        ) from error
+    except Exception as error:  # whatever the HTTP client raises without a network: a copy in the cache will do
+        cached = _cached_folder(name, revision)
+        if cached is None:
+            raise CaptureError(
+                f"model '{name}': no such folder here, and the hub cannot be reached ({first_line(error)}); "
+                "give the path of a model folder, or connect."
+            ) from error
+        return _Source(place=str(cached), folder=cached, revision=cached.name)
+
+
+def _cached_folder(name: str, revision: str | None) -> Path | None:
+    """The snapshot in the hub client's own cache; its folder is named by the commit."""
+    try:
+        config = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
+    except Exception:
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _config(name: str, source: _Source, trust_remote_code: bool) -> Any:
+    if source.folder is not None:
+        file = source.folder / "config.json"
+        if not file.is_file():
+            raise CaptureError(f"model '{name}': the folder has no config.json; expected a model saved by transformers.")
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CaptureError(f"{file} is not readable as JSON ({first_line(error)}); copy the model again.") from error
+        if not isinstance(content, dict) or not (content.get("model_type") or content.get("auto_map")):
+            raise CaptureError(f"{file} names no model_type; expected the config of a transformers model.")
+    try:
+        return AutoConfig.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.arguments)
+    except Exception as error:
+        if "trust_remote_code" in str(error):  # transformers' own refusal, over several lines
+            raise _own_code(name) from error
+        raise CaptureError(f"model '{name}': its config.json is not understood: {first_line(error)}.") from error
+
+
+def _own_code(name: str) -> CaptureError:
+    return CaptureError(f"model '{name}' runs code of its own; read it, then allow it with trust_remote_code.")
+
+
+def _check_causal(name: str, config: Any, trust_remote_code: bool) -> None:
+    """Refuse what would load as a causal LM but is none: an encoder predicts the token it sees."""
+    kind = config.model_type
+    brings_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and brings_code and not trust_remote_code:
+        raise _own_code(name)
+    declared = list(getattr(config, "architectures", None) or [])
+    masked = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()) - set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    is_masked = bool(declared) and all(architecture in masked for architecture in declared)
+    is_known = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or brings_code
+    if not is_known or is_masked or getattr(config, "is_encoder_decoder", False):
+        raise CaptureError(f"model '{name}' is a {(declared or [kind])[0]}; expected a causal language model.")
+
+
+def _tokenizer(name: str, source: _Source, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.arguments)
+    except Exception as error:
+        raise CaptureError(
+            f"model '{name}': its tokenizer is missing or unreadable ({first_line(error)}); "
+            "expected a tokenizer.json beside the weights."
+        ) from error
+    try:
+        can_encode = len(tokenizer("A word.", add_special_tokens=False)["input_ids"]) > 0
+    except Exception:
+        can_encode = False
+    if not can_encode:
+        raise CaptureError(f"model '{name}': its tokenizer turns text into no tokens; expected a tokenizer with a vocabulary.")
+    return tokenizer
+
+
+def _check_memory(name: str, source: _Source, config: Any, dtype: str, device: torch.device) -> None:
+    itemsize = format_named(dtype).itemsize
+    needed = _needed_bytes(source, config, itemsize)
+    if needed is None:
+        return
+    places = {"this machine": memory.free_host_bytes()}  # weights pass through the host on their way to a GPU
+    if device.type == "cuda":
+        places[str(device)] = memory.free_bytes(device)
+    for place, free in places.items():
+        if free is not None and needed > free:
+            raise CaptureError(
+                f"model '{name}' needs {memory.in_words(needed)} in {dtype}, {place} has {memory.in_words(free)} free; "
+                "choose a smaller model, a narrower dtype or another machine."
+            )
+
+
+def _needed_bytes(source: _Source, config: Any, itemsize: int) -> int | None:
+    """Bytes of the weights in the asked dtype; None where the hub does not say."""
+    saved = getattr(getattr(config, "dtype", None), "itemsize", 4)
+    if source.folder is not None:
+        return weight_bytes(source.folder, itemsize, saved)
+    counts = getattr(source.hub.safetensors, "parameters", None)
+    if counts:
+        return sum(counts.values()) * itemsize
+    binaries = [f.size or 0 for f in source.hub.siblings or [] if f.rfilename.endswith(".bin")]
+    return sum(binaries) * itemsize // saved if binaries else None
+
+
+def _weights(name: str, source: _Source, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
+    # No .to(dtype) afterwards: buffers such as rotary frequencies belong in float32 whatever the weights are.
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        source.place,
+        dtype=getattr(torch, dtype),
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
+        **source.arguments,
+    )
+    model, report = loaded  # a pair, because output_loading_info is asked for
+    _refuse_absent(name, model, sorted(report["missing_keys"]))
+    return model
+
+
+def _refuse_absent(name: str, model: PreTrainedModel, absent: list[str]) -> None:
+    """transformers would fill them with random numbers and only warn."""
+    if absent:
+        raise CaptureError(
+            f"model '{name}': its weights lack '{absent[0]}'{f' and {len(absent) - 1} more' if len(absent) > 1 else ''}; "
+            f"expected all those of a {type(model).__name__}."
+        )
+
+
+def _shapes(config: Any, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
+    return model
+
+
+def _check_names(name: str, source: _Source, model: PreTrainedModel) -> None:
+    """Refuse a folder whose weights lack some that the model has, as loading them would.
+
+    From the names in the files' headers. Where they have names that the model has not, transformers may rename them while it
+    loads, and only loading tells; then nothing is said.
+    """
+    named = _names_of(source.folder) if source.folder is not None else None
+    expected = set(model.state_dict())
+    if named is None or not named <= expected:
+        return
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    ignored = list(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())
+    absent = expected - named - tied
+    _refuse_absent(name, model, sorted(key for key in absent if not any(re.search(pattern, key) for pattern in ignored)))
+
+
+def _names_of(folder: Path) -> set[str] | None:
+    """Names of a folder's safetensors, without reading one of them; None where it has none. Its files are known to be whole."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        with single.open("rb") as stream:  # not by a map of the file, which may be larger than this machine
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        return set(header) - {"__metadata__"}
+    if index.is_file():
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    return None
+
+
+def _context(config: Any) -> int | None:
+    text = config.get_text_config(decoder=True)
+    found = [getattr(text, key, None) for key in _CONTEXT_KEYS]
+    lengths = [length for length in found if isinstance(length, int) and length > 0]
+    return lengths[0] if lengths else None
+
+
+def _logit_width(model: PreTrainedModel) -> int:
+    head: Any = model.get_output_embeddings()
+    if head is not None and getattr(head, "weight", None) is not None:
+        return int(head.weight.shape[0])
+    return int(model.config.get_text_config(decoder=True).vocab_size)

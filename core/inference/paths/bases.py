@@ -1,0 +1,154 @@
+"""Bases: ways to walk through the prompt. To add one, write a generator function over a `Setting` and enter it in BASES."""
+
+# ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it needs all of it
+
+from __future__ import annotations
+
+import copy
+from inspect import signature
+
+from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+
+from core.inference.models.model import LoadedModel
+from core.inference.paths.batch import Setting
+from core.inference.paths.grammar import Base, Pieces, whole_number
+
+# One entry a token, so that dropping the last entries is dropping the last tokens. Kinds that are not known are not trusted.
+_TRIMMABLE = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
+
+
+def _prefill(setting: Setting) -> Pieces:
+    """One forward of the whole prompt."""
+    yield from setting.pieces(0, setting.positions)
+
+
+def _decode(setting: Setting) -> Pieces:
+    """Token by token, teacher-forced: each forward reads the keys and values of the earlier ones from a cache."""
+    cache = DynamicCache(config=setting.loaded.model.config)
+    for position in range(setting.positions):
+        yield from setting.pieces(position, position + 1, cache)
+
+
+def _chunked(setting: Setting, size: int) -> Pieces:
+    """N tokens a forward, each reading the earlier chunks from a cache; a prompt of at most N tokens is one chunk."""
+    cache = DynamicCache(config=setting.loaded.model.config)
+    for start in range(0, setting.positions, size):
+        yield from setting.pieces(start, min(start + size, setting.positions), cache)
+
+
+def _reuse(setting: Setting, prefix: int) -> Pieces:
+    """Call 1 computes the first N tokens; call 2 computes the rest after a copy of call 1's cache.
+
+    The logits of the first N positions are call 1's, because call 2 does not compute them.
+    """
+    earlier = DynamicCache(config=setting.loaded.model.config)
+    yield from setting.pieces(0, prefix, earlier)
+    reused = copy.deepcopy(earlier)
+    yield from setting.pieces(prefix, setting.positions, reused)
+
+
+def _blocks(setting: Setting, size: int) -> Pieces:
+    """Call 1 computes the whole prompt; call 2 finds its whole blocks of N tokens in the cache and computes the rest.
+
+    As in paged engines at least one token is computed anew, so a block that ends with the prompt is not reused. The logits of
+    reused positions are call 1's, because that call is the only one that ever computed them.
+    """
+    earlier = DynamicCache(config=setting.loaded.model.config)
+    earlier.activate_past_recording()  # sliding windows keep what they would drop, or there would be nothing to go back to
+    reused = (setting.positions - 1) // size * size
+    for position, logits in setting.pieces(0, setting.positions, earlier):
+        if reused == 0:  # nothing to find: every call computes all of it, as call 1 did
+            yield position, logits
+        elif position < reused:
+            yield position, logits[: reused - position]
+        del logits
+    if reused:
+        cache = copy.deepcopy(earlier)
+        cache.crop(setting.column(reused) - setting.columns)
+        yield from setting.pieces(reused, setting.positions, cache)
+
+
+def _static(setting: Setting) -> Pieces:
+    """Token by token over a cache allocated for the whole prompt beforehand: attention always spans it, masked beyond the token."""
+    cache = StaticCache(config=setting.loaded.model.config, max_cache_len=setting.columns + setting.room)
+    for position in range(setting.positions):
+        yield from setting.pieces(position, position + 1, cache)
+
+
+def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> str | None:
+    """Why this model cannot compute a prompt in several forwards with a cache between them, or None."""
+    kind = type(loaded.model).__name__
+    if "past_key_values" not in signature(loaded.model.forward).parameters:
+        return f"a {kind} has no key/value cache to read from; choose prefill"
+    most = _positions_of_one_rotation(loaded)
+    if most is not None and positions is not None and positions > most:
+        return (
+            f"a {kind} rotates all keys otherwise once a prompt exceeds {most} tokens, so earlier cached keys are another "
+            f"function than one forward of {positions}; shorten the prompt, or choose prefill"
+        )
+    return None
+
+
+def _positions_of_one_rotation(loaded: LoadedModel) -> int | None:
+    """Up to so many tokens rotary frequencies do not depend on the length of the prompt; None where they never do.
+
+    transformers, modeling_rope_utils.dynamic_rope_update: 'longrope' switches to other frequencies and 'dynamic' scales them
+    when the longest position of a *forward* passes the length of pretraining; keys cached before keep the old rotation.
+    """
+    config = loaded.model.config.get_text_config(decoder=True)
+    given = getattr(config, "rope_parameters", None) or {}
+    limits = []
+    for rope in [given, *(entry for entry in given.values() if isinstance(entry, dict))]:  # some models have one a layer type
+        if rope.get("rope_type") == "longrope":
+            limits.append(int(rope["original_max_position_embeddings"]))
+        elif rope.get("rope_type") == "dynamic":
+            limits.append(int(config.max_position_embeddings))
+    return min(limits, default=None)
+
+
+def _nothing_fresh(loaded: LoadedModel, positions: int | None, prefix: int) -> str | None:
+    if positions is not None and positions <= prefix:
+        remedy = f"lengthen it, or reuse at most {positions - 1}" if positions > 1 else "lengthen it"
+        return (
+            f"a prompt of {positions} tokens has nothing left to compute after the first {prefix} from an earlier call; {remedy}"
+        )
+    return without_cache(loaded, positions)
+
+
+def _cannot_trim(loaded: LoadedModel, positions: int | None, size: int) -> str | None:
+    without = without_cache(loaded, positions)
+    if without is None and any(type(layer) not in _TRIMMABLE for layer in DynamicCache(config=loaded.model.config).layers):
+        return (
+            f"a {type(loaded.model).__name__} keeps a running state in some layers, which cannot be trimmed to a block; "
+            "choose reuse:N, which copies it"
+        )
+    return without
+
+
+BASES: dict[str, Base] = {
+    "prefill": Base(_prefill, at_once=lambda positions: positions, forwards=lambda positions: 1, reads_cache=False),
+    "decode": Base(_decode, refuse=without_cache),
+    "chunked": Base(
+        _chunked,
+        (whole_number(1),),
+        at_once=lambda positions, size: min(size, positions),
+        forwards=lambda positions, size: -(-positions // size),
+        refuse=without_cache,
+    ),
+    "reuse": Base(
+        _reuse,
+        (whole_number(1),),
+        at_once=lambda positions, prefix: max(prefix, positions - prefix),
+        forwards=lambda positions, prefix: 2,
+        refuse=_nothing_fresh,
+    ),
+    "blocks": Base(
+        _blocks,
+        (whole_number(1),),
+        at_once=lambda positions, size: positions,
+        forwards=lambda positions, size: 1 if positions <= size else 2,
+        refuse=_cannot_trim,
+    ),
+    "static": Base(_static, refuse=without_cache),
+}

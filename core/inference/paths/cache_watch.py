@@ -1,0 +1,58 @@
+"""The keys and values that a path leaves behind: which positions of the prompt a cache holds, and their bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import Cache
+
+from core.inference.models.bits import own_bits
+from core.runs.tables.kv_cache import KvPart
+
+if TYPE_CHECKING:
+    from core.inference.paths.batch import Setting
+
+
+@dataclass
+class CacheWatch:
+    """Sees every forward of an open path; afterwards holds the cache of the last one, and the setting it belongs to."""
+
+    cache: Cache | None = None
+    setting: Setting | None = None
+
+
+def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvPart]:
+    """The prompt's row of every layer's keys and values, widened to `dtype`, padding left out, a layer at a time.
+
+    Layers that keep no keys (a running state, a cache of a kind unknown here) are left out, and so is what `dtype` does not hold
+    exactly.
+    """
+    if watch.cache is None or watch.setting is None:
+        return
+    for index, layer in enumerate(watch.cache.layers):
+        for kind, tensor in (("key", getattr(layer, "keys", None)), ("value", getattr(layer, "values", None))):
+            if not isinstance(tensor, torch.Tensor) or tensor.ndim != 4 or torch.promote_types(tensor.dtype, dtype) != dtype:
+                continue
+            first, slots = _slots(layer, tensor.shape[2], watch.setting)
+            if slots.start < slots.stop:
+                own = tensor[watch.setting.row, :, slots].to(dtype)
+                yield KvPart(prompt, index, kind, first, own_bits(own))
+
+
+def _slots(layer: Any, stored: int, setting: Setting) -> tuple[int, slice]:
+    """(first position of the prompt that the layer holds, the slots of it and of those after it).
+
+    A layer holds its columns from slot 0 on (and, allocated beforehand, nothing after them), or, once it has dropped some, the
+    last ones. Columns are the prompt's positions shifted by the padding on the left.
+    """
+    seen = int(layer.get_seq_length())
+    first_column, filled = (0, seen) if stored >= seen else (seen - stored, stored)
+    first = max(0, first_column - setting.left)
+    last = first_column + filled - setting.left
+    if setting.right:
+        last = min(last, setting.positions)
+    shift = setting.left - first_column
+    return first, slice(first + shift, last + shift)

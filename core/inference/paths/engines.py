@@ -1,0 +1,195 @@
+"""A side to be judged: a path of the grammar, or any callable, made ready the same way; and what two of them differ by."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from core.errors import CaptureError, UlpscopeError
+from core.inference.controls.rounding_floor import Divergence, divergence, whole_side
+from core.inference.models.bits import bits_of
+from core.inference.models.model import LoadedModel
+from core.inference.models.torch_errors import first_line
+from core.inference.paths.grammar import Pieces, Step
+from core.inference.paths.hooks import LayerTrace, traced_modules
+from core.inference.paths.modifiers import MODIFIERS
+from core.inference.paths.paths import Path, open_path, parse_path
+
+Engine = Callable[..., torch.Tensor]
+"""(model, token_ids [positions]) -> logits [positions, vocab]; one with a third parameter `watch` is given a Watch."""
+Open = Callable[[LoadedModel, LayerTrace | None], AbstractContextManager[Callable[[Sequence[int]], Pieces]]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A path or a callable, made ready the same way. block_sizes: values of its base, which may be those of blocks; hands_in: a callable
+    that hands in what its modules put out (Watch), so nobody has to follow the model's own."""
+
+    name: str
+    open: Open
+    path: Path | None = None
+    hands_in: bool = False
+
+    @property
+    def block_sizes(self) -> tuple[Any, ...]:
+        return () if self.path is None else tuple(v for v in self.path.base.values if isinstance(v, int) and v > 1)
+
+    @property
+    def is_one_piece(self) -> bool:
+        """Does a compiler make its kernels, out of reach of whoever looks on?"""
+        return self.path is not None and any(MODIFIERS[step.name].is_one_piece for step in self.path.modifiers)
+
+    @property
+    def rows(self) -> int:
+        """Of its batches; 1 of a callable, whose batches nobody knows."""
+        return 1 if self.path is None else self.path.rows
+
+    def with_modifier(self, name: str, value: Any) -> Side:
+        """The same path with one modifier set to another value."""
+        assert self.path is not None
+        steps = tuple(step for step in self.path.modifiers if step.name != name)
+        return side_of(str(replace(self.path, modifiers=(*steps, Step(name, (value,))))))
+
+    def value_of(self, name: str) -> Any:
+        """Of a modifier; None where the path has it not."""
+        found = () if self.path is None else self.path.modifiers
+        return next((step.values[0] for step in found if step.name == name), None)
+
+
+def side_of(given: str | Engine) -> Side:
+    """A path by its name, or a callable under its own."""
+    if isinstance(given, str):
+        path = parse_path(given)
+        return Side(str(path), lambda loaded, trace: open_path(path, loaded, trace=trace), path)
+    name = getattr(given, "__name__", type(given).__name__)
+    hands_in = _takes_watch(given)
+    return Side(name, lambda loaded, trace: _open_engine(name, given, loaded, trace, hands_in=hands_in), hands_in=hands_in)
+
+
+def _takes_watch(engine: Engine) -> bool:
+    try:
+        return "watch" in inspect.signature(engine).parameters
+    except (TypeError, ValueError):  # of some callables nobody can tell
+        return False
+
+
+class Watch:
+    """What a callable is given as `watch`: `watch(name, tensor)` hands in what the module of that name put out, [positions, features].
+
+    name: as the model calls its module (`model.layers.3.self_attn`): its embedding, blocks, their direct parts, what follows the blocks;
+    start: the first position that the tensor is of, 0 unless the engine computes a prompt in parts. CaptureError for what is neither.
+    """
+
+    def __init__(self, engine: str, loaded: LoadedModel, positions: int, trace: LayerTrace | None) -> None:
+        self._engine, self._positions, self._trace = engine, positions, trace
+        self._model = type(loaded.model).__name__
+        try:
+            self._names = list(traced_modules(loaded.model))
+        except CaptureError:  # a model without blocks: nothing will be compared, and that is said where it would be
+            self._names = []
+
+    def __call__(self, name: str, tensor: torch.Tensor, start: int = 0) -> None:
+        if self._names and name not in self._names:
+            near = difflib.get_close_matches(str(name), self._names, 1)
+            which = f"did it mean '{near[0]}'?" if near else f"they are {', '.join(self._names[:3])}, ... {self._names[-1]}."
+            raise CaptureError(
+                f"'{self._engine}' hands in '{name}', which is no module of {self._model} that is compared; {which}"
+            )
+        is_tensor = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+        if not is_tensor or tensor.ndim != 2 or not 0 <= start < start + len(tensor) <= self._positions:
+            came = f"{list(tensor.shape)} from position {start} on" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise CaptureError(
+                f"'{self._engine}' hands in '{name}' as {came}; expected numbers [positions, features] within {self._positions} positions."
+            )
+        if self._trace is None:
+            return
+        width = self._trace.width_of(name)
+        if width not in (None, tensor.shape[1]):
+            raise CaptureError(f"'{self._engine}' hands in '{name}' with {tensor.shape[1]} features; the other side has {width}.")
+        self._trace.hand_in(name, tensor, start)
+
+
+@contextmanager
+def _open_engine(
+    name: str, engine: Engine, loaded: LoadedModel, trace: LayerTrace | None, *, hands_in: bool
+) -> Iterator[Callable[[Sequence[int]], Pieces]]:
+    def pieces(ids: Sequence[int]) -> Pieces:
+        given = {"watch": Watch(name, loaded, len(ids), trace)} if hands_in else {}
+        try:
+            logits = engine(loaded.model, torch.tensor(list(ids), dtype=torch.long, device=loaded.device), **given)
+        except UlpscopeError:
+            raise
+        except Exception as error:  # whatever an engine raises: a control it cannot run is a missing one, no end of the judgement
+            raise CaptureError(f"'{name}' failed in {loaded.dtype}: {type(error).__name__}: {first_line(error)}.") from error
+        if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != len(ids) or logits.shape[1] < 2:
+            came = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+            raise CaptureError(f"'{name}' gave {came}; expected logits [{len(ids)}, vocab].")
+        is_exact = torch.promote_types(logits.dtype, loaded.torch_dtype) == loaded.torch_dtype
+        yield 0, logits.to(loaded.device, loaded.torch_dtype if is_exact else logits.dtype)
+
+    yield pieces
+
+
+def pieces_of_side(
+    side: Side, loaded: LoadedModel, ids: Sequence[int], trace: LayerTrace | None = None
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """(first position, logits [positions, vocab]) of a prompt, in order. `trace` is told which positions each forward of a path computes."""
+    with side.open(loaded, trace) as pieces_of:
+        yield from pieces_of(ids)
+
+
+def measure(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[Side, Side]
+) -> tuple[list[Divergence], list[str]]:
+    """(divergence of each prompt, digest of each side's bits)."""
+    found: list[Divergence] = []
+    hashes = [hashlib.sha256(), hashlib.sha256()]
+    for ids in prompts:
+        plain = whole_side(pieces_of_side(sides[0], loaded, ids))
+        hashes[0].update(bits_of(plain).data)
+        found.append(divergence(plain, _hashed(_as_wide(plain, sides, pieces_of_side(sides[1], loaded, ids)), hashes[1])))
+    return found, [digest.hexdigest() for digest in hashes]
+
+
+def _as_wide(plain: torch.Tensor, sides: tuple[Side, Side], pieces: Pieces) -> Pieces:
+    for position, logits in pieces:
+        if logits.shape[1] != plain.shape[1]:
+            raise CaptureError(
+                f"'{sides[1].name}' gave logits of {logits.shape[1]} tokens, '{sides[0].name}' of {plain.shape[1]}; "
+                "both sides need the same vocabulary."
+            )
+        yield position, logits
+
+
+def _hashed(pieces: Pieces, digest: Any) -> Pieces:
+    for position, logits in pieces:
+        digest.update(bits_of(logits).data)
+        yield position, logits
+
+
+def digests_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: Sequence[Side]) -> list[str]:
+    """sha256 of each side's bits over all prompts."""
+    found = []
+    for side in sides:
+        digest = hashlib.sha256()
+        for ids in prompts:
+            for _ in _hashed(pieces_of_side(side, loaded, ids), digest):
+                pass
+        found.append(digest.hexdigest())
+    return found
+
+
+def divergences_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[Side, Side]) -> list[Divergence]:
+    """Two sides against each other, one divergence a prompt."""
+    found = []
+    for ids in prompts:
+        plain = whole_side(pieces_of_side(sides[0], loaded, ids))
+        found.append(divergence(plain, _as_wide(plain, sides, pieces_of_side(sides[1], loaded, ids))))
+    return found

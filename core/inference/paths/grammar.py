@@ -1,0 +1,130 @@
+"""What a path is made of: steps with values, read from `base+modifier:value` text; no step's name is known here."""
+
+# ruff: noqa: ARG005 - every entry of the registry has one signature, whether or not it needs all of it
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from core.errors import UsageError
+from core.inference.paths.batch import Setting
+
+Pieces = Iterator[tuple[int, torch.Tensor]]
+"""(first position, logits[rows, vocab] of consecutive positions), in order, in the dtype they are computed in."""
+
+Value = int | str
+Others = Mapping[str, tuple[Value, ...]]
+"""The modifiers of a path and their values: what a modifier may have to agree with."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One value after a colon. shown: how the grammar writes it; expected: in words; read: None where the text will not do."""
+
+    shown: str
+    expected: str
+    read: Callable[[str], Value | None]
+
+
+@dataclass(frozen=True)
+class Base:
+    """A way to walk through the prompt.
+
+    at_once: positions whose logits (of every row) are on the device at once, given the prompt's positions and the values;
+    forwards: calls of the model for a prompt of so many positions, earlier calls whose cache is reused included;
+    reads_cache: whether any forward reads keys and values of an earlier one;
+    refuse: why this model cannot take a prompt of so many positions (None: of any length) this way and what to do, or None.
+    """
+
+    compute: Callable[..., Pieces]
+    arguments: tuple[Argument, ...] = ()
+    at_once: Callable[..., int] = lambda positions, *values: 1
+    forwards: Callable[..., int] = lambda positions, *values: positions
+    reads_cache: bool = True
+    refuse: Callable[..., str | None] = lambda loaded, positions, *values: None
+
+
+@dataclass(frozen=True)
+class Modifier:
+    """A change to the setting that lasts while the base runs.
+
+    rows: sequences in the batch, given the values; columns: padding tokens a row, given the values; ends_prompt: whether something
+    stands after the prompt, so that nothing can follow it; contradiction: what is wrong
+    with these values beside the other modifiers, whatever the model; refuse: why this model or device cannot do it;
+    has_own_neighbours: fills the batch without the text of real neighbours; is_one_piece: a forward gives all its logits at once;
+    computes_in: another dtype than the model's, or None.
+    """
+
+    change: Callable[..., AbstractContextManager[Setting]]
+    arguments: tuple[Argument, ...] = ()
+    rows: Callable[..., int] = lambda *values: 1
+    columns: Callable[..., int] = lambda *values: 0
+    ends_prompt: Callable[..., bool] = lambda *values: False
+    contradiction: Callable[..., str | None] = lambda others, *values: None
+    refuse: Callable[..., str | None] = lambda loaded, others, *values: None
+    has_own_neighbours: bool = False
+    is_one_piece: bool = False
+    computes_in: Callable[..., str | None] = lambda *values: None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of a path with its values: `batch:8`."""
+
+    name: str
+    values: tuple[Value, ...] = ()
+
+    def __str__(self) -> str:
+        return ":".join([self.name, *map(str, self.values)])
+
+
+def whole_number(least: int, most: int | None = None, shown: str = "N") -> Argument:
+    """A count written in decimal digits."""
+
+    def read(text: str) -> int | None:
+        is_number = text.isascii() and text.isdigit() and len(text) < 19
+        return int(text) if is_number and int(text) >= least and (most is None or int(text) <= most) else None
+
+    until = f"at least {least}" if most is None else f"{least} to {most}"
+    return Argument(shown, f"a whole number of {until}", read)
+
+
+def choice(*words: str) -> Argument:
+    """One of a few words."""
+    return Argument("|".join(words), f"one of {', '.join(words)}", lambda text: text.lower() if text.lower() in words else None)
+
+
+def a_word(shown: str, expected: str) -> Argument:
+    """A name whose meaning depends on the model, so that only the model can refuse it."""
+    return Argument(shown, expected, lambda text: text.lower() if text.replace("_", "").isalnum() else None)
+
+
+def read_step(path: str, text: str, kind: str, known: Mapping[str, Any]) -> Step:
+    """`batch:08` -> Step('batch', (8,)); UsageError says what exists where the text names something else."""
+    name, *values = (part.strip() for part in text.split(":"))
+    name = name.lower()
+    if name not in known:
+        exist = ", ".join(_shown(key, part.arguments) for key, part in known.items())
+        raise UsageError(f"path '{path}': no {kind} '{name}'; {kind}s are {exist}.")
+    arguments: tuple[Argument, ...] = known[name].arguments
+    if len(values) != len(arguments):
+        wanted = _shown(name, arguments)
+        raise UsageError(
+            f"path '{path}': {kind} '{text.strip()}' has {len(values)} values, not {len(arguments)}; write {wanted}."
+        )
+    read: list[Value] = []
+    for argument, value in zip(arguments, values, strict=True):
+        meant = argument.read(value)
+        if meant is None:
+            raise UsageError(f"path '{path}': {name} takes {argument.expected}, not '{value}'; write {_shown(name, arguments)}.")
+        read.append(meant)
+    return Step(name, tuple(read))
+
+
+def _shown(name: str, arguments: tuple[Argument, ...]) -> str:
+    return ":".join([name, *(argument.shown for argument in arguments)])

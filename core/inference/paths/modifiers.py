@@ -1,0 +1,315 @@
+"""Modifiers: what surrounds the prompt, and what the machine does with it.
+
+To add one, write a context manager from a `Setting` to the changed one, which puts everything back however it is left, and
+enter it in MODIFIERS.
+"""
+
+# ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it needs all of it
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
+from sysconfig import get_path
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+from core.errors import CaptureError
+from core.inference.invariant import invariant_forwards, invariant_refusal
+from core.inference.models import memory
+from core.inference.models.dtype_conversion import converted, converted_bytes
+from core.inference.models.model import LoadedModel
+from core.inference.paths.batch import Neighbours, Setting
+from core.inference.paths.grammar import Modifier, Others, a_word, choice, whole_number
+from core.numerics.formats import LOGIT_FORMATS, format_named
+
+_MOST_THREADS = 256  # beyond this a typing error would be met by the operating system, which ends the process
+_SDPA = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+_SDPA_ON_CPU = ("flash", "math")
+_TF32_CAPABILITY = (8, 0)  # Ampere
+
+
+# The batch.
+
+
+@contextmanager
+def _batch(setting: Setting, rows: int) -> Iterator[Setting]:
+    """Other sequences of the same length in rows 1..N-1: the same work, other shapes."""
+    yield replace(setting, rows=rows)
+
+
+@contextmanager
+def _row(setting: Setting, row: int) -> Iterator[Setting]:
+    """The prompt in row I, the others around it in their order."""
+    yield replace(setting, row=row)
+
+
+def _beyond_batch(others: Others, row: int) -> str | None:
+    (rows,) = others.get("batch", (0,))
+    return None if row < int(rows) else f"row:{row} needs a batch of at least {row + 1}; add batch:N"
+
+
+def _copies(loaded: LoadedModel, prompt: Sequence[int], count: int) -> torch.Tensor:
+    """The prompt itself, `count` times. -> [count, positions]"""
+    return torch.tensor([list(prompt)] * count, dtype=torch.long)
+
+
+def _random(loaded: LoadedModel, prompt: Sequence[int], count: int) -> torch.Tensor:
+    """Uniformly random tokens, the same for the same seed of torch whatever was drawn before. -> [count, positions]"""
+    generator = torch.Generator().manual_seed(torch.initial_seed())
+    return torch.randint(loaded.token_limit, (count, len(prompt)), generator=generator)
+
+
+_NEIGHBOURS: dict[str, Neighbours] = {"same": _copies, "random": _random}
+
+
+@contextmanager
+def _neighbours(setting: Setting, kind: str) -> Iterator[Setting]:
+    """Every other row is the prompt itself, or random tokens."""
+    yield replace(setting, neighbours=_NEIGHBOURS[kind])
+
+
+def _without_batch(others: Others, kind: str) -> str | None:
+    return None if "batch" in others else f"neighbours:{kind} needs other rows; add batch:N"
+
+
+@contextmanager
+def _pad(setting: Setting, side: str, count: int) -> Iterator[Setting]:
+    """N masked tokens before or after every row, the prompt's own positions unchanged."""
+    yield replace(setting, left=count) if side == "left" else replace(setting, right=count)
+
+
+def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> str | None:
+    taken = signature(loaded.model.forward).parameters
+    lacking = [name for name in ("attention_mask", "position_ids") if name not in taken]
+    if lacking:
+        return f"a {type(loaded.model).__name__} takes no {lacking[0]}, so padding would change its function; leave pad out"
+    return None
+
+
+# The model.
+
+
+@contextmanager
+def _attn(setting: Setting, name: str) -> Iterator[Setting]:
+    """Another implementation of attention, for as long as the path runs."""
+    model = setting.loaded.model
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(name)
+        if model.config._attn_implementation != name:
+            raise CaptureError(f"a {type(model).__name__} stays with {before} attention; leave attn:{name} out.")
+        yield setting
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _attentions(loaded: LoadedModel) -> list[str]:
+    """Implementations this model has on this device. On a CPU flex_attention is slower than anyone would serve with."""
+    model: Any = loaded.model
+    has_cuda = loaded.device.startswith("cuda")
+    known = {
+        "eager": True,
+        "sdpa": getattr(model, "_supports_sdpa", False),
+        "flex_attention": has_cuda and getattr(model, "_supports_flex_attn", False),
+        "flash_attention_2": has_cuda and getattr(model, "_supports_flash_attn", False) and is_flash_attn_2_available(),
+        "flash_attention_3": has_cuda and getattr(model, "_supports_flash_attn", False) and is_flash_attn_3_available(),
+    }
+    return [name for name, has in known.items() if has]
+
+
+def _no_such_attention(loaded: LoadedModel, others: Others, name: str) -> str | None:
+    exist = _attentions(loaded)
+    if name not in exist:
+        return f"a {type(loaded.model).__name__} on {loaded.device} has no attention '{name}'; choose {' or '.join(exist)}"
+    if name.startswith("flash_attention") and _dtype_of(loaded, others) == "float32":
+        return f"{name} takes float16 and bfloat16 only; choose another dtype or attention"
+    return None
+
+
+@contextmanager
+def _dtype(setting: Setting, name: str) -> Iterator[Setting]:
+    """The weights rounded to another dtype, everything computed in it, the original bits put back."""
+    with converted(setting.loaded, format_named(name).name) as loaded:
+        yield replace(setting, loaded=loaded)
+
+
+def _not_representable(loaded: LoadedModel, others: Others, name: str) -> str | None:
+    if name == loaded.dtype:
+        return None
+    if loaded.dtype != "float32":
+        return f"{name} logits do not fit a run in {loaded.dtype} bit for bit; choose --dtype float32 for the run"
+    needed, free = converted_bytes(loaded, name), memory.free_bytes(torch.device(loaded.device))
+    if free is None or needed <= free:
+        return None
+    return (
+        f"a second copy of the weights in {name} takes {memory.in_words(needed)}, {loaded.device} has "
+        f"{memory.in_words(free)} free; leave dtype:{name} out"
+    )
+
+
+def _dtype_of(loaded: LoadedModel, others: Others) -> str:
+    """The dtype a path with these modifiers computes in."""
+    return str(others.get("dtype", (loaded.dtype,))[0])
+
+
+# The machine.
+
+
+@contextmanager
+def _threads(setting: Setting, count: int) -> Iterator[Setting]:
+    """Kernels on the CPU share their work among N threads, and some split their sums accordingly."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(count)
+        yield setting
+    finally:
+        torch.set_num_threads(before)
+
+
+def _not_on_cpu(loaded: LoadedModel, others: Others, count: int) -> str | None:
+    if loaded.device == "cpu":
+        return None
+    return f"threads change what a CPU computes, and the model is on {loaded.device}; leave threads:{count} out"
+
+
+@contextmanager
+def _tf32(setting: Setting) -> Iterator[Setting]:
+    """float32 products with operands rounded to TF32 (10 bits of mantissa)."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        yield setting
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _no_tf32(loaded: LoadedModel, others: Others) -> str | None:
+    if not loaded.device.startswith("cuda"):
+        return f"tf32 exists on CUDA only, and the model is on {loaded.device}; leave it out"
+    if torch.cuda.get_device_capability(loaded.device) < _TF32_CAPABILITY:
+        return f"{loaded.device_name} has no TF32; leave it out"
+    dtype = _dtype_of(loaded, others)
+    return None if dtype == "float32" else f"tf32 changes float32 products only, and these are {dtype}; leave it out"
+
+
+@contextmanager
+def _sdpa(setting: Setting, backend: str) -> Iterator[Setting]:
+    """One kernel of torch's scaled_dot_product_attention and no other."""
+    with sdpa_kernel(_SDPA[backend]):
+        yield setting
+
+
+def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None:
+    if loaded.device == "cpu" and backend not in _SDPA_ON_CPU:
+        return f"sdpa on a CPU has no backend '{backend}'; choose {' or '.join(_SDPA_ON_CPU)}"
+    attention = others.get("attn", (loaded.model.config._attn_implementation,))[0]
+    if attention != "sdpa":
+        remedy = "choose attn:sdpa" if "sdpa" in _attentions(loaded) else "leave it out"
+        return f"sdpa:{backend} chooses a kernel of sdpa attention, and this is {attention}; {remedy}"
+    if loaded.device != "cpu" and backend in ("flash", "cudnn") and _dtype_of(loaded, others) == "float32":
+        return f"the {backend} backend takes float16 and bfloat16 only; choose efficient or math"
+    return None
+
+
+@contextmanager
+def _reduced(setting: Setting, switch: str) -> Iterator[Setting]:
+    """May cuBLAS add up the parts of a bfloat16 or float16 product in that same dtype?"""
+    products: Any = torch.backends.cuda.matmul
+    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    # Each setting is a pair in torch 2.13: (in reduced precision, with split K).
+    before = [(getattr(products, name), getattr(products, f"{name}_split_k")) for name in names]
+    try:
+        for name in names:
+            setattr(products, name, switch == "on")
+        yield setting
+    finally:
+        for name, value in zip(names, before, strict=True):
+            setattr(products, name, value)
+
+
+def _no_reductions(loaded: LoadedModel, others: Others, switch: str) -> str | None:
+    if not loaded.device.startswith("cuda"):
+        return f"reduced-precision reductions exist on CUDA only, and the model is on {loaded.device}; leave reduced:{switch} out"
+    dtype = _dtype_of(loaded, others)
+    return None if dtype != "float32" else f"reduced:{switch} changes 16-bit products only, and these are float32; leave it out"
+
+
+@contextmanager
+def _compile(setting: Setting) -> Iterator[Setting]:
+    """The model through torch.compile: other kernels, fused and so rounded elsewhere.
+
+    A forward that the compiler has given up on would silently be the plain one, so giving up is an error here.
+    """
+    import torch._dynamo  # a second of imports that no other path needs
+
+    torch.compiler.reset()
+    try:
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            yield replace(setting, call=torch.compile(setting.loaded.model))
+    finally:
+        torch.compiler.reset()
+
+
+def _no_compiler(loaded: LoadedModel, others: Others) -> str | None:
+    if loaded.device.startswith("cuda"):
+        from torch.utils._triton import has_triton
+
+        return None if has_triton() else "torch.compile needs triton, which is not installed; leave compile out"
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "torch.compile needs a C++ compiler, and none is installed here; install g++ or leave compile out"
+    if not (Path(get_path("include")) / "Python.h").is_file():
+        return "torch.compile needs Python's C headers, which are not installed here; install them or leave compile out"
+    return None
+
+
+@contextmanager
+def _invariant(setting: Setting) -> Iterator[Setting]:
+    """Every sum in one order that no batch, row, chunk, cache or thread changes."""
+    with invariant_forwards(setting.loaded.model):
+        yield setting
+
+
+def _not_invariant(loaded: LoadedModel, others: Others) -> str | None:
+    for name in ("sdpa", "compile"):
+        if name in others:
+            return f"invariant replaces the kernels that {name} chooses; leave one of them out"
+    return invariant_refusal(loaded.model)
+
+
+MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and applied
+    "batch": Modifier(_batch, (whole_number(1),), rows=lambda rows: rows),
+    "row": Modifier(_row, (whole_number(0, shown="I"),), contradiction=_beyond_batch),
+    "neighbours": Modifier(_neighbours, (choice(*_NEIGHBOURS),), contradiction=_without_batch, has_own_neighbours=True),
+    "pad": Modifier(
+        _pad,
+        (choice("left", "right"), whole_number(1)),
+        columns=lambda side, count: count,
+        ends_prompt=lambda side, count: side == "right",
+        refuse=_cannot_mask,
+    ),
+    "attn": Modifier(_attn, (a_word("eager|sdpa", "the name of an attention"),), refuse=_no_such_attention),
+    "dtype": Modifier(_dtype, (choice(*LOGIT_FORMATS),), refuse=_not_representable, computes_in=lambda name: name),
+    "threads": Modifier(_threads, (whole_number(1, _MOST_THREADS),), refuse=_not_on_cpu),
+    "tf32": Modifier(_tf32, refuse=_no_tf32),
+    "sdpa": Modifier(_sdpa, (choice(*_SDPA),), refuse=_no_backend),
+    "reduced": Modifier(_reduced, (choice("on", "off"),), refuse=_no_reductions),
+    "invariant": Modifier(_invariant, refuse=_not_invariant),
+    "compile": Modifier(_compile, refuse=_no_compiler, is_one_piece=True),
+}

@@ -1,0 +1,75 @@
+"""Real text to fill the other rows of a batch: what a prompt meets on a busy server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import gcd
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from core.errors import CaptureError
+from core.inference.models.torch_errors import quiet
+
+_TEXT = Path(__file__).with_name("neighbours.txt")
+_KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, list[int]] = WeakKeyDictionary()
+_GOLDEN = 0.6180339887498949  # steps of this share of the text fall nowhere near each other for long
+
+
+@cache
+def _text() -> str:
+    return _TEXT.read_text(encoding="utf-8")
+
+
+def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Once a tokenizer: a continuation asks for neighbours at every step."""
+    if tokenizer not in _KNOWN:
+        with quiet():
+            _KNOWN[tokenizer] = [int(token) for token in tokenizer(_text(), add_special_tokens=False)["input_ids"]]
+    return _KNOWN[tokenizer]
+
+
+def neighbour_rows(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], count: int) -> torch.Tensor:
+    """Token ids of other prompts, each as long as `ids`. -> [count, positions], int64, on the CPU.
+
+    Windows of real text, the same at every call; row k is the same whatever `count`, so a batch of 4 is the beginning of a
+    batch of 8. None equals `ids`, and none equals another until the text has no window left that is new.
+    """
+    prompt = [int(token) for token in ids]
+    if count == 0:
+        return torch.empty((0, len(prompt)), dtype=torch.long)
+    text = _tokens_of_text(tokenizer)
+    # A prompt that opens with the tokenizer's own first token has neighbours that do, as any request to a server would.
+    opening = prompt[:1] if len(prompt) > 1 and prompt[0] == tokenizer.bos_token_id else []
+    length = len(prompt) - len(opening)
+    around = text * (2 + length // max(1, len(text)))  # the text goes round, so that every offset has a whole window
+    step = _coprime_step(len(text))
+
+    rows: list[list[int]] = []
+    seen = {tuple(prompt)}
+    for number in range(len(text)):  # the step is coprime: each offset comes up once
+        if len(rows) == count:
+            break
+        offset = (1 + number) * step % len(text)
+        window = opening + around[offset : offset + length]
+        if tuple(window) not in seen:
+            seen.add(tuple(window))
+            rows.append(window)
+    if not rows:
+        raise CaptureError(
+            f"the tokenizer turns every neighbour of a prompt of {len(prompt)} tokens into that prompt; lengthen it."
+        )
+    different = len(rows)
+    rows += [rows[k % different] for k in range(count - different)]
+    return torch.tensor(rows, dtype=torch.long)
+
+
+def _coprime_step(length: int) -> int:
+    """The step nearest to the golden section of `length` that visits every offset before it repeats one."""
+    step = max(1, round(length * _GOLDEN))
+    while gcd(step, length) > 1:
+        step += 1
+    return step

@@ -1,0 +1,243 @@
+"""Paths: ways to compute the logits of given tokens that are equal in exact arithmetic. `base+modifier+modifier`.
+
+A base is added in `bases.py`, a modifier in `modifiers.py`, each by one entry; nothing else knows their names. docs/paths.md is the
+table for users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from core.errors import CaptureError, UsageError
+from core.inference.models.model import LoadedModel
+from core.inference.paths.bases import BASES, without_cache
+from core.inference.paths.batch import Setting, rows_of_a_chunk
+from core.inference.paths.cache_watch import CacheWatch
+from core.inference.paths.grammar import Base, Modifier, Others, Pieces, Step, read_step
+from core.inference.paths.hooks import Forwards
+from core.inference.paths.modifiers import MODIFIERS
+from core.inference.paths.sliced_head import columns_at_once
+
+__all__ = [
+    "BASES",
+    "MODIFIERS",
+    "Base",
+    "Modifier",
+    "Path",
+    "Pieces",
+    "Setting",
+    "Step",
+    "open_path",
+    "parse_path",
+    "rows_of_a_chunk",
+    "run_path",
+]
+
+
+Choose = Callable[[torch.Tensor], int | None]
+"""logits [1, vocab] of a position -> the token that follows it, or None to end."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """A base and its modifiers, in canonical order: two ways to write the same steps are equal, and `str` gives one of them."""
+
+    base: Step
+    modifiers: tuple[Step, ...] = ()
+
+    def __str__(self) -> str:
+        return "+".join(map(str, (self.base, *self.modifiers)))
+
+    @property
+    def rows(self) -> int:
+        """Sequences in the batch."""
+        return max([1, *(MODIFIERS[step.name].rows(*step.values) for step in self.modifiers)])
+
+    @property
+    def has_real_neighbours(self) -> bool:
+        """Are the other rows of its batch windows of real text?"""
+        return self.rows > 1 and not any(MODIFIERS[step.name].has_own_neighbours for step in self.modifiers)
+
+    def logits_bytes(self, loaded: LoadedModel, positions: int) -> int:
+        """Bytes of the logits that are on the device at once, for a prompt of `positions` tokens."""
+        kept = BASES[self.base.name].at_once(positions, *self.base.values)
+        columns = kept + sum(MODIFIERS[step.name].columns(*step.values) for step in self.modifiers)
+        if not any(MODIFIERS[step.name].is_one_piece for step in self.modifiers):
+            columns = min(columns, columns_at_once(self.rows, loaded.vocab_size, loaded.torch_dtype.itemsize))
+        return self.rows * columns * loaded.vocab_size * loaded.torch_dtype.itemsize
+
+    def working_bytes(self, loaded: LoadedModel, positions: int) -> int:
+        """Bytes a forward of this path needs at least beside the weights: logits, one layer's activations, the cache it reads."""
+        text = loaded.model.config.get_text_config(decoder=True)
+        hidden = int(getattr(text, "hidden_size", 0) or 0)
+        wide = int(getattr(text, "intermediate_size", 0) or 4 * hidden)
+        heads = int(getattr(text, "num_attention_heads", 0) or 1)
+        kv_heads = int(getattr(text, "num_key_value_heads", 0) or heads)
+        layers = int(getattr(text, "num_hidden_layers", 0) or 1)
+        padding = sum(MODIFIERS[step.name].columns(*step.values) for step in self.modifiers)
+        columns = BASES[self.base.name].at_once(positions, *self.base.values) + padding
+        elements = self.rows * columns * (2 * hidden + wide)
+        if self.reads_cache:
+            elements += self.rows * (positions + padding) * layers * 2 * kv_heads * (hidden // heads)
+        return self.logits_bytes(loaded, positions) + elements * loaded.torch_dtype.itemsize
+
+    def forwards(self, positions: int) -> int:
+        """Calls of the model that a prompt of so many tokens takes."""
+        return BASES[self.base.name].forwards(positions, *self.base.values)
+
+    @property
+    def reads_cache(self) -> bool:
+        """Does any of its forwards read the keys and values of an earlier one?"""
+        return BASES[self.base.name].reads_cache
+
+    def compute_dtype(self, loaded: LoadedModel) -> str:
+        """The dtype this path computes its logits in; they leave it in the model's, which holds them exactly."""
+        changed = (MODIFIERS[step.name].computes_in(*step.values) for step in self.modifiers)
+        return next((dtype for dtype in changed if dtype), loaded.dtype)
+
+    def contradiction(self) -> str | None:
+        """What is wrong with the path whatever the model, and what to do about it, or None."""
+        others = self._values()
+        found = (MODIFIERS[step.name].contradiction(others, *step.values) for step in self.modifiers)
+        return next((sentence for sentence in found if sentence), None)
+
+    def refusal(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
+        """Why this model, on its device, cannot take a prompt of so many tokens down this path and what to do about it, or None.
+
+        Without `positions` only what holds for prompts of any length is said.
+        """
+        others = self._values()
+        found = [BASES[self.base.name].refuse(loaded, positions, *self.base.values)]
+        found += [MODIFIERS[step.name].refuse(loaded, others, *step.values) for step in self.modifiers]
+        return next((sentence for sentence in found if sentence), None)
+
+    def cannot_continue(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
+        """Why nothing can be generated after a prompt on this path and what to do about it, or None.
+
+        `positions`: of the prompt and what is to follow, as far as it is fed; None: whatever their number.
+        """
+        if any(MODIFIERS[step.name].ends_prompt(*step.values) for step in self.modifiers):
+            return "padding after the prompt leaves no place for what follows it; choose pad:left"
+        return without_cache(loaded, positions)
+
+    def _values(self) -> Others:
+        return {step.name: step.values for step in self.modifiers}
+
+
+def parse_path(text: str) -> Path:
+    """`prefill+batch:8` -> Path; UsageError says what exists where the text names something else."""
+    base_text, *modifier_texts = text.split("+")
+    base = read_step(text, base_text, "base", BASES)
+    modifiers = [read_step(text, part, "modifier", MODIFIERS) for part in modifier_texts]
+    for number, step in enumerate(modifiers):
+        if step.name in [other.name for other in modifiers[:number]]:
+            raise UsageError(f"path '{text}': modifier '{step.name}' stands twice; expected it once.")
+    order = list(MODIFIERS)
+    path = Path(base, tuple(sorted(modifiers, key=lambda step: order.index(step.name))))
+    contradiction = path.contradiction()
+    if contradiction:
+        raise UsageError(f"path '{text}': {contradiction}.")
+    return path
+
+
+class OpenPath:
+    """The model made ready for a path, for any number of prompts. Calling it gives the pieces of one prompt.
+
+    Each piece is checked: its dtype is the path's, its width the vocabulary, and no position is left out or given twice.
+    """
+
+    def __init__(self, path: Path, setting: Setting, loaded: LoadedModel) -> None:
+        self.path = path
+        self._setting = setting
+        self._asked = loaded  # as it was before the modifiers: its dtype is the run's
+
+    def __call__(self, token_ids: Sequence[int]) -> Pieces:
+        """Token ids [positions] -> (position, logits[rows, vocab])."""
+        return self._pieces(token_ids, self._setting)
+
+    def continued(self, token_ids: Sequence[int], asked: int, choose: Choose) -> Pieces:
+        """The same, and then token by token with the cache that the prompt left, as every engine goes on from a prompt.
+
+        choose(logits[1, vocab]) gives the token that follows a position, or None to end; at most `asked` tokens follow. The
+        logits after the last token are not computed. The other rows go on as their own texts do.
+        """
+        watch = self._setting.watch or CacheWatch()
+        setting = replace(self._setting, watch=watch, room=asked)
+        last: torch.Tensor | None = None
+        for position, logits in self._pieces(token_ids, setting):
+            last = logits[-1:]
+            yield position, logits
+            del logits
+        given = watch.setting
+        if watch.cache is None or given is None or last is None:
+            raise CaptureError(f"path '{self.path}' left no cache to go on from; choose another path.")
+        own: list[int] = []
+        while len(own) < asked and (token := choose(last)) is not None:
+            own.append(token)
+            if len(own) == asked:
+                return
+            last = given.step(given.tokens_after(own), len(own) - 1, watch.cache)
+            position = len(token_ids) + len(own) - 1
+            _check(f"path '{self.path}'", setting, position, position, last)
+            yield position, last.to(self._asked.torch_dtype)
+
+    def _pieces(self, token_ids: Sequence[int], setting: Setting) -> Pieces:
+        where, loaded = f"path '{self.path}'", setting.loaded
+        _refuse(self.path, self._asked, len(token_ids))
+        given = replace(setting, prompt=tuple(int(token) for token in token_ids))
+        if int(given.token_ids.max()) >= loaded.token_limit:
+            raise CaptureError(f"{where}: token {int(given.token_ids.max())} is not among the model's {loaded.token_limit}.")
+        done = 0
+        for position, logits in BASES[self.path.base.name].compute(given, *self.path.base.values):
+            _check(where, given, position, done, logits)
+            done += len(logits)
+            yield position, logits.to(self._asked.torch_dtype)  # exact: the path was refused where it could not be
+            del logits  # or it would live on beside the next
+        if done != len(token_ids):
+            raise CaptureError(f"{where}: {done} positions came, expected {len(token_ids)}.")
+
+
+@contextmanager
+def open_path(
+    path: Path, loaded: LoadedModel, watch: CacheWatch | None = None, trace: Forwards | None = None
+) -> Iterator[OpenPath]:
+    """The model made ready for the path. `watch` sees the cache that each forward leaves; with one, every forward keeps a cache.
+    `trace` is told which positions each forward computes.
+
+    What the modifiers change (weights, threads, kernels) stays changed for the whole process until the end of the `with`, so only
+    one path can be open at a time.
+    """
+    _refuse(path, loaded, None)
+    with ExitStack() as stack:
+        setting = Setting(loaded, watch=watch, trace=trace)
+        for step in path.modifiers:
+            setting = stack.enter_context(MODIFIERS[step.name].change(setting, *step.values))
+        yield OpenPath(path, setting, loaded)
+
+
+def run_path(path: Path, loaded: LoadedModel, token_ids: Sequence[int]) -> Pieces:
+    """The logits of one prompt down one path, piece by piece: token ids [positions] -> (position, logits[rows, vocab])."""
+    _refuse(path, loaded, len(token_ids))
+    with open_path(path, loaded) as pieces_of:
+        yield from pieces_of(token_ids)
+
+
+def _refuse(path: Path, loaded: LoadedModel, positions: int | None) -> None:
+    refusal = path.refusal(loaded, positions)
+    if refusal:
+        raise CaptureError(f"path '{path}': {refusal}.")
+
+
+def _check(where: str, given: Setting, position: int, done: int, logits: torch.Tensor) -> None:
+    loaded = given.loaded
+    if logits.dtype != loaded.torch_dtype:
+        came = str(logits.dtype).removeprefix("torch.")
+        raise CaptureError(f"{where}: the model gave {came} logits, expected {loaded.dtype}; capture it in {came}.")
+    if logits.ndim != 2 or logits.shape[1] != loaded.vocab_size:
+        raise CaptureError(f"{where}: logits are {list(logits.shape)}, expected [rows, {loaded.vocab_size}].")
+    if position != done:
+        raise CaptureError(f"{where}: position {position} came where {done} was expected.")

@@ -1,0 +1,65 @@
+"""Which sides a capture has: paths side by side, a path called several times, or a path swept over a value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from core.errors import UsageError
+from core.inference.paths.bases import BASES
+from core.inference.paths.grammar import Step
+from core.inference.paths.modifiers import MODIFIERS
+from core.inference.paths.paths import Path, parse_path
+
+_FILLED_BY = {
+    "blocks": "prefill",
+    "reuse": "prefill",
+}  # bases that read what an earlier call left: what that call computes itself
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a capture: its name, and the path that computes it."""
+
+    name: str
+    path: Path
+
+
+def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[Side, ...]:
+    """The reference first. `repeat` calls each path so many times, as separate calls that a server would get one after another.
+
+    With block or prefix reuse the first call finds no cache, computes the whole prompt and leaves its keys and values; the later
+    ones read them. So call 1 of `blocks:16` is a prefill and calls 2 to N are `blocks:16`. Without reuse every call is fresh.
+    """
+    if repeat < 1:
+        raise UsageError(f"--repeat {repeat}: a path is called at least once.")
+    if not variants and repeat == 1:
+        raise UsageError("a capture needs at least one variant beside the reference; name a path such as decode.")
+    paths = [parse_path(text) for text in (reference, *variants)]
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            raise UsageError(f"path '{path}' is given twice; every side of a run needs a path of its own.")
+    if repeat == 1:
+        return tuple(Side(str(path), path) for path in paths)
+    return tuple(Side(f"{path} call {call}", _path_of_call(path, call)) for path in paths for call in range(1, repeat + 1))
+
+
+def _path_of_call(path: Path, call: int) -> Path:
+    fresh = _FILLED_BY.get(path.base.name)
+    return replace(path, base=Step(fresh)) if call == 1 and fresh else path
+
+
+def sweep(reference: str, text: str) -> list[str]:
+    """`batch=1,2,4` -> the reference with each value of a modifier, or with each value of another base. Paths as text."""
+    name, equals, values = text.partition("=")
+    name = name.strip().lower()
+    if not equals or not values.strip() or (name not in MODIFIERS and name not in BASES):
+        raise UsageError(
+            f"--sweep '{text}' is not known; expected NAME=VALUE,VALUE,... with one of {', '.join([*MODIFIERS, *BASES])}."
+        )
+    path = parse_path(reference)
+    if name in MODIFIERS:
+        kept = "+".join(map(str, (path.base, *(step for step in path.modifiers if step.name != name))))
+        return [str(parse_path(f"{kept}+{name}:{value.strip()}")) for value in values.split(",")]
+    behind = "".join(f"+{step}" for step in path.modifiers)
+    return [str(parse_path(f"{name}:{value.strip()}{behind}")) for value in values.split(",")]

@@ -1,0 +1,290 @@
+"""Which kernels run while a path is taken: torch's profiler, and what the products' libraries say of themselves on a CPU.
+
+On CUDA the profiler names each kernel and the operation that launched it. On a CPU it knows operations only; which implementation a
+product gets is told by oneDNN and MKL in their verbose mode, on the process's standard output, which is read while a forward runs.
+Every kernel is placed in the innermost module that was running, by forward hooks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from core.inference.models.model import LoadedModel
+from core.inference.models.torch_errors import foreign_errors_stop, quiet
+from core.inference.paths.engines import Side
+from core.inference.paths.hooks import LayerTrace
+from core.runs.tables.kernels import KernelList, KernelRow
+
+if TYPE_CHECKING:
+    from core.inference.paths.batch import Setting
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes lines of its own on standard error
+FORWARDS = 8  # looked at of a path's many: the first four and the last four. An event takes about 1 KB while it is read
+_ENTER, _LEAVE = "\x1eenter ", "\x1eleave"
+_MODULE = "module "
+# oneDNN: onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0 ...,,,13x384:384x2048,0.05
+_ONEDNN = re.compile(r"^onednn_verbose,(?:v\d+,)?(?:primitive,)?exec,cpu,([^,]+),([^,]+),[^,]*,([^,]*),.*,([^,]*),([\d.e+-]+)$")
+# MKL_VERBOSE SGEMM(T,N,2048,13,384,0x7ff...,...) 9.75us CNR:OFF ...
+_MKL = re.compile(r"^MKL_VERBOSE ([A-Z]\w*)\(([^)]*)\) ([\d.]+)([num]?s)\b")
+_UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+_CPP_NAMES = {"float": "float32", "double": "float64", "Half": "float16", "long int": "int64", "long": "int64", "int": "int32"}
+_TYPE = re.compile(r"\b(?:src|wei|dst)[^: ]*:([a-z]+\d+)")
+
+
+@dataclass
+class _Found:
+    """Kernels by (module, library, name, detail): launches and microseconds."""
+
+    sums: dict[tuple[str, str, str, str], list[float]] = field(default_factory=dict)
+
+    def add(self, module: str, library: str, name: str, detail: str, microseconds: float) -> None:
+        kept = self.sums.setdefault((module, library, name, detail), [0, 0.0])
+        kept[0] += 1
+        kept[1] += microseconds
+
+    def rows(self) -> tuple[KernelRow, ...]:
+        return tuple(KernelRow(*key, int(launches), spent) for key, (launches, spent) in self.sums.items())
+
+
+class _Slices(LayerTrace):
+    """Tells a new forward from one that calls the model once more, for the next slice of its logits (core.inference.paths.sliced_head).
+
+    begin, end: called around every forward that is announced.
+    """
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        super().__init__((), ())
+        self._has_begun = False
+        self._begin, self._end = begin, end
+
+    def expect(self, setting: Setting, skipped: int, start: int, stop: int) -> None:
+        super().expect(setting, skipped, start, stop)
+        self._has_begun = False
+        self._begin()
+
+    def done(self) -> None:
+        self._end()
+        super().done()
+
+    def is_new(self) -> bool:
+        """Does this call of the model begin a forward? Asked once a call; of one that nobody announced, yes."""
+        is_new = not (self._is_told and self._has_begun)
+        self._has_begun = True
+        return is_new
+
+
+def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int = 0, *, seed: int = 0) -> KernelList:
+    """What a side launches for one prompt. number: of the side in its run; CaptureError where it cannot be run.
+
+    Of a path with many forwards the first and the last are looked at, FORWARDS together; of a callable the first. A compiled model
+    is one piece, so its kernels belong to no module; it runs once unwatched, or what the compiler traces would count as launched.
+    The profiler's cost is in the microseconds of operations, not in those that libraries tell.
+    """
+    total = side.path.forwards(len(ids)) if side.path is not None else 0
+    wanted = set(range(FORWARDS // 2)) | set(range(total - FORWARDS // 2, total)) if total > FORWARDS else set(range(FORWARDS))
+    found, ran, looked, is_warm = _Found(), 0, 0, not side.is_one_piece
+    with ExitStack() as hooks:
+        running = ExitStack()
+
+        def begin(*_: Any) -> None:
+            nonlocal ran, looked
+            if not is_warm:
+                return
+            is_new = slices.is_new()
+            ran += is_new
+            if ran - 1 in wanted:
+                looked += is_new
+                running.enter_context(_watched(loaded, found))
+
+        def end(*_: Any) -> None:
+            running.close()
+
+        hooks.callback(running.close)
+        # A compiler would take hooks of the model for a part of it: there a forward is what the path announces.
+        slices = _Slices(begin, end) if side.is_one_piece else _Slices(lambda: None, lambda: None)
+        if not side.is_one_piece:
+            hooks.callback(loaded.model.register_forward_pre_hook(begin).remove)
+            hooks.callback(loaded.model.register_forward_hook(end, always_call=True).remove)
+            hooks.enter_context(_modules_say_their_names(loaded.model))
+        hooks.enter_context(quiet())
+        hooks.enter_context(foreign_errors_stop(f"'{side.name}'", "choose a shorter prompt"))
+        hooks.enter_context(torch.inference_mode())
+        _set_up_libraries()
+        pieces_of = hooks.enter_context(side.open(loaded, slices))
+        if side.is_one_piece:
+            for _ in pieces_of(ids):
+                pass
+            is_warm = True
+        torch.manual_seed(seed)
+        for _, logits in pieces_of(ids):
+            del logits
+    return KernelList(number, found.rows(), looked, ran)
+
+
+@cache
+def _set_up_libraries() -> None:
+    """Once a process: MKL's first verbose call looks the machine over for half a second, which would be that of some operation."""
+    with tempfile.TemporaryFile() as file, _library_lines("cpu", file):
+        torch.ones(2, 2) @ torch.ones(2, 2)
+
+
+@contextmanager
+def _modules_say_their_names(model: torch.nn.Module) -> Iterator[None]:
+    """Every module's forward is a range of the profiler and a pair of lines on standard output, while that is read."""
+    handles, open_ranges = [], []
+
+    def enter(name: str) -> None:
+        span = record_function(_MODULE + name)
+        span.__enter__()
+        open_ranges.append(span)
+        _say(_ENTER + name)
+
+    def leave(*_: Any) -> None:
+        _say(_LEAVE)
+        if open_ranges:
+            open_ranges.pop().__exit__(None, None, None)
+
+    try:
+        for name, module in model.named_modules():
+            if name:
+                handles.append(module.register_forward_pre_hook(lambda *_, name=name: enter(name)))
+                handles.append(module.register_forward_hook(leave, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+_reading: list[int] = []  # the file that standard output goes to while a forward runs
+
+
+def _say(line: str) -> None:
+    if _reading:
+        _libc().fflush(None)
+        os.write(_reading[-1], (line + "\n").encode())
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+@contextmanager
+def _watched(loaded: LoadedModel, found: _Found) -> Iterator[None]:
+    """One forward: its operations and kernels are in `found` afterwards."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if loaded.device.startswith("cuda") else [])]
+    with tempfile.TemporaryFile() as file:
+        with profile(activities=activities, record_shapes=True, acc_events=True) as profiler, _library_lines(loaded.device, file):
+            yield
+        _add_operations(profiler.events() or [], found)
+        file.seek(0)
+        _add_library_lines(file.read().decode(errors="replace").split("\n"), found)
+
+
+@contextmanager
+def _library_lines(device: str, file: IO[bytes]) -> Iterator[None]:
+    """What oneDNN and MKL print on a CPU goes to `file`."""
+    if not device.startswith("cpu"):
+        yield
+        return
+    sys.stdout.flush()
+    _libc().fflush(None)
+    before = os.dup(1)
+    os.dup2(file.fileno(), 1)
+    _reading.append(1)
+    try:
+        with ExitStack() as modes:
+            if torch.backends.mkldnn.is_available():
+                modes.enter_context(torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON))
+            if torch.backends.mkl.is_available():
+                modes.enter_context(torch.backends.mkl.verbose(torch.backends.mkl.VERBOSE_ON))
+            yield
+    finally:
+        _reading.pop()
+        sys.stdout.flush()
+        _libc().fflush(None)
+        os.dup2(before, 1)
+        os.close(before)
+
+
+def _add_library_lines(lines: Sequence[str], found: _Found) -> None:
+    modules: list[str] = []
+    for line in lines:
+        if line.startswith(_ENTER):
+            modules.append(line.removeprefix(_ENTER))
+        elif line.startswith(_LEAVE):
+            modules = modules[:-1]
+        elif told := _ONEDNN.match(line):
+            primitive, implementation, memory, problem, milliseconds = told.groups()
+            types = "/".join(dict.fromkeys(_TYPE.findall(memory)))
+            place = modules[-1] if modules else ""
+            found.add(place, "oneDNN", f"{primitive} {implementation}", f"{types} {problem}".strip(), float(milliseconds) * 1e3)
+        elif told := _MKL.match(line):
+            name, arguments, time, unit = told.groups()
+            sizes = []
+            for argument in arguments.split(","):
+                if argument.startswith("0x"):  # sizes and transpositions come before the first address
+                    break
+                sizes.append(argument)
+            found.add(modules[-1] if modules else "", "MKL", name, ",".join(sizes), float(time) * _UNITS[unit])
+
+
+def _add_operations(events: Sequence[Any], found: _Found) -> None:
+    """Operations that compute something: the outermost with a kernel of its own, so `linear` is its `addmm`, without the copy in it."""
+    counted: set[int] = set()
+    for event in events:
+        place, inside = "", False
+        parent = event.cpu_parent
+        while parent is not None:
+            inside = inside or id(parent) in counted
+            if parent.name.startswith(_MODULE):
+                place = parent.name.removeprefix(_MODULE)
+                break
+            parent = parent.cpu_parent
+        for kernel in event.kernels or ():
+            found.add(place, "CUDA", kernel.name, event.name, float(kernel.duration))
+        if inside:
+            counted.add(id(event))
+        elif event.name.startswith("aten::") and _computes(event.name.removeprefix("aten::")):
+            counted.add(id(event))
+            found.add(place, "torch", event.name, _shapes(event), float(event.cpu_time_total))
+
+
+def _shapes(event: Any) -> str:
+    """`bfloat16 1x384, 384x2048`: of an operation's tensors, a dtype where it is another than the last one named."""
+    dtypes = getattr(event, "input_dtypes", None) or ()
+    named, parts = "", []
+    for number, shape in enumerate(event.input_shapes or ()):
+        if not shape:
+            continue
+        dtype = str(dtypes[number]).removeprefix("c10::") if number < len(dtypes) else ""
+        dtype = _CPP_NAMES.get(dtype, dtype.lower())
+        parts.append(("" if dtype in ("", named) else f"{dtype} ") + "x".join(map(str, shape)))
+        named = dtype or named
+    return ", ".join(parts)
+
+
+@cache
+def _computes(name: str) -> bool:
+    """Has the operation a kernel of its own that makes values? Views, allocations and compositions of other operations have none."""
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return True
+    if name.startswith(("empty", "new_empty", "resize", "set_", "detach_", "_unsafe_view", "_local_scalar", "record_stream")):
+        return False
+    first = getattr(packet, packet.overloads()[0])
+    if torch._C._dispatch_has_kernel_for_dispatch_key(first.name(), "CompositeImplicitAutograd"):
+        return False
+    return not any(result.alias_info is not None and not result.alias_info.is_write for result in first._schema.returns)

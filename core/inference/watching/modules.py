@@ -1,0 +1,105 @@
+"""The modules whose outputs are compared: embedding, norms, projections, attention, MLP and its parts, the stream after each block.
+
+Left out is what has no output for each position of each row (rotary tables, convolutions, experts that see some of the tokens), or only
+hands on what it was given (dropout).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from core.errors import CaptureError
+
+LOGITS = "logits"
+_LEFT_OUT = (torch.nn.Dropout, torch.nn.Identity, torch.nn.modules.conv._ConvNd, torch.nn.ModuleList, torch.nn.ModuleDict)
+_LINEAR = (torch.nn.Linear, Conv1D)
+_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+_MLP = re.compile(r"mlp|moe|expert|feed_?forward|ffn", re.IGNORECASE)
+_NORM = re.compile(r"norm|^ln_", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One module to be watched. kind: of core.runs.tables.layer_spool.KINDS; block: None outside the blocks; width: of its output, estimated
+    from its weights."""
+
+    name: str
+    module: torch.nn.Module
+    kind: str
+    block: int | None
+    width: int
+
+
+def watched_modules(model: Any) -> list[Watched]:
+    """In the model's own order. CaptureError where the model has no list of blocks."""
+    config = model.config.get_text_config(decoder=True)
+    hidden = int(getattr(config, "hidden_size", 0) or 1)
+    prefix, blocks = _blocks_of(model)
+    owner_name = prefix.rpartition(".")[0]
+    found = []
+    for name, module in model.get_submodule(owner_name).named_modules(prefix=owner_name):
+        inside = name.removeprefix(f"{prefix}.") if name.startswith(f"{prefix}.") else None
+        block = int(inside.partition(".")[0]) if inside is not None else None
+        if name == owner_name or _is_left_out(name, module):
+            continue
+        is_block = block is not None and module is blocks[block]
+        kind = "residual" if is_block else _kind(inside.partition(".")[2] if inside is not None else "", name, module)
+        if kind == "other" and not _has_weights(module):  # an activation within a mixer, whose axes are in an order of its own
+            continue
+        found.append(Watched(name, module, kind, block, _width(module, kind, hidden, config)))
+    return found
+
+
+def _blocks_of(model: Any) -> tuple[str, torch.nn.ModuleList]:
+    count = int(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
+    for name, module in model.named_modules():
+        if count and isinstance(module, torch.nn.ModuleList) and len(module) == count:
+            return name, module
+    raise CaptureError(f"a {type(model).__name__} has no list of {count} blocks to look into; leave --layers out.")
+
+
+def _is_left_out(name: str, module: torch.nn.Module) -> bool:
+    parts = name.split(".")
+    is_of_experts = "experts" in parts[:-1]  # each of them sees the tokens that were sent to it, in an order of its own
+    return is_of_experts or isinstance(module, _LEFT_OUT) or "rotary" in type(module).__name__.lower()
+
+
+def _kind(place: str, name: str, module: torch.nn.Module) -> str:
+    """place: the module's name within its block, empty outside the blocks."""
+    last, kind = name.rpartition(".")[2], type(module).__name__
+    if isinstance(module, torch.nn.Embedding) or "Embedding" in kind:
+        return "embedding"
+    if _NORM.search(kind) or _NORM.search(last):
+        return "norm"
+    if not place:
+        return "other"
+    parent = place.rpartition(".")[0]
+    if _ATTENTION.search(parent):
+        return "projection" if isinstance(module, _LINEAR) else "other"
+    # Its name first: a Qwen2MoeAttention is no mixture of experts.
+    for text in (place, kind):
+        if _ATTENTION.search(text):
+            return "attention"
+        if _MLP.search(text):
+            return "mlp"
+    # Two linear maps and an activation that stand in the block itself are its MLP (OPT); a mixer's own parts are neither.
+    return "mlp" if not parent and (isinstance(module, _LINEAR) or not _has_weights(module)) else "other"
+
+
+def _has_weights(module: torch.nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _width(module: torch.nn.Module, kind: str, hidden: int, config: Any) -> int:
+    if isinstance(module, torch.nn.Linear):
+        return int(module.out_features)
+    if isinstance(module, Conv1D):
+        return int(module.nf)
+    if kind == "mlp" and not _has_weights(module):  # an activation
+        return int(getattr(config, "intermediate_size", 0) or 4 * hidden)
+    return hidden

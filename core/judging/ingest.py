@@ -1,0 +1,80 @@
+"""Dump on disk to stored, analysed run with what can be said of it: one pass over the file, memory bounded by its chunks."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from core.judging.causes import Sample
+from core.judging.constant_rows import Filling
+from core.judging.judge_dump import judge_upload
+from core.judging.validity import checks_of
+from core.runs.dumps.dump import Dump, open_dump
+from core.runs.file.records import Provenance
+from core.runs.reader import RunReader
+from core.runs.reports.report_json import PairReport, report_of_run
+from core.runs.store.store import Store
+from core.runs.writer import RunWriter
+
+
+def ingest(
+    store: Store,
+    paths: Sequence[Path],
+    *,
+    name: str | None = None,
+    compute_dtype: str | None = None,
+    reference: str | None = None,
+    holds: str | None = None,
+    model: str = "",
+    run_id: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """Read dump files, check them, store them as one run; returns its id. `on_progress(rows done, rows in all)`.
+
+    DumpError where the dump cannot be taken, LimitError where there is no room for it: nothing is left in the store then. `holds`: see
+    open_dump.
+    """
+    with open_dump(paths, compute_dtype=compute_dtype, reference=reference, holds=holds) as dump:
+        title = name or " + ".join(path.stem for path in paths)
+        return store_dump(store, dump, name=title, model=model, run_id=run_id, source=paths, on_progress=on_progress)
+
+
+def store_dump(
+    store: Store, dump: Dump, *, name: str, model: str = "", run_id: str | None = None, source: Sequence[Path] = (),
+    on_progress: Callable[[int, int], None] | None = None,
+) -> str:  # fmt: skip
+    """Store an opened dump as a run, with its verdict as far as it goes without controls; returns its id."""
+    meta = f"meta {dump.meta}" if dump.meta else ""
+    note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, meta) if part)
+    header = dump.header(name, Provenance(kind="upload", model=model, note=note))
+    fillings = [Filling(header.format) for _ in header.sides]
+    samples = [Sample(header) for _ in header.sides]
+    with RunWriter(store, header, run_id=run_id, source=source) as writer:
+        for row, sides in dump.chunks():
+            for index, bits in enumerate(sides):
+                writer.write(index, row, bits)
+                fillings[index].see(bits)
+                samples[index].see(bits)
+            if on_progress is not None:
+                on_progress(row + len(sides[0]), dump.rows)
+        for generation in dump.generations:
+            writer.write_generation(generation)
+        figures = writer.figures()
+        checks = checks_of(figures, fillings, samples)
+        for found in judge_upload(figures, checks, dump.generations, writer.run_id):
+            writer.write_verdict(found.pair, found.name, found.because, found.noise_ratio, found.evidence, found.floors)
+        return writer.finish()
+
+
+def judged_report_of_dump(
+    dump: Dump, on_progress: Callable[[int, int], None] | None = None
+) -> tuple[list[PairReport], list[list[str]]]:
+    """The report of an opened dump with the verdict that it would be stored with: its checks need the figures in a database.
+
+    It passes through a store that is gone afterwards; the sentences call the run RUN. StoreError where there is no room for it.
+    """
+    with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
+        store = Store(Path(folder))
+        with RunReader(store.path_of(store_dump(store, dump, name="dump", run_id="RUN", on_progress=on_progress))) as run:
+            return report_of_run(run)

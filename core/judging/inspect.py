@@ -1,0 +1,140 @@
+"""What a file from outside is: told by its first bytes and its headers, and then, of a dump, as much as it takes to know its compute dtype."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+from core.errors import DumpError, StoreError, UlpscopeError, UsageError
+from core.numerics.formats import format_named
+from core.runs.dumps.arrays import shown
+from core.runs.dumps.containers import open_container
+from core.runs.dumps.dump import Dump, open_dump
+from core.runs.dumps.reserved_keys import is_reserved
+from core.runs.importing.check_catalog import is_run_file
+from core.runs.importing.import_process import counted, shut_in
+from core.runs.store.cards import read_runs
+
+Kind = Literal["run", "dump", "array"]
+_ROOT = Path(__file__).resolve().parents[2]
+_SLOWEST_SECONDS = 110.0  # of a run file that is sound only a few rows are read
+MAX_BYTES = 1 << 40  # the server's own limit comes first
+_LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
+
+
+def kind_of(path: Path) -> Kind:
+    """A run file, a dump of two or more sides, or an array that makes a pair with another file's. DumpError for anything else."""
+    if is_run_file(path):
+        return "run"
+    with ExitStack() as stack:
+        container = open_container(path, stack, MAX_BYTES)
+        sides = [key for key in container.arrays if not is_reserved(key) or container.kind == "npy"]
+    if not sides:
+        raise DumpError(f"{container.name}: holds no logits; expected an array of [positions, vocab].")
+    return "array" if len(sides) == 1 else "dump"
+
+
+def unpacked_bytes(path: Path) -> int:
+    """Of the arrays of a dump, as its headers declare them. DumpError for what is none."""
+    with ExitStack() as stack:
+        arrays = open_container(path, stack, MAX_BYTES).arrays.values()
+        return sum(array.nbytes for array in arrays)
+
+
+def understood(
+    paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None, holds: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What saving `paths` would make a run of, as JSON has it. One file, or two of one array each. `on_progress(bytes read, bytes in all)`.
+
+    kind: 'run' or 'dump'. sides: name and source_dtype, the reference first. DumpError or StoreError where it cannot be taken.
+    """
+    if any(is_run_file(path) for path in paths):
+        if len(paths) != 1:
+            raise UsageError("a run file stands for itself; give it alone.")
+        return _run(paths[0])
+    with open_dump(
+        paths, compute_dtype=compute_dtype, reference=reference, holds=holds, max_bytes=MAX_BYTES, on_progress=on_progress
+    ) as dump:  # fmt: skip
+        return _dump(paths, dump)
+
+
+def _dump(paths: Sequence[Path], dump: Dump) -> dict[str, Any]:
+    first = dump.prompts[0]
+    return {
+        "kind": "dump",
+        "files": [shown(path.name) for path in paths],
+        "sides": [{"name": side.name, "source_dtype": side.source_dtype} for side in dump.sides],
+        "prompts": len(dump.prompts),
+        "positions": dump.rows,
+        "vocab": dump.vocab,
+        "compute_dtype": dump.compute_dtype,
+        "dtype_reason": dump.dtype_reason,
+        "tokens": "ids and texts" if first.token_texts else "ids" if first.token_ids else "none",
+        "emitted": len(dump.generations),
+        "meta": dump.meta,
+        "warnings": list(dump.warnings),
+        "logits_bytes": dump.rows * dump.vocab * format_named(dump.compute_dtype).itemsize * len(dump.sides),
+    }
+
+
+def _run(path: Path) -> dict[str, Any]:
+    """By a process of its own, shut in as one that adopts is: a made file can crash DuckDB, or try to use up the machine."""
+    name = shown(path.name)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "core.judging.inspect", str(path.absolute())], cwd=_ROOT, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_SLOWEST_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise StoreError(f"{name}: takes too long to read for a run file.") from None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{name}: cannot be looked at ({error}).") from error
+    try:
+        said = json.loads(done.stdout)
+    except ValueError:
+        raise StoreError(f"{name}: made the process that read it crash; it is damaged, or made to do that.") from None
+    if "error" in said:
+        raise StoreError(said["error"])
+    return said
+
+
+def main(arguments: list[str]) -> None:
+    """PATH of a run file; prints what it is understood as, as JSON, or `error`."""
+    path = Path(arguments[0])
+    try:
+        shut_in(path.stat().st_size)
+        said = described(path)
+    except (UlpscopeError, MemoryError, OSError) as error:
+        said = {"error": str(error) or f"{shown(path.name)}: takes more memory to read than a run does."}
+    sys.stdout.write(json.dumps(said))
+
+
+def described(path: Path) -> dict[str, Any]:
+    """What a run file from outside says of itself, after its rows were counted. StoreError for what is none."""
+    counted(path)
+    card = read_runs([path])[path]
+    if isinstance(card, StoreError):
+        raise card
+    return {
+        "kind": "run",
+        "files": [shown(path.name)],
+        "name": shown(card.name, _LONGEST_NAME),
+        "model": shown(card.model, _LONGEST_NAME),
+        "created": card.created.isoformat(),
+        "sides": [{"name": shown(name, _LONGEST_NAME), "source_dtype": card.compute_dtype} for name in card.sides],
+        "prompts": card.prompts,
+        "positions": card.positions,
+        "vocab": card.vocab,
+        "compute_dtype": card.compute_dtype,
+        "verdicts": list(card.pair_verdicts),
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,618 @@
+"""Evidence in, verdict out: is a pair's divergence rounding, or a bug? Pure: figures come from core.inference.controls.judge_model or a run.
+
+Nothing is judged against a constant number of logits or ULPs. A pair is held against this checkpoint's own rounding floor: what
+mathematically identical reorderings of the same model, on the same prompts, in the same dtype do to its logits (docs/verdict.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import UsageError
+from core.numerics.elementary import exp, log
+from core.runs.file.records import (
+    FAILED,
+    FLOAT32,
+    MISSING,
+    MODULES,
+    NEIGHBOURS,
+    NOTED,
+    OWN_DTYPE,
+    PASSED,
+    PRECISION,
+    RERUN,
+    RUNGS,
+    SAMPLER,
+    STRUCTURE,
+    SYMMETRY,
+    VALIDITY,
+    Evidence,
+)
+
+IDENTICAL = "identical"
+ROUNDING = "rounding"
+LOWER_PRECISION = "lower precision"
+NONDETERMINISTIC = "nondeterministic"
+BUG_SUSPECTED = "bug suspected"
+INVALID_DUMP = "invalid dump"
+UNDECIDED = "undecided"
+VERDICTS = (IDENTICAL, ROUNDING, LOWER_PRECISION, NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP, UNDECIDED)
+
+# Noise ratios up to which a pair may be rounding; docs/verdict.md has the trial they were chosen by. In 16 bits another path may also
+# round between operations where the reference does not (a fused kernel), which reordering sums does not show.
+LARGEST_RATIO = 4.0
+LARGEST_RATIO_16_BITS = 10.0
+FALSE_ALARM = 1e-3  # chance that one position of a pair of pure rounding stands out, over all of its positions together
+BLOCKS = (8, 16, 32, 64, 128, 256)  # block sizes that engines use
+_LEAST_PLACES = 3  # that name a block: one place is a multiple of a larger block than its own every other time
+_NO_BLOCK = 0.01  # chance that places anywhere are all multiples of a size, above which no block is named
+_SMALLER_BLOCK = 0.05  # chance that places of a smaller block are, above which that one is named beside it
+# How far a pair of pure rounding shrinks from 16 bits to float32, as a share of what the two precisions differ by; `python -m
+# benchmarks.shrink` has the trial. Between the two it is undecided.
+SHRINKS_LIKE_ROUNDING = 0.05
+SHRINKS_TOO_LITTLE = 0.001
+SHRINKS_TOO_MUCH = 10.0  # more than the precisions differ by: the two pairs are not of the same sides
+STANDS_OUT_ALONE = 100.0  # times the median position in float32; of rounding without a floor beside it 17 were seen
+ASKS_FOR_A_FLOOR = 50.0  # beyond which one position is too far from the median to be passed without a floor
+_LOPSIDED = 3.0  # one side further from float64 than the other by more than this is worth a word
+_LEAST_SPREAD = 0.1  # of log ratios: a handful of positions can agree by luck, and a spread of 0 would make each an outlier
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the evidence comes to. `because`: one sentence; noise_ratio: of the float32 pair where it was measured, else of the pair.
+
+    first_place: (prompt, position) where a fault shows first, None where none does.
+    """
+
+    name: str
+    because: str
+    evidence: tuple[Evidence, ...]
+    noise_ratio: float | None = None
+    first_place: tuple[int, int] | None = None
+
+    @property
+    def is_bug_suspected(self) -> bool:
+        return self.name == BUG_SUSPECTED
+
+    def table(self) -> str:
+        """The evidence as plain text, a line a row: rung, outcome, what it says."""
+        rungs = max((len(row.rung) for row in self.evidence), default=0)
+        outcomes = max((len(row.outcome) for row in self.evidence), default=0)
+        rows = [f"  {row.rung:<{rungs}}  {row.outcome:<{outcomes}}  {row.says}" for row in self.evidence]
+        return "\n".join([f"{self.name}: {self.because}", *rows])
+
+    def check(self, *, allowed: Sequence[str] = (IDENTICAL, ROUNDING)) -> Verdict:
+        """For tests: AssertionError with the evidence unless the verdict is one of `allowed`; returns itself."""
+        unknown = [name for name in allowed if name not in VERDICTS]
+        if unknown:
+            raise UsageError(f"'{unknown[0]}' is no verdict; there are {', '.join(VERDICTS)}.")
+        if self.name not in allowed:
+            raise AssertionError(self.table())
+        return self
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """Logits that are NaN or infinite on one side and not, or not alike, on the other: such a difference has no size.
+
+    by_row: how many at each position of all prompts, some at least; token: the lowest such token id at the first such position, text: of
+    it, '' where that is unknown; sides: names of reference and variant; values: theirs at that token.
+    """
+
+    by_row: NDArray[np.int64]
+    token: int
+    text: str
+    sides: tuple[str, str]
+    values: tuple[float, float]
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Positions of all prompts that hold one."""
+        return np.flatnonzero(self.by_row)
+
+    @property
+    def logits(self) -> int:
+        return int(self.by_row.sum())
+
+    def says(self, lengths: Sequence[int]) -> str:
+        """`'mine' is NaN at position 3, token 7 (' the'), where 'prefill' is 1.25`, and how many more there are; no full stop."""
+        wrong = 0 if np.isfinite(self.values[1]) else 1
+        text = f" ({self.text!r})" if self.text else ""
+        where = f"{place_in_words(int(self.rows[0]), lengths)}, token {self.token}{text}"
+        what, other = (_number_in_words(self.values[side]) for side in (wrong, 1 - wrong))
+        places = "one position" if len(self.rows) == 1 else f"{len(self.rows):,} positions"
+        more = f"; {self.logits:,} logits at {places} are not finite on one side only" if self.logits > 1 else ""
+        return f"'{self.sides[wrong]}' is {what} at {where}, where '{self.sides[1 - wrong]}' is {other}{more}"
+
+    def place(self, lengths: Sequence[int]) -> tuple[int, int]:
+        """(prompt, position) of the first."""
+        begins = np.cumsum([0, *lengths])
+        prompt = int(np.searchsorted(begins, self.rows[0], side="right")) - 1
+        return prompt, int(self.rows[0] - begins[prompt])
+
+
+def _number_in_words(value: float) -> str:
+    return "NaN" if np.isnan(value) else f"{value:.6g}" if np.isfinite(value) else f"{'-' * bool(value < 0)}infinity"
+
+
+@dataclass(frozen=True)
+class FloorTest:
+    """A pair against the floor. Ratios are rms over rms of the floor; `by_position` [positions] of all prompts one after another.
+
+    ratio: over all positions, at most `largest_ratio` to pass; worst: the largest at one position, at most `threshold` to pass;
+    spread: standard deviation of log ratios that rounding has here; seed_ratios: each reordering against the others.
+    not_finite: logits that are NaN or infinite on one side only, None where there are none; with any there is no ratio (infinity), and
+    their positions are among the outliers.
+    """
+
+    ratio: float
+    largest_ratio: float
+    worst: float
+    worst_row: int
+    threshold: float
+    spread: float
+    seed_ratios: tuple[float, ...]
+    by_position: NDArray[np.float64]
+    outliers: NDArray[np.int64] = field(repr=False)
+    not_finite: NotFinite | None = None
+
+    @property
+    def nonfinite(self) -> int:
+        """Logits that are NaN or infinite on one side only."""
+        return self.not_finite.logits if self.not_finite is not None else 0
+
+    @property
+    def is_passed(self) -> bool:
+        return self.ratio <= self.largest_ratio and not len(self.outliers)
+
+    @property
+    def noise_ratio(self) -> float | None:
+        """Of all positions; None where it has no size."""
+        return self.ratio if np.isfinite(self.ratio) else None
+
+
+def floor_test(
+    pair: NDArray[np.float64],
+    floor: NDArray[np.float64],
+    *,
+    not_finite: NotFinite | None = None,
+    is_16_bits: bool = False,
+    own_rounding: NDArray[np.float64] | None = None,
+    false_alarm: float = FALSE_ALARM,
+) -> FloorTest:
+    """Mean squares of a pair [positions] against those of reorderings [seeds, positions], in the same dtype.
+
+    Two questions. Is the whole pair larger than rounding? And does any one position stand out, which a mean over thousands would
+    hide? For the second, log ratios of rounding are taken as normal around the pair's own median: their spread is the larger of
+    what the reorderings show against each other and of what the pair itself shows (median absolute deviation, which a fault at
+    fewer than half of the positions hardly moves), and the threshold is where one of all positions would pass by chance with
+    probability `false_alarm` (Bonferroni); at least the largest ratio times the median in any case. A pair that fails as a whole is
+    no measure of rounding: there the reorderings alone say which positions stand out, so that the fault has a place.
+
+    In 16 bits only the first question is asked. A product moves perhaps one element in a thousand there, and what the layers make
+    of that one varies by orders of magnitude from position to position, in rounding too; positions are held against the floor of
+    their own or of the average position, whichever is larger, and only shown. And sums are kept in float32, so in a narrow model
+    another order of them may move nothing at all, where another kernel rounds elsewhere and moves all: the floor is the larger of the
+    reorderings and of `own_rounding` [positions], mean squares of a forward in 16 bits to the same one in float32.
+    """
+    seeds, positions = floor.shape
+    if pair.shape != (positions,) or seeds < 2:
+        raise UsageError(f"a pair {pair.shape} against a floor {floor.shape}; expected [positions] and at least two seeds of it.")
+    largest = LARGEST_RATIO_16_BITS if is_16_bits else LARGEST_RATIO
+    mean = floor.mean(axis=0)
+    total = float(floor.mean())
+    if own_rounding is not None:
+        mean, total = np.maximum(mean, own_rounding), max(total, float(own_rounding.mean()))
+    least = mean.mean() if is_16_bits else np.median(mean) * 1e-4  # a position whose floor is next to 0 has no scale of its own
+    mean = np.maximum(mean, max(float(least), np.finfo(np.float64).tiny))
+    by_position = np.sqrt(pair / mean)
+    ratio = float(np.sqrt(pair.mean() / total)) if total > 0 else (0.0 if not pair.any() else float("inf"))
+    spread, median = _LEAST_SPREAD if is_16_bits else max(_LEAST_SPREAD, _spread_of_seeds(floor)), 1.0
+    differs = by_position > 0
+    if not is_16_bits and ratio <= largest:  # beyond that the pair's own figures are those of a fault, which has failed already
+        median = max(1.0, float(np.median(by_position)))
+        if 2 * differs.sum() > positions:  # of a pair equal at most positions, the others are no measure of themselves
+            spread = max(spread, _robust_spread(log(by_position[differs])))
+    z = NormalDist().inv_cdf(1 - false_alarm / positions)
+    threshold = float("inf") if is_16_bits else median * max(largest, float(exp(z * spread)))
+    if not_finite is not None:  # over the finite logits alone it would look small
+        ratio = float("inf")
+        by_position[not_finite.rows] = np.inf
+    worst_row = int(np.argmax(by_position))
+    return FloorTest(
+        ratio=ratio,
+        largest_ratio=largest,
+        worst=float(by_position[worst_row]),
+        worst_row=worst_row,
+        threshold=threshold,
+        spread=spread,
+        seed_ratios=tuple(float(x) for x in _seed_ratios(floor)),
+        by_position=by_position,
+        outliers=np.flatnonzero((by_position > threshold) | np.isinf(by_position)),
+        not_finite=not_finite,
+    )
+
+
+def three_digits(ratio: float) -> str:
+    """`15,300`, `24.1`, `0.532`: three digits that matter, without an exponent below a billion."""
+    return f"{float(f'{ratio:.3g}'):,.0f}" if 1000 <= ratio < 1e9 else f"{ratio:.3g}"
+
+
+def place_in_words(row: int, lengths: Sequence[int]) -> str:
+    """`position 3 of prompt 1`: a row of prompts of these lengths, one after another; of a single prompt the position alone."""
+    for prompt, length in enumerate(lengths):
+        if row < length:
+            return f"position {row}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
+        row -= length
+    return f"row {row}"
+
+
+def floor_evidence(
+    test: FloorTest, rung: str, dtype: str, control: str, pair: NDArray[np.float64], floor: NDArray[np.float64],
+    lengths: Sequence[int], maps: int = 0, whose: str = "this model's own rounding floor",
+) -> Evidence:  # fmt: skip
+    """The row of a pair [positions] that was held against a floor [positions], both mean squares; maps: linear maps reordered, 0 if none;
+    whose: the floor in words.
+    """
+    figures: dict[str, Any] = {
+        "compute_dtype": dtype,
+        "noise_ratio": test.noise_ratio, "largest_ratio_allowed": test.largest_ratio,
+        "pair_rms_logits": float(np.sqrt(pair.mean())), "floor_rms_logits": float(np.sqrt(floor.mean())), "seed_ratios": list(test.seed_ratios),
+        "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
+        "position_ratio_allowed": test.threshold if np.isfinite(test.threshold) else None, "positions": len(pair), "positions_beyond": len(test.outliers), "log_spread": test.spread, "nonfinite_mismatch": test.nonfinite,
+    }  # fmt: skip
+    if maps:
+        figures["linear_maps"] = maps
+    if test.not_finite is not None:
+        figures["first_nonfinite"] = [*test.not_finite.place(lengths), test.not_finite.token]
+    return Evidence(rung, control, figures, PASSED if test.is_passed else FAILED, _says(test, dtype, lengths, whose))
+
+
+def not_finite_evidence(broken: NotFinite, rung: str, dtype: str, control: str, lengths: Sequence[int]) -> Evidence:
+    """The row of a pair of which no floor is needed: one side holds a NaN or an infinity that the other has not."""
+    figures = {
+        "compute_dtype": dtype, "noise_ratio": None, "nonfinite_mismatch": broken.logits, "positions_beyond": len(broken.rows),
+        "first_nonfinite": [*broken.place(lengths), broken.token],
+    }  # fmt: skip
+    return Evidence(rung, control, figures, FAILED, _broken_says(broken, dtype, lengths))
+
+
+def _broken_says(broken: NotFinite, dtype: str, lengths: Sequence[int]) -> str:
+    return f"In {dtype}, {broken.says(lengths)}. Such a difference has no size, so no ratio is given."
+
+
+def _says(test: FloorTest, dtype: str, lengths: Sequence[int], whose: str) -> str:
+    if test.not_finite is not None:
+        return _broken_says(test.not_finite, dtype, lengths)
+    if test.ratio > test.largest_ratio:
+        return f"In {dtype} the pair is {three_digits(test.ratio)} times {whose}; rounding stays below {test.largest_ratio:g}."
+    if len(test.outliers):
+        where = place_in_words(int(test.outliers[0]), lengths)
+        count = "one position stands" if len(test.outliers) == 1 else f"{len(test.outliers):,} positions stand"
+        return (
+            f"In {dtype} the pair as a whole is {test.ratio:.2f} times the rounding floor, but {count} out, {where} first: up to "
+            f"{three_digits(test.worst)} times the floor there, where rounding stays below {test.threshold:.3g}."
+        )
+    stands_out = ", and no position stands out" if np.isfinite(test.threshold) else ""
+    return f"In {dtype} the pair is {test.ratio:.2f} times {whose}{stands_out}."
+
+
+@dataclass(frozen=True)
+class ShrinkTest:
+    """A pair in 16 bits beside the same pair in float32, where no floor is to be had.
+
+    shrink: how many times smaller the pair is in float32; full: how many times finer float32 is; share: shrink over full;
+    moved: of the positions that differ in float32, the share that differs in 16 bits too; worst: the largest position in float32
+    over the median one; worst_row: where; stands_out: does a position fail by itself? outcome: passed, failed, or missing, which says
+    that a floor is needed.
+    """
+
+    shrink: float
+    full: float
+    share: float
+    moved: float
+    worst: float
+    worst_row: int
+    stands_out: bool
+    outcome: str
+
+
+def shrink_test(narrow: NDArray[np.float64], wide: NDArray[np.float64], significand_bits: int) -> ShrinkTest:
+    """Mean squares of a pair [positions] in a dtype of so many significand bits (bfloat16 8, float16 11), and in float32 (24).
+
+    Rounding errors are proportional to the unit roundoff (Higham, Accuracy and Stability of Numerical Algorithms, section 2.2), so
+    a pair of pure rounding shrinks with it, by a factor that is a fixed share of 2^(24 - bits) for a model; a fault is another
+    function and does not shrink. Positions equal in float32 say nothing and are left out. Where hardly any position moves in 16
+    bits (another order of sums that rounds to the same bits), the pair's size there is no measure, and only a floor decides.
+    """
+    if narrow.shape != wide.shape or narrow.ndim != 1:
+        raise UsageError(f"a pair {narrow.shape} against the same in float32 {wide.shape}; expected [positions] of both.")
+    full = 2.0 ** (24 - significand_bits)
+    differs = wide > 0
+    if not differs.any():  # equal in float32, rounding apart in 16 bits
+        return ShrinkTest(float("inf"), full, float("inf"), 1.0, 0.0, 0, False, PASSED)
+    coarse, fine = np.sqrt(narrow), np.sqrt(wide)
+    shrink = float(np.sqrt(narrow[differs].mean() / wide[differs].mean()))
+    moved = float((narrow[differs] > 0).mean())
+    relative = fine / np.median(fine[differs])
+    stands_out = (relative > STANDS_OUT_ALONE) & (coarse > 0) & (coarse < SHRINKS_TOO_LITTLE * full * fine)
+    worst_row = int(np.argmax(relative))
+    outcome = MISSING
+    if stands_out.any() or (shrink < SHRINKS_TOO_LITTLE * full and moved >= 0.5):
+        outcome = FAILED
+    elif SHRINKS_LIKE_ROUNDING * full <= shrink <= SHRINKS_TOO_MUCH * full and relative[worst_row] <= ASKS_FOR_A_FLOOR:
+        outcome = PASSED
+    worst = float(relative[worst_row])
+    return ShrinkTest(shrink, full, shrink / full, moved, worst, worst_row, bool(stands_out.any()), outcome)
+
+
+def is_larger_everywhere(test: FloorTest) -> bool:
+    """Is the pair beyond the floor at nine of ten positions? Lowered precision is; jumps at some positions are not."""
+    return float(np.quantile(test.by_position, 0.1)) > test.largest_ratio
+
+
+def _others(floor: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean square of the other seeds, for each seed. [seeds, positions]"""
+    return (floor.sum(axis=0) - floor) / (len(floor) - 1)
+
+
+def _seed_ratios(floor: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Noise ratio of each seed against the others, over all positions. [seeds]"""
+    others = _others(floor).mean(axis=1)
+    return np.sqrt(np.divide(floor.mean(axis=1), others, out=np.ones(len(floor)), where=others > 0))
+
+
+def _spread_of_seeds(floor: NDArray[np.float64]) -> float:
+    """Standard deviation of the log ratio of one seed to the others at a position."""
+    others = _others(floor)
+    known = (floor > 0) & (others > 0)
+    logs = 0.5 * log(floor[known] / others[known])
+    return _robust_spread(logs)
+
+
+def _robust_spread(logs: NDArray[np.float64]) -> float:
+    """Standard deviation of a normal with this median absolute deviation; 0 of nothing. Rousseeuw and Croux (1993)."""
+    return float(1.4826 * np.median(np.abs(logs - np.median(logs)))) if len(logs) else 0.0
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Where positions that stand out lie. starts: of runs of neighbouring ones; block: the likeliest size of `blocks` for these starts, None
+    where chance explains them or they are too few; smaller_block: one that they do not rule out, None where they do; tail: they are all
+    from the first one on. places: different starts beside 0, which every block has.
+    """
+
+    rows: int
+    first: tuple[int, int] | None
+    starts: tuple[int, ...]
+    block: int | None
+    is_tail: bool
+    smaller_block: int | None = None
+    places: int = 0
+
+    @property
+    def block_in_words(self) -> str:
+        """`a multiple of 16, a block's boundary`; '' where no block is named."""
+        if self.block is None:
+            return ""
+        if self.smaller_block is None:
+            return f"a multiple of {self.block}, a block's boundary"
+        return (
+            f"a multiple of {self.block}: a boundary of blocks of {self.block}, or of {self.smaller_block}, which {self.places} places "
+            "do not tell apart"
+        )
+
+
+def structure_of(outliers: NDArray[np.int64], lengths: Sequence[int], blocks: Sequence[int] = BLOCKS) -> Structure:
+    """`outliers`: rows, prompts of `lengths` positions one after another."""
+    if not len(outliers):
+        return Structure(0, None, (), None, False)
+    begins = np.concatenate([[0], np.cumsum(lengths)])
+    prompts = np.searchsorted(begins, outliers, side="right") - 1
+    places = outliers - begins[prompts]
+    is_start = np.ones(len(outliers), bool)
+    is_start[1:] = (np.diff(outliers) > 1) | (np.diff(prompts) > 0)
+    starts = places[is_start]
+    inner = np.unique(starts[starts > 0])  # every prompt starts at a multiple of everything
+    block, smaller = _likeliest_block(inner, blocks)
+    first = (int(prompts[0]), int(places[0]))
+    is_tail = all(
+        set(places[prompts == p]) >= set(range(int(places[prompts == p].min()), lengths[p])) for p in np.unique(prompts)
+    )
+    return Structure(len(outliers), first, tuple(int(s) for s in starts[:64]), block, is_tail, smaller, len(inner))
+
+
+def _likeliest_block(places: NDArray[np.int64], blocks: Sequence[int]) -> tuple[int | None, int | None]:
+    """(the size whose boundaries these places are most likely drawn from, the smallest other that chance leaves possible).
+
+    Of a block of b tokens a boundary is a multiple of B with probability b / B, so n places that are all multiples of B are
+    (B / b)^n times likelier under B; under no block at all (b = 1), B^n times.
+    """
+    fitting = sorted(size for size in blocks if not (places % size).any())
+    if len(places) < _LEAST_PLACES or not fitting or float(fitting[-1]) ** -len(places) > _NO_BLOCK:
+        return None, None
+    best = fitting[-1]
+    return best, next((size for size in fitting[:-1] if (size / best) ** len(places) > _SMALLER_BLOCK), None)
+
+
+def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]) -> Evidence:
+    """Where the positions that stand out from the deciding floor lie. Never decides."""
+    control = "positions of the pair that stand out from the floor, in the dtype that decided"
+    figures: dict[str, Any] = {
+        "positions": shown.rows, "first": list(shown.first) if shown.first else None, "starts": list(shown.starts), "block": shown.block,
+        "smaller_block": shown.smaller_block, "is_tail": shown.is_tail,
+    }  # fmt: skip
+    if not shown.rows:
+        says = "No position stands out from the floor" + (
+            ", it is larger everywhere alike." if test.ratio > test.largest_ratio else "."
+        )
+        return Evidence(STRUCTURE, control, figures, NOTED if test.ratio > test.largest_ratio else PASSED, says)
+    first = place_in_words(int(test.outliers[0]), lengths)
+    parts = [f"It begins at {first}{_of_position_0(shown, test)}"]
+    if shown.rows == sum(lengths):
+        parts.append("and is everywhere")
+    elif shown.is_tail:
+        parts.append("and goes on to the end")
+    if shown.block:
+        parts.append(f"; every place where it begins is {shown.block_in_words}")
+    return Evidence(STRUCTURE, control, figures, NOTED, " ".join(parts).replace(" ;", ";") + ".")
+
+
+def _of_position_0(shown: Structure, test: FloorTest) -> str:
+    """Why a fault that begins at position 1 may have been made at 0: one key has all the weight there, whatever the key and the scale are."""
+    if shown.first is None or shown.first[1] != 1:
+        return ""
+    ratio = float(test.by_position[test.outliers[0] - 1])
+    if ratio:
+        return f" (at position 0 it is {ratio:.2f} times the floor)"
+    return (
+        " (position 0, where attention has one key only, is equal: a fault of keys, masks, scales or positions cannot show there)"
+    )
+
+
+def growth_evidence(
+    control: str, names: Sequence[str], pair: NDArray[np.float64], floor: NDArray[np.float64], dtype: str, test: FloorTest, *,
+    is_handed_in: bool = False,
+) -> Evidence:  # fmt: skip
+    """Where over the modules, in the order in which they run, a pair leaves the floor; rms of both [modules]. Never decides.
+
+    `test`: of the pair's logits; is_handed_in: a side handed in some modules' outputs by itself, so others may lie between. A module
+    leaves the floor where the pair is more times as large as logits may be.
+    """
+    tiny = np.finfo(np.float64).tiny
+    is_number = np.isfinite(pair) & np.isfinite(floor)
+    ratios = np.where(pair > 0, pair / np.maximum(floor, tiny), 0.0)
+    ratios = np.where(is_number, ratios, np.inf)  # NaN in one side's output, which no rounding makes
+    beyond = np.flatnonzero(ratios > test.largest_ratio)
+    figures: dict[str, Any] = {
+        "compute_dtype": dtype, "first_module": names[beyond[0]] if len(beyond) else None, "modules": list(names),
+        "pair_rms": [float(x) if np.isfinite(x) else None for x in pair], "floor_rms": [float(x) if np.isfinite(x) else None for x in floor],
+    }  # fmt: skip
+    if not pair.any() and test.is_passed:
+        return Evidence(MODULES, control, figures, PASSED, "None of these modules' outputs differs at all at these positions.")
+    if not len(beyond) and not test.is_passed:
+        says = (
+            "None of these modules leaves the floor at these positions, so what is wrong comes after them (the head, or which row or position is "
+            "returned), or at another position."
+            if not is_handed_in
+            else "None of the modules that were handed in leaves the floor at these positions: what is wrong comes after them, or in one that was not."
+        )
+        return Evidence(MODULES, control, figures, NOTED, says)
+    if not len(beyond):
+        most = float(ratios.max()) if len(ratios) else 0.0
+        says = f"From module to module it grows as the floor does: at most {most:.2f} times it at any of these modules, over these positions."
+        return Evidence(MODULES, control, figures, PASSED, says)
+    first = int(beyond[0])
+    largest = float(ratios[:first].max()) if first else 0.0
+    before = (
+        f", at most {largest:.2f} times in what runs before it"
+        if largest
+        else ", and nothing differs in what runs before it" * bool(first)
+    )
+    larger = (
+        "NaN or infinite"
+        if not is_number[first]
+        else "out of nothing"
+        if floor[first] <= tiny
+        else f"{three_digits(ratios[first])} times the floor there"
+    )
+    between = ", or at one before it that was not handed in" * is_handed_in
+    says = f"In the model it enters at {names[first]}{between}: {larger}{before}."
+    return Evidence(MODULES, control, figures, NOTED, says)
+
+
+def symmetry_evidence(control: str, names: tuple[str, str], errors: tuple[float, float]) -> Evidence:
+    """Which of two sides, by name, is further from float64, by their rms to it in logits? Of two that only round, neither. Never decides."""
+    figures = {"reference_rms_logits": errors[0], "variant_rms_logits": errors[1]}
+    low, high = sorted(errors)
+    if high <= _LOPSIDED * max(low, np.finfo(np.float64).tiny):
+        says = "Both sides are about equally far from float64: by this, neither is nearer to the exact result."
+        return Evidence(SYMMETRY, control, figures, PASSED, says)
+    further = names[int(errors[1] > errors[0])]
+    times = (
+        f"{three_digits(high / low)} times further from float64 than the other side"
+        if low
+        else "the only one that is not at float64"
+    )
+    return Evidence(SYMMETRY, control, figures, NOTED, f"'{further}' is {times}.")
+
+
+def sampler_evidence(
+    tokens: Sequence[int], argmaxes: Sequence[int | Collection[int]], side: str = "the side", places: Sequence[str] = ()
+) -> Evidence:
+    """Is each emitted token the argmax of the logits it was chosen from? Right logits and a wrong token are a fault of the sampler.
+
+    tokens: what was emitted [positions]; argmaxes: of the same side's logits at the same positions, the lowest token id, or all ids
+    that share the largest logit where the sampler may take any of them; places: each token's position in words, if it is not its index.
+    """
+    if len(tokens) != len(argmaxes):
+        raise UsageError(f"{len(tokens)} emitted tokens against {len(argmaxes)} argmaxes; expected one for each.")
+    allowed = [{best} if isinstance(best, int | np.integer) else set(best) for best in argmaxes]
+    wrong = [position for position, token in enumerate(tokens) if token not in allowed[position]]
+    figures = {"tokens": len(tokens), "not_the_argmax": len(wrong), "first": wrong[0] if wrong else None}
+    control = f"emitted tokens against the argmax of {side}'s own logits"
+    if not wrong:
+        return Evidence(SAMPLER, control, figures, PASSED, "Every emitted token is the argmax of its own logits.")
+    where = places[wrong[0]] if places else f"position {wrong[0]}"
+    says = (
+        f"{len(wrong):,} of {len(tokens):,} emitted tokens are not the argmax of their own logits, {where} first: the "
+        "sampler does not take the most likely token."
+    )
+    return Evidence(SAMPLER, control, figures, FAILED, says)
+
+
+def conclude(
+    evidence: Sequence[Evidence],
+    *,
+    is_bit_identical: bool,
+    missing_command: str = "",
+    noise_ratio: float | None = None,
+    first_place: tuple[int, int] | None = None,
+) -> Verdict:
+    """The verdict that rows of evidence come to; what fails first on the ladder decides, and what is missing decides nothing."""
+    rows = tuple(sorted(evidence, key=lambda row: RUNGS.index(row.rung)))
+    found = {rung: [row for row in rows if row.rung == rung] for rung in RUNGS}
+
+    def failed(rung: str) -> Evidence | None:
+        return next((row for row in found[rung] if row.outcome == FAILED), None)
+
+    def passed(rung: str) -> bool:
+        return any(row.outcome == PASSED for row in found[rung]) and failed(rung) is None
+
+    def verdict(name: str, because: str) -> Verdict:
+        return Verdict(name, because, rows, noise_ratio, first_place)
+
+    invalid = failed(VALIDITY)
+    if invalid is not None:
+        return verdict(INVALID_DUMP, invalid.says)
+    lower = next((row for row in found[PRECISION] if row.outcome == PASSED), None)
+    deciding = (SAMPLER, NEIGHBOURS, FLOAT32, OWN_DTYPE) if lower is None else (SAMPLER, NEIGHBOURS)
+    bug = next((row for rung in deciding if (row := failed(rung)) is not None), None)
+    if bug is not None:
+        on_top = failed(PRECISION)
+        return verdict(BUG_SUSPECTED, bug.says if on_top is None else f"{bug.says} {on_top.says}")
+    rerun = failed(RERUN)
+    if lower is not None:
+        if rerun is not None:
+            return verdict(NONDETERMINISTIC, f"{rerun.says} Beyond that it is a lower precision: {lower.says}")
+        return verdict(LOWER_PRECISION, lower.says)
+    if is_bit_identical and rerun is None:
+        return verdict(IDENTICAL, "Both sides are equal bit for bit.")
+    if passed(FLOAT32):
+        decided = next(row for row in found[FLOAT32] if row.outcome == PASSED)
+        if rerun is not None:
+            return verdict(NONDETERMINISTIC, f"{rerun.says} Beyond that it is rounding: {decided.says}")
+        return verdict(ROUNDING, decided.says)
+    missing = next((row for row in rows if row.outcome == MISSING and row.rung == FLOAT32), None)
+    lacking = missing.says if missing is not None else "The same pair in float32, against a float32 rounding floor, is missing."
+    supply = f" This would supply it: {missing_command}" if missing_command else ""
+    if rerun is not None:
+        return verdict(NONDETERMINISTIC, f"{rerun.says} Whether there is more to it is undecided: {lacking}{supply}")
+    return verdict(UNDECIDED, f"{lacking}{supply}")

@@ -1,0 +1,67 @@
+"""An uploaded run judged with controls: a new run of the same bits, beside the old one."""
+
+from __future__ import annotations
+
+from core.errors import StoreError, UsageError
+from core.judging.causes import Sample
+from core.judging.constant_rows import Filling
+from core.judging.judge_dump import judge_upload
+from core.judging.uploaded_controls import Controls
+from core.judging.validity import checks_of
+from core.runs.file.database import VERDICTS_SINCE
+from core.runs.file.figures import Figures
+from core.runs.file.records import FloorRows
+from core.runs.reader import RunReader, StoredPair
+from core.runs.revision import PairVerdict, Revision
+from core.runs.store.store import Store
+
+_CHUNK_BYTES = 32 << 20
+
+
+def check_upload(run: RunReader) -> None:
+    """UsageError for a capture, which is judged with its model."""
+    if run.header.provenance.kind != "upload":
+        raise UsageError(f"run '{run.run_id}' is a capture; `python -m core judge` captures its paths again with every control.")
+    if run.schema_version < VERDICTS_SINCE:
+        raise StoreError(
+            f"run '{run.run_id}' was stored by an older ULPscope; export it and ingest the npz to give it a verdict."
+        )
+    if [pair.index for pair in run.pairs] != list(range(len(run.sides) - 1)):
+        raise StoreError(f"run '{run.run_id}': its list of pairs is not that of its sides; the file is damaged.")
+
+
+def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str | None = None, note: str = "") -> str:
+    """Store `run` once more with the verdict that its controls come to; returns the new run's id. The old run stays as it is."""
+    check_upload(run)
+    figures = run.figures
+    fillings, samples = zip(*(_seen(figures, side) for side in range(len(run.sides))), strict=True)
+    generations = [run.generations[index] for index in sorted(run.generations)]
+    with Revision(store, run, name or f"{run.header.name}, judged") as revision:
+        with figures.decoding("figures"):
+            checks = checks_of(figures, fillings, samples)
+            found = judge_upload(
+                figures, checks, generations, revision.run_id, controls, [_stored(run, pair) for pair in run.pairs]
+            )
+        return revision.finish(found, " ".join(part for part in (f"Judged from run {run.run_id}.", note) if part))
+
+
+def _stored(run: RunReader, pair: StoredPair) -> PairVerdict:
+    """What the run says of a pair so far."""
+    floors = []
+    for dtype, rows in run.floor_positions(pair.index).groupby("compute_dtype", sort=False):
+        if len(rows) == run.header.rows:
+            floors.append(FloorRows(str(dtype), rows["pair_rms"].to_numpy(float), rows["floor_rms"].to_numpy(float)))
+    return PairVerdict(
+        pair.index, pair.verdict or "", pair.because or "", pair.noise_ratio, tuple(run.evidence(pair.index)), tuple(floors)
+    )
+
+
+def _seen(figures: Figures, side: int) -> tuple[Filling, Sample]:
+    header = figures.header
+    filling, sample = Filling(header.format), Sample(header)
+    at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))
+    for start in range(0, header.rows, at_once):
+        bits = figures.read_rows(side, start, min(start + at_once, header.rows))
+        filling.see(bits)
+        sample.see(bits)
+    return filling, sample

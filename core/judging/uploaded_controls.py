@@ -1,0 +1,463 @@
+"""Controls that a team brings for its dump: a rerun, other neighbours, the pair in float32, a rounding floor. Each a dump of its own.
+
+Only figures of them are kept, with the run whose verdict they decide; what is to be looked at is uploaded as a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import DumpError, UsageError
+from core.judging.validity import first_mismatch
+from core.numerics.divergence import compare
+from core.numerics.formats import FLOAT32, FloatFormat, values_of
+from core.runs.dumps.dump import LOGITS, Dump, open_dump
+from core.runs.file.figures import Figures
+from core.runs.file.records import FAILED, NEIGHBOURS, NOTED, PASSED, RERUN, Evidence, RunHeader
+
+Tick = Callable[[int], None]
+_UPCAST = 0.98  # of logits that round back to the run's own bits; computed in float32, a third to two thirds do
+_UNRELATED = 0.25  # of the spread of logits over the vocabulary; rounding to 16 bits moves them by a hundredth of it
+_SWAPPED = 10.0
+_CROSSED = 8  # sides of which each is held against every other
+_LEAST_WAYS = 3  # distinct ones of a floor, the first among them
+_CHUNK_BYTES = 32 << 20
+FOREIGN = 10.0  # further from the model's own logits than this many of its floors: not what the model computes
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Two sides of the same positions. squares: mean square of the difference over elements finite on both, logits^2 [positions];
+    is_same: every bit equal [positions]; neq: elements whose values differ; mismatches: elements NaN or infinite on one side only
+    [positions]; first_mismatch: token of the first of them and its value on both sides, None where there is none.
+    """
+
+    squares: NDArray[np.float64]
+    is_same: NDArray[np.bool_]
+    neq: int
+    mismatches: NDArray[np.int64]
+    first_mismatch: tuple[int, float, float] | None = None
+
+    @property
+    def rms(self) -> float:
+        """Over all positions, in logits."""
+        return float(np.sqrt(self.squares.mean()))
+
+
+@dataclass(frozen=True)
+class ModelControls:
+    """What the model itself says of a dump's tokens, where it is at hand.
+
+    own: mean squares of reorderings in the dump's dtype [seeds, positions]; own_rounding: of 16 bits against float32 [positions], None
+    for a float32 dump or where it does not fit; float32: of reorderings in float32 [seeds, positions]; from_model: of each side of
+    the run, by name, against the model's own prefill in the dump's dtype [positions]; errors: rms of each side, by name, against a
+    forward in float64, logits, empty where that is not to be had; name: of the model; maps: linear maps that were reordered; lowered: of a
+    side that it does not compute, by name, whether it does in a lower precision.
+    """
+
+    name: str
+    own: NDArray[np.float64]
+    own_rounding: NDArray[np.float64] | None
+    float32: NDArray[np.float64]
+    from_model: dict[str, NDArray[np.float64]]
+    errors: dict[str, float]
+    maps: int
+    lowered: dict[str, Evidence] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ways:
+    """An uploaded rounding floor: ways to compute the pair's reference in float32 that are equal in exact arithmetic, each once.
+
+    names: of the ways, the first of the dump first; same: (a way that was left out, the one that it equals bit for bit); between: mean
+    squares of two of them by name [positions], every two of the first few and each against the first; start: of the first against the
+    pair's reference [positions]; spread: standard deviation of the first one's logits over the vocabulary.
+    """
+
+    names: tuple[str, ...]
+    same: tuple[tuple[str, str], ...]
+    between: dict[tuple[str, str], NDArray[np.float64]]
+    start: NDArray[np.float64]
+    spread: float
+
+    @property
+    def squares(self) -> NDArray[np.float64]:
+        """Each further way against the first. [ways - 1, positions]"""
+        return np.stack([self.between[(self.names[0], name)] for name in self.names[1:]])
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What was measured of the controls of a run. rerun, neighbours: of the sides that were called again, by name.
+
+    float32: the pair in float32, by the variant's name; narrowing: mean squares of each side of the run against itself in float32, by
+    name [positions], empty for a float32 run; floor: an uploaded one; has_experts: a mixture of experts, whose rows share the experts'
+    products; given: which controls there were, `float32`, `floor` and `model` among them: no sentence asks for one of them again.
+    """
+
+    rerun: dict[str, Apart]
+    neighbours: dict[str, Apart]
+    float32: dict[str, Apart]
+    narrowing: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    floor: Ways | None = None
+    has_experts: bool = False
+    model: ModelControls | None = None
+    given: frozenset[str] = frozenset()
+
+
+NO_CONTROLS = Controls({}, {}, {})
+
+
+def measure_controls(
+    figures: Figures,
+    *,
+    rerun: Sequence[Path] = (),
+    neighbours: Sequence[Path] = (),
+    float32: Sequence[Path] = (),
+    floor: Sequence[Path] = (),
+    has_experts: bool = False,
+    model: ModelControls | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Controls:
+    """Reads the controls' dumps against the run. DumpError where one is not of the run's positions, sides or dtype."""
+    header = figures.header
+    with ExitStack() as stack:
+        again, others, wide, ways = (
+            stack.enter_context(_opened(paths, header, fmt, what, fewest)) if paths else None
+            for paths, fmt, what, fewest in (
+                (rerun, header.format, "a rerun", 1),
+                (neighbours, header.format, "other neighbours", 1),
+                (float32, FLOAT32, "the pair in float32", 2),
+                (floor, FLOAT32, "a rounding floor in float32", 3),
+            )
+        )
+        total = sum(dump.rows for dump in (again, others, wide, ways) if dump is not None)
+        done = 0
+
+        def tick(rows: int) -> None:
+            nonlocal done
+            done += rows
+            if on_progress is not None:
+                on_progress(done, total)
+
+        if ways is not None and wide is None and header.format is not FLOAT32:
+            raise UsageError("a rounding floor in float32 is for the pair in float32: give --float32 beside --floor.")
+        rerun_of = _against_run(figures, again, tick) if again is not None else {}
+        beside = _against_run(figures, others, tick) if others is not None else {}
+        pairs, narrowing = _pairs(figures, wide, tick) if wide is not None else ({}, {})
+        found = _ways(figures, wide, ways, tick) if ways is not None else None
+    named = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor, "model": model is not None}
+    given = frozenset(name for name, is_there in named.items() if is_there)
+    return Controls(rerun_of, beside, pairs, narrowing, found, has_experts, model, given)
+
+
+def _opened(paths: Sequence[Path], header: RunHeader, fmt: FloatFormat, what: str, fewest: int) -> Dump:
+    """A control's dump, in `fmt`, of as many positions and tokens as the run."""
+    dump = open_dump(
+        paths, compute_dtype=None if fmt is FLOAT32 else fmt.name, holds=LOGITS, fewest_sides=fewest
+    )  # what the run holds
+    try:
+        name = " and ".join(path.name for path in paths)
+        if dump.compute_dtype != fmt.name:  # detected: an upcast of 16-bit logits would be taken for a pair that does not shrink
+            raise DumpError(
+                f"{name}: {what} holds {dump.compute_dtype} values only ({dump.dtype_reason}); expected logits computed in {fmt.name}."
+            )
+        if (dump.rows, dump.vocab) != (header.rows, header.vocab):
+            raise DumpError(
+                f"{name}: {what} is of {dump.rows} positions x {dump.vocab} tokens; the run has {header.rows} x {header.vocab}."
+            )
+        ids, ours = ([i for prompt in prompts for i in prompt.token_ids] for prompts in (dump.prompts, header.prompts))
+        if ids and ours and ids != ours:
+            raise DumpError(f"{name}: {what} is of other token_ids than the run; a control is of the same tokens.")
+        if len(dump.sides) < fewest:
+            raise DumpError(f"{name}: {what} has {len(dump.sides)} sides; expected at least {fewest}.")
+    except BaseException:
+        dump.close()
+        raise
+    return dump
+
+
+def _names_of(header: RunHeader, dump: Dump, *, only: bool) -> list[str]:
+    """Which side of the run each side of the dump is: by name, or in order where as many have other names.
+
+    only: every side of the dump must be one of the run's; else sides of other names are left out.
+    """
+    ours = [side.name for side in header.sides]
+    theirs = [side.name for side in dump.sides]
+    shared = set(theirs) & set(ours)
+    if set(theirs) <= set(ours) or (not only and len(shared) > 1):
+        return theirs
+    if not shared and len(theirs) == len(ours):  # with one name shared and another not, order would swap sides silently
+        return ours
+    raise DumpError(
+        f"sides {', '.join(repr(name) for name in theirs[:4])} of the control are not sides of the run; it has "
+        f"{', '.join(repr(name) for name in ours[:4])}: name them alike."
+    )
+
+
+def _against_run(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Apart]:
+    """Each side of the dump against the side of the run that it repeats."""
+    header = figures.header
+    places = {side.name: index for index, side in enumerate(header.sides)}
+    names = _names_of(header, dump, only=True)
+    parts: dict[str, list[Apart]] = {name: [] for name in names}
+    for row, sides in dump.chunks():
+        for name, bits in zip(names, sides, strict=True):
+            parts[name].append(_apart(figures.read_rows(places[name], row, row + len(bits)), bits, header.format))
+        tick(len(sides[0]))
+    return {name: _joined(found) for name, found in parts.items()}
+
+
+def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Apart], dict[str, NDArray[np.float64]]]:
+    """(every variant that the dump has against its reference, by name; each side of the run against itself in float32 [positions])
+
+    DumpError where the two are not of the same sides: a pair of another model would shrink, or be equal, whatever the run holds.
+    """
+    header = figures.header
+    names = _names_of(header, dump, only=False)
+    ours = [side.name for side in header.sides]
+    if ours[0] not in names:
+        raise DumpError(f"the pair in float32 lacks the reference '{ours[0]}'; it has {', '.join(map(repr, names[:4]))}.")
+    known = [name for name in names if name in ours]
+    parts: dict[str, list[Apart]] = {name: [] for name in known if name != ours[0]}
+    cross: dict[tuple[str, str], list[NDArray[np.float64]]] = {}  # (side of the run, side in float32)
+    upcast, spread, elements = dict.fromkeys(known, 0), 0.0, 0
+    for row, sides in dump.chunks():
+        by_name = dict(zip(names, sides, strict=True))
+        wide = {name: values_of(by_name[name], FLOAT32) for name in known}
+        for name in parts:
+            parts[name].append(_apart(by_name[ours[0]], by_name[name], FLOAT32))
+        if header.format is not FLOAT32:
+            plain = wide[ours[0]].astype(np.float64)
+            spread += float(np.nansum(np.where(np.isfinite(plain), plain - plain.mean(axis=1, keepdims=True), 0.0) ** 2))
+            elements += plain.size
+            for name in known:
+                bits = figures.read_rows(ours.index(name), row, row + len(sides[0]))
+                narrow = values_of(bits, header.format)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    upcast[name] += int((wide[name].astype(header.format.values).view(header.format.carrier) == bits).sum())
+                for other in known if len(known) <= _CROSSED else [name]:
+                    cross.setdefault((name, other), []).append(_mean_squares(narrow, wide[other]))
+        tick(len(sides[0]))
+    joined = {name: _joined(found) for name, found in parts.items()}
+    if header.format is FLOAT32:
+        return joined, {}
+    apart = {pair: np.concatenate(found) for pair, found in cross.items()}
+    _refuse_other_sides(header, apart, known, float(np.sqrt(spread / max(elements, 1))))
+    if all(upcast[name] > _UPCAST * header.rows * header.vocab for name in known):
+        raise DumpError(
+            f"the pair in float32 is the run's own {header.compute_dtype}, upcast: {min(upcast.values()) / (header.rows * header.vocab):.1%} of its "
+            "logits round back to the run's bits; expected both sides computed in float32."
+        )
+    return joined, {name: apart[(name, name)] for name in known}
+
+
+def _mean_squares(narrow: NDArray[np.float32], wide: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Of the differences that are numbers. [rows]"""
+    with np.errstate(invalid="ignore"):
+        squares = (narrow.astype(np.float64) - wide) ** 2
+    is_number = np.isfinite(squares)
+    return np.where(is_number, squares, 0.0).sum(axis=1) / np.maximum(is_number.sum(axis=1), 1)
+
+
+def _refuse_other_sides(
+    header: RunHeader, apart: dict[tuple[str, str], NDArray[np.float64]], known: Sequence[str], spread: float
+) -> None:
+    """spread: standard deviation of the reference's logits over the vocabulary."""
+    rms = {pair: float(np.sqrt(squares.mean())) for pair, squares in apart.items()}
+    if min(rms[(name, name)] for name in known) > _UNRELATED * spread:
+        raise DumpError(
+            f"the pair in float32 is not of the run's logits: they are {min(rms[(name, name)] for name in known):.3g} apart, which is as much as "
+            f"logits vary over the vocabulary ({spread:.3g}); expected the same weights and tokens."
+        )
+    for name in known:
+        nearest = min((other for other in known if (name, other) in rms), key=lambda other: rms[(name, other)])
+        if rms[(name, nearest)] * _SWAPPED < rms[(name, name)]:
+            raise DumpError(
+                f"'{name}' in {header.compute_dtype} is nearer to '{nearest}' in float32 than to '{name}': are the names swapped?"
+            )
+
+
+def _ways(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> Ways:
+    """The distinct ways of a floor's dump, every two of them against each other; beyond _CROSSED of them against the first alone.
+
+    DumpError where fewer than three are distinct, or where one is the variant on trial.
+    """
+    names = [side.name for side in dump.sides]
+    crossed = [(a, b) for b in range(len(names)) for a in range(b) if a == 0 or b < _CROSSED]
+    squares: dict[tuple[int, int], list[NDArray[np.float64]]] = {two: [] for two in crossed}
+    start, total, elements = [], 0.0, 0
+    reference = _reference_in_float32(figures, pair)
+    digests = [hashlib.sha256() for _ in names]
+    of_reference = hashlib.sha256()
+    for _, sides in dump.chunks():
+        values = [values_of(bits, FLOAT32) for bits in sides]
+        plain = values_of(reference(len(sides[0])), FLOAT32)
+        for digest, found in zip((*digests, of_reference), (*values, plain), strict=True):
+            digest.update(_unsigned(found))
+        for a, b in crossed:
+            squares[(a, b)].append(_mean_squares(values[a], values[b]))
+        start.append(_mean_squares(values[0], plain))
+        wide = values[0].astype(np.float64)
+        total += float(np.nansum(np.where(np.isfinite(wide), wide - wide.mean(axis=1, keepdims=True), 0.0) ** 2))
+        elements += wide.size
+        tick(len(sides[0]))
+    on_trial = _digests_of_variants(figures, pair) - {of_reference.hexdigest()}
+    first_of: dict[str, str] = {}
+    same = []
+    for name, bits in zip(names, [digest.hexdigest() for digest in digests], strict=True):
+        if bits in on_trial:
+            raise DumpError(
+                f"'{name}' of the rounding floor is the variant on trial itself, bit for bit; a floor is of other ways to compute the reference."
+            )
+        if bits in first_of:
+            same.append((name, first_of[bits]))
+        first_of.setdefault(bits, name)
+    kept = list(first_of.values())
+    if len(kept) < _LEAST_WAYS:
+        equal = ", ".join(f"'{name}' is '{first}'" for name, first in same)
+        raise DumpError(
+            f"the rounding floor has {len(kept)} distinct {'way' if len(kept) == 1 else 'ways'} ({equal}, bit for bit), and equal ones show no "
+            f"rounding; expected at least {_LEAST_WAYS}: other batch sizes of decoding, kernels or orders of summation."
+        )
+    between = {
+        (names[a], names[b]): np.concatenate(parts) for (a, b), parts in squares.items() if {names[a], names[b]} <= set(kept)
+    }
+    spread = float(np.sqrt(total / max(elements, 1)))
+    return Ways(tuple(kept), tuple(same), between, np.concatenate(start), spread)
+
+
+def _unsigned(values: NDArray[np.float32]) -> bytes:
+    """Bytes of the values, with no sign of zero: -0 and 0 are one way to say it."""
+    return (values + np.float32(0)).tobytes()
+
+
+def _reference_in_float32(figures: Figures, pair: Dump | None) -> Callable[[int], NDArray[np.unsignedinteger]]:
+    """What gives the next rows of the pair's reference in float32: of the control, or of a run that is float32 itself."""
+    if pair is None:
+        done = 0
+
+        def next_rows(count: int) -> NDArray[np.unsignedinteger]:
+            nonlocal done
+            done += count
+            return figures.read_rows(0, done - count, done)
+
+        return next_rows
+    names = _names_of(figures.header, pair, only=False)
+    place = names.index(figures.header.sides[0].name)
+    chunks = (sides[place] for _, sides in pair.chunks())
+    waiting: list[NDArray[np.unsignedinteger]] = []
+
+    def next_of_dump(count: int) -> NDArray[np.unsignedinteger]:
+        while sum(map(len, waiting)) < count:
+            waiting.append(next(chunks).copy())
+        together = np.concatenate(waiting)
+        waiting[:] = [together[count:]]
+        return together[:count]
+
+    return next_of_dump
+
+
+def _digests_of_variants(figures: Figures, pair: Dump | None) -> set[str]:
+    """sha256 of the values of every variant in float32."""
+    header = figures.header
+    if pair is not None:
+        names = _names_of(header, pair, only=False)
+        wanted = [place for place, name in enumerate(names) if name != header.sides[0].name]
+        hashes = {place: hashlib.sha256() for place in wanted}
+        for _, sides in pair.chunks():
+            for place in wanted:
+                hashes[place].update(_unsigned(values_of(sides[place], FLOAT32)))
+        return {digest.hexdigest() for digest in hashes.values()}
+    found = set()
+    at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))
+    for side in range(1, len(header.sides)):
+        digest = hashlib.sha256()
+        for first in range(0, header.rows, at_once):
+            digest.update(_unsigned(values_of(figures.read_rows(side, first, min(first + at_once, header.rows)), FLOAT32)))
+        found.add(digest.hexdigest())
+    return found
+
+
+def _apart(reference: NDArray[np.unsignedinteger], variant: NDArray[np.unsignedinteger], fmt: FloatFormat) -> Apart:
+    rows = compare(reference, variant, fmt)
+    broken = np.flatnonzero(rows.nonfinite_mismatch)
+    return Apart(
+        rows.sum_squares / np.maximum(rows.finite, 1), np.asarray(rows.is_bit_identical), int(rows.neq.sum()),
+        np.asarray(rows.nonfinite_mismatch),
+        first_mismatch(values_of(reference[broken[0]], fmt), values_of(variant[broken[0]], fmt)) if len(broken) else None,
+    )  # fmt: skip
+
+
+def _joined(parts: Sequence[Apart]) -> Apart:
+    return Apart(
+        np.concatenate([part.squares for part in parts]), np.concatenate([part.is_same for part in parts]),
+        sum(part.neq for part in parts), np.concatenate([part.mismatches for part in parts]),
+        next((part.first_mismatch for part in parts if part.first_mismatch is not None), None),
+    )  # fmt: skip
+
+
+def rerun_evidence(header: RunHeader, pair: int, controls: Controls, pair_rms: float) -> Iterator[Evidence]:
+    """Does each side that was called again give the same bits? `pair_rms`: of the pair, in logits."""
+    names = (header.sides[0].name, header.sides[pair + 1].name)
+    called = [name for name in names if name in controls.rerun]
+    if not called:
+        return
+    moved = [name for name in called if not controls.rerun[name].is_same.all()]
+    control = " and ".join(f"'{name}'" for name in called) + ", uploaded again from another call"
+    figures = {
+        "not_repeatable": moved, "called_again": called, "pair_rms_logits": pair_rms,
+        "rerun_rms_logits": max((controls.rerun[name].rms for name in moved), default=0.0),
+        "rerun_neq": {name: controls.rerun[name].neq for name in called},
+    }  # fmt: skip
+    if moved:
+        most = max(controls.rerun[name].rms for name in moved)
+        beside = f" The pair is {pair_rms / most:.2f} times as far apart as a side from itself." if most > 0 else ""
+        who = " and ".join(f"'{name}'" for name in moved)
+        says = f"{who} {'does' if len(moved) == 1 else 'do'} not give the same bits twice: something in it is nondeterministic.{beside}"
+        yield Evidence(RERUN, control, figures, FAILED, says)
+        return
+    rest = [name for name in names if name not in called]
+    says = (
+        "Each side gives the same bits when it is called again."
+        if not rest
+        else f"'{called[0]}' gives the same bits when it is called again; '{rest[0]}' was not called again."
+    )
+    yield Evidence(RERUN, control, figures, PASSED, says)
+
+
+def neighbour_evidence(header: RunHeader, pair: int, controls: Controls) -> Iterator[Evidence]:
+    """Do other requests in the other rows leave a side's bits alone?"""
+    for name in (header.sides[0].name, header.sides[pair + 1].name):
+        found = controls.neighbours.get(name)
+        if found is None:
+            continue
+        control = f"'{name}' beside other requests, uploaded as a dump of its own"
+        figures = {"bit_identical": bool(found.is_same.all()), "neq": found.neq, "rms_logits": found.rms}
+        if found.is_same.all():
+            yield Evidence(
+                NEIGHBOURS,
+                control,
+                figures,
+                PASSED,
+                f"The other requests that it was called beside do not change a bit of '{name}'.",
+            )
+        elif controls.has_experts:
+            says = (
+                f"What the other rows hold changes bits of '{name}'; in a mixture of experts the rows share the experts' products, "
+                "so that alone is no leak."
+            )
+            yield Evidence(NEIGHBOURS, control, figures, NOTED, says)
+        else:
+            says = (
+                f"What the other rows hold changes the logits of '{name}'; if their number and length were the same, data leaks between "
+                "rows. (A mixture of experts may do that; say so with --mixture-of-experts.)"
+            )
+            yield Evidence(NEIGHBOURS, control, figures, FAILED, says)

@@ -1,0 +1,1 @@
+"""Dumps of logits: npz, npy and safetensors, in and out."""

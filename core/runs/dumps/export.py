@@ -1,0 +1,157 @@
+"""Runs back to npz, bit for bit, as numpy.load and `open_dump` read it.
+
+One prompt is `[positions, vocab]` under each side's name, several of equal length `[prompts, positions, vocab]`. Prompts of unequal
+lengths stand one after another as `[all positions, vocab]`, with the reserved key `prompt_lengths` (int64, one a prompt) beside them.
+bfloat16 is always uint16 bits: of `compute_dtype`, or as `dtype:SIDE` says where the run's is another.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from core.errors import DumpError, StoreError, UsageError
+from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, narrow, widen
+from core.runs.dumps.containers import check_key
+from core.runs.dumps.reserved_keys import DTYPE, EMITTED, TEXT_BYTES, is_reserved
+from core.runs.file.records import Generation, RunHeader
+
+ROWS_BYTES = 8 << 20  # read and written at a time
+_OTHER_KINDS = (".npy", ".safetensors", ".duckdb")
+
+
+class ExportableRun(Protocol):
+    """What export needs of a run."""
+
+    @property
+    def header(self) -> RunHeader: ...
+
+    @property
+    def generations(self) -> dict[int, Generation]:
+        """What the sides emitted, by prompt."""
+        ...
+
+    def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+        """Bits in the compute dtype. [stop - start, vocab]"""
+        ...
+
+
+def export_npz(run: ExportableRun, path: Path, *, overwrite: bool = False) -> None:
+    """Writes every side in the bits and dtype it came in, with `compute_dtype`, and `token_ids` and `tokens` where all are known.
+
+    A dump that said which tokens were emitted gets them back as `emitted:SIDE`. A capture's continuations are no such tokens: each
+    side went on from its own, while its logits here are of the reference's.
+
+    `reference_side` names the run's reference where opening the file would take another for it. The file appears complete or not at all;
+    StoreError where it cannot be written or would replace another.
+    """
+    path = Path(path)
+    if path.suffix in _OTHER_KINDS:
+        raise UsageError(f"{path.name}: export writes an npz; expected a name that ends in .npz.")
+    for side in run.header.sides:
+        _check_name(side.name)
+    if path.exists() and not overwrite:
+        raise StoreError(f"{path}: already exists; expected a new file name, or overwrite to replace it.")
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        with partial.open("xb") as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                _write(run, archive)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists() and not overwrite:
+            raise StoreError(
+                f"{path}: was written by someone else meanwhile; expected a new file name, or overwrite to replace it."
+            )
+        partial.replace(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be written ({error.strerror or error}); expected a folder with room and permission."
+        ) from error
+    finally:
+        with suppress(OSError):  # already renamed, or never there
+            partial.unlink()
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_key("export", name)
+    except DumpError as error:
+        raise UsageError(f"side '{name}' cannot be a key of an npz: {error}") from None
+    if is_reserved(name):
+        raise UsageError(f"side '{name}' cannot be exported: its name is a reserved key of a dump; expected another name.")
+
+
+def _write(run: ExportableRun, archive: zipfile.ZipFile) -> None:
+    header = run.header
+    lengths = [prompt.positions for prompt in header.prompts]
+    leading: tuple[int, ...] = (header.rows,) if len(lengths) == 1 or len(set(lengths)) > 1 else (len(lengths), lengths[0])
+    for place, side in enumerate(header.sides):
+        _write_side(run, archive, place, format_named(side.source_dtype), leading)
+    if len(set(lengths)) > 1:
+        _write_array(archive, "prompt_lengths", np.array(lengths, np.int64))
+    if all(prompt.token_ids for prompt in header.prompts):
+        ids = [token_id for prompt in header.prompts for token_id in prompt.token_ids]
+        _write_array(archive, "token_ids", np.array(ids, np.int64).reshape(leading))
+    if all(prompt.token_texts for prompt in header.prompts):
+        texts = [text for prompt in header.prompts for text in prompt.token_texts]
+        # A unicode array gives every text the room of the longest; one absurdly long text is not worth gigabytes of padding.
+        if 4 * max(map(len, texts)) * len(texts) <= TEXT_BYTES and any(texts):
+            _write_array(archive, "tokens", np.array(texts, np.str_).reshape(leading))
+    if header.provenance.kind == "upload" and run.generations:
+        for place, side in enumerate(header.sides):
+            _write_array(archive, f"{EMITTED}:{side.name}", _emitted(run, place).reshape(leading))
+    _write_array(archive, "compute_dtype", np.array(header.compute_dtype))
+    for side in header.sides:
+        if side.source_dtype == BFLOAT16.name != header.compute_dtype:
+            _write_array(archive, f"{DTYPE}{side.name}", np.array(side.source_dtype))
+    if any(side.name == "reference" for side in header.sides[1:]):
+        _write_array(archive, "reference_side", np.array(header.sides[0].name))
+
+
+def _emitted(run: ExportableRun, side: int) -> NDArray[np.int64]:
+    """-1 for every row whose next token was given. [rows]"""
+    parts = []
+    for index, prompt in enumerate(run.header.prompts):
+        part = np.full(prompt.positions, -1, np.int64)
+        made = run.generations.get(index)
+        if made is not None:
+            part[made.given_positions - 1 :] = made.tokens[side]
+        parts.append(part)
+    return np.concatenate(parts)
+
+
+def _write_array(archive: zipfile.ZipFile, key: str, array: NDArray[Any]) -> None:
+    with archive.open(_member(key), "w") as member:
+        npy_format.write_array(member, array, allow_pickle=False)
+
+
+def _member(key: str) -> zipfile.ZipInfo:
+    """Of no date, so that a run is the same bytes whenever it is exported: a download may go on where it broke off."""
+    return zipfile.ZipInfo(f"{key}.npy", (1980, 1, 1, 0, 0, 0))
+
+
+def _write_side(run: ExportableRun, archive: zipfile.ZipFile, place: int, source: FloatFormat, leading: tuple[int, ...]) -> None:
+    header = run.header
+    compute = header.format
+    descr = {FLOAT32.name: "<f4", FLOAT16.name: "<f2", BFLOAT16.name: "<u2"}[source.name]
+    step = max(1, ROWS_BYTES // (header.vocab * 4))
+    with archive.open(_member(header.sides[place].name), "w", force_zip64=True) as member:
+        npy_format.write_array_header_1_0(member, {"descr": descr, "fortran_order": False, "shape": (*leading, header.vocab)})
+        for start in range(0, header.rows, step):
+            bits = run.read_rows(place, start, min(start + step, header.rows))
+            restored = bits if source is compute else narrow(widen(bits, compute), source)
+            if restored is None:
+                name = header.sides[place].name
+                raise StoreError(
+                    f"side '{name}' holds values that are no {source.name}, the dtype it came in; expected a run from one dump."
+                )
+            member.write(np.ascontiguousarray(restored).reshape(-1).view(np.uint8).data)

@@ -1,0 +1,222 @@
+"""The reserved keys of a dump: token_ids, tokens, prompt_lengths, compute_dtype, reference_side, meta, and for each side `emitted` and `dtype`.
+Read, checked, and laid over its rows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from core.errors import DumpError, UsageError
+from core.numerics.formats import LOGIT_FORMATS, FloatFormat, format_named
+from core.runs.dumps.arrays import StoredArray, foreign_errors, load, shown
+from core.runs.dumps.containers import Container
+from core.runs.file.records import Prompt
+
+RESERVED = ("token_ids", "tokens", "prompt_lengths", "compute_dtype", "reference_side", "meta")
+EMITTED = "emitted"  # in a file of one side; `emitted:SIDE` beside several
+DTYPE = "dtype:"  # and the side whose 16-bit bits it names, where compute_dtype is another
+TEXT_BYTES = 64 << 20  # the texts of all tokens, as an array
+META_BYTES = 4 << 20
+MAX_TOKEN_ID = (1 << 31) - 1
+
+
+def is_reserved(key: str) -> bool:
+    """Whether a key of a dump is no side."""
+    return key in RESERVED or key == EMITTED or key.startswith((f"{EMITTED}:", DTYPE))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How rows belong to prompts. vocab: tokens; prompts: with ids and texts where the dump has them; rows: positions of them all."""
+
+    vocab: int
+    prompts: tuple[Prompt, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(prompt.positions for prompt in self.prompts)
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """What one file says beside its logits. lengths: positions of each prompt; token_ids, texts: of all rows, or empty.
+
+    emitted: by side ('' for the only side of the file), the token chosen from the logits of each row, -1 where it was given.
+    side_dtypes: what the 16-bit bits of a side are, by its name; reference: the side the others are compared with, '' where it is not said.
+    """
+
+    file: str
+    vocab: int
+    lengths: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    texts: tuple[str, ...]
+    compute_dtype: FloatFormat | None
+    meta: str
+    emitted: dict[str, tuple[int, ...]]
+    side_dtypes: dict[str, FloatFormat]
+    reference: str
+
+    def over(self, other: Reserved | None) -> Layout:
+        """The layout of a dump, filled up from the second file of a pair; the two must not contradict each other."""
+        lengths, token_ids, texts = self.lengths, self.token_ids, self.texts
+        if other is not None:
+            if token_ids and other.token_ids and token_ids != other.token_ids:
+                raise DumpError(
+                    f"{other.file}: 'token_ids' are others than in {self.file}; expected both sides to be of the same tokens."
+                )
+            if len(lengths) > 1 and len(other.lengths) > 1 and lengths != other.lengths:
+                raise DumpError(
+                    f"{other.file}: 'prompt_lengths' are others than in {self.file}; expected both sides to be of the same prompts."
+                )
+            lengths = max(lengths, other.lengths, key=len)
+            token_ids, texts = token_ids or other.token_ids, texts or other.texts
+        prompts, start = [], 0
+        for length in lengths:
+            prompts.append(Prompt(length, token_ids[start : start + length], texts[start : start + length]))
+            start += length
+        return Layout(self.vocab, tuple(prompts))
+
+
+def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
+    """The reserved keys of one file whose sides have `shape`: [vocab], [positions, vocab] or [prompts, positions, vocab]."""
+    arrays = container.arrays
+    if container.kind == "npy":
+        arrays = {}
+    counts = (shape[0], shape[1]) if len(shape) == 3 else (1, math.prod(shape[:-1]))
+    lengths: tuple[int, ...] = (counts[1],) * counts[0]
+    if "prompt_lengths" in arrays:
+        lengths = _prompt_lengths(arrays["prompt_lengths"], shape)
+    named = _text(container, "compute_dtype")
+    compute_dtype = None if named is None else _dtype(container, "compute_dtype", named)
+    of_sides = [key for key in (*arrays, *container.texts) if key.startswith(DTYPE)]
+    side_dtypes = {key.removeprefix(DTYPE): _dtype(container, key, _text(container, key) or "") for key in of_sides}
+    for side in side_dtypes.keys() - arrays.keys():
+        raise _refusal(container, f"{DTYPE}{shown(side, 60)}", "belongs to no side", f"'{DTYPE}SIDE'")
+    meta = _text(container, "meta") or ""
+    if meta:
+        with foreign_errors(f"{container.name}: 'meta'", "one JSON text"):
+            json.loads(meta)
+    ids = _token_ids(arrays["token_ids"], counts) if "token_ids" in arrays else ()
+    emitted = {
+        key.partition(":")[2]: _emitted(array, counts)
+        for key, array in arrays.items()
+        if key == EMITTED or key.startswith(f"{EMITTED}:")
+    }
+    reference = _text(container, "reference_side") or ""
+    if reference and (reference not in arrays or is_reserved(reference)):
+        raise _refusal(container, "reference_side", f"is '{shown(reference, 60)}'", "the name of a side")
+    return Reserved(
+        container.name, shape[-1], lengths, ids, _tokens(container, counts), compute_dtype, meta, emitted, side_dtypes, reference
+    )  # fmt: skip
+
+
+def _dtype(container: Container, key: str, named: str) -> FloatFormat:
+    try:
+        return format_named(named.strip())
+    except UsageError:
+        raise _refusal(container, key, f"is '{shown(named)}'", f"one of {', '.join(LOGIT_FORMATS)}") from None
+
+
+def _refusal(container: Container, key: str, found: str, expected: str) -> DumpError:
+    return DumpError(f"{container.name}: '{key}' {found}; expected {expected}.")
+
+
+def _whole_numbers(array: StoredArray, shape_fits: bool, expected: str, *, lowest: int = 0) -> NDArray[Any]:
+    """A small array of integers from `lowest` up, loaded once its dtype and shape are known to be right. Flat, C order."""
+    if array.dtype.kind not in "iu":
+        raise array.refusal(f"has the dtype {shown(array.dtype)}", "whole numbers")
+    if not shape_fits:
+        raise array.refusal(f"has shape {shown(array.shape)}", expected)
+    values = load(array).reshape(-1)
+    if int(values.min()) < lowest or int(values.max()) > MAX_TOKEN_ID:
+        wrong = values[(values < lowest) | (values > MAX_TOKEN_ID)][0]
+        raise array.refusal(f"holds {wrong}", f"numbers from {lowest} to {MAX_TOKEN_ID}")
+    return values
+
+
+def _fits(shape: tuple[int, ...], counts: tuple[int, int]) -> bool:
+    """One entry for each position: the shape of the sides without their vocabulary, leading axes of size 1 as one likes."""
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    prompts, positions = counts
+    if prompts == 1:
+        return shape == (positions,) or (positions == 1 and shape == ())
+    return shape == counts
+
+
+def _one_each(counts: tuple[int, int]) -> str:
+    return f"one for each position: {counts[1]}" if counts[0] == 1 else f"one for each position of each prompt: {counts}"
+
+
+def _token_ids(array: StoredArray, counts: tuple[int, int]) -> tuple[int, ...]:
+    return tuple(_whole_numbers(array, _fits(array.shape, counts), _one_each(counts)).tolist())
+
+
+def _emitted(array: StoredArray, counts: tuple[int, int]) -> tuple[int, ...]:
+    return tuple(_whole_numbers(array, _fits(array.shape, counts), _one_each(counts), lowest=-1).tolist())
+
+
+def _prompt_lengths(array: StoredArray, shape: tuple[int, ...]) -> tuple[int, ...]:
+    rows = math.prod(shape[:-1])
+    fits = len(shape) <= 2 and len(array.shape) == 1 and array.size <= rows
+    lengths = _whole_numbers(array, fits, f"at most {rows} lengths beside sides of (all positions, vocab)").tolist()
+    if sum(lengths) != rows or min(lengths) < 1:
+        raise array.refusal(
+            f"adds up to {sum(lengths)}, its smallest is {min(lengths)}", f"lengths from 1 up that add up to {rows} positions"
+        )
+    return tuple(lengths)
+
+
+def _strings(array: StoredArray, limit: int) -> list[str]:
+    """The texts of an array of unicode ('U') or UTF-8 bytes ('S'), flat; what is no valid unicode is replaced."""
+    if array.dtype.kind not in "US":
+        raise array.refusal(f"has the dtype {shown(array.dtype)}", "text")
+    if array.nbytes > limit:
+        raise array.refusal(f"takes {array.nbytes} bytes", f"at most {limit}")
+    with foreign_errors(array.where, "valid text"):
+        loaded = load(array).reshape(-1)
+        if array.dtype.kind == "U" and int(loaded.view(f"{array.dtype.str[0]}u4").max()) > 0x10FFFF:
+            raise ValueError("a character beyond unicode")  # numpy would fail on it with an internal error
+        values = loaded.tolist()
+    # A token may be a piece of a UTF-8 sequence: its bytes are then shown as such.
+    return [
+        v.decode("utf-8", "backslashreplace")
+        if isinstance(v, bytes)
+        else v.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        for v in values
+    ]
+
+
+def _text(container: Container, key: str) -> str | None:
+    """A reserved single text, from an array or from safetensors' `__metadata__`; None where there is none."""
+    array = container.arrays.get(key) if container.kind != "npy" else None
+    if array is None:
+        return container.texts.get(key)
+    if array.size != 1:
+        raise array.refusal(f"has shape {shown(array.shape)}", "a single text")
+    return _strings(array, META_BYTES)[0]
+
+
+def _tokens(container: Container, counts: tuple[int, int]) -> tuple[str, ...]:
+    array = container.arrays.get("tokens") if container.kind != "npy" else None
+    if array is not None:
+        if not _fits(array.shape, counts):
+            raise array.refusal(f"has shape {shown(array.shape)}", _one_each(counts))
+        return tuple(_strings(array, TEXT_BYTES))
+    if "tokens" not in container.texts:
+        return ()
+    with foreign_errors(f"{container.name}: 'tokens'", "a JSON list of texts"):
+        listed: Any = json.loads(container.texts["tokens"])
+        if listed and isinstance(listed, list) and all(isinstance(part, list) for part in listed):
+            listed = [text for part in listed for text in part]
+        if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+            raise ValueError("something else")
+        listed = [text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for text in listed]
+    if len(listed) != counts[0] * counts[1]:
+        raise _refusal(container, "tokens", f"lists {len(listed)} texts", _one_each(counts))
+    return tuple(listed)

@@ -1,0 +1,142 @@
+"""What the elements of a dump's array mean: their source dtype, and lossless moves into the compute dtype.
+
+Bits are only moved as integers or by conversions that are checked to survive the way back; a value that would be rounded is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, narrow, values_of, widen
+from core.runs.dumps.arrays import StoredArray, shown
+
+NORMALISED = 0.05  # nats; rounding of bfloat16 at a log-probability near -10 is 0.02
+
+
+@dataclass(frozen=True)
+class Source:
+    """How to read an array's elements. fmt: the logit format of their values; is_double: they are float64 that must fit float32."""
+
+    array: StoredArray
+    fmt: FloatFormat
+    is_double: bool = False
+
+    def bits(self, raw: NDArray[Any]) -> NDArray[np.unsignedinteger]:
+        """Elements as saved, as the bits of `fmt`. Same shape, [n] or [n, m]."""
+        order = raw.dtype.str[0] if raw.dtype.kind != "V" else "<"
+        plain = raw.view(f"{order if order != '|' else '<'}u{raw.dtype.itemsize}").astype(f"<u{raw.dtype.itemsize}", copy=False)
+        return self._from_double(plain) if self.is_double else plain
+
+    def _from_double(self, bits64: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+        with np.errstate(all="ignore"):
+            narrowed = bits64.view(np.float64).astype(np.float32)
+            is_lost = narrowed.astype(np.float64).view(np.uint64) != bits64
+        if is_lost.any():
+            value = float(bits64.view(np.float64)[is_lost][0])
+            raise self.array.refusal(
+                f"is float64 and holds {value!r}, which float32 cannot hold exactly",
+                "logits in the dtype they were computed in: save them as float32, float16 or bfloat16",
+            )
+        return narrowed.view(np.uint32)
+
+    def into(self, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> NDArray[np.unsignedinteger] | None:
+        """The same values in `target`, or None where one would change. Same shape."""
+        return moved(bits, self.fmt, target)
+
+    def is_always_exact(self, target: FloatFormat) -> bool:
+        """No value has to be looked at: every one fits."""
+        return not self.is_double and (target is self.fmt or (self.fmt is BFLOAT16 and target is FLOAT32))
+
+    def first_lost(self, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> float:
+        """The first value of [n] bits that `target` cannot hold; there is one."""
+        while len(bits) > 1:
+            half = len(bits) // 2
+            bits = bits[:half] if self.into(bits[:half], target) is None else bits[half:]
+        return float(values_of(bits, self.fmt)[0])
+
+
+def moved(bits: NDArray[np.unsignedinteger], fmt: FloatFormat, target: FloatFormat) -> NDArray[np.unsignedinteger] | None:
+    """Bits of `fmt` as the same values in `target`, or None where one would change. Same shape."""
+    if target is fmt:
+        return bits
+    wide = widen(bits, fmt)
+    # Hardware quiets a signalling float16 NaN on the way up, so that way is checked too; bfloat16 goes up by a shift.
+    if fmt is FLOAT16:
+        back = narrow(wide, FLOAT16)
+        if back is None or not np.array_equal(back, bits):
+            return None
+    return narrow(wide, target)
+
+
+def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
+    """What `array` holds, by its dtype; bare 16-bit integers mean `bits_format`, the declared compute dtype."""
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if kind == "f" and size in (2, 4, 8):
+        return Source(array, FLOAT16 if size == 2 else FLOAT32, is_double=size == 8)
+    if kind == "V" and size == 2:
+        return Source(array, BFLOAT16)
+    if kind in "ui" and size == 2:  # int16 too: it is what older torch offers as a view of bfloat16
+        if bits_format in (BFLOAT16, FLOAT16):
+            return Source(array, bits_format)
+        found = f"'{bits_format.name}'" if bits_format else "none"
+        raise array.refusal(
+            f"is {array.dtype.name} with the compute_dtype {found}", "compute_dtype 'bfloat16' or 'float16' beside 16-bit bits"
+        )
+    raise array.refusal(
+        f"has the dtype {shown(array.dtype)}", "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key beside them"
+    )
+
+
+def has_number(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> bool:
+    """At least one element is not NaN."""
+    magnitude = bits & fmt.carrier.type((1 << (fmt.bits - 1)) - 1)
+    return bool((magnitude <= fmt.first_nonfinite).any())
+
+
+def looks_normalised(rows: NDArray[np.float32]) -> str:
+    """'log-probabilities', 'probabilities' or '': what [rows, vocab] values that should be logits add up to.
+
+    Rows of log-probabilities that were cut to the best few, -inf elsewhere, add up to no more than 1.
+    """
+    wide = rows.astype(np.float64)
+    if np.isnan(wide).any() or np.isposinf(wide).any():
+        return ""
+    with np.errstate(over="ignore", divide="ignore"):
+        totals = np.log(np.exp(wide).sum(axis=-1))
+    if (wide <= 0).all() and are_log_probabilities(totals, (~np.isneginf(wide)).sum(axis=-1), rows.shape[-1]):
+        return "log-probabilities"
+    return "probabilities" if (wide >= 0).all() and (np.abs(wide.sum(axis=-1) - 1) < 0.02).all() else ""
+
+
+def are_log_probabilities(logsumexp: NDArray[np.float64], kept: NDArray[np.int64] | int, vocab: int) -> bool:
+    """Can values at most 0 of these logsumexp [rows], `kept` of each row's tokens, be a vocabulary's log-probabilities?
+
+    All of them add up to 1. The largest k of V probabilities add up to k / V at least and 1 at most, so logits that happen to be negative
+    are seldom mistaken: those of GPT-2, near -40, add up to 1e-16.
+    """
+    least = np.where(np.asarray(kept) < vocab, np.log(np.maximum(kept, 1) / vocab), 0.0)
+    return bool(((logsumexp > least - NORMALISED) & (logsumexp < NORMALISED)).all())
+
+
+def looks_chosen(rows: NDArray[np.float32]) -> bool:
+    """Are [sequences, tokens] the log-probabilities of tokens that were chosen, where [positions, vocab] logits should be?
+
+    None is above 0, and those of most rows add up to more than 1 as probabilities, which the log-probabilities of a vocabulary, cut or
+    whole, never do. Logits less their row's largest have an exact 0 in every row.
+    """
+    wide = rows.astype(np.float64)
+    if (wide > 0).any() or not np.isfinite(wide).any():
+        return False
+    with np.errstate(under="ignore"):
+        totals = np.nansum(np.exp(wide), axis=-1)
+    is_shifted = (wide == 0).any(axis=-1).all()
+    return bool(np.median(totals) > 1 + NORMALISED and not is_shifted)
+
+
+def narrowest(rows: NDArray[np.unsignedinteger], fmt: FloatFormat) -> FloatFormat:
+    """The dtype whose values these bits of `fmt` all are, bit for bit: bfloat16, else float16, else float32, wide as they may be stored."""
+    return next((target for target in (BFLOAT16, FLOAT16) if moved(rows, fmt, target) is not None), fmt)

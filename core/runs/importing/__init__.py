@@ -1,0 +1,1 @@
+"""Run files from elsewhere: checked, then written anew."""

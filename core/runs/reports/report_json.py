@@ -1,0 +1,206 @@
+"""The JSON shape of the metric contract (DESIGN, section 5), from stored figures or straight from a dump."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from core.errors import StoreError, UsageError
+from core.numerics.divergence import RowFigures, compare
+from core.numerics.totals import PairTotal, Summary
+from core.runs.dumps.dump import Dump
+from core.runs.file.records import Provenance
+from core.runs.reader import RunReader
+from core.runs.views.verdicts import shown_verdict
+
+_POSITION_FIELDS = (
+    "neq",
+    "max_abs",
+    "max_ulps",
+    "nonfinite_mismatch",
+    "reference_token",
+    "variant_token",
+    "reference_margin",
+    "variant_margin",
+    "reference_margin_ulps",
+    "variant_margin_ulps",
+    "is_flip",
+    "kl",
+    "near_tie",
+)
+_GATE_FIELDS = (*_POSITION_FIELDS, "bit_identical", "rms")  # what a gate asks of a position beyond what is printed
+_FLIP_FIELDS = tuple(name for name in _POSITION_FIELDS if name not in ("neq", "nonfinite_mismatch", "is_flip", "near_tie"))
+
+
+def plain_number(value: Any) -> Any:
+    """A value as JSON knows it; undefined numbers become null."""
+    if value is None or value != value or (isinstance(value, float) and math.isinf(value)):
+        return None
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def rows_of(figures: RowFigures, places: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
+    """`RowFigures` as one dict a row, named as in the contract; `places` are (prompt, position)."""
+    undefined = np.nan
+    columns: dict[str, Any] = {
+        "neq": figures.neq,
+        "max_abs": figures.max_abs,
+        "max_ulps": figures.max_ulps,
+        "nonfinite_mismatch": figures.nonfinite_mismatch,
+        "reference_token": [token if token >= 0 else None for token in figures.reference_token.tolist()],
+        "variant_token": [token if token >= 0 else None for token in figures.variant_token.tolist()],
+        "reference_margin": figures.reference_margin,
+        "variant_margin": figures.variant_margin,
+        "reference_margin_ulps": [undefined if m != m else int(m) for m in figures.reference_margin_ulps.tolist()],
+        "variant_margin_ulps": [undefined if m != m else int(m) for m in figures.variant_margin_ulps.tolist()],
+        "is_flip": figures.is_flip,
+        "kl": figures.kl,
+        "near_tie": figures.is_near_tie,
+        "bit_identical": figures.is_bit_identical,
+        "rms": figures.rms,
+    }
+    return [
+        {"prompt": prompt, "position": position, **{name: plain_number(column[i]) for name, column in columns.items()}}
+        for i, (prompt, position) in enumerate(places)
+    ]
+
+
+def over_positions(summary: Summary, rows: int) -> str:
+    """`over 14 of 40 positions; infinite at 26`: what mean and largest KL are over, '' where that is all of them."""
+    if summary.kl_positions == rows:
+        return ""
+    undefined = rows - summary.kl_positions - summary.kl_infinite
+    rest = [f"{what} at {count:,}" for what, count in (("infinite", summary.kl_infinite), ("undefined", undefined)) if count]
+    return "; ".join([f"over {summary.kl_positions:,} of {rows:,} positions", *rest])
+
+
+def over_logits(summary: Summary, elements: int) -> str:
+    """`over 280 of 24,000 logits`: what differences and ULPs are over, those finite on both sides; '' where that is all of them."""
+    return "" if summary.finite == elements else f"over {summary.finite:,} of {elements:,} logits"
+
+
+def over_margins(summary: Summary, rows: int) -> str:
+    """`over 38 of 40 positions`: what the smallest margin is over, '' where that is all of them."""
+    return "" if summary.margin_positions == rows else f"over {summary.margin_positions:,} of {rows:,} positions"
+
+
+@dataclass(frozen=True)
+class PairReport:
+    """One pair's share of the report: summary, histogram, one dict a row, and of a stored run the verdict and the sentence for it."""
+
+    reference: str
+    variant: str
+    summary: Summary
+    histogram: dict[int, int]
+    rows: list[dict[str, Any]]
+    verdict: str = ""
+    because: str = ""
+
+
+def report_of_dump(dump: Dump, on_progress: Callable[[int, int], None] | None = None) -> tuple[list[PairReport], list[list[str]]]:
+    """Compare a dump's reference with every variant, in one pass over the file. Returns the pairs and the bit-identical classes.
+
+    Classes need every side against every other; sides are grouped by the SHA-256 of their bits. `on_progress(rows done, rows in all)`.
+    """
+    header = dump.header("dump", Provenance(kind="upload"))
+    places = header.places()
+    totals = [PairTotal() for _ in dump.sides[1:]]
+    rows: list[list[dict[str, Any]]] = [[] for _ in dump.sides[1:]]
+    digests = [hashlib.sha256() for _ in dump.sides]
+    for start, sides in dump.chunks():
+        if len(sides) > 2:
+            for digest, bits in zip(digests, sides, strict=True):
+                digest.update(np.ascontiguousarray(bits).data)
+        for pair, bits in enumerate(sides[1:]):
+            figures = compare(sides[0], bits, header.format)
+            totals[pair].add(figures)
+            rows[pair] += rows_of(figures, places[start : start + len(bits)])
+        if on_progress is not None:
+            on_progress(start + len(sides[0]), dump.rows)
+    classes: dict[str, list[str]] = {}
+    for side, digest in zip(dump.sides, digests, strict=True):
+        classes.setdefault(digest.hexdigest(), []).append(side.name)
+    pairs = [
+        PairReport(dump.sides[0].name, side.name, total.summary(), total.histogram, pair_rows)
+        for side, total, pair_rows in zip(dump.sides[1:], totals, rows, strict=True)
+    ]
+    return pairs, list(classes.values())
+
+
+def report_of_run(run: RunReader) -> tuple[list[PairReport], list[list[str]]]:
+    """The same from the figures stored in a run file."""
+    pairs = []
+    for pair in run.pairs:
+        table = run.positions(pair.index)
+        columns = {
+            name: [plain_number(v) for v in table[name].astype(object).where(table[name].notna(), None)] for name in _GATE_FIELDS
+        }
+        places = list(zip(table["prompt"].tolist(), table["position"].tolist(), strict=True))
+        if places != run.header.places():
+            raise StoreError(f"{run.path.name}: its figures are of other positions than its prompts have; the file is damaged.")
+        rows = [
+            {"prompt": prompt, "position": position, **{name: columns[name][i] for name in _GATE_FIELDS}}
+            for i, (prompt, position) in enumerate(places)
+        ]
+        _check_numbers(run, columns)
+        _check_numbers(run, {name: [plain_number(value)] for name, value in asdict(pair.summary).items()})
+        verdict = shown_verdict(run.header.provenance.kind, pair.summary.bit_identical, pair.verdict)
+        histogram = run.histogram(pair.index)
+        pairs.append(PairReport(pair.reference, pair.variant, pair.summary, histogram, rows, verdict, pair.because or ""))
+    return pairs, run.classes
+
+
+def _check_numbers(run: RunReader, figures: dict[str, list[Any]]) -> None:
+    """StoreError where a figure of a file, which may be anybody's, is a text or the like. One that is undefined stays so."""
+    for name, values in figures.items():
+        if any(value is not None and not isinstance(value, int | float) for value in values):
+            raise StoreError(f"{run.path.name}: its figure {name} is no number somewhere; the file is damaged.")
+
+
+def as_json(
+    pairs: list[PairReport],
+    classes: list[list[str]],
+    *,
+    compute_dtype: str,
+    rows: int,
+    vocab: int,
+    prompts: int,
+    variant: str | None = None,
+    with_positions: bool = False,
+) -> dict[str, Any]:
+    """The object of the contract. `variant` chooses the pair that `summary` speaks of (default: the first)."""
+    chosen = pairs[0]
+    if variant is not None:
+        named = [pair for pair in pairs if pair.variant == variant]
+        if not named:
+            raise UsageError(f"no variant '{variant}'; there are {', '.join(pair.variant for pair in pairs)}.")
+        chosen = named[0]
+
+    def placed(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+        place = {"prompt": row["prompt"]} if prompts > 1 else {}
+        return {**place, "position": row["position"], **{name: row[name] for name in names}}
+
+    result: dict[str, Any] = {
+        "reference": chosen.reference,
+        "variant": chosen.variant,
+        "compute_dtype": compute_dtype,
+        "positions": rows,
+        "vocab": vocab,
+        "summary": {name: plain_number(value) for name, value in asdict(chosen.summary).items()},
+        "ulp_histogram": {str(distance): elements for distance, elements in chosen.histogram.items()},
+        "flips": [placed(row, _FLIP_FIELDS) for row in chosen.rows if row["is_flip"]],
+    }
+    if with_positions:
+        result["by_position"] = [placed(row, _POSITION_FIELDS) for row in chosen.rows]
+    if len(pairs) > 1:
+        result["pairs"] = [
+            {"reference": p.reference, "variant": p.variant, **{n: plain_number(v) for n, v in asdict(p.summary).items()}}
+            for p in pairs
+        ]
+        result["classes"] = classes
+    return result

@@ -1,0 +1,64 @@
+"""A run as the JSON that the command line prints and the HTTP API answers: one shape for both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from core.runs.ops_run import OpsRun
+from core.runs.reader import RunReader
+from core.runs.reports.ops_wording import QUESTIONS, says
+from core.runs.reports.report_json import as_json, report_of_run
+from core.runs.store.cards import RunCard
+from core.runs.views.kv_cache import kv_json
+
+
+def card_json(card: RunCard) -> dict[str, Any]:
+    """One run of a list."""
+    return {**asdict(card), "max_neq_share": _finite(card.max_neq_share), "created": card.created.isoformat() + "Z"}
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN, which a damaged file may hold."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def provenance_json(run: RunReader) -> dict[str, Any]:
+    """Where a run comes from, with its id, name and time."""
+    header = run.header
+    return {
+        "run_id": run.run_id, "name": header.name, "created": run.created.isoformat() + "Z", **asdict(header.provenance),
+    }  # fmt: skip
+
+
+def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
+    """Provenance, sides, the report of the first pair (DESIGN, section 5), caches and continuations; figures of every position if asked."""
+    header = run.header
+    pairs, classes = report_of_run(run)
+    report = as_json(
+        pairs, classes, compute_dtype=header.compute_dtype, rows=header.rows, vocab=header.vocab, prompts=len(header.prompts),
+        with_positions=with_positions,
+    )  # fmt: skip
+    caches = [found for pair in run.pairs if (found := kv_json(run, pair.index)) is not None]
+    verdicts = [
+        {"variant": pair.variant, "verdict": pair.verdict, "because": pair.because, "noise_ratio": _finite(pair.noise_ratio)}
+        for pair in run.pairs
+    ]
+    made = [asdict(generation) for generation in run.generations.values()]
+    sides = [asdict(side) for side in run.sides]
+    return {**provenance_json(run), "sides": sides, **report, "verdicts": verdicts, "kv": caches, "generations": made}
+
+
+def ops_json(run: OpsRun) -> dict[str, Any]:
+    """Probes of operations: what the run says of itself, and a row a probe with its answers and their sentences."""
+    about = run.header
+    rows = [
+        {
+            **asdict(row), "is_repeatable": row.is_repeatable, "is_batch_invariant": row.is_batch_invariant,
+            "is_position_invariant": row.is_position_invariant, "says": {question: says(row, question) for question in QUESTIONS},
+        }
+        for row in run.rows
+    ]  # fmt: skip
+    created = about.created.isoformat() + "Z" if about.created is not None else None
+    return {**({"run_id": run.run_id} if run.run_id else {}), **asdict(about), "created": created, "rows": rows}

@@ -1,0 +1,133 @@
+"""The gallery: one card a run file, read in under a millisecond each; what cannot be read is listed by name with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from core.errors import StoreError, UsageError
+from core.numerics.formats import format_named
+from core.runs.dumps.containers import MAX_SIDES
+from core.runs.file.database import Database, check_size, check_version, each_database
+from core.runs.store.store import Store
+from core.runs.views.verdicts import shown_verdict
+
+SEARCHED_CHARACTERS = 2000  # of the beginning of each prompt
+_SEARCHED_PROMPTS = 64  # of a run, so that a thousand runs of many prompts do not fill the memory
+_LONGEST_TOKEN = 200  # characters; the vocabularies there are stay below it
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """A run at a glance. flips, max_ulps (of the compute dtype), max_neq_share and nonfinite_mismatch are those of its worst pair.
+
+    verdicts: those that are stored; pair_verdicts: what is shown for each pair, judged or not (core.runs.views.verdicts).
+    """
+
+    run_id: str
+    name: str
+    created: datetime
+    kind: str
+    model: str
+    compute_dtype: str
+    device: str
+    prompts: int
+    positions: int
+    vocab: int
+    pairs: int
+    bit_identical_pairs: int
+    flips: int
+    max_ulps: int
+    max_neq_share: float
+    nonfinite_mismatch: int
+    verdicts: str
+    pair_verdicts: tuple[str, ...]
+    sides: tuple[str, ...]
+    bytes: int
+    is_read_only: bool
+
+
+@dataclass(frozen=True)
+class BrokenRun:
+    """A file in the store that is not a readable run."""
+
+    path: Path
+    reason: str
+
+
+def list_runs(store: Store) -> tuple[list[RunCard], list[BrokenRun]]:
+    """All runs of a store, newest first, and the files that are none."""
+    return arranged(store, read_runs(store.paths()))
+
+
+def read_runs(paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
+    """What each file says of its run, or why it is none."""
+    return dict(each_database(paths, _read_card))
+
+
+def arranged(store: Store, found: Mapping[Path, RunCard | StoreError]) -> tuple[list[RunCard], list[BrokenRun]]:
+    """Newest first, and apart from them the files that are no runs. found: of `read_runs`, of files of the store."""
+    cards: list[RunCard] = []
+    broken: list[BrokenRun] = []
+    is_read_only = {folder: not store.is_writable(folder / "any") for folder in (store.directory, *store.read_only)}
+    for path, card in found.items():
+        if isinstance(card, StoreError):
+            broken.append(BrokenRun(path, str(card)))
+        else:
+            cards.append(replace(card, is_read_only=is_read_only[path.parent]))
+    return sorted(cards, key=lambda card: (card.created, card.run_id), reverse=True), broken
+
+
+def prompt_texts(paths: Sequence[Path]) -> dict[Path, str]:
+    """The beginnings of each run's prompts, a line each, to search in; empty where there are no texts or the file is no run."""
+    found = each_database(paths, _read_prompt_texts)
+    return {path: "" if isinstance(text, StoreError) else text for path, text in found}
+
+
+def _read_prompt_texts(database: Database) -> str:
+    """Joined and cut by the database, so that a foreign file cannot send more than a run has."""
+    rows = database.rows(
+        "SELECT prompt, string_agg(left(text, ?), '' ORDER BY position) FROM run_file.token "
+        "WHERE prompt < ? AND position < ? AND text IS NOT NULL GROUP BY prompt ORDER BY prompt",
+        [_LONGEST_TOKEN, _SEARCHED_PROMPTS, SEARCHED_CHARACTERS],
+    )
+    return "\n".join(text[:SEARCHED_CHARACTERS] for _, text in rows)
+
+
+def _read_card(database: Database) -> RunCard:
+    """Plain queries: one with a subquery for every figure takes eight times as long to plan.
+
+    Bounded, for the file may come from anybody: compressed, ten million equal rows take a few bytes.
+    """
+    path = database.path
+    runs = database.rows(
+        "SELECT schema_version, name, created, kind, model, compute_dtype, device, positions, vocab FROM run_file.run",
+        most=2,
+    )
+    check_version(path, [run[0] for run in runs])
+    _, name, created, kind, model, compute_dtype, device, positions, vocab = runs[0]
+    pairs = database.rows(
+        "SELECT bit_identical, flips, max_ulps, neq_share, verdict, nonfinite_mismatch, pair FROM run_file.pair",
+        most=MAX_SIDES + 1,
+    )
+    sides = database.rows("SELECT side, name FROM run_file.side", most=MAX_SIDES + 1)
+    prompts = database.rows("SELECT count(*) FROM run_file.prompt")[0][0]
+    if max(len(pairs), len(sides)) > MAX_SIDES:
+        raise StoreError(f"{path.name}: has more than {MAX_SIDES:,} sides or pairs, which no run has; the file is damaged.")
+    try:
+        return RunCard(
+            run_id=path.stem, name=name, created=created, kind=kind, model=model, compute_dtype=compute_dtype, device=device,
+            prompts=prompts, positions=positions, vocab=vocab, pairs=len(pairs),
+            bit_identical_pairs=sum(pair[0] for pair in pairs), flips=max((pair[1] for pair in pairs), default=0),
+            max_ulps=max((pair[2] for pair in pairs), default=0), max_neq_share=max((pair[3] for pair in pairs), default=0.0),
+            nonfinite_mismatch=max((pair[5] for pair in pairs), default=0),
+            verdicts=", ".join(sorted({pair[4] for pair in pairs if pair[4] is not None})),
+            pair_verdicts=tuple(shown_verdict(kind, bool(pair[0]), pair[4]) for pair in sorted(pairs, key=lambda pair: pair[6])),
+            sides=tuple(side[1] for side in sorted(sides)),
+            bytes=check_size(path, len(sides) * positions * vocab * format_named(compute_dtype).itemsize if kind != "ops" else 0),
+            is_read_only=True,
+        )  # fmt: skip
+    except (UsageError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"{path.name}: its provenance makes no sense ({error}).") from error

@@ -1,0 +1,174 @@
+"""The store: directories of run files. One run = one DuckDB file, written under a temporary name, renamed, then read-only."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from core.errors import StoreError
+from core.runs.store import labels, trash
+from core.runs.store.partial import Partial, sweep
+
+SUFFIX = ".duckdb"
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
+
+
+class Store:
+    """A directory that runs are written to, and directories that are only read (sample runs)."""
+
+    def __init__(self, directory: Path, read_only: Sequence[Path] = ()) -> None:
+        self.directory = directory
+        own = directory.resolve()
+        self.read_only = tuple(folder for folder in read_only if folder.resolve() != own)  # else every run would be there twice
+
+    def paths(self) -> list[Path]:
+        """Every visible run file; those of the writable directory first."""
+        found = []
+        for directory in (self.directory, *self.read_only):
+            if directory.is_dir():
+                visible = (p for p in directory.glob(f"*{SUFFIX}") if not p.name.startswith("."))
+                found += sorted(visible, key=lambda path: path.name)  # of a thousand, four times as fast as comparing paths
+        return found
+
+    def is_writable(self, path: Path) -> bool:
+        return path.parent.resolve() == self.directory.resolve()
+
+    def path_of(self, run_id: str) -> Path:
+        """Where a run lies. A unique beginning of its id will do; StoreError if there is none or several."""
+        paths = self.paths()
+        for path in paths:  # a file that somebody renamed may have any name
+            if path.stem == run_id:
+                return path
+        if not _RUN_ID.fullmatch(run_id):
+            raise StoreError(f"'{run_id[:80]}' is not a run id; `list` shows those there are.")
+        close = [path for path in paths if path.stem.startswith(run_id)]
+        if len(close) == 1:
+            return close[0]
+        if close:
+            raise StoreError(f"run '{run_id}' could be {', '.join(p.stem for p in close[:3])}; give more of its id.")
+        raise StoreError(f"no run '{run_id}' in {self.directory}; `list` shows those there are.")
+
+    def delete(self, run_id: str) -> str:
+        """Remove a run and its labels for good and give its disk back; returns its full id. Sample runs are refused.
+
+        Who has it open reads on; the disk is free when the last of them lets go.
+        """
+        path = self._own_path_of(run_id)
+        with _deleting(path):
+            path.unlink()
+        # A sample run may have the same id, and so the same labels.
+        if not any(other.stem == path.stem for other in self.paths()):
+            labels.forget(self.directory, path.stem)
+        return path.stem
+
+    def discard(self, run_id: str) -> str:
+        """Move a run and its labels into the trash, from where `restore` puts them back; returns the entry. Sample runs are refused.
+
+        The disk is free once the entry is purged: by `purge_trash`, or by sweeps a week later.
+        """
+        path = self._own_path_of(run_id)
+        with _deleting(path):
+            return trash.discard(self.directory, path)
+
+    def restore(self, entry: str) -> str:
+        """Put a discarded run back; returns its id. Never over an existing run."""
+        return trash.restore(self.directory, entry)
+
+    def discarded(self) -> list[trash.Discarded]:
+        """The runs in the trash, the latest deleted first."""
+        return trash.listed(self.directory)
+
+    def purge_trash(self, older_than_seconds: float = 0.0, entry: str | None = None) -> int:
+        """Remove for good what was discarded at least that long ago, or one entry of it; returns how many."""
+        return trash.purge(self.directory, older_than_seconds, entry)
+
+    def _own_path_of(self, run_id: str) -> Path:
+        path = self.path_of(run_id)
+        if not self.is_writable(path):
+            raise StoreError(f"run '{path.stem}' is a read-only sample run; it is not deleted.")
+        return path
+
+    def new_run_id(self, name: str, created: datetime) -> str:
+        """Sortable by time, readable, and unique: 20261120-213000-fresh-against-cached-3f9a."""
+        words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60].strip("-")
+        return "-".join(part for part in (created.strftime("%Y%m%d-%H%M%S"), words, secrets.token_hex(2)) if part)
+
+    def new_partial(self, name: str, created: datetime, run_id: str | None = None) -> Partial:
+        """A place for a run to be written to, in the same directory, so that renaming it is atomic; its id is nobody else's."""
+        if run_id is not None and not _RUN_ID.fullmatch(run_id):
+            raise StoreError(f"'{run_id[:80]}' cannot be a run id; expected letters, digits, '.', '-' and '_'.")
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for _ in range(1 if run_id else 1000):
+                wanted = run_id or self.new_run_id(name, created)
+                if not self._target(wanted).exists() and (made := Partial.make(self.directory, wanted)) is not None:
+                    return made
+        except OSError as error:
+            where = f"{self.directory}: cannot be written to ({error.strerror})"
+            raise StoreError(f"{where}; set ULPSCOPE_STORE or --store to another directory.") from error
+        taken = f"run '{run_id}' exists already or is being written" if run_id else f"no id is left for a run called '{name}'"
+        raise StoreError(f"{self.directory}: {taken}; nothing was changed.")
+
+    def _target(self, run_id: str) -> Path:
+        return self.directory / f"{run_id}{SUFFIX}"
+
+    def place(self, path: Path, run_id: str) -> Path:
+        """Make a finished file visible: to disk first, then under its name, then the directory. Never over an existing run."""
+        target = self._target(run_id)
+        try:
+            to_disk(path)
+            try:
+                os.link(path, target)  # unlike a rename, a link refuses to replace
+            except FileExistsError:
+                raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
+            except OSError:  # a file system without hard links: take the name first, which fails if it is taken
+                try:
+                    target.touch(exist_ok=False)
+                except FileExistsError:
+                    raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
+                path.rename(target)
+            to_disk(self.directory)
+        except OSError as error:
+            raise StoreError(f"run '{run_id}' could not be put in place ({error.strerror}).") from error
+        return target
+
+    def sweep(self) -> list[Path]:
+        """Remove what killed writers left behind; returns the directories removed. Those of living writers stay.
+
+        And what has been in the trash for a week: every writer begins with a sweep, so the trash costs disk only until then.
+        """
+        trash.expire(self.directory)
+        labels.tidy(self.directory)
+        return sweep(self.directory)
+
+
+@contextmanager
+def _deleting(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise StoreError(f"run '{path.stem}' is not there any more.") from None
+    except OSError as error:
+        raise StoreError(f"run '{path.stem}' cannot be deleted ({error.strerror}).") from error
+
+
+def to_disk(path: Path) -> None:
+    """fsync of a file or a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_store(directory: str | Path | None = None) -> Store:
+    """The store of `directory`, else of ULPSCOPE_STORE, else `runs/`; with the sample runs unless ULPSCOPE_SAMPLES is ''."""
+    chosen = Path(directory or os.environ.get("ULPSCOPE_STORE") or "runs")
+    shipped = Path(__file__).resolve().parents[3] / "sample_runs"
+    samples = os.environ.get("ULPSCOPE_SAMPLES", str(shipped))
+    return Store(chosen, [Path(samples)] if samples else [])

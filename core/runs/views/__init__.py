@@ -1,0 +1,1 @@
+"""What pages and reports read of a run, put together from its tables."""

@@ -1,0 +1,98 @@
+"""Every flip of a pair with what each side made of both tokens: probabilities and ranks, from the stored best tokens where they suffice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from core.numerics.elementary import exp
+from core.numerics.formats import values_of
+from core.runs.reader import RunReader
+from core.runs.views.elements import rank_of
+
+STORED_RANKS = 20  # of each side and position in the table top_token
+MOST_READ = 256  # rows of logits read for tokens outside them: 1 to 3 ms each at a vocabulary of 128256
+
+_FIGURES = [
+    "prompt", "position", "is_flip", "near_tie", "reference_token", "variant_token", "reference_margin", "variant_margin",
+    "reference_margin_ulps", "variant_margin_ulps", "max_abs", "kl", "nonfinite_mismatch",
+]  # fmt: skip
+SIDES = ("reference", "variant")
+
+
+def flip_table(
+    run: RunReader, pair: int, table: pd.DataFrame, *, near_ties: bool = False, most_read: int = MOST_READ
+) -> pd.DataFrame:
+    """One row a flip, with `near_ties` one a near tie too, in the order of `table`, the pair's figures by position.
+
+    Beside those figures: `reference_text` and `variant_text` of the two argmaxes (null where unknown); `T_token_S_probability` of
+    side T's argmax on side S, `T_token_probability_change` from the reference to the variant; `T_token_S_rank`, 1 is the argmax, of T's argmax
+    on the other side S. Null where a side is all NaN, where a probability is undefined, and where a token is not among a side's
+    stored best and `most_read` rows of logits were read already.
+    """
+    chosen = table["is_flip"].to_numpy(bool)
+    if near_ties:
+        chosen = chosen | table["near_tie"].to_numpy(bool)
+    rows = np.flatnonzero(chosen)
+    found = table.iloc[rows][_FIGURES].reset_index(drop=True)
+    vocabulary = run.vocabulary
+    tokens = {side: found[f"{side}_token"] for side in SIDES}
+    for side, ids in tokens.items():
+        texts = [None if pd.isna(token) else vocabulary.get(int(token)) for token in ids]
+        found[f"{side}_text"] = pd.Series(texts, dtype=object)
+    probability: dict[tuple[str, str], NDArray[np.float64]] = {}
+    rank: dict[tuple[str, str], NDArray[np.int64]] = {}
+    left = most_read
+    for on, index in zip(SIDES, (0, pair + 1), strict=True):
+        wanted = np.stack([tokens[side].fillna(-1).to_numpy(np.int64) for side in SIDES])
+        logits, ranks, left = _of_tokens(run, index, rows, wanted, left)
+        with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
+            shares = exp(logits - run.logsumexp(index)[rows])
+        for place, side in enumerate(SIDES):
+            probability[side, on], rank[side, on] = shares[place], ranks[place]
+    for side in SIDES:
+        for on in SIDES:
+            found[f"{side}_token_{on}_probability"] = probability[side, on]
+        found[f"{side}_token_probability_change"] = probability[side, "variant"] - probability[side, "reference"]
+        other = SIDES[1 - SIDES.index(side)]
+        found[f"{side}_token_{other}_rank"] = pd.array(rank[side, other], "Int64")
+        found.loc[rank[side, other] == 0, f"{side}_token_{other}_rank"] = pd.NA
+    return found
+
+
+def _of_tokens(
+    run: RunReader, side: int, rows: NDArray[np.int64], wanted: NDArray[np.int64], left: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64], int]:
+    """(logits, NaN where unknown; ranks, 1 is the argmax, 0 where unknown; how many rows may still be read) of tokens on one side.
+
+    rows: [n]; wanted: [k, n] token ids, -1 for none. Logits and ranks are [k, n].
+    """
+    logits = np.full(wanted.shape, np.nan)
+    ranks = np.zeros(wanted.shape, np.int64)
+    if not len(rows):
+        return logits, ranks, left
+    best = run.figures.best_tokens(side, STORED_RANKS)
+    vocab = run.header.vocab
+    starts = np.cumsum([0, *(prompt.positions for prompt in run.header.prompts)])
+    stored_rows = starts[best["prompt"].to_numpy(np.int64)] + best["position"].to_numpy(np.int64)
+    keys = stored_rows * vocab + best["token_id"].to_numpy(np.int64)
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    asked = rows * vocab + wanted
+    place = np.minimum(np.searchsorted(keys, asked), max(len(keys) - 1, 0))
+    is_stored = (keys[place] == asked) & (wanted >= 0) if len(keys) else np.zeros(wanted.shape, bool)
+    at = order[place[is_stored]] if len(keys) else np.zeros(0, np.int64)
+    logits[is_stored] = best["logit"].to_numpy(float)[at]
+    ranks[is_stored] = best["rank"].to_numpy(np.int64)[at] + 1  # the file counts from 0
+    places = run.header.places()
+    for column in np.flatnonzero((~is_stored & (wanted >= 0)).any(axis=0)):
+        if left == 0:
+            break
+        left -= 1
+        values = values_of(run.at(side, *places[rows[column]]), run.header.format).astype(np.float64)
+        for line in np.flatnonzero(~is_stored[:, column] & (wanted[:, column] >= 0)):
+            token = int(wanted[line, column])
+            logits[line, column] = values[token]
+            ranks[line, column] = rank_of(values, token)
+    return logits, ranks, left

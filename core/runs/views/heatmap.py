@@ -1,0 +1,255 @@
+"""The heatmap in tiles: one pair's distances over rows x columns, each cell the maximum of what it covers, at any level of detail.
+
+A cell of levels (r, c) covers 2^r rows x 2^c columns; a tile is 64 x 1024 cells, fewer at the ends. Columns are token ids, or ranks:
+column k of a row is then the token whose logit is the reference's k-th largest of that row. A cell holds the largest ULP distance or
+the largest absolute difference (float32 logits as bits); all ones means a NaN or infinity mismatch inside, in either measure.
+
+ULPs by token id come from the stored pyramid wherever its cells fit into the asked ones, everything else from the logits. What tiles
+beside each other share, whole rows of stored cells or blocks of 64 rows by rank or of differences, the caller may keep (`Keep`);
+nothing is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import UsageError
+from core.numerics import pyramid
+from core.numerics.formats import values_of
+from core.runs.reader import RunReader
+from core.runs.views.elements import place_of, rank_of
+
+Order = Literal["id", "rank"]
+Measure = Literal["ulps", "difference"]
+ORDERS: tuple[Order, ...] = ("id", "rank")
+MEASURES: tuple[Measure, ...] = ("ulps", "difference")
+Cells = NDArray[np.unsignedinteger]
+Keep = Callable[[tuple, Callable[[], Cells]], Cells]  # (key within the pair, how to make it) -> the array, made or remembered
+
+TILE_ROWS = 64
+TILE_COLUMNS = 1024
+GROUP_LEVEL = 5  # the stored pyramid and the blocks begin with cells of 2^5 columns
+WORK = 1 << 24  # logits, or cells of the stored pyramid, that one tile may read: 60 ms
+RANKED_WORK = 1 << 26  # logits that one tile may put in order of rank where single ranks are asked for
+# Logits of whole rows that one picture may read: single logits lie in blocks of 32 to 64 tiles, so a row is read whole. 130 ms.
+MOST_READ = 48 << 20
+WHOLE_RUN = 1 << 30  # a pair of more logits than this is shown in ULPs by token id only: the rest would read all of it first
+_LEVELS = 32  # more than any axis has
+READ_ELEMENTS = 1 << 21  # logits of a side that are in memory at a time
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A place in the heatmap of a run: its levels, and which tile of them, counted from 0."""
+
+    row_level: int
+    column_level: int
+    row: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Element:
+    """One logit of both sides. Ranks: 1 is the argmax; `ulps` and `difference` are None where a NaN or infinity is not met by the same."""
+
+    row: int
+    token: int
+    reference: float
+    variant: float
+    ulps: int | None
+    difference: float | None
+    reference_rank: int
+    variant_rank: int
+
+
+def largest_level(size: int, cells: int) -> int:
+    """The level at which an axis of `size` fits one tile of `cells`."""
+    return max(0, -(-size // cells) - 1).bit_length()
+
+
+def is_offered(run: RunReader, order: Order, measure: Measure) -> bool:
+    """Whether the whole run can be looked at this way; what cannot is too large to be computed while somebody waits."""
+    return (order, measure) == ("id", "ulps") or run.header.rows * run.header.vocab <= WHOLE_RUN
+
+
+def finest_columns(run: RunReader, order: Order, measure: Measure) -> list[int]:
+    """For every row level the column level from which on no tile reads more than a bounded share of the run."""
+    found = []
+    for row_level in range(largest_level(run.header.rows, TILE_ROWS) + 1):
+        too_much = [c for c in range(_LEVELS) if not _work_fits(run, order, measure, row_level, c)]
+        found.append(too_much[-1] + 1 if too_much else 0)
+    return found
+
+
+def _work_fits(run: RunReader, order: Order, measure: Measure, row_level: int, column_level: int) -> bool:
+    header = run.header
+    rows = min(header.rows, TILE_ROWS << row_level)
+    if column_level < GROUP_LEVEL:
+        columns = min(header.vocab, TILE_COLUMNS << column_level)
+        return rows * columns <= WORK and (order == "id" or rows * header.vocab <= RANKED_WORK)
+    if (order, measure) != ("id", "ulps"):
+        return True  # whole rows, and no more of them than `is_offered` allows
+    height, width = pyramid.cell_shape(_stored_level(run, row_level, column_level))
+    return (rows // height) * (header.vocab // width) <= WORK
+
+
+def _stored_level(run: RunReader, row_level: int, column_level: int) -> int:
+    """The coarsest stored level whose cells fit into these."""
+    return min(row_level // 2, (column_level - GROUP_LEVEL) // 2, run.levels() - 1)
+
+
+def tile_cells(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measure, keep: Keep) -> Cells:
+    """The cells of a tile. [up to 64, up to 1024], the compute dtype's carrier for ULPs, uint32 for differences."""
+    rows, columns = _extent(run, pair, tile, order, measure)
+    tall, wide = 1 << tile.row_level, 1 << tile.column_level
+    if tile.column_level < GROUP_LEVEL:
+        if order == "id":
+            return _pooled_window(run, pair, rows, columns, measure, tall, wide)
+        parts = [part[:, columns[0] : columns[1]] for part in _blocks(run, pair, rows, measure, keep)]
+        return pyramid.maxima(np.concatenate(parts), tall, wide)
+    if (order, measure) == ("id", "ulps"):
+        level = _stored_level(run, tile.row_level, tile.column_level)
+        height, width = pyramid.cell_shape(level)
+        stored = keep(
+            ("stored", level, rows), lambda: run.ulp_cells(pair, level, rows)
+        )  # whole rows: tiles beside each other share
+        return pyramid.maxima(stored[:, columns[0] // width : -(-columns[1] // width)], tall // height, wide // width)
+    first, last = (edge >> GROUP_LEVEL for edge in (columns[0], columns[1] + (1 << GROUP_LEVEL) - 1))
+    groups = [part[:, first:last] for part in _grouped_blocks(run, pair, rows, order, measure, keep)]
+    return pyramid.maxima(np.concatenate(groups), tall, wide >> GROUP_LEVEL)
+
+
+def _extent(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measure) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(rows, columns) that a tile covers, half open; UsageError where there is no such tile."""
+    header = run.header
+    if not 0 <= pair < len(header.sides) - 1:
+        raise UsageError(f"pair {pair} asked for; the run has pairs 0 to {len(header.sides) - 2}.")
+    if not is_offered(run, order, measure):
+        raise UsageError(f"a pair of {header.rows * header.vocab} logits is shown in ULPs by token id only.")
+    spans = []
+    for what, level, place, cells, size in (
+        ("row", tile.row_level, tile.row, TILE_ROWS, header.rows),
+        ("column", tile.column_level, tile.column, TILE_COLUMNS, header.vocab),
+    ):
+        if not 0 <= level <= largest_level(size, cells) or not 0 <= place <= (size - 1) // (cells << level):
+            raise UsageError(f"{what} {place} of level {level} asked for; there is no such tile in {size} {what}s.")
+        spans.append((place * (cells << level), min(size, (place + 1) * (cells << level))))
+    finest = finest_columns(run, order, measure)[tile.row_level]
+    if tile.column_level < min(finest, largest_level(header.vocab, TILE_COLUMNS)):
+        raise UsageError(
+            f"columns of level {tile.column_level} asked for; with rows of level {tile.row_level} there are {finest} and more."
+        )
+    return spans[0], spans[1]
+
+
+def _values(measure: Measure, reference: Cells, variant: Cells, run: RunReader) -> Cells:
+    elements = pyramid.element_ulps if measure == "ulps" else pyramid.element_differences
+    return elements(reference, variant, run.header.format)
+
+
+def _pooled_window(
+    run: RunReader, pair: int, rows: tuple[int, int], columns: tuple[int, int], measure: Measure, tall: int, wide: int
+) -> Cells:
+    """A rectangle by token id. [rows / tall, columns / wide]"""
+    parts = []
+    for some in _pieces(rows, columns[1] - columns[0], tall):
+        sides = [run.read_window(side, some, columns) for side in (0, pair + 1)]
+        parts.append(pyramid.maxima(_values(measure, sides[0], sides[1], run), tall, wide))
+    return np.concatenate(parts)
+
+
+def _pooled_ranks(run: RunReader, pair: int, rows: tuple[int, int], measure: Measure, wide: int) -> Cells:
+    """Whole rows by rank. [rows, vocab / wide]"""
+    parts = []
+    for some in _pieces(rows, run.header.vocab, 1):
+        reference, variant = (run.read_rows(side, *some) for side in (0, pair + 1))
+        order = pyramid.descending(reference, run.header.format)
+        sides = [pyramid.taken(side, order) for side in (reference, variant)]
+        parts.append(pyramid.maxima(_values(measure, sides[0], sides[1], run), 1, wide))
+    return np.concatenate(parts)
+
+
+def _pieces(rows: tuple[int, int], width: int, tall: int) -> list[tuple[int, int]]:
+    """Some rows at a time, whole cells of them, so that memory stays bounded."""
+    at_once = max(1, READ_ELEMENTS // width // tall) * tall
+    return [(start, min(start + at_once, rows[1])) for start in range(rows[0], rows[1], at_once)]
+
+
+def _spans(rows: tuple[int, int]) -> list[tuple[int, int]]:
+    """The blocks of rows; a tile begins with one."""
+    return [(start, min(start + TILE_ROWS, rows[1])) for start in range(rows[0], rows[1], TILE_ROWS)]
+
+
+def _blocks(run: RunReader, pair: int, rows: tuple[int, int], measure: Measure, keep: Keep) -> list[Cells]:
+    """Single elements of whole rows by rank, a block of rows each. [block][rows, vocab]"""
+    return [
+        keep(("ranked", measure, span), lambda span=span: _pooled_ranks(run, pair, span, measure, 1))  # type: ignore[misc]
+        for span in _spans(rows)
+    ]
+
+
+def _grouped_blocks(run: RunReader, pair: int, rows: tuple[int, int], order: Order, measure: Measure, keep: Keep) -> list[Cells]:
+    """The same as maxima of 32 columns, by rank or by token id. [block][rows, groups]"""
+
+    def made(span: tuple[int, int]) -> Cells:
+        if order == "id":
+            return _pooled_window(run, pair, span, (0, run.header.vocab), measure, 1, 1 << GROUP_LEVEL)
+        return _pooled_ranks(run, pair, span, measure, 1 << GROUP_LEVEL)
+
+    return [keep(("grouped", order, measure, span), lambda span=span: made(span)) for span in _spans(rows)]  # type: ignore[misc]
+
+
+def largest_in(
+    run: RunReader, pair: int, rows: tuple[int, int], columns: tuple[int, int], order: Order, measure: Measure
+) -> Element:
+    """The element of a rectangle that is furthest apart (the first of equals): what a cell of the heatmap stands for."""
+    header = run.header
+    if not (
+        0 <= pair < len(header.sides) - 1
+        and 0 <= rows[0] < rows[1] <= header.rows
+        and 0 <= columns[0] < columns[1] <= header.vocab
+    ):
+        raise UsageError(
+            f"pair {pair}, rows {rows[0]} to {rows[1]}, columns {columns[0]} to {columns[1]} asked for; there are "
+            f"{len(header.sides) - 1} pairs, {header.rows} rows and {header.vocab} columns."
+        )
+    width = header.vocab if order == "rank" else columns[1] - columns[0]
+    if (rows[1] - rows[0]) * width > WORK:
+        raise UsageError(f"{rows[1] - rows[0]} rows x {width} logits are too many to look for one; expected at most {WORK}.")
+    if order == "id":
+        sides = [run.read_window(side, rows, columns) for side in (0, pair + 1)]
+        values = _values(measure, sides[0], sides[1], run)
+        row, column = np.unravel_index(int(values.argmax()), values.shape)
+        return element(run, pair, rows[0] + int(row), columns[0] + int(column))
+    reference, variant = (run.read_rows(side, *rows) for side in (0, pair + 1))
+    ids = pyramid.descending(reference, header.format)[:, columns[0] : columns[1]]
+    values = _values(measure, pyramid.taken(reference, ids), pyramid.taken(variant, ids), run)
+    row, column = np.unravel_index(int(values.argmax()), values.shape)
+    return element(run, pair, rows[0] + int(row), int(ids[row, column]))
+
+
+def element(run: RunReader, pair: int, row: int, token: int) -> Element:
+    """Exact figures of one logit of both sides, and where it stands in either row."""
+    fmt = run.header.format
+    prompt, position = place_of(run, row)
+    bits = [run.at(side, prompt, position) for side in (0, pair + 1)]
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        values = [values_of(side, fmt).astype(np.float64) for side in bits]
+    ulps = int(pyramid.element_ulps(bits[0][None, token : token + 1], bits[1][None, token : token + 1], fmt)[0, 0])
+    is_mismatch = ulps == (1 << fmt.bits) - 1
+    reference, variant = (float(side[token]) for side in values)
+    return Element(
+        row=row,
+        token=token,
+        reference=reference,
+        variant=variant,
+        ulps=None if is_mismatch else ulps,
+        difference=None if is_mismatch else 0.0 if ulps == 0 else variant - reference,
+        reference_rank=rank_of(values[0], token),
+        variant_rank=rank_of(values[1], token),
+    )

@@ -1,0 +1,245 @@
+"""What a page shows of the outputs of a pair's modules: which differs first, how the difference grows, at which positions.
+
+Views of the tables `layer` and `layer_position`. A table here is what `RunReader.layers` returns, or its rows of one prompt. Modules are
+in the order in which they run, and of that, not of what depends on what: keys and values of one norm come one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from core.errors import StoreError, UsageError
+from core.runs.reader import RunReader
+from core.runs.views.kernels import KernelPlace, where_it_starts
+
+MEASURES = ("ratio", "neq_share", "max_ulps")
+RESIDUAL, HEAD = "residual", "head"
+
+
+NARROW = ("bfloat16", "float16")
+
+
+def says_little(dtype: str) -> str:
+    """Of a floor in 16 bits, where a pair is above it."""
+    return (
+        f"In {dtype} reordered sums change few elements of the first modules, so a floor there says little: capture the pair in float32, where "
+        "it is measured finely."
+    )
+
+
+@dataclass(frozen=True)
+class ModuleFigures:
+    """One module's output on both sides, over the positions looked at.
+
+    Elements differ and ULPs (of `dtype`) count as in the metric contract; max_abs, rms and floor_rms are in the unit of the output.
+    first_prompt, first_position: the lowest place at which an element differs, None where none does. ratio: rms over floor_rms, None
+    without a floor, infinite where the floor is 0 and rms is not.
+    """
+
+    ordinal: int
+    module: str
+    kind: str
+    block: int | None
+    dtype: str
+    positions: int
+    elements: int
+    neq: int
+    neq_share: float
+    max_abs: float
+    rms: float
+    floor_rms: float | None
+    ratio: float | None
+    max_ulps: int
+    mean_ulps: float
+    nonfinite_mismatch: int
+    first_prompt: int | None
+    first_position: int | None
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """first: the first module with an element that differs; largest: the one with the largest ratio (of those whose floor is not 0); last:
+    what the model gives in the end; positions: looked at, of all prompts of the table; has_floor: is there a floor of any module."""
+
+    modules: int
+    positions: int
+    first: ModuleFigures | None
+    largest: ModuleFigures | None
+    last: ModuleFigures
+    has_floor: bool
+
+
+@dataclass(frozen=True)
+class LayerGrid:
+    """One measure of one prompt. Cell (i, j) is module number i of `modules`, positions `positions[edges[j]]` to before
+    `positions[edges[j + 1]]` of those looked at, pooled by maximum: nothing that differs is lost. [modules, cells]
+
+    is_mismatch: something differs there by no finite distance, so a NaN or infinity is not met by the same.
+    """
+
+    measure: str
+    modules: tuple[ModuleFigures, ...]
+    positions: NDArray[np.int64]
+    edges: NDArray[np.int64]
+    cells: NDArray[np.float64]
+    is_mismatch: NDArray[np.bool_]
+
+
+def modules_of(table: pd.DataFrame) -> list[ModuleFigures]:
+    """One a module, all prompts of the table together, in the order in which they run. Only those that every prompt has."""
+    if table.empty:
+        return []
+    finite = table["finite"].to_numpy(float)
+    floor = table["floor_rms"].to_numpy(float, na_value=np.nan)
+    weighed = table.assign(
+        squares=table["rms"].to_numpy(float) ** 2 * finite,
+        floor_squares=np.nan_to_num(floor) ** 2 * finite,
+        ulps=table["mean_ulps"].to_numpy(float) * finite,
+        is_floorless=np.isnan(floor),
+    )
+    how = {
+        "module": "first", "kind": "first", "block": "first", "dtype": "first", "prompt": "count", "positions": "sum", "elements": "sum",
+        "neq": "sum", "finite": "sum", "max_abs": "max", "squares": "sum", "floor_squares": "sum", "is_floorless": "any", "max_ulps": "max",
+        "ulps": "sum", "nonfinite_mismatch": "sum",
+    }  # fmt: skip
+    rows = weighed.groupby("ordinal", sort=True).agg(how).reset_index()
+    rows = rows[rows["prompt"] == table["prompt"].nunique()]
+    differing = table[table["neq"] > 0].sort_values(["ordinal", "prompt"]).drop_duplicates("ordinal").set_index("ordinal")
+    first = differing[["prompt", "first_position"]].reindex(rows["ordinal"])
+    return [
+        _figures(row, prompt, position)
+        for row, prompt, position in zip(rows.to_dict("records"), first["prompt"], first["first_position"], strict=True)
+    ]
+
+
+def _figures(row: dict, first_prompt: Any, first_position: Any) -> ModuleFigures:
+    total = max(1.0, float(row["finite"]))
+    rms, elements, neq = float(np.sqrt(row["squares"] / total)), int(row["elements"]), int(row["neq"])
+    floor_rms = None if row["is_floorless"] else float(np.sqrt(row["floor_squares"] / total))
+    return ModuleFigures(
+        ordinal=int(row["ordinal"]), module=str(row["module"]), kind=str(row["kind"]), block=_whole(row["block"]), dtype=str(row["dtype"]),
+        positions=int(row["positions"]), elements=elements, neq=neq, neq_share=neq / max(1, elements), max_abs=float(row["max_abs"]), rms=rms,
+        floor_rms=floor_rms, ratio=_ratio(rms, floor_rms), max_ulps=int(row["max_ulps"]), mean_ulps=float(row["ulps"]) / total,
+        nonfinite_mismatch=int(row["nonfinite_mismatch"]), first_prompt=_whole(first_prompt), first_position=_whole(first_position),
+    )  # fmt: skip
+
+
+def _whole(value: Any) -> int | None:
+    return None if pd.isna(value) else int(value)
+
+
+def _ratio(rms: float, floor_rms: float | None) -> float | None:
+    if floor_rms is None:
+        return None
+    return rms / floor_rms if floor_rms > 0 else (float("inf") if rms > 0 else 0.0)
+
+
+def summarize(table: pd.DataFrame) -> LayerSummary | None:
+    """None where there is nothing to compare: the capture was not asked to, or the run is older than such figures."""
+    return summary_of(modules_of(table))
+
+
+def summary_of(modules: list[ModuleFigures]) -> LayerSummary | None:
+    """The same of what `modules_of` made of a table."""
+    if not modules:
+        return None
+    above = [each for each in modules if each.ratio is not None and np.isfinite(each.ratio) and each.ratio > 0]
+    return LayerSummary(
+        modules=len(modules),
+        positions=max(each.positions for each in modules),
+        first=next((each for each in modules if each.neq), None),
+        largest=max(above, key=lambda each: each.ratio or 0.0, default=None),
+        last=modules[-1],
+        has_floor=any(each.floor_rms is not None for each in modules),
+    )
+
+
+def kernels_where_it_starts(run: RunReader, pair: int) -> KernelPlace | None:
+    """The first module that differs and what ran there on both sides; None where the run does not hold both, or no module differs."""
+    listed = run.kernels.get(0), run.kernels.get(pair + 1)
+    modules = modules_of(run.layers(pair))
+    found = summary_of(modules)
+    if listed[0] is None or listed[1] is None or found is None or found.first is None:
+        return None
+    first = found.first
+    order = [each.module for each in modules]
+    return where_it_starts(listed[0], listed[1], order, first.module, first.first_prompt or 0, first.first_position or 0)
+
+
+def grid(run: RunReader, pair: int, prompt: int, measure: str, *, max_columns: int = 400) -> LayerGrid:
+    """A measure of MEASURES over modules x positions of one prompt; at most `max_columns` cells a module.
+
+    ratio: rms at the position over the floor_rms of the module in this prompt; NaN where it has no floor, infinite where that is 0 and
+    the pair differs.
+    """
+    if measure not in MEASURES:
+        raise UsageError(f"{measure} of modules asked for; there are {', '.join(MEASURES)}.")
+    table = run.layers(pair)
+    modules = modules_of(table[table["prompt"] == prompt])
+    rows = run.layer_positions(pair, prompt)
+    rows = rows[rows["ordinal"].isin([each.ordinal for each in modules])]
+    ordinals, i = np.unique(rows["ordinal"].to_numpy(np.int64), return_inverse=True)
+    positions, j = np.unique(rows["position"].to_numpy(np.int64), return_inverse=True)
+    count = run.header.prompts[prompt].positions
+    if len(ordinals) != len(modules) or (len(positions) and not 0 <= positions[0] <= positions[-1] < count):
+        raise StoreError(f"{run.path.name}: its modules by position are not those of the prompt; the file is damaged.")
+    width = max(1, -(-len(positions) // max_columns))
+    edges = np.minimum(np.arange(-(-len(positions) // width) + 1) * width, len(positions))
+    neq, ulps = rows["neq"].to_numpy(np.int64), rows["max_ulps"].to_numpy(np.int64)
+    values = ulps.astype(float)
+    if measure == "neq_share":
+        values = neq / np.array([each.elements / max(1, each.positions) for each in modules])[i]
+    elif measure == "ratio":  # of the whole module: at one position the floor of a 16-bit format is often 0 by chance
+        floor = np.array([np.nan if each.floor_rms is None else each.floor_rms for each in modules])[i]
+        values = ratios(rows["rms"].to_numpy(float), floor)
+    cells = np.full((len(modules), len(edges) - 1), -1.0)
+    known = ~np.isnan(values)
+    np.maximum.at(cells, (i[known], j[known] // width), values[known])
+    is_mismatch = np.zeros(cells.shape, bool)
+    np.logical_or.at(is_mismatch, (i, j // width), (neq > 0) & (ulps == 0))
+    return LayerGrid(measure, tuple(modules), positions, edges, np.where(cells < 0, np.nan, cells), is_mismatch)
+
+
+def ratios(rms: NDArray[np.float64], floor_rms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """rms over floor: NaN without a floor, 0 where nothing differs, infinite where the floor alone is 0. Same shape."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.isnan(floor_rms), np.nan, np.where(rms == 0, 0.0, rms / floor_rms))
+
+
+def module_named(modules: list[ModuleFigures] | tuple[ModuleFigures, ...], name: str) -> ModuleFigures | None:
+    return next((each for each in modules if each.module == name), None)
+
+
+def layers_json(run: RunReader, pair: int, prompt: int | None = None) -> dict | None:
+    """A pair's modules as plain numbers: the summary, and one object a module. prompt: only that one's. None where there are none.
+
+    An infinite ratio (the floor is 0) is null here, as JSON has no infinity.
+    """
+    table = run.layers(pair)
+    table = table if prompt is None else table[table["prompt"] == prompt]
+    modules = modules_of(table)
+    summary = summary_of(modules)
+    if summary is None:
+        return None
+    return {
+        "reference": run.pairs[pair].reference,
+        "variant": run.pairs[pair].variant,
+        "prompts": sorted({int(each) for each in table["prompt"]}),
+        "positions": summary.positions,
+        "first_module": None if summary.first is None else summary.first.module,
+        "first_prompt": None if summary.first is None else summary.first.first_prompt,
+        "first_position": None if summary.first is None else summary.first.first_position,
+        "furthest_above_floor": None if summary.largest is None else summary.largest.module,
+        "by_module": [_plain(each) for each in modules],
+    }
+
+
+def _plain(figures: ModuleFigures) -> dict:
+    return {
+        name: None if isinstance(value, float) and not np.isfinite(value) else value for name, value in asdict(figures).items()
+    }

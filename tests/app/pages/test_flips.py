@@ -1,0 +1,148 @@
+"""The Flips page: its table, near ties beside the flips, and the reason with the position's own numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app.flips import parts
+from core.runs.reader import RunReader
+from core.runs.views.elements import top_of_both
+from core.runs.views.verdicts import NOT_JUDGED, Finding
+from tests.app import opening
+
+ROOT = Path(__file__).resolve().parents[3]
+RUN = "fresh-against-cached"
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+
+
+def opened(**link: str) -> AppTest:
+    return opening.opened("flips", **{"run": RUN, **link})
+
+
+def said(app: AppTest) -> str:
+    return "\n".join(
+        str(element.value) for kind in ("markdown", "caption", "info", "subheader") for element in getattr(app, kind)
+    )
+
+
+def table(app: AppTest) -> pd.DataFrame:
+    (found,) = [frame.value for frame in app.dataframe if "KL, nats" in frame.value.columns]
+    return found
+
+
+def test_every_flip_of_every_prompt_is_listed_with_what_each_side_makes_of_both_tokens():
+    found = table(opened(prompt="1", position="36"))
+    assert list(zip(found["prompt"], found["position"], strict=True)) == [(0, 144), (1, 30), (1, 36), (1, 239)]
+    assert found["reference token"].iloc[2] == ")  (9)"
+    assert found["variant token"].iloc[2] == "·%  (512)"
+    with RunReader(ROOT / "sample_runs" / f"{RUN}.duckdb") as run:
+        top = top_of_both(run, 0, 1, 36).set_index("token_id")  # reads the whole logits
+    for side, token in (("reference", 9), ("variant", 512)):
+        change = top.loc[token, "variant_probability"] - top.loc[token, "reference_probability"]
+        assert found[f"{side}'s token, change of probability"].iloc[2] == pytest.approx(change, abs=1e-12)
+    assert found["reference's token, rank on the other side (1 = argmax)"].iloc[2] == top.loc[9, "variant_rank"] == 2
+    assert found["variant's token, rank on the other side (1 = argmax)"].iloc[2] == top.loc[512, "reference_rank"] == 2
+
+
+def test_figures_are_numbers_so_that_their_columns_sort_as_such():
+    found = table(opened())
+    for name in found.columns.difference(["reference token", "variant token"]):
+        assert pd.api.types.is_numeric_dtype(found[name]), name
+
+
+def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
+    app = opened(prompt="1", position="36")
+    app.segmented_control(key="flips_listed").set_value("flips and near ties").run()
+    assert not app.exception
+    assert app.query_params["list"] == "flips-and-near-ties"
+    found = table(app)
+    assert (len(found), int(found["flip"].sum())) == (69, 4)
+    assert "4 flips and 65 near ties in 729 positions" in said(app)
+    linked = opened(list="flips-and-near-ties", prompt="1", position="142")  # a near tie without a flip
+    assert "Why it could flip" in said(linked)
+    assert "is no flip" in said(opened(prompt="1", position="142"))
+
+
+def test_the_reason_has_the_margin_the_bound_and_how_both_tokens_moved():
+    text = said(opened(prompt="1", position="36"))
+    assert (
+        "The smaller margin is the reference's, 0 logits (0 ULPs); the largest difference of any logit here is 0.03125, twice that 0.0625"
+        in text
+    )
+    assert "The reference's token moved by -0.03125 and the variant's by +0.03125" in text
+    assert "went from 0 to -0.0625 (equal on the reference: the lower token id counts as the argmax)" in text
+
+
+def test_a_judged_run_says_what_its_verdict_says_of_the_differences():
+    """The shipped run was judged: its flips are rounding, and no controls are asked for."""
+    text = said(opened(prompt="1", position="36"))
+    assert "only controls can answer" not in text
+    assert "What differences of this pair are, its verdict says: **rounding**." in text
+    assert "All 4 flips are near ties" in text
+
+
+def test_a_run_that_was_not_judged_says_that_controls_would_tell():
+    told = parts.is_it_rounding(Finding(NOT_JUDGED, "No controls were run.", (), False))
+    assert told == "Whether differences of that size are rounding is another question, which only controls can answer."
+
+
+@pytest.mark.parametrize("name", ["bug suspected", "nondeterministic", "undecided", "a verdict of tomorrow"])
+def test_every_verdict_is_told_by_its_name_and_sentence_as_plain_text(name):
+    told = parts.is_it_rounding(Finding(name, "1,200 times the floor, at `k_proj` of **layer 3**.", (), True))
+    assert told.startswith(f"What differences of this pair are, its verdict says: **{name}**. 1,200 times the floor")
+    assert "**layer" not in told
+
+
+def position(**figures) -> pd.Series:
+    return pd.Series(
+        {"reference_token": 1, "variant_token": 1, "is_flip": False, "near_tie": True, "nonfinite_mismatch": 0, "max_abs": 0.25,
+         "reference_margin": 0.5, "variant_margin": 0.75, "reference_margin_ulps": 4, "variant_margin_ulps": 6} | figures
+    )  # fmt: skip
+
+
+TOP = pd.DataFrame({"token_id": [1, 2], "reference_logit": [4.0, 3.5], "variant_logit": [4.0, 4.25]})
+
+
+@pytest.mark.parametrize(
+    ("here", "expected"),
+    [
+        (position(), "The smaller margin is the reference's, 0.5 logits (4 ULPs); the largest difference of any logit here is 0.25, twice that 0.5."),
+        (position(variant_margin=0.125, variant_margin_ulps=1), "the variant's, 0.125 logits (1 ULP)"),
+        (position(is_flip=True, variant_token=2), "moved by 0 and the variant's by +0.75, so the lead of the first over the second went from 0.5 to -0.25."),
+        (position(near_tie=False, max_abs=0.125), "The margin is larger, so a flip is impossible here."),
+        (position(near_tie=False, max_abs=0.125, is_flip=True), "the figures contradict each other"),
+        (position(nonfinite_mismatch=3), "3 logits here NaN or infinite on one side only"),
+        (position(variant_margin=np.nan, variant_margin_ulps=pd.NA), "no finite margin"),
+    ],
+)  # fmt: skip
+def test_every_kind_of_position_has_its_reason(here, expected):
+    assert expected in parts.why(here, TOP)
+
+
+def test_a_run_without_flips_says_how_close_it_came_and_still_offers_its_near_ties(tmp_path):
+    from core.judging.ingest import ingest
+    from core.runs.store.store import Store
+
+    logits = np.full((2, 8), -4.0, np.float32)
+    logits[:, 1], logits[:, 2] = 2.0, 1.5
+    moved = logits.copy()
+    moved[1, 2] = 1.75  # a margin of 0.25, and a difference of 0.25: near, no flip
+    dump = tmp_path / "near.npz"
+    np.savez(dump, reference=logits, variant=moved)
+    run_id = ingest(Store(tmp_path / "runs"), [dump])
+    app = opened(run=run_id)
+    assert "No flips: both sides have the same argmax at all 2 positions" in said(app)
+    app.segmented_control(key="flips_listed").set_value("flips and near ties").run()
+    assert not app.exception
+    assert table(app)["position"].tolist() == [1]
+    next(button for button in app.button if "first near tie" in button.label).click().run()
+    assert "Why it could flip" in said(app)

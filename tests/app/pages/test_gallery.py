@@ -1,0 +1,505 @@
+"""The gallery: what is asked for is what is shown, deletions are undone, labels stay beside the runs, and a drop starts an upload."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app.gallery import actions
+from app.gallery import table as listing
+from app.gallery.filters import Asked, matching
+from app.gallery.table import listed
+from app.shell import exports, page_settings, store_cache
+from core.runs.store import labels
+from core.runs.store.cards import RunCard, list_runs
+from core.runs.store.labels import Labels
+from core.runs.store.store import Store
+from tests.app.opening import followed
+from tests.core.runs.judged_runs import judged_run
+from tests.core.runs.made_runs import copied
+
+ROOT = Path(__file__).resolve().parents[3]
+SAMPLES = {
+    "injected-bug",
+    "continuations-that-part",
+    "float32-three-paths",
+    "batch-1-against-n",
+    "fresh-against-cached",
+    "where-it-starts",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch) -> Store:
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    return Store(tmp_path / "runs", [ROOT / "sample_runs"])
+
+
+@pytest.fixture
+def mine(own_store: Store) -> Path:
+    """A run of one's own."""
+    own_store.directory.mkdir()
+    return Path(shutil.copy(ROOT / "sample_runs" / "batch-1-against-n.duckdb", own_store.directory / "mine.duckdb"))
+
+
+def labelling(**link: str) -> AppTest:
+    """A viewer who has opened the form of the selected run's labels."""
+    app = opened(**link)
+    app.session_state["labelling"] = True
+    return app.run()
+
+
+def opened(**link: str) -> AppTest:
+    return followed(**link).run()
+
+
+def said(app: AppTest) -> str:
+    kinds = ("title", "markdown", "caption", "info", "warning", "error")
+    texts = [str(element.value) for kind in kinds for element in getattr(app, kind)]
+    return "\n".join([*texts, *(fold.label for fold in app.expander)]).replace("\\", "")
+
+
+def names(app: AppTest) -> list[str]:
+    assert not app.exception
+    return app.dataframe[0].value["name"].tolist()
+
+
+def keys(app: AppTest) -> set[str]:
+    return {str(button.key) for button in app.button}
+
+
+CARD = RunCard(
+    run_id="one", name="First", created=datetime(2026, 11, 20), kind="capture", model="org/Small-Model", compute_dtype="bfloat16", device="cpu",
+    prompts=1, positions=100, vocab=10, pairs=1, bit_identical_pairs=0, flips=0, max_ulps=7, max_neq_share=0.5, nonfinite_mismatch=0,
+    verdicts="rounding", pair_verdicts=("rounding",), sides=("prefill", "decode"), bytes=1, is_read_only=False,
+)  # fmt: skip
+CARDS = [  # newest first, as they come
+    dataclasses.replace(CARD, run_id="three", name="café", device="cuda", flips=2, positions=50, pair_verdicts=("bug suspected", "rounding")),
+    dataclasses.replace(CARD, run_id="two", name="B", compute_dtype="float32", max_ulps=900, pair_verdicts=("of a later version",), device=""),
+    CARD,
+]  # fmt: skip
+LABELS = {"one": Labels(("nightly", "vLLM"), "look at the Second block"), "two": Labels(("night",))}
+PROMPTS = {"one": "def main():\n  pass", "two": "straße".casefold(), "three": ""}
+# what is asked -> the runs shown, in order
+ASKED: list[tuple[dict[str, str], list[str]]] = [
+    ({}, ["three", "two", "one"]),
+    ({"text": "CAFÉ"}, ["three"]),
+    ({"text": "small-model"}, ["three", "two", "one"]),
+    ({"text": "def pass"}, ["one"]),  # all of the words, in any order
+    ({"text": "pass def first"}, ["one"]),  # of the prompt or of anything else
+    ({"text": "def nowhere"}, []),
+    ({"text": "STRASSE"}, ["two"]),
+    ({"text": "second BLOCK"}, ["one"]),
+    ({"text": "vllm"}, ["one"]),
+    ({"text": "  "}, ["three", "two", "one"]),
+    ({"dtype": "float32"}, ["two"]),
+    ({"device": "cuda"}, ["three"]),
+    ({"device": "tpu"}, []),
+    ({"verdict": "rounding"}, ["three", "one"]),
+    ({"verdict": "bug suspected"}, ["three"]),
+    ({"flips": "with flips"}, ["three"]),
+    ({"flips": "without flips"}, ["two", "one"]),
+    ({"tags": ("night",)}, ["two"]),  # the whole tag, not a part
+    ({"tags": ("nightly", "vLLM")}, ["one"]),
+    ({"tags": ("nightly", "night")}, []),  # all of them, not any
+    ({"tags": ("nightly",), "dtype": "float32"}, []),
+    ({"sort": "oldest"}, ["one", "two", "three"]),
+    ({"sort": "name"}, ["two", "three", "one"]),
+    ({"sort": "verdict"}, ["three", "one", "two"]),
+    ({"sort": "flips"}, ["three", "two", "one"]),
+    ({"sort": "max ULPs"}, ["two", "three", "one"]),
+    ({"sort": "positions"}, ["two", "one", "three"]),
+]
+
+
+@pytest.mark.parametrize(("asked", "shown"), ASKED, ids=[str(asked) for asked, _ in ASKED])
+def test_what_is_asked_for_is_what_is_shown(asked, shown):
+    assert [card.run_id for card in matching(CARDS, Asked(**asked), LABELS, PROMPTS)] == shown
+
+
+def test_every_order_that_is_offered_is_one_that_is_known():
+    assert {asked["sort"] for asked, _ in ASKED if "sort" in asked} | {"newest"} == set(page_settings.SORTS)
+
+
+def test_names_verdicts_and_numbers_of_the_runs_fit_side_by_side_at_1280_pixels():
+    """The table is 848 pixels wide there, of which the boxes take 33."""
+    named = [listing.COLUMNS[name]["width"] for name in ("verdict", "differ", "flips", "max ULPs", "dtype")]
+    assert listing._NAME + sum(named) == 815
+    assert listing._NAME - listing._TAGS + sum(named) + listing.COLUMNS["tags"]["width"] == 815
+    figure = 7  # pixels, beside 16 of a cell's edges
+    assert listing.COLUMNS["max ULPs"]["width"] >= len("4,294,967,295") * figure + 16  # the furthest two float32 can be
+    assert listing.COLUMNS["flips"]["width"] >= len("99,999") * figure + 16
+    assert listing.COLUMNS["differ"]["width"] >= len("NaN or infinity") * 6 + 16
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("Where it starts: layers, kernels, remedies, bfloat16", 1),  # the longest of the shipped runs
+        ("WHERE IT STARTS: LAYERS, KERNELS, REMEDIES, BFLOAT16", 2),
+        ("x" * 120, 3),
+        ("舍入还是错误" * 5, 2),
+        ("long " * 100, 5),
+        ("", 1),
+    ],
+)
+def test_a_long_name_is_broken_into_lines(name, lines):
+    assert listing._lines(["short", name], listing._NAME) == lines
+
+
+LINKS = {
+    "search": ("scheduler", {"fresh-against-cached"}),  # the name of no run, a word of a prompt
+    "dtype": ("float32", {"float32-three-paths"}),
+    "verdict": ("bug-suspected", {"injected-bug"}),
+    "flips": ("none", {"float32-three-paths", "where-it-starts"}),
+    "device": ("cpu", SAMPLES),
+    "tag": ("seen", {"injected-bug"}),
+    "sort": ("flips", SAMPLES),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_restores_what_the_gallery_was_asked_and_keeps_it_in_the_address(name, own_store):
+    labels.write(own_store.directory, "injected-bug", Labels(("seen",)))
+    value, shown = LINKS[name]
+    app = opened(run="fresh-against-cached", **{name: value})
+    cards = {card.name: card.run_id for card in list_runs(own_store)[0]}
+    found = [cards[each] for each in names(app)]
+    assert set(found) == shown
+    assert app.query_params[name] == value
+    assert not app.warning
+    if name == "sort":
+        assert found[0] == "fresh-against-cached"  # four flips, the most
+
+
+def test_every_setting_of_the_gallery_is_tried_by_a_link():
+    assert {setting.name for setting in page_settings.of_page("runs")} == set(LINKS)
+
+
+def test_a_link_to_a_device_or_a_tag_that_no_run_has_shows_none_and_says_what_it_asks_for():
+    app = opened(tag="gone", device="<b>tpu</b>")
+    assert names(app) == []
+    assert (app.multiselect(key="gallery_tags").value, app.selectbox(key="gallery_device").value) == (["gone"], "<b>tpu</b>")
+    assert f"0 of {len(SAMPLES)} runs" in said(app)
+
+
+def test_several_tags_are_asked_for_together_and_a_link_restores_them(own_store):
+    odd = "50%, <b>x</b>"  # a comma and a percent sign of its own
+    labels.write(own_store.directory, "injected-bug", Labels(("seen", odd)))
+    labels.write(own_store.directory, "fresh-against-cached", Labels(("seen",)))
+    app = opened()
+    app.multiselect(key="gallery_tags").set_value(["seen"]).run()
+    assert len(names(app)) == 2
+    app.multiselect(key="gallery_tags").set_value(["seen", odd]).run()
+    assert len(names(app)) == 1
+    assert app.query_params["tag"] == "seen,50%25%2C <b>x</b>"
+    again = opened(tag=app.query_params["tag"])
+    assert again.multiselect(key="gallery_tags").value == ["seen", odd]
+    assert names(again) == names(app)
+
+
+def test_a_file_that_is_no_run_is_named_above_the_table(own_store):
+    own_store.directory.mkdir()
+    (own_store.directory / "torn.duckdb").write_bytes(b"no run")
+    app = opened()
+    order = [type(element).__name__ for element in app.main if not hasattr(element, "children")]
+    assert "torn" in app.warning[0].value
+    assert order.index("Warning") < order.index("Dataframe")
+
+
+def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
+    read = []
+    original = store_cache.prompt_texts
+
+    def counted(paths):
+        read.append(len(paths))
+        return original(paths)
+
+    monkeypatch.setattr(store_cache, "prompt_texts", counted)
+    store_cache._kept.clear()
+    app = opened()
+    assert read == []
+    app.text_input(key="gallery_search").set_value("import parser").run()
+    assert read == [len(SAMPLES)]
+    assert 0 < len(names(app)) < 5
+    app.text_input(key="gallery_search").set_value("import parser zebra").run()
+    assert read == [len(SAMPLES)]  # nothing is read twice
+    assert names(app) == []
+
+
+def test_of_a_store_only_the_run_that_came_is_read(mine, own_store, monkeypatch):
+    app = opened()
+    read = []
+    original = store_cache.read_runs
+
+    def counted(paths):
+        read.extend(path.stem for path in paths)
+        return original(paths)
+
+    monkeypatch.setattr(store_cache, "read_runs", counted)
+    copied(own_store.directory / "another.duckdb")
+    app.run()
+    assert len(names(app)) == len(SAMPLES) + 2
+    assert read == ["another"]
+    mine.unlink()
+    app.run()
+    assert len(names(app)) == len(SAMPLES) + 1
+    assert read == ["another"]
+
+
+def test_a_first_visit_is_told_what_this_is_and_which_runs_are_worth_opening(own_store):
+    app = opened()
+    assert "bit for bit" in said(app)
+    assert "own rounding floor" in said(app)
+    links = [element.proto for element in app.main if element.type == "page_link"] or [
+        element.proto for element in app.get("page_link")
+    ]
+    queries = {link.label: link.query_string for link in links}
+    flip = next(query for label, query in queries.items() if "flip that rounding explains" in label)
+    assert "run=fresh-against-cached" in flip
+    assert "position=144" in flip  # its first flip, as the Flips page says
+    assert "run=injected-bug" in next(query for label, query in queries.items() if "injected bug" in label)
+
+
+def test_with_a_run_of_ones_own_the_introduction_is_gone(mine):
+    """The twin of the test above."""
+    assert "own rounding floor" not in said(opened())
+
+
+def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
+    before = mine.read_bytes()
+    labels.write(own_store.directory, "mine", Labels(("kept",)))
+    app = opened(run="mine")
+    assert "undo_delete" not in keys(app)
+    app.button(key="delete").click().run()
+    assert not app.exception
+    assert not app.warning  # its own deletion is no surprise
+    assert not mine.exists()
+    assert len(names(app)) == len(SAMPLES)
+    assert "Deleted 'Batch 1 against N, bfloat16'" in said(app)
+    app.button(key="undo_delete").click().run()
+    assert mine.read_bytes() == before
+    assert len(names(app)) == len(SAMPLES) + 1
+    assert labels.read(own_store.directory, "mine") == Labels(("kept",))
+    assert "undo_delete" not in keys(app)
+
+
+def test_sample_runs_have_no_delete_button():
+    app = opened(run="batch-1-against-n")
+    assert "delete" not in keys(app)
+    assert (ROOT / "sample_runs" / "batch-1-against-n.duckdb").exists()
+
+
+def test_several_ticked_runs_are_deleted_together_and_had_back_together(mine, own_store):
+    copied(own_store.directory / "another.duckdb")
+    app = opened(run="fresh-against-cached")
+    app.session_state["ticked"] = ["mine", "another", "injected-bug"]
+    app.run()
+    assert "3 runs ticked" in said(app)
+    assert "1 sample run, read-only" in said(app)
+    app.button(key="delete").click().run()
+    assert len(names(app)) == len(SAMPLES)
+    assert "Deleted 2 runs." in said(app)
+    assert len(own_store.discarded()) == 2
+    app.button(key="undo_delete").click().run()
+    assert len(names(app)) == len(SAMPLES) + 2
+    assert own_store.discarded() == []
+
+
+def test_ticked_runs_that_a_filter_hides_are_counted_and_can_be_unticked(mine, own_store):
+    labels.write(own_store.directory, "mine", Labels(("seen",)))
+    app = opened()
+    app.session_state["ticked"] = ["mine", "injected-bug"]
+    app.multiselect(key="gallery_tags").set_value(["seen"]).run()
+    assert "2 runs ticked" in said(app)
+    assert "1 of them not shown" in said(app)
+    app.button(key="untick").click().run()
+    assert "ticked" not in said(app).lower().replace("tick some", "")
+    assert app.session_state["ticked"] == []
+
+
+def test_several_ticked_runs_are_tagged_together(mine, own_store):
+    labels.write(own_store.directory, "mine", Labels(("old",), "a note"))
+    app = opened()
+    app.session_state["ticked"] = ["mine", "injected-bug"]
+    app.run()
+    app.selectbox(key="tag_of_several").set_value("old").run()
+    app.button(key="add_tag").click().run()
+    assert labels.read_all(own_store.directory)[0] == {"mine": Labels(("old",), "a note"), "injected-bug": Labels(("old",))}
+    app.button(key="remove_tag").click().run()
+    assert labels.read_all(own_store.directory)[0] == {"mine": Labels((), "a note")}
+
+
+def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
+    app = labelling(run="mine")
+    tags = next(each for each in app.multiselect if str(each.key).startswith("tags_"))
+    note = next(each for each in app.text_area if str(each.key).startswith("note_"))
+    assert (tags.value, note.value) == ([], "")
+    tags.set_value(["<b>x</b>", "nightly"])
+    note.set_value("**bold** [x](http://e)")
+    next(button for button in app.button if button.label == "Save").click().run()
+    assert not app.exception
+    assert labels.read(own_store.directory, "mine") == Labels(("<b>x</b>", "nightly"), "**bold** [x](http://e)")
+    assert ["<b>x</b>", "nightly"] in [list(tags) for tags in app.dataframe[0].value["tags"]]
+    raw = "\n".join(str(each.value) for each in app.caption)
+    assert "\\*\\*bold\\*\\* \\[x\\]" in raw
+    assert "[x](http" not in raw
+    assert app.multiselect(key="gallery_tags").options == ["<b>x</b>", "nightly"]
+    app.text_input(key="gallery_search").set_value("nightly").run()
+    assert len(names(app)) == 1
+
+
+def test_a_run_is_pinned_in_its_labels_and_a_tag_for_several_leaves_it_pinned(mine, own_store):
+    app = labelling(run="mine")
+    pinned = next(each for each in app.checkbox if str(each.key).startswith("pinned_"))
+    assert pinned.value is False
+    pinned.check()
+    next(button for button in app.button if button.label == "Save").click().run()
+    assert not app.exception
+    assert labels.read(own_store.directory, "mine") == Labels(pinned=True)
+    assert "pinned" in [each.value for each in app.caption]
+    (card,) = [card for card in list_runs(own_store)[0] if card.run_id == "mine"]
+    actions._tag([card], "new", True)
+    assert labels.read(own_store.directory, "mine") == Labels(("new",), pinned=True)
+
+
+def test_a_note_that_is_being_typed_stays_while_another_saves_and_is_added_to_theirs(mine, own_store):
+    labels.write(own_store.directory, "mine", Labels(("old", "going")))
+    app = labelling(run="mine")
+    typed = next(each for each in app.text_area if str(each.key).startswith("note_"))
+    labels.write(own_store.directory, "mine", Labels(("old", "going", "theirs"), "theirs", pinned=True))
+    app.run()
+    assert "Somebody else has changed these labels" in said(app)
+    note = next(each for each in app.text_area if str(each.key).startswith("note_"))
+    assert note.key == typed.key  # the same field to the browser, which keeps what is typed in it
+    note.set_value("mine")
+    next(each for each in app.multiselect if str(each.key).startswith("tags_")).set_value(["old", "new"])
+    next(button for button in app.button if button.label == "Save").click().run()
+    assert not app.exception
+    assert labels.read(own_store.directory, "mine") == Labels(("old", "theirs", "new"), "theirs\n\nmine", pinned=True)
+    assert "both are kept" in said(app)
+    assert next(each for each in app.text_area if str(each.key).startswith("note_")).value == "theirs\n\nmine"
+
+
+def test_theirs_are_shown_where_the_viewer_wants_them(mine, own_store):
+    app = labelling(run="mine")
+    next(each for each in app.text_area if str(each.key).startswith("note_")).set_value("mine")
+    labels.write(own_store.directory, "mine", Labels((), "theirs"))
+    app.run()
+    next(button for button in app.button if button.label == "Show theirs").click().run()
+    assert not app.exception
+    assert next(each for each in app.text_area if str(each.key).startswith("note_")).value == "theirs"
+    assert "Somebody else" not in said(app)
+
+
+def test_labels_too_long_are_a_sentence_and_nothing_is_written(mine, own_store):
+    app = labelling(run="mine")
+    next(each for each in app.multiselect if str(each.key).startswith("tags_")).set_value(["x" * 41])
+    next(button for button in app.button if button.label == "Save").click().run()
+    assert not app.exception
+    assert "has 41 characters; a tag has 1 to 40" in said(app)
+    assert labels.read_all(own_store.directory) == ({}, [])
+
+
+def test_damaged_labels_are_a_sentence_and_are_put_aside_when_new_ones_are_saved(mine, own_store):
+    labels.write(own_store.directory, "other", Labels(("x",)))
+    labels.path_of(own_store.directory, "mine").write_text("broken")
+    app = labelling(run="mine")
+    assert "mine.json: no labels are read from it" in said(app)
+    assert len(names(app)) == len(SAMPLES) + 1
+    next(each for each in app.text_area if str(each.key).startswith("note_")).set_value("new")
+    next(button for button in app.button if button.label == "Save").click().run()
+    assert "were put aside as .labels/mine.damaged-" in said(app)
+    assert labels.read(own_store.directory, "mine") == Labels((), "new")
+    (aside,) = own_store.directory.glob(".labels/mine.damaged-*")
+    assert aside.read_text() == "broken"
+
+
+def unfolded(app: AppTest, rows: list[int]) -> AppTest:
+    """The list of deleted runs, with some of them ticked."""
+    app.session_state["trash_fold"] = True
+    app.run()
+    table = next(each for each in app.dataframe if str(each.key).startswith("trash_"))
+    app.session_state[str(table.key)] = {"selection": {"rows": rows, "columns": [], "cells": []}}
+    return app.run()
+
+
+def trash(app: AppTest) -> list[str]:
+    return next(each for each in app.dataframe if str(each.key).startswith("trash_")).value["name"].tolist()
+
+
+def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store):
+    copied(own_store.directory / "another.duckdb")
+    own_store.discard("mine")
+    (entry,) = own_store.discarded()
+    app = opened()
+    assert "Recently deleted: 1 run, 10.5 MB" in said(app)
+    assert "undo_delete" not in keys(app)  # another viewer deleted it
+    app = unfolded(app, [0])
+    assert trash(app) == ["Batch 1 against N, bfloat16"]
+    app.button(key="restore").click().run()
+    assert mine.exists()
+    assert "Recently deleted" not in said(app)
+    own_store.discard("another")
+    app = unfolded(opened(), [0])
+    app.button(key="purge").click().run()
+    assert own_store.discarded() == []
+    assert not (own_store.directory / ".trash" / entry.entry).exists()
+    assert "Recently deleted" not in said(app)
+
+
+def test_restoring_where_a_run_of_that_id_is_again_is_a_sentence(mine, own_store):
+    own_store.discard("mine")
+    copied(mine)
+    app = unfolded(opened(), [0])
+    app.button(key="restore").click().run()
+    assert not app.exception
+    assert "run 'mine' is there again; nothing was changed" in said(app)
+    assert len(own_store.discarded()) == 1
+
+
+def test_a_run_that_somebody_else_deleted_meanwhile_is_a_sentence(mine, own_store):
+    app = opened(run="mine")
+    mine.unlink()
+    app.button(key="delete").click().run()
+    assert not app.exception
+    assert "run 'mine'" in said(app)
+    assert own_store.discarded() == []
+
+
+def test_the_last_run_can_be_had_back_from_an_empty_gallery(mine, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    app = opened(run="mine")
+    app.button(key="delete").click().run()
+    assert "No runs yet" in said(app)
+    assert "Recently deleted: 1 run" in said(app)
+    app.button(key="undo_delete").click().run()
+    assert len(names(app)) == 1
+
+
+def test_a_judged_runs_verdict_is_a_filter_and_an_order(own_store):
+    for verdict in ("rounding", "bug suspected", "undecided"):
+        judged_run(own_store, verdict, run_id=f"v-{verdict}".replace(" ", "-"))
+    app = opened(sort="verdict")
+    assert names(app)[0] == "Judged: bug suspected"
+
+
+def test_the_list_is_exported_as_it_is_shown_with_every_figure_and_inert():
+    hostile = dataclasses.replace(CARD, run_id="evil", name="=cmd()", sides=("prefill", "=1"))
+    table = listed([hostile, *CARDS], {"evil": Labels(("a,b", "@x"), "+note")})
+    assert table["run_id"].tolist() == ["evil", "three", "two", "one"]
+    assert table["max_ulps"].tolist() == [7, 7, 900, 7]
+    assert json.loads(table["tags"][0]) == ["a,b", "@x"]
+    assert json.loads(table["verdicts"][1]) == ["bug suspected", "rounding"]
+    heading, row, *_ = csv.reader(io.StringIO(exports.csv(table).decode(), newline=""))
+    told = dict(zip(heading, row, strict=True))
+    assert (told["name"], told["note"]) == ("'=cmd()", "'+note")
+    assert not any(cell.startswith(("=", "+", "@")) for cell in row)

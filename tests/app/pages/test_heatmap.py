@@ -1,0 +1,139 @@
+"""The heatmap's page without a browser: what a link asks for, what the address says, the selected token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app.heatmap import canvas
+from app.shell import selection, store_cache
+from core.judging.ingest import ingest
+from tests.app import opening
+
+MAIN = str(Path(__file__).resolve().parents[3] / "app" / "main.py")
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+
+
+def opened(**link: str) -> AppTest:
+    return opening.opened("heatmap", **({"run": "batch-1-against-n"} | link))
+
+
+def said(app: AppTest, *names: str) -> dict[str, str]:
+    """What the address says of these."""
+    return {name: app.query_params[name] for name in names if name in app.query_params}
+
+
+def sentences(app: AppTest) -> str:
+    found = [str(element.value) for kind in ("warning", "subheader", "caption") for element in getattr(app, kind)]
+    return "\n".join(found).replace("\\", "")  # which keep markdown out
+
+
+NAMES = ("rows", "tokens", "order", "cells", "token")
+
+
+def test_the_address_of_a_whole_run_says_nothing_of_the_heatmap():
+    assert said(opened(), *NAMES) == {}
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        {"rows": "80:97"},
+        {"rows": "80:97", "tokens": "100:200"},
+        {"order": "rank", "tokens": "0:64"},
+        {"cells": "difference"},
+        {"token": "301"},
+        {"rows": "0:1", "tokens": "4095:4096", "order": "rank", "cells": "difference", "token": "0"},
+    ],
+)
+def test_a_link_to_a_window_is_kept_as_it_is(link):
+    assert said(opened(**link), *NAMES) == link
+
+
+@pytest.mark.parametrize(
+    ("link", "sentence"),
+    [
+        ({"rows": "5:4"}, "asks for rows '5:4'"),
+        ({"tokens": "0:4097"}, "asks for tokens '0:4097'"),
+        ({"token": "4096"}, "asks for token '4096'"),
+        ({"token": "-1"}, "asks for token '-1'"),
+        ({"token": "<b>1"}, "asks for token"),
+    ],
+)
+def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_whole_run(link, sentence):
+    app = opened(**link)
+    assert sentence in sentences(app)
+    assert said(app, *NAMES) == {}
+
+
+def test_words_that_are_none_are_left_out():
+    assert said(opened(order="sideways", cells="x"), *NAMES) == {}
+
+
+def test_a_selected_token_is_told_with_both_logits_and_ranks():
+    app = opened(position="89", token="301")
+    assert "at position 89" in sentences(app)
+    (table,) = (frame.value for frame in app.dataframe if "rank (1 = argmax)" in frame.value)
+    assert len(table) == 2
+    assert all(float(value) == float(value) for value in table["logit"])
+
+
+def test_the_texts_of_tokens_stay_inert(tmp_path):
+    import numpy as np
+
+    from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
+    from core.runs.store.store import Store
+    from tests.core.runs.made_runs import write_run
+
+    header = RunHeader(
+        "hostile", "float32", 8, (Prompt(2, (1, 2), ("<img src=x>", "$$\\x$$")),), (SideHeader("a", "", "float32"), SideHeader("b", "", "float32")),
+        Provenance("upload"), {1: "[x](javascript:alert(1)) **b** <script>alert(1)</script>"},
+    )  # fmt: skip
+    write_run(Store(tmp_path / "runs"), header, [np.zeros((2, 8), np.uint32), np.ones((2, 8), np.uint32)], "hostile")
+    app = opened(run="hostile", token="1")
+    heading = next(element.value for element in app.subheader if element.value.startswith("Token"))
+    assert "[x](" not in heading
+    assert "<script>" not in heading.replace("\\<script\\>", "")
+
+
+def test_a_window_belongs_to_its_run():
+    app = opened(rows="80:97", order="rank", token="301")
+    app.selectbox(key="run").set_value("fresh-against-cached").run()
+    assert not app.exception
+    assert said(app, *NAMES) == {}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+def test_every_logit_of_a_position_is_exported_exactly(tmp_path, dtype):
+    """Distances between 1 and 1.5 and between 0.25 and 0.5 are so many steps by the formats' significands."""
+    reference = np.array([[0.0, 1.0, -1.0, np.nan, np.inf, -np.inf, 2.0, 0.5]] * 2, np.float32)
+    variant = np.array([[-0.0, 1.5, -1.0, np.nan, np.inf, 3.0, np.nan, 0.25]] * 2, np.float32)
+    dump = tmp_path / "dump.npz"
+    np.savez(dump, reference=reference, variant=variant, compute_dtype=dtype)
+    run = store_cache.open_run(ingest(store_cache.store(), [dump]))
+    assert run.header.compute_dtype == dtype
+    table = canvas.position_row(selection.View(run, run.pairs[0], 0, 1, run.positions(0)))
+    assert table["token_id"].tolist() == list(range(8))
+    assert np.array_equal(table["reference_logit"], reference[1].astype(float), equal_nan=True)
+    assert np.array_equal(table["variant_logit"], variant[1].astype(float), equal_nan=True)
+    bits = {"float16": 10, "float32": 23, "bfloat16": 7}[dtype]  # of the significand: between 1 and 1.5 lie half of 2^bits steps
+    assert table["ulps"].astype(object).where(table["ulps"].notna(), None).tolist() == [
+        0,
+        1 << (bits - 1),
+        0,
+        0,
+        0,
+        None,
+        None,
+        1 << bits,
+    ]
+    assert table["difference"].tolist()[:2] == [0.0, 0.5]
+    assert table["difference"].isna().tolist() == [False] * 5 + [True] * 2 + [False]
+    assert table["difference"].tolist()[7] == -0.25

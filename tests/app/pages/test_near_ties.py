@@ -1,0 +1,114 @@
+"""The Near ties page: what is within a threshold in ULPs and in logits, what a brush lists, and what the address keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app.near_ties import parts
+from core.runs.reader import RunReader
+from tests.app import opening
+
+ROOT = Path(__file__).resolve().parents[3]
+RUN = "fresh-against-cached"  # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+
+
+def opened(**link: str) -> AppTest:
+    return opening.opened("near_ties", **{"run": RUN, "prompt": "1", "position": "36", **link})
+
+
+def said(app: AppTest) -> str:
+    return "\n".join(str(element.value) for kind in ("markdown", "caption", "subheader") for element in getattr(app, kind))
+
+
+def listed(app: AppTest) -> list[int]:
+    (table,) = [frame.value for frame in app.dataframe if "near tie" in frame.value.columns]
+    return sorted(table["position"].tolist())
+
+
+def counted(where: str) -> list[tuple]:
+    """Straight out of the file, by SQL."""
+    with RunReader(ROOT / "sample_runs" / f"{RUN}.duckdb") as run:
+        return run._database.rows(f"SELECT prompt, position FROM position WHERE {where} ORDER BY prompt, position")
+
+
+@pytest.mark.parametrize(
+    ("link", "columns", "limit", "words"),
+    [
+        ({}, "margin_ulps", "4", "at most 4 ULPs of bfloat16"),
+        ({"threshold": "0"}, "margin_ulps", "0", "at most 0 ULPs of bfloat16"),
+        ({"threshold": "1"}, "margin_ulps", "1", "at most 1 ULP of bfloat16"),
+        ({"unit": "logits"}, "margin", "0.1", "at most 0.1 logits"),
+        ({"unit": "logits", "logits": "0.5", "of": "all-prompts"}, "margin", "0.5", "at most 0.5 logits"),
+        ({"threshold": "9", "of": "all-prompts"}, "margin_ulps", "9", "at most 9 ULPs of bfloat16"),
+    ],
+)
+def test_the_count_in_words_is_that_of_the_file_and_the_table_lists_it(link, columns, limit, words):
+    app = opened(**link)
+    within = "true" if "of" in link else "prompt = 1"
+    sides = [counted(f"{within} AND {side}_{columns} <= {limit}") for side in ("reference", "variant")]
+    either = sorted(set(sides[0]) | set(sides[1]))
+    total = 729 if "of" in link else 287
+    assert f"**{len(either)} of {total} (" in said(app)
+    assert words in said(app)
+    assert f"{len(sides[0])} of {total} ({100 * len(sides[0]) / total:.1f}%) on the reference" in said(app)
+    assert listed(app) == sorted(position for _, position in either)
+
+
+def test_another_threshold_gives_another_count():
+    assert listed(opened(threshold="0")) != listed(opened(threshold="4"))
+
+
+def brush(app: AppTest, rows: list[int], stamp: str = f"{RUN} 0 1") -> AppTest:
+    """As the chart's callback leaves it; Streamlit's harness has no charts to drag in."""
+    app.session_state[parts.BRUSHED] = (stamp, rows)
+    return app.run()
+
+
+def test_a_brush_lists_its_positions_whatever_the_threshold_and_can_be_cleared():
+    app = brush(opened(), [442 + 204, 442 + 36, 442])
+    assert listed(app) == [0, 36, 204]
+    assert "**3 positions brushed**, 1 flip and" in said(app)
+    next(button for button in app.button if button.label == "Clear the brush").click().run()
+    assert not app.exception
+    assert len(listed(app)) == 35
+    assert "brushed" not in said(app)
+
+
+@pytest.mark.parametrize("stamp", [f"{RUN} 1 1", f"{RUN} 0 0", f"{RUN} 0 all", "other 0 1"])
+def test_a_brush_over_another_pair_or_prompt_lists_nothing_here(stamp):
+    assert len(listed(brush(opened(), [442], stamp))) == 35
+
+
+def test_rows_that_the_run_does_not_have_are_not_brushed():
+    assert listed(brush(opened(), [442 + 7, 10**9, -1])) == [7]
+
+
+def test_controls_are_in_the_address_and_come_back_from_it():
+    app = opened()
+    app.segmented_control(key="top_form").set_value("ranks").run()
+    app.segmented_control(key="threshold_unit").set_value("logits").run()
+    app.select_slider(key="threshold_logits").set_value("0.02").run()
+    assert not app.exception
+    assert {name: app.query_params[name] for name in ("top", "unit", "logits")} == {
+        "top": "ranks",
+        "unit": "logits",
+        "logits": "0.02",
+    }
+    again = opened(top="ranks", unit="logits", logits="0.02")
+    assert "2 tokens of 8 change places with another" in said(again)
+    assert "at most 0.02 logits" in said(again)
+
+
+def test_the_form_of_the_best_tokens_is_the_same_on_every_page():
+    app = opened(top="ranks")
+    app.switch_page("../pages/overview.py").run()
+    assert "Ranks of the 8 largest logits" in said(app)
+    assert app.query_params["top"] == "ranks"

@@ -1,0 +1,348 @@
+"""The verdict on the overview and in the gallery: every name, every sentence from a stored row, and how what is missing is supplied."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app.shell import wording
+from app.shell.jobs import Job
+from app.verdict import charts
+from app.verdict.panel_actions import is_loadable
+from core.judging.ladder import VERDICTS
+from core.runs.file.records import PRECISION, RUNGS, Evidence
+from core.runs.reader import RunReader
+from core.runs.store.cards import list_runs
+from core.runs.store.store import Store
+from tests.app.opening import codes, figures_of, followed
+from tests.core.runs.judged_runs import BLOCKS, CASES, COMMAND, EXACT_FAILED, RERUN_PASSED, floors, judged_run, ratio_row
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch) -> Store:
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    return Store(tmp_path / "runs")
+
+
+def opened(page: str = "overview", open_: tuple[str, ...] = (), **link: str) -> AppTest:
+    """The page of a viewer who has unfolded the expanders `open_`."""
+    app = followed(page, **link)
+    for key in open_:
+        app.session_state[key] = True
+    app.run()
+    assert not app.exception
+    return app
+
+
+def said(app: AppTest) -> str:
+    kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
+    texts = [str(element.value) for kind in kinds for element in getattr(app, kind)]
+    return "\n".join([*texts, *(step.label for step in app.expander)]).replace("\\", "")
+
+
+def label(app: AppTest) -> str:
+    """The badge: its colour and its text."""
+    return next(element.value for element in app.markdown if "-badge[" in element.value)
+
+
+@pytest.mark.parametrize("verdict", CASES)
+def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, verdict):
+    app = opened(run=judged_run(own_store, verdict))
+    assert verdict in label(app)
+    assert f":{wording.VERDICTS[verdict]}-badge[" in label(app)
+    because, _, rows = CASES[verdict]
+    assert because in said(app)
+    steps = [step.label.replace("\\", "") for step in app.expander]
+    for row in rows:
+        (step,) = (step for step in steps if wording.RUNGS[row.rung] in step)
+        assert f"[{row.outcome}]" in step
+        assert row.says in step
+        assert f"Control: {row.control}" in said(app)
+    asked_always = [rung for rung in RUNGS if rung != PRECISION]  # that one only of a pair beyond its floor
+    unrun = [rung for rung in asked_always if rung not in {row.rung for row in rows}]
+    assert len([step for step in steps if "not run" in step]) == len(unrun)
+    assert not [button for button in app.button if button.key == "judge"]
+
+
+def test_every_verdict_has_a_colour_and_every_rung_a_title():
+    assert set(VERDICTS) | {"not judged"} == set(wording.VERDICTS)
+    assert set(RUNGS) <= set(wording.RUNGS)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sentence"), [(0.9557, "In bfloat16 it is 0.96 times the floor."), (2.5, "In bfloat16 it is 2.50 times the floor.")]
+)
+def test_the_sentence_changes_when_the_row_does(own_store, ratio, sentence):
+    rows = [
+        dataclasses.replace(row, figures={**row.figures, "noise_ratio": ratio}) if row.rung == "own dtype" else row
+        for row in CASES["rounding"][2]
+    ]
+    app = opened(run=judged_run(own_store, "rounding", evidence=rows))
+    assert sentence in said(app)
+    assert "Both flips are near ties, with margins of at most 1 ULP of bfloat16." in said(app)
+
+
+def test_what_a_row_says_is_said_and_nothing_else_of_that_rung(own_store):
+    says = "Whatever was found, it is written here."
+    rows = [dataclasses.replace(RERUN_PASSED, says=says, control="a control of mine"), EXACT_FAILED]
+    page = said(opened(run=judged_run(own_store, "bug suspected", evidence=rows)))
+    assert says in page
+    assert "Control: a control of mine" in page
+    assert RERUN_PASSED.says not in page
+    assert "multiple of 16" not in page  # the structure row was left out
+
+
+def test_figures_and_plots_unfold_with_their_row(own_store):
+    run_id = judged_run(own_store, "bug suspected")
+    closed = opened(run=run_id)
+    charts_then = len(figures_of(closed))
+    assert not any("noise ratio" in str(table.value) for table in closed.table)
+    app = opened(run=run_id, open_=("rung_float32_0", "rung_structure_0"))
+    assert len(figures_of(app)) == charts_then + 3  # pair and floor, their ratio, residues
+    assert any("24.3" in table.value.to_string().replace("\\", "") for table in app.table)
+    assert "in blocks of 16" in said(app)
+
+
+def test_a_second_row_of_a_rung_is_drawn_in_its_own_dtype(own_store):
+    """As a mixture of experts has them: what float32 showed is noted, float64 decides."""
+    wider = dataclasses.replace(EXACT_FAILED, figures={**EXACT_FAILED.figures, "compute_dtype": "float64"})
+    noted = dataclasses.replace(EXACT_FAILED, outcome="noted")
+    run_id = judged_run(own_store, "bug suspected", evidence=[noted, wider, BLOCKS], wider_floor=True)
+    app = opened(run=run_id, open_=("rung_float32_0", "rung_float32_1", "rung_structure_0"))
+    assert "both in float32" in said(app)
+    assert "both in float64" in said(app)
+    assert "in blocks of 16" in said(app)
+
+
+def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own_store):
+    """Both rows of one rung are open: charts of one name would end the page."""
+    aside = Evidence(
+        "float32",
+        "'decode' against 'prefill', beside a floor",
+        {},
+        "noted",
+        "The uploaded floor is of two kinds. It is left aside.",
+    )
+    figures = {"nonfinite_mismatch": 1, "noise_ratio": None, "first_nonfinite": [0, 3, 7], "position_ratio_allowed": 4.4}
+    row = ratio_row("float32", "float32", 0.0, "failed", "In float32, 'decode' is NaN at position 3, token 7.", **figures)
+    app = opened(run=judged_run(own_store, "bug suspected", evidence=[aside, row]), open_=("rung_float32_0", "rung_float32_1"))
+    page = said(app)
+    assert "It is left aside" in page
+    assert page.count("Pair over floor at each position") == 1
+    assert "in a gap nothing differs, or a logit is NaN or infinite on one side." in page
+
+
+def test_a_structure_without_a_block_draws_no_residues(own_store):
+    rows = [EXACT_FAILED, dataclasses.replace(BLOCKS, figures={**BLOCKS.figures, "block": None})]
+    app = opened(run=judged_run(own_store, "bug suspected", evidence=rows), open_=("rung_structure_0",))
+    assert "in blocks of" not in said(app)
+
+
+def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_it(own_store, monkeypatch):
+    app = opened(run=judged_run(own_store, None, run_id="mine"))
+    assert "not judged" in label(app)
+    assert "nothing here says whether rounding explains" in said(app)
+    assert codes(app)[0] == COMMAND.replace("capture", "judge", 1)
+    started = []
+
+    def submit(self, arguments, *, title, device, prompts=None, who=""):
+        started.append((arguments, title, device, prompts))
+        return Job(1, title, device, tuple(arguments))
+
+    monkeypatch.setattr("app.shell.jobs.Jobs.submit", submit)
+    app.button(key="judge").click().run()
+    assert not app.exception
+    ((arguments, title, device, prompts),) = started
+    assert arguments[:3] == ["capture", "--judge", "--model=sample_runs/model"]
+    assert "mine" in title
+    assert device == "best there is"
+    assert b'"token_ids": [2, 3, 4' in prompts.content
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"), [("running", "judging decode"), ("failed", "no such model"), ("done", "Open the judged run")]
+)
+def test_how_the_judging_stands_is_shown_where_it_was_started(own_store, monkeypatch, state, shown):
+    run_id = judged_run(own_store, None, run_id="mine")
+    job = Job(
+        1,
+        "Judge Judged: None (mine)",
+        "cpu",
+        (),
+        state,
+        "judging decode: other neighbours",
+        run_id="mine",
+        message="no such model" if state == "failed" else "",
+    )
+    monkeypatch.setattr("app.shell.jobs.Jobs.all", lambda self: [job])
+    app = opened(run=run_id)
+    assert shown in said(app) + " ".join(button.label for button in app.button)
+    assert bool([button for button in app.button if button.key == "judge"]) == (state != "running")
+
+
+def test_a_model_that_is_not_here_gets_a_sentence_and_no_button(own_store):
+    app = opened(run=judged_run(own_store, None, model="/models/gone"))
+    assert "is not on this machine" in said(app)
+    assert not [button for button in app.button if button.key == "judge"]
+
+
+@pytest.mark.parametrize(
+    ("model", "loadable"),
+    [
+        ("sample_runs/model", True), ("gpt2", True), ("Qwen/Qwen2.5-0.5B", True), ("/no/such/folder", False), ("a/b/c", False),
+        ("../x", False), ("~nobody-of-that-name/x", False), ("a b", False), ("x\0y", False),
+    ],
+)  # fmt: skip
+def test_a_folder_that_is_there_or_a_hub_id_can_be_loaded(model, loadable):
+    assert is_loadable(model) == loadable
+
+
+def test_a_dump_without_controls_is_undecided_and_says_what_is_missing(own_store):
+    app = opened(run=judged_run(own_store, None, kind="upload", command="", model=""))
+    assert "undecided" in label(app)
+    page = said(app)
+    assert "The same pair in float32" in page
+    assert "Call each side once more" in page
+    assert f"python -m core verdict {app.query_params['run']} --model MODEL" in page
+    assert not [button for button in app.button if button.key == "judge"]
+
+
+def test_the_report_can_be_copied_and_carries_the_address(own_store):
+    run_id = judged_run(own_store, "rounding")
+    assert not [text for text in codes(opened(run=run_id)) if "###" in text]
+    app = opened(run=run_id, open_=("copy_report",), position="10")
+    (text,) = (text for text in codes(app) if "###" in text)
+    assert "| rerun | passed |" in text
+    assert f"/overview?run={run_id}&variant=decode&position=10" in text
+
+
+def test_markup_in_evidence_is_rendered_inert(own_store):
+    row = Evidence("rerun", "<b>c</b> [x](http://evil)", {"<i>f</i>": "[y](http://evil)"}, "failed", "**loud** :red[red] `c`")
+    run_id = judged_run(own_store, "nondeterministic", evidence=[row])
+    app = opened(run=run_id, open_=("rung_rerun_0",))
+    raw = "\n".join([*(str(e.value) for e in (*app.caption, *app.markdown)), *(step.label for step in app.expander)])
+    assert "\\<b\\>c" in raw
+    assert "[x](http" not in raw
+    assert "\\*\\*loud\\*\\* \\:red\\[red\\]" in raw
+    assert not any("[y](http" in table.value.to_string() for table in app.table)
+
+
+def test_a_card_knows_the_verdict_of_each_pair_and_the_gallery_filters_by_it(own_store):
+    for verdict in (*CASES, None):
+        judged_run(own_store, verdict, run_id=f"v-{verdict}".replace(" ", "-"))
+    cards = {card.run_id: card for card in list_runs(own_store)[0]}
+    assert cards["v-bug-suspected"].pair_verdicts == ("bug suspected",)
+    assert (cards["v-None"].pair_verdicts, cards["v-None"].verdicts) == (("not judged",), "")
+    app = opened("runs")
+    assert set(app.selectbox(key="gallery_verdict").options) == {"any", *wording.VERDICTS}
+    for verdict in CASES:
+        app.selectbox(key="gallery_verdict").set_value(verdict).run()
+        assert not app.exception
+        table = app.dataframe[0].value
+        assert f"Judged: {verdict}" in table["name"].tolist()
+        assert all(verdict in row for row in table["verdict"])
+
+
+def test_the_gravest_verdict_of_a_run_comes_first(own_store):
+    judged_run(own_store, "rounding")
+    (card,) = list_runs(Store(own_store.directory))[0]
+    card = dataclasses.replace(card, pair_verdicts=("rounding", "bug suspected", "rounding", "of a later version"))
+    assert wording.verdicts(card) == ["bug suspected", "rounding", "of a later version"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "–"), (True, "yes"), (12345, "12,345"), (0.95572, "0.9557"), ([1, 2.5], "1, 2.5"), ([], "none"), ("x", "x")],
+)
+def test_figures_of_any_json_are_shown(value, shown):
+    assert wording.figure(value) == shown
+
+
+def floor_table() -> pd.DataFrame:
+    return pd.concat(
+        pd.DataFrame({"compute_dtype": rows.compute_dtype, "position": np.arange(96), "pair_rms": rows.pair_rms, "floor_rms": rows.floor_rms})
+        for rows in floors((32, 33))
+    )  # fmt: skip
+
+
+def trace(figure, name):
+    return [drawn for drawn in figure.data if drawn.name == name]
+
+
+def test_the_plot_holds_pair_and_floor_of_both_dtypes_the_flips_and_the_position():
+    table = floor_table()
+    figure = charts.pair_and_floor(table, 40, "bfloat16", np.array([10, 70]))
+    pairs = trace(figure, "this pair")
+    assert [len(drawn.y) for drawn in pairs] == [96, 96]
+    assert list(pairs[1].y) == table[table["compute_dtype"] == "float32"]["pair_rms"].tolist()
+    assert [list(drawn.x) for drawn in trace(figure, "flip")] == [[10, 70]]
+    assert figure.layout.yaxis.type == "log"
+    assert figure.layout.shapes[0].x0 == 40
+    assert list(pairs[0].customdata[5][:1]) == [5]  # what a click selects
+
+
+def test_a_position_where_nothing_differs_is_a_gap_and_no_logarithm_of_nought():
+    table = floor_table()
+    table["pair_rms"] = 0.0
+    figure = charts.pair_and_floor(table, 0, "bfloat16", np.array([10]))
+    assert np.isnan(trace(figure, "this pair")[0].y).all()
+    assert not trace(figure, "flip")
+
+
+def test_what_is_beyond_the_threshold_is_marked_and_without_one_nothing_is():
+    ratio = np.ones(96)
+    ratio[[32, 33]] = 1000
+    drawn = charts.floor_ratio(np.arange(96), ratio, 4.4, 0, "float32", np.array([], int))
+    assert list(trace(drawn, "stands out")[0].x) == [32, 33]
+    assert any(shape.y0 == 4.4 for shape in drawn.layout.shapes)
+    assert not trace(charts.floor_ratio(np.arange(96), ratio, None, 0, "bfloat16", np.array([], int)), "stands out")
+
+
+def test_residues_count_where_in_a_block_faults_begin():
+    figure = charts.residues(np.array([32, 33, 64, 80]), np.array([32, 64, 80]), 16)
+    assert list(trace(figure, "begins")[0].y) == [3] + [0] * 15
+    assert list(trace(figure, "goes on")[0].y) == [0, 1] + [0] * 14
+
+
+def test_floors_of_a_stored_run_are_those_that_were_written(own_store):
+    with RunReader(own_store.path_of(judged_run(own_store, "rounding"))) as run:
+        table = run.floor_positions(0)
+    assert table[table["compute_dtype"] == "float32"]["pair_rms"].tolist() == floors()[1].pair_rms.tolist()
+
+
+MODULES = {
+    "modules": ["model.embed_tokens", "model.layers.0.self_attn", "model.layers.0", "<b>x</b>"],
+    "pair_rms": [0.0, 1e-6, 2e-6, 1e-3],
+    "floor_rms": [0.0, 1e-6, 1e-6, 1e-6],
+    "first_module": "<b>x</b>",
+}
+
+
+def test_the_structure_unfolds_to_the_growth_over_modules(own_store):
+    row = Evidence("modules", "outputs of 4 modules", MODULES, "noted", "In the model it enters at layer 0.")
+    run_id = judged_run(own_store, "bug suspected", evidence=[row])
+    app = opened(run=run_id, open_=("rung_modules_0",))
+    assert "at the output of every module" in said(app)
+    assert "In the model it enters at layer 0" in said(app)
+    figure = charts.over_modules(MODULES["modules"], np.array(MODULES["pair_rms"]), np.array(MODULES["floor_rms"]), "<b>x</b>")
+    drawn = figure.to_json()
+    assert "<b>x" not in drawn.replace("\\u003c", "<")
+    assert np.isnan(figure.data[1].y[0])  # a log axis has no 0
+    assert figure.data[1].y[3] == 1e-3
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"pair_rms": [1.0]}, {"modules": "abc"}, {"floor_rms": ["x", 1, 2, 3]}, {"modules": [], "pair_rms": [], "floor_rms": []}],
+)
+def test_lists_of_modules_that_make_no_sense_draw_nothing(own_store, odd):
+    row = Evidence("modules", "c", MODULES | odd, "noted", "says")
+    app = opened(run=judged_run(own_store, "bug suspected", evidence=[row]), open_=("rung_modules_0",))
+    assert "at the output of every module" not in said(app)

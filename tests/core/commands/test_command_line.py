@@ -1,0 +1,314 @@
+"""The command line as its users meet it: real processes, real files, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from core.runs.store.store import Store
+from tests.core.conftest import environment
+
+ROOT = Path(__file__).resolve().parents[3]
+CASES = ROOT / "tests" / "cases"
+
+
+def in_a_process(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same as a user's shell runs it."""
+    command = [sys.executable, "-m", "core", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment(tmp_path)}, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "stream", "text"),
+    [
+        (["compare", "tests/cases/flips_fp16.npz", "--json"], 0, "stdout", '"flips"'),
+        (["compare", "tests/cases/flips_fp16.npz", "--fail-on", "bits"], 1, "stderr", "gate failed"),
+        (["compare", "nowhere.npz"], 2, "stderr", "error: nowhere.npz"),
+        (["--help"], 0, "stdout", "rounding, or a bug"),
+    ],
+)
+def test_a_shell_sees_the_exit_code_and_the_right_stream(tmp_path, arguments, code, stream, text):
+    done = in_a_process(tmp_path, *arguments)
+    assert done.returncode == code, done.stderr
+    assert text in getattr(done, stream)
+    assert "Traceback" not in done.stderr
+
+
+def test_compare_prints_the_contract_and_needs_no_store(cli, tmp_path):
+    done = cli("compare", CASES / "flips_fp16.npz", "--json", "--positions")
+    assert done.returncode == 0, done.stderr
+    report, wanted = json.loads(done.stdout), json.loads((CASES / "flips_fp16.json").read_text())
+    assert report["ulp_histogram"] == wanted["ulp_histogram"]
+    assert report["summary"]["flips"] == wanted["summary"]["flips"] == len(report["flips"])
+    assert [p["neq"] for p in report["by_position"]] == [p["neq"] for p in wanted["by_position"]]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_two_files_of_one_array_are_a_pair(cli, tmp_path):
+    logits = np.random.default_rng(1).standard_normal((3, 40), dtype=np.float32)
+    np.save(tmp_path / "before.npy", logits)
+    np.save(tmp_path / "after.npy", np.nextafter(logits, np.float32(np.inf)))
+    report = json.loads(cli("compare", tmp_path / "before.npy", tmp_path / "after.npy", "--json").stdout)
+    assert (report["reference"], report["variant"]) == ("before", "after")
+    assert report["summary"]["max_ulps"] == 1
+    assert report["ulp_histogram"] == {"1": 120}
+
+
+@pytest.mark.parametrize(
+    ("case", "gate", "code"),
+    [
+        ("identical_bf16_bits", "bits", 0),
+        ("one_ulp_bf16_void", "bits", 1),
+        ("one_ulp_bf16_void", "flips", 0),
+        ("one_ulp_bf16_void", "ulps:1", 0),
+        ("one_ulp_bf16_void", "ulps:0", 1),
+        ("flips_fp16", "flips", 1),
+        ("flips_fp16", "ulps:40", 0),
+        ("flips_fp16", "ulps:39", 1),
+        ("nonfinite_fp32", "ulps:1000", 1),  # a NaN on one side is further than any number of ULPs
+        ("six_repeats_bf16", "bits", 1),
+    ],
+)
+def test_the_gate_decides_the_exit_code(cli, case, gate, code):
+    done = cli("compare", CASES / f"{case}.npz", "--fail-on", gate)
+    assert done.returncode == code, done.stderr
+    assert ("gate failed" in done.stderr) == (code == 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["compare", "nowhere.npz"], "nowhere.npz"),
+        (["compare", CASES / "flips_fp16.npz", "--fail-on", "ulp"], "is not known; expected bits, flips, flips:margin>X, ulps:N"),
+        (["compare", CASES / "flips_fp16.npz", "--compute-dtype", "int8"], "float32, float16, bfloat16"),
+        (["compare", CASES / "flips_fp16.npz", "--compute-dtype", "bfloat16"], "bfloat16"),
+        (["compare", CASES / "flips_fp16.npz", "--variant", "other"], "there are variant"),
+        (["compare", CASES / "flips_fp16.json"], "flips_fp16.json"),
+        (["show", "nothing"], "no run 'nothing'"),
+        (["show", "../x"], "is not a run id"),
+        (["delete", "nothing", "--yes"], "no run 'nothing'"),
+        (["restore", "nothing"], "no deleted run 'nothing'"),
+        (["capture", "--model", "no/such/folder", "--prompt", "x"], "no/such/folder"),
+        (["capture", "--model", "sample_runs/model"], "no prompt was given"),
+        (["ingest", CASES / "flips_fp16.json"], "flips_fp16.json"),
+        (["nonsense"], "nonsense"),
+        (["compare"], "A"),
+    ],
+)
+def test_bad_input_gets_one_sentence_exit_code_2_and_writes_nothing(cli, tmp_path, arguments, sentence):
+    done = cli(*arguments)
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
+    source = CASES / "flips_fp16.npz"
+    run_id = json.loads(cli("ingest", source, "--name", "Golden", "--json").stdout)["run_id"]
+    listed = json.loads(cli("list", "--json").stdout)
+    assert [(r["run_id"], r["name"], r["flips"], r["compute_dtype"]) for r in listed] == [(run_id, "Golden", 7, "float16")]
+    shown = json.loads(cli("show", run_id[:17], "--json").stdout)
+    from_dump = json.loads(cli("compare", source, "--json").stdout)
+    from_run = json.loads(cli("compare", run_id, "--json").stdout)
+    assert from_run == from_dump
+    assert {key: shown[key] for key in from_dump} == from_dump
+    assert cli("compare", run_id, "--fail-on", "flips").returncode == 1
+    assert cli("export", run_id, tmp_path / "back.npz").returncode == 0
+    with np.load(source) as before, np.load(tmp_path / "back.npz") as after:
+        for key in ("reference", "variant", "token_ids"):
+            assert before[key].tobytes() == after[key].tobytes()
+            assert before[key].dtype == after[key].dtype
+    assert cli("export", run_id, tmp_path / "back.npz").returncode == 2
+    assert cli("delete", run_id).returncode == 2  # asks, and nobody is there to answer
+    assert json.loads(cli("delete", run_id, "--yes", "--json").stdout) == {"deleted": [run_id]}
+    assert json.loads(cli("list", "--json").stdout) == []
+
+
+def test_an_upcast_bfloat16_dump_comes_back_as_float32(cli, tmp_path):
+    source = CASES / "bf16_upcast_to_fp32.npz"
+    run_id = json.loads(cli("ingest", source, "--json").stdout)["run_id"]
+    cli("export", run_id, tmp_path / "back.npz")
+    with np.load(source) as before, np.load(tmp_path / "back.npz") as after:
+        assert before["reference"].reshape(24, 2048).tobytes() == after["reference"].tobytes()
+        assert after["compute_dtype"] == "bfloat16"
+
+
+def test_tables_name_the_dtype_and_the_classes(cli):
+    text = cli("compare", CASES / "six_repeats_bf16.npz").stdout
+    assert "ULPs of bfloat16" in text
+    assert "{run_1}   {run_2, run_3, run_4, run_5, run_6}" in text
+
+
+def test_help_teaches(cli):
+    text = cli("--help").stdout
+    for command in ("capture", "ingest", "compare", "list", "show", "export", "delete"):
+        assert command in text
+    assert "--reference prefill --variant decode" in " ".join(cli("capture", "--help").stdout.split())
+
+
+def test_everything_but_capture_starts_without_torch():
+    program = "import sys; sys.argv = ['core', 'list']; import core.__main__; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=300)
+
+
+@pytest.mark.model
+def test_the_same_capture_gives_the_same_bits_and_really_diverges(cli):
+    """The README's example, twice: equal digests; bfloat16 logits of the cached path differ from the fresh ones."""
+    command = [
+        "capture",
+        "--model",
+        "sample_runs/model",
+        "--prompt-file",
+        "sample_runs/prompts/shapes.txt",
+        "--variant",
+        "decode",
+    ]
+    command += ["--variant", "prefill+batch:8", "--dtype", "bfloat16", "--json"]
+    digests = []
+    for _ in range(2):
+        run_id = json.loads(cli(*command).stdout)["run_id"]
+        shown = json.loads(cli("show", run_id, "--json").stdout)
+        digests.append([side["sha256"] for side in shown["sides"]])
+        assert [side["name"] for side in shown["sides"]] == ["prefill", "decode", "prefill+batch:8"]
+        assert (
+            shown["summary"]["neq"] > 0
+        )  # how many, the processor's kernels decide: a third here, one in 200 without vector instructions
+    assert digests[0] == digests[1]
+
+
+FOX = "The quick brown fox jumps over the lazy dog. " * 4
+
+
+@pytest.mark.model
+def test_report_a_the_first_call_differs_from_later_ones_with_reuse_and_not_without(cli):
+    """Report A's protocol on any model: six calls; with a prefix from the cache two classes, without reuse one. In float32, where every processor's kernels
+    sum otherwise; bfloat16 rounds that away on some."""
+    of = ["capture", "--model", "sample_runs/model", "--prompt", FOX, "--dtype", "float32", "--repeat", "6", "--json"]
+    on = [*of, "--reference", "reuse:31"]
+    report = json.loads(cli("show", json.loads(cli(*on).stdout)["run_id"], "--json").stdout)
+    calls = [f"reuse:31 call {n}" for n in range(1, 7)]
+    assert report["classes"] == [calls[:1], calls[1:]]
+    assert report["summary"]["neq"] > 0
+    assert len({pair["neq"] for pair in report["pairs"]}) == 1
+    off = [*of, "--reference", "prefill"]
+    report = json.loads(cli("show", json.loads(cli(*off).stdout)["run_id"], "--json").stdout)
+    assert report["classes"] == [[f"prefill call {n}" for n in range(1, 7)]]
+    assert report["summary"]["bit_identical"] is True
+
+
+@pytest.mark.model
+def test_a_sweep_shows_which_batch_sizes_form_a_class(cli):
+    command = [
+        "capture",
+        "--model",
+        "sample_runs/model",
+        "--prompt",
+        FOX,
+        "--reference",
+        "decode",
+        "--dtype",
+        "float32",
+        "--json",
+    ]
+    run_id = json.loads(cli(*command, "--sweep", "batch=1,2,4,8").stdout)["run_id"]
+    report = json.loads(cli("show", run_id, "--json").stdout)
+    assert ["decode", "decode+batch:1"] in report["classes"]
+    assert len(report["classes"]) >= 2
+    assert sorted(name for group in report["classes"] for name in group) == [
+        "decode",
+        *(f"decode+batch:{n}" for n in (1, 2, 4, 8)),
+    ]
+
+
+@pytest.mark.model
+def test_an_interrupted_capture_leaves_nothing_behind(tmp_path):
+    command = [sys.executable, "-m", "core", "capture", "--model", "sample_runs/model", "--dtype", "float32"]
+    command += ["--prompt-file", "sample_runs/prompts/scheduler.txt", "--reference", "decode", "--variant", "decode+batch:16"]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment(tmp_path)}, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 300
+    while not list(tmp_path.glob("runs/.partial*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 130, said
+    assert "nothing was stored" in said
+    assert not list(tmp_path.glob("runs/*.duckdb"))
+    assert not list(tmp_path.glob("runs/.partial*"))
+
+
+def test_bfloat16_void_arrays_are_what_numpy_makes_of_ml_dtypes(cli, tmp_path):
+    logits = np.random.default_rng(2).standard_normal((2, 16)).astype(ml_dtypes.bfloat16)
+    np.savez(tmp_path / "void.npz", a=logits, b=logits)
+    report = json.loads(cli("compare", tmp_path / "void.npz", "--json").stdout)
+    assert report["compute_dtype"] == "bfloat16"
+    assert report["summary"]["bit_identical"] is True
+
+
+def test_side_names_that_look_like_markup_are_printed_as_they_are(cli, tmp_path):
+    logits = np.random.default_rng(3).standard_normal((2, 16), dtype=np.float32)
+    np.savez(tmp_path / "odd.npz", **{"a[/b]": logits, "[red]c": logits[:, ::-1]})
+    done = cli("compare", tmp_path / "odd.npz")
+    assert done.returncode == 0, done.stderr
+    assert "a[/b]" in done.stdout
+    assert "[red]c" in done.stdout
+    run_id = json.loads(cli("ingest", tmp_path / "odd.npz", "--json").stdout)["run_id"]
+    assert "[red]c" in cli("show", run_id).stdout
+
+
+def test_what_the_dashboard_deleted_is_listed_and_put_back_and_never_over_another(cli, tmp_path):
+    run_id = json.loads(cli("ingest", CASES / "flips_fp16.npz", "--name", "[red]Golden", "--json").stdout)["run_id"]
+    store = Store(tmp_path / "runs")
+    kept = store.path_of(run_id).read_bytes()
+    assert json.loads(cli("list", "--deleted", "--json").stdout) == []
+    entry = store.discard(run_id)
+    (listed,) = json.loads(cli("list", "--deleted", "--json").stdout)
+    assert (listed["run_id"], listed["name"], listed["bytes"], listed["entry"]) == (run_id, "[red]Golden", len(kept), entry)
+    assert "[red]Golden" in cli("list", "--deleted").stdout
+    assert json.loads(cli("restore", run_id[:10], "--json").stdout) == {"restored": [run_id]}
+    assert store.path_of(run_id).read_bytes() == kept
+    store.discard(run_id)
+    store.directory.joinpath(f"{run_id}.duckdb").write_bytes(b"another")
+    done = cli("restore", run_id)
+    assert done.returncode == 2
+    assert "is there again; nothing was changed" in done.stderr
+    assert store.directory.joinpath(f"{run_id}.duckdb").read_bytes() == b"another"
+
+
+def test_deleting_a_run_twice_in_one_command_deletes_it_once(cli):
+    run_id = json.loads(cli("ingest", CASES / "flips_fp16.npz", "--json").stdout)["run_id"]
+    assert json.loads(cli("delete", run_id, run_id, "--yes", "--json").stdout) == {"deleted": [run_id]}
+
+
+@pytest.mark.thorough
+@pytest.mark.model
+def test_on_a_terminal_a_capture_draws_a_progress_bar_and_in_a_pipe_none(tmp_path):
+    command = [sys.executable, "-m", "core", "capture", "--model", "sample_runs/model"]
+    command += ["--prompt-file", "sample_runs/prompts/scheduler.txt", "--variant", "decode"]
+    variables = {**os.environ, **environment(tmp_path), "TERM": "xterm-256color", "COLUMNS": "120"}
+    master, slave = os.openpty()
+    process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=slave)
+    os.close(slave)
+    drawn = b""
+    try:
+        while piece := os.read(master, 65536):
+            drawn += piece
+    except OSError:  # the other end has closed
+        pass
+    assert process.wait(60) == 0
+    assert b"decode" in drawn
+    assert b"/884" in drawn  # of two sides of 442 positions
+    piped = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, timeout=120, check=True)
+    assert b"/884" not in piped.stderr

@@ -1,0 +1,78 @@
+"""The end of a command that made a run: figures, verdict and what to type next for people, the id alone for scripts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from core.commands import console
+from core.commands.ending import next_commands, tell_end
+from core.runs.reader import RunReader
+
+SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
+RUN = "fresh-against-cached"
+
+
+def test_people_see_figures_verdict_and_two_commands_and_a_script_takes_the_id_from_stdout(capfd):
+    tell_end(RUN, [], "bar", False, SAMPLES)
+    printed = capfd.readouterr()
+    assert printed.out == f"{RUN}\n"
+    figures = next(line for line in printed.err.splitlines() if "decode" in line and "999,370" in line)
+    assert [part.strip() for part in figures.strip("│ \n").split("│")][:4] == [
+        "decode", "999,370 of 2,985,984 (33.5%)", "0.34375", "31,470",
+    ]  # fmt: skip
+    assert "rounding: decode against prefill. " in printed.err
+    assert re.findall(r"^next: (.*)$", printed.err, re.M) == [
+        f"python -m core show {RUN} --store {SAMPLES}",
+        f"python -m core verdict {RUN} --store {SAMPLES}    # the evidence",
+    ]
+
+
+def test_a_command_that_has_printed_its_verdict_does_not_print_it_again(capfd):
+    tell_end(RUN, [], "bar", False, SAMPLES, has_said_verdict=True)
+    said = capfd.readouterr().err
+    assert "rounding: decode" not in said
+    assert f"show {RUN} --store {SAMPLES} --markdown" in said
+
+
+@pytest.mark.parametrize(("progress", "as_json"), [("bar", True), ("json", False)])
+def test_a_program_gets_one_object_and_nothing_else(capfd, progress, as_json):
+    tell_end(RUN, [], progress, as_json, SAMPLES)
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["run_id"] == RUN
+    assert printed.err == ""
+
+
+def test_what_is_less_than_was_asked_for_comes_last_with_exit_code_2(capfd):
+    with pytest.raises(typer.Exit) as ended:
+        tell_end(RUN, ["one side failed."], "bar", False, SAMPLES)
+    assert ended.value.exit_code == 2
+    printed = capfd.readouterr()
+    assert printed.out == f"{RUN}\n"
+    assert printed.err.endswith("error: one side failed.\n")
+
+
+SHORT = "python -m core capture --model m --prompt 'a b' --variant decode"
+
+
+@pytest.mark.parametrize(
+    ("command", "second"),
+    [
+        (SHORT, "./ulpscope judge --model m --prompt 'a b' --variant decode --store 'my runs'    # rounding, or a bug?"),
+        (SHORT.replace("a b", "x " * 200), "the same command with --judge: rounding, or a bug?"),
+        (SHORT.replace("a b", "a\nb"), "the same command with --judge: rounding, or a bug?"),
+    ],
+)
+def test_a_run_that_was_not_judged_is_followed_by_the_command_that_judges_it(monkeypatch, command, second):
+    """As it can be pasted: called as this one was, quoted, with its store; a prompt of many lines is not repeated."""
+    monkeypatch.setenv(console.CALLED, "./ulpscope")
+    with RunReader(SAMPLES / f"{RUN}.duckdb") as run:
+        provenance = dataclasses.replace(run.header.provenance, command=command)
+        monkeypatch.setattr(run, "header", dataclasses.replace(run.header, provenance=provenance))
+        monkeypatch.setattr(run, "pairs", tuple(dataclasses.replace(pair, verdict=None) for pair in run.pairs))
+        assert next_commands(run, Path("my runs"), has_said_verdict=False) == (f"./ulpscope show {RUN} --store 'my runs'", second)

@@ -1,0 +1,216 @@
+"""`compare` as a gate of a CI job: conditions, a baseline, its files, exit codes, and the example of the documentation."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from core.judging.ingest import ingest
+from core.runs.store.store import Store
+from tests.core.conftest import environment
+from tests.core.runs.damaging import damaged
+
+ROOT = Path(__file__).resolve().parents[3]
+CASES = ROOT / "tests" / "cases"
+FLIPS = CASES / "flips_fp16.npz"
+
+
+@pytest.mark.parametrize(
+    ("case", "gates", "failed"),
+    [
+        ("flips_fp16", ["kl>0.03,max-abs>0.3125,share>0.99", "same-top1<0.7"], []),
+        ("flips_fp16", ["kl>0.028,max-abs>0.3125", "same-top1<0.71"], ["kl>0.028", "same-top1<0.71"]),
+        ("flips_fp16", ["flips:margin>40ulps", "flips:margin>0"], ["flips:margin>0"]),
+        ("nonfinite_fp32", ["kl>1e-9", "rms>1", "max-abs>1"], ["kl>1e-09", "rms>1", "max-abs>1"]),
+        ("one_ulp_bf16_void", ["flips", "ulps:1", "share>0.002"], []),
+    ],
+)
+def test_several_conditions_are_told_one_by_one(cli, case, gates, failed):
+    options = [part for gate in gates for part in ("--fail-on", gate)]
+    done = cli("compare", CASES / f"{case}.npz", *options)
+    assert done.returncode == int(bool(failed)), done.stderr
+    assert [line.split(": ")[1] for line in done.stderr.splitlines() if line.startswith("gate failed")] == failed
+    assert all("Worst: position " in line for line in done.stderr.splitlines() if line.startswith("gate failed"))
+    asked = sum(len(gate.split(",")) for gate in gates)
+    assert (f"gate passed: {asked}" in done.stdout) == (not failed)
+
+
+def test_json_gains_a_gate_and_nothing_else_changes(cli):
+    plain = json.loads(cli("compare", FLIPS, "--json", "--positions").stdout)
+    done = cli("compare", FLIPS, "--json", "--positions", "--fail-on", "flips,bits,ulps:40")
+    gated = json.loads(done.stdout)
+    assert done.returncode == 1
+    gate = gated.pop("gate")
+    assert gated == plain
+    assert "gate" not in plain
+    assert [(c["condition"], c["outcome"], c["figure"]) for c in gate["conditions"]] == [
+        ("flips", "failed", 7), ("bits", "failed", 39204), ("ulps:40", "passed", 40),
+    ]  # fmt: skip
+    worst = plain["by_position"][gate["conditions"][1]["worst"]["position"]]
+    assert worst["max_abs"] == gate["worst"]["max_abs"] == plain["summary"]["max_abs"]
+    assert gate["outcome"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--fail-on", "kl"], "--fail-on 'kl' lacks its limit; expected 'kl>X', X in nats, in quotes"),
+        (["--fail-on", "flips,nonsense"], "--fail-on 'nonsense' is not known; expected bits, flips, flips:margin>X, ulps:N"),
+        (["--fail-on", "ulps:" + "9" * 5000], "makes no sense; expected 'ulps:N'"),
+        (["--junit", "x.xml"], "--junit reports what came of a gate; give --fail-on or --bounds"),
+        (["--markdown", "x.md"], "--markdown reports what came of a gate"),
+        (["--slack", "2"], "--slack widens the bounds of --bounds"),
+        (["--bounds", "nothing.json", "--slack", "0.5"], "--slack 0.5: expected a factor from 1 up"),
+        (["--bounds", "nothing.json", "--slack", "nan"], "--slack nan: expected a factor from 1 up"),
+        (["--bounds", "nothing.json"], "nothing.json: cannot be read"),
+        (["--bounds", "a.json", "--write-bounds", "b.json"], "give one of them"),
+        (["--write-bounds", "no/such/folder/b.json"], "no/such/folder/b.json: cannot be written"),
+    ],
+)
+def test_options_that_make_no_sense_get_one_sentence_and_exit_code_2(cli, options, sentence):
+    done = cli("compare", FLIPS, *options)
+    assert done.returncode == 2
+    assert sentence in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_a_baseline_is_written_held_and_broken(cli, tmp_path):
+    with np.load(FLIPS) as case:
+        sides = {name: case[name] for name in case.files}
+    bounds, junit, summary = tmp_path / "bounds.json", tmp_path / "gate.xml", tmp_path / "summary.md"
+    assert cli("compare", FLIPS, "--write-bounds", bounds).returncode == 0
+    held = cli("compare", FLIPS, "--bounds", bounds, "--junit", junit, "--markdown", summary)
+    assert held.returncode == 0, held.stderr
+    assert "gate passed: 1" in held.stdout
+    assert ET.parse(junit).getroot()[0].attrib["failures"] == "0"
+    sides["variant"][9] = sides["variant"][9, ::-1]
+    np.savez(tmp_path / "today.npz", **sides)
+    done = cli("compare", tmp_path / "today.npz", "--bounds", bounds, "--junit", junit, "--markdown", summary)
+    assert done.returncode == 1
+    assert "gate failed: bounds: prompt 0 (tokens:" in done.stderr
+    assert f"Worst: position 9 (after token {sides['token_ids'][9]})" in done.stderr
+    (failure,) = ET.parse(junit).getroot().iter("failure")
+    assert "Worst: position 9" in failure.text
+    assert summary.read_text().count("### ULPscope gate: ") == 2  # added, not replaced
+    assert "Worst position** (`variant` against `reference`): position 9" in summary.read_text()
+
+
+def test_a_stored_run_is_held_to_the_bounds_of_its_dump(cli, tmp_path):
+    bounds = tmp_path / "bounds.json"
+    cli("compare", FLIPS, "--write-bounds", bounds)
+    run_id = ingest(Store(tmp_path / "runs"), [FLIPS])
+    done = cli("compare", run_id, "--bounds", bounds, "--fail-on", "verdict,kl>0.03", "--json")
+    assert done.returncode == 0, done.stderr
+    gate = json.loads(done.stdout)["gate"]
+    assert [c["outcome"] for c in gate["conditions"]] == ["undecided", "passed", "passed"]
+    assert f"python -m core verdict {run_id} --float32" in gate["conditions"][0]["says"]
+
+
+def test_each_of_several_sides_is_gated_and_named(cli, tmp_path):
+    done = cli("compare", CASES / "six_repeats_bf16.npz", "--fail-on", "bits", "--junit", tmp_path / "gate.xml")
+    assert done.returncode == 1
+    assert [line.split("'")[1] for line in done.stderr.splitlines() if "gate failed" in line] == [f"run_{n}" for n in range(2, 7)]
+    assert len(ET.parse(tmp_path / "gate.xml").getroot()) == 5
+
+
+def test_the_verdict_of_a_dump_is_what_it_would_be_stored_with_and_nothing_is_left(cli, tmp_path, monkeypatch):
+    """NaN on one side is an invalid dump; without controls the rest is undecided, and says so."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "passing"))
+    (tmp_path / "passing").mkdir()
+    invalid = cli("compare", CASES / "nonfinite_fp32.npz", "--fail-on", "verdict")
+    assert invalid.returncode == 1
+    assert (
+        "gate failed: verdict: 'variant' against 'reference' is invalid dump: 'variant' is NaN at position 0, token 1258"
+        in invalid.stderr
+    )
+    undecided = cli("compare", FLIPS, "--fail-on", "verdict")
+    assert undecided.returncode == 0
+    assert "gate undecided: verdict: 'variant' against 'reference' is undecided: " in undecided.stderr
+    assert "where RUN is the id that `python -m core ingest` prints" in undecided.stderr
+    assert "gate passed" not in undecided.stdout
+    identical = cli("compare", CASES / "identical_bf16_bits.npz", "--fail-on", "verdict")
+    assert (identical.returncode, "gate passed: 1" in identical.stdout) == (0, True)
+    assert list((tmp_path / "passing").iterdir()) == []
+    assert not list(tmp_path.glob("runs/*.duckdb"))
+
+
+def test_the_verdict_of_a_planted_bug_fails(cli, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", str(ROOT / "sample_runs"))
+    done = cli("compare", "injected-bug", "--fail-on", "verdict")
+    assert done.returncode == 1
+    assert "is bug suspected: " in done.stderr
+    assert "Worst: " in done.stderr
+
+
+def test_a_dump_is_read_once_whatever_is_asked(cli, monkeypatch):
+    from core.runs.dumps.dump import Dump
+
+    reads = []
+    real = Dump.chunks
+
+    def counted(self, *rest, **options):
+        if not rest and not options:  # opening looks at a few rows of its own
+            reads.append(self)
+        return real(self, *rest, **options)
+
+    monkeypatch.setattr(Dump, "chunks", counted)
+    assert cli("compare", FLIPS, "--fail-on", "kl>1,rms>9,share>1").returncode == 0
+    assert len(reads) == 1
+    assert cli("compare", FLIPS, "--fail-on", "verdict,kl>1").returncode == 0
+    assert len(reads) == 2
+
+
+def test_the_workflow_of_the_documentation_runs_as_it_is(tmp_path):
+    """Every `run` step of docs/gates.md that calls ULPscope, in a shell, on files of the repository."""
+    text = (ROOT / "docs" / "gates.md").read_text()
+    workflow = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    (job,) = workflow["jobs"].values()
+    steps = [step["run"] for step in job["steps"] if "python -m core" in step.get("run", "")]
+    assert steps
+    for name in ("sample_runs", "core", "docs", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    variables = {
+        **os.environ, **environment(tmp_path), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }  # fmt: skip
+    for step in steps:
+        done = subprocess.run(
+            ["bash", "-e", "-c", step], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+    assert "### ULPscope gate: passed" in (tmp_path / "summary.md").read_text()
+    assert ET.parse(tmp_path / "gate.xml").getroot().find("testsuite") is not None
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE position ALTER kl TYPE VARCHAR USING 'much'",
+        "UPDATE position SET max_abs = 'inf'",
+        "ALTER TABLE position ALTER reference_margin TYPE VARCHAR USING 'wide'",
+        "ALTER TABLE position ALTER max_ulps TYPE VARCHAR USING 'far'",
+        "UPDATE position SET position = position + 1000",
+        "UPDATE position SET prompt = 7",
+        "UPDATE pair SET rms = 'nan'",
+        "ALTER TABLE pair ALTER flips TYPE VARCHAR USING 'some'",
+    ],
+)
+def test_a_gate_over_a_damaged_run_is_one_sentence_and_never_green(cli, tmp_path, statement):
+    store = Store(tmp_path / "runs")
+    run_id = ingest(store, [FLIPS])
+    damaged(store.path_of(run_id), statement)
+    gate = "bits,flips,flips:margin>1ulps,ulps:1,kl>0,rms>0,max-abs>0,share>0,same-top1<1,verdict"
+    done = cli("compare", run_id, "--fail-on", gate, "--junit", tmp_path / "gate.xml", "--write-bounds", tmp_path / "bounds.json")
+    assert done.returncode == 2
+    assert "the file is damaged" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "gate.xml").exists()

@@ -1,0 +1,98 @@
+"""`judge` as a shell sees it: the verdict, its evidence in the run, exit codes."""
+
+import json
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from core.inference.paths import paths
+from core.inference.paths.paths import Base
+from core.runs.reader import RunReader
+from core.runs.store.store import open_store
+
+MODEL = ("--model", "sample_runs/model")
+PROMPT = (
+    "--prompt",
+    "def walk(self, path):\n    for step in path:\n        if step is None:\n            raise ValueError(path)\n",
+)
+
+
+def _scaled(setting):
+    """Fault: what one head of the middle layer has cached of the first four tokens is scaled by 1.01."""
+    cache = DynamicCache(config=setting.loaded.model.config)
+    for position in range(setting.positions):
+        yield position, setting.forward(position, position + 1, cache)
+        if position == 3:
+            cache.layers[1].values[setting.row, 0, :4] *= 1.01
+
+
+@pytest.mark.model
+def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
+    done = cli("judge", *MODEL, *PROMPT, "--variant", "decode", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    (pair,) = told["pairs"]
+    assert pair["verdict"] in ("rounding", "identical")
+    assert [row["rung"] for row in pair["evidence"]][:1] == ["rerun"]
+    with RunReader(open_store().path_of(told["run_id"])) as run:
+        stored = run.pairs[0]
+        assert (stored.verdict, stored.because, stored.noise_ratio) == (pair["verdict"], pair["because"], pair["noise_ratio"])
+        assert [row.says for row in run.evidence(0)] == [row["says"] for row in pair["evidence"]]
+        floors = run.floor_positions(0)
+        assert set(floors["compute_dtype"]) == {"bfloat16", "float32"}
+        assert len(floors) == 2 * run.header.rows
+        assert run.header.provenance.command.startswith("python -m core judge --model sample_runs/model")
+    assert json.loads(cli("list", "--json").stdout)[0]["verdicts"] == pair["verdict"]
+
+
+@pytest.mark.model
+def test_a_bug_is_suspected_with_exit_code_1(cli, monkeypatch):
+    """The twin: a fault that bfloat16's own rounding hides."""
+    monkeypatch.setitem(paths.BASES, "faulty", Base(_scaled))
+    done = cli("judge", *MODEL, *PROMPT, "--variant", "faulty")
+    assert done.returncode == 1, done.stderr
+    assert "bug suspected" in done.stdout
+    assert "times" in done.stdout
+
+
+@pytest.mark.model
+def test_capture_judges_where_it_is_asked_to_and_not_otherwise(cli):
+    judged = cli("capture", *MODEL, "--prompt", "def main():", "--variant", "decode", "--judge", "--json")
+    plain = cli("capture", *MODEL, "--prompt", "def main():", "--variant", "decode", "--json")
+    for done, has_verdict in ((judged, True), (plain, False)):
+        assert done.returncode == 0, done.stderr
+        with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
+            assert (run.pairs[0].verdict is not None) is has_verdict
+            assert bool(run.evidence(0)) is has_verdict
+
+
+@pytest.mark.model
+def test_a_pair_that_cannot_be_judged_is_still_kept_and_the_sentence_told(cli, monkeypatch):
+    from core.errors import CaptureError
+    from core.inference.controls import judge_model
+
+    def refuse(*_, **__):
+        raise CaptureError("no floor for this model.")
+
+    monkeypatch.setattr(judge_model, "judge_pair", refuse)
+    done = cli("judge", *MODEL, "--prompt", "def main():", "--variant", "decode", "--json")
+    assert done.returncode == 2
+    assert "'decode' was not judged: no floor for this model." in done.stderr
+    with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
+        assert run.pairs[0].verdict is None
+        assert "was not judged" in run.header.provenance.note
+
+
+def test_judge_loads_no_torch_before_it_has_to():
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, core.__main__; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"
+    assert torch.get_num_threads() >= 1

@@ -1,0 +1,135 @@
+"""Stopping a command whose main thread is inside one long call of C: real processes, real signals."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from core.commands import stopping
+from core.commands.stopping import EXIT_CODE
+
+ROOT = Path(__file__).resolve().parents[3]
+# A run is being written and the main thread is inside a call that lets other threads run and that no signal ends, as in a forward.
+STUCK = """
+import hashlib, sys
+from pathlib import Path
+from core.commands import stopping
+from core.commands.console import stoppable
+from core.runs.records import Prompt, Provenance, RunHeader, SideHeader
+from core.runs.store import Store
+from core.runs.writer import RunWriter
+{planted}
+sides = tuple(SideHeader(name, name, "float32") for name in "ab")
+header = RunHeader("stuck", "float32", 8, (Prompt(4),), sides, Provenance("capture"))
+with stoppable(), RunWriter(Store(Path(sys.argv[1])), header):
+    print("begun", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+
+
+def started(store: Path, planted: str = "") -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK.format(planted=planted), str(store)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(0.2)
+    assert list(store.glob(".partial-*"))
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_inside_one_long_call_ends_within_two_seconds_and_leaves_nothing(tmp_path, number):
+    """By the clock of the one who stops it, which alone can be told on a machine where others are at work: without it nothing would end it."""
+    assert stopping.PATIENCE_SECONDS < 2
+    process = started(tmp_path)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 130 == EXIT_CODE
+    assert said == "stopped; nothing was stored.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_watcher_it_would_not_end(tmp_path):
+    process = started(tmp_path, planted="stopping._watch = lambda *_: None")
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(3)
+    process.kill()
+    process.communicate()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+IMPATIENT = """
+import os, signal, time, typer
+from core.commands.console import stoppable
+try:
+    with stoppable():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+            print("cleaned up", flush=True)
+except typer.Exit as left:
+    raise SystemExit(left.exit_code)
+"""
+
+
+def test_a_second_interrupt_does_not_break_off_the_cleaning_up_after_the_first():
+    done = subprocess.run([sys.executable, "-c", IMPATIENT], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "cleaned up\n", "stopped; nothing was stored.\n")
+
+
+SWALLOWED = """
+import os, signal, time, typer
+from core.commands.console import stoppable
+try:
+    with stoppable():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            raise RuntimeError("Query interrupted") from None
+except typer.Exit as left:
+    raise SystemExit(left.exit_code)
+"""
+
+
+def test_an_interrupt_that_a_library_made_another_error_of_is_still_one():
+    done = subprocess.run([sys.executable, "-c", SWALLOWED], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (130, "stopped; nothing was stored.\n")
+
+
+LATE = """
+import os, signal, time
+from core.commands.console import stoppable
+with stoppable():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        pass  # the run had got its name already
+time.sleep(2)
+print("done")
+"""
+
+
+def test_a_request_that_comes_too_late_changes_nothing():
+    done = subprocess.run([sys.executable, "-c", LATE], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_after_a_block_that_was_not_stopped_the_handlers_are_those_from_before():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with stopping.stopping(lambda: None):
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] != before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert signal.set_wakeup_fd(-1) == -1

@@ -1,0 +1,61 @@
+"""No text of a run or of a server reaches the terminal as an order to it, whichever command prints it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from core.commands import console
+from core.runs.ops_run import write_ops_run
+from core.runs.store import audit, labels
+from core.runs.store.store import Store
+from tests.core.runs.damaging import damaged, with_texts
+from tests.core.runs.made_runs import ROOT, copied
+from tests.core.runs.test_ops_run import header, row_of
+
+ORDERS = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202e"
+SAMPLES = {"mine": "where-it-starts", "said": "continuations-that-part"}
+COMMANDS = [
+    ("list",), ("list", "--deleted"), ("show", "mine"), ("show", "said"), ("show", "mine", "--markdown"), ("compare", "mine"), ("kernels", "mine"),
+    ("remedies", "mine"), ("layers", "mine"), ("ops", "--show", "probes"), ("ops", "--show", "probes", "--markdown"), ("tidy", "--dry-run"), ("audit",),
+    ("inspect", "FILE"), ("label", "mine"), ("show", ORDERS), ("export", "mine", f"/nowhere/{ORDERS}"), ("compare", f"{ORDERS}.npz"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("ULPSCOPE_RETENTION_RUNS", "1")
+    found = Store(tmp_path / "runs")
+    for run_id, sample in SAMPLES.items():
+        path = copied(found.directory / f"{run_id}.duckdb")
+        path.chmod(0o644)
+        path.write_bytes((ROOT / "sample_runs" / f"{sample}.duckdb").read_bytes())
+        with_texts(path, ORDERS)
+    about = header(name=ORDERS, device_name=ORDERS, command=ORDERS, note=ORDERS)
+    write_ops_run(found, about, [row_of(size=ORDERS, modules=ORDERS, note=ORDERS)], run_id="probes")
+    labels.write(found.directory, "mine", labels.Labels(("tag",), ORDERS), labels.Labels())
+    audit.record(found.directory, ORDERS, "upload", ORDERS)
+    copied(found.directory / "gone.duckdb")
+    damaged(found.directory / "gone.duckdb", f"UPDATE run SET name = '{ORDERS}'")
+    found.discard("gone")
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command).encode("ascii", "replace").decode()[:30])
+def test_what_a_command_prints_gives_the_terminal_no_orders(command: tuple[str, ...], cli, store: Store) -> None:
+    done = cli(*(str(store.path_of("mine")) if part == "FILE" else part for part in command))
+    said = done.stdout + done.stderr
+    assert said
+    assert [c for c in said if not c.isprintable() and c not in "\n\u200b"] == []
+    assert "owned" in said or command[0] in ("tidy", "label", "export", "audit")
+
+
+def test_rich_alone_lets_them_through(cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin."""
+    monkeypatch.setattr(console, "printable", lambda text: text)
+    assert "\x1b]0;owned" in cli("show", "mine").stdout
+
+
+def test_other_letters_are_printed_as_they_are() -> None:
+    assert console.printable("größer \N{GREEK SMALL LETTER PI}\n日本語 ≡ ·") == "größer \N{GREEK SMALL LETTER PI}\n日本語 ≡ ·"

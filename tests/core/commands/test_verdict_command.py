@@ -1,0 +1,83 @@
+"""`verdict` as a shell sees it: what is stored, what controls make of an upload, exit codes, refusals that change nothing."""
+
+import json
+
+import numpy as np
+import pytest
+
+from core.runs.store.store import open_store
+from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
+
+X, HEAD = states()
+IDS = np.arange(ROWS)
+
+
+@pytest.fixture
+def dump(cli, tmp_path):
+    """The id of a stored upload, and its float32 pair, right and with a fault."""
+    path = saved(tmp_path / "d.npz", reference=in_bfloat16(X, HEAD, 1), variant=in_bfloat16(X, HEAD, 2), token_ids=IDS)
+    pair = saved(tmp_path / "pair.npz", reference=in_float32(X, HEAD, 1), variant=in_float32(X, HEAD, 2))
+    bad = saved(tmp_path / "bad.npz", reference=in_float32(X, HEAD, 1), variant=in_float32(with_fault(X), HEAD, 2))
+    return json.loads(cli("ingest", path, "--json").stdout)["run_id"], pair, bad
+
+
+def test_the_stored_verdict_is_printed_with_its_evidence(cli, dump):
+    done = cli("verdict", dump[0])
+    assert done.returncode == 0, done.stderr
+    assert "undecided" in done.stdout
+    assert "No row repeats one value" in done.stdout
+
+
+def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
+    run_id, pair, bad = dump
+    done = cli("verdict", run_id, "--float32", pair, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["run_id"] != run_id
+    assert told["pairs"][0]["verdict"] == "rounding"
+    assert cli("verdict", told["run_id"]).returncode == 0
+    done = cli("verdict", run_id, "--float32", bad, "--name", "the fault")
+    assert done.returncode == 1, done.stderr
+    assert "bug suspected" in done.stdout
+    assert len(open_store().paths()) == 3
+    listed = json.loads(cli("list", "--json").stdout)
+    assert {card["name"] for card in listed} == {"d", "d, judged", "the fault"}
+
+
+def test_the_command_that_the_verdict_names_works_as_it_stands(cli, dump):
+    run_id, pair, _ = dump
+    because = json.loads(cli("verdict", run_id, "--json").stdout)["pairs"][0]["because"]
+    command = because.split("`")[1].split()
+    assert command[:3] == ["python", "-m", "core"]
+    done = cli(*[pair if word == "PAIR_IN_FLOAT32.npz" else word for word in command[3:]])
+    assert done.returncode == 0, done.stderr
+    assert "rounding" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("nothing",), "no run 'nothing'"),
+        (("RUN", "--float32", "no_such.npz"), "there is no such file"),
+        (("RUN", "--model", "no/such/model"), "model 'no/such/model'"),
+        (("RUN", "--rerun", "PAIR"), "is no bfloat16 value"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_2_and_stores_nothing(cli, dump, arguments, sentence):
+    words = [{"RUN": dump[0], "PAIR": dump[1]}.get(word, word) for word in arguments]
+    done = cli("verdict", *words)
+    assert done.returncode == 2
+    assert sentence in done.stderr.replace("\n", " ")
+    assert len(open_store().paths()) == 1
+
+
+def test_a_capture_is_sent_to_judge(cli):
+    from tests.core.runs.made_runs import made
+
+    run_id = made(open_store()).stem
+    done = cli("verdict", run_id)
+    assert done.returncode == 0
+    assert "not judged" in done.stdout
+    done = cli("verdict", run_id, "--rerun", "x.npz")
+    assert done.returncode == 2
+    assert "is a capture" in done.stderr

@@ -1,0 +1,302 @@
+"""A capture is the model's own bits, all of them, the same at every call."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path as FilePath
+
+import numpy as np
+import pytest
+import torch
+
+from core.errors import CaptureError, UlpscopeError, UsageError
+from core.inference.capture.capture import CapturePlan, Progress, plan_capture, run_capture
+from core.inference.models.bits import bits_of, own_bits
+from core.inference.models.model import LoadedModel, load_model
+from core.inference.paths import batch, paths
+from core.inference.paths.paths import Base, Setting
+from core.runs.file.records import Generation
+from core.runs.tables.kv_cache import KvPart
+
+PROMPTS = ["def walk(self, path): return", "The ferry left at ten past six, café", "x"]
+
+
+class Collected:
+    """A sink that keeps everything, and refuses gaps."""
+
+    def __init__(self) -> None:
+        self.sides: list[list[np.ndarray]] = []
+        self.kv: list[tuple[int, KvPart]] = []
+        self.generations: list[Generation] = []
+
+    def write(self, side: int, row: int, bits: np.ndarray) -> None:
+        if side == len(self.sides):
+            self.sides.append([])
+        assert side == len(self.sides) - 1
+        assert row == sum(len(part) for part in self.sides[side])
+        self.sides[side].append(bits)
+
+    def write_kv(self, side: int, part: KvPart) -> None:
+        self.kv.append((side, part))
+
+    def write_generation(self, generation: Generation) -> None:
+        self.generations.append(generation)
+
+    def side(self, number: int) -> np.ndarray:
+        return np.concatenate(self.sides[number])
+
+    def digest(self) -> str:
+        return hashlib.sha256(b"".join(self.side(n).tobytes() for n in range(len(self.sides)))).hexdigest()
+
+
+def collect(plan: CapturePlan) -> Collected:
+    sink = Collected()
+    run_capture(plan, sink)
+    return sink
+
+
+def plain_forward(loaded: LoadedModel, plan: CapturePlan) -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.cat([loaded.model(torch.tensor([ids])).logits[0] for ids in plan.token_ids])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_capture_holds_the_bits_of_the_models_own_logits(dtype: str, model_folders: dict[str, FilePath]) -> None:
+    loaded = load_model(str(model_folders["llama"]), dtype=dtype, device="cpu")
+    plan = plan_capture(loaded, PROMPTS, "prefill", ["decode"])
+    sink = collect(plan)
+    logits = plain_forward(loaded, plan)
+    signed = torch.int32 if dtype == "float32" else torch.int16
+    expected = logits.view(signed).numpy().view(plan.header.format.carrier)
+    assert sink.side(0).dtype == plan.header.format.carrier
+    assert np.array_equal(sink.side(0), expected)
+    assert sink.side(1).shape == expected.shape == (plan.header.rows, loaded.vocab_size)
+    assert not np.array_equal(sink.side(0) ^ 1, expected)  # one flipped last bit anywhere would show
+
+
+def test_bits_keep_nan_payloads_and_the_sign_of_zero() -> None:
+    patterns = torch.tensor([0x7FC1, 0x7F81, -0x8000, 0, 0x0001, 0x7F80], dtype=torch.int16)
+    assert np.array_equal(bits_of(patterns.view(torch.bfloat16)), patterns.numpy().view(np.uint16))
+
+
+@pytest.mark.model
+def test_the_same_capture_twice_gives_the_same_bits(llama_bfloat16: LoadedModel) -> None:
+    plan = plan_capture(llama_bfloat16, PROMPTS, "prefill", ["decode", "decode+batch:3"], seed=3)
+    assert collect(plan).digest() == collect(plan).digest()
+
+
+def _noisy(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    shape = (batch.positions, batch.loaded.vocab_size)
+    yield 0, torch.rand(shape).to(batch.loaded.torch_dtype)
+
+
+def test_another_seed_shows_in_the_digest_of_a_random_path(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin of the test above: the digest can differ, and the seed, not the sides before, decides what is drawn."""
+    monkeypatch.setitem(paths.BASES, "noisy", Base(_noisy))
+    plan = plan_capture(llama, PROMPTS, "noisy", ["decode"])
+    assert collect(plan).digest() == collect(plan).digest()
+    assert collect(plan).digest() != collect(replace(plan, seed=1)).digest()
+    after = plan_capture(llama, PROMPTS, "decode", ["noisy"])
+    assert np.array_equal(collect(plan).side(0), collect(after).side(1))
+
+
+@pytest.mark.parametrize("rows_a_chunk", [1, 4, 1000])
+def test_chunks_of_any_size_give_the_same_bits(rows_a_chunk: int, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_capture(llama, PROMPTS, "prefill", ["decode"])
+    expected = collect(plan).digest()
+    monkeypatch.setattr(batch, "CHUNK_BYTES", rows_a_chunk * llama.vocab_size * 4)
+    sink = collect(plan)
+    assert sink.digest() == expected
+    assert all(len(part) <= rows_a_chunk for side in sink.sides for part in side)
+
+
+def test_decoded_tokens_reach_the_sink_many_at_a_time(llama: LoadedModel) -> None:
+    sink = collect(plan_capture(llama, PROMPTS, "prefill", ["decode"]))
+    assert [len(parts) for parts in sink.sides] == [1, 1]
+
+
+def test_progress_counts_the_rows_of_all_sides(llama: LoadedModel) -> None:
+    plan = plan_capture(llama, PROMPTS, "prefill", ["decode"])
+    seen: list[Progress] = []
+    run_capture(plan, Collected(), seen.append)
+    assert seen[-1].rows_done == seen[-1].rows_total == 2 * plan.header.rows
+    assert [p.rows_done for p in seen] == sorted({p.rows_done for p in seen})
+    assert [p.seconds for p in seen] == sorted(p.seconds for p in seen)
+    assert {(p.side, p.side_name) for p in seen} == {(0, "prefill"), (1, "decode")}
+
+
+def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> None:
+    plan = plan_capture(llama, PROMPTS, "prefill", ["decode", "prefill+batch:2"], command="python -m core", seed=5)
+    header = plan.header
+    assert [side.name for side in header.sides] == ["prefill", "decode", "prefill+batch:2"]
+    assert [side.path for side in header.sides] == [side.name for side in header.sides]
+    assert header.name.endswith(": prefill against decode, prefill+batch:2")
+    assert "".join(header.prompts[0].token_texts) == PROMPTS[0]
+    assert [prompt.token_ids for prompt in header.prompts] == list(plan.token_ids)
+    assert (header.vocab, header.compute_dtype) == (384, "float32")
+    assert sorted(header.vocabulary) == list(range(384))
+    origin = header.provenance
+    assert (origin.kind, origin.device, origin.seed, origin.command) == ("capture", "cpu", 5, "python -m core")
+    assert {"torch", "transformers", "tokenizers", "numpy", "python", "cpu_capability", "threads"} <= set(origin.versions)
+    assert origin.versions["torch"] == torch.__version__
+
+
+def test_a_prompt_may_be_token_ids(llama: LoadedModel) -> None:
+    assert plan_capture(llama, [[5, 6, 7]], "prefill", ["decode"]).token_ids == ((5, 6, 7),)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "reference", "variants", "kind", "sentence"),
+    [
+        ([], "prefill", ["decode"], CaptureError, "a capture needs at least one prompt."),
+        (["x", ""], "prefill", ["decode"], CaptureError, "prompt 2 of 2 is empty; expected at least one token."),
+        ([[]], "prefill", ["decode"], CaptureError, "prompt 1 of 1 is empty; expected at least one token."),
+        (
+            [[5] * 97],
+            "prefill",
+            ["decode"],
+            CaptureError,
+            "prompt 1 of 1 has 97 tokens, the model's context is 96; shorten the prompt.",
+        ),
+        (
+            [[5, 384]],
+            "prefill",
+            ["decode"],
+            CaptureError,
+            "prompt 1 of 1: token 384 at position 1 is not among the model's 384.",
+        ),
+        ([[-1]], "prefill", ["decode"], CaptureError, "prompt 1 of 1: token -1 at position 0 is not among the model's 384."),
+        (
+            ["x"],
+            "prefill",
+            [],
+            UsageError,
+            "a capture needs at least one variant beside the reference; name a path such as decode.",
+        ),
+        (
+            ["x"],
+            "prefill+batch:2",
+            ["decode", "prefill+batch:02"],
+            UsageError,
+            "path 'prefill+batch:2' is given twice; every side of a run needs a path of its own.",
+        ),
+        (
+            ["x"],
+            "prefill",
+            ["decoed"],
+            UsageError,
+            "path 'decoed': no base 'decoed'; bases are prefill, decode, chunked:N, reuse:N, blocks:N, static.",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_be_run_is_one_sentence(prompts, reference, variants, kind, sentence, llama) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UlpscopeError) as caught:
+        plan_capture(llama, prompts, reference, variants)
+    assert type(caught.value) is kind
+    assert str(caught.value) == sentence
+
+
+def test_text_that_is_no_text_is_one_sentence(llama: LoadedModel) -> None:
+    with pytest.raises(CaptureError, match=r"^prompt 1 of 1: the tokenizer cannot read it \(.*\); expected plain text\.$"):
+        plan_capture(llama, ["\ud800"], "prefill", ["decode"])
+
+
+def test_logits_that_cannot_fit_are_refused_before_any_forward(llama: LoadedModel) -> None:
+    with pytest.raises(
+        CaptureError, match=r"^path 'prefill\+batch:999999999': a batch of 999999999 x 1 positions takes at least .* GB, cpu has "
+    ):
+        plan_capture(llama, ["x"], "prefill", ["prefill+batch:999999999"])
+
+
+def _raising(error: BaseException):  # type: ignore[no-untyped-def]
+    def base(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+        yield 0, torch.zeros(1, batch.loaded.vocab_size)
+        raise error
+
+    return base
+
+
+OUT_OF_MEMORY = "path 'odd': out of memory; shorten the prompts, lower batch:N, or choose a narrower dtype."
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), OUT_OF_MEMORY),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"), OUT_OF_MEMORY),
+        (RuntimeError("mat1 and mat2\nhave shapes"), "path 'odd': RuntimeError: mat1 and mat2."),
+    ],
+)
+def test_torchs_exceptions_stop_in_the_capture(error, sentence, llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setitem(paths.BASES, "odd", Base(_raising(error)))
+    with pytest.raises(CaptureError) as caught:
+        collect(plan_capture(llama, ["def walk"], "odd", ["decode"]))
+    assert str(caught.value) == sentence
+
+
+def test_an_interrupt_passes_through(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(paths.BASES, "odd", Base(_raising(KeyboardInterrupt())))
+    with pytest.raises(KeyboardInterrupt):
+        collect(plan_capture(llama, ["def walk"], "odd", ["decode"]))
+
+
+class FullDisk:
+    """A sink whose disk is full."""
+
+    def write(self, side: int, row: int, bits: np.ndarray) -> None:
+        raise OSError(28, "No space left on device")
+
+    def write_kv(self, side: int, part: KvPart) -> None: ...
+
+    def write_generation(self, generation: Generation) -> None: ...
+
+
+def test_a_sinks_own_error_is_not_taken_for_torchs(llama: LoadedModel) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        run_capture(plan_capture(llama, ["x"], "prefill", ["decode"]), FullDisk())
+
+
+def test_modifiers_are_undone_when_a_capture_breaks(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def watched(setting: Setting) -> Iterator[Setting]:
+        events.append("entered")
+        try:
+            yield batch
+        finally:
+            events.append("left")
+
+    monkeypatch.setitem(paths.MODIFIERS, "watched", paths.Modifier(watched))
+    monkeypatch.setattr(batch, "CHUNK_BYTES", llama.vocab_size * 4)
+    with pytest.raises(OSError, match="No space left") as caught:
+        run_capture(plan_capture(llama, PROMPTS, "prefill+watched", ["decode"]), FullDisk())
+    assert caught.traceback
+    assert events == ["entered", "left"]  # the traceback keeps frames alive: nothing but closing undoes it
+
+
+@pytest.mark.model
+def test_the_bits_handed_over_keep_nothing_larger_alive(llama: LoadedModel) -> None:
+    """Of a batch only the prompt's row is handed over; as a view it would keep the logits of all rows."""
+    sink = collect(plan_capture(llama, PROMPTS, "prefill+batch:8", ["decode+batch:4"]))
+    for chunks in sink.sides:
+        for bits in chunks:
+            held = bits
+            while isinstance(held.base, np.ndarray):
+                held = held.base
+            assert held.nbytes <= 2 * bits.nbytes
+    large = torch.zeros((8, 4, 16))
+    assert own_bits(large[3]).base is not None
+    assert not np.shares_memory(own_bits(large[3]), large.numpy())
+    assert np.shares_memory(own_bits(large), large.numpy())  # the twin: what is whole is not copied
+
+
+@pytest.mark.model
+def test_a_seed_that_torch_does_not_take_is_refused_in_a_sentence(llama: LoadedModel) -> None:
+    for seed in (-1, 1 << 63, 99999999999999999999):
+        with pytest.raises(UsageError, match=f"--seed {seed}: expected a whole number"):
+            plan_capture(llama, ["x"], "prefill", ["decode"], seed=seed)

@@ -1,0 +1,145 @@
+"""What a dry run says is run beside the sides, against the forwards that are really made; and how long that takes, by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from core.inference.capture import extra_costs
+from core.inference.capture.capture import CapturePlan, plan_capture
+from core.inference.capture.costs import costs_of
+from core.inference.capture.extra_costs import Speed, StageCost, Work, seconds_of, stages_of
+from core.inference.controls.judge_model import judge_pair
+from core.inference.controls.remedies import floor_of, prices_of, remedies_of
+from core.inference.models.model import LoadedModel
+from core.inference.paths.engines import side_of
+from core.inference.watching.kernels import kernels_of
+from core.numerics.totals import Summary
+
+pytestmark = pytest.mark.model
+
+
+def planned(loaded: LoadedModel, reference: str, variant: str, *, prompts: int = 1, tokens: int = 10) -> CapturePlan:
+    given = [list(ids)[: tokens - number] for number, ids in enumerate(tiny_prompts(loaded)[:prompts])]
+    return plan_capture(loaded, given, reference, [variant], kv=False)
+
+
+@contextmanager
+def counting(loaded: LoadedModel) -> Iterator[list[int]]:
+    """Tokens of every forward."""
+    seen: list[int] = []
+    hook = loaded.model.get_input_embeddings().register_forward_hook(lambda _, given, __: seen.append(given[0].numel()))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+class Ticking:
+    """A clock on which every walk takes a second: as calm as a machine can be, and slow enough for the shortest walks."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+ZERO = Summary(**dict.fromkeys(Summary.__dataclass_fields__, 0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "variant"), [pytest.param("float32", "decode+batch:2", marks=pytest.mark.thorough), ("bfloat16", "chunked:3")]
+)
+def test_remedies_make_the_forwards_that_were_foreseen_on_a_calm_machine(dtype: str, variant: str):
+    loaded = tiny_model("llama", dtype)
+    plan = planned(loaded, "decode", variant)
+    (stage,) = stages_of(plan, ["remedies"])
+    with counting(loaded) as seen:
+        clock = Ticking()
+        floor = floor_of(loaded, plan.token_ids, "decode")
+        remedies_of(loaded, plan.token_ids, "decode", variant, floor_rms=floor, as_it_is=ZERO, clock=clock)
+        prices_of(loaded, plan.paths, clock=clock)
+    assert Work(len(seen), sum(seen)) == stage.least
+    assert stage.most.forwards > 3 * stage.least.forwards > 0  # the twin: a clock that is never sure
+
+
+@pytest.mark.parametrize("path", ["prefill", "decode+batch:3", "reuse:7"])
+def test_kernels_are_watched_in_as_many_forwards_as_were_foreseen(path: str):
+    loaded = tiny_model("llama")
+    plan = planned(loaded, path, "decode", prompts=2)
+    (stage,) = stages_of(plan, ["kernels"])
+    with counting(loaded) as seen:
+        for each in plan.paths:
+            kernels_of(loaded, side_of(str(each)), plan.token_ids[0])
+    assert Work(len(seen), sum(seen)) == stage.least == stage.most
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reference", "variant"), [("bfloat16", "prefill", "decode+batch:2"), ("float32", "decode", "prefill")]
+)
+def test_judging_makes_no_more_forwards_than_were_foreseen(dtype: str, reference: str, variant: str):
+    loaded = tiny_model("llama", dtype)
+    plan = planned(loaded, reference, variant, prompts=2, tokens=8)
+    (stage,) = stages_of(plan, ["judge"])
+    with counting(loaded) as seen:
+        judge_pair(loaded, plan.token_ids, reference, variant)
+    assert stage.least.forwards <= len(seen) <= stage.most.forwards
+    assert stage.least.tokens <= sum(seen) <= stage.most.tokens
+    assert len(seen) > stage.most.forwards / 2  # the twin: a bound that is far off would say nothing
+
+
+def test_the_floor_of_the_modules_is_counted_with_its_plain_prefill():
+    loaded = tiny_model("llama")
+    ids = list(tiny_prompts(loaded)[0])[:9]
+    for reference, forwards in (("decode", 3), ("prefill", 2)):
+        plan = plan_capture(loaded, [ids], reference, ["chunked:3"], layers=True)
+        assert stages_of(plan, []) == [StageCost("floor of the modules", *[Work(forwards, 9 * forwards)] * 2)]
+
+
+def test_the_time_is_that_of_the_weights_the_calls_and_the_products():
+    """1 GB/s, 1 GFLOP/s and 1 ms a call; the stage counts half as much again."""
+    loaded = tiny_model("llama")
+    plan = planned(loaded, "prefill", "decode", tokens=10)
+    costs = costs_of(plan)
+    calls = sum(1 for module in loaded.model.modules() if not list(module.children()))
+    weights = sum(parameter.numel() for parameter in loaded.model.parameters())
+    a_forward, a_token = weights * 4 / 1e9 + calls * 1e-3, 2 * weights / 1e9
+    stage = StageCost("remedies", Work(10, 20), Work(100, 200))
+    found = seconds_of(loaded, costs, [stage], Speed(1e9, 1e9, 1e-3))
+    sides = 11 * a_forward + 20 * a_token
+    assert found == pytest.approx((sides + 1.5 * (10 * a_forward + 20 * a_token), sides + 15 * (10 * a_forward + 20 * a_token)))
+
+
+def test_the_speed_of_a_machine_is_read_off_its_clock():
+    found = extra_costs.speed_here(tiny_model("llama"), Ticking())
+    assert (found.bytes_per_second, found.flops_per_second, found.module_seconds) == (64 << 20, 2 * 512**3, 0.01)
+
+
+def test_a_dry_run_counts_what_runs_beside_the_sides_and_reads_no_weights(cli):
+    asked = (
+        "--model",
+        "sample_runs/model",
+        "--prompt",
+        "def walk(self):",
+        "--reference",
+        "decode",
+        "--variant",
+        "decode+invariant",
+        "--dry-run",
+    )
+    done = cli("capture", *asked, "--kernels", "--remedies", "--judge")
+    assert done.returncode == 0, done.stderr
+    assert "Beside the sides, kernels: " in done.stdout
+    assert "Beside the sides, remedies: " in done.stdout
+    assert "Beside the sides, judging: " in done.stdout
+    assert "to within a factor of 3" in done.stdout
+    told = json.loads(cli("capture", *asked, "--remedies", "--json").stdout)
+    (stage,) = told["beside"]
+    assert stage["least"]["forwards"] < stage["most"]["forwards"]
+    assert 0 < told["seconds"]["least"] < told["seconds"]["most"]
+    assert json.loads(cli("capture", *asked, "--json").stdout)["beside"] == []

@@ -1,0 +1,297 @@
+"""A lower precision is named and is no bug; a fault on top of one, or as large and as even as one, stays a bug."""
+
+from __future__ import annotations
+
+import copy
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.verdicts.engines import PREFIX, prefill
+from benchmarks.verdicts.mutations import (
+    MUTATIONS,
+    Mutation,
+    another_prompt,
+    attention_scaled_by_head_dim,
+    fp8,
+    overwriting,
+    scaled_head,
+    stored,
+)
+from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, four_bits, stale_slot_in_fp8, with_weights
+from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from benchmarks.verdicts.trial import model_named, try_case
+from core.inference.controls import precisions
+from core.inference.controls.judge_model import judge, judge_pair
+from core.inference.controls.lower_precision import ordinals
+from core.inference.controls.precisions import CACHE, LAYERS, Precision
+from core.inference.models.model import LoadedModel
+from core.judging.ladder import BUG_SUSPECTED, LOWER_PRECISION, NONDETERMINISTIC, conclude
+from core.runs.file.records import FAILED, FLOAT32, NOTED, PASSED, PRECISION, Evidence
+
+pytestmark = pytest.mark.model
+CASES = {case.name: case for case in (*MUTATIONS, *PRECISIONS, *ON_TOP)}
+NAMED = {  # what the sentence has to name
+    "int8 cache": "int8, a scale for each token and head",
+    "fp8 cache, attention written out": "float8_e4m3fn",
+    "TF32 where float32 was promised": "products in TF32",
+    "head in bfloat16 where float32 was promised": "head in bfloat16",
+    "weights of 4 bits, groups of 32": "int4, groups of 32",
+    "weights in NF4": "NF4",
+    "logits in bfloat16": "logits in bfloat16",
+    "all of it in bfloat16": "computes in bfloat16",
+}
+
+
+@pytest.fixture(scope="module")
+def small() -> LoadedModel:
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def narrow() -> LoadedModel:
+    return tiny_model("llama", "bfloat16")
+
+
+def _one_prompt(loaded: LoadedModel) -> list[tuple[int, ...]]:
+    return [tiny_prompts(loaded)[0][:28]]
+
+
+def _row(verdict_rows: tuple[Evidence, ...]) -> Evidence:
+    (row,) = [row for row in verdict_rows if row.rung == PRECISION]
+    return row
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_lower_precision_is_named_with_its_size_in_floors(small: LoadedModel, name: str) -> None:
+    case = CASES[name]
+    assert case.engine is not None
+    verdict = judge_pair(small, _one_prompt(small), "prefill", case.engine).verdict
+    row = _row(verdict.evidence)
+    assert (verdict.name, row.outcome) == (LOWER_PRECISION, PASSED)
+    assert NAMED[name] in verdict.because
+    assert "rounding floors from float32" in verdict.because
+    assert row.figures["noise_ratio"] > 100
+    assert verdict.first_place is None
+    verdict.check(allowed=[LOWER_PRECISION])
+
+
+@pytest.mark.parametrize("case", ON_TOP, ids=lambda case: case.name)
+def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(small: LoadedModel, case: Mutation) -> None:
+    prompts = [tiny_prompts(small)[0][:28]]
+    assert case.engine is not None
+    verdict = judge_pair(small, prompts, "prefill", case.engine).verdict
+    assert verdict.name == BUG_SUSPECTED
+    assert _row(verdict.evidence).outcome == FAILED
+    assert "slot" not in case.name or verdict.first_place == (
+        0,
+        16,
+    )  # the stale slot is read from there on; the cache is rounded from 8 on
+
+
+def test_a_fault_as_large_and_as_even_as_a_precision_is_not_excused(small: LoadedModel) -> None:
+    verdict = judge_pair(small, _one_prompt(small), "prefill", scaled_head(1.01)).verdict
+    assert verdict.name == BUG_SUSPECTED
+    assert _row(verdict.evidence).outcome == NOTED
+
+
+@pytest.mark.parametrize("name", ["fp8", pytest.param("int4", marks=pytest.mark.thorough)])
+def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precision(narrow: LoadedModel, name: str) -> None:
+    """A served engine in bfloat16 with an 8-bit cache, or weights of 4 bits; and with a stale slot as well."""
+    own = copy.deepcopy(narrow.model)
+    stale = overwriting(another_prompt, PREFIX, -3)
+    sound, wrong = (
+        (with_weights(four_bits), with_weights(four_bits, stale)) if name == "int4" else (stored(fp8), stale_slot_in_fp8)
+    )
+
+    def served(_, ids):  # type: ignore[no-untyped-def]
+        return sound(own, ids)
+
+    def faulty(_, ids):  # type: ignore[no-untyped-def]
+        return wrong(own, ids)
+
+    prompts = [ids[:24] for ids in tiny_prompts(narrow)]
+    verdict = judge_pair(narrow, prompts, "prefill", served).verdict
+    assert (verdict.name, verdict.first_place) == (LOWER_PRECISION, None), verdict.table()
+    assert "are not seen in bfloat16" in verdict.because
+    assert judge_pair(narrow, prompts, "prefill", faulty).verdict.name == BUG_SUSPECTED
+
+
+def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(narrow: LoadedModel) -> None:
+    """Weights of 4 bits in both dtypes; in bfloat16 attention is scaled by another number besides."""
+    lower = with_weights(four_bits)
+
+    def sound(model, ids):  # type: ignore[no-untyped-def]
+        return lower(model, ids)
+
+    def wrong_in_bfloat16(model, ids):  # type: ignore[no-untyped-def]
+        inner = attention_scaled_by_head_dim if model.dtype == torch.bfloat16 else prefill
+        return with_weights(four_bits, inner)(model, ids)
+
+    prompts = [tiny_prompts(narrow)[0][:24]]
+    assert judge_pair(narrow, prompts, "prefill", sound).verdict.name == LOWER_PRECISION
+    verdict = judge_pair(narrow, prompts, "prefill", wrong_in_bfloat16).verdict
+    assert verdict.name == BUG_SUSPECTED
+    assert "the kernels of bfloat16 have a fault of their own" in verdict.because
+
+
+def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(small: LoadedModel) -> None:
+    """A cache in float8 with a calibrated scale, which nobody can guess."""
+
+    def calibrated(values: torch.Tensor) -> torch.Tensor:
+        return (values / 0.37).to(torch.float8_e4m3fn).to(values.dtype) * 0.37
+
+    def engine(model, ids):  # type: ignore[no-untyped-def]
+        with Precision(CACHE, "", calibrated).side.open(small, None) as pieces_of:
+            return torch.cat([logits for _, logits in pieces_of(ids.tolist())])
+
+    prompts = _one_prompt(small)
+    assert judge(small, prompts, variant=engine).name == BUG_SUSPECTED
+    known = Precision(CACHE, "float8_e4m3fn with the scale 0.37", calibrated)
+    verdict = judge(small, prompts, variant=engine, precisions=[known])
+    assert verdict.name == LOWER_PRECISION
+    assert "KV cache in float8_e4m3fn with the scale 0.37" in verdict.because
+
+
+def test_a_precision_whose_logits_are_no_numbers_explains_nothing(small: LoadedModel) -> None:
+    """Over what is finite on both sides it would leave nothing at all."""
+    nothing = Precision(CACHE, "nothing at all", lambda values: values * torch.nan)
+    with torch.inference_mode(), nothing.side.open(small, None) as pieces_of:
+        assert torch.cat([logits for _, logits in pieces_of(range(3, 9))]).isnan().all()
+    verdict = judge(small, _one_prompt(small), variant=scaled_head(1.01), precisions=[nothing])
+    assert verdict.name == BUG_SUSPECTED
+    assert "nothing at all" not in _row(verdict.evidence).says
+
+
+def test_a_precision_that_cannot_be_tried_says_so_and_the_others_are(small: LoadedModel) -> None:
+    def broken(_: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no such format here")
+
+    engine = CASES["weights in NF4"].engine
+    assert engine is not None
+    assert judge(small, _one_prompt(small), variant=engine, precisions=[Precision(CACHE, "x", broken)]).name == LOWER_PRECISION
+
+
+def test_the_lower_side_may_be_the_reference(small: LoadedModel) -> None:
+    engine = CASES["weights in NF4"].engine
+    assert engine is not None
+    verdict = judge_pair(small, _one_prompt(small), engine, "prefill").verdict
+    assert verdict.name == LOWER_PRECISION
+
+
+def test_the_model_is_what_it_was_after_every_precision(small: LoadedModel) -> None:
+    before = {name: parameter.clone() for name, parameter in small.model.named_parameters()}
+    ids = list(range(3, 12))
+    with torch.inference_mode():
+        for each in precisions.catalogue(small):
+            with each.side.open(small, None) as pieces_of:
+                logits = torch.cat([part for _, part in pieces_of(ids)])
+            assert logits.shape == (9, small.vocab_size), each.name
+            assert logits.isfinite().all(), each.name
+    assert all(torch.equal(parameter, before[name]) for name, parameter in small.model.named_parameters())
+
+
+def test_every_precision_of_the_catalogue_is_another_function(small: LoadedModel) -> None:
+    """By a plain comparison: one that changes nothing would explain nothing, and two alike would not be told apart."""
+    ids = list(range(3, 40))
+    found = {}
+    with torch.inference_mode():
+        plain = small.model(torch.tensor([ids])).logits[0]
+        for each in precisions.catalogue(small):
+            with each.side.open(small, None) as pieces_of:
+                found[each.name] = torch.cat([part for _, part in pieces_of(ids)])
+    assert all(not torch.equal(logits, plain) for logits in found.values())
+    digests = {name: logits.numpy().tobytes() for name, logits in found.items()}
+    assert len(set(digests.values())) == len(digests)
+
+
+# Formats
+
+
+def test_formats_hold_the_values_that_their_definitions_say() -> None:
+    values = torch.tensor([[0.1, -0.7, 1.0, 3.3, -2.05, 0.0, 448.0, 0.0021]])
+    for dtype, other in ((torch.float8_e4m3fn, ml_dtypes.float8_e4m3fn), (torch.float8_e5m2, ml_dtypes.float8_e5m2)):
+        assert np.array_equal(precisions.through(dtype)(values).numpy(), values.numpy().astype(other).astype(np.float32))
+    assert precisions.through(torch.float8_e4m3fn)(torch.tensor([1e6, -500.0])).tolist() == [448.0, -448.0]
+    # TF32 keeps 10 bits: 1 + 2^-11 lies between 1 and 1 + 2^-10 and goes to the even one, 1 + 3 * 2^-11 to 1 + 2^-9
+    given = torch.tensor([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-10, -3.0000001])
+    assert precisions.mantissa(10)(given).tolist() == [1.0, 1 + 2.0**-9, 1 + 2.0**-10, -3.0]
+    # int4 from -7 to 7: the scale of this row is 1
+    assert precisions.integers(4, 0)(torch.tensor([[7.0, -3.4, 2.6, 0.49]])).tolist() == [[7.0, -3.0, 3.0, 0.0]]
+    # with a zero point: 15 steps of 1 from -5 to 10
+    row = torch.tensor([[-5.0, 10.0, 0.0, 3.4, -2.6]])
+    assert precisions.integers_with_zero(4, 64)(row).tolist() == [[-5.0, 10.0, 0.0, 3.0, -3.0]]
+    # Q8_0: the scale is the largest magnitude over 127 in float16
+    row = torch.zeros(1, 32)
+    row[0, :3] = torch.tensor([127.0, 63.5, -1.4])
+    assert precisions.q8_0(row)[0, :4].tolist() == [127.0, 64.0, -1.0, 0.0]
+    # Q4_0: the value of largest magnitude is -8 steps, its opposite cannot be had and becomes 7
+    row[0, :4] = torch.tensor([-8.0, 8.0, 2.4, -3.5])
+    assert precisions.q4_0(row)[0, :5].tolist() == [-8.0, 7.0, 2.0, -3.0, 0.0]
+    assert precisions.nf4(torch.tensor([[2.0, -2.0, 0.4, 0.01]]))[0].tolist() == pytest.approx(
+        [2.0, -2.0, 0.3218604, 0.0], abs=1e-6
+    )
+
+
+def test_groups_end_with_the_row_and_zeros_stay_zeros() -> None:
+    values = torch.cat([torch.full((2, 32), 0.5), torch.full((2, 8), 100.0)], dim=1)
+    for rounding in (precisions.integers(4, 32), precisions.q8_0, precisions.q4_0):
+        found = rounding(values)
+        assert found.shape == values.shape
+        assert found[:, :32] == pytest.approx(0.5, rel=0.01)  # not by the scale of its neighbours
+    for rounding in (
+        precisions.integers(8, 0),
+        precisions.integers_with_zero(4, 32),
+        precisions.q4_0,
+        precisions.nf4,
+        precisions.scaled(torch.float8_e4m3fn, 448, 0),
+    ):
+        assert rounding(torch.zeros(2, 64)).eq(0).all()
+
+
+def test_places_of_16_bit_values_follow_their_order() -> None:
+    values = torch.tensor([-1.0, -0.0, 0.0, 2.0**-133, 1.0, 1.0078125]).bfloat16()
+    places = ordinals(values)
+    assert places[1] == places[2] == 0
+    assert places.diff().ge(0).all()
+    assert places[5] - places[4] == 1
+
+
+# The verdict
+
+
+def _evidence(rung: str, outcome: str) -> Evidence:
+    return Evidence(rung, "", {}, outcome, f"{rung} {outcome}.")
+
+
+def test_what_the_rows_come_to() -> None:
+    beyond, lower = _evidence(FLOAT32, FAILED), _evidence(PRECISION, PASSED)
+    assert conclude([beyond, lower], is_bit_identical=False).name == LOWER_PRECISION
+    assert conclude([beyond, _evidence(PRECISION, NOTED)], is_bit_identical=False).name == BUG_SUSPECTED
+    on_top = conclude([beyond, _evidence(PRECISION, FAILED)], is_bit_identical=False)
+    assert (on_top.name, on_top.because) == (BUG_SUSPECTED, "float32 failed. precision failed.")
+    assert conclude([beyond, lower, _evidence("neighbours", FAILED)], is_bit_identical=False).name == BUG_SUSPECTED
+    assert conclude([beyond, lower, _evidence("sampler", FAILED)], is_bit_identical=False).name == BUG_SUSPECTED
+    assert conclude([beyond, lower, _evidence("rerun", FAILED)], is_bit_identical=False).name == NONDETERMINISTIC
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "mixtral", "llama bfloat16"])
+def test_precisions_and_faults_on_top_of_them_on_other_models(name: str) -> None:
+    loaded, prompts = model_named(name)
+    tried = [
+        try_case(case, name, loaded, prompts)
+        for case in CASES.values()
+        if (case.is_precision or case in ON_TOP) and case.applies(loaded)
+    ]
+    assert len(tried) >= 8
+    assert [f"{each.case}: {each.verdict}: {each.because}" for each in tried if not each.is_right] == []
+
+
+def test_experts_and_norms_are_left_as_they_are_where_only_linear_layers_are_rounded(small: LoadedModel) -> None:
+    with precisions._weights_rounded(small.model, lambda values: values * 0, is_all=False):
+        kept = {name for name, parameter in small.model.named_parameters() if parameter.any()}
+    assert {name for name, _ in small.model.named_parameters() if "norm" in name or "embed" in name or "lm_head" in name} == kept
+    assert Precision(LAYERS, "x", lambda values: values).name == "weights of linear layers in x"

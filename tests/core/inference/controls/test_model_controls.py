@@ -1,0 +1,229 @@
+"""A model beside a dump: its floor decides, a dump of another model is told from one of this, and a wrong side is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.verdicts.engines import prefill
+from benchmarks.verdicts.mutations import fp8, stored
+from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from core.errors import UsageError
+from core.inference.controls.model_controls import model_controls
+from core.inference.controls.rounding_floor import in_float32, whole_side
+from core.inference.models.model import LoadedModel
+from core.inference.paths.paths import open_path, parse_path
+from core.judging.ingest import ingest
+from core.judging.rejudge import judge_stored
+from core.judging.uploaded_controls import measure_controls
+from core.runs.file.records import FAILED, FLOAT32, MISSING, NOTED, OWN_DTYPE, PASSED, SYMMETRY
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.views.verdicts import finding
+from tests.core.judging.engine_dumps import saved
+
+pytestmark = pytest.mark.model
+BLOCK = 7  # rows of the variant that a fault replaces by their neighbours'
+
+
+@pytest.fixture(scope="module")
+def narrow() -> LoadedModel:
+    return tiny_model("llama", "bfloat16")
+
+
+def _side(loaded: LoadedModel, path: str, prompts: list[tuple[int, ...]]) -> np.ndarray:
+    with torch.inference_mode(), open_path(parse_path(path), loaded) as pieces_of:
+        return np.concatenate([whole_side(pieces_of(ids)).float().numpy() for ids in prompts])
+
+
+def _dumps(loaded: LoadedModel, folder: Path, variant: str = "decode") -> tuple[Path, Path, list[tuple[int, ...]]]:
+    """(the pair in its own dtype, the pair in float32, the prompts)"""
+    prompts = [ids[:40] for ids in tiny_prompts(loaded)]
+    about = {"token_ids": np.concatenate(prompts), "prompt_lengths": [len(ids) for ids in prompts]}
+    paths = {"reference": "prefill", "variant": variant}
+    own = saved(folder / "own.npz", **about, **{side: _side(loaded, path, prompts) for side, path in paths.items()})
+    with in_float32(loaded) as wide:
+        pair = saved(folder / "pair.npz", **about, **{side: _side(wide, path, prompts) for side, path in paths.items()})
+    return own, pair, prompts
+
+
+@pytest.fixture(scope="module")
+def dumped(narrow: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[tuple[int, ...]]]:
+    return _dumps(narrow, tmp_path_factory.mktemp("dumps"))
+
+
+@pytest.fixture(scope="module")
+def of_another(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[tuple[int, ...]]]:
+    """Of another model of the same shape."""
+    return _dumps(tiny_model("llama", "bfloat16", seed=5), tmp_path_factory.mktemp("others"))
+
+
+def _judged(store: Store, dump: Path, loaded: LoadedModel, **given: list[Path]) -> RunReader:
+    with RunReader(store.path_of(ingest(store, [dump]))) as run:
+        told = model_controls(loaded, run.figures)
+        new = judge_stored(store, run, measure_controls(run.figures, model=told, **given))
+    return RunReader(store.path_of(new))
+
+
+def _outcomes(run: RunReader) -> dict[str, str]:
+    return {row.rung: row.outcome for row in run.evidence(0)}
+
+
+def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor(narrow, dumped, tmp_path):
+    own, pair, _ = dumped
+    run = _judged(Store(tmp_path / "s"), own, narrow, float32=[pair])
+    assert run.pairs[0].verdict == "rounding"
+    assert 0.2 < run.pairs[0].noise_ratio < 4
+    outcomes = _outcomes(run)
+    assert (outcomes[OWN_DTYPE], outcomes[FLOAT32], outcomes[SYMMETRY]) == (PASSED, PASSED, PASSED)
+    assert set(run.floor_positions(0)["compute_dtype"]) == {"bfloat16", "float32"}
+
+
+def test_without_the_float32_pair_the_model_alone_decides_nothing_about_a_pair_within_its_floor(narrow, dumped, tmp_path):
+    own, _, _ = dumped
+    run = _judged(Store(tmp_path / "s"), own, narrow)
+    assert run.pairs[0].verdict == "undecided"
+    assert _outcomes(run)[OWN_DTYPE] == PASSED
+
+
+def test_a_side_that_is_not_what_the_model_computes_is_named(narrow, dumped, tmp_path):
+    own, _, _ = dumped
+    arrays = dict(np.load(own))
+    arrays["variant"][5 : 5 + BLOCK] = arrays["variant"][4 : 4 + BLOCK][::-1]
+    run = _judged(Store(tmp_path / "s"), saved(tmp_path / "bad.npz", **arrays), narrow)
+    assert run.pairs[0].verdict == "bug suspected"
+    assert "'variant' is not:" in run.pairs[0].because
+
+
+def test_a_dump_of_another_model_gets_no_verdict_from_this_one(narrow, of_another, tmp_path):
+    own, _, _ = of_another
+    run = _judged(Store(tmp_path / "s"), own, narrow)
+    assert run.pairs[0].verdict == "undecided"
+    (row,) = [row for row in run.evidence(0) if row.rung == OWN_DTYPE]
+    assert row.outcome == MISSING
+    assert "Neither side is what" in row.says
+
+
+def test_a_float32_dump_needs_only_the_model(tmp_path):
+    loaded = tiny_model("gpt2", "float32")
+    prompts = [ids[:40] for ids in tiny_prompts(loaded)]
+    about = {"token_ids": np.concatenate(prompts), "prompt_lengths": [len(ids) for ids in prompts]}
+    sides = {side: _side(loaded, path, prompts) for side, path in (("reference", "prefill"), ("variant", "decode+batch:3"))}
+    run = _judged(Store(tmp_path / "s"), saved(tmp_path / "d.npz", **about, **sides), loaded)
+    assert run.pairs[0].verdict == "rounding"
+    sides["variant"][11] *= 1.0001
+    run = _judged(Store(tmp_path / "t"), saved(tmp_path / "e.npz", **about, **sides), loaded)
+    assert run.pairs[0].verdict == "bug suspected"
+    assert _outcomes(run)[FLOAT32] == FAILED
+
+
+def test_a_side_in_a_lower_precision_is_named_and_a_fault_on_top_of_it_stays_a_bug(tmp_path):
+    """An engine with an 8-bit cache, another whose logits were sent in bfloat16, and the first with three rows in the wrong place."""
+    loaded = tiny_model("llama", "float32")
+    prompts = [ids[:30] for ids in tiny_prompts(loaded)]
+    about = {"token_ids": np.concatenate(prompts), "prompt_lengths": [len(ids) for ids in prompts]}
+    plain = _side(loaded, "prefill", prompts)
+    with torch.inference_mode():
+        cached = np.concatenate([stored(fp8)(loaded.model, torch.tensor(ids)).numpy() for ids in prompts])
+    wrong = cached.copy()
+    wrong[20:23] = cached[19:22]
+    for name, variant, verdict, says in (
+        ("cache", cached, "lower precision", "KV cache in float8_e4m3fn"),
+        ("sent", plain.astype(ml_dtypes.bfloat16).astype(np.float32), "lower precision", "logits in bfloat16"),
+        ("wrong", wrong, "bug suspected", "position 20 of prompt 0 first: a fault on top of it"),
+    ):
+        run = _judged(Store(tmp_path / name), saved(tmp_path / f"{name}.npz", **about, reference=plain, variant=variant), loaded)
+        assert run.pairs[0].verdict == verdict
+        assert any(says in row.says for row in run.evidence(0))
+
+
+def test_the_model_that_was_just_refused_is_not_asked_for(narrow, of_another, tmp_path):
+    """Nor anywhere else on the ladder; without a pair in float32 that is what is left."""
+    own, pair, _ = of_another
+    run = _judged(Store(tmp_path / "s"), own, narrow)
+    assert run.pairs[0].because.endswith(f"`python -m core verdict {run.run_id} --float32 PAIR_IN_FLOAT32.npz`.")
+    arrays = dict(np.load(pair))
+    arrays["variant"][::2] = arrays["reference"][::2]  # shrinks too little to be clear
+    arrays["variant"][1::2] += (arrays["variant"][1::2] - arrays["reference"][1::2]) * 100
+    odd = saved(tmp_path / "odd.npz", **arrays)
+    run = _judged(Store(tmp_path / "t"), own, narrow, float32=[odd])
+    assert run.pairs[0].verdict == "undecided"
+    assert "--float32 PAIR_IN_FLOAT32.npz --floor WAYS_IN_FLOAT32.npz" in run.pairs[0].because
+    texts = [run.pairs[0].because, *(rung.supply for rung in finding(run, run.pairs[0], run.positions(0)).rungs if not rung.rows)]
+    assert not [text for text in texts if "--model" in text]
+
+
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_a_floor_far_from_the_models_own_is_left_aside_and_the_models_decides(is_earlier, narrow, dumped, tmp_path):
+    """Ways with noise of their own, seven floors each: of one spread among themselves, and no wider than float32 could be."""
+    own, pair, _ = dumped
+    given = dict(np.load(pair))
+    random = np.random.default_rng(0)
+    apart = np.sqrt(np.mean((given["variant"].astype(float) - given["reference"]) ** 2))
+    noise = {
+        f"way {n}": given["reference"] + random.normal(0, 5 * apart, given["reference"].shape).astype(np.float32)
+        for n in range(4)
+    }
+    floor = saved(tmp_path / "floor.npz", token_ids=given["token_ids"], prompt_lengths=given["prompt_lengths"], **noise)
+    store = Store(tmp_path / "s")
+    if is_earlier:
+        first = _judged(store, own, narrow, float32=[pair])
+        controls = measure_controls(first.figures, float32=[pair], floor=[floor])
+        run = RunReader(store.path_of(judge_stored(store, first, controls)))
+    else:
+        run = _judged(store, own, narrow, float32=[pair], floor=[floor])
+    assert run.pairs[0].verdict == "rounding"
+    aside, decided = (row for row in run.evidence(0) if row.rung == FLOAT32)
+    assert (aside.outcome, decided.outcome) == (NOTED, PASSED)
+    assert "The uploaded floor is not this model's: 'way 1' is up to" in aside.says
+    assert "this model's own rounding floor" in decided.says
+    assert ("of an earlier verdict" in decided.control) == is_earlier
+
+
+def test_a_floor_of_the_models_own_ways_is_not(narrow, dumped, tmp_path):
+    """The twin."""
+    own, pair, prompts = dumped
+    given = dict(np.load(pair))
+    with in_float32(narrow) as wide:
+        ways = {path: _side(wide, path, prompts) for path in ("prefill", "decode+batch:3", "chunked:5", "prefill+attn:eager")}
+    floor = saved(tmp_path / "floor.npz", token_ids=given["token_ids"], prompt_lengths=given["prompt_lengths"], **ways)
+    run = _judged(Store(tmp_path / "s"), own, narrow, float32=[pair], floor=[floor])
+    (row,) = [row for row in run.evidence(0) if row.rung == FLOAT32]
+    assert run.pairs[0].verdict == "rounding"
+    assert "times the uploaded rounding floor" in row.says
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda arrays: arrays.pop("token_ids"), "has no token_ids"),
+        (lambda arrays: arrays.update({k: arrays[k][:, :-1] for k in ("reference", "variant")}), "not of one model"),
+    ],
+)
+def test_a_dump_that_no_model_can_be_run_on_is_refused(change, sentence, narrow, dumped, tmp_path):
+    own, _, _ = dumped
+    arrays = dict(np.load(own))
+    change(arrays)
+    store = Store(tmp_path / "s")
+    with (
+        RunReader(store.path_of(ingest(store, [saved(tmp_path / "odd.npz", **arrays)]))) as run,
+        pytest.raises(UsageError, match=sentence),
+    ):
+        model_controls(narrow, run.figures)
+
+
+def test_the_model_comes_back_bit_for_bit(narrow, dumped, tmp_path):
+    own, _, prompts = dumped
+    before = {name: tensor.clone() for name, tensor in narrow.model.state_dict().items()}
+    with torch.inference_mode():
+        first = prefill(narrow.model, torch.tensor(prompts[0]))
+    store = Store(tmp_path / "s")
+    with RunReader(store.path_of(ingest(store, [own]))) as run:
+        model_controls(narrow, run.figures)
+    assert all(torch.equal(before[name], tensor) for name, tensor in narrow.model.state_dict().items())
+    with torch.inference_mode():
+        assert torch.equal(first, prefill(narrow.model, torch.tensor(prompts[0])))

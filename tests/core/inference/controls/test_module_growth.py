@@ -1,0 +1,323 @@
+"""Where in the model two paths part: planted faults are found at the module they are in, rounding at none, and watching changes no bit."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache
+
+from benchmarks.verdicts.mutations import MUTATIONS
+from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from core.errors import CaptureError
+from core.inference.controls import module_growth
+from core.inference.controls.judge_model import judge_pair
+from core.inference.controls.module_growth import growth_over_modules
+from core.inference.controls.rounding_floor import whole_side
+from core.inference.models.model import LoadedModel
+from core.inference.paths.bases import BASES
+from core.inference.paths.batch import Setting
+from core.inference.paths.engines import side_of
+from core.inference.paths.grammar import Pieces
+from core.inference.paths.hooks import LayerTrace, traced_modules, watched
+from core.inference.paths.paths import open_path, parse_path
+from core.runs.file.records import MISSING, MODULES, PASSED, Evidence
+from tests.covering import covering
+
+pytestmark = pytest.mark.model
+BLOCKS = {"llama": "model.layers.{}", "gpt2": "transformer.h.{}", "gemma2": "model.layers.{}", "mixtral": "model.layers.{}"}
+
+
+@pytest.fixture(scope="module", params=list(BLOCKS))
+def loaded(request: pytest.FixtureRequest) -> LoadedModel:
+    return tiny_model(request.param)
+
+
+def _scaled_cache(layer: int) -> Callable[[Setting], Pieces]:
+    def compute(setting: Setting) -> Pieces:
+        cache = DynamicCache(config=setting.loaded.model.config)
+        for position in range(setting.positions):
+            yield position, setting.forward(position, position + 1, cache)
+            if position == 3:
+                cache.layers[layer].values[setting.row, 0, :4] *= 1.01
+
+    return compute
+
+
+def _rows(found: list[Evidence]) -> Evidence:
+    return next(row for row in found if row.rung == MODULES and "modules" in row.figures)
+
+
+def _judged(loaded: LoadedModel, variant: str) -> Evidence:
+    return _rows(list(judge_pair(loaded, tiny_prompts(loaded), "prefill", variant).verdict.evidence))
+
+
+@pytest.mark.parametrize(("loaded", "layer"), covering(list(BLOCKS), [0, 1, 2]), indirect=["loaded"])
+def test_a_fault_in_the_cache_of_a_layer_enters_at_that_layers_attention(layer, loaded, monkeypatch):
+    monkeypatch.setitem(BASES, "faulty", replace(BASES["decode"], compute=_scaled_cache(layer)))
+    row = _judged(loaded, "faulty")
+    first = row.figures["first_module"]
+    assert first.startswith(
+        BLOCKS[loaded.model.config.model_type if "gemma" not in loaded.model.config.model_type else "gemma2"].format(layer)
+    )
+    assert "attn" in first
+    assert f"enters at {first}" in row.says
+
+
+@pytest.mark.parametrize(
+    ("loaded", "variant"),
+    covering(list(BLOCKS), ["decode", "chunked:7", "prefill+batch:3+row:1", "prefill+pad:left:3", "reuse:9"]),
+    indirect=["loaded"],
+)
+def test_rounding_enters_nowhere(variant, loaded):
+    """The twin."""
+    row = _judged(loaded, variant)
+    assert row.outcome == PASSED
+    assert row.figures["first_module"] is None
+
+
+def test_what_is_wrong_after_the_modules_is_said_to_be(loaded, monkeypatch):
+    def rolled(setting: Setting) -> Pieces:
+        for position, logits in BASES["prefill"].compute(setting):
+            yield position, logits.roll(1, 0)
+
+    monkeypatch.setitem(BASES, "rolled", replace(BASES["prefill"], compute=rolled))
+    row = _judged(loaded, "rolled")
+    assert row.figures["first_module"] is None
+    assert "what is wrong comes after them" in row.says
+
+
+@pytest.mark.parametrize(
+    "path", ["prefill", "decode+batch:3+row:2+pad:left:4", "blocks:8", "reuse:7", "static", "chunked:5+pad:right:3"]
+)
+def test_what_is_kept_is_what_the_module_puts_out_at_those_positions(path, loaded):
+    """Against hidden_states of transformers' own forward; paths that round otherwise, to a tolerance a thousand times below the values."""
+    ids = tiny_prompts(loaded)[0]
+    positions = [0, 3, 11, 12, len(ids) - 1]
+    with torch.inference_mode():
+        states = loaded.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        trace = LayerTrace(ids, positions)
+        with open_path(parse_path(path), loaded, trace=trace) as pieces_of, watched(loaded.model, trace):
+            for _ in pieces_of(ids):
+                pass
+    block = BLOCKS[{"gpt2": "gpt2", "gemma2": "gemma2", "mixtral": "mixtral"}.get(loaded.model.config.model_type, "llama")]
+    for layer in range(len(states) - 2):  # the last of transformers' is behind the final norm
+        found = trace.kept[block.format(layer)]
+        expected = states[layer + 1][0, positions]
+        assert torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_watching_changes_no_bit_and_leaves_no_hook(loaded):
+    ids = tiny_prompts(loaded)[0]
+    before = _hooks(loaded)
+    with torch.inference_mode():
+        with open_path(parse_path("decode"), loaded) as pieces_of:
+            bare = whole_side(pieces_of(ids))
+        trace = LayerTrace(ids, range(len(ids)))
+        with open_path(parse_path("decode"), loaded, trace=trace) as pieces_of, watched(loaded.model, trace):
+            seen = whole_side(pieces_of(ids))
+    assert torch.equal(bare, seen)
+    assert _hooks(loaded) == before
+
+
+def _hooks(loaded: LoadedModel) -> dict[str, int]:
+    """transformers leaves some of its own once hidden states were asked for."""
+    return {name: len(module._forward_hooks) for name, module in traced_modules(loaded.model).items()}
+
+
+def test_memory_is_bounded_and_the_wanted_positions_come_first(monkeypatch):
+    loaded = tiny_model("llama")
+    prompts = tiny_prompts(loaded)
+    each = len(traced_modules(loaded.model)) * 64 * 4
+    monkeypatch.setattr(module_growth, "KEPT_BYTES", 6 * each)
+    last = sum(map(len, prompts)) - 1
+    with torch.inference_mode():
+        found = growth_over_modules(loaded, prompts, (side_of("prefill"), side_of("decode")), [0], [last, 5])
+    assert found.positions <= 6
+    assert module_growth._chosen(loaded, [len(ids) for ids in prompts], [last, 5])[1][-1] == len(prompts[1]) - 1
+    assert np.isfinite(found.pair_rms).all()
+
+
+def test_a_model_without_blocks_misses_only_this(monkeypatch):
+    def refuse(model: object) -> None:
+        raise CaptureError("a Thing has no list of 3 blocks to look into.")
+
+    monkeypatch.setattr(module_growth, "traced_modules", refuse)
+    loaded = tiny_model("llama")
+    verdict = judge_pair(loaded, tiny_prompts(loaded), "prefill", "decode").verdict
+    assert verdict.name == "rounding"
+    assert [row.outcome for row in verdict.evidence if row.rung == MODULES] == [MISSING]
+
+
+# ---- callables: nobody tells which positions their forwards compute
+
+
+@pytest.mark.parametrize(
+    "case", ["value cache of one head x 1.01", "one head's output x 1.01", "one stale slot of an earlier request"]
+)
+def test_the_forwards_of_a_callable_are_followed_by_their_tokens_and_cache(case):
+    loaded = tiny_model("llama")
+    mutation = next(each for each in MUTATIONS if each.name == case)
+    found = judge_pair(loaded, tiny_prompts(loaded), "prefill", mutation.engine).verdict
+    assert found.name == "bug suspected"
+    assert "self_attn" in _rows(list(found.evidence)).figures["first_module"]
+
+
+def test_a_callable_that_computes_its_tokens_in_several_rows_is_not_followed_into_the_wrong_one():
+    loaded = tiny_model("llama")
+
+    def third_of_four(model, ids):
+        logits = model(ids.repeat(4, 1)).logits
+        return logits[2] * 1.01
+
+    found = judge_pair(loaded, tiny_prompts(loaded), "prefill", third_of_four).verdict
+    assert found.name == "bug suspected"
+    (row,) = [row for row in found.evidence if row.rung == MODULES or row.outcome == MISSING]
+    assert "could not be followed" in row.says
+
+
+def test_a_module_that_puts_out_nan_is_named(monkeypatch):
+    loaded = tiny_model("llama")
+
+    def poisoned(setting):
+        cache = DynamicCache(config=setting.loaded.model.config)
+        for position in range(setting.positions):
+            yield position, setting.forward(position, position + 1, cache)
+            if position == 3:
+                cache.layers[1].values[setting.row, 0, 0, 0] = float("nan")
+
+    monkeypatch.setitem(BASES, "poisoned", replace(BASES["decode"], compute=poisoned))
+    verdict = judge_pair(loaded, tiny_prompts(loaded), "prefill", "poisoned").verdict
+    assert verdict.name == "bug suspected"
+    row = _rows(list(verdict.evidence))
+    assert row.figures["first_module"] == "model.layers.1.self_attn"
+    assert "NaN or infinite" in row.says
+    json.dumps(row.figures, allow_nan=False)
+
+
+def test_a_callable_whose_forwards_cannot_be_followed_is_said_to_be():
+    loaded = tiny_model("llama")
+
+    def by_embeddings(model, ids):
+        return model(inputs_embeds=model.get_input_embeddings()(ids[None])).logits[0]
+
+    found = judge_pair(loaded, tiny_prompts(loaded), "prefill", by_embeddings).verdict
+    assert found.name == "identical"
+    (row,) = [row for row in found.evidence if row.rung == MODULES and row.outcome == MISSING]
+    assert "could not be followed" in row.says
+
+
+def test_a_head_in_slices_over_equal_rows_is_still_followed(monkeypatch):
+    """Each slice calls the model again, with the tokens of every row: nothing of that is to be guessed from the tokens."""
+    monkeypatch.setattr("core.inference.paths.batch.columns_at_once", lambda *_: 5)
+    loaded = tiny_model("llama")
+    row = _judged(loaded, "prefill+batch:3+neighbours:same")
+    assert row.outcome == PASSED
+    assert row.figures["first_module"] is None
+
+
+# ---- engines that hand in what their modules put out
+
+
+def test_the_worked_example_of_the_documentation_names_its_module():
+    text = (Path(__file__).parents[4] / "docs" / "verdict.md").read_text(encoding="utf-8")
+    (example,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "watch(" in block]
+    loaded = tiny_model("llama")
+    known = {"torch": torch, "model": loaded.model, "prompts": tiny_prompts(loaded)}
+    exec(example, known)
+    assert known["row"].figures["first_module"] == "model.layers.1"
+    assert known["row"].figures["modules"] == [f"model.layers.{number}" for number in range(3)]
+    assert "enters at model.layers.1, or at one before it that was not handed in: " in known["row"].says
+
+
+def _in_parts(model, ids, watch, fault=1.0, at=1):
+    """Blocks by hand, whose outputs are handed in eight positions at a time: hooks on the model see no forward of it."""
+    body, hidden = model.model, model.model.embed_tokens(ids[None])
+    angles = body.rotary_emb(hidden, torch.arange(len(ids))[None])
+    for number, block in enumerate(body.layers):
+        hidden = block(hidden, position_embeddings=angles)
+        if number == at:
+            hidden[:, 5] *= fault
+        for start in range(0, len(ids), 8):
+            watch(f"model.layers.{number}", hidden[0, start : start + 8], start=start)
+    return model.lm_head(body.norm(hidden))[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("side", ["reference", "variant"])
+def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, side):
+    loaded = tiny_model("llama", dtype)
+    engine = partial(_in_parts, fault=1.01)
+    sides = {"reference": engine, "variant": "prefill"} if side == "reference" else {"reference": "prefill", "variant": engine}
+    found = judge_pair(loaded, tiny_prompts(loaded), sides["reference"], sides["variant"]).verdict
+    assert found.name == "bug suspected"
+    assert found.first_place == (0, 5)
+    assert _rows(list(found.evidence)).figures["first_module"] == "model.layers.1"
+
+
+def test_an_engine_without_a_fault_leaves_the_floor_at_no_module_that_it_hands_in():
+    """The twin."""
+    loaded = tiny_model("llama")
+    found = judge_pair(loaded, tiny_prompts(loaded), "decode", _in_parts).verdict
+    assert found.name == "rounding"
+    row = _rows(list(found.evidence))
+    assert row.outcome == PASSED
+    assert row.figures["modules"] == [f"model.layers.{number}" for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "start", "sentence"),
+    [
+        (
+            "model.layers.9",
+            torch.ones(3, 64),
+            0,
+            "hands in 'model.layers.9', which is no module of LlamaForCausalLM that is compared; did it mean",
+        ),
+        ("attention", torch.ones(3, 64), 0, "they are model.embed_tokens, model.layers.0.self_attn, "),
+        (
+            "model.norm",
+            torch.ones(1, 3, 64),
+            0,
+            r"as \[1, 3, 64\] from position 0 on; expected numbers \[positions, features\] within",
+        ),
+        ("model.norm", torch.ones(3, 64), 40, r"as \[3, 64\] from position 40 on; expected"),
+        ("model.norm", torch.ones(3, 64, dtype=torch.int32), 0, "expected numbers"),
+        ("model.norm", [1.0], 0, "as list; expected numbers"),
+    ],
+)
+def test_what_is_no_output_of_a_module_is_refused_in_a_sentence(name, tensor, start, sentence):
+    loaded = tiny_model("llama")
+
+    def engine(model, ids, watch):
+        watch(name, tensor, start)
+        return model(ids[None]).logits[0]
+
+    with pytest.raises(CaptureError, match=f"'engine' {sentence}" if sentence.startswith("hands") else sentence):
+        judge_pair(loaded, tiny_prompts(loaded)[:1], "prefill", engine)
+
+
+@pytest.mark.parametrize(
+    ("width", "times", "sentence"),
+    [(32, 1, "hands in 'model.norm' with 32 features; the other side has 64"), (64, 2, "hands in positions twice")],
+)
+def test_outputs_that_cannot_be_compared_leave_the_modules_out_and_the_verdict_alone(width, times, sentence):
+    loaded = tiny_model("llama")
+
+    def engine(model, ids, watch):
+        for _ in range(times):
+            watch("model.norm", torch.ones(len(ids), width))
+        return model(ids[None]).logits[0]
+
+    found = judge_pair(loaded, tiny_prompts(loaded)[:1], "prefill", engine).verdict
+    assert found.name == "identical"
+    (row,) = [row for row in found.evidence if row.rung == MODULES]
+    assert row.outcome == MISSING
+    assert sentence in row.says

@@ -1,0 +1,158 @@
+"""The verdict on trial: every injected bug is called one, every lower precision is named, and no other way to compute the same function is (benchmarks/verdicts/trial.py).
+
+The normal run takes every case on two tiny models, a router of near ties among them. Every model of the trial, in both dtypes, takes
+half an hour: `python -m benchmarks.verdicts.trial` prints its table, and ULPSCOPE_WHOLE_TRIAL=1 has these tests run it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import shrink
+from benchmarks.verdicts.engines import prefill
+from benchmarks.verdicts.mutations import MUTATIONS
+from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS
+from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
+from benchmarks.verdicts.trial import (
+    IN_BFLOAT16,
+    MODELS,
+    SHIPPED,
+    Trial,
+    cases_of,
+    model_named,
+    run_trial,
+    summary,
+    table,
+    try_case,
+)
+from benchmarks.verdicts.variations import VARIATIONS
+from core.inference.models.float64 import in_float64
+from core.runs.file.records import NEIGHBOURS, SAMPLER
+
+QUICK = ("gpt2", "mixtral-ties")
+SHIPPED_MODEL = Path(__file__).parents[4] / "sample_runs" / "model" / "config.json"
+
+
+def test_the_trial_is_as_large_as_it_claims() -> None:
+    assert len(MUTATIONS) >= 40
+    assert len(VARIATIONS) >= 40
+    assert sum(case.is_precision for case in MUTATIONS) + len(PRECISIONS) >= 10
+    every = (*MUTATIONS, *PRECISIONS, *ON_TOP, *VARIATIONS)
+    assert len({case.name for case in every}) == len(every)
+    for name in CONFIGS:
+        loaded = tiny_model(name)
+        bugs = [case for case in cases_of(loaded) if case.changes(loaded) and not case.is_precision]
+        assert len(bugs) >= 20
+        assert len(cases_of(loaded)) - len(bugs) >= 20
+
+
+def _wrong(trials: list[Trial]) -> list[str]:
+    return [
+        f"{trial.model}: {trial.case}: {trial.verdict}: {trial.because}"
+        for trial in trials
+        if trial.verdict and not trial.is_right
+    ]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("name", "prompts"), [("gpt2", 1), *(pytest.param(each, None, marks=pytest.mark.thorough) for each in QUICK)]
+)
+def test_every_bug_is_called_one_and_nothing_else_is(name: str, prompts: int | None) -> None:
+    trials = run_trial([name], most_prompts=prompts)
+    assert _wrong(trials) == []
+    refused = [trial.case for trial in trials if trial.verdict is None]
+    assert refused == (["prefill+sdpa:math"] if name == "gemma2" else [])  # it has eager attention only
+    decided = {trial.case: trial for trial in trials}
+    assert decided["sampler ignores temperature 0"].rung == SAMPLER
+    assert decided["sums in another order at every call"].verdict == "nondeterministic"
+    assert decided["prefill"].verdict == "identical"
+    leak = decided["a neighbour's row leaks through a shared buffer"]
+    assert leak.rung == NEIGHBOURS
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("ULPSCOPE_WHOLE_TRIAL"), reason="takes half an hour; ULPSCOPE_WHOLE_TRIAL=1 runs it")
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in QUICK])
+def test_it_holds_on_every_model_of_the_trial(name: str) -> None:
+    if name in SHIPPED and not SHIPPED_MODEL.is_file():
+        pytest.skip("sample_runs/model is not built")
+    assert _wrong(run_trial([name])) == []
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "case", [case for case in MUTATIONS if case.name in ("fp8 cache", "left padding not masked")], ids=lambda case: case.name
+)
+def test_a_bug_is_caught_and_a_precision_named_in_bfloat16_too(case) -> None:  # type: ignore[no-untyped-def]
+    name = IN_BFLOAT16[0]
+    loaded, prompts = model_named(name)
+    trial = try_case(case, name, loaded, prompts)
+    assert trial.is_right
+    assert trial.own_ratio is not None
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", CONFIGS)
+def test_mutations_that_change_the_function_do_change_it_in_float64(name: str) -> None:
+    """By a plain comparison that knows nothing of floors: the trial must not count a mutation that mutates nothing."""
+    loaded = tiny_model(name)
+    ids = torch.tensor(tiny_prompts(loaded)[0])
+    with torch.inference_mode(), in_float64(loaded) as wide:
+        model = wide.model
+        exact = prefill(model, ids)
+        for case in MUTATIONS:
+            if case.engine is None or case.sample is not None or not case.applies(loaded):
+                continue
+            apart = float((case.engine(model, ids) - exact).abs().nan_to_num(torch.inf).max())
+            assert (apart > 1e-5) is case.changes(loaded), (case.name, apart)
+
+
+@pytest.mark.model
+def test_a_mutation_leaves_the_model_as_it_was() -> None:
+    for name in CONFIGS:
+        loaded = tiny_model(name)
+        ids = torch.tensor(tiny_prompts(loaded)[0])
+        with torch.inference_mode():
+            before = prefill(loaded.model, ids)
+            for case in (*MUTATIONS, *VARIATIONS):
+                if case.engine is not None and case.applies(loaded):
+                    case.engine(loaded.model, ids)
+                    assert torch.equal(prefill(loaded.model, ids), before), (name, case.name)
+
+
+def test_what_is_wrong_is_marked_in_the_table_and_missing_in_the_count() -> None:
+    trials = [
+        Trial("m", "a bug", True, "bug suspected", "", "float32", 24.0, 300.0),
+        Trial("m", "a missed bug", True, "rounding", "", "", 0.9, 1.2),
+        Trial("m", "an alarm", False, "bug suspected", "", "float32", 5.0, 9.0),
+        Trial("m", "not possible", False, None, "refused"),
+        Trial("m", "open", False, "undecided", ""),
+        Trial("m", "a precision", False, "lower precision", "", "", 60.0, 90.0, is_precision=True),
+        Trial("m", "an accused one", False, "bug suspected", "", "float32", 60.0, 90.0, is_precision=True),
+    ]
+    assert list(summary(trials))[2] == "| m | 2 | 1 | 2 | 1 | 2 | 1 | 1 | 1 |"
+    lines = list(table(trials))
+    assert "| a bug | float32 24, 300 |" in lines
+    assert "| a missed bug | **WRONG** rounding 0.90, 1.20 |" in lines
+    assert "| an alarm | **WRONG** float32 5.00, 9.00 |" in lines
+    assert "| not possible | refused |" in lines
+    assert "| a precision | lower precision 60, 90 |" in lines
+    assert "| an accused one | **WRONG** float32 60, 90 |" in lines
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_a_float32_pair_without_a_floor_calls_no_bug_rounding_and_no_rounding_a_bug() -> None:
+    """`python -m benchmarks.shrink` runs every model; docs/verdict.md has its table."""
+    found = [one for one in shrink.run_trial(["llama bfloat16"]) if one.test is not None]
+    bugs = [one for one in found if one.is_bug]
+    assert len(bugs) >= 20
+    assert len(found) - len(bugs) >= 20
+    assert [one.case for one in found if one.is_wrong] == []
+    assert sum(one.test is not None and one.test.outcome == "failed" for one in bugs) >= len(bugs) - 1

@@ -1,0 +1,232 @@
+"""Continuations: each side's tokens are those of transformers' own generate, and the run shows why they part."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from core.errors import CaptureError, UsageError
+from core.inference.capture.capture import run_capture
+from core.inference.generating import generation, search
+from core.inference.generating.generation import best_and_margin, continue_all, end_tokens, plan_generation
+from core.inference.models.model import LoadedModel, load_model
+from core.inference.paths.paths import parse_path
+from core.numerics.formats import values_of
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.writer import RunWriter
+from tests.core.inference.conftest import MODELS
+from tests.core.inference.sameness import tokens
+from tests.covering import covering
+
+LENGTH = 24
+PATHS = [
+    "prefill",
+    "decode",
+    "chunked:5",
+    "reuse:7",
+    "blocks:8",
+    "static",
+    "prefill+batch:3+row:1",
+    "decode+batch:4+neighbours:same",
+    "prefill+batch:2+neighbours:random",
+    "prefill+pad:left:5",
+    "decode+pad:left:3",
+    "static+pad:left:2+batch:2",
+]
+MADE = [
+    "def __init__(self, name, parent=None):\n    self.name = name\n    self.parent =",
+    "for index in range(len(values)):\n    total +=",
+    "import os\nimport sys\n\ndef main():",
+    "class Reader:\n    def read(self, path):\n        with open(path) as file:\n            return",
+    "if not isinstance(value, str):\n    raise TypeError(",
+    "    @property\n    def size(self):",
+    "try:\n    result = fetch(url)\nexcept",
+    "x = [",
+]
+
+
+def generated(loaded: LoadedModel, ids: list[int], length: int) -> tuple[int, ...]:
+    """transformers' own greedy search."""
+    with torch.inference_mode():
+        out = loaded.model.generate(
+            torch.tensor([ids]), max_new_tokens=length, do_sample=False, pad_token_id=0, attention_mask=torch.ones(1, len(ids))
+        )
+    return tuple(out[0, len(ids) :].tolist())
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("loaded", "path"), covering(MODELS, PATHS, whole=("llama",)), indirect=["loaded"])
+def test_a_path_continues_a_prompt_as_transformers_does(path: str, loaded: LoadedModel) -> None:
+    """In float32 the random models of these tests have margins far above rounding, so every path must agree with the oracle."""
+    ids = tokens(loaded)[:20]
+    ((found, _),) = continue_all(parse_path(path), loaded, [ids], LENGTH)
+    assert found == generated(loaded, ids, LENGTH)
+
+
+@pytest.mark.model
+def test_a_step_at_a_wrong_position_is_caught_by_the_same_comparison(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """The twin: without position ids, tokens behind left padding believe to stand further right; learned positions show it."""
+    from core.inference.paths.batch import Setting
+
+    ids = tokens(llama)[:20]
+    real = Setting.step
+
+    def stale(self, token, done, cache):  # type: ignore[no-untyped-def]
+        return real(self, token if done == 0 else token * 0, done, cache)
+
+    monkeypatch.setattr(Setting, "step", stale)
+    ((found, _),) = continue_all(parse_path("decode"), llama, [ids], LENGTH)
+    assert found != generated(llama, ids, LENGTH)
+
+
+@pytest.mark.model
+def test_a_text_ends_with_the_models_own_end_token(llama: LoadedModel) -> None:
+    ids = tokens(llama)[:20]
+    whole = generated(llama, ids, LENGTH)
+    stop = whole[5]
+    ending = copy.copy(llama.model.generation_config)
+    before = llama.model.generation_config
+    ending.eos_token_id = [stop, 383]
+    llama.model.generation_config = ending
+    try:
+        assert end_tokens(llama) == {stop, 383}
+        ((found, _),) = continue_all(parse_path("prefill"), llama, [ids], LENGTH)
+        assert found == whole[: whole.index(stop) + 1] == generated(llama, ids, LENGTH)
+    finally:
+        llama.model.generation_config = before
+
+
+def test_the_argmax_is_the_lowest_id_and_never_nan_and_its_margin_is_over_the_runner_up() -> None:
+    rows = torch.tensor([[1.0, torch.nan, 3.0, 3.0], [-torch.inf, torch.nan, -torch.inf, 2.0], [0.5, 4.0, torch.nan, 1.75]])
+    tokens, margins = best_and_margin(rows)
+    assert tokens.tolist() == [2, 3, 1]
+    assert margins.tolist() == [0.0, torch.inf, 2.25]
+
+
+@pytest.mark.model
+def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama: LoadedModel) -> None:
+    """Against one forward of transformers over the prompt and what was written; float32 orders its sums differently by 1e-5."""
+    ids = tokens(llama)[:20]
+    ((found, margins),) = continue_all(parse_path("decode"), llama, [ids], LENGTH)
+    with torch.inference_mode():
+        logits = llama.model(torch.tensor([[*ids, *found]])).logits[0, len(ids) - 1 : -1].double()
+    best = logits.topk(2).values
+    assert margins == pytest.approx((best[:, 0] - best[:, 1]).tolist(), abs=1e-4)
+    assert len(set(margins)) == len(found)
+
+
+@pytest.fixture(scope="module")
+def shipped(shipped_model) -> LoadedModel:  # type: ignore[no-untyped-def]
+    return load_model(str(shipped_model), dtype="bfloat16", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def parted(shipped: LoadedModel) -> tuple[int, str, search.Found]:
+    """A prompt and a path that part from prefill on this processor, found by the search: which do is its own."""
+    for path in ("decode", "prefill+attn:eager", "chunked:7"):
+        found = search.search(shipped, MADE, "prefill", path, tokens=48)
+        if found.flips:
+            return found.flipped_prompts[0], path, found
+    pytest.fail("no parting in these prompts on this processor, by any of three paths")
+
+
+@pytest.mark.model
+def test_the_run_shows_the_flip_that_made_the_texts_part(shipped: LoadedModel, parted, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    prompt, path_name, found = parted
+    plan = plan_generation(shipped, [MADE[prompt]], "prefill", [path_name], tokens=48)
+    with RunWriter(Store(tmp_path), plan.header) as writer:
+        run_capture(plan, writer)
+        path = Store(tmp_path).path_of(writer.finish())
+    with RunReader(path) as run:
+        made = run.generations[0]
+        parting = made.parting(1)
+        assert parting == found.flips[0].position
+        assert run.header.rows == parting + 1  # nothing is captured beyond it
+        table = run.positions(0)
+        step = parting - made.given_positions + 1
+        assert table["is_flip"].iloc[parting]
+        for side, column in enumerate(("reference_token", "variant_token")):
+            assert table[column].iloc[parting] == made.tokens[side][step]
+            logits = values_of(run.at(side, 0, parting), run.header.format)
+            assert int(np.argmax(logits)) == made.tokens[side][step]
+        assert made.tokens[0][:step] == made.tokens[1][:step] == run.header.prompts[0].token_ids[made.given_positions :]
+        assert made.texts[0] == shipped.tokenizer.decode(made.tokens[0])
+        # Between prompt and parting every generated token is the argmax of both sides' stored logits.
+        middle = table.iloc[made.given_positions - 1 : parting]
+        assert middle["reference_token"].tolist() == middle["variant_token"].tolist() == list(made.tokens[0][:step])
+
+
+@pytest.mark.model
+def test_sides_that_never_part_are_captured_to_their_last_token(shipped: LoadedModel) -> None:
+    plan = plan_generation(shipped, ["import os\nimport sys\n"], "prefill", ["prefill+batch:2"], tokens=6)
+    (made,) = plan.generations
+    assert made.parting(1) is None
+    assert plan.token_ids[0] == (*shipped.tokenizer("import os\nimport sys\n")["input_ids"], *made.tokens[0][:-1])
+
+
+@pytest.mark.model
+def test_the_second_pass_repeats_the_first_bit_for_bit(shipped: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Teacher-forced on the common tokens, static cache and neighbours included: the same argmax at every step, from the same bits."""
+    from core.inference.capture import capture
+    from core.inference.paths.paths import OpenPath
+
+    for path in ("static", "decode+batch:3", "blocks:8+pad:left:2"):
+        seen: list[torch.Tensor] = []
+        real = OpenPath.continued
+
+        def kept(self, ids, asked, choose, seen=seen, real=real):  # type: ignore[no-untyped-def]
+            for position, logits in real(self, ids, asked, choose):
+                seen.append(logits.clone())
+                yield position, logits
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OpenPath, "continued", kept)
+            plan = plan_generation(shipped, [MADE[1]], path, ["prefill"], tokens=8)
+            first = torch.cat(seen)
+            seen.clear()
+            with torch.inference_mode(), capture.open_path(plan.paths[0], shipped) as opened:
+                for _ in capture._pieces(opened, plan.token_ids[0], plan.generations[0]):
+                    pass
+            second = torch.cat(seen)
+        rows = len(second)
+        assert rows > plan.generations[0].given_positions
+        assert torch.equal(second, first[:rows])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("reference", "tokens_asked", "sentence"),
+    [
+        ("prefill+pad:right:2", 4, "padding after the prompt leaves no place for what follows it; choose pad:left"),
+        ("prefill", 500, "and 500 more do not fit the model's context of 96; shorten it or lower --tokens"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused_before_anything_is_computed(reference, tokens_asked, sentence, llama) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(CaptureError, match=sentence):
+        plan_generation(llama, ["def walk"], reference, ["decode"], tokens=tokens_asked)
+
+
+@pytest.mark.model
+def test_no_tokens_are_no_continuation(llama: LoadedModel, model_of) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UsageError, match="at least one token"):
+        plan_generation(llama, ["def walk"], "prefill", ["decode"], tokens=0)
+    with pytest.raises(CaptureError, match="no key/value cache"):
+        plan_generation(model_of("mamba"), ["def walk"], "prefill", ["prefill+batch:2"], tokens=3)
+
+
+@pytest.mark.model
+def test_progress_counts_prompts_over_all_sides(llama: LoadedModel) -> None:
+    told: list[generation.GenerationProgress] = []
+    plan_generation(llama, ["def walk", "x = 1"], "prefill", ["decode"], tokens=3, on_progress=told.append)
+    assert [step.prompts_done for step in told] == [1, 2, 3, 4]
+    assert {step.prompts_total for step in told} == {4}
+
+
+@pytest.mark.model
+def test_rotary_frequencies_that_change_on_the_way_are_refused_before_anything_is_computed(model_of) -> None:  # type: ignore[no-untyped-def]
+    """The prompt is short enough, the continuation is not: keys cached before would be rotated otherwise."""
+    with pytest.raises(CaptureError, match="rotates all keys otherwise once a prompt exceeds 24 tokens"):
+        plan_generation(model_of("longrope"), ["def walk(self)"], "prefill", ["prefill+batch:2"], tokens=30)
+    plan_generation(model_of("longrope"), ["def walk(self)"], "prefill", ["prefill+batch:2"], tokens=3)

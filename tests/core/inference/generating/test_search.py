@@ -1,0 +1,205 @@
+"""The search finds the flips that are there, keeps to its budget, and says what it did when there are none."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from core.errors import CaptureError, UsageError
+from core.inference.generating import search as module
+from core.inference.generating.search import search
+from core.inference.models.model import LoadedModel, load_model
+from core.inference.paths.paths import parse_path
+from tests.core.inference.generating.test_generation import MADE
+from tests.core.inference.sameness import logits_of
+
+FILES = Path(__file__).resolve().parents[4] / "sample_runs" / "prompts"
+PROMPTS = [*MADE, *(path.read_text() for path in sorted(FILES.glob("*.txt")))]  # long enough that some position flips
+
+
+@pytest.fixture(scope="module")
+def shipped(shipped_model) -> LoadedModel:  # type: ignore[no-untyped-def]
+    return load_model(str(shipped_model), dtype="bfloat16", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def expected(shipped: LoadedModel) -> list[list[int]]:
+    """Positions of the flips of each prompt, by a loop as one would write it by hand."""
+    flips = []
+    for prompt in PROMPTS:
+        ids = shipped.tokenizer(prompt)["input_ids"]
+        ours, theirs = logits_of("prefill", shipped, ids), logits_of("decode", shipped, ids)
+        flips.append((ours.argmax(-1) != theirs.argmax(-1)).nonzero()[:, 0].tolist())
+    return flips
+
+
+@pytest.mark.model
+def test_every_flip_of_every_prompt_is_found(shipped: LoadedModel, expected: list[list[int]]) -> None:
+    found = search(shipped, PROMPTS, "prefill", "decode", flips=len(PROMPTS))
+    assert found.why == "all prompts were tried"
+    assert found.prompts == len(PROMPTS)
+    assert found.positions == sum(len(shipped.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS)
+    by_prompt = [[flip.position for flip in found.flips if flip.prompt == n] for n in range(len(PROMPTS))]
+    assert by_prompt == expected
+    assert any(expected)  # this processor does show some
+    assert found.closest is None or found.closest >= 0
+
+
+@pytest.mark.model
+def test_margins_are_those_of_the_logits(shipped: LoadedModel) -> None:
+    found = search(shipped, PROMPTS, "prefill", "decode", flips=1)
+    flip = found.flips[0]
+    ids = shipped.tokenizer(PROMPTS[flip.prompt])["input_ids"]
+    for path, margin, token in (
+        ("prefill", flip.reference_margin, flip.reference_token),
+        ("decode", flip.variant_margin, flip.variant_token),
+    ):
+        logits = logits_of(path, shipped, ids)[flip.position]
+        best = logits.topk(2)
+        assert margin == float(best.values[0]) - float(best.values[1])
+        assert token == int(logits.argmax())
+
+
+def _parting(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """From the third token on, one path's continuation is another."""
+    real = module.continue_all
+
+    def other(loaded_path, *rest, **options):  # type: ignore[no-untyped-def]
+        for made, margins in real(loaded_path, *rest, **options):
+            yield ((*made[:2], made[2] + 1, *made[3:]) if "batch" in str(loaded_path) else made), margins
+
+    monkeypatch.setattr(module, "continue_all", other)
+
+
+@pytest.mark.model
+def test_where_continuations_part_both_margins_are_told(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    ids = llama.tokenizer("def walk(self)")["input_ids"]
+    made, margins = next(module.continue_all(parse_path("prefill"), llama, [ids], 4))
+    _parting(monkeypatch)
+    found = search(llama, ["def walk(self)"], "prefill", "prefill+batch:2", tokens=4)
+    (flip,) = found.flips
+    assert (flip.position, flip.reference_token, flip.variant_token) == (len(ids) + 1, made[2], made[2] + 1)
+    assert flip.reference_margin == margins[2] > 0
+    assert flip.variant_margin == pytest.approx(margins[2], abs=1e-4)
+
+
+@pytest.mark.model
+def test_continuations_that_never_part_tell_the_closest_call(llama: LoadedModel) -> None:
+    ids = llama.tokenizer("def walk(self)")["input_ids"]
+    sides = [next(module.continue_all(parse_path(path), llama, [ids], 4))[1] for path in ("prefill", "prefill+batch:2")]
+    found = search(llama, ["def walk(self)"], "prefill", "prefill+batch:2", tokens=4)
+    assert found.flips == ()
+    assert found.closest == min(map(min, sides))
+
+
+@pytest.mark.model
+def test_it_stops_at_as_many_prompts_as_were_asked_for(shipped: LoadedModel, expected: list[list[int]]) -> None:
+    found = search(shipped, PROMPTS, "prefill", "decode", flips=1)
+    assert len(found.flipped_prompts) == 1
+    assert found.flipped_prompts[0] == next(n for n, positions in enumerate(expected) if positions)
+    assert found.why == "a prompt with a flip was found"
+
+
+@pytest.mark.model
+def test_identical_paths_have_no_flip_and_the_closest_call_is_told(shipped: LoadedModel) -> None:
+    found = search(shipped, PROMPTS, "prefill", "prefill+batch:2")
+    assert found.flips == ()
+    assert found.closest is not None
+    smallest = min(
+        float(
+            (best := logits_of("prefill", shipped, shipped.tokenizer(prompt)["input_ids"]).topk(2).values.double())[:, 0]
+            .sub(best[:, 1])
+            .min()
+        )
+        for prompt in PROMPTS
+    )
+    assert found.closest == smallest
+
+
+@pytest.mark.model
+def test_a_planted_fault_at_one_position_of_one_prompt_is_found(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """The twin: were the sides not really compared, this would come back empty as the one above did."""
+    real = module._scores
+
+    def faulty(loaded, path, prompts, seed):  # type: ignore[no-untyped-def]
+        for n, scored in enumerate(real(loaded, path, prompts, seed)):
+            if str(path) == "prefill+batch:2" and n == 1:
+                scored.tokens[2] += 1
+            yield scored
+
+    monkeypatch.setattr(module, "_scores", faulty)
+    found = search(llama, ["def walk(self)", "def walk(self, path)"], "prefill", "prefill+batch:2")
+    assert [(flip.prompt, flip.position) for flip in found.flips] == [(1, 2)]
+
+
+@pytest.mark.model
+def test_the_time_is_kept(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """By a clock on which each prompt takes 50 ms: the budget of a second ends within the variant's pass, and nobody has to be fast."""
+    real, now = module._scores, [0.0]
+
+    def slow(loaded, path, prompts, seed):  # type: ignore[no-untyped-def]
+        for scored in real(loaded, path, prompts, seed):
+            now[0] += 0.05
+            yield scored
+
+    monkeypatch.setattr(module, "_scores", slow)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    found = search(llama, ["def walk(self)"] * 300, "prefill", "prefill+batch:2", minutes=1 / 60)
+    assert found.why == "the 0.0166667 minutes were spent"
+    assert 0 < found.prompts < 60
+    assert found.seconds < 5  # not twice the budget: the variant's pass is cut short too
+
+
+@pytest.mark.model
+def test_prompts_that_the_model_cannot_take_are_skipped_with_the_reason(llama: LoadedModel) -> None:
+    told: list[module.SearchProgress] = []
+    found = search(llama, ["", "def walk", "x " * 400], "prefill", "decode", on_progress=told.append)
+    assert found.prompts == 1
+    assert [number for number, _ in found.skipped] == [0, 2]
+    assert "is empty" in found.skipped[0][1]
+    assert "context is 96" in found.skipped[1][1]
+    assert told[-1].prompts == told[-1].prompts_total == 1
+    with pytest.raises(CaptureError, match="no prompt can be searched; the first: prompt 1 of 1 is empty"):
+        search(llama, [""], "prefill", "decode")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("options", [{"flips": 0}, {"minutes": 0.0}, {"tokens": -1}])
+def test_a_search_for_nothing_is_refused(options: dict, llama: LoadedModel) -> None:
+    with pytest.raises(UsageError, match="at least one flip"):
+        search(llama, ["x"], "prefill", "decode", **options)
+    with pytest.raises(UsageError, match="against itself"):
+        search(llama, ["x"], "prefill", "prefill")
+
+
+def test_batches_grow_and_lose_no_prompt() -> None:
+    prompts = [(n, (n,)) for n in range(200)]
+    batches = list(module._batches(prompts))
+    assert [len(batch) for batch in batches] == [4, 8, 16, 32, 64, 64, 12]
+    assert [prompt for batch in batches for prompt in batch] == prompts
+    assert torch.get_num_threads() >= 1
+
+
+@pytest.mark.model
+def test_what_was_searched_and_what_was_found_are_counted_alike(shipped: LoadedModel, expected: list[list[int]]) -> None:
+    """It ends with the prompt that was still missing: nothing beyond it is computed, counted or left out."""
+    found = search(shipped, PROMPTS, "prefill", "decode", flips=1)
+    first = next(n for n, positions in enumerate(expected) if positions)
+    assert found.prompts == first + 1
+    assert [flip.position for flip in found.flips] == expected[first]
+
+
+@pytest.mark.model
+def test_margins_that_are_no_numbers_are_not_told_as_such(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def nothing(loaded, path, prompts, seed):  # type: ignore[no-untyped-def]
+        for ids in prompts:
+            tokens = torch.full((len(ids),), int("batch" in str(path)))
+            yield module._Scored(tokens, torch.full((len(ids),), torch.nan, dtype=torch.double))
+
+    monkeypatch.setattr(module, "_scores", nothing)
+    found = search(llama, ["def walk(self)"], "prefill", "prefill+batch:2")
+    assert {flip.reference_margin for flip in found.flips} == {None}
+    assert found.closest is None
+    with pytest.raises(UsageError, match="--max-minutes"):
+        search(llama, ["x"], "prefill", "decode", minutes=float("nan"))

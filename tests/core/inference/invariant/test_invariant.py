@@ -1,0 +1,509 @@
+"""Under `invariant` every path gives the same bits; without it they do not, and a fault under it is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache
+
+from benchmarks.verdicts.engines import Engine, walk
+from benchmarks.verdicts.mutations import MUTATIONS
+from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from benchmarks.verdicts.trial import registered
+from core.errors import CaptureError
+from core.inference import judge
+from core.inference.invariant import invariant, invariant_forwards, kernels, operations, products
+from core.inference.invariant.rung import one_order_evidence
+from core.inference.invariant.tiles import FLOAT32
+from core.inference.models.model import LoadedModel, load_model
+from core.inference.paths.engines import side_of
+from core.inference.paths.paths import parse_path
+from core.judging.ladder import BUG_SUSPECTED, LOWER_PRECISION, Verdict
+from core.runs.file.records import NOTED, ONE_ORDER, PASSED, Evidence
+from tests.core.inference.conftest import MODELS
+from tests.core.inference.sameness import exact_logits, logits_of, tokens
+from tests.covering import covering
+
+DTYPES = ["float32", "bfloat16"]
+PATHS = [
+    "decode",
+    "static",
+    "chunked:5",
+    "reuse:7",
+    "reuse:31",
+    "blocks:8",
+    "prefill+batch:4",
+    "decode+batch:3+row:2",
+    "decode+batch:8+row:5+neighbours:random",
+    "chunked:7+batch:3+neighbours:same",
+    "decode+pad:left:5",
+    "prefill+pad:right:3",
+    "decode+batch:3+threads:2",
+]
+needs_vectors = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="torch has no vectorised branch here"
+)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def _drawn(*shape: int, dtype: str = "float32", seed: int = 0) -> torch.Tensor:
+    """Values over 12 powers of two, so that another order of a sum shows."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.exp2(torch.randint(-6, 6, shape, generator=generator).float())
+    return (torch.randn(shape, generator=generator) * scale).to(getattr(torch, dtype))
+
+
+# Kernels.
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
+@pytest.mark.parametrize(("length", "columns"), [(1, 5), (31, 7), (100, 130), (2100, 33)])
+@pytest.mark.parametrize("lies", ["by row", "by column"])
+def test_a_row_of_a_product_does_not_depend_on_the_others(dtype: str, length: int, columns: int, lies: str) -> None:
+    x = _drawn(17, length, dtype=dtype)
+    w = _drawn(columns, length, dtype=dtype, seed=1).t() if lies == "by row" else _drawn(length, columns, dtype=dtype, seed=1)
+    alone = torch.cat([products.product(x[row : row + 1], w) for row in range(len(x))])
+    for rows in (1, 2, 3, 4, 5, 6, 7, 11, 16, 17):
+        assert torch.equal(products.product(x[:rows], w), alone[:rows])
+    assert torch.equal(products.product(x[5:], w), alone[5:])
+    exact = x.double() @ w.double()
+    bound = length * 2.0**-24 * (x.double().abs() @ w.double().abs())  # Higham, Accuracy and Stability, 3.5
+    assert bool(((alone.double() - exact).abs() <= bound + 1e-30).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_share_a_product_and_change_no_bit(dtype: str, threads: Callable[[int], None]) -> None:
+    x, w = _drawn(9, 700, dtype=dtype), _drawn(900, 700, dtype=dtype, seed=1).t()
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        found.append(products.product(x, w))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_bfloat16_is_widened_where_no_instruction_multiplies_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "dots_pairs", kernels.dots_bfloat16)
+    x, w = _drawn(13, 333, dtype="bfloat16"), _drawn(21, 333, dtype="bfloat16", seed=1).t()
+    together = products.product(x, w)
+    assert torch.equal(together, torch.cat([products.product(row[None], w) for row in x]))
+    assert torch.allclose(together.double(), x.double() @ w.double(), rtol=1e-4, atol=1e-2)
+
+
+def test_smaller_tiles_of_narrower_machines_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [
+        (_drawn(9, 1100), _drawn(13, 1100, seed=1).t(), "dots_float32", lambda: kernels._dots(FLOAT32)),
+        (_drawn(9, 70), _drawn(70, 75, seed=1), "columns_float32", lambda: kernels._columns(FLOAT32, FLOAT32)),
+    ]
+    for x, w, name, make in pairs:
+        usual = products.product(x, w)
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, "HAS_WIDE_VECTORS", not kernels.HAS_WIDE_VECTORS)
+            patch.setattr(kernels, name, make())
+            assert torch.equal(products.product(x, w), usual)
+
+
+def test_the_exponential_is_within_two_units_of_the_last_place() -> None:
+    x = -torch.rand(200_000, generator=torch.Generator().manual_seed(0)) * 87
+    x[:3] = torch.tensor([0.0, -87.0, -1e-9])
+    rows = torch.stack([torch.zeros_like(x), x], dim=1).contiguous()  # softmax of (0, x) is 1 : e^x
+    shares = products.softmax(rows, -1, torch.float32, is_log=False).double()
+    exact = torch.softmax(rows.double(), -1)
+    apart = (shares - exact).abs() / torch.from_numpy(np.spacing(exact.float().numpy())).double()
+    assert float(apart.max()) <= 3  # 2 of the exponential, 1 of sum and division
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mask", ["boolean", "added"])
+def test_masked_keys_change_no_bit_of_attention_wherever_they_stand(dtype: str, mask: str) -> None:
+    query, key, value = (_drawn(2, heads, 37, 24, dtype=dtype, seed=heads + n) for n, heads in ((0, 4), (1, 2), (2, 2)))
+    plain = products.attention(query, key, value, is_causal=True)
+    spread = torch.tensor([n for n in range(60) if n % 3 != 1][:37])  # every third key is one that nobody may see
+    keys, values = torch.full((2, 2, 60, 24), 3.0, dtype=key.dtype), torch.full((2, 2, 60, 24), 1e4, dtype=key.dtype)
+    keys[:, :, spread], values[:, :, spread] = key, value
+    allowed = torch.zeros(37, 60, dtype=torch.bool)
+    allowed[:, spread] = torch.ones(37, 37, dtype=torch.bool).tril()
+    given = allowed if mask == "boolean" else torch.where(allowed, 0.0, torch.finfo(key.dtype).min).to(key.dtype)
+    assert torch.equal(products.attention(query, keys, values, given), plain)
+    by_token = [products.attention(query[:, :, n : n + 1], key[:, :, : n + 1], value[:, :, : n + 1]) for n in range(37)]
+    assert torch.equal(torch.cat(by_token, dim=2), plain)
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        query.double(), key.double(), value.double(), is_causal=True, enable_gqa=True
+    )
+    torch.testing.assert_close(
+        plain.double(), exact, rtol=1e-4 if dtype == "float32" else 1e-2, atol=1e-3 if dtype == "float32" else 0.3
+    )
+
+
+def test_a_query_that_may_see_nothing_gets_zeros() -> None:
+    x = _drawn(1, 1, 3, 8)
+    found = products.attention(x, x, x, torch.zeros(3, 3, dtype=torch.bool))
+    assert torch.equal(found, torch.zeros(1, 1, 3, 8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_and_softmax_are_torchs_within_rounding_and_know_no_other_row(dtype: str) -> None:
+    x, weight, bias = _drawn(19, 100, dtype=dtype), _drawn(100, dtype=dtype, seed=1), _drawn(100, dtype=dtype, seed=2)
+    functional = torch.nn.functional
+    computed: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "softmax": lambda x: torch.softmax(x, -1),
+        "log-softmax": lambda x: torch.log_softmax(x, -1),
+        "layer norm": lambda x: functional.layer_norm(x, (100,), weight.to(x.dtype), bias.to(x.dtype)),
+        "rms norm": lambda x: functional.rms_norm(x, (100,), weight.to(x.dtype), 1e-6),
+        "mean": lambda x: x.mean(-1, keepdim=True),
+        "sum over the first axis": lambda x: x.T.contiguous().sum(0),
+    }
+    for name, compute in computed.items():
+        with invariant(torch.nn.Linear(1, 1)), torch.inference_mode():
+            together = compute(x)
+            alone = torch.cat([compute(x[row : row + 1]) for row in range(len(x))])
+        assert torch.equal(together, alone), name
+        exact = compute(x.double())
+        torch.testing.assert_close(
+            together.double(), exact, rtol=2e-6 if dtype == "float32" else 1e-2, atol=2e-4 if dtype == "float32" else 0.5
+        )
+
+
+# Elementwise functions: torch's own loops have another branch for what fills no pair of vectors.
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "sigmoid": torch.sigmoid,
+    "softplus": torch.nn.functional.softplus,
+    "gelu": torch.nn.functional.gelu,
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "cos": torch.cos,
+    "rsqrt": lambda x: torch.rsqrt(x.abs() + 0.01),
+}
+
+
+def _depends_on_its_place(compute: Callable[[torch.Tensor], torch.Tensor], dtype: str, threads: Callable[[int], None]) -> bool:
+    """Does an element's function change with how many others stand around it, or with the number of threads?"""
+    x = (_drawn(70_001, dtype=dtype) / 16).contiguous()
+    threads(1)
+    whole = compute(x[:69_952])  # a multiple of every vector
+    pieces = torch.cat([compute(part.clone()) for part in x[:69_952].split(61)])
+    threads(3)
+    shared = compute(x[:40_001].clone())
+    return not (torch.equal(pieces, whole) and torch.equal(shared, whole[:40_001]))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_element_does_not_depend_on_its_place(name: str, dtype: str, threads: Callable[[int], None]) -> None:
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        with invariant(torch.nn.Linear(1, 1)), torch.inference_mode():
+            return FUNCTIONS[name](x)
+
+    assert not _depends_on_its_place(compute, dtype, threads)
+
+
+@needs_vectors
+@pytest.mark.parametrize(("name", "dtype"), [("silu", "float32"), ("rsqrt", "bfloat16")])
+def test_in_torch_it_does(name: str, dtype: str, threads: Callable[[int], None]) -> None:
+    assert _depends_on_its_place(FUNCTIONS[name], dtype, threads)
+
+
+# Models.
+
+
+@pytest.fixture(scope="module")
+def model_of(model_folders: dict[str, Path]) -> Callable[..., LoadedModel]:
+    return lambda name, dtype="float32": load_model(str(model_folders[name]), dtype=dtype, device="cpu")
+
+
+def _differing(loaded: LoadedModel, paths: list[str], modifiers: str) -> list[str]:
+    """The paths that do not give the bits of prefill."""
+    plain = logits_of(f"prefill{modifiers}", loaded)
+    return [path for path in paths if not torch.equal(logits_of(f"{path}{modifiers}", loaded), plain)]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("name", "dtype"), covering(MODELS, DTYPES))
+def test_some_paths_of_every_model_give_the_bits_of_prefill(name: str, dtype: str, model_of: Callable[..., LoadedModel]) -> None:
+    assert _differing(model_of(name, dtype), ["reuse:7", "decode+batch:3+row:2", "chunked:5+pad:left:5"], "+invariant") == []
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [name if name == "llama" else pytest.param(name, marks=pytest.mark.thorough) for name in MODELS])
+def test_every_path_gives_the_bits_of_prefill(name: str, dtype: str, model_of: Callable[..., LoadedModel]) -> None:
+    loaded = model_of(name, dtype)
+    assert _differing(loaded, PATHS, "+invariant") == []
+    assert _differing(loaded, ["decode", "prefill+batch:4", "decode+pad:left:5"], "+attn:eager+invariant") == []
+
+
+@pytest.mark.model
+def test_without_it_they_do_not(model_of: Callable[..., LoadedModel]) -> None:
+    """In 16 bits a processor may round all of it away."""
+    assert "decode" in _differing(model_of("llama", "float32"), PATHS, "")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_it_is_as_exact_as_torch(name: str, dtype: str, model_of: Callable[..., LoadedModel]) -> None:
+    """Root mean square to a float64 forward of the same weights: at most half as much again."""
+    loaded = model_of(name, dtype)
+    exact = exact_logits(loaded)
+    plain, fixed = (
+        float((logits_of(f"prefill{way}", loaded).double() - exact).square().mean().sqrt()) for way in ("", "+invariant")
+    )
+    assert fixed <= 1.5 * plain
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_it_holds_at_the_width_of_a_trained_model(dtype: str, shipped_model: Path, threads: Callable[[int], None]) -> None:
+    """Wide enough for products to be shared by threads."""
+    if not (shipped_model / "config.json").is_file():
+        pytest.skip("sample_runs/model is not built")
+    loaded = load_model(str(shipped_model), dtype=dtype, device="cpu")
+    threads(2)
+    assert (
+        _differing(
+            loaded, ["decode", "prefill+batch:3", "decode+batch:5+row:3", "prefill+threads:1", "decode+threads:3"], "+invariant"
+        )
+        == []
+    )
+
+
+@contextmanager
+def _planted(monkeypatch: pytest.MonkeyPatch, name: str, fault: Callable[..., torch.Tensor]) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setattr(products, name, fault)
+        yield
+
+
+@pytest.mark.model
+def test_a_sum_that_depends_on_the_batch_is_caught(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _planted(monkeypatch, "linear", torch.nn.functional.linear):
+        assert _differing(llama, ["decode", "prefill+batch:4"], "+invariant")
+    own = products.attention
+
+    def in_two_halves(query: torch.Tensor, key: torch.Tensor, *rest: object, **named: object) -> torch.Tensor:
+        """Fault: keys from the last to the first once there are many, as a kernel does that splits them."""
+        if key.shape[2] < 20 or named.get("is_causal"):
+            return own(query, key, *rest, **named)  # type: ignore[arg-type]
+        value, mask = rest[0], rest[1] if len(rest) > 1 else None
+        assert isinstance(value, torch.Tensor)
+        turned = mask.flip(-1) if isinstance(mask, torch.Tensor) else None
+        return own(query, key.flip(2), value.flip(2), turned, **named)  # type: ignore[arg-type]
+
+    with _planted(monkeypatch, "attention", in_two_halves):
+        assert _differing(llama, ["decode"], "+invariant") == ["decode"]
+    assert _differing(llama, ["decode"], "+invariant") == []
+
+
+@pytest.mark.model
+def test_a_wrong_cache_still_shows(llama: LoadedModel) -> None:
+    """What makes the rung of the verdict mean something: a fault is no matter of order."""
+    ids = torch.tensor([tokens(llama)])
+    plain = logits_of("prefill+invariant", llama)
+    for scale, is_same in ((1.0, True), (1.01, False)):
+        cache = DynamicCache(config=llama.model.config)
+        with torch.inference_mode(), invariant(llama.model):
+            llama.model(ids[:, :-1], past_key_values=cache)
+            cache.layers[0].values[0, 0, 3] *= scale
+            last = llama.model(ids[:, -1:], past_key_values=cache).logits[0, -1]
+        assert torch.equal(last, plain[-1]) is is_same
+
+
+# The mode.
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("is_inference", [True, False])
+def test_it_works_with_and_without_inference_mode(is_inference: bool, llama: LoadedModel) -> None:
+    """torch takes composite operations apart earlier in one of them."""
+    ids = torch.tensor([tokens(llama)])
+    with torch.inference_mode(is_inference), torch.no_grad(), invariant(llama.model):
+        found = llama.model(ids, use_cache=False).logits[0]
+    assert torch.equal(found, logits_of("decode+invariant", llama))
+
+
+@pytest.mark.model
+def test_nothing_of_it_is_left(llama: LoadedModel) -> None:
+    before = logits_of("decode", llama)
+    inside = logits_of("decode+invariant", llama)
+    assert not torch.equal(inside, before)
+    with pytest.raises(RuntimeError, match="planted"), invariant_forwards(llama.model):
+        raise RuntimeError("planted")
+    with pytest.raises(ValueError, match="exactly one of input_ids"), invariant_forwards(llama.model):
+        llama.model(nothing=1)
+    assert not llama.model._forward_hooks
+    assert not llama.model._forward_pre_hooks
+    assert torch.equal(logits_of("decode", llama), before)
+
+
+def test_only_forwards_are_changed(llama: LoadedModel) -> None:
+    """What a caller does between two pieces, in float64 say, is its own."""
+    with torch.inference_mode(), invariant_forwards(llama.model):
+        assert torch.ones(3, 3, dtype=torch.float64).matmul(torch.ones(3, 3, dtype=torch.float64)).sum() == 27
+
+
+@pytest.mark.parametrize(
+    ("compute", "operation"),
+    [
+        (lambda x: torch.cumsum(x, -1), "aten.cumsum.default"),
+        (lambda x: torch.nn.functional.conv1d(x[:, None], x[:1, None]), "aten.conv.*"),
+        (lambda x: torch.cdist(x, x), "aten._cdist_forward.default"),
+        (lambda x: torch.add(x, x, alpha=3), "aten.add.Tensor"),
+        (lambda x: x.index_add_(0, torch.tensor([1, 1]), x[:2].clone()), "aten.index_add_.default"),
+        (lambda x: x.index_put_((torch.tensor([1, 1]),), x[:2].clone(), accumulate=True), "aten.index_put_.default"),
+    ],
+)
+def test_an_operation_whose_order_is_not_known_is_refused(
+    compute: Callable[[torch.Tensor], torch.Tensor], operation: str
+) -> None:
+    sentence = rf"^invariant: {operation} is not known to give the same bits whatever the batch; leave invariant out.*\.$"
+    with torch.inference_mode(), invariant(torch.nn.Linear(1, 1)), pytest.raises(CaptureError, match=sentence):
+        compute(_drawn(4, 8))
+
+
+def test_whole_numbers_are_nobodys_rounding() -> None:
+    with torch.inference_mode(), invariant(torch.nn.Linear(1, 1)):
+        assert torch.arange(5).cumsum(0).sum() == 20
+        assert torch.tensor([2.0, 0.0, 3.0]).cumsum(0).tolist() == [2.0, 2.0, 5.0]  # tokens an expert has
+
+
+def test_a_product_in_float64_is_refused() -> None:
+    with (
+        torch.inference_mode(),
+        invariant(torch.nn.Linear(1, 1)),
+        pytest.raises(CaptureError, match="product of float64 by float64"),
+    ):
+        torch.ones(2, 2, dtype=torch.float64) @ torch.ones(2, 2, dtype=torch.float64)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("name", "path", "sentence"),
+    [
+        ("lfm2", "prefill+invariant", "'model.layers.0.conv.conv' (Conv1d) adds up over neighbouring tokens"),
+        ("mamba", "prefill+invariant", "'backbone.layers.0.mixer.conv1d' (Conv1d) adds up over neighbouring tokens"),
+        ("llama", "prefill+sdpa:math+invariant", "invariant replaces the kernels that sdpa chooses; leave one of them out"),
+        ("llama", "prefill+invariant+compile", "invariant replaces the kernels that compile chooses; leave one of them out"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_first(name: str, path: str, sentence: str, model_of: Callable[..., LoadedModel]) -> None:
+    refusal = parse_path(path).refusal(model_of(name))
+    assert refusal is not None
+    assert refusal.startswith(sentence)
+
+
+def test_a_quantised_weight_is_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    model[0].weight = torch.nn.Parameter(model[0].weight.data.to(torch.int8), requires_grad=False)
+    with pytest.raises(CaptureError, match=r"'0.weight' is held as int8"), invariant(model):
+        pass
+
+
+def test_every_operation_stands_in_one_table() -> None:
+    assert not operations._INEXACT & (operations._EXACT | operations._EXACT_POINTWISE)
+    assert not operations._TAKEN_OVER.keys() & (operations._EXACT | operations._EXACT_POINTWISE | operations._INEXACT)
+
+
+# The verdict's row.
+
+
+def _row(verdict: Verdict) -> Evidence:
+    (row,) = [row for row in verdict.evidence if row.rung == ONE_ORDER]
+    return row
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_pair_of_pure_rounding_is_equal_in_one_order(dtype: str) -> None:
+    loaded = tiny_model("llama", dtype)
+    verdict = judge(loaded, tiny_prompts(loaded)[:1], variant="decode+batch:3")
+    assert verdict.name == "rounding"
+    assert _row(verdict).outcome == PASSED
+    assert _row(verdict).figures["bit_identical"]
+
+
+def _decoded(factor: float) -> Engine:
+    """Token by token with a cache, in which one value of one head is scaled after 16 of them."""
+
+    def change(cache: Any, at: int) -> None:
+        if at == 16:
+            cache.layers[0].values[:, 0, -3] *= factor
+
+    return lambda model, ids: walk(model, ids, range(1, len(ids)), change)
+
+
+@pytest.mark.model
+def test_a_fault_that_rounds_away_in_bfloat16_is_not_cleared_there_while_float32_fails() -> None:
+    """1.001 is 1 in bfloat16, so in one order the sides are equal there. The rung is asked where the verdict was decided."""
+    loaded = tiny_model("llama", "bfloat16")
+    prompts = tiny_prompts(loaded)[:1]
+    sides = (side_of("prefill"), side_of(_decoded(1.001)))
+    with torch.inference_mode():
+        narrow = one_order_evidence(loaded, prompts, sides)
+    assert narrow is not None
+    assert narrow.outcome == PASSED
+    assert "With every sum in one order, in bfloat16, both sides are equal bit for bit" in narrow.says
+    assert narrow.says.endswith("neighbour that bfloat16 shows.")
+    verdict = judge(loaded, prompts, variant=_decoded(1.001))
+    assert verdict.is_bug_suspected
+    row = _row(verdict)
+    assert (row.outcome, row.figures) == (NOTED, {"compute_dtype": "float32", "bit_identical": False})
+    assert "in float32" in row.says
+
+
+@pytest.mark.model
+def test_without_the_fault_the_same_engine_is_cleared_in_float32() -> None:
+    """The twin."""
+    loaded = tiny_model("llama", "bfloat16")
+    verdict = judge(loaded, tiny_prompts(loaded)[:1], variant=_decoded(1.0))
+    assert verdict.name == "rounding"
+    assert (_row(verdict).outcome, _row(verdict).figures) == (PASSED, {"compute_dtype": "float32", "bit_identical": True})
+
+
+@pytest.mark.model
+def test_equal_bits_beside_a_rung_that_fails_clear_nothing() -> None:
+    """Another kernel in the place of one that this mode replaces: the sentence names that, and no cache is cleared."""
+    loaded = tiny_model("llama")
+    prompts = tiny_prompts(loaded)[:1]
+    with torch.inference_mode():
+        row = one_order_evidence(loaded, prompts, (side_of("prefill"), side_of("decode")), is_rounding=False)
+    assert row is not None
+    assert row.outcome == NOTED
+    assert "in the kernels that this mode takes the place of" in row.says
+    assert "cache" not in row.says
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "name", ["one cached value of one head x 1.01", "fp8 cache", "another row's logits", "block table shifted by one"]
+)
+def test_a_planted_bug_or_a_lower_precision_is_not_and_is_still_called_so(name: str) -> None:
+    (case,) = [case for case in MUTATIONS if case.name == name]
+    loaded = tiny_model("gpt2")
+    with registered(case):
+        variant = case.path or case.engine
+        assert variant is not None
+        verdict = judge(loaded, tiny_prompts(loaded)[:1], reference=case.reference, variant=variant)
+    assert verdict.name == (LOWER_PRECISION if case.is_precision else BUG_SUSPECTED)
+    assert not _row(verdict).figures["bit_identical"]
+
+
+@pytest.mark.model
+def test_what_cannot_be_run_in_one_order_has_no_row() -> None:
+    loaded = tiny_model("llama")
+    verdict = judge(loaded, tiny_prompts(loaded)[:1], variant="decode+sdpa:math")
+    assert verdict.name == "rounding"
+    assert not [row for row in verdict.evidence if "(invariant)" in row.control]

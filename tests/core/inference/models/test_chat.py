@@ -1,0 +1,57 @@
+"""Chats through a tokenizer's own template: the tokens that an engine's chat endpoint would feed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
+
+from core.errors import CaptureError
+from core.inference.models.chat import chat_tokens
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+USER = {"role": "user", "content": "walk the path"}
+
+
+@pytest.fixture
+def chatty(llama, model_folders):
+    """A Llama whose tokenizer adds a beginning-of-text token to every text, and whose template writes one too, as Llama 3's do."""
+    tokenizer = AutoTokenizer.from_pretrained(model_folders["llama"])
+    tokenizer._tokenizer.post_processor = TemplateProcessing(single="<|start|> $A", special_tokens=[("<|start|>", 0)])
+    tokenizer.chat_template = TEMPLATE
+    return replace(llama, tokenizer=tokenizer)
+
+
+def test_the_rendered_chat_begins_with_one_beginning_of_text_and_ends_where_the_model_answers(chatty):
+    ids = chat_tokens(chatty, [{"role": "system", "content": "be short"}, USER], "here")
+    assert chatty.tokenizer.decode(ids) == "<|start|>[system] be short\n[user] walk the path\n[assistant]"
+    assert ids.count(0) == 1
+
+
+def test_tokenized_like_a_plain_text_it_would_begin_with_two(chatty):
+    """The fault that add_special_tokens=False prevents, shown to be one here."""
+    rendered = chatty.tokenizer.apply_chat_template([USER], tokenize=False, add_generation_prompt=True)
+    assert list(chatty.tokenizer(rendered)["input_ids"])[:2] == [0, 0]
+    assert list(chatty.tokenizer(rendered)["input_ids"])[1:] == list(chat_tokens(chatty, [USER], "here"))
+
+
+def test_the_tokens_are_those_transformers_makes_of_the_chat_itself(chatty):
+    wanted = chatty.tokenizer.apply_chat_template([USER], tokenize=True, add_generation_prompt=True, return_dict=False)
+    assert list(chat_tokens(chatty, [USER], "here")) == list(wanted)
+
+
+def test_a_chat_that_ends_with_the_answer_is_taken_as_it_is(chatty):
+    ids = chat_tokens(chatty, [USER, {"role": "assistant", "content": "done"}], "here")
+    assert chatty.tokenizer.decode(ids) == "<|start|>[user] walk the path\n[assistant] done\n"
+
+
+def test_a_tokenizer_without_a_template_and_a_template_that_refuses_get_a_sentence(llama, chatty):
+    with pytest.raises(CaptureError, match=r"^file:3: the tokenizer of '.*' has no chat template; .*[.]$"):
+        chat_tokens(llama, [USER], "file:3")
+    with pytest.raises(CaptureError, match=r"^here: the chat template of '.*' refuses messages of user, tool \(no tools here\)"):
+        chat_tokens(chatty, [USER, {"role": "tool", "content": "x"}], "here")

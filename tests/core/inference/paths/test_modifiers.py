@@ -1,0 +1,432 @@
+"""A modifier does what it says while its path is open, and nothing of it is left afterwards; what cannot be done is refused first."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path as FilePath
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+import torch._inductor.config
+
+from core.errors import CaptureError
+from core.inference.capture.capture import plan_capture, run_capture
+from core.inference.models.model import LoadedModel, load_model
+from core.inference.paths import paths
+from core.inference.paths.modifiers import MODIFIERS
+from core.inference.paths.paths import Base, Modifier, Setting, open_path, parse_path, run_path
+from tests.core.inference.sameness import exact_logits, float32_bound, logits_of, tokens
+
+MODELS = ["llama", "gpt2", "gpt-neox", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "mixtral", "qwen2-moe"]
+ON_A_CPU = [
+    "batch:2",
+    "batch:2+row:1",
+    "batch:2+neighbours:same",
+    "pad:left:3",
+    "attn:eager",
+    "dtype:bfloat16",
+    "dtype:float16",
+    "threads:3",
+    "sdpa:math",
+    "sdpa:flash",
+    "attn:eager+dtype:bfloat16+threads:3",
+    "invariant",
+]
+
+
+@pytest.fixture(scope="module")
+def model_of(model_folders: dict[str, FilePath]) -> Callable[..., LoadedModel]:
+    return lambda name, dtype="float32": load_model(str(model_folders[name]), dtype=dtype, device="cpu")
+
+
+def state(loaded: LoadedModel) -> dict[str, object]:
+    """Everything a modifier may touch, the bits of every weight among it."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(loaded.model.state_dict().items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        digest.update(weight.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    products: Any = torch.backends.cuda.matmul
+    return {
+        "weights": digest.hexdigest(),
+        "storage": [weight.data_ptr() for weight in loaded.model.parameters()],
+        "threads": torch.get_num_threads(),
+        "attention": loaded.model.config._attn_implementation,
+        "sdpa": (
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+            torch.backends.cuda.cudnn_sdp_enabled(),
+        ),
+        "float32 products": torch.get_float32_matmul_precision(),
+        "reductions": (
+            products.allow_bf16_reduced_precision_reduction,
+            products.allow_bf16_reduced_precision_reduction_split_k,
+            products.allow_fp16_reduced_precision_reduction,
+            products.allow_fp16_reduced_precision_reduction_split_k,
+        ),
+        "compile": torch._dynamo.config.fail_on_recompile_limit_hit,
+    }
+
+
+def leaves_no_trace(text: str, loaded: LoadedModel) -> bool:
+    """The state is the same after the path ran to its end, after it was abandoned, and after it broke."""
+    before, ids = state(loaded), tokens(loaded)
+    with torch.inference_mode():
+        for _ in run_path(parse_path(text), loaded, ids):
+            pass
+        after_the_end = state(loaded)
+        with closing(run_path(parse_path(text), loaded, ids)) as pieces:  # type: ignore[type-var]
+            next(pieces)
+        abandoned = state(loaded)
+        with pytest.raises(RuntimeError, match="planted"), open_path(parse_path(text), loaded):
+            raise RuntimeError("planted")
+    return before == after_the_end == abandoned == state(loaded)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["llama", "qwen2"])  # qwen2: its head is its embedding, one tensor with two names
+@pytest.mark.parametrize("modifiers", ON_A_CPU)
+def test_a_path_leaves_no_trace(modifiers: str, name: str, model_of: Callable[..., LoadedModel]) -> None:
+    assert leaves_no_trace(f"decode+{modifiers}", model_of(name))
+
+
+def _flips_a_bit(setting: Setting) -> None:
+    weight = next(setting.loaded.model.parameters())
+    weight.data.view(torch.int32).view(-1)[0] ^= 1
+
+
+def _copies_a_weight(setting: Setting) -> None:
+    weight = next(setting.loaded.model.parameters())
+    weight.data = weight.data.clone()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "leave",
+    [
+        _flips_a_bit,
+        _copies_a_weight,
+        lambda setting: torch.set_num_threads(torch.get_num_threads() + 1),
+        lambda setting: setting.loaded.model.set_attn_implementation("eager"),
+        lambda setting: torch.backends.cuda.enable_flash_sdp(False),
+        lambda setting: torch.set_float32_matmul_precision("high"),
+        lambda setting: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+    ],
+)
+def test_a_modifier_that_leaves_something_behind_is_caught(leave, model_of, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    @contextmanager
+    def leaky(setting: Setting) -> Iterator[Setting]:
+        yield setting
+        leave(setting)
+
+    monkeypatch.setitem(paths.MODIFIERS, "leaky", Modifier(leaky))
+    threads = torch.get_num_threads()
+    try:
+        assert not leaves_no_trace("prefill+leaky", model_of("llama"))
+    finally:
+        torch.set_num_threads(threads)
+        torch.backends.cuda.enable_flash_sdp(True)
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+
+
+@pytest.mark.parametrize(
+    ("modifier", "values", "key", "changed"),
+    [
+        ("threads", (3,), "threads", 3),
+        ("attn", ("eager",), "attention", "eager"),
+        ("sdpa", ("math",), "sdpa", (False, True, False, False)),
+        ("sdpa", ("flash",), "sdpa", (True, False, False, False)),
+        ("tf32", (), "float32 products", "high"),  # settings of CUDA can be set and read anywhere
+        ("reduced", ("off",), "reductions", (False, True, False, True)),
+        ("reduced", ("on",), "reductions", (True, True, True, True)),
+    ],
+)
+def test_a_switch_is_set_while_its_path_is_open_and_put_back(modifier, values, key, changed, llama) -> None:  # type: ignore[no-untyped-def]
+    before = state(llama)
+    during = {}
+
+    def break_inside() -> None:
+        with MODIFIERS[modifier].change(Setting(llama), *values):
+            during.update(state(llama))
+            raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        break_inside()
+    assert during == {**before, key: changed}
+    assert state(llama) == before
+
+
+# What each modifier hands to the base.
+
+
+def _batch_of(text: str, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The token ids a base is given. [rows, columns]"""
+    seen: list[torch.Tensor] = []
+
+    def watching(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+        seen.append(setting.token_ids)
+        yield 0, setting.forward(0, setting.positions)
+
+    monkeypatch.setitem(paths.BASES, "watching", Base(watching))
+    logits_of(text, loaded)
+    return seen[0]
+
+
+def test_the_prompt_stands_in_the_row_asked_for_and_the_others_keep_their_order(llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    own = torch.tensor([tokens(llama)])
+    first = _batch_of("watching+batch:4", llama, monkeypatch)
+    third = _batch_of("watching+batch:4+row:2", llama, monkeypatch)
+    assert torch.equal(first[:1], own)
+    assert torch.equal(third, torch.cat([first[1:3], own, first[3:]]))
+
+
+def test_neighbours_are_the_same_or_random_by_seed(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = torch.tensor([tokens(llama)])
+    assert torch.equal(_batch_of("watching+batch:3+neighbours:same", llama, monkeypatch), own.expand(3, -1))
+    torch.manual_seed(1)
+    first = _batch_of("watching+batch:3+neighbours:random", llama, monkeypatch)
+    torch.rand(5)  # what was drawn before does not matter, the seed does
+    again = _batch_of("watching+batch:5+neighbours:random", llama, monkeypatch)
+    torch.manual_seed(2)
+    other = _batch_of("watching+batch:3+neighbours:random", llama, monkeypatch)
+    assert torch.equal(first, again[:3])
+    assert torch.equal(first[:1], other[:1])
+    assert not torch.equal(first[1:], other[1:])
+    assert first[1:].unique().numel() > 30
+    assert int(first.max()) < llama.token_limit
+
+
+def test_padding_surrounds_every_row(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = _batch_of("watching+batch:2", llama, monkeypatch)
+    assert torch.equal(_batch_of("watching+batch:2+pad:left:3", llama, monkeypatch)[:, 3:], plain)
+    assert torch.equal(_batch_of("watching+batch:2+pad:right:3", llama, monkeypatch)[:, :-3], plain)
+
+
+# dtype:X
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_converted_model_gives_the_bits_of_one_loaded_in_that_dtype(name: str, dtype: str, model_of) -> None:  # type: ignore[no-untyped-def]
+    wide, narrow = model_of(name), model_of(name, dtype)
+    found = logits_of(f"prefill+dtype:{dtype}", wide)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, logits_of("prefill", narrow).float())
+    assert not torch.equal(found, logits_of("prefill", wide))
+
+
+class _Collected:
+    def __init__(self) -> None:
+        self.sides: dict[int, list[Any]] = {}
+
+    def write(self, side: int, row: int, bits: Any) -> None:
+        self.sides.setdefault(side, []).append(bits)
+
+    def write_kv(self, side: int, part: Any) -> None: ...
+
+    def write_generation(self, generation: Any) -> None: ...
+
+
+@pytest.mark.model
+def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(llama: LoadedModel) -> None:
+    plan = plan_capture(llama, ["def walk(self, path)", "The ferry"], "prefill", ["prefill+dtype:bfloat16", "decode+batch:2"])
+    assert [side.source_dtype for side in plan.header.sides] == ["float32", "bfloat16", "float32"]
+    assert plan.header.compute_dtype == "float32"
+    sink = _Collected()
+    run_capture(plan, sink)
+    assert all(bits.dtype.itemsize == 4 for parts in sink.sides.values() for bits in parts)
+    assert not any((bits & 0xFFFF).any() for bits in sink.sides[1])  # every value is a bfloat16
+    assert any((bits & 0xFFFF).any() for bits in sink.sides[0])
+
+
+def test_a_side_is_made_ready_once_for_all_prompts(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[str] = []
+
+    @contextmanager
+    def watched(setting: Setting) -> Iterator[Setting]:
+        entered.append("once")
+        yield setting
+
+    monkeypatch.setitem(paths.MODIFIERS, "watched", Modifier(watched))
+    run_capture(plan_capture(llama, ["def walk", "The ferry", "x"], "prefill+watched", ["decode"]), _Collected())
+    assert entered == ["once"]
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "path", "sentence"),
+    [
+        (
+            "llama",
+            "float32",
+            "reuse:32",
+            "a prompt of 32 tokens has nothing left to compute after the first 32 from an earlier call; "
+            "lengthen it, or reuse at most 31.",
+        ),
+        (
+            "llama",
+            "float32",
+            "prefill+attn:flash_attention_2",
+            "a LlamaForCausalLM on cpu has no attention 'flash_attention_2'; choose eager or sdpa.",
+        ),
+        ("gemma2", "float32", "decode+attn:sdpa", "a Gemma2ForCausalLM on cpu has no attention 'sdpa'; choose eager."),
+        (
+            "gemma2",
+            "float32",
+            "decode+sdpa:math",
+            "sdpa:math chooses a kernel of sdpa attention, and this is eager; leave it out.",
+        ),
+        (
+            "llama",
+            "float32",
+            "prefill+attn:eager+sdpa:math",
+            "sdpa:math chooses a kernel of sdpa attention, and this is eager; choose attn:sdpa.",
+        ),
+        (
+            "llama",
+            "float32",
+            "prefill+sdpa:efficient",
+            "sdpa on a CPU has no backend 'efficient'; choose flash or math.",
+        ),
+        ("llama", "float32", "prefill+tf32", "tf32 exists on CUDA only, and the model is on cpu; leave it out."),
+        (
+            "llama",
+            "bfloat16",
+            "prefill+reduced:off",
+            "reduced-precision reductions exist on CUDA only, and the model is on cpu; leave reduced:off out.",
+        ),
+        (
+            "llama",
+            "bfloat16",
+            "prefill+dtype:float32",
+            "float32 logits do not fit a run in bfloat16 bit for bit; choose --dtype float32 for the run.",
+        ),
+        (
+            "llama",
+            "float16",
+            "prefill+dtype:bfloat16",
+            "bfloat16 logits do not fit a run in float16 bit for bit; choose --dtype float32 for the run.",
+        ),
+        ("mamba", "float32", "decode", "a MambaForCausalLM has no key/value cache to read from; choose prefill."),
+        ("mamba", "float32", "static", "a MambaForCausalLM has no key/value cache to read from; choose prefill."),
+        ("mamba", "float32", "reuse:3", "a MambaForCausalLM has no key/value cache to read from; choose prefill."),
+        (
+            "lfm2",
+            "float32",
+            "blocks:8",
+            "a Lfm2ForCausalLM keeps a running state in some layers, which cannot be trimmed to a block; "
+            "choose reuse:N, which copies it.",
+        ),
+        (
+            "bloom",
+            "float32",
+            "prefill+pad:left:3",
+            "a BloomForCausalLM takes no position_ids, so padding would change its function; leave pad out.",
+        ),
+    ],
+)
+def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(name, dtype, path, sentence, model_of) -> None:  # type: ignore[no-untyped-def]
+    loaded = model_of(name, dtype)
+    forwards: list[str] = []
+    loaded.model.register_forward_pre_hook(lambda *_: forwards.append("computed"))
+    for attempt in (
+        lambda: plan_capture(loaded, [tokens(loaded)], "prefill", [path]),
+        lambda: logits_of(path, loaded),
+    ):
+        with pytest.raises(CaptureError) as caught:
+            attempt()
+        assert str(caught.value) == f"path '{path}': {sentence}"
+    assert forwards == []
+    logits_of("prefill", loaded)
+    assert forwards == ["computed"]
+
+
+def test_the_shortest_prompt_decides_what_can_be_reused(llama: LoadedModel) -> None:
+    with pytest.raises(CaptureError, match=r"^path 'reuse:4': a prompt of 2 tokens has nothing left"):
+        plan_capture(llama, [[5] * 20, [5, 6]], "prefill", ["reuse:4"])
+
+
+def test_without_a_compiler_compile_is_refused(llama: LoadedModel) -> None:
+    without = torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)})
+    sentence = r"^path 'prefill\+compile': torch.compile needs a C\+\+ compiler, and none is installed here; install g\+\+ or"
+    with without, pytest.raises(CaptureError, match=sentence):
+        plan_capture(llama, ["x"], "prefill", ["prefill+compile"])
+
+
+def test_prompts_that_have_no_real_neighbours_may_have_random_ones(llama: LoadedModel) -> None:
+    plan = plan_capture(llama, [tokens(llama)], "prefill", ["prefill+batch:2+neighbours:random"])
+    assert not plan.paths[1].has_real_neighbours
+    assert parse_path("prefill+batch:2").has_real_neighbours
+
+
+@pytest.mark.parametrize(
+    ("path", "rows"),
+    [
+        ("prefill", 40),
+        ("decode", 1),
+        ("chunked:8", 8),
+        ("chunked:80", 40),
+        ("reuse:10", 30),
+        ("reuse:30", 30),
+        ("blocks:16", 40),
+        ("prefill+batch:3", 120),
+        ("prefill+batch:3+pad:left:5", 135),
+    ],
+)
+def test_the_memory_of_logits_is_known_beforehand(path: str, rows: int, llama: LoadedModel) -> None:
+    assert parse_path(path).logits_bytes(llama, 40) == rows * llama.vocab_size * 4
+
+
+# compile
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
+def test_a_compiled_model_computes_the_same_with_other_bits_and_is_forgotten(model_of: Callable[..., LoadedModel]) -> None:
+    loaded = model_of("llama")
+    before = state(loaded)
+    compiled = logits_of("prefill+compile", loaded)
+    assert state(loaded) == before
+    assert float((compiled.double() - exact_logits(loaded)).abs().max()) <= float32_bound(loaded)
+    assert not torch.equal(compiled, logits_of("prefill", loaded))  # or nothing was compiled
+    assert torch._dynamo.eval_frame._debug_get_cache_entry_list(type(loaded.model).forward.__code__) == []
+
+
+# What CUDA adds; nothing above says that a kernel obeys its switch.
+
+
+@pytest.mark.gpu
+@pytest.mark.model
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(
+    ("path", "dtype"),
+    [
+        ("prefill+tf32", "float32"),
+        ("prefill+sdpa:math", "bfloat16"),
+        ("prefill+sdpa:flash", "bfloat16"),
+        ("prefill+sdpa:efficient", "float32"),
+        ("prefill+reduced:on", "bfloat16"),
+        ("prefill+reduced:off", "float16"),
+        ("decode+compile", "float32"),
+        ("blocks:8+batch:3+row:2", "bfloat16"),
+        ("decode+batch:3+invariant", "bfloat16"),
+    ],
+)
+def test_the_paths_of_a_gpu_run_and_leave_no_trace(path: str, dtype: str, model_folders: dict[str, FilePath]) -> None:
+    loaded = load_model(str(model_folders["llama"]), dtype=dtype, device="cuda")
+    before = state(loaded)
+    with torch.inference_mode():
+        rows = sum(len(logits) for _, logits in run_path(parse_path(path), loaded, tokens(loaded)))
+    assert rows == len(tokens(loaded))
+    assert state(loaded) == before

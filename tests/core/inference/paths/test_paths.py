@@ -1,0 +1,408 @@
+"""Every path computes the same function, on every kind of model; the grammar says what exists."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import Cache, DynamicCache, StaticCache
+
+from core.errors import CaptureError, UsageError
+from core.inference.models.model import LoadedModel
+from core.inference.paths import batch, paths
+from core.inference.paths.paths import Base, Modifier, Setting, parse_path, run_path
+from tests.core.inference.conftest import MODELS, WINDOW
+from tests.core.inference.sameness import computes_the_same, float32_bound, logits_of, tokens
+from tests.covering import covering
+
+BASES = [
+    "prefill",
+    "decode",
+    "chunked:5",
+    "chunked:40",
+    "reuse:1",
+    "reuse:7",
+    "reuse:31",
+    "blocks:1",
+    "blocks:8",
+    "blocks:64",
+    "static",
+]
+AROUND = [
+    "prefill+batch:4",
+    "decode+batch:4",
+    "static+batch:4",
+    "blocks:8+batch:3+row:2+neighbours:random",
+    "chunked:5+batch:2+row:1+neighbours:same",
+    "prefill+pad:left:5",
+    "prefill+pad:right:5",
+    "decode+pad:left:5",
+    "decode+pad:right:3",
+    "chunked:5+pad:left:3",
+    "reuse:9+pad:left:5",
+    "blocks:8+pad:left:5",
+    "blocks:5+pad:right:3",
+    "static+pad:left:5",
+    "static+pad:right:3",
+    "prefill+batch:3+row:1+pad:left:2",
+]
+MACHINE = [
+    "prefill+attn:eager",
+    "static+attn:eager",
+    "prefill+pad:left:5+attn:eager",
+    "blocks:8+threads:2",
+    "prefill+dtype:float32",
+]
+PATHS = [*BASES, *AROUND, *MACHINE]
+Forward = Callable[[Setting, int, int, Cache], torch.Tensor]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("loaded", "path"), covering(MODELS, PATHS, whole=("llama", "gpt2", "mistral-window")), indirect=["loaded"]
+)
+def test_a_path_computes_what_a_float64_forward_computes(path: str, loaded: LoadedModel) -> None:
+    assert computes_the_same(path, loaded)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", ["prefill+sdpa:math", "prefill+sdpa:flash", "decode+pad:left:5+sdpa:math"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral-window", "gemma3"])
+def test_a_chosen_kernel_of_sdpa_computes_it_too(path: str, name: str, model_of: Callable[[str], LoadedModel]) -> None:
+    assert computes_the_same(path, model_of(name))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", ["decode", "chunked:5", "reuse:7", "static", "decode+pad:left:3"])
+def test_models_with_a_running_state_take_the_paths_that_copy_it(path: str, model_of: Callable[[str], LoadedModel]) -> None:
+    assert computes_the_same(path, model_of("lfm2"))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["mistral-window", "gemma2", "gemma3"])
+def test_the_windows_of_these_models_do_drop_tokens(name: str, model_of: Callable[[str], LoadedModel]) -> None:
+    """Or the tests above would say nothing about sliding windows."""
+    loaded = model_of(name)
+    cache = DynamicCache(config=loaded.model.config)
+    with torch.inference_mode():
+        loaded.model(torch.tensor([tokens(loaded)]), past_key_values=cache, use_cache=True)
+    assert cache.layers[0].keys.shape[-2] == WINDOW - 1 < len(tokens(loaded))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", ["chunked:5", "reuse:7", "blocks:8", "static", "decode+batch:3+neighbours:random"])
+def test_a_path_taken_twice_gives_the_same_bits(path: str, llama_bfloat16: LoadedModel) -> None:
+    assert torch.equal(logits_of(path, llama_bfloat16), logits_of(path, llama_bfloat16))
+
+
+@pytest.mark.model
+def test_logits_of_reused_positions_are_the_earlier_calls(llama_bfloat16: LoadedModel) -> None:
+    ids = tokens(llama_bfloat16)
+    whole = logits_of("prefill", llama_bfloat16)
+    assert torch.equal(logits_of("reuse:7", llama_bfloat16)[:7], logits_of("prefill", llama_bfloat16, ids[:7]))
+    assert torch.equal(logits_of("blocks:5", llama_bfloat16)[:30], whole[:30])
+    assert torch.equal(logits_of("blocks:31", llama_bfloat16)[:31], whole[:31])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("size", "fresh"), [(1, 1), (5, 2), (8, 8), (16, 16), (31, 1), (32, 32), (100, 32)])
+def test_blocks_reuse_the_longest_prefix_of_whole_blocks_that_leaves_a_token(size, fresh, llama) -> None:  # type: ignore[no-untyped-def]
+    lengths: list[int] = []
+    hook = llama.model.register_forward_pre_hook(
+        lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        logits_of(f"blocks:{size}", llama)
+    finally:
+        hook.remove()
+    assert lengths == ([32, fresh] if fresh < 32 else [32])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", ["decode", "chunked:5", "reuse:7", "blocks:8", "static"])
+def test_a_model_whose_rotation_changes_with_the_length_takes_a_cache_only_below_that_length(path: str, model_of) -> None:  # type: ignore[no-untyped-def]
+    loaded = model_of("longrope")
+    sentence = rf"^path '{path}': a LlamaForCausalLM rotates all keys otherwise once a prompt exceeds 24 tokens, so .*, or choose prefill\.$"
+    with pytest.raises(CaptureError, match=sentence):
+        logits_of(path, loaded)
+    assert computes_the_same("prefill", loaded)
+    short = tokens(loaded)[:24]
+    assert torch.allclose(logits_of(path, loaded, short), logits_of("prefill", loaded, short), atol=float32_bound(loaded), rtol=0)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("base", ["decode", "static"])
+def test_without_that_refusal_the_cache_would_be_silently_wrong(base: str, model_of, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setitem(paths.BASES, "faulty", Base(paths.BASES[base].compute))
+    assert not computes_the_same("faulty", model_of("longrope"))
+
+
+def _shifted(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fault: the logits of each position are those of the one before."""
+    logits = batch.loaded.model(input_ids=batch.token_ids).logits[batch.row]
+    yield 0, torch.cat([logits[:1], logits[:-1]])
+
+
+def _wrong_row(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fault: a neighbour's logits."""
+    yield 0, batch.loaded.model(input_ids=batch.token_ids).logits[-1]
+
+
+def _faulty_cache(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fault: one cached value of one head is scaled by 1.01."""
+    cache = DynamicCache(config=batch.loaded.model.config)
+    for position in range(batch.positions):
+        yield position, batch.forward(position, position + 1, cache)
+        if position == 3:
+            cache.layers[0].values[batch.row, 0, 2] *= 1.01
+
+
+def _position_off_by_one(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fault: the tokens after the reused prefix believe to stand one further right."""
+    model, prefix = batch.loaded.model, 8
+    cache = DynamicCache(config=model.config)
+    yield 0, batch.forward(0, prefix, cache)
+    places = torch.arange(prefix, batch.positions)[None] + 1
+    rest = model(input_ids=batch.token_ids[:, prefix:], position_ids=places, past_key_values=cache, use_cache=True)
+    yield prefix, rest.logits[batch.row]
+
+
+def _blocks_table_shifted(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fault: after the cache is trimmed, the block table is off by one: the first block is lost, the last is read twice.
+
+    (Blocks merely in another order are no fault under full attention: keys carry their positions, and a sum has no order.)
+    """
+    size, reused = 4, 28
+    earlier = DynamicCache(config=batch.loaded.model.config)
+    earlier.activate_past_recording()
+    logits = batch.forward(0, batch.positions, earlier)
+    yield 0, logits[:reused]
+    cache = copy.deepcopy(earlier)
+    cache.crop(reused - batch.positions)
+    for layer in cache.layers:
+        layer.keys = torch.cat([layer.keys[:, :, size:], layer.keys[:, :, -size:]], dim=-2)
+        layer.values = torch.cat([layer.values[:, :, size:], layer.values[:, :, -size:]], dim=-2)
+    yield reused, batch.forward(reused, batch.positions, cache)
+
+
+def _stale_slot(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fault: one slot of the reused cache still holds what another prompt left there."""
+    model, prefix = batch.loaded.model, 8
+    other = DynamicCache(config=model.config)
+    model(input_ids=batch.token_ids[:, :prefix].flip(-1), past_key_values=other, use_cache=True)
+    cache = DynamicCache(config=model.config)
+    yield 0, batch.forward(0, prefix, cache)
+    for layer, stale in zip(cache.layers, other.layers, strict=True):
+        layer.keys[:, :, 6], layer.values[:, :, 6] = stale.keys[:, :, 6], stale.values[:, :, 6]
+    yield prefix, batch.forward(prefix, batch.positions, cache)
+
+
+def _trimmed_one_short(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fault: the cache keeps one token more than the block boundary says, so that token is seen twice."""
+    reused = 24
+    cache = DynamicCache(config=batch.loaded.model.config)
+    cache.activate_past_recording()
+    yield 0, batch.forward(0, batch.positions, cache)[:reused]
+    cache.crop(reused + 1 - batch.positions)
+    yield reused, batch.forward(reused, batch.positions, cache)
+
+
+def _static_slot_unwritten(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fault: a slot of the static cache is cleared after it was written."""
+    cache = StaticCache(config=batch.loaded.model.config, max_cache_len=batch.columns)
+    for position in range(batch.positions):
+        yield position, batch.forward(position, position + 1, cache)
+        if position == 5:
+            for layer in cache.layers:
+                layer.keys[:, :, 5] = 0
+                layer.values[:, :, 5] = 0
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("fault", "path"),
+    [
+        (_shifted, "faulty"),
+        (_wrong_row, "faulty+batch:4"),
+        (_faulty_cache, "faulty"),
+        (_position_off_by_one, "faulty"),
+        (_blocks_table_shifted, "faulty"),
+        (_stale_slot, "faulty"),
+        (_trimmed_one_short, "faulty"),
+        (_static_slot_unwritten, "faulty"),
+    ],
+)
+def test_a_planted_fault_is_caught_by_the_same_check(fault, path, loaded, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setitem(paths.BASES, "faulty", Base(fault))
+    assert not computes_the_same(path, loaded)
+
+
+class _Unplaced(Setting):
+    """Fault: padding is masked, but positions are counted from the first column."""
+
+    @property
+    def position_ids(self) -> torch.Tensor:  # type: ignore[override]
+        return torch.arange(self.columns).expand(self.rows, -1)
+
+
+class _Unmasked(Setting):
+    """Fault: padding keeps its place before the prompt, and is attended to."""
+
+    @property
+    def attention_mask(self) -> torch.Tensor:  # type: ignore[override]
+        return torch.ones_like(self.token_ids)
+
+
+def _with(kind: type[Setting]) -> Modifier:
+    @contextmanager
+    def change(given: Setting) -> Iterator[Setting]:
+        yield kind(given.loaded, left=5)
+
+    return Modifier(change)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("base", ["prefill", "decode", "blocks:8"])
+@pytest.mark.parametrize(
+    ("name", "kind", "is_caught"),
+    [
+        ("gpt2", _Unplaced, True),  # positions are learned: another place is another vector
+        ("llama", _Unplaced, False),  # rotary positions: only distances count, and all tokens are shifted alike
+        ("gpt2", _Unmasked, True),
+        ("llama", _Unmasked, True),
+        ("gemma3", _Unmasked, True),
+    ],
+)
+def test_padding_without_positions_or_without_a_mask_is_caught(base, name, kind, is_caught, model_of, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setitem(paths.MODIFIERS, "faulty", _with(kind))
+    assert computes_the_same(f"{base}+faulty", model_of(name)) is not is_caught
+
+
+def test_the_faulty_settings_differ_from_the_right_ones_in_nothing_else(llama: LoadedModel) -> None:
+    given = replace(Setting(llama), prompt=(5, 6, 7), left=2)
+    assert given.attention_mask.tolist() == [[0, 0, 1, 1, 1]]
+    assert given.position_ids.tolist() == [[0, 0, 0, 1, 2]]
+    assert replace(given, left=0, right=2).position_ids.tolist() == [[0, 1, 2, 2, 2]]
+    assert torch.equal(_Unplaced(llama, prompt=(5, 6, 7), left=2).token_ids, given.token_ids)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_pieces_come_in_order_and_are_bounded(path: str, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "CHUNK_BYTES", 5 * llama.vocab_size * 4)
+    with torch.inference_mode():
+        pieces = [(position, len(logits)) for position, logits in run_path(parse_path(path), llama, range(40))]
+    assert [position for position, _ in pieces] == [sum(n for _, n in pieces[:k]) for k in range(len(pieces))]
+    assert max(n for _, n in pieces) <= 5
+    assert sum(n for _, n in pieces) == 40
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("prefill", "prefill"),
+        (" Decode ", "decode"),
+        ("prefill+batch:08", "prefill+batch:8"),
+        ("decode + batch:1", "decode+batch:1"),
+        ("Blocks:032 + PAD:Left:3 + batch:4 + attn:Eager + row:2", "blocks:32+batch:4+row:2+pad:left:3+attn:eager"),
+        ("prefill+compile+tf32+threads:1+neighbours:same+batch:2", "prefill+batch:2+neighbours:same+threads:1+tf32+compile"),
+    ],
+)
+def test_paths_have_one_canonical_form(text: str, canonical: str) -> None:
+    assert str(parse_path(text)) == canonical
+    assert parse_path(text) == parse_path(canonical)
+    assert hash(parse_path(text)) == hash(parse_path(canonical))
+
+
+def test_different_paths_differ() -> None:
+    assert len({parse_path(text) for text in ["prefill", "decode", "prefill+batch:2", "prefill+batch:3", "chunked:2"]}) == 5
+
+
+BASES_ARE = "bases are prefill, decode, chunked:N, reuse:N, blocks:N, static."
+MODIFIERS_ARE = (
+    "modifiers are batch:N, row:I, neighbours:same|random, pad:left|right:N, attn:eager|sdpa, "
+    "dtype:float32|float16|bfloat16, threads:N, tf32, sdpa:flash|efficient|math|cudnn, reduced:on|off, invariant, compile."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("prefil", f"path 'prefil': no base 'prefil'; {BASES_ARE}"),
+        ("", f"path '': no base ''; {BASES_ARE}"),
+        ("batch:2", f"path 'batch:2': no base 'batch'; {BASES_ARE}"),
+        ("prefill+decode", f"path 'prefill+decode': no modifier 'decode'; {MODIFIERS_ARE}"),
+        ("prefill+", f"path 'prefill+': no modifier ''; {MODIFIERS_ARE}"),
+        ("prefill:3", "path 'prefill:3': base 'prefill:3' has 1 values, not 0; write prefill."),
+        ("decode+batch", "path 'decode+batch': modifier 'batch' has 0 values, not 1; write batch:N."),
+        ("decode+batch:2:3", "path 'decode+batch:2:3': modifier 'batch:2:3' has 2 values, not 1; write batch:N."),
+        ("decode+batch:0", "path 'decode+batch:0': batch takes a whole number of at least 1, not '0'; write batch:N."),
+        ("decode+batch:-1", "path 'decode+batch:-1': batch takes a whole number of at least 1, not '-1'; write batch:N."),
+        ("decode+batch:²", "path 'decode+batch:²': batch takes a whole number of at least 1, not '²'; write batch:N."),
+        ("decode+batch:2+batch:2", "path 'decode+batch:2+batch:2': modifier 'batch' stands twice; expected it once."),
+        ("chunked", "path 'chunked': base 'chunked' has 0 values, not 1; write chunked:N."),
+        ("reuse:0", "path 'reuse:0': reuse takes a whole number of at least 1, not '0'; write reuse:N."),
+        (
+            "prefill+pad:middle:3",
+            "path 'prefill+pad:middle:3': pad takes one of left, right, not 'middle'; write pad:left|right:N.",
+        ),
+        (
+            "prefill+pad:left:2+pad:right:2",
+            "path 'prefill+pad:left:2+pad:right:2': modifier 'pad' stands twice; expected it once.",
+        ),
+        ("prefill+row:3", "path 'prefill+row:3': row:3 needs a batch of at least 4; add batch:N."),
+        ("prefill+batch:3+row:3", "path 'prefill+batch:3+row:3': row:3 needs a batch of at least 4; add batch:N."),
+        ("decode+neighbours:same", "path 'decode+neighbours:same': neighbours:same needs other rows; add batch:N."),
+        (
+            "prefill+threads:257",
+            "path 'prefill+threads:257': threads takes a whole number of 1 to 256, not '257'; write threads:N.",
+        ),
+        (
+            "prefill+dtype:int8",
+            "path 'prefill+dtype:int8': dtype takes one of float32, float16, bfloat16, not 'int8'; write dtype:float32|float16|bfloat16.",
+        ),
+        (
+            "prefill+attn:../x",
+            "path 'prefill+attn:../x': attn takes the name of an attention, not '../x'; write attn:eager|sdpa.",
+        ),
+    ],
+)
+def test_a_path_that_does_not_parse_is_answered_with_what_exists(text: str, sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_path(text)
+    assert str(caught.value) == sentence
+
+
+def _float64(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    yield 0, torch.zeros(batch.positions, batch.loaded.vocab_size, dtype=torch.float64)
+
+
+def _narrow(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    yield 0, torch.zeros(batch.positions, 7)
+
+
+def _short(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    yield 0, torch.zeros(batch.positions - 1, batch.loaded.vocab_size)
+
+
+def _skipping(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    yield 1, torch.zeros(1, batch.loaded.vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("base", "sentence"),
+    [
+        (_float64, "path 'odd': the model gave float64 logits, expected float32; capture it in float64."),
+        (_narrow, "path 'odd': logits are [3, 7], expected [rows, 384]."),
+        (_short, "path 'odd': 2 positions came, expected 3."),
+        (_skipping, "path 'odd': position 1 came where 0 was expected."),
+    ],
+)
+def test_a_base_that_breaks_the_contract_is_stopped(base, sentence, llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setitem(paths.BASES, "odd", Base(base))
+    with pytest.raises(CaptureError) as caught:
+        list(run_path(parse_path("odd"), llama, [1, 2, 3]))
+    assert str(caught.value) == sentence

@@ -1,0 +1,58 @@
+"""Sides of a capture: repeats, sweeps, and what they find on a model."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.errors import UsageError
+from core.inference.paths.sides import sides_of, sweep
+
+
+def names_and_paths(*arguments, **options):
+    return [(side.name, str(side.path)) for side in sides_of(*arguments, **options)]
+
+
+def test_paths_beside_each_other_carry_their_own_names():
+    assert names_and_paths("prefill", ["decode", "prefill+batch:2"]) == [
+        ("prefill", "prefill"),
+        ("decode", "decode"),
+        ("prefill+batch:2", "prefill+batch:2"),
+    ]
+
+
+def test_the_first_call_with_reuse_is_fresh_and_the_later_ones_read_the_cache():
+    assert names_and_paths("blocks:16+batch:2", [], repeat=3) == [
+        ("blocks:16+batch:2 call 1", "prefill+batch:2"),
+        ("blocks:16+batch:2 call 2", "blocks:16+batch:2"),
+        ("blocks:16+batch:2 call 3", "blocks:16+batch:2"),
+    ]
+
+
+def test_without_reuse_every_call_is_fresh():
+    assert {path for _, path in names_and_paths("prefill", [], repeat=4)} == {"prefill"}
+
+
+def test_a_sweep_replaces_the_value_of_its_modifier_or_the_base():
+    assert sweep("decode", "batch=1,2, 4") == ["decode+batch:1", "decode+batch:2", "decode+batch:4"]
+    assert sweep("decode+batch:9+threads:1", "batch=2") == ["decode+batch:2+threads:1"]
+    assert sweep("prefill+batch:2", "chunked=8,16") == ["chunked:8+batch:2", "chunked:16+batch:2"]
+
+
+@pytest.mark.parametrize("text", ["batch", "batch=", "=1", "nonsense=1,2", ""])
+def test_a_sweep_that_names_nothing_known_lists_what_exists(text):
+    with pytest.raises(UsageError, match=r"expected NAME=VALUE.*batch.*chunked"):
+        sweep("prefill", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "sentence"),
+    [
+        (("prefill", []), {}, "at least one variant"),
+        (("prefill", ["prefill"]), {}, "given twice"),
+        (("prefill", ["decode"]), {"repeat": 0}, "at least once"),
+        (("prefill", ["nonsense"]), {}, "bases are"),
+    ],
+)
+def test_impossible_sides_are_refused_in_a_sentence(arguments, options, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        sides_of(*arguments, **options)

@@ -1,0 +1,104 @@
+"""Logits in slices: the same function as all at once on every architecture, and never more of them in memory than a slice."""
+
+import pytest
+import torch
+
+from core.inference.models.model import LoadedModel
+from core.inference.paths import batch, sliced_head
+from core.inference.paths.paths import parse_path, run_path
+from tests.core.inference.conftest import CONFIGS
+from tests.core.inference.sameness import computes_the_same, logits_of, tokens
+
+PATHS = ["prefill", "prefill+batch:3+row:1", "chunked:20", "reuse:7", "blocks:8", "prefill+pad:left:5", "prefill+pad:right:3"]
+
+
+def in_slices_of(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel, columns: int, rows: int = 1) -> None:
+    monkeypatch.setattr(sliced_head, "SLICE_BYTES", rows * columns * loaded.vocab_size * loaded.torch_dtype.itemsize)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", PATHS)
+def test_sliced_paths_compute_the_models_function(path, loaded, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    in_slices_of(monkeypatch, loaded, 3, parse_path(path).rows)
+    assert computes_the_same(path, loaded)
+
+
+@pytest.mark.model
+def test_slices_differ_from_the_whole_by_the_heads_rounding_only(loaded, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """The body runs once either way, so what may differ is one product: length hidden, unit roundoff 2^-24."""
+    whole = logits_of("prefill", loaded)
+    in_slices_of(monkeypatch, loaded, 5)
+    weight = loaded.model.get_output_embeddings().weight
+    bound = 2 * weight.shape[1] * 2.0**-24 * float(weight.norm(dim=1).max()) * weight.shape[1] ** 0.5 * 4
+    assert float((logits_of("prefill", loaded) - whole).abs().max()) <= bound
+
+
+@pytest.mark.model
+def test_a_slice_of_other_columns_is_caught_by_the_same_check(llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """The twin: a body that hands out the columns one further left."""
+
+    class Shifted(sliced_head._Standing):
+        def __call__(self, *positional, **named):  # type: ignore[no-untyped-def]
+            first, last = self.columns.start, self.columns.stop
+            self.columns = slice(max(0, first - 1), max(0, first - 1) + last - first)
+            return super().__call__(*positional, **named)
+
+    in_slices_of(monkeypatch, llama, 5)
+    monkeypatch.setattr(sliced_head, "_Standing", Shifted)
+    assert not computes_the_same("prefill", llama)
+
+
+@pytest.mark.model
+def test_the_body_runs_once_and_the_head_once_a_slice(llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    calls = {"body": 0, "head": 0}
+    hooks = [
+        llama.model.model.layers[0].register_forward_hook(lambda *_: calls.__setitem__("body", calls["body"] + 1)),
+        llama.model.lm_head.register_forward_hook(lambda *_: calls.__setitem__("head", calls["head"] + 1)),
+    ]
+    in_slices_of(monkeypatch, llama, 5)
+    try:
+        logits_of("prefill", llama)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert calls == {"body": 1, "head": -(-len(tokens(llama)) // 5)}
+    assert "forward" not in llama.model.model.__dict__
+
+
+@pytest.mark.model
+def test_the_model_is_whole_again_when_a_consumer_stops_in_the_middle(llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    before = logits_of("prefill", llama)
+    in_slices_of(monkeypatch, llama, 5)
+    with torch.inference_mode():
+        pieces = run_path(parse_path("prefill"), llama, tokens(llama))
+        next(pieces)
+        pieces.close()  # type: ignore[attr-defined]
+    monkeypatch.undo()
+    assert torch.equal(logits_of("prefill", llama), before)
+
+
+@pytest.mark.model
+def test_a_model_that_does_not_go_through_its_body_gives_its_logits_whole(llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    class Own(torch.nn.Module):
+        base_model_prefix = "model"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = torch.nn.Identity()
+
+        def forward(self, input_ids):  # type: ignore[no-untyped-def]
+            return type("Output", (), {"logits": torch.arange(24.0).view(1, 6, 4)})()
+
+    slices = list(sliced_head.sliced_logits(Own(), {"input_ids": None}, 1, 6, 2))
+    assert [list(piece.shape) for piece in slices] == [[1, 2, 4], [1, 2, 4], [1, 1, 4]]
+    assert torch.equal(torch.cat(slices, dim=1), torch.arange(24.0).view(1, 6, 4)[:, 1:])
+
+
+def test_small_forwards_are_not_sliced() -> None:
+    assert sliced_head.columns_at_once(rows=1, vocab=128_256, itemsize=2) > 500
+    assert sliced_head.columns_at_once(rows=1 << 20, vocab=1 << 20, itemsize=4) == 1
+    assert batch.columns_at_once is sliced_head.columns_at_once
+
+
+def test_the_architectures_above_are_those_of_the_other_paths() -> None:
+    assert len(CONFIGS) >= 11

@@ -1,0 +1,231 @@
+"""Kernels of a path: counted like torch's dispatcher counts them, placed in their modules, and read from what libraries print."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from core.inference.models.model import LoadedModel
+from core.inference.paths import sliced_head
+from core.inference.paths.engines import Side, pieces_of_side, side_of
+from core.inference.watching.kernels import FORWARDS, _add_library_lines, _computes, _Found, kernels_of
+from core.runs.tables.kernels import KernelList
+from core.runs.views.kernels import in_words, is_multiplied, side_by_side
+
+# As oneDNN's documentation of its verbose mode and MKL's developer guide show them, with other numbers.
+PRINTED = [
+    "onednn_verbose,v1,info,oneDNN v3.7.1",
+    "onednn_verbose,v1,primitive,info,template:operation,engine,primitive,implementation,prop_kind,memory_descriptors,...,exec_time",
+    "\x1eenter model.layers.0.mlp",
+    "\x1eenter model.layers.0.mlp.up_proj",
+    "onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0 wei:bf16::blocked:ba::f0 "
+    "dst:bf16::blocked:ab::f0,attr-scratchpad:user attr-post-ops:sum,,13x384:384x2048,23.4282",
+    "onednn_verbose,v1,primitive,create:cache_hit,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0,,,1x2:2x3,0.01",
+    "\x1eleave",
+    "MKL_VERBOSE oneMKL 2024.0 Update 2 Product build 20240605 for Intel(R) 64 architecture",
+    "MKL_VERBOSE SGEMM(T,N,2048,13,384,0x7fffb75320e0,0x7f1dbc314040,384,0x55b8,384,0x7fff,0x55b8,2048) 9.75ms CNR:OFF Dyn:1 TID:0 NThr:2",
+    "MKL_VERBOSE SGEMM(T,N,2048,13,384,0x1,0x2,384,0x3,384,0x4,0x5,2048) 250.00us CNR:OFF Dyn:1 FastMM:1 TID:0  NThr:2",
+    "\x1eleave",
+    "what a model itself prints",
+]
+
+
+def test_lines_of_the_libraries_are_read_into_the_module_that_ran():
+    found = _Found()
+    _add_library_lines(PRINTED, found)
+    product, gemm = found.rows()
+    assert (product.module, product.library, product.name) == (
+        "model.layers.0.mlp.up_proj", "oneDNN", "matmul brg_matmul:avx512_core_bf16",
+    )  # fmt: skip
+    assert (product.detail, product.launches, product.microseconds) == ("bf16 13x384:384x2048", 1, pytest.approx(23428.2))
+    assert (gemm.module, gemm.library, gemm.name, gemm.detail) == ("model.layers.0.mlp", "MKL", "SGEMM", "T,N,2048,13,384")
+    assert (gemm.launches, gemm.microseconds) == (2, pytest.approx(10_000.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [("mm", True), ("addmm", True), ("cat", True), ("mul_", True), ("_softmax", True), ("native_layer_norm", True), ("copy_", True),
+     ("view", False), ("t", False), ("slice", False), ("linear", False), ("matmul", False), ("reshape", False), ("empty_like", False)],
+)  # fmt: skip
+def test_what_only_looks_at_values_or_calls_others_is_no_kernel(name, is_one):
+    assert _computes(name) is is_one
+
+
+pytest_model = pytest.mark.model
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2", "mixtral"])
+def loaded(request: pytest.FixtureRequest) -> LoadedModel:
+    return tiny_model(request.param)
+
+
+class _Counting(TorchDispatchMode):
+    """The dispatcher's own count of products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen[f"aten::{func.overloadpacket.__name__}"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def launches(listed: KernelList, name: str) -> int:
+    return sum(row.launches for row in listed.rows if row.name == name)
+
+
+@pytest_model
+@pytest.mark.parametrize("path", ["prefill", "prefill+batch:3", "prefill+attn:eager"])
+def test_products_are_counted_as_the_dispatcher_counts_them(loaded: LoadedModel, path: str):
+    ids = tiny_prompts(loaded)[0]
+    listed = kernels_of(loaded, side_of(path), ids)
+    with _Counting() as counting:
+        for _ in pieces_of_side(side_of(path), loaded, ids):
+            pass
+    assert counting.seen["aten::mm"] + counting.seen["aten::addmm"] > 0
+    for name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::embedding", "aten::_softmax", "aten::native_layer_norm"):
+        assert launches(listed, name) == counting.seen[name], name
+    modules = {name for name, _ in loaded.model.named_modules()}
+    assert {row.module for row in listed.rows} <= modules
+
+
+@pytest_model
+def test_of_many_forwards_the_first_and_the_last_are_looked_at():
+    loaded = tiny_model("llama")
+    ids = tiny_prompts(loaded)[0]
+    assert len(ids) > FORWARDS
+    listed = kernels_of(loaded, side_of("decode"), ids)
+    assert (listed.forwards, listed.of) == (FORWARDS, len(ids))
+    assert launches(listed, "aten::embedding") == FORWARDS
+    keys = {row.detail for row in listed.rows if row.name.startswith("aten::_scaled_dot_product")}
+    assert any(f"x{len(ids)}x" in detail for detail in keys), "the last forward's keys are of the whole prompt"
+
+
+@pytest_model
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")
+def test_mkl_names_the_product_of_a_linear_map_with_its_sizes():
+    """y = x W^T of x [rows, in] is column-major SGEMM(T, N, out, rows, in)."""
+    loaded = tiny_model("llama")
+    ids = tiny_prompts(loaded)[0]
+    listed = kernels_of(loaded, side_of("prefill"), ids)
+    weight = loaded.model.model.layers[1].mlp.up_proj.weight
+    products = [row for row in listed.rows if row.module == "model.layers.1.mlp.up_proj" and row.library == "MKL"]
+    assert [(row.name, row.detail) for row in products] == [("SGEMM", f"T,N,{weight.shape[0]},{len(ids)},{weight.shape[1]}")]
+
+
+@pytest_model
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_operations_shapes_and_dtypes_are_those_of_its_tensors(dtype: str):
+    loaded = tiny_model("llama", dtype)
+    ids = tiny_prompts(loaded)[0][:5]
+    weight = loaded.model.model.layers[1].mlp.up_proj.weight
+    (row,) = (
+        row
+        for row in kernels_of(loaded, side_of("prefill"), ids).rows
+        if (row.module, row.name) == ("model.layers.1.mlp.up_proj", "aten::mm")
+    )
+    assert row.detail == f"{dtype} 5x{weight.shape[1]}, {weight.shape[1]}x{weight.shape[0]}"
+
+
+@contextmanager
+def _another_kernel_at_larger_batches(loaded: LoadedModel, name: str) -> Iterator[None]:
+    """Split in two at a batch above one, as split-K does, and a function that is called nowhere else."""
+    module = loaded.model.get_submodule(name)
+    plain = module.forward
+
+    def forward(x):
+        if x.shape[0] == 1:
+            return plain(x)
+        half = x.shape[-1] // 2
+        zeros = torch.zeros_like(x)
+        low, high = zeros.clone(), zeros.clone()
+        low[..., :half], high[..., half:] = x[..., :half], x[..., half:]
+        return torch.logaddexp2(plain(low), plain(high)) * 0 + plain(x)
+
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+def _both(loaded: LoadedModel, variant: str) -> tuple[KernelList, KernelList]:
+    ids = tiny_prompts(loaded)[0]
+    sides: list[Side] = [side_of("prefill"), side_of(variant)]
+    first, second = (kernels_of(loaded, side, ids, number) for number, side in enumerate(sides))
+    return first, second
+
+
+@pytest_model
+def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module():
+    loaded = tiny_model("llama")
+    with _another_kernel_at_larger_batches(loaded, "model.layers.1.mlp.up_proj"):
+        reference, variant = _both(loaded, "prefill+batch:2")
+    pairs = side_by_side(reference, variant)
+    only = [(pair.name, pair.places) for pair in pairs if pair.only == "variant" and pair.library == "torch"]
+    assert ("aten::logaddexp2", ("model.layers.*.mlp.up_proj",)) in only
+    split = [pair for pair in side_by_side(reference, variant, by_module=True) if is_multiplied(pair) and pair.name == "aten::mm"]
+    layers = loaded.model.config.num_hidden_layers
+    assert [(pair.places, pair.ratio) for pair in split] == [(("model.layers.*.mlp.up_proj",), (layers + 2) / layers)]
+    assert "`aten::logaddexp2`" in in_words(pairs, ("prefill", "prefill+batch:2"))
+
+
+@pytest_model
+def test_the_same_path_twice_launches_the_same(loaded: LoadedModel):
+    pairs = side_by_side(*_both(loaded, "prefill"))
+    assert not [pair for pair in pairs if pair.only or is_multiplied(pair)]
+    assert in_words(pairs, ("prefill", "rerun")) == "Both sides launch the same kernels as often a forward."
+
+
+@pytest_model
+def test_watching_leaves_standard_output_and_the_bits_as_they_were(capfd: pytest.CaptureFixture[str]):
+    loaded = tiny_model("llama")
+    ids = tiny_prompts(loaded)[0]
+    before = torch.cat([piece for _, piece in pieces_of_side(side_of("prefill"), loaded, ids)])
+    kernels_of(loaded, side_of("prefill"), ids)
+    after = torch.cat([piece for _, piece in pieces_of_side(side_of("prefill"), loaded, ids)])
+    print("still here")
+    assert capfd.readouterr().out == "still here\n"
+    assert torch.equal(before, after)
+    assert not loaded.model._forward_hooks
+    assert not any(module._forward_pre_hooks for module in loaded.model.modules())
+
+
+@pytest_model
+def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch: pytest.MonkeyPatch):
+    """The model is called once a slice (core.inference.paths.sliced_head), its body once; the twin: without that each slice would be a forward."""
+    loaded = tiny_model("llama")
+    ids = tiny_prompts(loaded)[0]
+    whole = kernels_of(loaded, side_of("prefill"), ids)
+    calls = []
+    monkeypatch.setattr(sliced_head, "SLICE_BYTES", 2 * 4 * loaded.vocab_size)  # two columns of float32 at a time
+    with loaded.model.register_forward_pre_hook(lambda *_: calls.append(1)):
+        sliced = kernels_of(loaded, side_of("prefill"), ids)
+    assert len(calls) == -(-len(ids) // 2) > FORWARDS
+    assert (sliced.forwards, sliced.of) == (whole.forwards, whole.of) == (1, 1)
+    for name in ("aten::embedding", "aten::silu"):
+        assert launches(sliced, name) == launches(whole, name) > 0
+    reused = kernels_of(loaded, side_of("reuse:7"), ids)  # the earlier call and the fresh rest
+    assert (reused.forwards, reused.of) == (2, 2)
+
+
+@pytest_model
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
+def test_what_a_compiler_traces_is_not_counted_as_launched():
+    """As many products as there are linear maps, and no norm of torch's own: those are fused. Traced, each would count once more."""
+    loaded = tiny_model("gpt2")
+    ids = tiny_prompts(loaded)[0][:6]
+    plain, compiled = (kernels_of(loaded, side_of(path), ids) for path in ("prefill", "prefill+compile"))
+    assert (compiled.forwards, compiled.of) == (1, 1)
+    assert launches(compiled, "aten::addmm") == launches(plain, "aten::addmm") == 4 * loaded.model.config.n_layer
+    assert launches(compiled, "aten::native_layer_norm") == 0 < launches(plain, "aten::native_layer_norm")

@@ -1,0 +1,328 @@
+"""Outputs of modules during a capture: the right rows of the right modules, planted faults named, nothing changed by watching."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, FalconConfig, OPTConfig, PhiConfig
+
+from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from core.errors import CaptureError, UsageError
+from core.inference.capture import capture
+from core.inference.capture.capture import plan_capture, run_capture
+from core.inference.controls import reordering
+from core.inference.models.model import LoadedModel, loaded_from
+from core.inference.models.torch_errors import quiet
+from core.inference.paths.modifiers import MODIFIERS
+from core.inference.paths.paths import Modifier, Setting
+from core.inference.watching import layers as layer_capture
+from core.inference.watching.modules import watched_modules
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.tables.layer_spool import KINDS
+from core.runs.views.layers import modules_of, summarize
+from core.runs.writer import RunWriter
+from tests.core.inference.conftest import CONFIGS
+
+pytestmark = pytest.mark.model
+_SMALL = {"vocab_size": 384, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+MORE = {
+    "opt": lambda: OPTConfig(**_SMALL, ffn_dim=96, max_position_embeddings=96, word_embed_proj_dim=48, init_std=0.2),
+    "phi": lambda: PhiConfig(**_SMALL, intermediate_size=96, max_position_embeddings=96, initializer_range=0.2),
+    "falcon": lambda: FalconConfig(**_SMALL, initializer_range=0.2),
+}
+QUICK = ("llama", "mixtral")  # the others are left to `make thorough`
+ARCHITECTURES = [
+    "llama", "gpt2", "gpt-neox", "qwen3", "gemma3", "mistral-window", "mixtral", "qwen2-moe", "lfm2", "bloom", "mamba", *MORE,
+]  # fmt: skip
+IDS = tuple(torch.randint(1, 300, (13,), generator=torch.Generator().manual_seed(3)).tolist())
+
+
+@cache
+def model_of(name: str) -> LoadedModel:
+    torch.manual_seed(5)
+    with quiet():
+        model = AutoModelForCausalLM.from_config((CONFIGS | MORE)[name](), dtype=torch.float32)
+    return loaded_from(model.eval().requires_grad_(False), tiny_model("llama").tokenizer)
+
+
+def captured(
+    tmp_path: Path, loaded: LoadedModel, variant: str, *, reference: str = "prefill", ids: Any = IDS, **asked: Any
+) -> RunReader:
+    store = Store(tmp_path)
+    plan = plan_capture(loaded, [ids] if isinstance(ids[0], int) else ids, reference, [variant], layers=True, kv=False, **asked)
+    with RunWriter(store, plan.header) as writer:
+        assert run_capture(plan, writer) == []
+        return RunReader(store.path_of(writer.finish()))
+
+
+@contextmanager
+def faulty(module: torch.nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """What the module puts out is changed."""
+
+    def hook(_: Any, __: Any, output: Any) -> Any:
+        return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def plant(
+    monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel, name: str, change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """A modifier `faulty`, with which the module of that name puts out something else."""
+
+    @contextmanager
+    def modified(setting: Setting) -> Iterator[Setting]:
+        with faulty(loaded.model.get_submodule(name), change):
+            yield setting
+
+    monkeypatch.setitem(MODIFIERS, "faulty", Modifier(modified))
+
+
+def nudged(output: torch.Tensor) -> torch.Tensor:
+    """The largest element by one part in a thousand."""
+    changed = output.clone()
+    changed.view(-1)[changed.abs().argmax()] *= 1.001
+    return changed
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in ARCHITECTURES]
+)
+def test_a_fault_in_any_kind_of_module_is_named_as_the_first_that_differs(name, tmp_path, monkeypatch):
+    loaded = model_of(name)
+    plant(monkeypatch, loaded, watched_modules(loaded.model)[0].name, torch.clone)
+    with captured(tmp_path / "twin", loaded, "prefill+faulty", layer_floor=0) as run:
+        found = summarize(run.layers(0))
+        assert found is not None
+        assert found.first is None  # the twin: what is put out is only copied
+        followed = {each.module: each.kind for each in modules_of(run.layers(0))}
+    kinds = set(followed.values())
+    expected = {"embedding", "norm", "residual", "head"} | ({"other"} if name == "mamba" else {"attention", "projection", "mlp"})
+    assert expected <= kinds <= set(KINDS)
+    assert list(followed)[-1] == "logits"
+    for kind in sorted(kinds - {"head"}):
+        target = [module for module, of in followed.items() if of == kind][-1]
+        plant(monkeypatch, loaded, target, nudged)
+        with captured(tmp_path / kind, loaded, "prefill+faulty", layer_floor=0) as run:
+            found = summarize(run.layers(0))
+        assert found is not None
+        assert found.first is not None
+        assert (found.first.module, found.first.neq) == (target, 1)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_module_that_can_be_is_followed_into_the_prompts_own_row(name, tmp_path):
+    """In the wrong row or column a module would be a million floors away."""
+    loaded = model_of(name)
+    variant = "prefill+batch:3+row:1" if name in ("mamba", "lfm2", "bloom") else "prefill+batch:3+row:1+pad:left:4"
+    with captured(tmp_path, loaded, variant) as run:
+        modules = modules_of(run.layers(0))
+    assert {each.name for each in watched_modules(loaded.model)} - {each.module for each in modules} <= _never_seen(name)
+    for each in modules:
+        assert each.rms <= 100 * (each.floor_rms or 0) + 1e-6 * (1 + each.max_abs), each
+
+
+def _never_seen(name: str) -> set[str]:
+    """Modules whose weights the model reads without calling them."""
+    return {f"backbone.layers.{block}.mixer.dt_proj" for block in (0, 1)} if name == "mamba" else set()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "opt", "qwen2-moe", "gpt2"])
+def test_figures_equal_those_of_hooks_of_ones_own(name, tmp_path):
+    """Token by token against the whole prompt, in float64 numpy, from outputs that a hook of this test gathered."""
+    loaded = model_of(name)
+    with captured(tmp_path, loaded, "decode", layer_floor=0) as run:
+        modules, along = modules_of(run.layers(0)), run.layer_positions(0, 0)
+    whole = _gathered(loaded, [IDS])
+    steps = _gathered(loaded, [(token,) for token in IDS])
+    assert len(modules) > 20
+    for each in modules[:-1]:
+        a, b = whole[each.module], steps[each.module]
+        difference = b.astype(np.float64) - a.astype(np.float64)
+        assert (each.neq, each.elements) == (np.count_nonzero(a != b), a.size), each.module
+        assert each.rms == pytest.approx(float(np.sqrt((difference**2).mean())), rel=1e-9, abs=0)
+        assert each.max_abs == np.abs(difference).max()
+        here = along[along["ordinal"] == each.ordinal]
+        assert here["rms"].to_numpy() == pytest.approx(np.sqrt((difference**2).mean(1)), rel=1e-9, abs=0)
+    assert modules[-1].neq == run_logits_neq(tmp_path)
+
+
+def run_logits_neq(folder: Path) -> int:
+    with RunReader(Store(folder).paths()[0]) as run:
+        return run.pairs[0].summary.neq
+
+
+def _gathered(loaded: LoadedModel, forwards: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """By module, [positions, width]: outputs of forwards that go on from each other."""
+    kept: dict[str, list[np.ndarray]] = {}
+
+    def keep(name: str) -> Callable:
+        def hook(_: Any, __: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            kept.setdefault(name, []).append(first.numpy().reshape(len(tokens), -1).copy())
+
+        return hook
+
+    handles = [each.module.register_forward_hook(keep(each.name)) for each in watched_modules(loaded.model)]
+    past = DynamicCache(config=loaded.model.config)
+    try:
+        with torch.inference_mode():
+            for tokens in forwards:
+                cached = {"past_key_values": past, "use_cache": True} if len(forwards) > 1 else {"use_cache": False}
+                loaded.model(torch.tensor([tokens]), **cached)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: np.concatenate(parts) for name, parts in kept.items()}
+
+
+def test_watching_changes_no_bit_and_leaves_no_hook(tmp_path):
+    loaded = model_of("mixtral")
+    bits = []
+    for layers in (False, True):
+        plan = plan_capture(loaded, [IDS], "prefill", ["decode", "prefill+batch:2"], layers=layers)
+        store = Store(tmp_path / str(layers))
+        with RunWriter(store, plan.header) as writer:
+            run_capture(plan, writer)
+            with RunReader(store.path_of(writer.finish())) as run:
+                bits.append([side.sha256 for side in run.sides])
+    assert bits[0] == bits[1]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in loaded.model.modules())
+
+
+@pytest.mark.parametrize("variant", ["chunked:5+pad:right:3", "reuse:4", "blocks:4", "static", "decode+batch:2+row:1"])
+def test_a_prompt_in_several_forwards_is_put_together(variant, tmp_path):
+    with captured(tmp_path, model_of("llama"), variant) as run:
+        modules = modules_of(run.layers(0))
+    assert len(modules) == 2 * 13 + 3
+    assert all(each.rms <= 100 * (each.floor_rms or 0) for each in modules)
+
+
+def test_a_fault_at_one_position_is_found_at_that_position(tmp_path, monkeypatch):
+    loaded = model_of("llama")
+
+    def at_seven(output: torch.Tensor) -> torch.Tensor:
+        changed = output.clone()
+        changed[:, 7, 3] += 0.01
+        return changed
+
+    plant(monkeypatch, loaded, "model.layers.1.self_attn.v_proj", at_seven)
+    with captured(tmp_path, loaded, "prefill+faulty") as run:
+        found = summarize(run.layers(0))
+        along = run.layer_positions(0, 0)
+    assert found is not None
+    assert (found.first.module, found.first.first_position) == ("model.layers.1.self_attn.v_proj", 7)
+    assert along.loc[along["neq"] > 0, "position"].min() == 7
+    assert found.largest.ratio > 100
+
+
+def test_a_reference_other_than_prefill_has_the_floor_of_prefill(tmp_path):
+    floors = []
+    for reference, variant in (("prefill", "decode"), ("decode", "prefill")):
+        with captured(tmp_path / reference, model_of("llama"), variant, reference=reference) as run:
+            floors.append([each.floor_rms for each in modules_of(run.layers(0))])
+    assert floors[0] == floors[1]
+    assert all(floor is not None for floor in floors[0])
+
+
+def test_a_head_in_slices_changes_nothing_of_it(tmp_path, monkeypatch):
+    with captured(tmp_path / "whole", model_of("llama"), "prefill+batch:2+row:1") as run:
+        whole = run.layers(0)
+    monkeypatch.setattr("core.inference.paths.batch.columns_at_once", lambda *_: 5)
+    with captured(tmp_path / "slices", model_of("llama"), "prefill+batch:2+row:1") as run:
+        assert run.layers(0)["module"].tolist() == whole["module"].tolist()
+        assert run.layers(0).loc[:27, "neq"].tolist() == whole.loc[:27, "neq"].tolist()
+
+
+def test_as_many_positions_are_looked_at_as_fit_the_wanted_and_the_last_first(tmp_path, monkeypatch):
+    loaded = tiny_model("llama")
+    prompts = tiny_prompts(loaded)
+    row_bytes = (sum(each.width for each in watched_modules(loaded.model)) + loaded.vocab_size) * 4
+    monkeypatch.setattr(layer_capture, "SPOOL_BYTES", 7 * row_bytes)
+    with captured(tmp_path, loaded, "decode", ids=prompts, layer_positions=[5], layer_floor=0) as run:
+        looked_at = [sorted(set(run.layer_positions(0, prompt)["position"])) for prompt in (0, 1)]
+        assert sum(map(len, looked_at)) == 7
+        for positions, ids in zip(looked_at, prompts, strict=True):
+            assert {5, len(ids) - 1} <= set(positions)
+        assert run.layers(0)["positions"].tolist() == [len(looked_at[p]) for p in run.layers(0)["prompt"]]
+
+
+def test_without_a_budget_problem_all_positions_are_looked_at(tmp_path):
+    plan = plan_capture(model_of("llama"), [IDS, IDS[:4]], "prefill", ["decode"], layers=True)
+    assert plan.layers.positions == (tuple(range(13)), tuple(range(4)))
+
+
+def test_what_cannot_be_watched_is_refused_before_anything_runs():
+    loaded = model_of("llama")
+    with pytest.raises(UsageError, match="--layer-floor -1"):
+        plan_capture(loaded, [IDS], "prefill", ["decode"], layers=True, layer_floor=-1)
+    with pytest.raises(CaptureError, match="leave --layers out"):
+        plan_capture(loaded, [IDS], "prefill+compile", ["decode"], layers=True)
+
+
+def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
+    loaded, store = model_of("llama"), Store(tmp_path)
+    plan = plan_capture(loaded, [IDS], "prefill", ["decode"], layers=True)
+
+    @contextmanager
+    def refused(*_: Any) -> Iterator[None]:
+        raise CaptureError("reordering: an operation is not known.")
+        yield
+
+    monkeypatch.setattr(layer_capture, "reordered", refused)
+    with RunWriter(store, plan.header) as writer:
+        missing = run_capture(plan, writer)
+        path = store.path_of(writer.finish())
+    assert missing == ["The modules have no rounding floor: reordering: an operation is not known."]
+    with RunReader(path) as run:
+        found = summarize(run.layers(0))
+    assert found is not None
+    assert not found.has_floor
+    assert reordering.reordering_refusal(loaded.model) is None
+
+
+@pytest.mark.parametrize("variant", ["decode+faulty", "chunked:7+faulty", "prefill+batch:3+faulty"])
+def test_modules_are_compared_alike_beside_the_forwards_and_between_them(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every core at work parts are not copied, and compared before the model goes on: it may add to them in place afterwards."""
+    loaded, found = model_of("llama"), []
+    plant(monkeypatch, loaded, watched_modules(loaded.model)[3].name, lambda output: output * 1.001)
+    for is_beside in (True, False):
+        monkeypatch.setattr(layer_capture, "has_a_core_to_spare", lambda _, is_beside=is_beside: is_beside)
+        monkeypatch.setattr(capture, "has_a_core_to_spare", lambda _, is_beside=is_beside: is_beside)
+        with captured(tmp_path / str(is_beside), loaded, variant, layer_floor=2) as run:
+            found.append((run.layers(0), run.layer_positions(0, 0)))
+    assert found[0][0]["neq"].sum() > 0
+    for beside, between in zip(*found, strict=True):
+        assert beside.equals(between)
+
+
+def test_long_prompts_do_not_wait_in_memory(tmp_path, monkeypatch):
+    """What a trace holds between two forwards is a part of each module at most, whatever the length of the prompt."""
+    loaded, held = model_of("llama"), []
+    see_logits = layer_capture.ModuleTrace.see_logits
+
+    def noting(trace: layer_capture.ModuleTrace, position: int, logits: torch.Tensor) -> None:
+        held.append(sum(waiting.space.nbytes for waiting in trace._waiting.values()))
+        see_logits(trace, position, logits)
+
+    for name in ("_PART_BYTES", "_LARGER_PART_BYTES"):
+        monkeypatch.setattr(layer_capture, name, 2000)
+    monkeypatch.setattr(layer_capture.ModuleTrace, "see_logits", noting)
+    prompts = [tuple(torch.randint(1, 300, (90,), generator=torch.Generator().manual_seed(n)).tolist()) for n in range(4)]
+    with captured(tmp_path, loaded, "decode", ids=prompts, layer_floor=0) as run:
+        assert (run.layers(0)["positions"] == 90).all()
+    assert max(held) <= 29 * 2000

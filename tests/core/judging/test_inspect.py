@@ -1,0 +1,111 @@
+"""What files are understood as before they are stored: run files, dumps, single arrays, and what is none of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.errors import DumpError, StoreError, UsageError
+from core.judging.inspect import kind_of, understood
+from tests.core.runs.damaging import damaged
+
+ROOT = Path(__file__).resolve().parents[3]
+RUN = ROOT / "sample_runs" / "injected-bug.duckdb"
+UPCAST = ROOT / "sample_runs" / "dumps" / "fresh_and_cached_upcast.npz"
+
+
+def test_a_file_is_what_it_holds_whatever_it_is_called(tmp_path):
+    logits = np.ones((2, 4), np.float32)
+    np.save(tmp_path / "one.npy", logits)
+    np.savez(tmp_path / "one.npz", only=logits, token_ids=np.arange(2))
+    np.savez(tmp_path / "two.npz", a=logits, b=logits)
+    kinds = {"one.npy": "array", "one.npz": "array", "two.npz": "dump"}
+    assert {name: kind_of(tmp_path / name) for name in kinds} == kinds
+    assert kind_of(shutil.copy(RUN, tmp_path / "run.npz")) == "run"
+    assert kind_of(shutil.copy(tmp_path / "two.npz", tmp_path / "two.duckdb")) == "dump"
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"no dump at all, whatever it says", b"\x80\x04pickled"])
+def test_what_is_none_of_them_is_a_sentence(tmp_path, content):
+    (tmp_path / "odd.npz").write_bytes(content)
+    with pytest.raises(DumpError, match=r"odd\.npz"):
+        kind_of(tmp_path / "odd.npz")
+
+
+def test_reserved_keys_alone_are_no_logits(tmp_path):
+    np.savez(tmp_path / "d.npz", token_ids=np.arange(3))
+    with pytest.raises(DumpError, match="no logits"):
+        kind_of(tmp_path / "d.npz")
+
+
+def test_a_dump_says_its_sides_shape_dtype_and_tokens():
+    found = understood([UPCAST])
+    assert [side["name"] for side in found["sides"]] == ["fresh", "cached"]
+    assert (found["positions"], found["vocab"], found["compute_dtype"], found["tokens"]) == (
+        152,
+        4096,
+        "bfloat16",
+        "ids and texts",
+    )
+    assert found["logits_bytes"] == 152 * 4096 * 2 * 2
+    assert understood([UPCAST], reference="cached")["sides"][0]["name"] == "cached"
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_run_file_says_the_same_of_itself():
+    found = understood([RUN])
+    assert (found["kind"], found["model"], found["compute_dtype"]) == ("run", "sample_runs/model", "bfloat16")
+    assert [side["name"] for side in found["sides"]] == ["prefill", "another_requests_block"]
+    with pytest.raises(UsageError):
+        understood([RUN, RUN])
+
+
+def test_a_damaged_run_file_is_refused(tmp_path):
+    (tmp_path / "cut.duckdb").write_bytes(RUN.read_bytes()[:5000])
+    assert kind_of(tmp_path / "cut.duckdb") == "run"
+    with pytest.raises(StoreError):
+        understood([tmp_path / "cut.duckdb"])
+
+
+def test_reading_tells_how_far_it_is_and_ends_with_all_where_every_value_counts():
+    told: list[tuple[int, int]] = []
+    understood([UPCAST], on_progress=lambda done, total: told.append((done, total)))
+    whole = 152 * 4096 * 4 * 2  # both sides, float32 as they were saved
+    assert told[-1] == (whole, whole)
+    assert all(total == whole and 0 < done <= total for done, total in told)
+
+
+def test_inspect_prints_it_and_stores_nothing(cli, tmp_path):
+    done = cli("inspect", UPCAST)
+    assert done.returncode == 0, done.stderr
+    assert "compute dtype bfloat16 (detected" in done.stdout
+    lines = cli("inspect", UPCAST, "--progress", "json").stdout.splitlines()
+    assert json.loads(lines[-1])["understood"] == json.loads(cli("inspect", UPCAST, "--json").stdout)
+    assert json.loads(lines[0])["stage"] == "reading"
+    assert not list(tmp_path.rglob("*.duckdb"))
+    assert cli("inspect", ROOT / "README.md").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("does", "words"), [("kill -SEGV $$", "made the process that read it crash"), ("exec sleep 60", "takes too long")]
+)
+def test_a_run_file_that_ends_or_holds_up_its_reader_is_a_sentence(tmp_path, monkeypatch, does, words):
+    reader = tmp_path / "python"
+    reader.write_text(f"#!/bin/sh\n{does}\n")
+    reader.chmod(0o755)
+    monkeypatch.setattr("core.judging.inspect.sys.executable", str(reader))
+    monkeypatch.setattr("core.judging.inspect._SLOWEST_SECONDS", 0.5)
+    with pytest.raises(StoreError, match=words):
+        understood([RUN])
+
+
+def test_what_no_run_file_holds_is_refused_before_anything_of_it_is_said(tmp_path):
+    path = tmp_path / "run.duckdb"
+    shutil.copy(RUN, path)
+    damaged(path, "CREATE MACRO shown(x) AS x")
+    with pytest.raises(StoreError, match="holds the macro 'shown'"):
+        understood([path])

@@ -1,0 +1,411 @@
+"""Controls raise the verdict of a dump: rounding stays rounding, planted faults are caught, and what is no control is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import DumpError, StoreError, UsageError
+from core.judging.ingest import ingest
+from core.judging.rejudge import judge_stored
+from core.judging.uploaded_controls import measure_controls
+from core.runs.dumps.export import export_npz
+from core.runs.file.records import FAILED, FLOAT32, MISSING, NEIGHBOURS, NOTED, PASSED, RERUN, STRUCTURE
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
+from tests.core.runs.made_runs import made
+
+X, HEAD = states()
+FAULT = with_fault(X)
+FLOOR = {f"way_{order}": in_float32(X, HEAD, order) for order in (11, 12, 13, 14, 15)}
+
+
+def judged(folder: Path, variant: np.ndarray, *, name: str | None = None, **controls: Any) -> RunReader:
+    """A bfloat16 dump whose variant is `variant`, judged with controls given as dicts of arrays."""
+    store = Store(folder / "store")
+    given = {what: [saved(folder / f"{what}.npz", **arrays)] for what, arrays in controls.items() if isinstance(arrays, dict)}
+    flags = {what: value for what, value in controls.items() if not isinstance(value, dict)}
+    dump = saved(folder / "dump.npz", reference=in_bfloat16(X, HEAD, 1), variant=variant, token_ids=np.arange(ROWS))
+    with RunReader(store.path_of(ingest(store, [dump]))) as run:
+        new = judge_stored(store, run, measure_controls(run.figures, **given, **flags), name=name)
+    return RunReader(store.path_of(new))
+
+
+def row_of(run: RunReader, rung: str) -> Any:
+    return next(row for row in run.evidence(0) if row.rung == rung)
+
+
+def test_a_float32_pair_alone_raises_undecided_to_rounding(tmp_path):
+    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(X, HEAD, 2)}
+    run = judged(tmp_path, in_bfloat16(X, HEAD, 2), float32=pair)
+    assert run.pairs[0].verdict == "rounding"
+    assert "it shrinks as rounding does" in run.pairs[0].because
+
+
+def test_a_fault_does_not_shrink_and_is_called_a_bug(tmp_path):
+    """The twin. The same fault is within the rounding of bfloat16 in size."""
+    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(FAULT, HEAD, 2)}
+    run = judged(tmp_path, in_bfloat16(FAULT, HEAD, 2), float32=pair)
+    assert run.pairs[0].verdict == "bug suspected"
+    assert "rounding shrinks with the precision, and this does not" in run.pairs[0].because
+
+
+def test_a_fault_at_one_position_is_called_a_bug_with_its_place(tmp_path):
+    one = with_fault(X, rows=[29], factor=1.5)
+    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(one, HEAD, 2)}
+    run = judged(tmp_path, in_bfloat16(one, HEAD, 2), float32=pair)
+    assert run.pairs[0].verdict == "bug suspected"
+    (tmp_path / "b").mkdir()
+    run = judged(tmp_path / "b", in_bfloat16(one, HEAD, 2), float32=pair, floor=FLOOR)
+    assert run.pairs[0].verdict == "bug suspected"
+    structure = row_of(run, STRUCTURE)
+    assert structure.says == "It begins at position 29."
+    assert structure.figures["starts"] == [29]
+
+
+@pytest.mark.parametrize(("is_fault", "verdict"), [(False, "rounding"), (True, "bug suspected")])
+def test_a_floor_of_other_ways_decides_by_the_noise_ratio(is_fault, verdict, tmp_path):
+    x = FAULT if is_fault else X
+    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(x, HEAD, 2)}
+    run = judged(tmp_path, in_bfloat16(x, HEAD, 2), float32=pair, floor=FLOOR)
+    (stored,) = run.pairs
+    assert stored.verdict == verdict
+    assert (stored.noise_ratio > 100) if is_fault else (0.5 < stored.noise_ratio < 2)
+    row = row_of(run, FLOAT32)
+    assert row.outcome == (FAILED if is_fault else PASSED)
+    floors = run.floor_positions(0)
+    assert set(floors["compute_dtype"]) == {"float32"}
+    assert len(floors) == ROWS
+    expected = np.sqrt(np.mean([(pair["variant"].astype(np.float64) - pair["reference"]) ** 2]))
+    assert row.figures["pair_rms_logits"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_equal_bits_in_16_bits_hide_no_fault_where_float32_and_a_floor_are_given(tmp_path):
+    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(FAULT, HEAD, 2)}
+    run = judged(tmp_path, in_bfloat16(X, HEAD, 1), float32=pair, floor=FLOOR)
+    assert run.pairs[0].verdict == "bug suspected"
+
+
+@pytest.mark.parametrize("side", ["reference", "variant"])
+def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(side, tmp_path):
+    variant = in_bfloat16(X, HEAD, 2)
+    again = {"reference": in_bfloat16(X, HEAD, 1), "variant": variant}
+    run = judged(tmp_path, variant, rerun=again)
+    assert (run.pairs[0].verdict, row_of(run, RERUN).outcome) == ("undecided", PASSED)
+    moved = {**again, side: in_bfloat16(X, HEAD, 9)}
+    (tmp_path / "b").mkdir()
+    run = judged(tmp_path / "b", variant, rerun=moved)
+    assert (run.pairs[0].verdict, row_of(run, RERUN).outcome) == ("nondeterministic", FAILED)
+    assert row_of(run, RERUN).figures["not_repeatable"] == [side]
+    one_bit = {**again, side: again[side].copy()}
+    one_bit[side][ROWS - 1, 0] = np.nextafter(np.float32(one_bit[side][ROWS - 1, 0]) * np.float32(1.0078125), np.float32(0))
+    one_bit[side] = (one_bit[side].view(np.uint32) & 0xFFFF0000).view(np.float32)
+    (tmp_path / "c").mkdir()
+    run = judged(tmp_path / "c", variant, rerun=one_bit)
+    assert row_of(run, RERUN).outcome == FAILED
+
+
+def test_one_side_alone_may_be_called_again(tmp_path):
+    variant = in_bfloat16(X, HEAD, 2)
+    run = judged(tmp_path, variant, rerun={"variant": variant})
+    assert "'reference' was not called again" in row_of(run, RERUN).says
+
+
+def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(tmp_path):
+    variant = in_bfloat16(X, HEAD, 2)
+    run = judged(tmp_path, variant, neighbours={"variant": variant})
+    assert (run.pairs[0].verdict, row_of(run, NEIGHBOURS).outcome) == ("undecided", PASSED)
+    leaked = variant.copy()
+    leaked[3] = variant[4]
+    for folder, experts, verdict, outcome in (("b", False, "bug suspected", FAILED), ("c", True, "undecided", NOTED)):
+        (tmp_path / folder).mkdir()
+        run = judged(tmp_path / folder, variant, neighbours={"variant": leaked}, has_experts=experts)
+        assert (run.pairs[0].verdict, row_of(run, NEIGHBOURS).outcome) == (verdict, outcome)
+
+
+def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_path):
+    variant = in_bfloat16(X, HEAD, 2)
+    run = judged(tmp_path, variant, name="with a rerun", rerun={"variant": variant})
+    store = Store(tmp_path / "store")
+    old = next(path for path in store.paths() if path != run.path)
+    with RunReader(old) as before:
+        assert [side.sha256 for side in before.sides] == [side.sha256 for side in run.sides]
+        assert before.pairs[0].verdict == "undecided"
+        assert not [row for row in before.evidence(0) if row.rung == RERUN]
+        assert f"Judged from run {before.run_id}." in run.header.provenance.note
+        for each in (before, run):
+            export_npz(each, tmp_path / f"{each.run_id}.npz")
+        first, second = (np.load(tmp_path / f"{each.run_id}.npz") for each in (before, run))
+        assert all(np.array_equal(first[key].view(np.uint8), second[key].view(np.uint8)) for key in ("reference", "variant"))
+    assert run.header.name == "with a rerun"
+    assert f"verdict {run.run_id}" in run.pairs[0].because
+    assert [path.name for path in (tmp_path / "store").iterdir() if path.name.startswith(".")] == []
+
+
+PAIR = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(X, HEAD, 2)}
+REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
+    "fewer positions": ("rerun", {"variant": in_bfloat16(X, HEAD, 2)[:-1]}, "47 positions x 600 tokens; the run has 48 x 600"),
+    "other tokens": ("rerun", {"variant": in_bfloat16(X, HEAD, 2), "token_ids": np.arange(ROWS) + 1}, "other token_ids than the run"),
+    "other names": ("rerun", {"nobody": in_bfloat16(X, HEAD, 2)}, "not sides of the run"),
+    "float32 values in a rerun": ("rerun", {"variant": in_float32(X, HEAD, 2)}, "which is no bfloat16 value"),
+    "an upcast pair": (
+        "float32", {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)}, "holds bfloat16 values only",
+    ),
+    "half a pair": ("float32", {"variant": in_float32(X, HEAD, 2)}, "expected 2"),
+    "two ways": ("floor", {"a": in_float32(X, HEAD, 2), "b": in_float32(X, HEAD, 3)}, "2 sides"),
+    "equal ways": ("floor", dict.fromkeys("abcd", in_float32(X, HEAD, 3)), "has 1 distinct way .'b' is 'a', 'c' is 'a', 'd' is 'a', bit for bit"),
+    "one way that moves": (
+        "floor", {"a": FLOOR["way_11"], "b": FLOOR["way_11"], "c": FLOOR["way_12"]}, "has 2 distinct ways .'b' is 'a', bit for bit",
+    ),
+    "equal but for a zero's sign": (
+        "floor", {"a": FLOOR["way_11"] * 0.0, "b": -0.0 * FLOOR["way_11"], "c": FLOOR["way_12"]}, "has 2 distinct ways .'b' is 'a', bit for bit",
+    ),
+    "two copies and the faulty one": (
+        "floor", {"a": FLOOR["way_11"], "b": FLOOR["way_11"], "c": in_float32(with_fault(X, factor=1.5), HEAD, 12)}, "has 2 distinct ways",
+    ),
+    "the variant as the first way": ("floor", {"x": in_float32(X, HEAD, 2), **FLOOR}, "'x' of the rounding floor is the variant on trial itself"),
+    "the variant as a way": ("floor", {**FLOOR, "x": in_float32(X, HEAD, 2)}, "is the variant on trial itself"),
+    "a pair of other logits": (
+        "float32", {"reference": in_float32(X[::-1], HEAD, 1), "variant": in_float32(X[::-1], HEAD, 2)}, "is not of the run's logits",
+    ),
+    "an upcast pair with one element changed": ("float32", {}, "is the run's own bfloat16, upcast"),
+    "one name shared": ("rerun", {"variant": in_bfloat16(X, HEAD, 2), "again": in_bfloat16(X, HEAD, 1)}, "are not sides of the run"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_what_is_no_control_is_refused_in_a_sentence_and_changes_nothing(case, tmp_path):
+    what, arrays, sentence = REFUSED[case]
+    if case.startswith("an upcast pair with"):
+        arrays = {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)}
+        arrays["variant"][0, 0] += 1e-4
+    given = {what: arrays} if what != "floor" else {"float32": PAIR, "floor": arrays}
+    with pytest.raises(DumpError, match=sentence):
+        judged(tmp_path, in_bfloat16(X, HEAD, 2), **given)
+    assert len(Store(tmp_path / "store").paths()) == 1
+
+
+def test_a_capture_is_not_judged_as_a_dump(tmp_path):
+    store = Store(tmp_path)
+    with RunReader(made(store)) as run, pytest.raises(UsageError, match="is a capture"):
+        judge_stored(store, run, measure_controls(run.figures))
+
+
+def test_a_file_that_holds_a_view_is_not_written_to(tmp_path, monkeypatch):
+    """A run file may come from anybody: copying and changing it runs nothing of it."""
+    import duckdb
+
+    variant = in_bfloat16(X, HEAD, 2)
+    store = Store(tmp_path / "store")
+    path = store.path_of(ingest(store, [saved(tmp_path / "d.npz", reference=in_bfloat16(X, HEAD, 1), variant=variant)]))
+    run = RunReader(path)
+    real = path.read_bytes()
+    with duckdb.connect(str(tmp_path / "bad.duckdb")) as shell:
+        shell.execute("CREATE VIEW evidence AS SELECT 1 AS pair")
+    monkeypatch.setattr(
+        "core.runs.revision._copy", lambda source, target: target.write_bytes((tmp_path / "bad.duckdb").read_bytes())
+    )
+    with pytest.raises(StoreError, match="view"):
+        judge_stored(store, run, measure_controls(run.figures))
+    assert store.paths() == [path]
+    assert path.read_bytes() == real
+
+
+def test_figures_of_evidence_are_json_without_nan(tmp_path):
+    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(X, HEAD, 1)}
+    run = judged(tmp_path, in_bfloat16(X, HEAD, 2), float32=pair)
+    assert run.pairs[0].verdict == "rounding"
+    assert "In float32 the two sides are equal" in run.pairs[0].because
+    for row in run.evidence(0):
+        json.dumps(row.figures, allow_nan=False)
+
+
+# ---- controls that would turn a fault into rounding
+
+
+def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair(tmp_path):
+    run = judged(tmp_path, in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=PAIR)
+    assert run.pairs[0].verdict == "bug suspected"
+    assert "'variant' in bfloat16 is" in run.pairs[0].because
+
+
+def test_swapped_names_are_noticed(tmp_path):
+    """Of three sides, one of which computes another function."""
+    other = with_fault(X, factor=1.5)
+    dump = saved(
+        tmp_path / "d.npz", reference=in_bfloat16(X, HEAD, 1), good=in_bfloat16(X, HEAD, 2), bad=in_bfloat16(other, HEAD, 3)
+    )
+    wide = saved(
+        tmp_path / "w.npz", reference=in_float32(X, HEAD, 1), good=in_float32(other, HEAD, 3), bad=in_float32(X, HEAD, 2)
+    )
+    store = Store(tmp_path / "s")
+    with RunReader(store.path_of(ingest(store, [dump]))) as run, pytest.raises(DumpError, match="are the names swapped"):
+        measure_controls(run.figures, float32=[wide])
+
+
+WRONG = {
+    order: in_float32(with_fault(X, factor=1.5), HEAD, order) for order in (21, 22, 23)
+}  # the fault on trial, 2,000 floors and more
+SPLIT = "are of two kinds"
+
+
+def at_row(row, of, onto):
+    """`onto`, whose row is that of another array."""
+    changed = onto.copy()
+    changed[row] = of[row]
+    return changed
+
+
+def hardly(row, onto):
+    """The row is that of `way_11` but for one logit: a root of 600 less than what rounding does."""
+    changed = at_row(row, FLOOR["way_11"], onto)
+    changed[row, 3] = np.nextafter(changed[row, 3], np.float32(onto[row, 4]))
+    return changed
+
+
+EACH_WITH_A_FAULT = {
+    f"way {part}": in_float32(with_fault(X, factor=1 + part / 100), HEAD, 40 + part) for part in (-10, -5, 5, 10)
+}
+UP = np.ones((ROWS, 1), np.float32)  # five spacings at position 29, about as much again as rounding does at all others together
+UP[29] += 5 * 2**-23
+
+
+@pytest.mark.parametrize(
+    ("floor", "sentence"),
+    [
+        ({f"w{order}": in_float32(states(7)[0], HEAD, order) for order in (1, 2, 3, 4)}, "is not of this pair"),
+        ({**FLOOR, "broken": in_float32(FAULT, HEAD, 20)}, SPLIT),
+        ({"broken": WRONG[21], "a": FLOOR["way_11"], "b": FLOOR["way_12"]}, SPLIT),
+        ({"a": FLOOR["way_11"], "broken": WRONG[21], "broken too": WRONG[22], "three": WRONG[23]}, SPLIT),
+        ({**FLOOR, "broken": WRONG[21]}, SPLIT),
+        ({"a": FLOOR["way_11"], "b": at_row(0, FLOOR["way_12"], FLOOR["way_11"]), "c": WRONG[21], "d": WRONG[22]}, SPLIT),
+        (
+            {"a": FLOOR["way_11"], "b": WRONG[21], "c": at_row(slice(9), FLOOR["way_12"], WRONG[21])},
+            "they are nearly the same way",
+        ),
+        (
+            {
+                "a": FLOOR["way_11"],
+                "b": hardly(29, FLOOR["way_12"]),
+                "c": hardly(29, FLOOR["way_13"]),
+                "jumps": FLOOR["way_14"] * UP,
+            },
+            "disagree at position 29: two of them are",
+        ),
+        (
+            EACH_WITH_A_FAULT,
+            "is wider than float32 rounds",
+        ),
+        (
+            {"a": FLOOR["way_11"], **{n: np.concatenate([FLOOR["way_11"][:40], FLOOR[n][40:]]) for n in ("way_12", "way_13")}},
+            "is too narrow",
+        ),
+    ],
+)
+def test_a_floor_that_is_none_decides_nothing(floor, sentence, tmp_path):
+    """It is left aside with the reason, and what decides is what would have decided without it: never the fault within the floor itself."""
+    for folder, x, verdict in (("sound", X, "rounding"), ("faulty", with_fault(X, factor=1.5), "bug suspected")):
+        (tmp_path / folder).mkdir()
+        pair = {"reference": PAIR["reference"], "variant": in_float32(x, HEAD, 2)}
+        run = judged(tmp_path / folder, in_bfloat16(x, HEAD, 2), float32=pair, floor=floor)
+        assert run.pairs[0].verdict == verdict
+        assert run.pairs[0].noise_ratio is None
+        aside, decided = (row for row in run.evidence(0) if row.rung == FLOAT32)
+        assert sentence in aside.says
+        assert aside.outcome == NOTED
+        assert "It is left aside." in aside.says
+        assert "times smaller than in bfloat16" in decided.says
+
+
+def test_the_fault_of_the_cases_above_is_thousands_of_floors_large(tmp_path):
+    pair = {"reference": PAIR["reference"], "variant": in_float32(with_fault(X, factor=1.5), HEAD, 2)}
+    run = judged(tmp_path, in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=pair, floor=FLOOR)
+    assert run.pairs[0].verdict == "bug suspected"
+    assert run.pairs[0].noise_ratio > 2000
+
+
+def test_ways_given_twice_count_once_and_are_said(tmp_path):
+    floor = {**FLOOR, "again": FLOOR["way_12"]}
+    run = judged(tmp_path, in_bfloat16(X, HEAD, 2), float32=PAIR, floor=floor)
+    assert run.pairs[0].verdict == "rounding"
+    assert "('again' is 'way_12' bit for bit and does not count)" in row_of(run, FLOAT32).control
+    (tmp_path / "b").mkdir()
+    plain = judged(tmp_path / "b", in_bfloat16(X, HEAD, 2), float32=PAIR, floor=FLOOR)
+    assert run.pairs[0].noise_ratio == plain.pairs[0].noise_ratio
+
+
+@pytest.mark.parametrize(
+    ("floor", "sentence"),
+    [({"a": FLOOR["way_11"], "b": WRONG[21], "c": WRONG[22]}, SPLIT), (EACH_WITH_A_FAULT, "is wider than float32 rounds")],
+)
+def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for_a_floor_again(floor, sentence, tmp_path):
+    """There is no pair in 16 bits beside which it could shrink."""
+    store = Store(tmp_path / "s")
+    sides = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(with_fault(X, factor=1.5), HEAD, 2)}
+    dump = saved(tmp_path / "d.npz", **sides, token_ids=np.arange(ROWS))
+    ways = saved(tmp_path / "w.npz", **floor)
+    with RunReader(store.path_of(ingest(store, [dump]))) as run:
+        judged_run = RunReader(store.path_of(judge_stored(store, run, measure_controls(run.figures, floor=[ways]))))
+    (pair,) = judged_run.pairs
+    assert pair.verdict == "undecided"
+    assert sentence in pair.because
+    assert "--floor" not in pair.because
+    assert "--model MODEL" in pair.because
+    assert [row.outcome for row in judged_run.evidence(0) if row.rung == FLOAT32] == [MISSING]
+
+
+def test_a_floor_whose_ways_leave_a_few_positions_alone_still_decides(tmp_path):
+    """Position 0 is computed alike on every path; there the median position stands for it."""
+    floor = {name: np.concatenate([FLOOR["way_11"][:2], logits[2:]]) for name, logits in FLOOR.items()}
+    run = judged(tmp_path, in_bfloat16(X, HEAD, 2), float32=PAIR, floor=floor)
+    assert run.pairs[0].verdict == "rounding"
+
+
+def test_a_floor_without_the_pair_in_float32_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="give --float32 beside --floor"):
+        judged(tmp_path, in_bfloat16(X, HEAD, 2), floor=FLOOR)
+
+
+def test_what_earlier_controls_found_is_not_forgotten(tmp_path):
+    variant = in_bfloat16(X, HEAD, 2)
+    leaked = variant.copy()
+    leaked[3] = variant[4]
+    first = judged(tmp_path, variant, neighbours={"variant": leaked})
+    assert first.pairs[0].verdict == "bug suspected"
+    store = Store(tmp_path / "store")
+    pair = saved(tmp_path / "pair.npz", **PAIR)
+    again = RunReader(store.path_of(judge_stored(store, first, measure_controls(first.figures, float32=[pair]))))
+    assert again.pairs[0].verdict == "bug suspected"
+    assert {row_of(again, NEIGHBOURS).outcome, row_of(again, FLOAT32).outcome} == {FAILED, PASSED}
+    rerun = saved(tmp_path / "rerun.npz", variant=variant)
+    third = RunReader(store.path_of(judge_stored(store, again, measure_controls(again.figures, rerun=[rerun]))))
+    assert row_of(third, FLOAT32).outcome == PASSED
+    assert third.pairs[0].verdict == "bug suspected"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM position WHERE position > 3",
+        "ALTER TABLE position ALTER bit_identical TYPE VARCHAR",
+        "ALTER TABLE position ALTER rms TYPE VARCHAR",
+        "DELETE FROM pair",
+        "UPDATE pair SET pair = 5",
+        "UPDATE run SET schema_version = 1",
+    ],
+)
+def test_a_damaged_run_gets_a_sentence_and_no_verdict(damage, tmp_path):
+    import duckdb
+
+    store = Store(tmp_path / "store")
+    path = store.path_of(
+        ingest(store, [saved(tmp_path / "d.npz", reference=in_bfloat16(X, HEAD, 1), variant=in_bfloat16(X, HEAD, 2))])
+    )
+    with duckdb.connect(str(path)) as shell:
+        shell.execute(damage)
+    with pytest.raises(StoreError), RunReader(path) as run:
+        judge_stored(store, run, measure_controls(run.figures))
+    assert store.paths() == [path]

@@ -1,0 +1,118 @@
+"""Digests of sides: of the values, so the same wherever they lie and whatever they were saved as; and never of something else than is said."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import duckdb
+import ml_dtypes
+import numpy as np
+import pytest
+
+from core.judging.ingest import ingest
+from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32
+from core.runs.dumps.digests import SideDigest
+from core.runs.dumps.export import export_npz
+from core.runs.importing.adopt import adopt
+from core.runs.reader import RunReader
+from core.runs.reports.run_json import run_json
+from core.runs.store.store import Store
+from tests.core.runs.made_runs import header_of, write_run
+
+COARSE = (np.random.default_rng(0).standard_normal((6, 40)) * 5).astype(ml_dtypes.bfloat16)
+FINE = (np.random.default_rng(1).standard_normal((6, 40)) * 5).astype(np.float32)
+HALF = FINE.astype(np.float16)
+
+
+def sha(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def taken(folder: Path, name: str, **arrays: np.ndarray) -> RunReader:
+    store = Store(folder / "store")
+    np.savez(folder / f"{name}.npz", **arrays)
+    return RunReader(store.path_of(ingest(store, [folder / f"{name}.npz"])))
+
+
+def test_the_same_bfloat16_values_have_the_digest_of_their_bits_in_every_run_and_capture(tmp_path):
+    """Beside float32, upcast beside float32, beside bfloat16, upcast beside bfloat16, beside float16; and written by a capture in float32."""
+    wide, bits = COARSE.astype(np.float32), COARSE.view(np.uint16)
+    named = {"compute_dtype": np.array("bfloat16")}
+    runs = [
+        taken(tmp_path, "void", reference=FINE, variant=COARSE), taken(tmp_path, "upcast", reference=FINE, variant=wide),
+        taken(tmp_path, "alone", reference=-bits.view(ml_dtypes.bfloat16), variant=COARSE), taken(tmp_path, "both", reference=-wide, variant=wide),
+        taken(tmp_path, "bits", reference=bits ^ 1, variant=bits, **named), taken(tmp_path, "half", reference=HALF, variant=wide),
+    ]  # fmt: skip
+    header = header_of("float32", (6,), 40, 2)
+    runs.append(RunReader(write_run(Store(tmp_path / "other"), header, [FINE.view(np.uint32), wide.view(np.uint32)])))
+    assert {run.header.compute_dtype for run in runs} == {"bfloat16", "float16", "float32"}
+    for run in runs:
+        with run:
+            assert (run.sides[1].sha256, run.sides[1].sha256_dtype) == (sha(COARSE), "bfloat16")
+
+
+def test_a_side_that_holds_a_value_of_its_own_dtype_has_the_digest_of_its_own_bits(tmp_path):
+    with taken(tmp_path, "both", reference=FINE, variant=HALF) as run:
+        assert [(side.sha256, side.sha256_dtype) for side in run.sides] == [(sha(FINE), "float32"), (sha(HALF), "float16")]
+    one = np.nextafter(COARSE.astype(np.float32), np.float32(9))
+    wide = COARSE.astype(np.float32)
+    wide[-1, -1] = one[-1, -1]  # a single bit, at the very end
+    with taken(tmp_path, "one", reference=FINE, variant=wide) as run:
+        assert (run.sides[1].sha256, run.sides[1].sha256_dtype) == (sha(wide), "float32")
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 6])
+@pytest.mark.parametrize(
+    ("fmt", "values", "dtype", "expected"),
+    [
+        (FLOAT32, COARSE.astype(np.float32), "bfloat16", COARSE), (FLOAT32, HALF.astype(np.float32), "float16", HALF), (FLOAT32, FINE, "float32", FINE),
+        (FLOAT16, HALF, "float16", HALF), (FLOAT16, np.round(HALF), "bfloat16", np.round(HALF).astype(ml_dtypes.bfloat16)), (BFLOAT16, COARSE, "bfloat16", COARSE),
+        (FLOAT32, np.full((6, 40), np.nan, np.float32), "bfloat16", np.full((6, 40), np.nan, ml_dtypes.bfloat16)),
+    ],
+)  # fmt: skip
+def test_a_digest_does_not_hang_on_how_rows_come(fmt, values, dtype, expected, chunk):
+    bits, digest = np.ascontiguousarray(values).view(fmt.carrier), SideDigest(fmt)
+    for start in range(0, 6, chunk):
+        digest.update(bits[start : start + chunk])
+    assert digest.stored() == sha(values)
+    assert digest.values() == (sha(expected), dtype)
+
+
+def test_sides_of_equal_values_and_other_sides_are_of_the_classes_they_were(tmp_path):
+    wide = COARSE.astype(np.float32)
+    with taken(tmp_path, "three", a=FINE, b=COARSE, c=wide, d=-wide) as run:
+        assert [side.bit_class for side in run.sides] == [0, 1, 1, 2]
+
+
+def test_a_file_older_than_such_digests_says_what_its_own_are_of_and_is_given_them_when_it_is_adopted(tmp_path):
+    with taken(tmp_path, "mixed", reference=FINE, variant=COARSE) as run:
+        path = run.path
+    with duckdb.connect(str(path)) as shell:
+        shell.execute("DROP TABLE digest")
+    with RunReader(path) as old:
+        assert (old.sides[1].sha256, old.sides[1].sha256_dtype) == (sha(COARSE.astype(np.float32)), "float32")
+        told = run_json(old)["sides"][1]
+        assert (told["sha256"], told["sha256_dtype"]) == (old.sides[1].sha256, "float32")
+    store = Store(tmp_path / "adopting")
+    with RunReader(store.path_of(adopt(store, path))) as new:
+        assert (new.sides[1].sha256, new.sides[1].sha256_dtype) == (sha(COARSE), "bfloat16")
+
+
+def test_a_lie_in_a_file_s_own_digests_of_values_is_not_taken_over(tmp_path):
+    with taken(tmp_path, "mixed", reference=FINE, variant=COARSE) as run:
+        path = run.path
+    with duckdb.connect(str(path)) as shell:
+        shell.execute("UPDATE digest SET sha256 = 'a lie', dtype = 'float32'")
+    store = Store(tmp_path / "adopting")
+    with RunReader(store.path_of(adopt(store, path))) as new:
+        assert [side.sha256 for side in new.sides] == [sha(FINE), sha(COARSE)]
+
+
+def test_an_exported_npz_matches_the_digest_that_is_shown(tmp_path):
+    with taken(tmp_path, "mixed", reference=FINE, variant=COARSE) as run:
+        export_npz(run, tmp_path / "out.npz")
+        arrays = np.load(tmp_path / "out.npz")
+        assert [sha(arrays[side.name]) for side in run.sides] == [side.sha256 for side in run.sides]
+        assert json.loads(json.dumps(run_json(run)["sides"]))[1]["sha256_dtype"] == "bfloat16"

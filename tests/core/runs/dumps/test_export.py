@@ -1,0 +1,242 @@
+"""Export gives back what came in, bit for bit, and only whole files."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from core.errors import DumpError, StoreError, UsageError
+from core.judging.ingest import ingest
+from core.runs.dumps.dump import open_dump
+from core.runs.dumps.export import export_npz
+from core.runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+
+CASES = sorted((Path(__file__).parents[3] / "cases").glob("*.npz"))
+
+
+@dataclass
+class HeldRun:
+    """A run held in memory. bits: [rows, vocab] a side, in the compute dtype."""
+
+    header: RunHeader
+    bits: list[np.ndarray]
+    calls: list[int] = field(default_factory=list)
+    generations: dict[int, Generation] = field(default_factory=dict)
+
+    def read_rows(self, side: int, start: int, stop: int) -> np.ndarray:
+        self.calls.append(stop - start)
+        return self.bits[side][start:stop]
+
+
+def _opened(path: Path) -> HeldRun:
+    with open_dump([path]) as dump:
+        chunks = [sides for _, sides in dump.chunks()]
+        return HeldRun(
+            dump.header("run", Provenance("upload")),
+            [np.concatenate([chunk[i] for chunk in chunks]) for i in range(len(dump.sides))],
+            generations={made.prompt: made for made in dump.generations},
+        )
+
+
+def _raw(array: np.ndarray) -> bytes:
+    return np.ascontiguousarray(array).tobytes()
+
+
+def _without_differences(came: Path, went: Path) -> list[str]:
+    """Keys whose bits differ between two npz files; every side of `came` must be in `went`."""
+    before, after = np.load(came), np.load(went)
+    return [key for key in before.files if key != "compute_dtype" and _raw(before[key]) != _raw(after[key])]
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
+def test_what_was_opened_is_exported_bit_for_bit(path: Path, tmp_path: Path) -> None:
+    run = _opened(path)
+    export_npz(run, tmp_path / "out.npz")
+    assert _without_differences(path, tmp_path / "out.npz") == []
+    again = _opened(tmp_path / "out.npz")
+    assert (again.header, [bits.tobytes() for bits in again.bits]) == (run.header, [bits.tobytes() for bits in run.bits])
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
+def test_one_flipped_bit_would_be_noticed(path: Path, tmp_path: Path) -> None:
+    run = _opened(path)
+    run.bits[1] = run.bits[1].copy()
+    run.bits[1][-1, -1] ^= 1
+    export_npz(run, tmp_path / "out.npz")
+    assert _without_differences(path, tmp_path / "out.npz") == [run.header.sides[1].name]
+
+
+def _sides(**dtypes: str) -> tuple[SideHeader, ...]:
+    return tuple(SideHeader(name, "", dtype) for name, dtype in dtypes.items())
+
+
+def _run(lengths: tuple[int, ...], compute: str = "float32", **dtypes: str) -> HeldRun:
+    rng, vocab = np.random.default_rng(0), 8
+    values = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[compute]
+    prompts = tuple(Prompt(n, tuple(range(n)), tuple(f"t{i}é" for i in range(n))) for n in lengths)
+    sides = _sides(**(dtypes or {"reference": compute, "variant": compute}))
+    bits = []
+    for _ in sides:
+        coarse = rng.integers(-8, 9, (sum(lengths), vocab)).astype(values)  # small whole numbers: every dtype holds them
+        bits.append(coarse.view(f"<u{coarse.dtype.itemsize}"))
+    return HeldRun(RunHeader("run", compute, vocab, prompts, sides, Provenance("capture")), bits)
+
+
+@pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("lengths", [(1,), (5,), (3, 3), (1, 1, 1), (4, 1, 2)])
+def test_prompts_tokens_and_dtype_open_again(tmp_path: Path, lengths: tuple[int, ...], compute: str) -> None:
+    run = _run(lengths, compute)
+    export_npz(run, tmp_path / "out.npz")
+    again = _opened(tmp_path / "out.npz")
+    assert again.header.prompts == run.header.prompts
+    assert (again.header.compute_dtype, again.header.sides) == (compute, run.header.sides)
+    assert [_raw(bits) for bits in again.bits] == [_raw(bits) for bits in run.bits]
+
+
+def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path: Path) -> None:
+    run = _run((3,), "float32", reference="bfloat16", a="float16", b="float32")
+    export_npz(run, tmp_path / "out.npz")
+    saved = np.load(tmp_path / "out.npz")
+    assert [saved[key].dtype.str for key in ("reference", "a", "b")] == ["<u2", "<f2", "<f4"]
+    assert (str(saved["dtype:reference"]), str(saved["compute_dtype"])) == ("bfloat16", "float32")
+    assert (saved["reference"].view(ml_dtypes.bfloat16).astype(np.float32).view(np.uint32) == run.bits[0]).all()
+    again = _opened(tmp_path / "out.npz")
+    assert (again.header.sides, [_raw(bits) for bits in again.bits]) == (run.header.sides, [_raw(bits) for bits in run.bits])
+
+
+@pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
+def test_nan_payloads_and_signed_zeros_survive_the_round_trip(tmp_path: Path, compute: str) -> None:
+    run = _run((2,), compute)
+    width = 8 * run.bits[0].dtype.itemsize
+    run.bits[0][0, :4] = [1 << (width - 1), 0x7FC1FF01 >> (32 - width), (1 << width) - 1, 1]
+    export_npz(run, tmp_path / "out.npz")
+    assert [_raw(bits) for bits in _opened(tmp_path / "out.npz").bits] == [_raw(bits) for bits in run.bits]
+
+
+def test_rows_are_written_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.runs.dumps.export.ROWS_BYTES", 2 * 8 * 4)
+    run = _run((5,))
+    export_npz(run, tmp_path / "out.npz")
+    assert run.calls == [2, 2, 1] * 2
+
+
+def test_the_same_run_gives_the_same_file(tmp_path: Path) -> None:
+    for name in ("one.npz", "two.npz"):
+        export_npz(_run((4,)), tmp_path / name)
+    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
+
+
+def test_an_existing_file_is_replaced_only_when_told_to(tmp_path: Path) -> None:
+    target = tmp_path / "out.npz"
+    target.write_text("mine")
+    with pytest.raises(StoreError, match="already exists"):
+        export_npz(_run((2,)), target)
+    assert target.read_text() == "mine"
+    export_npz(_run((2,)), target, overwrite=True)
+    assert np.load(target)["reference"].shape == (2, 8)
+
+
+class BrokenRun(HeldRun):
+    def read_rows(self, side: int, start: int, stop: int) -> np.ndarray:
+        raise StoreError("the run file is damaged.")
+
+
+def test_a_failed_export_leaves_nothing_behind(tmp_path: Path) -> None:
+    whole = _run((2,))
+    with pytest.raises(StoreError, match="damaged"):
+        export_npz(BrokenRun(whole.header, whole.bits), tmp_path / "out.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["missing/out.npz", "file/out.npz"])
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, target: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"out\.npz: cannot be written"):
+        export_npz(_run((2,)), tmp_path / target)
+
+
+@pytest.mark.parametrize("name", ["token_ids", "../x", "a\nb", "x" * 300])
+def test_a_side_whose_name_could_not_be_read_back_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError):
+        export_npz(_run((2,), **{"reference": "float32", name: "float32"}), tmp_path / "out.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out.npy", "out.duckdb"])
+def test_a_name_of_another_kind_of_file_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"writes an npz"):
+        export_npz(_run((2,)), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- in and out and in again, by files of every kind
+
+KEPT = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def _came(folder: Path, kind: str, dtypes: dict[str, str], lengths: tuple[int, ...]) -> Path:
+    """A dump of sides in these dtypes. Whole and half numbers: each dtype holds them; float32 gets values that only it holds."""
+    rng, rows, sides = np.random.default_rng(1), sum(lengths), {}
+    for name, dtype in dtypes.items():
+        values = rng.integers(-99, 99, (rows, 40)) / 2
+        values = values + 2.0**-20 if dtype == "float32" else values + 2.0**-9 * (dtype == "float16")
+        sides[name] = values.astype(KEPT[dtype])
+    if kind == "npz":
+        np.savez(folder / "came.npz", **sides, prompt_lengths=np.array(lengths), token_ids=np.arange(rows) % 40)
+        return folder / "came.npz"
+    tensors = {
+        name: torch.from_numpy(np.asarray(side, np.float32)).to(getattr(torch, dtypes[name])) for name, side in sides.items()
+    }
+    tensors |= {"prompt_lengths": torch.tensor(lengths), "token_ids": torch.arange(rows) % 40}
+    save_file(tensors, folder / "came.safetensors")
+    return folder / "came.safetensors"
+
+
+MIXED = {"variant": "bfloat16", "reference": "float16", "third": "float32"}
+WAYS = [
+    *((kind, {"reference": dtype, "variant": dtype}, lengths) for dtype in KEPT for kind, lengths in (("npz", (4, 1, 2)), ("safetensors", (6,)))),
+    ("npz", {"reference": "float32", "variant": "bfloat16"}, (3, 3)), ("safetensors", {"reference": "float32", "variant": "bfloat16"}, (1, 1)),
+    ("npz", MIXED, (4, 1, 2)), ("safetensors", MIXED, (3, 3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtypes", "lengths"), WAYS, ids=lambda part: "-".join(part.values()) if isinstance(part, dict) else str(part)
+)
+def test_a_run_exported_and_taken_in_again_is_the_same_run(tmp_path: Path, dtypes, kind, lengths) -> None:
+    store, reference = Store(tmp_path / "store"), next(iter(dtypes))  # 'variant', where it comes first
+    with RunReader(store.path_of(ingest(store, [_came(tmp_path, kind, dtypes, lengths)], reference=reference))) as first:
+        export_npz(first, tmp_path / "out.npz")
+        with RunReader(store.path_of(ingest(store, [tmp_path / "out.npz"]))) as again:
+            assert again.sides == first.sides  # names, order, dtypes, digests and classes
+            assert (again.header.prompts, again.header.compute_dtype) == (first.header.prompts, first.header.compute_dtype)
+            assert [(pair.reference, pair.variant, pair.summary) for pair in again.pairs] == [
+                (pair.reference, pair.variant, pair.summary) for pair in first.pairs
+            ]
+            for side in range(len(dtypes)):
+                rows = (again.read_rows(side, 0, sum(lengths)), first.read_rows(side, 0, sum(lengths)))
+                assert rows[0].tobytes() == rows[1].tobytes()
+    assert {key: array.dtype.str for key, array in np.load(tmp_path / "out.npz").items() if key in dtypes} == {
+        name: {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}[dtype] for name, dtype in dtypes.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"dtype:nobody": np.array("bfloat16")}, "'dtype:nobody' belongs to no side"),
+        ({"dtype:a": np.array("int4")}, "'dtype:a' is 'int4'"),
+        ({"reference_side": np.array("c")}, "'reference_side' is 'c'; expected the name of a side"),
+    ],
+)
+def test_odd_words_about_a_side_are_refused_in_a_sentence(tmp_path: Path, more, sentence) -> None:
+    side = np.zeros((2, 8), np.float32)
+    np.savez(tmp_path / "d.npz", a=side, b=side, **more)
+    with pytest.raises(DumpError, match=sentence), open_dump([tmp_path / "d.npz"]):
+        pass

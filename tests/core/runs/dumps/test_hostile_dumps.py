@@ -1,0 +1,484 @@
+"""Whatever is fed to the reader, it opens rightly or says in one sentence why not, within bounded time and memory."""
+
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save
+
+from core.errors import DumpError
+from core.runs.dumps.dump import open_dump
+
+ROWS, VOCAB = 4, 8
+GOOD = np.random.default_rng(0).standard_normal((ROWS, VOCAB)).astype(np.float32)
+BITS = GOOD.astype(ml_dtypes.bfloat16).view(np.uint16)
+
+
+def npz(**arrays: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays, allow_pickle=True)
+    return file.getvalue()
+
+
+def npy(array: Any = GOOD) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+def npy_header(text: str, body: bytes = b"", version: tuple[int, int] = (1, 0), length: int | None = None) -> bytes:
+    raw = text.encode()
+    size = struct.pack("<H" if version == (1, 0) else "<I", len(raw) if length is None else length)
+    return b"\x93NUMPY" + bytes(version) + size + raw + body
+
+
+def npy_of(shape: object, descr: object = "<f4", body: bytes = GOOD.tobytes()) -> bytes:
+    return npy_header(f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}}}\n", body)
+
+
+def archive(*members: tuple[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as made:
+        for name, body in members:
+            made.writestr(zipfile.ZipInfo(name), body, method)
+    return file.getvalue()
+
+
+def beside(body: bytes, name: str = "b.npy", method: int = zipfile.ZIP_STORED) -> bytes:
+    """A good side and a bad one."""
+    return archive(("a.npy", npy()), (name, body), method=method)
+
+
+def tensors(header: object, body: bytes = b"", length: int | None = None) -> bytes:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(raw) if length is None else length) + raw + body
+
+
+def tensor(begin: int, end: int, shape: tuple[int, ...] = (2, 2), dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def patched(raw: bytes, old: bytes, new: bytes) -> bytes:
+    assert old in raw
+    return raw.replace(old, new)
+
+
+def encrypted() -> bytes:
+    raw = bytearray(npz(a=GOOD, b=GOOD))
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        raw[raw.index(signature) + flags] |= 1
+    return bytes(raw)
+
+
+def overlapping() -> bytes:
+    """Two directory entries for one member's bytes: how small files unpack to petabytes (Fifield, "A better zip bomb", 2019)."""
+    raw = bytearray(archive(("a.npy", npy()), ("b.npy", npy())))
+    second = raw.rindex(b"PK\x01\x02")
+    raw[second + 42 : second + 46] = bytes(4)
+    return bytes(raw)
+
+
+def lying_about_size(size: int) -> bytes:
+    raw = bytearray(beside(npy(), method=zipfile.ZIP_DEFLATED))
+    second = raw.rindex(b"PK\x01\x02")
+    raw[second + 24 : second + 28] = size.to_bytes(4, "little")
+    return bytes(raw)
+
+
+def corrupt_data() -> bytes:
+    raw = bytearray(npz(a=GOOD, b=GOOD))
+    raw[raw.index(GOOD.tobytes()) + 5] ^= 1
+    return bytes(raw)
+
+
+PAIR = {"a": GOOD, "b": GOOD}
+
+# what it is -> (the bytes, words its refusal must hold)
+HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
+    "empty file": (lambda: b"", "is empty"),
+    "one byte": (lambda: b"P", "begins with"),
+    "text": (lambda: b"reference,variant\n1,2\n", "begins with"),
+    "pickle": (lambda: b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00.", "nothing is ever unpickled"),
+    "gzip": (lambda: zlib.compress(npz(**PAIR)), "begins with"),
+    "zip of text": (lambda: archive(("a.txt", b"x"), ("b.npy", npy())), "'a.txt', which is no npy array"),
+    "torch checkpoint": (lambda: archive(("archive/data.pkl", b"\x80\x02.")), "archive/data.pkl"),
+    "empty zip": (lambda: archive(), "holds 0 sides"),
+    "single npy": (npy, "give a second file"),
+    "one side": (lambda: npz(a=GOOD), "holds 1 sides ('a')"),
+    "one side with reserved keys": (lambda: npz(a=GOOD, token_ids=np.arange(ROWS)), "holds 1 sides ('a')"),
+    "objects": (lambda: npz(a=GOOD, b=np.array([{}, []], dtype=object)), "'b' holds pickled Python objects"),
+    "object header, no pickle": (lambda: beside(npy_of((2,), "|O", b"x" * 16)), "pickled"),
+    "text array": (lambda: npz(a=GOOD, b=np.full((4, 8), "x")), "'b' has the dtype <U1"),
+    "structured": (lambda: npz(a=GOOD, b=np.zeros((4, 8), "f4,f4")), "structured dtype"),
+    "sub-array dtype": (lambda: beside(npy_of((1,), ("<f4", (4, 8)))), "'b'"),
+    "complex": (lambda: npz(a=GOOD, b=GOOD.astype(np.complex64)), "dtype complex64"),
+    "integers": (lambda: npz(a=GOOD, b=GOOD.astype(np.int32)), "dtype int32"),
+    "booleans": (lambda: npz(a=GOOD, b=GOOD > 0), "dtype bool"),
+    "dates": (lambda: npz(a=GOOD, b=np.zeros((4, 8), "M8[s]")), "dtype datetime64"),
+    "float8": (lambda: npz(a=GOOD, b=GOOD.astype(ml_dtypes.float8_e5m2)), "'b'"),
+    "bits without compute_dtype": (lambda: npz(a=BITS, b=BITS), "'a' is uint16 with the compute_dtype none"),
+    "bits of float32": (lambda: npz(a=BITS, b=BITS, compute_dtype="float32"), "'a' is uint16 with the compute_dtype 'float32'"),
+    "float64 beyond float32": (lambda: npz(a=GOOD, b=GOOD / np.float64(3)), "'b' is float64 and holds"),
+    "other rows": (lambda: npz(a=GOOD, b=GOOD[:2]), "'b' has shape (2, 8); expected (4, 8) as 'a' has"),
+    "other vocabulary": (lambda: npz(a=GOOD, b=GOOD[:, :4]), "expected (4, 8)"),
+    "four axes": (lambda: npz(a=GOOD.reshape(2, 2, 2, 4), b=GOOD.reshape(2, 2, 2, 4)), "(prompts, positions, vocab)"),
+    "zero size": (lambda: npz(a=GOOD, b=np.zeros((0, 8), np.float32)), "'b' is empty"),
+    "zero-size items": (lambda: npz(a=GOOD, b=np.zeros((4, 8), "V0")), "'b' is empty"),
+    "0-d": (lambda: npz(a=np.float32(1), b=np.float32(2)), "'a' is a single number"),
+    "vocabulary of one": (lambda: npz(a=GOOD[:, :1], b=GOOD[:, :1]), "last axis of 2 to"),
+    "all NaN": (lambda: npz(a=GOOD, b=np.full_like(GOOD, np.nan)), "'b' holds nothing but NaN"),
+    "all NaN bits": (lambda: npz(a=BITS, b=np.full_like(BITS, 0xFFFF), compute_dtype="bfloat16"), "'b' holds nothing but NaN"),
+    "token_ids too short": (lambda: npz(**PAIR, token_ids=np.arange(3)), "'token_ids' has shape (3,); expected one for each position: 4"),
+    "token_ids of other axes": (lambda: npz(**PAIR, token_ids=np.zeros((2, 2), int)), "'token_ids' has shape (2, 2)"),
+    "token_ids floats": (lambda: npz(**PAIR, token_ids=np.arange(4.0)), "'token_ids' has the dtype float64"),
+    "token_ids negative": (lambda: npz(**PAIR, token_ids=np.array([0, 1, -5, 2])), "'token_ids' holds -5"),
+    "token_ids huge": (lambda: npz(**PAIR, token_ids=np.full(4, 1 << 63, np.uint64)), "'token_ids' holds 9223372036854775808"),
+    "tokens of other length": (lambda: npz(**PAIR, tokens=np.array(["x"] * 3)), "'tokens' has shape (3,)"),
+    "tokens beyond unicode": (lambda: archive(*[(k, npy()) for k in ("a.npy", "b.npy")], ("tokens.npy", npy_of((4,), "<U1", b"\xff" * 16))), "'tokens'"),
+    "unknown compute_dtype": (lambda: npz(**PAIR, compute_dtype="int7"), "'compute_dtype' is 'int7'; expected one of float32"),
+    "two compute_dtypes": (lambda: npz(**PAIR, compute_dtype=np.array(["float32", "float16"])), "'compute_dtype' has shape (2,)"),
+    "numeric compute_dtype": (lambda: npz(**PAIR, compute_dtype=7), "'compute_dtype' has the dtype int64; expected text"),
+    "bad meta": (lambda: npz(**PAIR, meta="{'a': 1}"), "'meta' cannot be read"),
+    "deep meta": (lambda: npz(**PAIR, meta="[" * 50_000), "'meta' cannot be read"),
+    "prompt_lengths off": (lambda: npz(**PAIR, prompt_lengths=[2, 1]), "'prompt_lengths' adds up to 3"),
+    "prompt_lengths zero": (lambda: npz(**PAIR, prompt_lengths=[4, 0]), "smallest is 0"),
+    "parent path": (lambda: beside(npy(), "../b.npy"), "'../b' is an unsafe name"),
+    "absolute path": (lambda: beside(npy(), "/b.npy"), "'/b' is an unsafe name"),
+    "backslash path": (lambda: beside(npy(), "..\\b.npy"), "unsafe name"),
+    "drive path": (lambda: beside(npy(), "C:/b.npy"), "unsafe name"),
+    "empty name": (lambda: beside(npy(), ".npy"), "'' is an unsafe name"),
+    "blank name": (lambda: beside(npy(), "  .npy"), "unsafe name"),
+    "NUL in the name": (lambda: patched(beside(npy(), "bXc.npy"), b"bXc.npy", b"b\0c.npy"), "NUL"),
+    "terminal escape in the name": (lambda: beside(npy(), "b\x1b[2J.npy"), "'b\\x1b[2J' is an unsafe name"),
+    "long name": (lambda: beside(npy(), "b" * 300 + ".npy"), "a name of 300 characters"),
+    "duplicate members": (lambda: patched(beside(npy(), "c.npy"), b"c.npy", b"a.npy"), "'a' is there twice"),
+    "encrypted": (encrypted, "'a' is encrypted"),
+    "bzip2": (lambda: beside(npy(), method=zipfile.ZIP_BZIP2), "packed by method 12"),
+    "lzma": (lambda: beside(npy(), method=zipfile.ZIP_LZMA), "packed by method 14"),
+    "overlapping members": (overlapping, "overlaps"),
+    "size beyond deflate": (lambda: lying_about_size(0xFFFFFF00), "expected sizes that agree"),
+    "size a little larger": (lambda: lying_about_size(len(npy()) + 64), "192 are there"),
+    "checksum": (corrupt_data, "cannot be read (Bad CRC-32"),
+    "10^12 elements": (lambda: npy_of((10**6, 10**6)), "4000000000000 bytes, but 128 are there"),
+    "10^12 elements in an npz": (lambda: beside(npy_of((10**6, 10**6))), "4000000000000 bytes, but 128 are there"),
+    "10^30 elements": (lambda: beside(npy_of((10**30, 8))), "declares the shape"),
+    "elements beyond 2^64": (lambda: beside(npy_of((2**40, 2**40))), "but 128 are there"),
+    "negative shape": (lambda: beside(npy_of((-4, -8))), "declares the shape (-4, -8)"),
+    "boolean shape": (lambda: beside(npy_of((True, 32))), "declares the shape"),
+    "trailing bytes": (lambda: beside(npy() + b"x"), "nothing after it"),
+    "cut npy": (lambda: beside(npy()[:-1]), "127 are there"),
+    "npy of nothing": (lambda: beside(b""), "'b' begins with b''"),
+    "npy of 7 bytes": (lambda: beside(b"\x93NUMPY\x01"), "'b' is an npy array of format version"),
+    "npy version 9": (lambda: beside(npy_header("{}", version=(9, 0))), "version (9, 0)"),
+    "npy header of 4 GB": (lambda: beside(npy_header("{}", version=(2, 0), length=0xFFFFFFF0)), "header of 4294967280 bytes"),
+    "npy header cut": (lambda: beside(npy_header("{'descr'", length=500)), "'b' cannot be read"),
+    "npy header of code": (lambda: beside(npy_header("__import__('os').abort()\n")), "'b' cannot be read"),
+    "npy header nested": (lambda: beside(npy_header("(" * 5000)), "'b' cannot be read"),
+    "npy header of minuses": (lambda: beside(npy_header("-" * 9000 + "1")), "'b' cannot be read"),
+    "npy header of other keys": (lambda: beside(npy_header("{'shape': (1,)}\n")), "'b' cannot be read"),
+    "npy header with a list as dtype": (lambda: beside(npy_of((4, 8), ["x"])), "'b' cannot be read"),
+    "npy header with a huge dtype": (lambda: beside(npy_of((1, 2), "V2147483647")), "'b'"),
+    "safetensors: header of 2^60": (lambda: tensors(b"{}", length=1 << 60), "begins with"),
+    "safetensors: header of 2^39": (lambda: tensors(b"{}", length=1 << 39), "header of 549755813888 bytes"),
+    "safetensors: no json": (lambda: tensors(b"{nope}"), "cannot be read"),
+    "safetensors: nested": (lambda: tensors(b'{"a":' + b"[" * 100_000), "cannot be read"),
+    "safetensors: duplicate": (lambda: tensors(b'{"a":1,"a":2}'), "twice"),
+    "safetensors: bad entry": (lambda: tensors({"a": 7, "b": 8}), "'a' has the entry 7"),
+    "safetensors: overlap": (lambda: tensors({"a": tensor(0, 16), "b": tensor(8, 24)}, bytes(24)), "'b' lies at bytes 8 to 24"),
+    "safetensors: hole": (lambda: tensors({"a": tensor(0, 16), "b": tensor(20, 36)}, bytes(36)), "expected it to begin at 16"),
+    "safetensors: beyond the file": (lambda: tensors({"a": tensor(0, 16), "b": tensor(16, 32)}, bytes(20)), "within the file"),
+    "safetensors: bytes left": (lambda: tensors({"a": tensor(0, 16), "b": tensor(16, 32)}, bytes(40)), "8 bytes after its last tensor"),
+    "safetensors: offsets turned": (lambda: tensors({"a": tensor(16, 0)}, bytes(16)), "'a' has the entry"),
+    "safetensors: negative": (lambda: tensors({"a": tensor(-16, 0)}, bytes(16)), "'a' has the entry"),
+    "safetensors: 10^12": (lambda: tensors({"a": tensor(0, 16, (10**6, 10**6))}, bytes(16)), "4000000000000 bytes, but 16 are there"),
+    "safetensors: dtype": (lambda: tensors({"a": tensor(0, 16, dtype="Q7")}, bytes(16)), "dtype Q7"),
+    "safetensors: metadata": (lambda: tensors({"__metadata__": {"meta": 3}}), "'__metadata__'"),
+    "safetensors: unsafe name": (lambda: tensors({"../a": tensor(0, 16)}, bytes(16)), "unsafe name"),
+    "safetensors: tokens": (lambda: save(dict(PAIR), metadata={"tokens": '["x"]'}), "'tokens' lists 1 texts"),
+}  # fmt: skip
+
+
+def read_whole(*paths: Path, **options: object) -> dict[str, bytes]:
+    """Every side's bits, streamed."""
+    with open_dump(list(paths), **options) as dump:  # type: ignore[arg-type]
+        held: dict[str, list[bytes]] = {side.name: [] for side in dump.sides}
+        for _, sides in dump.chunks(max_bytes=64):
+            for parts, bits in zip(held.values(), sides, strict=True):
+                parts.append(bits.tobytes())
+        return {name: b"".join(parts) for name, parts in held.items()}
+
+
+def assert_one_sentence(message: str, file: str) -> None:
+    assert message.startswith((f"{file}: ", f"{file} "))
+    assert "; expected " in message
+    assert message.endswith(".")
+    assert message.isprintable()
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize("fault", HOSTILE)
+def test_each_hostile_dump_is_refused_in_one_sentence(tmp_path: Path, fault: str) -> None:
+    make, words = HOSTILE[fault]
+    path = tmp_path / "upload.npz"
+    path.write_bytes(make())
+    with pytest.raises(DumpError) as refusal:
+        read_whole(path)
+    assert_one_sentence(str(refusal.value), "upload.npz")
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "good",
+    [npz(**PAIR), npz(**PAIR, token_ids=np.arange(4), meta="{}"), beside(npy()), beside(npy_of((4, 8))), save(dict(PAIR))]
+    + [beside(npy(), method=zipfile.ZIP_DEFLATED), beside(npy(), "deeper/b.npy")]
+    + [beside(npy_header("{'descr':'<f4','fortran_order':False,'shape':(4,8)}\n", GOOD.tobytes(), v)) for v in ((2, 0), (3, 0))],
+)
+def test_the_same_dumps_without_their_fault_open(tmp_path: Path, good: bytes) -> None:
+    path = tmp_path / "upload.npz"
+    path.write_bytes(good)
+    assert list(read_whole(path).values()) == [GOOD.tobytes()] * 2
+
+
+@pytest.mark.parametrize(
+    "bad", ["BadZipFile", "up.npz: broken; expected a\nb.", "up.npz: broken; expected better", "up.npz: broken."]
+)
+def test_the_measure_of_a_sentence_can_fail(bad: str) -> None:
+    with pytest.raises(AssertionError):
+        assert_one_sentence(bad, "up.npz")
+
+
+# ---- places
+
+
+def test_directories_missing_files_and_pipes_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "folder").mkdir()
+    for name, words in {"folder": "directory", "gone": "no such file", "pipe": "regular", "loop": "cannot be read"}.items():
+        with pytest.raises(DumpError, match=words) as refusal:
+            read_whole(tmp_path / name)
+        assert_one_sentence(str(refusal.value), name)
+
+
+def test_a_file_name_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "a\x1b[2J\n.npz"
+    path.write_bytes(b"nope")
+    with pytest.raises(DumpError) as refusal:
+        read_whole(path)
+    assert str(refusal.value).isprintable()
+
+
+def test_the_size_limit_holds_for_the_file_and_for_what_it_unpacks_to(tmp_path: Path) -> None:
+    zeros = np.zeros((64, 64), np.float32)
+    np.savez_compressed(tmp_path / "small.npz", a=zeros, b=zeros)
+    size = (tmp_path / "small.npz").stat().st_size
+    assert len(read_whole(tmp_path / "small.npz")) == 2
+    for limit, words in ((size - 1, "has"), (zeros.nbytes * 2 - 1, "unpacks to")):
+        with pytest.raises(DumpError, match=f"small.npz: {words} .* expected at most {limit}"):
+            read_whole(tmp_path / "small.npz", max_bytes=limit)
+
+
+PAIR_FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "shapes": ({"a": GOOD}, {"a": GOOD[:2]}, "two.npz: 'a' has shape (2, 8); expected (4, 8) as 'one' has"),
+    "two sides in one of them": (PAIR, {"a": GOOD}, "one.npz: holds 2 sides; expected one array in each of two files"),
+    "compute dtypes": ({"a": BITS, "compute_dtype": "bfloat16"}, {"a": BITS, "compute_dtype": "float16"}, "different compute_dtypes"),
+    "token ids": ({"a": GOOD, "token_ids": np.arange(4)}, {"a": GOOD, "token_ids": np.arange(1, 5)}, "'token_ids' are others than in one.npz"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PAIR_FAULTS)
+def test_two_files_that_make_no_pair_are_refused(tmp_path: Path, fault: str) -> None:
+    one, two, words = PAIR_FAULTS[fault]
+    (tmp_path / "one.npz").write_bytes(npz(**one))
+    (tmp_path / "two.npz").write_bytes(npz(**two))
+    with pytest.raises(DumpError) as refusal:
+        read_whole(tmp_path / "one.npz", tmp_path / "two.npz")
+    assert words in str(refusal.value)
+
+
+def test_more_sides_than_fit_one_position_in_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "d.npz").write_bytes(npz(**PAIR))
+    monkeypatch.setattr("core.runs.dumps.dump.ROW_BYTES_TOGETHER", 2 * 4 * VOCAB)
+    assert len(read_whole(tmp_path / "d.npz")) == 2
+    monkeypatch.setattr("core.runs.dumps.dump.ROW_BYTES_TOGETHER", 2 * 4 * VOCAB - 1)
+    with pytest.raises(DumpError, match="one position of all 2 sides"):
+        read_whole(tmp_path / "d.npz")
+
+
+# ---- damage anywhere
+
+WHOLE = {
+    "npz": npz(reference=GOOD, variant=GOOD + 1, token_ids=np.arange(ROWS)),
+    "deflated": archive(("reference.npy", npy()), ("variant.npy", npy(GOOD + 1)), method=zipfile.ZIP_DEFLATED),
+    "safetensors": save({"reference": GOOD, "variant": GOOD + 1}),
+}
+SIDES = {"reference": GOOD.tobytes(), "variant": (GOOD + 1).tobytes()}
+
+
+@pytest.mark.parametrize("form", WHOLE)
+def test_a_dump_cut_off_anywhere_is_refused(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "cut"
+    whole = WHOLE[form]
+    path.write_bytes(whole)
+    assert read_whole(path) == SIDES
+    for end in range(0, len(whole), 7):
+        path.write_bytes(whole[:end])
+        with pytest.raises(DumpError) as refusal:
+            read_whole(path)
+        assert_one_sentence(str(refusal.value), "cut")
+
+
+@pytest.mark.parametrize("form", WHOLE)
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_random_damage_is_refused_or_harmless(tmp_path: Path, form: str, data: st.DataObject) -> None:
+    """An archive's checksums guard its values; safetensors has none, so there only the names and sizes can be compared."""
+    raw = bytearray(WHOLE[form])
+    for _ in range(data.draw(st.integers(1, 4))):
+        # half of the damage goes to the start and the end, where the structure is
+        span = data.draw(st.sampled_from([range(len(raw)), range(min(130, len(raw))), range(max(0, len(raw) - 260), len(raw))]))
+        raw[data.draw(st.integers(span.start, span.stop - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path / "damaged"
+    path.write_bytes(raw)
+    try:
+        found = read_whole(path)
+    except DumpError as refusal:
+        assert_one_sentence(str(refusal), "damaged")
+        return
+    if form == "safetensors":
+        assert len(found) == 2
+        assert {len(bits) for bits in found.values()} <= {ROWS * VOCAB * 4, ROWS * VOCAB * 2}
+    else:
+        assert found == SIDES
+
+
+# ---- bombs: bounded time and memory, in a process of its own
+
+PROBE = textwrap.dedent(
+    """
+    import resource, sys, time
+    import numpy as np
+    from core.errors import DumpError
+    from core.runs.dumps import open_dump
+    how, path = sys.argv[1:]
+    def peak():  # not ru_maxrss, which a child inherits from the process that started it
+        return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    base = peak()
+    resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+    began, said = time.perf_counter(), "opened"
+    try:
+        if how == "numpy":
+            np.load(path)["b"]
+        else:
+            with open_dump([path]) as dump:
+                for _ in dump.chunks():
+                    pass
+    except DumpError as refusal:
+        said = str(refusal)
+    mib = (peak() - base) // 1024
+    print(f"{mib}|{time.perf_counter() - began}|{said}")
+    """
+)
+
+
+def probe(path: Path, how: str = "dump") -> tuple[int, float, str]:
+    """(MiB over idle at the peak, seconds, what was said) of reading `path` in a process limited to 2 GiB."""
+    root = Path(__file__).parents[4]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, how, str(path)],
+        capture_output=True,
+        text=True,
+        cwd=root,
+        env=environment,
+        timeout=60,
+        check=True,
+    )
+    mib, seconds, said = done.stdout.strip().split("|")
+    return int(mib), float(seconds), said
+
+
+def deflated_zeros(path: Path, mib: int, names: str = "b") -> Path:
+    """An honest archive whose members but 'a' are `mib` MiB of zeros each: about a thousandth of that on disk."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as made:
+        made.writestr("a.npy", npy())
+        for name in names:
+            with made.open(f"{name}.npy", "w", force_zip64=True) as member:
+                member.write(npy_of((mib, 1 << 18), body=b""))
+                for _ in range(mib):
+                    member.write(bytes(1 << 20))
+    return path
+
+
+def many_members(path: Path, count: int) -> Path:
+    """A directory of `count` entries, all for the same few bytes."""
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("a.npy", npy())
+        entry = made.filelist[0]
+        for place in range(count):
+            twin = zipfile.ZipInfo(f"s{place}.npy")
+            twin.header_offset, twin.CRC = entry.header_offset, entry.CRC
+            twin.file_size = twin.compress_size = entry.file_size
+            made.filelist.append(twin)
+        made._didModify = True  # type: ignore[attr-defined]
+    return path
+
+
+def written(path: Path, raw: bytes) -> Path:
+    path.write_bytes(raw)
+    return path
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
+
+BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "deflate bomb": (lambda p: deflated_zeros(p, 300), "more than 200 times as many"),
+    "several small bombs": (lambda p: deflated_zeros(p, 100, "bcd"), "more than 200 times as many"),
+    "declared elements": (lambda p: written(p, beside(npy_of((10**6, 10**6)))), "but 128 are there"),
+    "60000 members": (lambda p: many_members(p, 60_000), "holds 60001 members"),
+    "300000 members": (lambda p: many_members(p, 300_000), "a directory of more than"),
+    "json of lists": (lambda p: written(p, tensors(b'{"a":[' + b"[]," * 1_300_000 + b"[]]}")), "'a' has the entry"),
+    "npy header length": (lambda p: written(p, npy_header(" " * (64 << 20), version=(2, 0))), "header of 67108864 bytes"),
+}
+
+
+@needs_proc
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_bomb_is_refused_in_bounded_time_and_memory(tmp_path: Path, bomb: str) -> None:
+    make, words = BOMBS[bomb]
+    mib, seconds, said = probe(make(tmp_path / "bomb"))
+    assert words in said
+    assert_one_sentence(said, "bomb")
+    assert mib < 300
+    assert seconds < 20
+
+
+@needs_proc
+def test_the_measure_of_a_bomb_can_fail(tmp_path: Path) -> None:
+    assert probe(deflated_zeros(tmp_path / "bomb.npz", 310), "numpy")[0] >= 300
+
+
+@needs_proc
+def test_a_large_honest_archive_opens_within_the_same_bounds(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "large.npz", "w") as made:
+        for key in ("a", "b"):
+            with made.open(f"{key}.npy", "w", force_zip64=True) as member:
+                member.write(npy_of((320, 1 << 18), body=b""))
+                for _ in range(320):
+                    member.write(bytes(1 << 20))
+    mib, _, said = probe(tmp_path / "large.npz")
+    assert (said, mib < 300) == ("opened", True)

@@ -1,0 +1,277 @@
+"""A run file gives back every bit, says what its columns mean, and answers questions in plain SQL."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+
+from core.errors import StoreError, UsageError
+from core.numerics import pyramid
+from core.numerics.divergence import compare
+from core.numerics.formats import ordinals
+from core.runs.file.blob_tiles import TILE_BYTES
+from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.writer import RunWriter
+from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
+
+# dtype, prompt lengths, vocab, sides. A tile is 8192 bytes: 4096 or 2048 logits, so one vocabulary is a multiple, others are not.
+SHAPES = [
+    ("bfloat16", (3, 5), 300, 2),
+    ("float16", (1,), 4096, 2),
+    ("float32", (2, 1, 7), 4099, 4),
+    ("bfloat16", (9, 2), 12289, 3),
+    ("float16", (4,), 2, 3),
+]
+EVERY_TABLE = ["prompt", "token", "vocabulary", "side", "logits", "side_position", "top_token", "pair", "position"]
+EVERY_TABLE += ["ulp_histogram", "ulp_tile", "evidence"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def _sha256_by_sql_alone(path: Path) -> list[tuple[str, str]]:
+    """(recomputed, stored) of every side, by someone with only the DuckDB shell."""
+    with duckdb.connect(str(path), read_only=True) as shell:
+        stored = shell.sql("SELECT sha256 FROM side ORDER BY side").fetchall()
+        pairs = []
+        for side, (digest,) in enumerate(stored):
+            rows = shell.execute("SELECT bits FROM logits WHERE side = ? ORDER BY prompt, position, tile", [side]).fetchall()
+            pairs.append((hashlib.sha256(b"".join(row[0] for row in rows)).hexdigest(), digest))
+        return pairs
+
+
+def _contents(path: Path) -> dict[str, list[tuple]]:
+    with duckdb.connect(str(path), read_only=True) as shell:
+        return {name: sorted(shell.sql(f"SELECT * FROM {name}").fetchall(), key=repr) for name in EVERY_TABLE}
+
+
+@pytest.mark.parametrize(("dtype", "lengths", "vocab", "count"), SHAPES)
+def test_every_bit_comes_back_by_sql_alone_and_by_every_way_of_reading(dtype, lengths, vocab, count, store: Store) -> None:
+    header = header_of(dtype, lengths, vocab, count)
+    sides = bits_of_sides(header)
+    path = write_run(store, header, sides)
+    expected = [hashlib.sha256(bits.tobytes()).hexdigest() for bits in sides]
+    assert _sha256_by_sql_alone(path) == [(digest, digest) for digest in expected]
+
+    random = np.random.default_rng(1)
+    places = header.places()
+    with RunReader(path) as run:
+        assert run.header.prompts == header.prompts
+        assert run.header.provenance == header.provenance
+        for side, bits in enumerate(sides):
+            for row, (prompt, position) in enumerate(places):
+                assert np.array_equal(run.at(side, prompt, position), bits[row])
+            for _ in range(8):
+                start, stop = sorted(random.choice(header.rows + 1, 2, replace=False))
+                left, right = sorted(random.choice(vocab + 1, 2, replace=False))
+                assert np.array_equal(run.read_rows(side, start, stop), bits[start:stop])
+                assert np.array_equal(run.read_window(side, (start, stop), (left, right)), bits[start:stop, left:right])
+        for left in range(0, vocab, TILE_BYTES // header.format.itemsize):  # exactly at the borders of tiles
+            assert np.array_equal(run.read_window(0, (0, 1), (left, left + 1)), sides[0][:1, left : left + 1])
+
+
+def test_one_flipped_bit_would_change_the_recomputed_digest(store: Store) -> None:
+    header = header_of()
+    sides = bits_of_sides(header)
+    right = _sha256_by_sql_alone(write_run(store, header, sides))
+    sides[1] = sides[1].copy()
+    sides[1][-1, -1] ^= 1
+    wrong = _sha256_by_sql_alone(write_run(store, header, sides))
+    assert (right[0] == wrong[0], right[1] == wrong[1]) == (True, False)
+
+
+@pytest.mark.parametrize(("dtype", "lengths", "vocab", "count"), [SHAPES[0], SHAPES[2]])
+def test_the_position_table_holds_what_the_kernel_says(dtype, lengths, vocab, count, store: Store) -> None:
+    header = header_of(dtype, lengths, vocab, count)
+    for sides in (bits_of_sides(header), calm_sides(header)):
+        path = write_run(store, header, sides)
+        with RunReader(path) as run:
+            for pair in range(count - 1):
+                table, figures = run.positions(pair), compare(sides[0], sides[pair + 1], header.format)
+                assert list(zip(table.prompt, table.position, strict=True)) == header.places()
+                finite = np.maximum(figures.finite, 1)
+                whole = {
+                    "neq": figures.neq, "bit_identical": figures.is_bit_identical, "max_abs": figures.max_abs,
+                    "max_ulps": figures.max_ulps, "max_ulps_token": figures.max_ulps_token, "is_flip": figures.is_flip,
+                    "nonfinite_mismatch": figures.nonfinite_mismatch, "near_tie": figures.is_near_tie, "is_tie": figures.is_tie,
+                    "mean_ulps": figures.sum_ulps / finite, "rms": np.sqrt(figures.sum_squares / finite),
+                    "reference_token": figures.reference_token, "variant_token": figures.variant_token,
+                }  # fmt: skip
+                for name, expected in whole.items():
+                    assert np.array_equal(table[name].to_numpy(), expected), name
+                undefined = {
+                    "reference_margin": figures.reference_margin, "variant_margin": figures.variant_margin, "kl": figures.kl,
+                    "reference_margin_ulps": figures.reference_margin_ulps, "variant_margin_ulps": figures.variant_margin_ulps,
+                }  # fmt: skip
+                for name, expected in undefined.items():
+                    assert np.array_equal(table[name].to_numpy(np.float64, na_value=np.nan), expected, equal_nan=True), name
+                assert run.histogram(pair) == figures.histogram
+                assert run.pairs[pair].summary.neq == figures.neq.sum()
+
+
+def test_a_figure_of_another_pair_would_not_pass_for_this_one(store: Store) -> None:
+    header = header_of(sides=3)
+    sides = calm_sides(header)
+    with RunReader(write_run(store, header, sides)) as run:
+        other = compare(sides[0], sides[2], header.format)
+        assert not np.array_equal(run.positions(0).max_abs.to_numpy(), other.max_abs)
+
+
+def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_position_alone(store: Store) -> None:
+    header = header_of(lengths=(4, 3), vocab=5)
+    logits = np.tile(np.array([0.5, 2.0, 1.0, -1.0, 0.0], np.float32), (header.rows, 1))
+    changed = logits.copy()
+    changed[5, 2] = 2.0 + 2 * 2**-6  # one prompt of 4 before it: prompt 1, position 1
+    bits = [(side.view(np.uint32) >> 16).astype(np.uint16) for side in (logits, changed)]
+    path = write_run(store, header, bits)
+    with duckdb.connect(str(path), read_only=True) as shell:
+        found = shell.sql(
+            """SELECT prompt, position, reference_token, variant_token, max_ulps, variant_margin_ulps
+               FROM position WHERE is_flip"""
+        ).fetchall()
+    # bfloat16 has 7 fraction bits: 2 steps of 2**-6 above 2.0, and 128 steps from 1.0 to 2.0
+    assert found == [(1, 1, 1, 2, 130, 2)]
+
+
+def test_every_column_says_what_it_means(store: Store) -> None:
+    header = header_of()
+    with duckdb.connect(str(write_run(store, header, calm_sides(header))), read_only=True) as shell:
+        columns = shell.sql("SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal").fetchall()
+        tables = shell.sql("SELECT table_name, comment FROM duckdb_tables()").fetchall()
+        kind = shell.sql("SELECT DISTINCT compression FROM pragma_storage_info('logits') WHERE column_name = 'bits'").fetchall()
+    assert len(columns) > 80
+    assert [where for *where, comment in columns + tables if not comment] == []
+    assert all("ncompressed" in name for (name,) in kind if name not in ("Constant", "Empty Validity", "Roaring"))
+
+
+def test_a_column_without_a_comment_would_be_found(tmp_path: Path) -> None:
+    with duckdb.connect(str(tmp_path / "x.duckdb")) as shell:
+        shell.execute("CREATE TABLE t (a INTEGER, b INTEGER); COMMENT ON COLUMN t.a IS 'ULPs'")
+        columns = shell.sql("SELECT column_name FROM duckdb_columns() WHERE NOT internal AND comment IS NULL").fetchall()
+    assert columns == [("b",)]
+
+
+@pytest.mark.parametrize("make", [bits_of_sides, calm_sides])
+def test_the_reference_far_ahead_gives_the_same_file_as_sides_in_step(make, store: Store) -> None:
+    header = header_of("float32", (3, 8, 2), 5000, 3)
+    sides = make(header)
+    steps = [(0, 2), (2, 7), (7, 13)]
+    with RunWriter(store, header) as writer:
+        for start, stop in steps:
+            for side, bits in enumerate(sides):
+                writer.write(side, start, bits[start:stop])
+        in_step = store.path_of(writer.finish())
+    with RunWriter(store, header) as writer:
+        writer.write(0, 0, sides[0])
+        for side in (2, 1):
+            for start, stop in steps:
+                writer.write(side, start, sides[side][start:stop])
+        ahead = store.path_of(writer.finish())
+    assert _contents(in_step) == _contents(ahead)
+    sides[1] = sides[1].copy()
+    sides[1][4, 4] ^= 1
+    assert _contents(write_run(store, header, sides))["logits"] != _contents(ahead)["logits"]
+
+
+@pytest.mark.parametrize("lengths", [(1,), (5, 411)])
+def test_every_level_of_the_heatmap_is_the_maximum_over_its_cells(lengths: tuple[int, ...], store: Store) -> None:
+    header = header_of("bfloat16", lengths, 33000, 2)  # 1032 cells of 32 tokens: more than one level
+    sides = calm_sides(header)
+    sides[1][-1, 32999] = sides[0][-1, 32999] + 500
+    ulps = np.abs(ordinals(sides[0], header.format) - ordinals(sides[1], header.format))
+    with RunReader(write_run(store, header, sides)) as run:
+        assert run.levels() == 2
+        for level in range(run.levels()):
+            span, tokens = pyramid.cell_shape(level)
+            expected = np.maximum.reduceat(ulps, np.arange(0, header.rows, span), axis=0)
+            expected = np.maximum.reduceat(expected, np.arange(0, header.vocab, tokens), axis=1)
+            assert np.array_equal(run.ulp_cells(0, level, (0, header.rows)), expected)
+            assert run.ulp_cells(0, level, (header.rows - 1, header.rows))[-1, -1] == 500  # one element stays visible
+            middle = (header.rows // 2, header.rows // 2 + 1)
+            assert np.array_equal(run.ulp_cells(0, level, middle)[0], expected[middle[0] // span])
+
+
+OUTSIDE = [((0, 0), (0, 1)), ((-1, 2), (0, 1)), ((0, 9), (0, 1)), ((0, 1), (5, 5)), ((0, 1), (0, 301)), ((2, 1), (0, 9))]
+
+
+@pytest.mark.parametrize(("rows", "tokens"), OUTSIDE)
+def test_a_window_outside_the_run_is_refused(rows, tokens, store: Store) -> None:
+    header = header_of()
+    path = write_run(store, header, calm_sides(header))
+    with RunReader(path) as run, pytest.raises(UsageError, match="expected a range within"):
+        run.read_window(0, rows, tokens)
+
+
+def test_a_position_or_level_that_is_not_there_is_refused(store: Store) -> None:
+    header = header_of()
+    with RunReader(write_run(store, header, calm_sides(header))) as run:
+        for asked in ((2, 0, 0), (0, 2, 0), (0, 0, 3), (-1, 0, 0)):
+            with pytest.raises(StoreError, match="no logits at prompt"):
+                run.at(*asked)
+        for pair, level, rows in ((1, 0, (0, 1)), (0, 1, (0, 1)), (0, 0, (0, 9)), (0, 0, (1, 1))):
+            with pytest.raises(UsageError, match="the run has 1 pairs"):
+                run.ulp_cells(pair, level, rows)
+
+
+ODD_TEXTS = ("", " ", "\n", "'; DROP TABLE run; --", "\x00", "naïve", "日本", "\U0001f40d", '"', "\ufffd", "\u202e", "a" * 10_000)
+
+
+def test_odd_texts_and_numbers_come_back_as_they_were(store: Store) -> None:
+    prompt = Prompt(len(ODD_TEXTS), tuple(range(2**31 - len(ODD_TEXTS), 2**31)), ODD_TEXTS)
+    about = Provenance("upload", ODD_TEXTS[3], *ODD_TEXTS[4:7], seed=2**64 - 1, note=ODD_TEXTS[-1], versions={"\x00": "日本"})
+    created = datetime(2026, 11, 20, 21, 30, 0, 123456, tzinfo=UTC)
+    sides = (SideHeader("日本", "decode+batch:8", "bfloat16"), SideHeader("it's", "", "float32"))
+    vocabulary = dict(enumerate(ODD_TEXTS))
+    header = RunHeader(ODD_TEXTS[3], "bfloat16", 300, (prompt,), sides, about, vocabulary, created)
+    with RunReader(write_run(store, header, calm_sides(header))) as run:
+        assert (run.header.prompts, run.header.sides, run.header.provenance) == ((prompt,), sides, about)
+        assert (run.header.name, run.vocabulary, run.created) == (ODD_TEXTS[3], vocabulary, created.replace(tzinfo=None))
+
+
+@pytest.mark.parametrize(
+    "prompt", [Prompt(1, (2**31,)), Prompt(1, (2**80,)), Prompt(1, (), ("\ud800",))], ids=["31 bits", "64 bits", "surrogate"]
+)
+def test_a_token_that_cannot_be_stored_is_refused_before_the_first_logit(prompt: Prompt, store: Store) -> None:
+    sides = (SideHeader("a", "", "bfloat16"), SideHeader("b", "", "bfloat16"))
+    with pytest.raises(StoreError, match="cannot be stored"):
+        RunWriter(store, RunHeader("x", "bfloat16", 300, (prompt,), sides, Provenance("upload")))
+    assert list(store.directory.iterdir()) == []
+
+
+def test_bit_identical_sides_share_a_class_and_others_do_not(store: Store) -> None:
+    header = header_of(sides=4)
+    a, b, *_ = calm_sides(header)
+    with RunReader(write_run(store, header, [a, b, a.copy(), b.copy()])) as run:
+        assert run.classes == [["side_0", "side_2"], ["side_1", "side_3"]]
+        assert [pair.summary.bit_identical for pair in run.pairs] == [False, True, False]
+
+
+def test_rows_out_of_order_or_of_another_shape_are_refused(store: Store) -> None:
+    header = header_of()
+    bits = calm_sides(header)[0]
+    with RunWriter(store, header) as writer:
+        writer.write(0, 0, bits[:4])
+        wrong = [(0, 0, bits[:1]), (0, 5, bits[5:6]), (0, 4, bits), (1, 0, bits[:5]), (0, 4, bits[4:, :-1])]
+        for side, row, rows in [*wrong, (0, 4, bits[4:].astype(np.uint32)), (0, 4, bits[4])]:
+            with pytest.raises(UsageError, match="arrived"):
+                writer.write(side, row, rows)
+        with pytest.raises(UsageError, match="has 4 of 8 rows"):
+            writer.finish()
+    assert list(store.directory.iterdir()) == []
+
+
+def test_a_large_chunk_reaches_the_file_in_pieces(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.runs.writer._INSERT_BYTES", 1500)  # two rows of 600 bytes; the true bound would need gigabytes
+    header = header_of()
+    sides = bits_of_sides(header)
+    digests = [hashlib.sha256(bits.tobytes()).hexdigest() for bits in sides]
+    assert [found for found, _ in _sha256_by_sql_alone(write_run(store, header, sides))] == digests

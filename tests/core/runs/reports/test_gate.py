@@ -1,0 +1,265 @@
+"""What a gate lets pass and what it fails, against figures of the independent oracle, numpy and hand-made rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.errors import UsageError
+from core.runs.dumps.dump import open_dump
+from core.runs.file.records import FAILED, PASSED, Provenance, RunHeader
+from core.runs.reports.gate import Condition, GateReport, gate_notes, parse_conditions
+from core.runs.reports.report_json import PairReport, report_of_dump
+
+CASES = Path(__file__).resolve().parents[3] / "cases"
+MEANT = {  # what is written: what it is shown as
+    "bits": "bits", "flips": "flips", "verdict": "verdict", "ulps:4": "ulps:4", " kl > 0.01 ": "kl>0.01", "rms>1E-3": "rms>0.001",
+    "max-abs>.5": "max-abs>0.5", "share>0": "share>0", "same-top1<1": "same-top1<1", "flips:margin>0.25": "flips:margin>0.25",
+    "flips:margin>5ulps": "flips:margin>5ulps", "flips:margin > 5 ulps": "flips:margin>5ulps",
+}  # fmt: skip
+REFUSED = {  # what is written: words of the refusal
+    "": "is not known; expected bits, flips, flips:margin>X", "ulp": "is not known", "flips:sure>1": "is not known", "bits>1": "is not known",
+    "kl": "lacks its limit; expected 'kl>X', X in nats, in quotes, or a shell takes the sign", "flips:margin": "lacks its limit",
+    "ulps": "lacks its limit; expected 'ulps:N'", "ulps>3": "makes no sense; expected 'ulps:N'", "ulps:" + "9" * 5000: "makes no sense",
+    "ulps:-1": "makes no sense", "ulps:1.5": "makes no sense", "kl:0.1": "makes no sense; expected 'kl>X'", "kl>": "makes no sense",
+    "kl>nan": "makes no sense", "kl>inf": "makes no sense", "kl>-1": "makes no sense", "kl>=1": "makes no sense", "kl>1_0": "makes no sense",
+    "kl>\u0663": "makes no sense", "rms>0.1logits": "makes no sense", "kl>1e999": "is too large", "share>1.5": "X from 0 to 1",
+    "same-top1<90": "X from 0 to 1", "same-top1>0.9": "expected 'same-top1<X'", "flips:margin>5ulp": "X in logits, or in ULPs as 5ulps",
+    "kl>1\x1b[31m": "makes no sense",
+}  # fmt: skip
+
+
+def read(*paths: Path) -> tuple[list[PairReport], RunHeader]:
+    with open_dump(paths) as dump:
+        return report_of_dump(dump)[0], dump.header("dump", Provenance(kind="upload"))
+
+
+def made(folder: Path, **arrays: object) -> tuple[list[PairReport], RunHeader]:
+    np.savez(folder / "dump.npz", **{name: np.asarray(array) for name, array in arrays.items()})
+    return read(folder / "dump.npz")
+
+
+def judged(text: str, pair: PairReport) -> str:
+    return Condition.parse(text).judge(pair).outcome
+
+
+@pytest.mark.parametrize(("text", "shown"), MEANT.items())
+def test_a_condition_is_read_and_shown_in_one_way(text: str, shown: str) -> None:
+    assert str(Condition.parse(text)) == shown
+    assert Condition.parse(shown) == Condition.parse(text)
+
+
+@pytest.mark.parametrize(("text", "words"), REFUSED.items())
+def test_a_malformed_condition_is_named_and_told_what_is_allowed(text: str, words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Condition.parse(text)
+    assert words in str(refused.value)
+    assert str(refused.value).startswith("--fail-on '")
+    assert "\x1b" not in str(refused.value)
+
+
+def test_conditions_come_repeated_or_with_commas_and_each_counts_once() -> None:
+    assert [str(c) for c in parse_conditions(["bits,kl>0.1", "kl > 0.1, ulps:3"])] == ["bits", "kl>0.1", "ulps:3"]
+    with pytest.raises(UsageError, match="'' is not known"):
+        parse_conditions(["bits,"])
+
+
+@pytest.mark.parametrize("case", ["flips_fp16", "one_ulp_bf16_void", "six_repeats_bf16", "identical_bf16_bits"])
+@pytest.mark.parametrize("condition", ["kl>", "max-abs>", "share>", "same-top1<"])
+def test_a_figure_passes_up_to_its_limit_and_fails_beyond(case: str, condition: str) -> None:
+    (pair, *_), _ = read(CASES / f"{case}.npz")
+    oracle = json.loads((CASES / f"{case}.json").read_text())["summary"]
+    names = {"kl>": "max_kl", "max-abs>": "max_abs", "share>": "neq_share", "same-top1<": "same_top1"}
+    figure = (
+        oracle["neq"] / (24 * 2048 if case != "six_repeats_bf16" else 2048) if condition == "share>" else oracle[names[condition]]
+    )
+    beyond, within = (
+        (figure * (1 - 1e-6), figure * (1 + 1e-6)) if condition != "same-top1<" else (figure * (1 + 1e-6), figure * (1 - 1e-6))
+    )
+    assert judged(f"{condition}{within:.15f}", pair) == PASSED
+    if figure and beyond <= 1:
+        assert judged(f"{condition}{beyond:.15f}", pair) == FAILED
+
+
+def test_at_its_limit_a_figure_still_passes() -> None:
+    (pair,), _ = read(CASES / "flips_fp16.npz")
+    assert judged("max-abs>0.3125", pair) == PASSED  # 0.3125 is the oracle's, exactly
+    assert judged("max-abs>0.3124999", pair) == FAILED
+    assert (judged("ulps:40", pair), judged("ulps:39", pair)) == (PASSED, FAILED)
+
+
+def test_rms_is_over_all_elements_of_the_pair(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((3, 40), dtype=np.float32), rng.standard_normal((3, 40), dtype=np.float32)
+    (pair,), _ = made(tmp_path, reference=a, variant=b)
+    rms = float(np.sqrt(((a.astype(float) - b) ** 2).mean()))
+    assert judged(f"rms>{rms * 1.000001:.12f}", pair) == PASSED
+    assert judged(f"rms>{rms * 0.999999:.12f}", pair) == FAILED
+
+
+def ordinal(values: np.ndarray) -> np.ndarray:
+    bits = values.astype(np.float16).view(np.int16).astype(np.int64)
+    return np.where(bits < 0, -(1 << 15) - bits, bits)
+
+
+@pytest.mark.parametrize("unit", ["", "ulps"])
+def test_a_flip_counts_where_the_smaller_margin_is_over_the_limit(unit: str) -> None:
+    """Margins by numpy's sort; at every limit between two of them."""
+    with np.load(CASES / "flips_fp16.npz") as case:
+        sides = case["reference"], case["variant"]
+    order = [np.sort(ordinal(side) if unit else side.astype(float), axis=1) for side in sides]
+    smaller = np.minimum(*(rows[:, -1] - rows[:, -2] for rows in order))[sides[0].argmax(1) != sides[1].argmax(1)]
+    (pair,), _ = read(CASES / "flips_fp16.npz")
+    assert len(smaller) == 7
+    assert 0 < (smaller > 0).sum() < 7  # ties among them, and flips that are none
+    for limit in np.unique(smaller):
+        outcome = Condition.parse(f"flips:margin>{limit:.10g}{unit}").judge(pair)
+        counted = int((smaller > limit).sum())
+        assert (outcome.figure, outcome.outcome) == (counted, FAILED if counted else PASSED)
+
+
+def test_flips_that_are_excused_are_said_with_the_surest_margin_of_either_side(tmp_path: Path) -> None:
+    """The reference prefers its token by 2 logits, the variant ties: no flip that counts, but a reader must know."""
+    (pair,), _ = made(tmp_path, reference=[[0, 3.0, 1]], variant=[[2, 2.0, 0]])
+    outcome = Condition.parse("flips:margin>0").judge(pair)
+    assert outcome.outcome == PASSED
+    assert outcome.says.endswith(
+        "has 1 flip, none with both margins over 0 logits; at one of them a side prefers its token by 2 logits."
+    )
+    assert judged("flips", pair) == FAILED
+
+
+def test_a_flip_with_an_undefined_margin_counts(tmp_path: Path) -> None:
+    nan, inf = np.nan, np.inf
+    (pair,), _ = made(tmp_path, reference=[[0, 3.0, 1], [0, 1, 2.0]], variant=[[nan, nan, nan], [inf, 1, 2.0]])
+    outcome = Condition.parse("flips:margin>100").judge(pair)
+    assert (outcome.outcome, outcome.figure) == (FAILED, 2)
+
+
+def test_kl_that_is_undefined_where_the_sides_differ_never_passes(tmp_path: Path) -> None:
+    inf = np.inf
+    rows = [[0.0, 1, 2], [0.0, 1, 2], [0.0, 1, 2]]
+    (pair,), _ = made(tmp_path, reference=rows, variant=[[0.0, 1, 2], [-inf, 1, 2], [0.0, 1, 2]])
+    outcome = Condition.parse("kl>1000").judge(pair)
+    assert outcome.outcome == FAILED
+    assert "at 1 of 3 positions it is undefined or infinite" in outcome.says
+    assert outcome.worst is not None
+    assert outcome.worst["position"] == 1
+
+
+def test_kl_that_is_undefined_where_the_sides_are_equal_is_left_out_and_said(tmp_path: Path) -> None:
+    """The twin: +inf on both sides has no KL either, but nothing differs."""
+    rows = [[0.0, 1, 2], [np.inf, 1, 2], [0.0, 1, 2]]
+    (pair,), _ = made(tmp_path, reference=rows, variant=rows)
+    outcome = Condition.parse("kl>0").judge(pair)
+    assert outcome.outcome == PASSED
+    assert "1 of 3 positions where the sides are equal and KL is undefined are left out" in outcome.says
+
+
+@pytest.mark.parametrize("text", ["rms>1000", "max-abs>1000", "ulps:99999999", "bits", "kl>1000"])
+def test_a_nan_on_one_side_passes_no_condition_of_size_and_is_where_it_is_worst(tmp_path: Path, text: str) -> None:
+    (pair,), _ = made(tmp_path, reference=[[0.0, 1, 2], [3, 1, 2], [3, 4, 5]], variant=[[0.5, 1, 2], [3, np.nan, 2], [3, 4, 5]])
+    outcome = Condition.parse(text).judge(pair)
+    assert outcome.outcome == FAILED
+    assert outcome.worst is not None
+    assert outcome.worst["position"] == 1
+
+
+def test_positions_without_any_number_are_noted(tmp_path: Path) -> None:
+    nan = np.nan
+    rows = [[0.0, 1, 2], [nan, nan, nan]]
+    pairs, _ = made(tmp_path, reference=rows, variant=rows)
+    assert judged("flips", pairs[0]) == judged("same-top1<1", pairs[0]) == PASSED
+    assert gate_notes(pairs) == [
+        "at 1 of 2 positions a side of 'variant' against 'reference' holds no number, position 1 of prompt 0 first."
+    ]
+    assert gate_notes(made(tmp_path, reference=rows[:1], variant=rows[:1])[0]) == []
+
+
+@pytest.mark.parametrize("text", ["bits", "flips", "ulps:0", "kl>0", "rms>0", "max-abs>0", "share>0", "same-top1<1"])
+def test_equal_sides_pass_everything_and_nowhere_is_worst(text: str) -> None:
+    (pair,), _ = read(CASES / "identical_bf16_bits.npz")
+    outcome = Condition.parse(text).judge(pair)
+    assert (outcome.outcome, outcome.worst) == (PASSED, None)
+
+
+def test_zeros_of_another_sign_fail_bits_alone(tmp_path: Path) -> None:
+    (pair,), _ = made(tmp_path, reference=[[1.0, 2], [0.0, 1]], variant=[[1.0, 2], [-0.0, 1]])
+    outcome = Condition.parse("bits").judge(pair)
+    assert outcome.outcome == FAILED
+    assert "zeros differ in sign" in outcome.says
+    assert outcome.worst is not None
+    assert outcome.worst["position"] == 1
+    assert judged("share>0", pair) == judged("ulps:0", pair) == PASSED
+
+
+PLANTED = {  # condition: the position that is worst under it, of the rows below
+    "bits": 4, "max-abs>0": 4, "rms>0": 3, "share>0": 3, "kl>0": 4, "flips": 2, "flips:margin>0.1": 2, "same-top1<1": 2, "ulps:0": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "position"), PLANTED.items())
+def test_the_worst_position_is_that_of_the_condition(tmp_path: Path, text: str, position: int) -> None:
+    reference = np.tile(np.float32([0, 8, 7, 1, 2, 3]), (6, 1))
+    variant = reference.copy()
+    variant[1, 3] = -2.5  # two billion ULPs from 1, at an unlikely token
+    variant[0, 1:3] = 7.2, 7.3  # a flip of a margin of 0.1
+    variant[2, 1:3] = 7, 8  # a flip by a logit on both sides
+    variant[3] += np.float32([-1.9, -1.9, -1.9, -1.9, -1.9, -1.9])  # all of them, though no probability changes
+    variant[4, 1] = 12  # the largest difference
+    (pair,), _ = made(tmp_path, reference=reference, variant=variant)
+    outcome = Condition.parse(text).judge(pair)
+    assert outcome.worst is not None
+    assert (outcome.outcome, outcome.worst["position"]) == (FAILED, position)
+
+
+def test_a_failure_names_prompt_position_tokens_and_margins(tmp_path: Path) -> None:
+    reference = np.float32([[[0, 3, 1], [0, 1, 2]], [[2, 1, 0], [0, 1, 2.5]]])
+    variant = reference.copy()
+    variant[1, 1] = [0, 3, 2]
+    ids, texts = [[0, 1], [2, 1]], [[" the", " cat"], [" dog", " cat"]]
+    pairs, header = made(tmp_path, reference=reference, variant=variant, token_ids=ids, tokens=texts)
+    outcome = Condition.parse("flips").judge(pairs[0])
+    report = GateReport((outcome,), header.prompts, header.vocabulary)
+    p, q = (np.exp(row) / np.exp(row).sum() for row in ([0, 1, 2.5], [0, 3, 2]))
+    kl = float((p * np.log(p / q)).sum())
+    assert report.sentence(outcome).startswith(
+        "flips: 'variant' against 'reference' has another argmax at 1 of 4 positions. Worst: prompt 1, position 1 (after ' cat'): "
+        "2 ' dog' became 1 ' cat', margins 1.5 and 1 logits ("
+    )
+    # Every value is a bfloat16, of which there are 128 from 1 to 2 and from 2 to 4.
+    assert "(160 and 64 ULPs), KL 0.6238 nats, up to 2 logits and 192 ULPs apart." in report.sentence(outcome)
+    told = report.as_json()["worst"]
+    assert (told["variant"], told["prompt"], told["position"], told["token"], told["text"]) == ("variant", 1, 1, 1, " cat")
+    assert (told["reference_text"], told["variant_text"], told["kl"]) == (" dog", " cat", pytest.approx(kl, abs=1e-4))
+    json.dumps(report.as_json(), allow_nan=False)
+
+
+def test_every_pair_of_a_dump_is_judged_and_says_which(tmp_path: Path) -> None:
+    same = np.float32([[0, 3, 1]])
+    pairs, header = made(tmp_path, run_1=same, run_2=same, run_3=same + np.float32([[0, 0, 0.5]]))
+    outcomes = tuple(Condition.parse("bits").judge(pair) for pair in pairs)
+    assert [(o.variant, o.outcome) for o in outcomes] == [("run_2", PASSED), ("run_3", FAILED)]
+    report = GateReport(outcomes, header.prompts, {})
+    assert report.outcome == FAILED
+    assert [o.variant for o in report.failed] == ["run_3"]
+    assert report.failed[0].says.startswith("'run_3' against 'run_1'")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "outcome"),
+    [
+        ("bug suspected", "failed"), ("nondeterministic", "failed"), ("invalid dump", "failed"), ("rounding", "passed"),
+        ("identical", "passed"), ("lower precision", "passed"), ("undecided", "undecided"), ("not judged", "undecided"),
+    ],
+)  # fmt: skip
+def test_a_verdict_fails_on_faults_and_what_nothing_decides_is_undecided(verdict: str, outcome: str) -> None:
+    (pair,), header = read(CASES / "flips_fp16.npz")
+    found = Condition.parse("verdict").judge(replace(pair, verdict=verdict, because="A sentence."))
+    assert (found.outcome, found.figure) == (outcome, verdict)
+    assert f"is {verdict}: " in found.says
+    assert GateReport((found,), header.prompts, {}).outcome == outcome

@@ -1,0 +1,192 @@
+"""JUnit XML that both common schemas take, Markdown that no name breaks, and files that appear whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from core.errors import StoreError
+from core.runs.file.records import FAILED, PASSED, Prompt
+from core.runs.reports.gate import UNDECIDED, GateReport, Outcome
+from core.runs.reports.gate_files import append, junit_text, markdown_text, write_whole
+
+# Children in order (? at most one, * any number) and attributes (! required) of each element: the stricter of Ant's schema
+# (windyroad/JUnit-Schema, JUnit.xsd) and Jenkins' (xunit-plugin, junit-10.xsd) at every point.
+SCHEMA = {
+    "testsuites": ("(testsuite )*", ""),
+    "testsuite": (
+        "properties (testcase )*system-out system-err ",
+        "name! package! id! timestamp! hostname! tests! failures! errors! skipped time!",
+    ),
+    "properties": ("(property )*", ""),
+    "testcase": ("((skipped|failure|error) )?", "name! classname! time!"),
+    "failure": ("", "message type!"),
+    "skipped": ("", "message type"),
+    "system-out": ("", ""),
+    "system-err": ("", ""),
+}
+HOSTILE = [
+    "a\x00b\x1b[2J",
+    "]]>&lt;<script>\"'",
+    "one\ntwo | three `four`",
+    "\ud83d alone",
+    "\ufffe\u202e",
+    "x" * 5000,
+    "  ",
+    "🙂.é",
+]
+
+
+def faults(text: str) -> list[str]:
+    """What a schema would say of a JUnit file."""
+    found = []
+    for element in ET.fromstring(text.encode()).iter():
+        children, attributes = SCHEMA[element.tag]
+        if not re.fullmatch(children, "".join(f"{child.tag} " for child in element)):
+            found.append(f"{element.tag}: {[child.tag for child in element]}")
+        required = {name[:-1] for name in attributes.split() if name.endswith("!")}
+        allowed = {name.rstrip("!") for name in attributes.split()}
+        if not required <= set(element.attrib) <= allowed:
+            found.append(f"{element.tag}: {sorted(element.attrib)}")
+        if any(not element.attrib.get(name, "-").strip() for name in required):
+            found.append(f"{element.tag}: an empty attribute")
+        if element.tag == "testsuite":
+            if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", element.attrib["timestamp"]):
+                found.append("testsuite: no timestamp")
+            tests = element.findall("testcase")
+            counted = {
+                "tests": len(tests),
+                "failures": len(element.findall("testcase/failure")),
+                "skipped": len(element.findall("testcase/skipped")),
+            }
+            found += [f"testsuite: {name}" for name, count in counted.items() if int(element.attrib[name]) != count]
+    return found
+
+
+def row(position: int, **figures: object) -> dict[str, object]:
+    usual = {
+        "prompt": 0, "position": position, "neq": 3, "max_abs": 0.5, "max_ulps": 7, "nonfinite_mismatch": 0, "reference_token": 1,
+        "variant_token": 2, "reference_margin": 0.25, "variant_margin": None, "reference_margin_ulps": 4, "variant_margin_ulps": None,
+        "is_flip": True, "kl": None, "near_tie": True, "bit_identical": False, "rms": 0.1,
+    }  # fmt: skip
+    return {**usual, **figures}
+
+
+def report(name: str = "today", text: str = "kl>0.01", token: str = " the") -> GateReport:
+    outcomes = (
+        Outcome("golden", name, text, FAILED, 0.02, "nats", f"'{name}' has a KL of up to 0.02 nats.", row(1)),
+        Outcome("golden", name, "flips", PASSED, 0, "positions", "all is well."),
+        Outcome("golden", "other", "verdict", UNDECIDED, "undecided", "", "nothing decides it."),
+        Outcome("golden", "other", "bounds", FAILED, "2.5", "times its bound", "worse.", row(0, max_abs=0.75), 0, "tokens:12"),
+    )
+    return GateReport(outcomes, (Prompt(2, (5, 1), ("x", token)),), {1: token}, (f"a note about {name}",))
+
+
+def test_junit_has_a_suite_a_pair_and_a_test_a_condition_and_keeps_to_the_schemas() -> None:
+    text = junit_text(report())
+    assert faults(text) == []
+    suites = ET.fromstring(text)
+    assert [suite.attrib["name"] for suite in suites] == ["today against golden", "other against golden"]
+    assert [test.attrib["name"] for test in suites.iter("testcase")] == [
+        "kl>0.01",
+        "flips",
+        "verdict",
+        "bounds of prompt tokens:12",
+    ]
+    failure = suites.find("testsuite/testcase/failure")
+    assert failure is not None
+    assert failure.attrib == {"message": "'today' has a KL of up to 0.02 nats.", "type": "kl>0.01"}
+    assert "Worst: position 1 (after ' the'): 1 ' the' became 2, margins 0.25 and undefined logits" in str(failure.text)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_leave_junit_well_formed_and_printable(name: str) -> None:
+    text = junit_text(report(name=name, text=f"kl>{name}", token=name))
+    assert faults(text) == []
+    assert all(c.isprintable() or c == "\n" for c in text)
+    assert len(ET.fromstring(text.encode())) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (' hostname="localhost"', ""), ('failures="1"', 'failures="0"'), ("<properties />", ""), ("<system-err>", "<testcase/><system-err>"),
+        ('time="0"', 'time="0" colour="red"'), ('name="flips"', 'name=" "'), ("<skipped", "<skipped/><skipped"),
+    ],
+)  # fmt: skip
+def test_a_planted_fault_is_seen_by_the_same_check(old: str, new: str) -> None:
+    text = junit_text(report())
+    assert old in text
+    assert faults(text.replace(old, new, 1)) != []
+
+
+def test_markdown_has_a_row_a_condition_and_then_the_worst_position() -> None:
+    lines = markdown_text(report()).splitlines()
+    assert lines[0] == "### ULPscope gate: failed"
+    assert lines[2] == "2 failed, 1 undecided, 1 passed."
+    assert lines[4] == "| outcome | condition | pair | figure | what it says |"
+    assert lines[6] == r"| **failed** | `kl>0.01` | `today` against `golden` | 0.02 nats | 'today' has a KL of up to 0.02 nats. |"
+    assert lines[9] == "| **failed** | `bounds` | `other` against `golden` | 2.5 times its bound | worse. |"
+    assert lines[11].startswith("**Worst position** (`other` against `golden`): position 0 (after 'x'): 1 ' the' became 2,")
+    assert lines[-1] == "Note: a note about today"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_stay_in_their_cell_of_the_markdown(name: str) -> None:
+    text = markdown_text(report(name=name, text=f"kl>{name}", token=name))
+    text.encode()
+    cells = [re.sub(r"\\.", "", line).count("|") for line in text.splitlines() if line.startswith("|")]
+    assert cells == [6] * 6
+    assert "<script" not in re.sub(r"(`+).*?\1|\\.", "", text)
+
+
+def test_thousands_of_prompts_are_told_in_a_table_that_can_be_read() -> None:
+    outcomes = tuple(
+        Outcome("a", "b", "bounds", FAILED if n % 2 else PASSED, None, "", f"prompt {n}.", None, n, f"index:{n}:1")
+        for n in range(1000)
+    )
+    text = markdown_text(GateReport(outcomes, (Prompt(1),), {}))
+    assert text.count("\n| **failed** |") == 50
+    assert "450 more prompts" in text
+    assert "500 of 1,000 prompts are within their bounds" in text
+
+
+def test_a_file_is_written_whole_over_an_older_one_and_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real.xml").write_text("old")
+    (tmp_path / "link.xml").symlink_to("real.xml")
+    write_whole(tmp_path / "link.xml", "né")
+    assert (tmp_path / "link.xml").is_symlink()
+    assert (tmp_path / "real.xml").read_text() == "né"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.xml", "real.xml"]
+
+
+def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "bounds.json").write_text("old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match="No space left on device"):
+        write_whole(tmp_path / "bounds.json", "new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("bounds.json", "old")]
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe", "none/x.xml"):
+        with pytest.raises(StoreError, match=r"is no file|cannot be written"):
+            write_whole(tmp_path / name, "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]
+    with pytest.raises(StoreError, match="cannot be written"):
+        append(tmp_path / "folder", "x")
+
+
+def test_a_summary_is_added_to_what_is_there(tmp_path: Path) -> None:
+    append(tmp_path / "summary.md", "first\n")
+    append(tmp_path / "summary.md", "second\n")
+    assert (tmp_path / "summary.md").read_text() == "first\nsecond\n"

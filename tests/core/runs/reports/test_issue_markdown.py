@@ -1,0 +1,340 @@
+"""A run as Markdown for an issue thread: against expected text, and whatever names and tokens hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+
+from core.errors import UsageError
+from core.judging.ladder import VERDICTS, floor_test
+from core.runs import judge_command
+from core.runs.file.records import Evidence, Generation, Prompt, Provenance, SideHeader
+from core.runs.reader import RunReader
+from core.runs.reports.issue_markdown import issue_text
+from core.runs.store.store import Store
+from core.runs.views.verdicts import finding, position_ratios, shown_verdict
+from core.runs.writer import RunWriter
+from tests.core.runs.judged_runs import BLOCKS, CASES, COMMAND, EXACT_FAILED, EXACT_PASSED, OWN, RERUN_PASSED, judged_run
+from tests.core.runs.made_runs import calm_sides, header_of
+
+EXPECTED = """\
+### `Judged: rounding`
+
+|  |  |
+| --- | --- |
+| model | `sample_runs/model` at revision `sha256:c146` |
+| dtype | bfloat16 |
+| device | cpu (a chip) |
+| versions | torch 2.13.0+cpu |
+| prompts | 1 prompt, 96 positions, vocabulary 64 |
+| captured | CREATED UTC |
+| command | `python -m core capture --model sample_runs/model --prompt 'a b' --reference prefill --variant decode --dtype bfloat16` |
+
+#### `decode` against `prefill`: rounding
+
+In float32 the pair is 0.96 times this model's own rounding floor, and no position stands out. In bfloat16 it is 1.25 times the floor. Both flips are near ties, with margins of at most 1 ULP of bfloat16.
+
+| figure |  |
+| --- | --- |
+| differing logits | 1,789 of 6,144 (29.1%) |
+| largest difference | 0.1875 logits |
+| rms of the difference | 0.009524 logits |
+| largest distance | 2 ULPs of bfloat16 (mean 0.2915) |
+| flips | 2 of 96 positions |
+| near ties | 2, of them ties 0 |
+| KL, nats | mean 9.16e-05, largest 0.00439 |
+
+| rung | outcome | what it says | control |
+| --- | --- | --- | --- |
+| validity | not run | It is for dumps; the logits of a capture come from the model itself. |  |
+| sampler | not run | It needs tokens that an engine emitted beside its logits; the tokens of a capture are given. |  |
+| rerun | passed | Each side gives the same bits when it is called again. | 'prefill' and 'decode', each called twice |
+| neighbours | not run | It needs a variant with other rows beside the prompt's, such as `decode+batch:8`. |  |
+| own dtype | passed | In bfloat16 the pair is 1.25 times this model's own rounding floor. | 'decode' against 'prefill' in bfloat16, beside 4 reorderings of every linear map |
+| float32 | passed | In float32 the pair is 0.96 times this model's own rounding floor, and no position stands out. | 'decode' against 'prefill' in float32, beside 4 reorderings of every linear map |
+| symmetry | not run | It was not asked when this run was judged. |  |
+| structure | not run | It follows from the float32 rung. |  |
+| modules | not run | It follows from the float32 rung. |  |
+| one order | not run | It is asked where the sides differ and both can run in one order. |  |
+
+Flips:
+
+| position | `prefill` | `decode` | margins, ULPs | largest difference there |
+| --- | --- | --- | --- | --- |
+| 10 | 0 `' w0'` | 1 `' w1'` | 1 / 1 | 0.1875 |
+| 70 | 0 `' w0'` | 1 `' w1'` | 1 / 1 | 0.1875 |
+
+Run `fixed`: http://localhost/overview?run=fixed
+"""
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store(tmp_path / "runs")
+
+
+def said(store: Store, run_id: str) -> str:
+    with RunReader(store.path_of(run_id)) as run:
+        return finding(run, run.pairs[0], run.positions(0)).sentence
+
+
+def report(store: Store, run_id: str) -> str:
+    with RunReader(store.path_of(run_id)) as run:
+        return issue_text(run, run.pairs, "an address")
+
+
+def test_the_report_is_the_expected_text(store):
+    with RunReader(store.path_of(judged_run(store, "rounding", run_id="fixed"))) as run:
+        text = issue_text(run, run.pairs, "http://localhost/overview?run=fixed")
+        assert text == EXPECTED.replace("CREATED", f"{run.created:%Y-%m-%d %H:%M}")
+
+
+@pytest.mark.parametrize("verdict", CASES)
+def test_every_verdict_is_reported_with_every_row_it_rests_on(store, verdict):
+    text = report(store, judged_run(store, verdict))
+    assert f"`decode` against `prefill`: {verdict}\n" in text
+    for row in CASES[verdict][2]:
+        assert f"| {row.rung} | {row.outcome} |" in text
+
+
+def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(store):
+    text = report(store, judged_run(store, None))
+    assert "against `prefill`: not judged" in text
+    assert text.count("| not run |") == 10
+    text = report(store, judged_run(store, None, kind="upload", command=""))
+    assert "against `prefill`: undecided" in text
+
+
+@pytest.mark.parametrize(
+    ("figures", "sentence"),
+    [
+        ({"noise_ratio": 1.2504}, "In bfloat16 it is 1.25 times the floor."),
+        ({"noise_ratio": 3}, "In bfloat16 it is 3.00 times the floor."),
+        ({"noise_ratio": 0.0312}, "In bfloat16 it is 0.03 times the floor."),
+    ],
+)
+def test_the_sentence_changes_when_the_row_does(store, figures, sentence):
+    rows = [RERUN_PASSED, EXACT_PASSED, dataclasses.replace(OWN, figures=figures)]
+    assert said(store, judged_run(store, "rounding", evidence=rows)).startswith(f"{EXACT_PASSED.says} {sentence}")
+
+
+@pytest.mark.parametrize("figures", [{}, {"noise_ratio": "a lot"}, {"noise_ratio": None}, {"noise_ratio": True}])
+def test_where_a_row_has_no_ratio_none_is_said(store, figures):
+    rows = [EXACT_PASSED, dataclasses.replace(OWN, figures=figures)]
+    assert "In bfloat16 it is" not in said(store, judged_run(store, "rounding", evidence=rows))
+
+
+@pytest.mark.parametrize(
+    ("control", "rung"),
+    [
+        ("outputs of 21 modules at 40 positions, both sides in float32, beside 2 reorderings of every linear map", "modules"),
+        ("outputs of every block, both sides", "modules"),
+        ("'decode' against 'prefill', every sum of both in one order (invariant)", "one order"),
+        ("positions of the float32 pair that stand out from the floor", "structure"),
+        ("positions with a bit that differs", "structure"),
+    ],
+)
+def test_rows_that_were_all_called_structure_are_read_by_their_own_names(control, rung, store):
+    """As they were written until 22 November 2026."""
+    row = Evidence("structure", control, {}, "noted", "So it is.")
+    with RunReader(store.path_of(judged_run(store, "bug suspected", evidence=[EXACT_FAILED, row]))) as run:
+        assert [each.rung for each in run.evidence(0)] == ["float32", rung]
+        assert (
+            next(each for each in finding(run, run.pairs[0], run.positions(0)).rungs if each.name == rung).rows[0].says
+            == row.says
+        )
+
+
+def test_a_bugs_sentence_names_the_place_that_the_structure_row_names(store):
+    rows = CASES["bug suspected"][2]
+    assert "multiple of 16" in said(store, judged_run(store, "bug suspected"))
+    assert "multiple of 16" not in said(store, judged_run(store, "bug suspected", evidence=[r for r in rows if r is not BLOCKS]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_identical", "verdict", "shown"),
+    [
+        ("capture", False, None, "not judged"),
+        ("capture", True, None, "identical"),
+        ("upload", False, None, "undecided"),
+        ("upload", True, None, "identical"),
+        ("upload", True, "invalid dump", "invalid dump"),
+        ("capture", True, "nondeterministic", "nondeterministic"),
+    ],
+)
+def test_what_was_not_judged_is_never_called_more_than_its_bits_say(kind, is_identical, verdict, shown):
+    assert shown_verdict(kind, is_identical, verdict) == shown
+
+
+def test_every_verdict_there_is_has_a_case_here():
+    assert set(CASES) == set(VERDICTS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "float16"])
+def test_ratios_by_position_are_those_the_verdict_was_taken_from(dtype):
+    random = np.random.default_rng(0)
+    floor = np.exp(random.normal(0, 1, (4, 500))) * 1e-6
+    floor[:, 7] = 0
+    pair = np.exp(random.normal(0, 1, 500)) * 1e-6
+    test = floor_test(pair**2, floor**2, is_16_bits="16" in dtype)
+    ours = position_ratios(pair, np.sqrt((floor**2).mean(axis=0)), dtype)
+    assert ours == pytest.approx(test.by_position, rel=1e-9)
+
+
+def test_names_and_tokens_of_strangers_stay_text(store):
+    """Cells keep their number, code spans their fence, and nobody is mentioned."""
+    header = dataclasses.replace(
+        header_of("float32", (4,), 8),
+        name="`a` | [x](http://evil) <img src=x>\n# b",
+        provenance=Provenance("capture", "a|b`c", "", "@someone", "", 0, "", "see https://evil and @all | <b>"),
+        vocabulary=dict.fromkeys(range(8), "`|``\n|"),
+    )
+    header = dataclasses.replace(
+        header, sides=(SideHeader("ref|`", "prefill", "float32"), SideHeader("v\n|", "decode", "float32"))
+    )
+    sides = calm_sides(header)
+    sides[1] = np.roll(sides[1], 1, axis=1)  # flips everywhere
+    with RunWriter(store, header) as writer:
+        for side, bits in enumerate(sides):
+            writer.write(side, 0, bits)
+        run_id = writer.finish()
+    text = report(store, run_id)
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) == 4
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1, table
+    assert "@someone" not in text
+    assert "@all" not in text
+    assert "\\<b\\>" in text
+    assert "https://evil" not in text
+    assert text.splitlines()[0] == "### `` `a` \\| [x](http://evil) <img src=x> # b ``"
+    assert "```" in tables[-1][-1]  # a token of two backticks is fenced by three
+
+
+def test_more_than_five_flips_are_counted_and_five_are_shown(store):
+    header = header_of("float32", (9,), 8)
+    sides = calm_sides(header)
+    sides[1] = np.roll(sides[1], 1, axis=1)
+    with RunWriter(store, header) as writer:
+        for side, bits in enumerate(sides):
+            writer.write(side, 0, bits)
+        run_id = writer.finish()
+    text = report(store, run_id)
+    assert "The first 5 of 9 flips:" in text
+    assert len(text.split("flips:\n\n")[1].split("\n\n")[0].splitlines()) == 2 + 5
+
+
+JUDGE = "python -m core judge --model m --prompt 'a b' --variant decode"
+
+
+@pytest.mark.parametrize(
+    ("stored", "typed"),
+    [
+        ("python -m core capture --model m --prompt 'a b' --variant decode", JUDGE),
+        ("python -m core capture --model m --prompt 'a b' --variant decode --judge", JUDGE),
+        ("python -m core judge --model m", "python -m core judge --model m"),
+        ("python -m core generate --model m --tokens 4", "python -m core generate --model m --tokens 4 --judge"),
+        ("python -m core search --model m", None),
+        ("python -m core capture --prompt 'a; rm -rf /'", "python -m core judge --prompt 'a; rm -rf /'"),
+        ("capture 'unclosed", None),
+        ("", None),
+    ],
+)
+def test_the_command_that_judges_is_the_stored_one_with_another_name(stored, typed):
+    assert judge_command.typed(stored) == typed
+
+
+LAYERS = "python -m core capture --model m --prompt-file 'a b.txt' --prompt '--layers are'"
+
+
+@pytest.mark.parametrize(
+    ("stored", "option", "shown"),
+    [
+        (LAYERS, "--layers", f"{LAYERS} --layers"),
+        (LAYERS.replace("capture", "judge"), "--layers", f"{LAYERS} --judge --layers"),
+        (f"{LAYERS} --layers", "--layers", None),  # it was asked for, and could not be had
+        (f"{LAYERS} --no-kv --dry-run", "--kv", f"{LAYERS} --kv"),
+        ("python -m core capture --prompt a; rm -rf /", "--kernels", "python -m core capture --prompt 'a;' rm -rf / --kernels"),
+        ("python -m core generate --model m --tokens 4", "--layers", None),  # texts are not scored
+        ("python sample_runs/build.py runs", "--layers", None),
+        ("capture 'unclosed", "--layers", None),
+    ],
+)
+def test_the_same_capture_with_more_beside_it_is_the_stored_command_and_no_other(stored, option, shown):
+    assert judge_command.captured_with(stored, option) == shown
+
+
+def test_an_option_in_a_prompt_was_not_asked_for():
+    assert not judge_command.asks_for("python -m core capture --prompt 'use --layers here'", "--layers")
+    assert judge_command.asks_for("python -m core capture --prompt x --layers", "--layers")  # the twin
+
+
+def test_a_program_judges_the_tokens_that_the_run_holds(store):
+    with RunReader(store.path_of(judged_run(store, None))) as run:
+        assert judge_command.arguments(run, "again") == [
+            "capture", "--judge", "--model=sample_runs/model", "--reference=prefill", "--variant=decode", "--dtype=bfloat16", "--name=again",
+        ]  # fmt: skip
+        (line,) = (judge_command.prompts(run) or b"").splitlines()
+        assert json.loads(line) == {"token_ids": list(range(2, 98))}
+
+
+def test_a_program_takes_nothing_of_a_strangers_command_but_paths_and_dtypes(store):
+    hostile = COMMAND + " --trust-remote-code --prompt-file /etc/passwd --prompts=/etc/shadow --store /tmp/x --device cpu"
+    with RunReader(store.path_of(judged_run(store, None, command=hostile))) as run:
+        arguments = judge_command.arguments(run, "again")
+    assert arguments is not None
+    assert {part.partition("=")[0] for part in arguments} == {
+        "capture", "--judge", "--model", "--reference", "--variant", "--dtype", "--device", "--name"
+    }  # fmt: skip
+    assert not any("/etc" in part or "/tmp" in part for part in arguments)
+
+
+def test_without_a_command_that_repeats_it_the_paths_of_the_sides_are_judged(store):
+    with RunReader(store.path_of(judged_run(store, None, command="python -m core search --model m"))) as run:
+        arguments = judge_command.arguments(run, "again")
+    assert arguments is not None
+    assert arguments[3:6] == ["--reference=prefill", "--variant=decode", "--dtype=bfloat16"]
+
+
+@pytest.mark.parametrize(
+    "lacking", [{"kind": "upload", "command": ""}, {"with_token_ids": False}, {"model": ""}, {"model": "--trust-remote-code"}]
+)
+def test_a_run_without_model_or_tokens_is_judged_by_nobody_here(store, lacking):
+    with RunReader(store.path_of(judged_run(store, None, **lacking))) as run:
+        assert judge_command.arguments(run, "again") is None
+
+
+def test_prompts_that_were_continued_are_continued_again_from_what_was_given(store):
+    header = dataclasses.replace(header_of("bfloat16", (5,)), prompts=(Prompt(5, (1, 2, 3, 4, 5), ("a", "b", "c", "d", "e")),))
+    header = dataclasses.replace(
+        header,
+        provenance=dataclasses.replace(header.provenance, model="m", command="python -m core generate --model m --tokens 2"),
+    )
+    with RunWriter(store, header) as writer:
+        for side, bits in enumerate(calm_sides(header)):
+            writer.write(side, 0, bits)
+        writer.write_generation(Generation(0, 3, 2, ((4, 5), (4, 6)), ("d e", "d f")))
+        path = store.path_of(writer.finish())
+    with RunReader(path) as run:
+        arguments = judge_command.arguments(run, "again")
+        assert arguments is not None
+        assert arguments[:3] == ["generate", "--tokens=2", "--judge"]
+        assert json.loads(judge_command.prompts(run) or b"") == {"token_ids": [1, 2, 3]}
+
+
+def test_show_prints_the_report_and_refuses_two_forms_at_once(store, monkeypatch, capsys):
+    from core.commands.stored import show
+
+    run_id = judged_run(store, "rounding", run_id="fixed")
+    show(run_id, markdown=True, store=store.directory)
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[:-1] == report(store, run_id).splitlines()[:-1]
+    assert printed.splitlines()[-1] == "Run `fixed`: /overview?run=fixed"
+    with pytest.raises(UsageError, match="two forms"):
+        show(run_id, markdown=True, as_json_=True, store=store.directory)
+    with pytest.raises(UsageError, match="no variant 'x'; there are decode"):
+        show(run_id, markdown=True, variant="x", store=store.directory)

@@ -1,0 +1,387 @@
+"""What is no readable run is named with a reason and harms no other; what is damaged is noticed before it is shown."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+
+from core.errors import StoreError
+from core.judging.inspect import understood
+from core.runs.file import database as database_module
+from core.runs.file.database import Database
+from core.runs.file.records import Prompt
+from core.runs.reader import RunReader
+from core.runs.store.cards import arranged, list_runs, prompt_texts, read_runs
+from core.runs.store.store import Store
+from core.runs.writer import _SCHEMA
+from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
+
+FLIPS = 200
+TABLES_OF_A_RUN = ["run", "prompt", "token", "vocabulary", "side", "logits", "side_position", "top_token", "pair", "position"]
+ONE_RUN = "INSERT INTO run VALUES ('i','n',now()::TIMESTAMP,'upload','','','bfloat16',2,1,'','',NULL,'','','{}',"
+
+
+def _shell(path: Path, sql: str) -> None:
+    with duckdb.connect(str(path)) as shell:
+        shell.execute(sql)
+
+
+def _text(path: Path) -> None:
+    path.write_text("this is not a database\n" * 1000)
+
+
+def _changed(sql: str) -> Callable[[Path], None]:
+    """A good run, tampered with in the DuckDB shell."""
+
+    def plant(path: Path) -> None:
+        _shell(copied(path), sql)
+
+    return plant
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def _views(path: Path) -> None:
+    """All the tables of a run, but `run` is a view that reads a file of this machine; a table `run` lies in another schema."""
+    secret = path.with_suffix(".txt")
+    secret.write_text("secret")
+    _shell(path, _SCHEMA)
+    _shell(path, "CREATE SCHEMA other; CREATE TABLE other.run AS SELECT 1 AS a; ALTER TABLE run RENAME TO was_run;")
+    _shell(path, f"CREATE VIEW run AS SELECT * REPLACE ((SELECT content FROM read_text('{secret}')) AS name) FROM was_run")
+    _shell(path, ONE_RUN.replace("run VALUES", "was_run VALUES") + "1)")
+
+
+# name of the fault -> (how it is planted, what the sentence says of it)
+FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nothing in it": (Path.touch, "it is no DuckDB file"),
+    "text": (_text, "it is no DuckDB file"),
+    "a directory": (Path.mkdir, "not a regular file"),
+    "a pipe": (os.mkfifo, "not a regular file"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+    "a link to nothing": (lambda path: path.symlink_to("gone"), "cannot be opened"),
+    "a link to itself": (_loop, "cannot be"),
+    "another database": (lambda path: _shell(path, "CREATE TABLE t AS SELECT 42 AS a"), "run"),
+    "an empty run": (lambda path: _shell(path, _SCHEMA), "0 rows of provenance"),
+    "a view called run": (_views, "with the view 'run', so not a run file"),
+    "a newer schema": (_changed("UPDATE run SET schema_version = 5"), "schema version 5, this ULPscope reads versions 1 to 4"),
+    "a text for a version": (_changed("ALTER TABLE run ALTER schema_version TYPE VARCHAR USING 'x'"), "schema version x"),
+    "two provenances": (_changed("INSERT INTO run SELECT * FROM run"), "2 rows of provenance"),
+    "a missing column": (_changed("ALTER TABLE run DROP COLUMN device"), "device"),
+    "an unknown dtype": (_changed("UPDATE run SET compute_dtype = 'int4'"), "'int4' is not known"),
+    "a vocabulary of words": (_changed("ALTER TABLE run ALTER vocab TYPE VARCHAR"), "makes no sense"),
+    "a promise of a petabyte": (_changed("UPDATE run SET positions = 2e9; UPDATE prompt SET positions = 2e9"), "cannot hold"),
+}  # fmt: skip
+
+
+def _read_all(path: Path) -> list[bytes]:
+    """All there is to read of a run, as bytes to compare; StoreError from any of it."""
+    with RunReader(path) as run:
+        header = run.header
+        seen = [repr((run.sides, run.pairs, header, run.vocabulary, run.histogram(0))).encode()]
+        seen += [run.at(side, *place).tobytes() for side in range(2) for place in header.places()]
+        seen += [run.read_rows(side, 0, header.rows).tobytes() for side in range(2)]
+        seen += [run.read_window(1, (1, 3), (7, 99)).tobytes(), run.ulp_cells(0, 0, (0, header.rows)).tobytes()]
+        seen += [run.positions(0).to_csv().encode(), run.top_tokens(0, 0, 0).to_csv().encode(), run.logsumexp(0).tobytes()]
+        return seen
+
+
+@pytest.mark.parametrize("fault", FOREIGN)
+def test_a_foreign_file_is_named_with_a_reason_and_harms_no_run(fault: str, tmp_path: Path) -> None:
+    plant, sentence = FOREIGN[fault]
+    store = Store(tmp_path / "store")
+    good = [copied(store.directory / f"{run_id}.duckdb") for run_id in "amz"]  # before, between and after the bad ones
+    bad = store.directory / "l.duckdb", store.directory / "n.duckdb"
+    for path in bad:
+        plant(path)
+    cards, broken = list_runs(store)
+    assert {card.run_id for card in cards} == {path.stem for path in good}
+    assert [found.path for found in broken] == list(bad)
+    for found in broken:
+        assert sentence in found.reason
+        assert found.path.name in found.reason
+        assert found.reason.endswith(".")
+        assert "\n" not in found.reason
+        assert "secret" not in found.reason
+    with pytest.raises(StoreError):
+        RunReader(bad[0]).close()
+
+
+def test_the_planted_faults_are_faults_and_not_the_store(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    _changed("UPDATE run SET note = 'tampered with, harmlessly'")(tmp_path / "x.duckdb")
+    cards, broken = list_runs(store)
+    assert ([card.run_id for card in cards], broken) == (["x"], [])
+
+
+@pytest.mark.parametrize("table", [*TABLES_OF_A_RUN[1:], "ulp_histogram", "ulp_tile", "evidence"])
+def test_a_file_without_one_of_the_tables_is_refused(table: str, tmp_path: Path) -> None:
+    _changed(f"DROP TABLE {table}")(tmp_path / "x.duckdb")
+    with pytest.raises(StoreError, match=f"without the table '{table}'"):
+        RunReader(tmp_path / "x.duckdb")
+
+
+@pytest.mark.parametrize(
+    "tampered",
+    [
+        "DELETE FROM logits WHERE side = 1 AND position = 1",
+        "UPDATE logits SET bits = bits || '\\x00'::BLOB WHERE side = 1 AND position = 1",
+        "ALTER TABLE logits ALTER bits TYPE INTEGER USING 1",
+        "DELETE FROM ulp_tile WHERE first_row = 2",
+        "UPDATE ulp_tile SET cells = '\\x00'::BLOB",
+        "ALTER TABLE ulp_tile ALTER cells TYPE INTEGER[] USING [1, 2]",
+        "UPDATE pair SET reference = 7",
+        "UPDATE side SET source_dtype = 'int3'",
+        "UPDATE run SET versions = 'no json'",
+        "UPDATE run SET vocab = 299",
+        "UPDATE prompt SET positions = 4 WHERE prompt = 0",
+        "DELETE FROM prompt",
+        "UPDATE prompt SET positions = -1",
+        "ALTER TABLE position DROP COLUMN kl",
+        "ALTER TABLE side_position ALTER logsumexp TYPE VARCHAR",
+    ],
+)
+def test_tables_that_contradict_each_other_are_a_store_error_when_read(tampered: str, tmp_path: Path) -> None:
+    _changed(tampered)(tmp_path / "x.duckdb")
+    list_runs(Store(tmp_path))
+    with pytest.raises(StoreError, match=r"x\.duckdb: "):
+        _read_all(tmp_path / "x.duckdb")
+
+
+def _damaged(whole: bytes, kind: str, chance: random.Random) -> bytes:
+    damaged = bytearray(whole)
+    if kind == "one bit":  # half of them in the first blocks, where the headers and most tables lie
+        damaged[chance.randrange(chance.choice([len(whole), 3 * 4096 + 16384]))] ^= 1 << chance.randrange(8)
+    elif kind == "64 bytes":
+        at = chance.randrange(len(whole) - 64)
+        damaged[at : at + 64] = chance.randbytes(64)
+    else:
+        del damaged[chance.randrange(len(whole)) :]
+    return bytes(damaged)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("one bit", marks=pytest.mark.thorough), pytest.param("64 bytes", marks=pytest.mark.thorough), "truncated"],
+)
+def test_damage_anywhere_is_caught_or_changes_nothing(kind: str, tmp_path: Path) -> None:
+    _fuzz(kind, FLIPS if kind == "one bit" else 60, tmp_path)
+
+
+def test_damage_somewhere_is_caught_or_changes_nothing(tmp_path: Path) -> None:
+    _fuzz("one bit", 12, tmp_path)
+
+
+def _seen_or_error(path: Path) -> list[bytes] | StoreError:
+    try:
+        return _read_all(path)
+    except StoreError as error:
+        return error
+
+
+def _fuzz(kind: str, times: int, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    whole = made(store, run_id="good")
+    truth = _read_all(whole)
+    chance = random.Random(kind)
+    caught = 0
+    for _ in range(times):
+        path = store.directory / "damaged.duckdb"
+        path.write_bytes(_damaged(whole.read_bytes(), kind, chance))
+        began = time.monotonic()
+        cards, broken = list_runs(store)
+        assert "good" in [card.run_id for card in cards]
+        assert len(cards) + len(broken) == 2
+        seen = _seen_or_error(path)
+        assert seen == truth or isinstance(seen, StoreError)
+        caught += isinstance(seen, StoreError)
+        assert time.monotonic() - began < 10
+        path.unlink()
+    assert caught > times // 2
+    assert _read_all(whole) == truth
+
+
+def test_a_file_of_someone_else_cannot_reach_other_files_when_read(tmp_path: Path) -> None:
+    """Should a way to hide a query in a run file be found, there is nothing for it to read."""
+    database = Database.to_read(made(Store(tmp_path)))
+    (tmp_path / "secret.txt").write_text("secret")
+    with pytest.raises(StoreError, match="disabled by configuration"):
+        database.rows("SELECT content FROM read_text(?)", [str(tmp_path / "secret.txt")])
+    database.abandon()
+    with duckdb.connect() as shell:  # where it is not shut in, that query does read it
+        assert shell.execute("SELECT content FROM read_text(?)", [str(tmp_path / "secret.txt")]).fetchall() == [("secret",)]
+
+
+def test_a_flip_inside_the_logits_is_caught_by_the_blocks_checksum(tmp_path: Path) -> None:
+    header = header_of("float32", vocab=5000)
+    sides = calm_sides(header)
+    path = write_run(Store(tmp_path), header, sides)
+    whole = path.read_bytes()
+    place = whole.index(sides[1][5, 100:132].tobytes())
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with RunReader(path) as run, pytest.raises(StoreError, match="checksum"):
+        run.read_rows(1, 0, header.rows)
+    path.write_bytes(whole)  # and it was that one bit
+    with RunReader(path) as run:
+        assert np.array_equal(run.read_rows(1, 0, header.rows), sides[1])
+
+
+def test_a_file_nobody_may_read_is_named_and_the_others_are_listed() -> None:
+    """As another user where the tests run as root, whom permissions do not stop."""
+    place = Path(tempfile.mkdtemp())
+    try:
+        place.chmod(0o755)
+        made(Store(place), run_id="good").chmod(0o644)
+        made(Store(place), run_id="shut").chmod(0)
+        code = (
+            "import sys; from pathlib import Path\n"
+            "from core.runs.store.cards import list_runs; from core.runs.store.store import Store\n"
+            "import os; os.getuid() or os.setuid(65534)\n"
+            "cards, broken = list_runs(Store(Path(sys.argv[1])))\n"
+            "print([card.run_id for card in cards], broken[0].path.name, 'ermission denied' in broken[0].reason)\n"
+        )
+        found = subprocess.run([sys.executable, "-c", code, str(place)], cwd=ROOT, capture_output=True, text=True)
+        assert found.stdout == "['good'] shut.duckdb True\n", found.stderr
+    finally:
+        shutil.rmtree(place)
+
+
+def test_a_link_to_a_run_is_a_run_and_a_hidden_file_is_not_listed(tmp_path: Path) -> None:
+    elsewhere, store = Store(tmp_path / "elsewhere"), Store(tmp_path / "store")
+    run = made(elsewhere)
+    store.directory.mkdir()
+    (store.directory / "link.duckdb").symlink_to(run)
+    shutil.copy(run, store.directory / ".hidden.duckdb")
+    cards, broken = list_runs(store)
+    assert ([card.run_id for card in cards], broken) == (["link"], [])
+    assert len(_read_all(store.path_of("link"))) > 0
+    store.delete("link")
+    assert run.exists()  # the link goes, not what it points to
+
+
+ODD_NAMES = ["a run of mine", "it's", "日本", "temp", "system", "memory", "run", "main", "x.y", "run_file", "%41"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_renamed_run_is_listed_and_opened_whatever_its_name(name: str, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    copied(tmp_path / f"{name}.duckdb")
+    cards, broken = list_runs(store)
+    assert ([card.run_id for card in cards], broken) == ([name], [])
+    assert len(_read_all(store.path_of(name))) > 0
+
+
+def test_a_name_that_is_no_text_is_broken_and_can_be_printed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    odd = made(store).rename(tmp_path / os.fsdecode(b"\xff\xfe.duckdb"))
+    made(store)
+    cards, broken = list_runs(store)
+    assert (len(cards), [found.path for found in broken]) == (1, [odd])
+    broken[0].reason.encode()
+
+
+def test_a_card_says_what_the_run_says(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store", [tmp_path / "samples"])
+    header = header_of(sides=4)
+    a, b, *_ = calm_sides(header)
+    sample = write_run(Store(tmp_path / "samples"), header, [a, b, a.copy(), b.copy()])
+    own = made(store)
+    cards = {card.run_id: card for card in list_runs(store)[0]}
+    card = cards[sample.stem]
+    with RunReader(sample) as run:
+        summaries = [pair.summary for pair in run.pairs]
+        assert (card.name, card.created, card.sides) == (header.name, run.created, tuple(side.name for side in run.sides))
+    assert (card.prompts, card.positions, card.vocab, card.pairs, card.bit_identical_pairs) == (2, 8, 300, 3, 1)
+    assert (card.flips, card.max_ulps) == (max(s.flips for s in summaries), max(s.max_ulps for s in summaries))
+    assert (card.max_neq_share, card.verdicts) == (max(s.neq_share for s in summaries), "")
+    assert card.bytes == sample.stat().st_size
+    assert {run_id: card.is_read_only for run_id, card in cards.items()} == {sample.stem: True, own.stem: False}
+
+
+def test_an_empty_or_absent_store_is_not_an_error(tmp_path: Path) -> None:
+    assert list_runs(Store(tmp_path)) == ([], [])
+    assert list_runs(Store(tmp_path / "absent", [tmp_path / "too"])) == ([], [])
+
+
+@pytest.mark.slow
+def test_a_thousand_runs_are_listed_by_one_instance_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance for each run took 34 s, one a thread takes 0.8 (`python -m benchmarks listing`)."""
+    store = Store(tmp_path)
+    first = made(store, run_id="r0000")
+    for number in range(1, 1000):
+        shutil.copyfile(first, tmp_path / f"r{number:04d}.duckdb")
+    opened: list[list[str]] = []
+    instance = database_module._listing_instance
+    monkeypatch.setattr(database_module, "_listing_instance", lambda folders: opened.append(folders) or instance(folders))
+    cards, broken = list_runs(store)
+    assert (len(cards), broken) == (1000, [])
+    assert 1 <= len(opened) <= database_module._LISTING_THREADS
+
+
+def test_prompts_are_read_to_be_searched_the_beginning_of_each(tmp_path: Path) -> None:
+    long = Prompt(3000, tuple(range(3000)), tuple(f"{i % 10}" for i in range(3000)))
+    untold = Prompt(4, (1, 2, 3, 4))
+    header = header_of(lengths=(3, 2), vocab=16)
+    header = replace(header, prompts=(long, untold, Prompt(2, (1, 2), (" Ünder", "lined"))))
+    path = write_run(Store(tmp_path), header, calm_sides(header))
+    foreign = tmp_path / "foreign.duckdb"
+    foreign.write_text("no run")
+    texts = prompt_texts([path, foreign])
+    first, last = texts[path].split("\n")
+    assert first == "0123456789" * 200
+    assert last == " Ünderlined"
+    assert texts[foreign] == ""
+
+
+def test_a_foreign_file_cannot_send_more_text_than_is_searched(tmp_path: Path) -> None:
+    path = copied(tmp_path / "big.duckdb")
+    _shell(path, "INSERT INTO token SELECT p, i, 1, repeat('x', 5000) FROM range(100) a(p), range(50) b(i)")
+    (text,) = prompt_texts([path]).values()
+    assert len(text) <= 64 * (2000 + 1)
+
+
+def test_reading_file_by_file_is_listing_all(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for name in ("a", "b", "c"):
+        copied(tmp_path / f"{name}.duckdb")
+    (tmp_path / "broken.duckdb").touch()
+    apart = {path: card for one in store.paths() for path, card in read_runs([one]).items()}
+    together, broken = list_runs(store)
+    assert arranged(store, apart)[0] == together
+    assert [run.path for run in broken] == [run.path for run in arranged(store, apart)[1]]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
+@pytest.mark.parametrize("table", ["pair", "side"])
+def test_millions_of_rows_in_a_few_bytes_are_not_read(table: str, tmp_path: Path) -> None:
+    """Six million rows as Python's objects take more than a gigabyte."""
+    path = tmp_path / "store" / "x.duckdb"
+    path.parent.mkdir()
+    _changed(f"INSERT INTO {table} SELECT t.* FROM {table} t, range(3000000)")(path)
+    assert path.stat().st_size < 12 << 20
+    probe = (
+        "from pathlib import Path; from core.runs.store.cards import list_runs; from core.runs.store.store import Store\n"
+        f"_, (broken,) = list_runs(Store(Path({str(path.parent)!r})))\n"
+        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "print(int(peak.split()[1]) >> 10, broken.reason)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
+    mib, _, reason = done.stdout.partition(" ")
+    assert "more than 4,096 sides or pairs" in reason
+    assert int(mib) < 400
+    with pytest.raises(StoreError, match=f"table {table} has"):  # as a file from outside
+        understood([path])

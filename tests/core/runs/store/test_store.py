@@ -1,0 +1,223 @@
+"""Many processes read while others write; ids are found, runs are deleted, and names never collide."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.errors import StoreError
+from core.runs.reader import RunReader
+from core.runs.store.cards import list_runs
+from core.runs.store.store import Store, open_store
+from core.runs.writer import RunWriter
+from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, made, write_run
+
+READER = """
+import hashlib, sys
+from pathlib import Path
+from core.runs.gallery import list_runs
+from core.runs.reader import RunReader
+from core.runs.store import Store
+store, most, rounds = Store(Path(sys.argv[1])), 0, 0
+while not Path(sys.argv[2]).exists() or not rounds:
+    cards, broken = list_runs(store)
+    assert broken == [], broken
+    for card in cards:
+        with RunReader(store.path_of(card.run_id)) as run:
+            for side in run.sides:
+                assert hashlib.sha256(run.read_rows(side.index, 0, run.header.rows).tobytes()).hexdigest() == side.sha256
+            assert len(run.positions(0)) == run.header.rows and run.ulp_cells(0, 0, (0, 1)).size
+    assert len(cards) >= most
+    most, rounds = len(cards), rounds + 1
+    if rounds == 1:
+        print("reading", flush=True)
+print(most)
+"""
+
+
+def _readers_beside_a_writer(place: Path, readers: int, runs: int) -> None:
+    store = Store(place / "store")
+    made(store)
+    command = [sys.executable, "-c", READER, str(store.directory), str(place / "stop")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(readers)]  # type: ignore[call-overload]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reading\n", process.communicate()[1]
+    for number in range(runs):
+        made(store, number)
+    (place / "stop").touch()
+    for process in processes:
+        out, err = process.communicate(timeout=300)
+        assert (process.returncode, err) == (0, "")
+        assert 1 <= int(out) <= runs + 1
+
+
+def test_two_processes_read_whole_runs_while_a_writer_adds_some(tmp_path: Path) -> None:
+    _readers_beside_a_writer(tmp_path, readers=2, runs=6)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_four_processes_read_whole_runs_while_a_writer_adds_many(tmp_path: Path) -> None:
+    _readers_beside_a_writer(tmp_path, readers=4, runs=40)
+
+
+def test_a_half_written_file_under_a_visible_name_would_be_noticed_by_such_a_reader(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    whole = made(store).read_bytes()
+    (store.directory / "half.duckdb").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "stop").touch()
+    command = [sys.executable, "-c", READER, str(store.directory), str(tmp_path / "stop")]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 1
+    assert "BrokenRun" in found.stderr
+
+
+def test_two_writer_processes_at_once_lose_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.core.runs.made_runs", str(tmp_path), "5"]
+    writers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(2)]
+    assert [writer.communicate(timeout=300)[1] for writer in writers] == [b"", b""]
+    cards, broken = list_runs(Store(tmp_path))
+    assert (len(cards), broken) == (10, [])
+    assert all(path.suffix == ".duckdb" for path in tmp_path.iterdir())
+
+
+def test_two_writers_of_one_process_and_moment_get_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids drawn alike: the second writer draws again, while the first is writing and after it is done."""
+    drawn = iter(["aaaa", "aaaa", "bbbb", "aaaa", "cccc"])
+    monkeypatch.setattr("core.runs.store.store.secrets.token_hex", lambda _: next(drawn))
+    store, header = Store(tmp_path), header_of()
+    sides = bits_of_sides(header)
+    now = datetime(2026, 11, 20, tzinfo=UTC)
+    header = type(header)(**{**vars(header), "created": now})
+    with RunWriter(store, header) as first:
+        write_run(store, header, sides)
+        for side, bits in enumerate(sides):
+            first.write(side, 0, bits)
+        first.finish()
+    write_run(store, header, sides)
+    assert [path.stem[-4:] for path in store.paths()] == ["aaaa", "bbbb", "cccc"]
+
+
+def test_a_run_id_that_is_taken_or_no_name_is_refused_and_the_run_stays(tmp_path: Path) -> None:
+    store, header = Store(tmp_path), header_of()
+    kept = made(store, run_id="kept").read_bytes()
+    with pytest.raises(StoreError, match="exists already or is being written"):
+        RunWriter(store, header, run_id="kept")
+    for name in ("../x", "a/b", "", ".hidden", "x" * 200, "a b"):
+        with pytest.raises(StoreError, match="cannot be a run id"):
+            RunWriter(store, header, run_id=name)
+    assert store.path_of("kept").read_bytes() == kept
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_reader_reads_on_when_its_run_is_deleted(tmp_path: Path) -> None:
+    store, header = Store(tmp_path), header_of()
+    sides = bits_of_sides(header)
+    path = write_run(store, header, sides)
+    with RunReader(path) as run:
+        assert store.delete(path.stem[:8]) == path.stem
+        assert list_runs(store) == ([], [])
+        assert np.array_equal(run.read_rows(1, 0, header.rows), sides[1])
+        assert len(run.positions(0)) == header.rows
+    with pytest.raises(StoreError, match="is not there any more"):
+        RunReader(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_reader_serves_many_threads_without_mixing_their_answers(tmp_path: Path) -> None:
+    store, header = Store(tmp_path), header_of(lengths=(40,), vocab=5000)
+    sides = bits_of_sides(header)
+    wrong: list[object] = []
+    with RunReader(write_run(store, header, sides)) as run:
+
+        def read(seed: int) -> None:
+            chance = np.random.default_rng(seed)
+            for _ in range(20):
+                side, position = int(chance.integers(2)), int(chance.integers(40))
+                if not np.array_equal(run.at(side, 0, position), sides[side][position]):
+                    wrong.append((side, position))
+
+        threads = [threading.Thread(target=read, args=[seed]) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+# the runs there are, what is asked for, what is found (None: a StoreError that says the words)
+FOUND = [
+    (["abc-1", "abc-2", "x"], "abc-1", "abc-1", ""),
+    (["abc-1", "abc-2", "x"], "x", "x", ""),
+    (["abc", "abc-2"], "abc", "abc", ""),  # a whole id is not ambiguous for being the beginning of another
+    (["abc-1", "x"], "ab", "abc-1", ""),
+    (["abc-1", "abc-2"], "abc", None, "could be abc-1, abc-2; give more of its id"),
+    (["abc-1"], "b", None, "no run 'b' in"),
+    (["abc-1"], "../x", None, "is not a run id"),
+    (["abc-1"], "../store/abc-1", None, "is not a run id"),
+    (["abc-1"], "", None, "is not a run id"),
+    (["abc-1"], "/etc/passwd", None, "is not a run id"),
+    (["abc-1"], "abc*", None, "is not a run id"),
+    (["abc-1"], ".", None, "is not a run id"),
+    (["abc-1"], "abc-1.duckdb", None, "no run 'abc-1.duckdb'"),
+    (["abc-1"], "a\x00b", None, "is not a run id"),
+]
+
+
+@pytest.mark.parametrize(("runs", "asked", "found", "words"), FOUND)
+def test_a_run_is_found_by_its_id_or_a_unique_beginning(runs, asked, found, words, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.directory.mkdir()
+    (tmp_path / "x.duckdb").touch()  # what '../x' would reach
+    for name in runs:
+        (store.directory / f"{name}.duckdb").touch()
+    if found is None:
+        with pytest.raises(StoreError, match=words):
+            store.path_of(asked)
+    else:
+        assert store.path_of(asked) == store.directory / f"{found}.duckdb"
+
+
+def test_sample_runs_are_found_and_never_deleted(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store", [tmp_path / "samples"])
+    (tmp_path / "samples").mkdir()
+    sample = tmp_path / "samples" / "s.duckdb"
+    sample.touch()
+    assert store.path_of("s") == sample
+    with pytest.raises(StoreError, match="read-only sample run"):
+        store.delete("s")
+    assert sample.exists()
+    with pytest.raises(StoreError, match="no run 'other'"):
+        store.delete("other")
+
+
+def test_a_store_that_is_its_own_sample_directory_lists_every_run_once(tmp_path: Path) -> None:
+    store = Store(tmp_path, [tmp_path / "." / "", tmp_path])
+    made(store, run_id="once")
+    assert [card.run_id for card in list_runs(store)[0]] == ["once"]
+    assert store.path_of("on").stem == "once"
+
+
+def test_what_cannot_be_deleted_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "folder.duckdb").mkdir()
+    with pytest.raises(StoreError, match="'folder' cannot be deleted"):
+        Store(tmp_path).delete("folder")
+
+
+def test_the_store_is_the_one_asked_for_then_the_environments_then_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ULPSCOPE_STORE", raising=False)
+    assert open_store().directory == Path("runs")
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path))
+    assert open_store().directory == tmp_path
+    assert open_store(tmp_path / "asked").directory == tmp_path / "asked"
+    assert [place.name for place in open_store().read_only] == ["sample_runs"]
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    assert open_store().read_only == ()

@@ -1,0 +1,132 @@
+"""Key/value caches and generated tokens in the run file: counted against numpy, read back, and absent in files of version 1."""
+
+import dataclasses
+
+import duckdb
+import numpy as np
+import pytest
+
+from core.errors import UsageError
+from core.numerics.formats import BFLOAT16, values_of
+from core.runs.file.records import Evidence, FloorRows, Generation
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.tables.kv_cache import KvPart
+from core.runs.writer import RunWriter
+from tests.core.runs.made_runs import calm_sides, copied, header_of
+
+
+def written(store, *, sides=2, parts=(), generations=()):
+    header = header_of(sides=sides)
+    with RunWriter(store, header) as writer:
+        for side, bits in enumerate(calm_sides(header)):
+            writer.write(side, 0, bits)
+        for side, part in parts:
+            writer.write_kv(side, part)
+        for generation in generations:
+            writer.write_generation(generation)
+        return store.path_of(writer.finish())
+
+
+def cache(seed, heads=2, positions=5, width=16):
+    return np.random.default_rng(seed).standard_normal((heads, positions, width)).astype(BFLOAT16.values).view(np.uint16)
+
+
+def test_differing_elements_are_counted_by_layer_head_and_kind(tmp_path):
+    reference, variant = cache(0), cache(0)
+    variant[1, 3:, :4] ^= 1  # head 1, positions 3 and 4, four elements each, one ULP
+    parts = [(0, KvPart(1, 7, "key", 0, reference)), (1, KvPart(1, 7, "key", 0, variant))]
+    with RunReader(written(Store(tmp_path), parts=parts)) as run:
+        table = run.kv(0)
+        assert table[["prompt", "layer", "kind", "head"]].to_numpy().tolist() == [[1, 7, "key", 0], [1, 7, "key", 1]]
+        assert table["elements"].tolist() == [80, 80]
+        assert table["neq"].tolist() == [0, 8]
+        assert table["max_ulps"].tolist() == [0, 1]
+        assert table["first_position"].isna().tolist() == [True, False]
+        assert table["first_position"][1] == 3
+        gap = values_of(reference, BFLOAT16).astype(float) - values_of(variant, BFLOAT16).astype(float)
+        assert table["max_abs"][1] == np.abs(gap).max()
+        assert table["rms"][1] == pytest.approx(np.sqrt((gap[1] ** 2).mean()), rel=1e-12)
+        by_position = run.kv_positions(0, 1)
+        assert by_position["neq"].tolist() == [0, 0, 0, 4, 4]
+        assert run.kv_positions(0, 0).empty
+
+
+def test_a_window_is_compared_where_both_sides_still_hold_it(tmp_path):
+    """The variant has dropped the first two positions: 3 of 5 are compared, each with its own."""
+    reference = cache(1)
+    parts = [(0, KvPart(0, 0, "value", 0, reference)), (1, KvPart(0, 0, "value", 2, reference[:, 2:].copy()))]
+    with RunReader(written(Store(tmp_path), parts=parts)) as run:
+        assert run.kv(0)["elements"].tolist() == [48, 48]
+        assert run.kv(0)["neq"].tolist() == [0, 0]
+        assert run.kv_positions(0, 0)["position"].tolist() == [2, 3, 4]
+
+
+def test_positions_shifted_by_one_are_seen(tmp_path):
+    """The twin: with a wrong first position equal caches would be called different, so the alignment above is real."""
+    reference = cache(1)
+    parts = [(0, KvPart(0, 0, "value", 0, reference)), (1, KvPart(0, 0, "value", 1, reference[:, 2:].copy()))]
+    with RunReader(written(Store(tmp_path), parts=parts)) as run:
+        assert min(run.kv(0)["neq"]) > 0
+
+
+def test_a_side_without_a_cache_leaves_no_rows(tmp_path):
+    with RunReader(written(Store(tmp_path), parts=[(0, KvPart(0, 0, "key", 0, cache(2)))])) as run:
+        assert run.kv(0).empty
+
+
+def test_caches_of_other_heads_are_refused(tmp_path):
+    parts = [(0, KvPart(0, 0, "key", 0, cache(2))), (1, KvPart(0, 0, "key", 0, cache(2, heads=1)))]
+    with pytest.raises(UsageError, match="1 heads of 16 cannot be compared with one of 2 heads of 16"):
+        written(Store(tmp_path), parts=parts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_generated_tokens_come_back_with_the_place_where_they_part(tmp_path):
+    made = Generation(1, 3, 4, ((5, 6, 7, 8), (5, 6, 9), (5, 6, 7, 8)), ("a b c d", "a b x", "a b c d"))
+    with RunReader(written(Store(tmp_path), sides=3, generations=[made])) as run:
+        assert run.generations == {1: made}
+        found = run.generations[1]
+        assert found.parting(1) == 4  # two tokens agree: position 2 chose the first, position 4 the one that parts
+        assert found.parting(2) is None
+
+
+def test_more_tokens_than_were_asked_for_are_no_generation():
+    with pytest.raises(UsageError):
+        Generation(0, 3, 1, ((5, 6), (5,)), ("", ""))
+    assert dataclasses.replace(Generation(0, 3, 2, ((5, 6), (5,)), ("", ""))).parting(1) is None
+
+
+def test_files_of_the_first_schema_read_as_runs_without_caches(tmp_path):
+    path = copied(tmp_path / "old.duckdb")
+    with duckdb.connect(str(path)) as database:
+        for table in ("kv", "kv_position", "generation", "generated_token", "floor_position"):
+            database.execute(f"DROP TABLE {table}")
+        database.execute("UPDATE run SET schema_version = 1")
+    with RunReader(path) as run:
+        assert run.kv(0).empty
+        assert run.kv_positions(0, 0).empty
+        assert run.generations == {}
+        assert list(run.kv(0).columns)[:4] == ["prompt", "layer", "kind", "head"]
+
+
+def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
+    store, header = Store(tmp_path), header_of()
+    rows = [
+        Evidence("float32", "a pair", {"noise_ratio": 1.0}, "passed", "It is rounding."),
+        Evidence("rerun", "twice", {}, "passed", "Same bits."),
+    ]
+    floor = FloorRows("float32", np.arange(header.rows) / 7, np.arange(header.rows) / 9)
+    with RunWriter(store, header) as writer:
+        for side, bits in enumerate(calm_sides(header)):
+            writer.write(side, 0, bits)
+        writer.write_verdict(0, "rounding", "It is rounding.", 1.0, rows, [floor])
+        with pytest.raises(UsageError, match="each has one"):
+            writer.write_verdict(0, "rounding", "Again.", 1.0, rows)
+        path = store.path_of(writer.finish())
+    with RunReader(path) as run:
+        assert (run.pairs[0].verdict, run.pairs[0].because, run.pairs[0].noise_ratio) == ("rounding", "It is rounding.", 1.0)
+        assert run.evidence(0) == [rows[1], rows[0]]  # in the order of the ladder
+        table = run.floor_positions(0)
+        assert table["pair_rms"].tolist() == floor.pair_rms.tolist()
+        assert table["position"].tolist() == [0, 1, 2, 0, 1, 2, 3, 4]

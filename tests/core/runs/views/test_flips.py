@@ -1,0 +1,139 @@
+"""The table of flips against the whole logits: ranks by sorting all of them, probabilities by a softmax in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from core.numerics.formats import BFLOAT16, values_of
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.views.elements import row_of
+from core.runs.views.flips import SIDES, flip_table
+from tests.core.runs.made_runs import header_of, write_run
+
+ROOT = Path(__file__).resolve().parents[4]
+SAMPLES = ("fresh-against-cached", "injected-bug", "batch-1-against-n")
+VOCAB = 300
+
+
+def by_hand(run: RunReader, pair: int, row: pd.Series) -> dict[str, float]:
+    """The derived columns of one row, from every logit of both sides."""
+    logits, order = {}, {}
+    for side, index in (("reference", 0), ("variant", pair + 1)):
+        bits = run.read_rows(index, place := row_of(run, int(row["prompt"]), int(row["position"])), place + 1)[0]
+        logits[side] = values_of(bits, run.header.format).astype(np.float64)
+        order[side] = list(np.lexsort((np.arange(len(bits)), -logits[side])))  # equal ones by token id
+    share = {side: np.exp(values - values.max()) / np.exp(values - values.max()).sum() for side, values in logits.items()}
+    expected: dict[str, float] = {}
+    for side, other in (("reference", "variant"), ("variant", "reference")):
+        token = order[side][0]
+        assert token == row[f"{side}_token"]
+        for on in SIDES:
+            expected[f"{side}_token_{on}_probability"] = share[on][token]
+        expected[f"{side}_token_probability_change"] = share["variant"][token] - share["reference"][token]
+        expected[f"{side}_token_{other}_rank"] = order[other].index(token) + 1  # 1 is the argmax
+    return expected
+
+
+def far_flips(store: Store) -> RunReader:
+    """bfloat16, prompts of 3 and 5 positions, each a flip: the reference's argmax t is the variant's number 100 + t and the other way round."""
+    header = header_of(vocab=VOCAB)
+    logits = np.stack([np.tile(np.linspace(4, -4, VOCAB), (header.rows, 1))] * 2)
+    for row in range(header.rows):
+        logits[0, row, row], logits[1, row, row] = 6.0, logits[0, row, 100 + row]
+        logits[1, row, 200] = 7.0
+    write_run(store, header, list(logits.astype(BFLOAT16.values).view(np.uint16)), run_id="far")
+    return RunReader(store.path_of("far"))
+
+
+@pytest.mark.parametrize("near_ties", [False, True])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_ranks_and_probabilities_are_those_of_the_whole_logits(name, near_ties):
+    with RunReader(ROOT / "sample_runs" / f"{name}.duckdb") as run:
+        for pair in range(len(run.pairs)):
+            positions = run.positions(pair)
+            found = flip_table(run, pair, positions, near_ties=near_ties)
+            chosen = positions["is_flip"] | (positions["near_tie"] if near_ties else False)
+            assert list(zip(found["prompt"], found["position"], strict=True)) == list(
+                zip(positions.loc[chosen, "prompt"], positions.loc[chosen, "position"], strict=True)
+            )
+            for _, row in found.iterrows():
+                for column, expected in by_hand(run, pair, row).items():
+                    assert row[column] == pytest.approx(expected, abs=1e-9), column
+                assert row["reference_text"] == run.vocabulary[row["reference_token"]]
+
+
+def test_tokens_beyond_the_stored_best_are_read_from_the_logits(tmp_path):
+    with far_flips(Store(tmp_path)) as run:
+        found = flip_table(run, 0, run.positions(0))
+        assert len(found) == 8
+        assert found["reference_token_variant_rank"].min() > 20  # or nothing beyond the stored ones was asked for
+        for _, row in found.iterrows():
+            for column, expected in by_hand(run, 0, row).items():
+                assert row[column] == pytest.approx(expected, abs=1e-9), column
+
+
+def test_a_rank_that_was_off_by_one_or_of_another_token_would_be_seen(tmp_path):
+    with far_flips(Store(tmp_path)) as run:
+        row = flip_table(run, 0, run.positions(0)).iloc[0]
+        expected = by_hand(run, 0, row)
+        planted = row.copy()
+        planted["variant_token_reference_rank"] += 1
+        assert planted["variant_token_reference_rank"] != expected["variant_token_reference_rank"]
+        assert row["reference_token_variant_probability"] != pytest.approx(
+            expected["variant_token_variant_probability"], abs=1e-9
+        )
+
+
+def test_no_more_rows_are_read_than_allowed_and_the_rest_is_null(tmp_path, monkeypatch):
+    with far_flips(Store(tmp_path)) as run:
+        read = []
+        at = run.at
+        monkeypatch.setattr(run, "at", lambda *place: read.append(place) or at(*place))
+        found = flip_table(run, 0, run.positions(0), most_read=3)
+        assert len(read) == 3
+        known = found["variant_token_reference_rank"].notna().sum() + found["reference_token_variant_rank"].notna().sum()
+        assert known == 3
+        assert (
+            found["variant_token_reference_probability"].notna().sum()
+            + found["reference_token_variant_probability"].notna().sum()
+            == 3
+        )
+        assert found["reference_token_reference_probability"].notna().all()  # the argmax is always among the stored
+
+
+def test_the_stored_best_suffice_for_the_flips_of_rounding(monkeypatch):
+    with RunReader(ROOT / "sample_runs" / "fresh-against-cached.duckdb") as run:
+        monkeypatch.setattr(run, "at", lambda *place: pytest.fail("read whole logits"))
+        assert len(flip_table(run, 0, run.positions(0), near_ties=True)) == 69
+
+
+def test_a_pair_without_flips_has_an_empty_table_with_all_columns(tmp_path):
+    header = header_of(vocab=40)
+    same = np.random.default_rng(0).standard_normal((header.rows, 40)).astype(BFLOAT16.values).view(np.uint16)
+    write_run(Store(tmp_path), header, [same, same.copy()], run_id="same")
+    with RunReader(Store(tmp_path).path_of("same")) as run, far_flips(Store(tmp_path)) as other:
+        empty = flip_table(run, 0, run.positions(0))
+        assert len(empty) == 0
+        assert list(empty.columns) == list(flip_table(other, 0, other.positions(0)).columns)
+
+
+def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(tmp_path):
+    header = header_of(vocab=40)
+    sides = [np.random.default_rng(0).standard_normal((header.rows, 40)).astype(BFLOAT16.values) for _ in range(2)]
+    sides[1][2] = np.nan
+    write_run(Store(tmp_path), header, [side.view(np.uint16) for side in sides], run_id="nan")
+    with RunReader(Store(tmp_path).path_of("nan")) as run:
+        positions = run.positions(0)
+        found = flip_table(run, 0, positions, near_ties=True)
+        rows = found[(found["prompt"] == 0) & (found["position"] == 2)]
+        for _, row in rows.iterrows():
+            assert pd.isna(row["variant_token"])
+            assert row["variant_text"] is None
+            assert pd.isna(row["variant_token_reference_rank"])
+            assert np.isnan(row["variant_token_variant_probability"])
+        assert len(rows) == int(positions["is_flip"].iloc[2] or positions["near_tie"].iloc[2])

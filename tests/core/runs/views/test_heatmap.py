@@ -1,0 +1,213 @@
+"""Tiles of the heatmap: every cell is the maximum of what it covers, at every level, in every view; nothing that differs is lost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.errors import UsageError
+from core.numerics.formats import FloatFormat, is_finite, ordinals, values_of
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.views import heatmap
+from core.runs.views.heatmap import MEASURES, ORDERS, TILE_COLUMNS, TILE_ROWS, Cells, Tile, tile_cells
+from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
+from tests.covering import covering
+
+LENGTHS, VOCAB = (130, 11, 9), 33000  # 150 rows: three tiles; 33 tiles of columns; two stored levels need more rows or columns
+
+
+def nothing_kept(key: tuple, make: Callable[[], Cells]) -> Cells:
+    return make()
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def opened(request, tmp_path_factory) -> Iterator[tuple[RunReader, list[np.ndarray]]]:
+    """A run with every kind of value in it, and its sides."""
+    header = header_of(request.param, LENGTHS, VOCAB)
+    sides = calm_sides(header)
+    sides[1][:100] = sides[0][:100]  # mostly equal, so that single elements are seen
+    odd = bits_of_sides(header_of(request.param, LENGTHS, 40))
+    for side, more in zip(sides, odd, strict=True):
+        side[:, 7000:7040] = more
+    with RunReader(write_run(Store(tmp_path_factory.mktemp("runs")), header, sides)) as run:
+        yield run, sides
+
+
+def slow_elements(sides: list[np.ndarray], fmt: FloatFormat, order: str, measure: str) -> np.ndarray:
+    """Distances of single elements from the definition, columns in the asked order. [rows, vocab]"""
+    a, b = (values_of(side, fmt) for side in sides)
+    both_finite = is_finite(sides[0], fmt) & is_finite(sides[1], fmt)
+    with np.errstate(all="ignore"):
+        is_same = (a == b) | (np.isnan(a) & np.isnan(b))
+        if measure == "ulps":
+            found = np.abs(ordinals(sides[0], fmt) - ordinals(sides[1], fmt)).astype(np.uint64)
+            mark = (1 << fmt.bits) - 1
+        else:
+            found = np.abs(a - b).view(np.uint32).astype(np.uint64)
+            mark = 0xFFFFFFFF
+    found = np.where(both_finite, found, np.where(is_same, 0, mark)).astype(np.uint64)
+    if order == "rank":
+        with np.errstate(invalid="ignore"):
+            last = np.where(np.isnan(a), np.inf, -a.astype(np.float64))
+        # Largest first, equal ones by id (a stable sort), NaN after -inf.
+        ranks = np.stack([np.lexsort((row, np.isnan(values))) for row, values in zip(last, a, strict=True)])
+        found = np.take_along_axis(found, ranks, 1)
+    return found
+
+
+def slow_tile(elements: np.ndarray, tile: Tile) -> np.ndarray:
+    tall, wide = 1 << tile.row_level, 1 << tile.column_level
+    part = elements[tile.row * TILE_ROWS * tall :, tile.column * TILE_COLUMNS * wide :][: TILE_ROWS * tall, : TILE_COLUMNS * wide]
+    rows = np.maximum.reduceat(part, np.arange(0, part.shape[0], tall), axis=0)
+    return np.maximum.reduceat(rows, np.arange(0, part.shape[1], wide), axis=1)
+
+
+def tiles_of(run: RunReader) -> Iterator[Tile]:
+    """First, middle and last tiles of every level."""
+    for row_level in range(heatmap.largest_level(run.header.rows, TILE_ROWS) + 1):
+        for column_level in range(heatmap.largest_level(run.header.vocab, TILE_COLUMNS) + 1):
+            last = [(run.header.rows - 1) // (TILE_ROWS << row_level), (run.header.vocab - 1) // (TILE_COLUMNS << column_level)]
+            for row, column in itertools.product({0, last[0]}, {0, last[1] // 2, last[1]}):
+                yield Tile(row_level, column_level, row, column)
+
+
+@pytest.mark.parametrize(("measure", "order"), covering(MEASURES, ORDERS))
+def test_every_cell_is_the_maximum_of_the_elements_it_covers(opened, order, measure):
+    run, sides = opened
+    elements = slow_elements(sides, run.header.format, order, measure)
+    kept: dict[tuple, Cells] = {}
+    for tile in tiles_of(run):
+        got = tile_cells(run, 0, tile, order, measure, lambda key, make: kept.setdefault(key, make()))
+        expected = slow_tile(elements, tile)
+        assert got.dtype == (run.header.format.carrier if measure == "ulps" else np.uint32)
+        assert got.shape == expected.shape
+        assert np.array_equal(got, expected), tile
+
+
+ROW, TOKEN = 137, 20011
+
+
+@pytest.fixture
+def one_differs(tmp_path: Path) -> Iterator[RunReader]:
+    header = header_of("bfloat16", LENGTHS, VOCAB)
+    sides = calm_sides(header)
+    sides[1] = sides[0].copy()
+    sides[1][ROW, TOKEN] ^= 1
+    with RunReader(write_run(Store(tmp_path), header, sides)) as run:
+        yield run
+
+
+def seen(run: RunReader, cells_of: Callable[[Tile], np.ndarray]) -> bool:
+    """Whether exactly one cell of every level differs, the one that covers the element, by one ULP."""
+    for row_level in range(heatmap.largest_level(run.header.rows, TILE_ROWS) + 1):
+        for column_level in range(heatmap.largest_level(run.header.vocab, TILE_COLUMNS) + 1):
+            place = (ROW >> row_level, TOKEN >> column_level)
+            cells = cells_of(Tile(row_level, column_level, place[0] // TILE_ROWS, place[1] // TILE_COLUMNS))
+            if np.argwhere(cells).tolist() != [[place[0] % TILE_ROWS, place[1] % TILE_COLUMNS]] or cells.max() != 1:
+                return False
+    return True
+
+
+def test_one_differing_element_is_seen_at_every_level(one_differs):
+    assert seen(one_differs, lambda tile: tile_cells(one_differs, 0, tile, "id", "ulps", nothing_kept))
+
+
+def test_a_nearest_neighbour_reduction_would_lose_it(one_differs):
+    """The twin: one element of each cell, as an image is commonly made smaller, shows it at the finest level only."""
+    sides = [one_differs.read_rows(side, 0, one_differs.header.rows) for side in (0, 1)]
+    elements = slow_elements(sides, one_differs.header.format, "id", "ulps")
+
+    def nearest(tile: Tile) -> np.ndarray:
+        tall, wide = 1 << tile.row_level, 1 << tile.column_level
+        small = elements[::tall, ::wide]
+        return small[tile.row * TILE_ROWS :, tile.column * TILE_COLUMNS :][:TILE_ROWS, :TILE_COLUMNS]
+
+    assert not seen(one_differs, nearest)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("measure", MEASURES)
+def test_the_element_of_a_cell_is_the_one_that_differs(one_differs, order, measure):
+    span = (0, VOCAB) if order == "rank" else (TOKEN - 900, TOKEN + 900)
+    found = heatmap.largest_in(one_differs, 0, (130, 141), span, order, measure)
+    assert (found.row, found.token, found.ulps) == (ROW, TOKEN, 1)
+    sides = [values_of(one_differs.read_rows(side, ROW, ROW + 1)[0], one_differs.header.format) for side in (0, 1)]
+    assert (found.reference, found.variant) == (sides[0][TOKEN], sides[1][TOKEN])
+    assert found.difference == float(sides[1][TOKEN]) - float(sides[0][TOKEN])
+    for side, rank in zip(sides, (found.reference_rank, found.variant_rank), strict=True):
+        assert int(np.argsort(-side, kind="stable")[rank - 1]) == TOKEN
+
+
+def test_a_nan_on_one_side_is_furthest_apart_and_has_no_distance(opened):
+    run, sides = opened
+    fmt = run.header.format
+    found = heatmap.largest_in(run, 0, (0, 150), (7000, 7040), "id", "ulps")
+    assert (found.ulps, found.difference) == (None, None)
+    assert not (np.isfinite(found.reference) and np.isfinite(found.variant))
+    assert sides[0][found.row, found.token] != sides[1][found.row, found.token]
+    assert not is_finite(np.array([sides[0][found.row, found.token], sides[1][found.row, found.token]]), fmt).all()
+
+
+@pytest.mark.parametrize(
+    ("tile", "says"),
+    [
+        (Tile(0, 0, 3, 0), "row 3 of level 0"),
+        (Tile(0, 0, 0, 33), "column 33 of level 0"),
+        (Tile(3, 0, 0, 0), "row 0 of level 3"),
+        (Tile(0, 7, 0, 0), "column 0 of level 7"),
+        (Tile(10**9, 0, 0, 0), "level 1000000000"),
+        (Tile(-1, 0, 0, 0), "level -1"),
+        (Tile(0, 0, -1, 0), "row -1"),
+    ],
+)
+def test_a_tile_that_is_not_there_is_refused(one_differs, tile, says):
+    with pytest.raises(UsageError, match=says):
+        tile_cells(one_differs, 0, tile, "id", "ulps", nothing_kept)
+
+
+@pytest.mark.parametrize("pair", [-1, 1])
+def test_a_pair_that_is_not_there_is_refused(one_differs, pair):
+    with pytest.raises(UsageError, match=f"pair {pair}"):
+        tile_cells(one_differs, pair, Tile(0, 0, 0, 0), "id", "ulps", nothing_kept)
+    with pytest.raises(UsageError, match=f"pair {pair}"):
+        heatmap.largest_in(one_differs, pair, (0, 1), (0, 1), "id", "ulps")
+
+
+def test_a_tile_that_would_read_too_much_is_refused_and_the_table_says_which_is_not(one_differs, monkeypatch):
+    monkeypatch.setattr(heatmap, "WORK", 64 * 16384)
+    finest = heatmap.finest_columns(one_differs, "id", "ulps")
+    assert finest == [0, 5, 5]  # 64 rows of up to 16384 columns may be read, 128 and 150 rows may not
+    for row_level, column_level in enumerate(finest):
+        assert tile_cells(one_differs, 0, Tile(row_level, column_level, 0, 0), "id", "ulps", nothing_kept).size
+        if column_level:
+            with pytest.raises(UsageError, match=f"there are {column_level} and more"):
+                tile_cells(one_differs, 0, Tile(row_level, column_level - 1, 0, 0), "id", "ulps", nothing_kept)
+
+
+def test_a_run_too_large_to_read_whole_is_shown_in_ulps_by_token_id_only(one_differs, monkeypatch):
+    monkeypatch.setattr(heatmap, "WHOLE_RUN", one_differs.header.rows * VOCAB - 1)
+    assert tile_cells(one_differs, 0, Tile(0, 5, 0, 0), "id", "ulps", nothing_kept).size
+    for order, measure in (("rank", "ulps"), ("id", "difference")):
+        assert not heatmap.is_offered(one_differs, order, measure)
+        with pytest.raises(UsageError, match="ULPs by token id only"):
+            tile_cells(one_differs, 0, Tile(0, 5, 0, 0), order, measure, nothing_kept)
+
+
+def test_a_rectangle_too_large_to_search_is_refused(one_differs, monkeypatch):
+    monkeypatch.setattr(heatmap, "WORK", 1000)
+    with pytest.raises(UsageError, match="too many to look for one"):
+        heatmap.largest_in(one_differs, 0, (0, 11), (0, 100), "id", "ulps")
+    with pytest.raises(UsageError, match="there are"):
+        heatmap.largest_in(one_differs, 0, (0, 1), (5, 5), "id", "ulps")
+
+
+@pytest.mark.parametrize(
+    ("size", "cells", "level"), [(1, 64, 0), (64, 64, 0), (65, 64, 1), (128, 64, 1), (129, 64, 2), (128256, 1024, 7)]
+)
+def test_the_coarsest_level_is_the_first_that_fits_one_tile(size, cells, level):
+    assert heatmap.largest_level(size, cells) == level

@@ -1,0 +1,244 @@
+"""What is shown of key/value caches: counted against numpy on the caches themselves, with planted differences."""
+
+from __future__ import annotations
+
+import json
+
+import duckdb
+import numpy as np
+import pytest
+
+from core.errors import StoreError, UsageError
+from core.numerics.formats import BFLOAT16, values_of
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.tables.kv_cache import KINDS, KvPart
+from core.runs.views.kv_cache import by_head, by_layer, by_position, kv_json, summarize
+from tests.core.runs.cache_runs import both, cache, kv_run
+from tests.core.runs.made_runs import copied
+
+
+def read(tmp_path, parts, **how) -> RunReader:
+    store = Store(tmp_path / "runs")
+    return RunReader(store.path_of(kv_run(store, parts, **how)))
+
+
+def planted(count: int, shape: tuple[int, int, int]) -> np.ndarray:
+    """Bits to exclusive-or: exactly `count` elements one ULP away."""
+    change = np.zeros(shape, np.uint16)
+    change.ravel()[np.random.default_rng(1).permutation(change.size)[:count]] = 1
+    return change
+
+
+@pytest.mark.parametrize("count", [13_086, 13_087])
+def test_the_public_figure_of_layer_0_is_told_to_the_element(tmp_path, count):
+    """Report C: 13 086 of 75 776 elements of layer 0's keys: 74 positions of 8 heads of 128. One more is one more."""
+    keys, values = cache(0, 8, 74, 128), cache(1, 8, 74, 128)
+    parts = both(KvPart(0, 0, "key", 0, keys), keys ^ planted(count, keys.shape))
+    parts += both(KvPart(0, 0, "value", 0, values), values.copy())
+    with read(tmp_path, parts, lengths=(74,)) as run:
+        found = summarize(run.kv(0))
+        assert found is not None
+        assert found.layer_0_keys is not None
+        assert (found.layer_0_keys.neq, found.layer_0_keys.elements) == (count, 75_776)
+        assert (found.values.neq, found.values.first_layer) == (0, None)
+        assert found.together.neq_share == count / (2 * 75_776)
+        assert found.together.first_kinds == ("key",)
+
+
+def many(prompts: int = 2, layers: int = 3) -> tuple[list[tuple[int, KvPart]], dict]:
+    """Caches of every prompt, layer and kind with random differences from layer 1 and position 2 on, and both bits of each."""
+    parts, bits = [], {}
+    random = np.random.default_rng(7)
+    for prompt in range(prompts):
+        for layer in range(layers):
+            for kind in KINDS:
+                reference = cache(int(random.integers(1 << 30)), positions=(5, 4)[prompt])
+                changed = reference.copy()
+                changed[:, 2:] += layer * random.integers(0, 3, changed[:, 2:].shape, dtype=np.uint16)
+                parts += both(KvPart(prompt, layer, kind, 0, reference), changed)
+                bits[prompt, layer, kind] = (reference, changed)
+    return parts, bits
+
+
+def figures_with_numpy(pairs) -> dict:
+    a, b = (np.concatenate([pair[side].ravel() for pair in pairs]) for side in (0, 1))
+    gap = values_of(a, BFLOAT16).astype(float) - values_of(b, BFLOAT16).astype(float)
+    return {"neq": int((a != b).sum()), "elements": a.size, "rms": np.sqrt((gap**2).mean()), "max_abs": np.abs(gap).max()}
+
+
+def test_figures_of_all_prompts_and_of_one_agree_with_numpy(tmp_path):
+    parts, bits = many()
+    with read(tmp_path, parts, lengths=(5, 4)) as run:
+        table = run.kv(0)
+        for rows, prompts in ((table, (0, 1)), (table[table["prompt"] == 1], (1,))):
+            found = summarize(rows)
+            assert found is not None
+            for figures, kinds in ((found.together, KINDS), (found.keys, ("key",)), (found.values, ("value",))):
+                expected = figures_with_numpy([bits[p, layer, kind] for p in prompts for layer in range(3) for kind in kinds])
+                assert (figures.neq, figures.elements) == (expected["neq"], expected["elements"])
+                assert figures.rms == pytest.approx(expected["rms"], rel=1e-12)
+                assert figures.max_abs == expected["max_abs"]
+                assert (figures.first_layer, figures.first_position) == (1, 2)
+            assert found.together.first_kinds == ("key", "value")
+
+
+def test_layers_and_heads_agree_with_numpy(tmp_path):
+    parts, bits = many()
+    with read(tmp_path, parts, lengths=(5, 4)) as run:
+        table = run.kv(0)
+        rows = by_layer(table)
+        assert rows[["layer", "kind"]].to_numpy().tolist() == [[n, kind] for n in range(3) for kind in KINDS]
+        for row in rows.itertuples():
+            expected = figures_with_numpy([bits[p, row.layer, row.kind] for p in (0, 1)])
+            assert (row.neq, row.rms) == (expected["neq"], pytest.approx(expected["rms"], rel=1e-12))
+        grid = by_head(table, "value", "neq_share")
+        expected_share = [
+            [
+                np.mean(np.concatenate([(a[h] != b[h]).ravel() for a, b in (bits[0, n, "value"], bits[1, n, "value"])]))
+                for h in (0, 1)
+            ]
+            for n in range(3)
+        ]
+        assert np.allclose(grid.cells, expected_share, rtol=1e-12)
+
+
+def test_one_element_is_seen_in_its_layer_head_and_position_and_nowhere_else(tmp_path):
+    parts = []
+    for layer in range(3):
+        for kind in KINDS:
+            bits = cache(layer)
+            changed = bits.copy()
+            if (layer, kind) == (1, "value"):
+                changed[1, 3, 7] += 5
+            parts += both(KvPart(1, layer, kind, 0, bits), changed)
+    with read(tmp_path, parts) as run:
+        found = summarize(run.kv(0))
+        assert found is not None
+        assert (found.together.neq, found.together.first_layer, found.together.first_kinds) == (1, 1, ("value",))
+        assert found.together.first_position == 3
+        assert by_head(run.kv(0), "value", "max_ulps").cells.tolist() == [[0, 0], [0, 5], [0, 0]]
+        assert not by_head(run.kv(0), "key", "max_ulps").cells.any()
+        grids = by_position(run, 0, 1)
+        assert not grids["key"].max_ulps.any()
+        assert np.argwhere(grids["value"].max_ulps).tolist() == [[1, 3]]
+        assert grids["value"].neq_share[1, 3] == 1 / 32  # two heads of 16 a position
+
+
+@pytest.mark.parametrize("columns", [800, 7, 1])
+@pytest.mark.parametrize("place", [0, 1233, 2048, None])
+def test_one_differing_element_stays_visible_however_coarse_the_map(tmp_path, columns, place):
+    bits = cache(3, 1, 2049, 4)
+    changed = bits.copy()
+    if place is not None:
+        changed[0, place, 0] ^= 1
+    with read(tmp_path, both(KvPart(0, 0, "key", 0, bits), changed), lengths=(2049,)) as run:
+        grid = by_position(run, 0, 0, max_columns=columns)["key"]
+        assert grid.max_ulps.shape[1] == len(grid.edges) - 1 <= columns
+        assert (grid.edges[0], grid.edges[-1]) == (0, 2049)
+        assert not np.isnan(grid.max_ulps).any()
+        seen = np.flatnonzero(grid.max_ulps[0])
+        if place is None:
+            assert not len(seen)
+        else:
+            (j,) = seen
+            assert grid.edges[j] <= place < grid.edges[j + 1]
+            assert grid.neq_share[0, j] == 0.25  # of that position, not of the cell
+
+
+def test_positions_that_a_window_dropped_are_not_called_equal(tmp_path):
+    bits = cache(1)
+    window = [(0, KvPart(1, 0, "key", 0, bits)), (1, KvPart(1, 0, "key", 2, bits[:, 2:].copy()))]
+    with read(tmp_path, [*window, *both(KvPart(1, 1, "key", 0, bits), bits.copy())]) as run:
+        grid = by_position(run, 0, 1)["key"]
+        assert np.isnan(grid.max_ulps).tolist() == [[True, True, False, False, False], [False] * 5]
+
+
+def test_layers_without_a_cache_are_left_out(tmp_path):
+    bits = cache(1)
+    parts = [*both(KvPart(0, 3, "key", 0, bits[:, :3]), bits[:, :3].copy()), *both(KvPart(0, 7, "key", 0, bits), bits ^ 1)]
+    with read(tmp_path, parts) as run:
+        assert by_head(run.kv(0), "key", "rms").layers.tolist() == [3, 7]
+        found = summarize(run.kv(0))
+        assert found is not None
+        assert found.layer_0_keys is None
+        assert found.together.first_layer == 7
+
+
+def test_layers_of_different_head_counts_share_one_grid(tmp_path):
+    one, four = cache(1, heads=1), cache(2, heads=4)
+    parts = [*both(KvPart(0, 0, "key", 0, one), one ^ 1), *both(KvPart(0, 1, "key", 0, four), four.copy())]
+    with read(tmp_path, parts) as run:
+        cells = by_head(run.kv(0), "key", "neq_share").cells
+        assert np.isnan(cells).tolist() == [[False, True, True, True], [False] * 4]
+        assert cells[0, 0] == 1
+
+
+def test_a_nan_on_one_side_is_marked_and_equal_nans_are_not(tmp_path):
+    bits = cache(1)
+    bits[0, 1, 0] = 0x7FC0  # NaN
+    changed = bits.copy()
+    changed[1, 3, 0] = 0x7FC0
+    with read(tmp_path, both(KvPart(1, 0, "key", 0, bits), changed)) as run:
+        assert by_head(run.kv(0), "key", "max_ulps").is_mismatch.tolist() == [[False, True]]
+        assert by_position(run, 0, 1)["key"].is_mismatch.tolist() == [[False, False, False, True, False]]
+        found = summarize(run.kv(0))
+        assert found is not None
+        assert found.together.nonfinite_mismatch == 1
+
+
+def test_equal_caches_differ_nowhere(tmp_path):
+    bits = cache(4)
+    with read(tmp_path, both(KvPart(1, 0, "key", 0, bits), bits.copy())) as run:
+        found = summarize(run.kv(0))
+        assert found is not None
+        assert (found.together.neq, found.together.first_layer, found.together.first_kinds) == (0, None, ())
+        assert found.together.first_position is None
+
+
+def test_a_run_without_caches_or_of_the_first_schema_has_nothing_to_show(tmp_path):
+    path = copied(tmp_path / "old.duckdb")
+    for is_old in (False, True):
+        if is_old:
+            with duckdb.connect(str(path)) as database:
+                for table in ("kv", "kv_position", "generation", "generated_token"):
+                    database.execute(f"DROP TABLE {table}")
+                database.execute("UPDATE run SET schema_version = 1")
+        with RunReader(path) as run:
+            assert summarize(run.kv(0)) is None
+            assert by_position(run, 0, 0) == {}
+            assert kv_json(run, 0) is None
+
+
+def test_the_json_says_what_the_tables_say(tmp_path):
+    parts, _ = many()
+    with read(tmp_path, parts, lengths=(5, 4)) as run:
+        said = kv_json(run, 0)
+        assert json.loads(json.dumps(said, allow_nan=False)) == said
+        assert said is not None
+        assert said["variant"] == "side_1"
+        assert len(said["by_head"]) == 2 * 3 * 2 * 2
+        assert sum(row["neq"] for row in said["by_head"]) == said["summary"]["together"]["neq"]
+        assert [one["prompt"] for one in said["by_prompt"]] == [0, 1]
+        assert sum(one["together"]["neq"] for one in said["by_prompt"]) == said["summary"]["together"]["neq"]
+        assert said["by_head"][0]["first_position"] is None  # layer 0 is equal
+        assert said["summary"]["together"]["first_kinds"] == ["key", "value"]
+
+
+def test_positions_beyond_the_prompt_are_a_damaged_file(tmp_path):
+    bits = cache(4)
+    store = Store(tmp_path / "runs")
+    path = store.path_of(kv_run(store, both(KvPart(1, 0, "key", 0, bits), bits.copy())))
+    with duckdb.connect(str(path)) as database:
+        database.execute("UPDATE kv_position SET position = 9 WHERE position = 4")
+    with RunReader(path) as run, pytest.raises(StoreError, match="positions 0 to 9 is not one of a prompt of 5"):
+        by_position(run, 0, 1)
+
+
+def test_an_unknown_measure_is_refused(tmp_path):
+    bits = cache(4)
+    with (
+        read(tmp_path, both(KvPart(1, 0, "key", 0, bits), bits.copy())) as run,
+        pytest.raises(UsageError, match="neq_share, max_ulps, rms"),
+    ):
+        by_head(run.kv(0), "key", "kl")

@@ -1,0 +1,279 @@
+"""Outputs of modules in a run file: every figure against numpy in float64, and the views of a page on planted differences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import ml_dtypes
+import numpy as np
+import pytest
+
+from core.errors import StoreError, UsageError
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.tables.layer_spool import LayerModule, LayerPart
+from core.runs.views.layers import MEASURES, grid, layers_json, modules_of, summarize
+from core.runs.writer import RunWriter
+from tests.core.runs.damaging import damaged
+from tests.core.runs.layer_runs import GROWING, MODULES, WIDTH, layer_run, outputs
+from tests.core.runs.made_runs import calm_sides, header_of, write_run
+
+NORM = LayerModule(0, "model.norm", "norm")
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def compared(tmp_path: Path, sides: list[list[LayerPart]], chosen: list[list[int]] | None = None) -> RunReader:
+    """A run of one prompt of five positions with these parts of each side."""
+    store, header = Store(tmp_path), header_of(lengths=(5,), sides=len(sides))
+    with RunWriter(store, header) as writer:
+        rows = writer.layers(chosen or [[0, 1, 2, 3, 4]])
+        for side, (parts, bits) in enumerate(zip(sides, calm_sides(header), strict=True)):
+            writer.write(side, 0, bits)
+            for part in parts:
+                rows.write(side, part)
+            rows.end(side, 0)
+        return RunReader(store.path_of(writer.finish()))
+
+
+def part(values: np.ndarray, dtype: str = "bfloat16", first: int = 0, module: LayerModule = NORM) -> LayerPart:
+    carrier = {2: np.uint16, 4: np.uint32}[np.dtype(DTYPES[dtype]).itemsize]
+    return LayerPart(0, module, first, values.astype(DTYPES[dtype]).view(carrier), dtype)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_figures_equal_those_of_numpy_in_float64(dtype, tmp_path):
+    random = np.random.default_rng(0)
+    a = random.uniform(1, 2, (5, 7)).astype(DTYPES[dtype])  # in one binade an ULP is one size
+    ulp = 2.0 ** -{"float32": 23, "float16": 10, "bfloat16": 7}[dtype]
+    steps = random.integers(0, 4, a.shape) * (random.random(a.shape) < 0.5)
+    steps[0] = 0
+    b = (a.astype(np.float64) - ulp * steps).astype(DTYPES[dtype])
+    steps = np.where(b.astype(np.float64) < 1, 0, steps)  # none that left the binade
+    b = (a.astype(np.float64) - ulp * steps).astype(DTYPES[dtype])
+    with compared(tmp_path, [[part(a, dtype)], [part(b[:2], dtype), part(b[2:], dtype, 2)]]) as run:
+        row = run.layers(0).iloc[0]
+        along = run.layer_positions(0, 0, 0)
+    difference = b.astype(np.float64) - a.astype(np.float64)
+    assert (row["neq"], row["elements"], row["finite"], row["positions"]) == ((steps > 0).sum(), 35, 35, 5)
+    assert (row["max_ulps"], row["max_abs"]) == (steps.max(), np.abs(difference).max())
+    assert row["rms"] == pytest.approx(np.sqrt((difference**2).mean()), rel=1e-12)
+    assert row["mean_ulps"] == pytest.approx(steps.mean(), rel=1e-12)
+    assert row["first_position"] == np.flatnonzero(steps.any(1))[0]
+    assert row["dtype"] == dtype
+    assert along["neq"].tolist() == (steps > 0).sum(1).tolist()
+    assert along["max_ulps"].tolist() == steps.max(1).tolist()
+    assert along["rms"].to_numpy() == pytest.approx(np.sqrt((difference**2).mean(1)), rel=1e-12)
+
+
+def test_sides_of_two_dtypes_are_compared_in_float32_which_holds_both(tmp_path):
+    narrow = np.array([[1.0, 1.5]] * 5)
+    wide = np.array([[1.0 + 2.0**-23, 1.5]] * 5)
+    with compared(tmp_path, [[part(wide, "float32")], [part(narrow, "bfloat16")]]) as run:
+        row = run.layers(0).iloc[0]
+    assert (row["dtype"], row["neq"], row["max_ulps"], row["max_abs"]) == ("float32", 5, 1, 2.0**-23)
+
+
+def test_a_position_that_is_computed_twice_counts_as_it_was_computed_last(tmp_path):
+    ones, stale = np.ones((5, 3)), np.full((2, 3), 4.0)
+    with compared(tmp_path, [[part(ones)], [part(ones[:3]), part(stale, first=3), part(ones[3:], first=3)]]) as run:
+        assert run.layers(0)["neq"].tolist() == [0]
+    with compared(tmp_path / "twin", [[part(ones)], [part(ones), part(stale, first=3)]]) as run:
+        assert run.layers(0)["neq"].tolist() == [6]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    {
+        "a position is missing": [part(np.ones((4, 3)))],
+        "another width": [part(np.ones((5, 4)))],
+        "not understood afterwards": [part(np.ones((5, 3))), part(np.ones((1, 0)))],
+        "another width afterwards": [part(np.ones((5, 3))), part(np.ones((1, 2)), first=4)],
+        "another dtype afterwards": [part(np.ones((5, 3))), part(np.ones((1, 3)), "float32", first=4)],
+    }.items(),
+    ids=lambda case: case[0],
+)
+def test_a_module_that_is_not_followed_everywhere_is_left_out(parts, tmp_path):
+    whole = [part(np.ones((5, 3)))]
+    for number, sides in enumerate(([whole, parts[1]], [parts[1], whole])):
+        with compared(tmp_path / str(number), sides) as run:
+            assert run.layers(0).empty
+            assert run.layer_positions(0, 0).empty
+
+
+def test_nan_meets_nan_and_nothing_else(tmp_path):
+    a, b = np.ones((5, 3)), np.ones((5, 3))
+    a[0, 0] = b[0, 0] = a[2, 1] = np.nan
+    with compared(tmp_path, [[part(a)], [part(b)]]) as run:
+        row = run.layers(0).iloc[0]
+        assert (row["neq"], row["nonfinite_mismatch"], row["finite"], row["first_position"]) == (1, 1, 13, 2)
+        assert grid(run, 0, 0, "neq_share").is_mismatch.tolist() == [[False, False, True, False, False]]
+
+
+def test_only_the_positions_looked_at_have_rows(tmp_path):
+    with compared(tmp_path, [[part(np.ones((2, 3)))], [part(np.full((2, 3), 2.0))]], [[1, 4]]) as run:
+        assert run.layer_positions(0, 0)["position"].tolist() == [1, 4]
+        assert run.layers(0)["first_position"].tolist() == [1]
+        assert run.layers(0)["positions"].tolist() == [2]
+
+
+@pytest.mark.parametrize("chosen", [[[0, 1]], [[0, 0], [1]], [[2, 1], [1]], [[3], [1]], [[-1], [1]]])
+def test_positions_that_are_no_ascending_ones_of_each_prompt_are_refused(chosen, tmp_path):
+    with RunWriter(Store(tmp_path), header_of(lengths=(3, 5))) as writer, pytest.raises(UsageError, match="ascending"):
+        writer.layers(chosen)
+
+
+def test_what_is_no_part_is_refused():
+    with pytest.raises(UsageError):
+        LayerModule(0, "x", "tower")
+    with pytest.raises(UsageError):
+        LayerPart(0, NORM, 0, np.zeros((2, 3), np.uint32), "bfloat16")
+
+
+# ---- what a page makes of them
+
+
+def test_the_first_module_is_the_first_that_ran_and_differs(tmp_path):
+    store = Store(tmp_path)
+    with RunReader(store.path_of(layer_run(store, GROWING))) as run:
+        table = run.layers(0)
+        found = {prompt: summarize(table[table["prompt"] == prompt]) for prompt in (0, 1)}
+        together = summarize(table)
+    first = {prompt: each.first for prompt, each in found.items() if each is not None}
+    assert (first[0].module, first[0].first_position) == ("model.layers.0.attn.<b>q</b>_proj", 1)
+    assert (first[1].module, first[1].first_position) == ("model.layers.0", 3)
+    assert together is not None
+    assert (together.first.ordinal, together.first.first_prompt, together.first.first_position) == (2, 0, 1)
+    assert (together.positions, together.modules, together.last.module) == (8, 6, "logits")
+    # 1 element of 24 by 16 ULPs against all by one: the last is furthest from its floor in prompt 0
+    assert found[0].largest.module == "logits"
+    assert found[0].largest.ratio == pytest.approx(16 / np.sqrt(3 * WIDTH))
+
+
+def test_equal_outputs_name_no_module(tmp_path):
+    """The twin."""
+    store = Store(tmp_path)
+    with RunReader(store.path_of(layer_run(store, {}))) as run:
+        found = summarize(run.layers(0))
+        assert found is not None
+        assert found.first is None
+        assert found.largest is None
+        assert not np.nan_to_num(grid(run, 0, 0, "max_ulps").cells).any()
+
+
+def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(tmp_path):
+    store = Store(tmp_path)
+    with RunReader(store.path_of(layer_run(store, {(0, 1, 2): 3, **GROWING}))) as run:
+        modules = modules_of(run.layers(0))
+        along = run.layer_positions(0, 1, 4)
+        cells = grid(run, 0, 1, "ratio").cells
+    assert modules[0].floor_rms == 0.0
+    assert modules[0].ratio == float("inf")
+    assert modules[4].floor_rms == pytest.approx(2.0**-7)  # every element by one step of bfloat16 between 1 and 2
+    assert along["floor_rms"].to_numpy() == pytest.approx(2.0**-7)
+    assert np.isinf(cells[0]).tolist() == [False, False, True, False, False]
+    assert cells[4, 3] == pytest.approx(2 / np.sqrt(WIDTH))
+
+
+def test_without_a_floor_there_is_no_ratio(tmp_path):
+    store = Store(tmp_path)
+    with RunReader(store.path_of(layer_run(store, GROWING, floor_ulps=None))) as run:
+        found = summarize(run.layers(0))
+        assert found is not None
+        assert (found.has_floor, found.largest) == (False, None)
+        assert found.last.floor_rms is None
+        assert np.isnan(grid(run, 0, 0, "ratio").cells).all()
+        assert layers_json(run, 0)["by_module"][-1]["ratio"] is None
+
+
+def test_the_grid_pools_by_maximum_so_that_nothing_is_lost(tmp_path):
+    store, long = Store(tmp_path), 100
+    run_id = layer_run(store, {(3, 0, 41): 5}, chosen=(tuple(range(0, long, 1)),), lengths=(long,))
+    with RunReader(store.path_of(run_id)) as run:
+        found = grid(run, 0, 0, "max_ulps", max_columns=7)
+        assert found.cells.shape == (6, 7)
+        i, j = np.nonzero(found.cells)
+        assert (i.tolist(), found.cells[i, j].tolist()) == ([3], [5.0])
+        assert found.edges[j[0]] <= 41 < found.edges[j[0] + 1]
+        with pytest.raises(UsageError, match="asked for"):
+            grid(run, 0, 0, "rms")
+        assert all(grid(run, 0, 0, measure).measure == measure for measure in MEASURES)
+
+
+def test_the_rows_answer_in_plain_sql(tmp_path):
+    store = Store(tmp_path)
+    path = store.path_of(layer_run(store, GROWING))
+    with duckdb.connect(str(path), read_only=True) as database:
+        rows = database.execute(
+            """SELECT module, first_position FROM layer WHERE prompt = 1 AND neq > 0 ORDER BY ordinal LIMIT 1"""
+        ).fetchall()
+        assert rows == [("model.layers.0", 3)]
+        at = database.execute(
+            "SELECT position, max_ulps FROM layer_position WHERE prompt = 0 AND ordinal = 4 AND neq > 0 ORDER BY position"
+        ).fetchall()
+        assert at == [(1, 4), (2, 8)]
+        bare = database.execute(
+            "SELECT table_name, column_name FROM duckdb_columns() WHERE table_name LIKE 'layer%' AND comment IS NULL"
+        ).fetchall()
+        assert bare == []
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_files_of_earlier_schemas_read_as_runs_without_modules(version, tmp_path):
+    path = write_run(Store(tmp_path), header_of(), calm_sides(header_of()), "old")
+    with duckdb.connect(str(path)) as database:
+        later = ["layer", "layer_position", "op"] + (
+            ["kv", "kv_position", "generation", "generated_token", "floor_position"] if version == 1 else []
+        )
+        for table in later:
+            database.execute(f"DROP TABLE IF EXISTS {table}")
+        database.execute("UPDATE run SET schema_version = ?", [version])
+    with RunReader(path) as run:
+        assert summarize(run.layers(0)) is None
+        assert run.layer_positions(0, 0).empty
+        assert layers_json(run, 0) is None
+        assert grid(run, 0, 0, "neq_share").cells.shape[0] == 0
+
+
+def test_hundreds_of_prompts_do_not_grow_memory(tmp_path):
+    """What is held is the sums of the floor and one prompt's figures, whatever came before."""
+    store, header = Store(tmp_path), header_of(lengths=(64,) * 40)
+    chosen = [list(range(64))] * 40
+    modules = [LayerModule(number, f"m{number}", "mlp", 0) for number in range(20)]
+    with RunWriter(store, header) as writer:
+        rows = writer.layers(chosen)
+        for side, bits in enumerate(calm_sides(header)):
+            writer.write(side, 0, bits)
+            for prompt in range(40):
+                for module in modules:
+                    rows.write(side, LayerPart(prompt, module, 0, np.full((64, 512), 0x3F80 + side, np.uint16), "bfloat16"))
+                rows.end(side, prompt)
+                writer._storing.drain()
+                assert not rows._current._found
+        assert (writer._partial.directory / "reference-layers").stat().st_size == 40 * 20 * 64 * 512 * 2
+        path = store.path_of(writer.finish())
+    assert not list(tmp_path.glob(".partial*"))
+    with RunReader(path) as run:
+        assert len(run.layers(0)) == 40 * 20
+        assert (run.layers(0)["neq"] == 64 * 512).all()
+    assert outputs(MODULES[0], 0, 3).shape == (3, WIDTH)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "rms = 'nan'",
+        "max_abs = 'inf'",
+        "floor_rms = 'inf'",
+        "mean_ulps = -1",
+        "elements = 0",
+        "neq = elements + 1",
+        "positions = 0",
+    ],
+)
+def test_modules_that_cannot_have_been_measured_are_a_damaged_file(tmp_path, damage):
+    store = Store(tmp_path)
+    path = store.path_of(layer_run(store, GROWING))
+    damaged(path, f"UPDATE layer SET {damage} WHERE ordinal = 2")
+    with RunReader(path) as run, pytest.raises(StoreError, match="its modules have figures that cannot have been measured"):
+        run.layers(0)

@@ -1,0 +1,108 @@
+"""Classes of equal bits against each other, and what was swept; expected figures are counted with numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.numerics.formats import values_of
+from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.views.repeats import bytes_to_compare, classes_of, matrix, pairwise, sweep_of
+from tests.core.runs.made_runs import write_run
+
+ROWS, VOCAB = 9, 200
+
+
+def stored(folder: Path, paths: list[str], kinds: list[int], dtype: str = "bfloat16") -> RunReader:
+    """A run whose sides of equal `kinds` are equal bit for bit."""
+    header = RunHeader(
+        "classes", dtype, VOCAB, (Prompt(ROWS),),
+        tuple(SideHeader(f"{path} #{place}", path, dtype) for place, path in enumerate(paths)), Provenance("capture"),
+    )  # fmt: skip
+    fmt = header.format
+    plain = (np.random.default_rng(0).standard_normal((ROWS, VOCAB)) * 3).astype(fmt.values).view(fmt.carrier)
+    sides = []
+    for kind in kinds:
+        bits = plain.copy()
+        if kind:
+            where = np.random.default_rng(kind).random(bits.shape) < 0.1 * kind
+            bits[where] += np.random.default_rng(kind).integers(0, 3, int(where.sum()), dtype=fmt.carrier)
+        sides.append(bits)
+    store = Store(folder)
+    return RunReader(write_run(store, header, sides))
+
+
+def test_every_two_classes_are_compared_and_the_figures_are_numpys(tmp_path):
+    run = stored(tmp_path, ["decode"] + [f"decode+batch:{n}" for n in (2, 3, 4, 8)], [0, 1, 1, 2, 3])
+    groups = classes_of(run)
+    assert [group.index for group in groups] == [0, 1, 3, 4]
+    assert groups[1].members == ("decode+batch:2 #1", "decode+batch:3 #2")
+    told = []
+    pairs = pairwise(run, lambda done, total: told.append((done, total)))
+    assert set(pairs) == {(i, j) for i in range(4) for j in range(i + 1, 4)}
+    values = [values_of(run.read_rows(group.index, 0, ROWS), run.header.format).astype(np.float64) for group in groups]
+    for (i, j), summary in pairs.items():
+        assert summary.neq == int((values[i] != values[j]).sum())
+        assert summary.max_abs == np.abs(values[i] - values[j]).max()
+        assert summary.flips == int((values[i].argmax(1) != values[j].argmax(1)).sum())
+    assert told[-1] == (3 * ROWS, 3 * ROWS)
+    table = matrix(pairs, 4, "neq")
+    assert np.array_equal(table, table.T)
+    assert not table.diagonal().any()
+    assert bytes_to_compare(run) == 3 * ROWS * VOCAB * 2
+
+
+def test_rows_taken_a_few_at_a_time_add_up_to_the_same_and_no_row_is_read_twice(tmp_path, monkeypatch):
+    run = stored(tmp_path, [f"decode+batch:{n}" for n in (1, 2, 3, 4)], [0, 1, 2, 3])
+    whole = pairwise(run)
+    monkeypatch.setattr("core.runs.views.repeats._CHUNK_BYTES", 3 * 2 * VOCAB * 2)  # two rows of three classes
+    read = []
+    rows_of = run.read_rows
+    monkeypatch.setattr(
+        run, "read_rows", lambda side, start, stop: read.append((side, start, stop)) or rows_of(side, start, stop)
+    )
+    assert pairwise(run) == whole
+    assert sorted(read) == [(side, start, min(start + 2, ROWS)) for side in (1, 2, 3) for start in range(0, ROWS, 2)]
+
+
+def test_what_the_listener_raises_ends_the_comparison(tmp_path):
+    class EnoughError(Exception):
+        pass
+
+    def listen(done: int, total: int) -> None:
+        raise EnoughError
+
+    run = stored(tmp_path, [f"decode+batch:{n}" for n in (1, 2, 3)], [0, 1, 2])
+    with pytest.raises(EnoughError):
+        pairwise(run, listen)
+
+
+def test_a_class_that_is_missing_from_the_matrix_would_be_seen(tmp_path):
+    """The twin: one flipped bit makes a class of its own."""
+    run = stored(tmp_path, ["decode", "decode+batch:2", "decode+batch:4"], [0, 1, 1])
+    assert len(classes_of(run)) == 2
+    run = stored(tmp_path / "b", ["decode", "decode+batch:2", "decode+batch:4"], [0, 1, 2])
+    assert len(classes_of(run)) == 3
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["decode", "decode+batch:2", "decode+batch:3"], ("batch", (1, 2, 3))),
+        (["prefill", "decode+batch:2", "decode+batch:4", "decode+batch:8"], ("batch", (2, 4, 8))),
+        (["prefill", "reuse:1", "reuse:16", "reuse:31"], ("reuse", (1, 16, 31))),
+        (["decode+batch:4", "decode+batch:4+row:1", "decode+batch:4+row:2", "decode+batch:4+row:3"], ("row", (1, 2, 3))),
+        (["decode", "decode+batch:2"], None),
+        (["decode", "decode+batch:2", "prefill+batch:3"], None),
+        (["prefill", "decode", "decode"], None),
+        (["prefill", "prefill+attn:eager", "prefill+attn:sdpa", "prefill+attn:x"], None),
+        (["", "", ""], None),
+    ],
+)
+def test_what_was_swept_is_told_from_the_paths(paths, expected, tmp_path):
+    found = sweep_of(stored(tmp_path, paths, [0] * len(paths)))
+    assert (None if found is None else (found.name, found.values)) == expected
