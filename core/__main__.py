@@ -19,7 +19,6 @@ except ModuleNotFoundError as missing:
     sys.exit(2)
 
 from core.commands import (
-    adopting,
     capturing,
     comparing,
     findings,
@@ -27,14 +26,13 @@ from core.commands import (
     hosting,
     inspecting,
     judging,
-    labelling,
+    keeping,
     layers,
     ops,
     pushing,
     serve,
     stored,
     throughput,
-    tidy,
     tokens,
     verdicts,
 )
@@ -53,7 +51,7 @@ app = typer.Typer(
 )
 app.command()(comparing.compare)
 app.command()(comparing.ingest)
-app.command()(adopting.adopt)
+app.command()(keeping.adopt)
 app.command()(inspecting.inspect)
 app.command()(capturing.capture)
 app.command()(judging.judge)
@@ -70,8 +68,8 @@ app.command()(stored.show)
 app.command()(stored.export)
 app.command()(stored.delete)
 app.command()(stored.restore)
-app.command()(labelling.label)
-app.command()(tidy.tidy)
+app.command()(keeping.label)
+app.command()(keeping.tidy)
 app.command()(pushing.push)
 app.command()(serve.serve)
 app.add_typer(tokens.app, name="tokens")

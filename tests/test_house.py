@@ -5,64 +5,72 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = tuple(sorted(path.stem for path in (ROOT / "pages").glob("*.py")))
+MOST_MODULES = 20  # of a folder
 
-# A room and the only rooms of ours it may import from; the first that fits a module is its room. A room may always use itself.
+# A room and the only rooms of ours that it may import from; the first that fits a module is its room. A room may always use itself.
+_RUN_FILE = ("core.errors", "core.numerics", "core.runs.file")
+_RUNS = (*_RUN_FILE, "core.runs.tables", "core.runs.dumps", "core.runs.reader")
+_STORED = (*_RUNS, "core.configuration", "core.runs.views", "core.runs.store")
+_CORE_FOR_PAGES = (
+    "core.errors",
+    "core.configuration",
+    "core.hosting",
+    "core.numerics",
+    "core.runs",
+    "core.judging",
+)  # not inference: a viewer never loads torch
+_SHARED = (*_CORE_FOR_PAGES, "app.shell", "app.components", "app.hosting")
+_OTHER_PAGES = {  # of which a page shows a part too
+    "flips": ("app.near_ties",),
+    "ops": ("app.capture",),
+    "overview": ("app.flips", "app.kv_cache", "app.layers"),
+}
 ROOMS = {
     "core.errors": (),
     "core.configuration": ("core.errors",),
     "core.hosting": ("core.errors", "core.configuration"),
     "core.numerics": ("core.errors",),
-    "core.runs": ("core.errors", "core.configuration", "core.numerics"),
+    "core.runs.file": ("core.errors", "core.numerics"),
+    "core.runs.tables": _RUN_FILE,
+    "core.runs.dumps": _RUN_FILE,
+    "core.runs.reader": (*_RUN_FILE, "core.runs.tables"),
+    "core.runs.views": _RUNS,
+    "core.runs.store": (*_RUNS, "core.configuration", "core.runs.views"),
+    "core.runs.reports": (*_STORED, "core.runs.ops_run"),
+    "core.runs.importing": (*_STORED, "core.runs.ops_run", "core.runs.writer"),
+    "core.runs.ops_run": _STORED,
+    "core.runs.revision": _STORED,
+    "core.runs.judge_command": _STORED,
+    "core.runs.write_rows": _STORED,
+    "core.runs.background": ("core.errors",),
+    "core.runs.recent_rows": ("core.errors",),
+    "core.runs.writer": (*_STORED, "core.runs.write_rows", "core.runs.background", "core.runs.recent_rows"),
+    "core.runs": (),
     "core.judging.ladder": ("core.errors", "core.numerics", "core.runs.file.records"),
     "core.judging.sixteen_bits": ("core.errors", "core.numerics", "core.runs.file.records", "core.judging.ladder"),
-    "core.uploads": ("core.errors", "core.numerics", "core.runs", "core.judging.ladder"),
-    "core.inference": (
-        "core.errors",
-        "core.numerics",
-        "core.runs",
-        "core.judging.ladder",
-        "core.judging.sixteen_bits",
-        "core.uploads",
-    ),
+    "core.judging": ("core.errors", "core.numerics", "core.runs"),
+    "core.inference": ("core.errors", "core.numerics", "core.runs", "core.judging"),
     "core.prompt_files": ("core.errors",),
     "core.push": ("core.errors",),
-    "core.commands": (
-        "core.errors",
-        "core.configuration",
-        "core.hosting",
-        "core.numerics",
-        "core.runs",
-        "core.judging.ladder",
-        "core.uploads",
-        "core.inference",
-        "core.prompt_files",
-        "core.push",
-    ),
+    "core.commands": (*_CORE_FOR_PAGES, "core.inference", "core.prompt_files", "core.push"),
     "core": ("core",),
-    "app": (
-        "core.errors",
-        "core.configuration",
-        "core.hosting",
-        "core.numerics",
-        "core.runs",
-        "core.judging.ladder",
-        "core.uploads",
-    ),  # not inference: a viewer never loads torch
-    "pages": (
-        "app",
-        "core.errors",
-        "core.configuration",
-        "core.hosting",
-        "core.numerics",
-        "core.runs",
-        "core.judging.ladder",
-        "core.uploads",
-    ),
+    "app.hosting": _CORE_FOR_PAGES,
+    "app.shell": _SHARED,
+    "app.components": _SHARED,
+    "app.uploads": _SHARED,
+    "app.api": (*_SHARED, "app.uploads", "app.gallery"),
+    "app.main": (*_SHARED, "app.uploads", "app.routes"),
+    "app.routes": ("app",),
+    **{f"app.{page}": (*_SHARED, "app.uploads", *_OTHER_PAGES.get(page, ())) for page in (*PAGES, "gallery", "verdict")},
+    "app": _SHARED,
+    "pages": (*_CORE_FOR_PAGES, "app"),
 }
 # A library and the only places that may import it.
 LIBRARIES = {
@@ -71,7 +79,7 @@ LIBRARIES = {
     "transformers": ("core/inference/",),
     "triton": ("core/inference/invariant/cuda/",),
     "streamlit": ("app/", "pages/"),
-    "plotly": ("app/charts/",),
+    "plotly": ("app/components/", *(f"app/{page}/charts.py" for page in PAGES), "app/verdict/charts.py"),
     "httpx2": ("core/push/", "app/hosting/"),
 }
 
@@ -133,14 +141,21 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("core/numerics/kernel.py", "from core.runs.store.store import Store"),
         ("core/numerics/kernel.py", "from ..runs import store"),
         ("core/numerics/kernel.py", "from .. import runs"),
+        ("core/runs/file/figures.py", "from core.runs.tables import kernels"),
+        ("core/runs/tables/kernels.py", "from core.runs.views.kernels import side_by_side"),
+        ("core/runs/dumps/dump.py", "from core.runs.reader import RunReader"),
+        ("core/runs/reader.py", "from core.runs.writer import RunWriter"),
+        ("core/runs/views/flips.py", "from core.runs.store.store import Store"),
+        ("core/runs/store/cards.py", "from core.runs.reports import gate"),
+        ("core/runs/writer.py", "from core.runs.importing import adopt"),
         ("core/runs/reader.py", "import duckdb"),
         ("core/runs/store/store.py", "import duckdb"),
         ("core/runs/reader.py", "import duckdb.typing as t"),
         ("core/runs/reader.py", "def f():\n    from core.inference import capture"),
         ("core/runs/reader.py", "from core import inference"),
-        ("core/runs/reader.py", "from core import verdict"),
-        ("core/runs/reader.py", "from core.uploads import ingest"),
-        ("core/judging/judge_dump.py", "from core.inference import floor"),
+        ("core/runs/reader.py", "from core import judging"),
+        ("core/runs/reader.py", "from core.judging import ingest"),
+        ("core/judging/judge_dump.py", "from core.inference.controls import rounding_floor"),
         ("core/runs/__init__.py", "from ..inference import paths"),
         ("core/runs/reader.py", "if TYPE_CHECKING:\n    import torch"),
         ("core/runs/reader.py", "import importlib\nimportlib.import_module('torch.nn')"),
@@ -153,7 +168,7 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("core/inference/paths/paths.py", "from core.commands import console"),
         ("core/__main__.py", "import torch"),
         ("core/__main__.py", "import duckdb"),
-        ("core/__main__.py", "from app import charts"),
+        ("core/__main__.py", "from app import components"),
         ("core/errors.py", "from core.runs.file.records import Prompt"),
         ("core/inference/paths/paths.py", "import streamlit as st"),
         ("core/inference/invariant/mode.py", "import triton"),
@@ -163,6 +178,10 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("app/shell/selection.py", "from transformers import AutoTokenizer"),
         ("app/shell/selection.py", "from core.inference.paths.paths import parse_path"),
         ("app/near_ties/charts.py", "from pages import flips"),
+        ("app/shell/widgets.py", "from app.flips import parts"),
+        ("app/components/plots.py", "import app.overview.findings"),
+        ("app/layers/parts.py", "from app.kernels import parts"),
+        ("app/layers/parts.py", "import plotly.graph_objects as go"),
         ("pages/flips.py", "from plotly import express"),
         ("pages/flips.py", "import torch"),
     ],
@@ -175,7 +194,7 @@ def test_a_planted_import_across_the_rooms_is_caught(path: str, planted: str) ->
     ("path", "source"),
     [
         ("core/runs/file/database.py", "import duckdb"),
-        ("core/runs/writer.py", "from core.numerics import pyramid\nfrom . import store\nfrom .store import Store"),
+        ("core/runs/writer.py", "from core.numerics import pyramid\nfrom . import store\nfrom .store.store import Store"),
         ("core/inference/deep/paths.py", "import torch\nfrom core.runs.file.records import Prompt\nfrom ...errors import X"),
         ("core/__main__.py", "from core.commands import capturing"),
         ("core/commands/capturing.py", "def capture():\n    from core.inference import capture"),
@@ -184,12 +203,90 @@ def test_a_planted_import_across_the_rooms_is_caught(path: str, planted: str) ->
             "app/near_ties/charts.py",
             "import plotly.graph_objects as go\nimport streamlit as st\nfrom core.numerics import pyramid",
         ),
-        ("pages/flips.py", "import streamlit as st\nfrom app import charts, state\nfrom core.runs.reader import RunReader"),
+        ("pages/flips.py", "import streamlit as st\nfrom app.overview import charts\nfrom core.runs.reader import RunReader"),
         ("core/runs/reader.py", "import torchish\nfrom numpy import core"),
     ],
 )
 def test_what_a_room_may_import_is_not_called_a_fault(path: str, source: str) -> None:
     assert faults_of(path, source) == []
+
+
+def circles_of(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules each of which imports all others of its group, directly or through others (Tarjan's components).
+
+    imports: by module, what it imports, type checking included.
+    """
+    found: list[list[str]] = []
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(module: str) -> None:
+        order[module] = lowest[module] = len(order)
+        stack.append(module)
+        for other in sorted(imports.get(module, ())):
+            if other not in order:
+                visit(other)
+                lowest[module] = min(lowest[module], lowest[other])
+            elif other in stack:
+                lowest[module] = min(lowest[module], order[other])
+        if lowest[module] == order[module]:
+            group = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for module in sorted(imports):
+        if module not in order:
+            visit(module)
+    return found
+
+
+def _imports_of_all() -> dict[str, set[str]]:
+    paths = {path.relative_to(ROOT).as_posix(): path.read_text() for path in _modules()}
+    names = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in paths}
+
+    def module_of(name: str) -> str:
+        while name and name not in names:
+            name = name.rpartition(".")[0]
+        return name
+
+    return {
+        module: {module_of(name) for _, name in imports_of(path, paths[path])} - {"", module} for module, path in names.items()
+    }
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles_of(_imports_of_all()) == []
+
+
+def test_a_planted_circle_is_found() -> None:
+    imports = _imports_of_all()
+    imports["core.numerics.kernel"] |= {"core.numerics.divergence"}  # which imports the kernel
+    (circle,) = circles_of(imports)
+    assert {"core.numerics.kernel", "core.numerics.divergence"} <= set(circle)
+
+
+def crowded(paths: list[str]) -> dict[str, int]:
+    """Folders of more than MOST_MODULES modules, and how many they have; `__init__` and `__main__` are no modules to look for."""
+    folders = Counter(path.rpartition("/")[0] for path in paths if not path.endswith(("/__init__.py", "/__main__.py")))
+    return {folder: count for folder, count in folders.items() if count > MOST_MODULES}
+
+
+def test_no_folder_holds_more_modules_than_one_looks_through() -> None:
+    kept = [path for room in ("core", "app", "pages", "tests", "benchmarks") for path in (ROOT / room).rglob("*.py")]
+    assert crowded([path.relative_to(ROOT).as_posix() for path in kept]) == {}
+
+
+def test_a_crowded_folder_would_be_seen() -> None:
+    assert crowded([f"core/x/{number}.py" for number in range(21)]) == {"core/x": 21}
+
+
+def test_the_parts_of_a_page_bear_its_name() -> None:
+    rooms = {path.name for path in (ROOT / "app").iterdir() if (path / "__init__.py").exists()}
+    assert rooms - set(PAGES) == {"api", "components", "gallery", "hosting", "shell", "uploads", "verdict"}
+    views = {path.stem for path in (ROOT / "core" / "runs" / "views").glob("*.py")} - {"__init__"}
+    assert views - set(PAGES) == {"continuations", "elements", "verdicts"}
 
 
 def _loaded_by(statements: str, names: tuple[str, ...]) -> str:
@@ -205,7 +302,7 @@ def test_reading_and_writing_runs_loads_neither_torch_nor_streamlit() -> None:
     rooms = [
         path
         for path in _modules()
-        if path.relative_to(ROOT).as_posix().startswith(("core/numerics/", "core/runs/", "core/uploads/"))
+        if path.relative_to(ROOT).as_posix().startswith(("core/numerics/", "core/runs/", "core/judging/"))
     ]
     names = [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__") for path in rooms]
     assert len(names) > 10

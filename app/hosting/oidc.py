@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.hosting import authentication, client_address, redirects, sign_in, sign_in_page
+from app.hosting import authentication, client_address, redirects, session_start, sign_in_page
 from app.hosting.audit_async import tell
 from app.hosting.identity import Identity
 from app.hosting.live_settings import Office, is_secure, now_in_force, office
@@ -53,7 +53,7 @@ async def leave(request: Request) -> Response:
     request.session["next"] = redirects.safe(request.query_params.get("next", "/"))
     try:
         provider = await _provider(found.sign_in)
-        return await provider.authorize_redirect(request, found.hosting.public_url.rstrip("/") + sign_in.CALLBACK)
+        return await provider.authorize_redirect(request, found.hosting.public_url.rstrip("/") + session_start.CALLBACK)
     except (*_FOREIGN, ProviderError) as error:
         _log.error("the sign-in provider cannot be used: %s", error)
         text = "The sign-in provider cannot be reached, or says something that cannot be used; try again later."
@@ -69,13 +69,13 @@ async def come_back(request: Request) -> Response:
     try:
         number, wait = await run_in_threadpool(place.sessions.attempt, address, ways.attempts, 60 * ways.attempt_minutes)
         if wait:
-            answer = sign_in_page.sentence("Not signed in", sign_in.too_many(wait), 429, frames(found))
+            answer = sign_in_page.sentence("Not signed in", session_start.too_many(wait), 429, frames(found))
             answer.headers["retry-after"] = str(round(wait))
             return answer
         return await _come_back(request, found, place, number)
     except (sqlite3.Error, OSError, ConfigurationError) as error:
         _log.error("nobody can sign in: %s", error)
-        return sign_in_page.sentence("Not signed in", sign_in.NO_DISK, 503, frames(found))
+        return sign_in_page.sentence("Not signed in", session_start.NO_DISK, 503, frames(found))
 
 
 async def _come_back(request: Request, found: Configuration, place: Office, number: int) -> Response:
@@ -94,7 +94,7 @@ async def _come_back(request: Request, found: Configuration, place: Office, numb
         return sign_in_page.sentence("Not signed in", f"The address {name or '(none)'} {why}.", 403, frames(found))
     await run_in_threadpool(place.sessions.succeeded, number)
     identity = Identity(name, role, "oidc")
-    return await sign_in.begin(request, found, place, identity, authentication.provider_of(place, found.sign_in), target)
+    return await session_start.begin(request, found, place, identity, authentication.provider_of(place, found.sign_in), target)
 
 
 async def _has_left(request: Request, ways: SignIn) -> bool:

@@ -15,19 +15,16 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from app.hosting import authentication, client_address, redirects, sign_in_page
+from app.hosting import authentication, client_address, redirects, session_start, sign_in_page
 from app.hosting.audit_async import tell
-from app.hosting.identity import Identity
 from app.hosting.live_settings import Office, is_secure, now_in_force, office
 from app.hosting.security_headers import frames
 from core.configuration import Configuration
 from core.errors import ConfigurationError
 
-CALLBACK = "/sign-in/callback"
 LARGEST_FORM = 16 << 10  # bytes
 _FORM = "a form"
 _WRONG = "That is not right."
-NO_DISK = "Signing in is not possible at this moment: the server cannot write to its disk."
 _AGAIN = "The form was out of date or came from another site; try again."
 _log = logging.getLogger(__name__)
 # One at a time: a look at a password takes 0.1 s of a core and 32 MB, and anybody may ask for it.
@@ -59,7 +56,7 @@ def form(found: Configuration, place: Office, target: str, wrong: str = "", stat
     token = secrets.token_urlsafe(18)
     token = f"{token}.{place.signature(_FORM, token)}"
     answer: Response = sign_in_page.sign_in(secret, provider, token, target, wrong, status, frames(found))
-    _set_cookie(answer, place, found, "form", token, 3600)
+    session_start.set_cookie(answer, place, found, "form", token, 3600)
     return answer
 
 
@@ -75,7 +72,7 @@ async def _signing_in(request: Request, found: Configuration, place: Office) -> 
     try:
         number, wait = await run_in_threadpool(place.sessions.attempt, address, ways.attempts, 60 * ways.attempt_minutes)
         if wait:
-            answer = form(found, place, target, too_many(wait), 429)
+            answer = form(found, place, target, session_start.too_many(wait), 429)
             answer.headers["retry-after"] = str(round(wait))
             return answer
         let_in = await asyncio.get_running_loop().run_in_executor(
@@ -85,27 +82,10 @@ async def _signing_in(request: Request, found: Configuration, place: Office) -> 
             await tell(place.directory, "nobody", "failed sign-in", address=address)
             return form(found, place, target, _WRONG, 401)
         await run_in_threadpool(place.sessions.succeeded, number)
-        return await begin(request, found, place, let_in[0], let_in[1], target)
+        return await session_start.begin(request, found, place, let_in[0], let_in[1], target)
     except (sqlite3.Error, OSError, ConfigurationError) as error:
         _log.error("nobody can sign in: %s", error)
-        return form(found, place, target, NO_DISK, 503)
-
-
-async def begin(
-    request: Request, found: Configuration, place: Office, identity: Identity, credential: str, target: str
-) -> Response:
-    """A new session, the old one ended, and on to where the viewer wanted to go."""
-    before = authentication.session_cookie(request.headers, found, place)
-    if before is not None:
-        await run_in_threadpool(authentication.sign_out, before, place)
-    hours = found.sign_in.session_hours
-    said, expires = await run_in_threadpool(place.sessions.begin, identity.name, identity.way, credential, hours)
-    address = client_address.client_of(request.scope, found.hosting)
-    await tell(place.directory, identity.name, "sign-in", role=identity.role, way=identity.way, address=address)
-    answer = RedirectResponse(target, 303)
-    _set_cookie(answer, place, found, "session", authentication.cookie_value(place, said, expires), round(3600 * hours))
-    _drop_cookie(answer, place, found, "form")
-    return answer
+        return form(found, place, target, session_start.NO_DISK, 503)
 
 
 async def sign_out(request: Request) -> Response:
@@ -134,7 +114,7 @@ async def sign_out(request: Request) -> Response:
         return sign_in_page.sentence("Not signed out", text, 503, frames(found), ("/sign-out", "Sign out"))
     await tell(place.directory, who.identity.name, "sign-out")
     answer = sign_in_page.sentence("Signed out", "This browser is signed out, and its open pages with it.", 200, frames(found))
-    _drop_cookie(answer, place, found, "session")
+    session_start.drop_cookie(answer, place, found, "session")
     return answer
 
 
@@ -167,21 +147,6 @@ async def _form_of(request: Request) -> dict[str, str] | None:
     return {name: values[0] for name, values in fields.items() if len(values) == 1}
 
 
-def _set_cookie(answer: Response, place: Office, found: Configuration, kind: str, value: str, seconds: int) -> None:
-    name = place.cookie(kind, is_secure(found))
-    answer.set_cookie(name, value, max_age=seconds, path="/", secure=is_secure(found), httponly=True, samesite="lax")
-
-
-def _drop_cookie(answer: Response, place: Office, found: Configuration, kind: str) -> None:
-    name = place.cookie(kind, is_secure(found))
-    answer.delete_cookie(name, path="/", secure=is_secure(found), httponly=True, samesite="lax")
-
-
-def too_many(seconds: float) -> str:
-    minutes = max(1, round(seconds / 60))
-    return f"Too many wrong attempts from your address; try again in {minutes} minute{'s' if minutes > 1 else ''}."
-
-
 class _Provider:
     """The way to an OIDC provider or back; the libraries for it are loaded when somebody goes it."""
 
@@ -198,6 +163,6 @@ ROUTES = [
     Route("/sign-in", sign_in, methods=["GET", "POST"]),
     Route("/sign-out", sign_out, methods=["GET", "POST"]),
     Route("/sign-in/oidc", _Provider("leave"), methods=["GET"]),
-    Route(CALLBACK, _Provider("come_back"), methods=["GET"]),
+    Route(session_start.CALLBACK, _Provider("come_back"), methods=["GET"]),
     Route("/health", health, methods=["GET"]),
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from tests.browser.driving import Dashboard, chromium, new_tab, start
+from tests.browser.driving import Dashboard, chromium, close_tabs, new_tab, start
 
 expect.set_options(
     timeout=120_000
@@ -98,8 +98,7 @@ def page(visitor: BrowserContext, dashboard: Dashboard) -> Iterator[Page]:
     exceptions = opened.locator("[data-testid=stException]").count()
     if opened.url.startswith(dashboard.url):
         opened.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
-    for left in visitor.pages[1:]:
-        left.close()
+    close_tabs(visitor)
     visitor.clear_cookies()
     visitor.clear_permissions()
     assert exceptions == 0

@@ -92,16 +92,28 @@ def what_servers_do() -> str:
     return "\n".join(said)
 
 
+_homes: dict[tuple[BrowserContext, str], Page] = {}  # the first tab of a dashboard in a browser profile
+
+
 def new_tab(context: BrowserContext, dashboard: Dashboard) -> Page:
     """A tab without history, in the process of a first one that stays open: what that has compiled of the dashboard's scripts is not compiled again,
-    half of what a page takes to open.
+    half of what a page takes to open. Every dashboard has a first tab of its own: what was asked of one that had just gone from one server to
+    another was now and then never answered.
     """
-    first = context.pages[0] if context.pages else context.new_page()
-    if not first.url.startswith(dashboard.url):
-        first.goto(f"{dashboard.url}/_stcore/health")  # of the same origin, and runs nothing
-    with first.expect_popup() as opened:
-        first.evaluate("() => void window.open('about:blank')")
+    if (context, dashboard.url) not in _homes:
+        home = _homes[context, dashboard.url] = context.new_page()
+        home.goto(f"{dashboard.url}/_stcore/health")  # of the same origin, and runs nothing
+    home = _homes[context, dashboard.url]
+    with home.expect_popup() as opened:
+        home.evaluate("() => void window.open('about:blank')")
     return opened.value
+
+
+def close_tabs(context: BrowserContext) -> None:
+    """All but the first tab of each dashboard."""
+    for page in context.pages:
+        if page not in _homes.values():
+            page.close()
 
 
 # Resolves when no script runs and nothing of the page has changed for a while: what a click starts is begun by then, charts are drawn. What is

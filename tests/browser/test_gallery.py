@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from core.runs.store import labels
 from core.runs.store.labels import Labels
 from core.runs.store.store import Store
-from tests.browser.driving import ROOT, Dashboard, new_tab, picture, settle, start
+from tests.browser.driving import ROOT, Dashboard, close_tabs, new_tab, picture, settle, start
 
 SAMPLE = ROOT / "sample_runs" / "batch-1-against-n.duckdb"
 ROW = 33  # pixels
@@ -57,8 +57,7 @@ def opened(visitor: BrowserContext, gallery: Dashboard, store: Store) -> Iterato
     yield page
     exceptions = page.locator("[data-testid=stException]").count()
     page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
-    for left in visitor.pages[1:]:
-        left.close()
+    close_tabs(visitor)
     visitor.clear_cookies()
     assert exceptions == 0
 

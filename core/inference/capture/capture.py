@@ -230,7 +230,7 @@ def _outcomes(plan: CapturePlan, side: int, layers: LayerCapture | None) -> Gene
                 layers.end(trace, side, prompt)
             if watch is not None:
                 yield from kv_parts(watch, prompt, plan.loaded.torch_dtype)
-                watch.cache = watch.setting = None
+                watch.cache = watch.place = None
 
 
 def _pieces(opened: OpenPath, ids: Sequence[int], generation: Generation | None) -> Pieces:

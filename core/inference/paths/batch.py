@@ -11,7 +11,7 @@ import torch
 from transformers import Cache, DynamicCache
 
 from core.inference.models.model import LoadedModel
-from core.inference.paths.cache_watch import CacheWatch
+from core.inference.paths.cache_watch import CacheWatch, PromptPlace
 from core.inference.paths.hooks import Forwards
 from core.inference.paths.neighbours import neighbour_rows
 from core.inference.paths.sliced_head import columns_at_once, sliced_logits
@@ -111,7 +111,7 @@ class Setting:
         skipped = self.left + start - first
         position, step = start, rows_of_a_chunk(self.loaded)
         if self.trace is not None:
-            self.trace.expect(self, skipped, start, stop)
+            self.trace.expect(self.row, skipped, start, stop)
         try:
             for logits in self._slices(arguments, last - first, skipped, skipped + stop - start):
                 self._note(cache)
@@ -157,7 +157,8 @@ class Setting:
 
     def _note(self, cache: Cache | None) -> None:
         if self.watch is not None:
-            self.watch.cache, self.watch.setting = cache, self
+            self.watch.cache = cache
+            self.watch.place = PromptPlace(self.rows, self.row, self.left, self.right, self.positions)
 
 
 def rows_of_a_chunk(loaded: LoadedModel) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import Cache
@@ -12,16 +12,24 @@ from transformers import Cache
 from core.inference.models.bits import own_bits
 from core.runs.tables.kv_cache import KvPart
 
-if TYPE_CHECKING:
-    from core.inference.paths.batch import Setting
+
+@dataclass(frozen=True)
+class PromptPlace:
+    """Where a prompt lies in a batch. rows: of the batch; row: the prompt's; left, right: padding tokens beside it; positions: its tokens."""
+
+    rows: int
+    row: int
+    left: int
+    right: int
+    positions: int
 
 
 @dataclass
 class CacheWatch:
-    """Sees every forward of an open path; afterwards holds the cache of the last one, and the setting it belongs to."""
+    """Sees every forward of an open path; afterwards holds the cache of the last one, and where the prompt lies in it."""
 
     cache: Cache | None = None
-    setting: Setting | None = None
+    place: PromptPlace | None = None
 
 
 def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvPart]:
@@ -30,19 +38,19 @@ def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvP
     Layers that keep no keys (a running state, a cache of a kind unknown here) are left out, and so is what `dtype` does not hold
     exactly.
     """
-    if watch.cache is None or watch.setting is None:
+    if watch.cache is None or watch.place is None:
         return
     for index, layer in enumerate(watch.cache.layers):
         for kind, tensor in (("key", getattr(layer, "keys", None)), ("value", getattr(layer, "values", None))):
             if not isinstance(tensor, torch.Tensor) or tensor.ndim != 4 or torch.promote_types(tensor.dtype, dtype) != dtype:
                 continue
-            first, slots = _slots(layer, tensor.shape[2], watch.setting)
+            first, slots = _slots(layer, tensor.shape[2], watch.place)
             if slots.start < slots.stop:
-                own = tensor[watch.setting.row, :, slots].to(dtype)
+                own = tensor[watch.place.row, :, slots].to(dtype)
                 yield KvPart(prompt, index, kind, first, own_bits(own))
 
 
-def _slots(layer: Any, stored: int, setting: Setting) -> tuple[int, slice]:
+def _slots(layer: Any, stored: int, place: PromptPlace) -> tuple[int, slice]:
     """(first position of the prompt that the layer holds, the slots of it and of those after it).
 
     A layer holds its columns from slot 0 on (and, allocated beforehand, nothing after them), or, once it has dropped some, the
@@ -50,9 +58,9 @@ def _slots(layer: Any, stored: int, setting: Setting) -> tuple[int, slice]:
     """
     seen = int(layer.get_seq_length())
     first_column, filled = (0, seen) if stored >= seen else (seen - stored, stored)
-    first = max(0, first_column - setting.left)
-    last = first_column + filled - setting.left
-    if setting.right:
-        last = min(last, setting.positions)
-    shift = setting.left - first_column
+    first = max(0, first_column - place.left)
+    last = first_column + filled - place.left
+    if place.right:
+        last = min(last, place.positions)
+    shift = place.left - first_column
     return first, slice(first + shift, last + shift)

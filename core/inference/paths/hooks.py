@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from transformers import Cache
 
 from core.errors import CaptureError
 from core.inference.models.bits import row_sums
-
-if TYPE_CHECKING:
-    from core.inference.paths.batch import Setting
 
 
 @dataclass
@@ -37,12 +34,12 @@ class Forwards:
     _expected: tuple[int, int, int, int] | None = field(default=None, init=False)  # row, first column, first position, end
     _is_told: bool = field(default=False, init=False)
 
-    def expect(self, setting: Setting, skipped: int, start: int, stop: int) -> None:
-        """Until `done`, forwards compute positions start..stop-1 of the prompt, in columns from `skipped` on, in the setting's row.
+    def expect(self, row: int, skipped: int, start: int, stop: int) -> None:
+        """Until `done`, forwards compute positions start..stop-1 of the prompt, in columns from `skipped` on of batch row `row`.
 
         They may be several: above a number of logits the model is called once more for each slice of its head.
         """
-        self._expected = (setting.row, skipped, start, stop)
+        self._expected = (row, skipped, start, stop)
         self._is_told = True
 
     def done(self) -> None:

@@ -172,8 +172,8 @@ class OpenPath:
             last = logits[-1:]
             yield position, logits
             del logits
-        given = watch.setting
-        if watch.cache is None or given is None or last is None:
+        given = replace(setting, prompt=tuple(int(token) for token in token_ids))
+        if watch.cache is None or last is None:
             raise CaptureError(f"path '{self.path}' left no cache to go on from; choose another path.")
         own: list[int] = []
         while len(own) < asked and (token := choose(last)) is not None:

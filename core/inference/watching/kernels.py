@@ -28,7 +28,7 @@ from core.inference.paths.hooks import LayerTrace
 from core.runs.tables.kernels import KernelList, KernelRow
 
 if TYPE_CHECKING:
-    from core.inference.paths.batch import Setting
+    pass
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes lines of its own on standard error
 FORWARDS = 8  # looked at of a path's many: the first four and the last four. An event takes about 1 KB while it is read
@@ -69,8 +69,8 @@ class _Slices(LayerTrace):
         self._has_begun = False
         self._begin, self._end = begin, end
 
-    def expect(self, setting: Setting, skipped: int, start: int, stop: int) -> None:
-        super().expect(setting, skipped, start, stop)
+    def expect(self, row: int, skipped: int, start: int, stop: int) -> None:
+        super().expect(row, skipped, start, stop)
         self._has_begun = False
         self._begin()
 

@@ -1,0 +1,48 @@
+"""How a session begins once somebody is known, whichever way they signed in: its cookie, and what both ways say."""
+
+from __future__ import annotations
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from app.hosting import authentication, client_address
+from app.hosting.audit_async import tell
+from app.hosting.identity import Identity
+from app.hosting.live_settings import Office, is_secure
+from core.configuration import Configuration
+
+CALLBACK = "/sign-in/callback"
+NO_DISK = "Signing in is not possible at this moment: the server cannot write to its disk."
+
+
+async def begin(
+    request: Request, found: Configuration, place: Office, identity: Identity, credential: str, target: str
+) -> Response:
+    """A new session, the old one ended, and on to where the viewer wanted to go."""
+    before = authentication.session_cookie(request.headers, found, place)
+    if before is not None:
+        await run_in_threadpool(authentication.sign_out, before, place)
+    hours = found.sign_in.session_hours
+    said, expires = await run_in_threadpool(place.sessions.begin, identity.name, identity.way, credential, hours)
+    address = client_address.client_of(request.scope, found.hosting)
+    await tell(place.directory, identity.name, "sign-in", role=identity.role, way=identity.way, address=address)
+    answer = RedirectResponse(target, 303)
+    set_cookie(answer, place, found, "session", authentication.cookie_value(place, said, expires), round(3600 * hours))
+    drop_cookie(answer, place, found, "form")
+    return answer
+
+
+def set_cookie(answer: Response, place: Office, found: Configuration, kind: str, value: str, seconds: int) -> None:
+    name = place.cookie(kind, is_secure(found))
+    answer.set_cookie(name, value, max_age=seconds, path="/", secure=is_secure(found), httponly=True, samesite="lax")
+
+
+def drop_cookie(answer: Response, place: Office, found: Configuration, kind: str) -> None:
+    name = place.cookie(kind, is_secure(found))
+    answer.delete_cookie(name, path="/", secure=is_secure(found), httponly=True, samesite="lax")
+
+
+def too_many(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return f"Too many wrong attempts from your address; try again in {minutes} minute{'s' if minutes > 1 else ''}."
