@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 from core.numerics.divergence import compare
 from core.numerics.formats import BFLOAT16
-from core.uploads.ingest import ingest
-from core.runs.store import Store
+from core.judging.ingest import ingest
+from core.runs.store.store import Store
 
 def status(key):  # VmHWM, not ru_maxrss: a child inherits its parent's
     return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))

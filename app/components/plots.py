@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from app.shell import selection
 
-LIBRARY = Path(__file__).parent / "vendor" / "plotly-cartesian-4.1.1.min.js"
+LIBRARY = Path(__file__).resolve().parents[1] / "vendor" / "plotly-cartesian-4.1.1.min.js"
 _ADDRESS = f"assets/{LIBRARY.name}"  # its name says its version: kept for good
 _MOST_POINTS = 1 << 20  # that a message of a browser may name
 _CSS = """
@@ -40,7 +40,7 @@ _figure = st.components.v2.component(
 
 
 class Drawable(Protocol):
-    """A figure of `app.charts`."""
+    """A figure that a charts module of a page built."""
 
     layout: Any
 

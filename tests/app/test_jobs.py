@@ -223,7 +223,7 @@ STUBBORN = """
 import signal, sys, time
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from core.runs.partial import Partial
+from core.runs.store.partial import Partial
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 held = Partial.make(Path(sys.argv[-1]), "stubborn")
 print('{{"stage": "begun"}}', flush=True)
@@ -261,7 +261,7 @@ sys.exit(2)
 SERVER = """
 import os, sys, time
 from pathlib import Path
-from app.jobs import Jobs
+from app.shell.jobs import Jobs
 jobs = Jobs(Path(sys.argv[1]))
 prompt = ["--prompt-file", "sample_runs/prompts/scheduler.txt", "--reference", "decode", "--variant", "decode+batch:16"]
 jobs.submit(["capture", "--model", "sample_runs/model", *prompt], title="long", device="cpu")

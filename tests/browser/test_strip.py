@@ -10,14 +10,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from app.shell.page_settings import COLOURS
+from core.judging.ingest import ingest
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.browser.driving import ROOT, Dashboard, settle
-
-try:
-    from core.judging.ingest import ingest
-except ImportError:  # where dumps were read by core/runs
-    from core.runs.ingest import ingest  # type: ignore[no-redef,import-not-found]
 
 AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 LONG = 4096

@@ -19,7 +19,7 @@ OFFSET = {"Content-Type": "application/offset+octet-stream"}
 _SERVER = """
 import sys, uvicorn
 from starlette.applications import Starlette
-from app.uploads.routes import ROUTES
+from app.uploads.tus import ROUTES
 uvicorn.run(Starlette(routes=ROUTES), host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
 """
 

@@ -20,8 +20,8 @@ import hashlib, sys
 from pathlib import Path
 from core.commands import stopping
 from core.commands.console import stoppable
-from core.runs.records import Prompt, Provenance, RunHeader, SideHeader
-from core.runs.store import Store
+from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
+from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 {planted}
 sides = tuple(SideHeader(name, name, "float32") for name in "ab")

@@ -50,7 +50,7 @@ def _check_whole(store: Store) -> int:
 NURSERY = """
 import os, signal, sys, time
 from pathlib import Path
-from core.runs.store import Store
+from core.runs.store.store import Store
 from core.numerics.divergence import compare
 from tests.core.runs.made_runs import calm_sides, header_of, made
 compare(*calm_sides(header_of()), header_of().format)  # compiled once, not in every child; 8 rows start no thread
@@ -280,7 +280,7 @@ import resource, signal, sys
 from pathlib import Path
 from core.errors import StoreError
 from core.numerics.divergence import compare
-from core.runs.store import Store
+from core.runs.store.store import Store
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 header = header_of("float32", (64,), 4096)

@@ -373,7 +373,7 @@ PROBE = textwrap.dedent(
     import resource, sys, time
     import numpy as np
     from core.errors import DumpError
-    from core.runs.dumps import open_dump
+    from core.runs.dumps.dump import open_dump
     how, path = sys.argv[1:]
     def peak():  # not ru_maxrss, which a child inherits from the process that started it
         return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -51,7 +51,7 @@ def test_a_full_file_is_put_aside_and_nothing_of_it_is_lost(tmp_path, monkeypatc
 _WRITE = """
 import sys
 from pathlib import Path
-from core.runs import audit
+from core.runs.store import audit
 for number in range(100):
     audit.record(Path(sys.argv[1]), sys.argv[2], "capture", job=number)
 """

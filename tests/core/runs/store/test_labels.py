@@ -134,7 +134,7 @@ def test_every_change_is_seen_by_the_stamps(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from core.runs import labels
+from core.runs.store import labels
 for number in range(200):
     for run in range(10):
         labels.write(Path(sys.argv[1]), f"{sys.argv[2]}-{run}", labels.Labels((sys.argv[2],), str(number)))
@@ -156,7 +156,7 @@ def test_two_processes_that_write_at_once_lose_no_runs_labels(tmp_path: Path) ->
 
 ADDER = """
 import sys, pathlib
-from core.runs import labels
+from core.runs.store import labels
 folder = pathlib.Path(sys.argv[1])
 for number in range(9):
     seen = labels.read(folder, "r")

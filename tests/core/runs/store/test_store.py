@@ -21,9 +21,9 @@ from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, made, writ
 READER = """
 import hashlib, sys
 from pathlib import Path
-from core.runs.gallery import list_runs
+from core.runs.store.cards import list_runs
 from core.runs.reader import RunReader
-from core.runs.store import Store
+from core.runs.store.store import Store
 store, most, rounds = Store(Path(sys.argv[1])), 0, 0
 while not Path(sys.argv[2]).exists() or not rounds:
     cards, broken = list_runs(store)
