@@ -44,7 +44,10 @@ def draw() -> None:
     """One viewer's script run."""
     st.set_page_config(page_title="ULPscope", page_icon=str(ROOT / "app" / "shell" / "favicon.png"), layout="wide")
     st.html(ROOT / "app" / "shell" / "style.css")
-    pages = [st.Page(ROOT / "pages" / f"{name}.py", title=title, url_path=name, default=name == "runs") for name, title in PAGES]
+    pages = [
+        st.Page(ROOT / "pages" / f"{name}.py", title=title, url_path=name, default=name == "runs")
+        for name, title in PAGES
+    ]
     page = st.navigation(pages, position="hidden")
     name = page.url_path or "runs"
     if (
@@ -61,7 +64,9 @@ def draw() -> None:
         st.switch_page(pages[0])
     address.settle_settings(name)
     address.write(address.of(view))
-    with links:  # links that carry the selection: the built-in ones drop it, and putting it back costs a step of the history
+    with (
+        links
+    ):  # links that carry the selection: the built-in ones drop it, and putting it back costs a step of the history
         page_links.page_links(pages, name, view)
         st.divider()
         left, right = st.columns(2)

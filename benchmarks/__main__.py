@@ -34,7 +34,10 @@ def main(names: list[str]) -> int:
     for name in names or ALL:
         print(f"{name} ...", file=sys.stderr, flush=True)
         lines += importlib.import_module(f"benchmarks.{name}").run()
-    print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} at the end (other work lowers every figure)")
+    print(
+        f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} at the end (other work lowers every"
+        " figure)"
+    )
     print(table(lines))
     return 0
 

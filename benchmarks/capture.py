@@ -53,10 +53,11 @@ def run() -> list[Line]:
             seconds = interleaved({"capture": capture, "bare": bare}, 7)
             lines.append(
                 Line(
-                    f"capture of prefill and {variant}, {length} tokens", "<= 1.1x",
+                    f"capture of prefill and {variant}, {length} tokens",
+                    "<= 1.1x",
                     f"{seconds['capture'] / seconds['bare']:.2f}x",
                     f"{seconds['capture']:.2f} s over {seconds['bare']:.2f} s of bare forwards, "
                     f"{loaded.dtype}, vocabulary {loaded.vocab_size}; medians of 7",
                 )
-            )  # fmt: skip
+            )
     return lines

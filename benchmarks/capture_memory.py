@@ -1,4 +1,6 @@
-"""Peak memory of capturing a prompt of 4096 tokens over a vocabulary of 128256, over the same process with the model loaded."""
+"""Peak memory of capturing a prompt of 4096 tokens over a vocabulary of 128256, over the same process with the model
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 
 def status(key):  # VmHWM, not ru_maxrss: a child inherits its parent's
-    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 store, tokens, reference, variant = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 loaded = random_model("wide", device="cpu")
@@ -55,9 +58,11 @@ def run() -> list[Line]:
         idle, peak = (float(word) for word in done.stdout.split())
         lines.append(
             Line(
-                f"memory, capture of {name}", "<= 2000 MB", f"{(peak - idle) / 1024:.0f} MB",
+                f"memory, capture of {name}",
+                "<= 2000 MB",
+                f"{(peak - idle) / 1024:.0f} MB",
                 f"peak {peak / 1024:.0f} MB over {idle / 1024:.0f} MB with the model loaded; one side in float32 is "
                 f"{SIDE_FLOAT32 / 1e6:.0f} MB",
             )
-        )  # fmt: skip
+        )
     return lines

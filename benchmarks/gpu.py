@@ -1,13 +1,15 @@
-"""Fresh against cached and batch 1 against N at the shapes of an 8B model, with random weights: what differs, and what it costs.
+"""Fresh against cached and batch 1 against N at the shapes of an 8B model, with random weights: what differs, and what
+it costs.
 
-python -m benchmarks.gpu --everything                       # where a GPU is lent: its tests, all pairs with and without `invariant`, the price
-python -m benchmarks.gpu                                    # 8B shapes on the CUDA device
-python -m benchmarks.gpu --invariant                        # those and the pairs that have to be equal bit for bit
-python -m benchmarks.gpu --shape tiny --device cpu --tokens 64      # the same code on a processor, in seconds
-python -m benchmarks.gpu --store runs --keep                # and leave the runs in a store, to be looked at
+python -m benchmarks.gpu --everything                       # where a GPU is lent: its tests, all pairs with and without
+`invariant`, the price python -m benchmarks.gpu                                    # 8B shapes on the CUDA device python
+-m benchmarks.gpu --invariant                        # those and the pairs that have to be equal bit for bit python -m
+benchmarks.gpu --shape tiny --device cpu --tokens 64      # the same code on a processor, in seconds python -m
+benchmarks.gpu --store runs --keep                # and leave the runs in a store, to be looked at
 
-Nothing is downloaded. Per pair: differing logits, largest difference, flips, bit-identical classes, and the wall time of the
-capture (stored and analysed) over that of the two bare forwards. Exit code 1: a test failed, or a pair with `invariant` differs.
+Nothing is downloaded. Per pair: differing logits, largest difference, flips, bit-identical classes, and the wall time
+of the capture (stored and analysed) over that of the two bare forwards. Exit code 1: a test failed, or a pair with
+`invariant` differs.
 """
 
 from __future__ import annotations
@@ -92,13 +94,23 @@ def measure(
         classes = run.classes
         return [
             {
-                "reference": pair.reference, "variant": pair.variant, "positions": run.header.rows, "vocab": run.header.vocab,
-                "neq": pair.summary.neq, "neq_share": pair.summary.neq_share, "max_abs": pair.summary.max_abs,
-                "max_ulps": pair.summary.max_ulps, "flips": pair.summary.flips, "classes": classes, "run_id": run.run_id,
-                "capture_seconds": wall, "bare_seconds": bare, "overhead": wall / bare,
+                "reference": pair.reference,
+                "variant": pair.variant,
+                "positions": run.header.rows,
+                "vocab": run.header.vocab,
+                "neq": pair.summary.neq,
+                "neq_share": pair.summary.neq_share,
+                "max_abs": pair.summary.max_abs,
+                "max_ulps": pair.summary.max_ulps,
+                "flips": pair.summary.flips,
+                "classes": classes,
+                "run_id": run.run_id,
+                "capture_seconds": wall,
+                "bare_seconds": bare,
+                "overhead": wall / bare,
             }
             for pair in run.pairs
-        ]  # fmt: skip
+        ]
 
 
 def main(arguments: list[str]) -> int:
@@ -112,7 +124,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object a pair")
     parser.add_argument("--invariant", action="store_true", help="the pairs that have to be equal bit for bit, too")
     parser.add_argument(
-        "--everything", action="store_true", help="the tests marked gpu, all pairs as a table, and the price of invariant"
+        "--everything",
+        action="store_true",
+        help="the tests marked gpu, all pairs as a table, and the price of invariant",
     )
     given = parser.parse_args(arguments)
     failed = False
@@ -125,7 +139,10 @@ def main(arguments: list[str]) -> int:
             loaded = random_model(given.shape, dtype=given.dtype, device=given.device)
             ids = random_prompt(loaded, given.tokens)
             if not given.json:
-                print(f"{loaded.name}, {loaded.dtype}, {loaded.device_name}, torch {torch.__version__}, {given.tokens} tokens")
+                print(
+                    f"{loaded.name}, {loaded.dtype}, {loaded.device_name}, torch {torch.__version__}, {given.tokens}"
+                    " tokens"
+                )
             pairs = (*PAIRS, *(INVARIANT_PAIRS if given.invariant or given.everything else ()))
             lines = []
             for reference, variants in pairs:
@@ -134,7 +151,9 @@ def main(arguments: list[str]) -> int:
             del loaded
         if given.everything and not given.json:
             print("\n".join(["", *_table(lines), ""]))
-            invariant.print_table(["8b" if given.shape == "8b" else "shipped"], [given.dtype], rounds=5, device=given.device)
+            invariant.print_table(
+                ["8b" if given.shape == "8b" else "shipped"], [given.dtype], rounds=5, device=given.device
+            )
     except UlpscopeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -142,7 +161,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _captured(
-    loaded: LoadedModel, reference: str, variants: Sequence[str], ids: Sequence[int], store: Store, given: argparse.Namespace
+    loaded: LoadedModel,
+    reference: str,
+    variants: Sequence[str],
+    ids: Sequence[int],
+    store: Store,
+    given: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     """One run, printed as it comes and kept only where asked."""
     lines = measure(loaded, reference, variants, ids, store)
@@ -152,7 +176,8 @@ def _captured(
     if not given.json:
         print("  classes " + "  ".join("{" + ", ".join(group) + "}" for group in first["classes"]))
         print(
-            f"  capture {first['capture_seconds']:.2f} s over {first['bare_seconds']:.2f} s of bare forwards: {first['overhead']:.2f}x"
+            f"  capture {first['capture_seconds']:.2f} s over {first['bare_seconds']:.2f} s of bare forwards:"
+            f" {first['overhead']:.2f}x"
         )
     if not given.keep:
         store.delete(first["run_id"])
@@ -168,8 +193,8 @@ def _tests_pass() -> bool:
 def _table(lines: Sequence[dict[str, Any]]) -> list[str]:
     """Markdown, one row a pair."""
     rows = [
-        f"| `{line['reference']}` | `{line['variant']}` | {line['neq_share']:.2%} | {line['max_abs']:.3g} | {line['max_ulps']:,} | "
-        f"{line['flips']} | {line['overhead']:.2f}x |"
+        f"| `{line['reference']}` | `{line['variant']}` | {line['neq_share']:.2%} | {line['max_abs']:.3g} |"
+        f" {line['max_ulps']:,} | {line['flips']} | {line['overhead']:.2f}x |"
         for line in lines
     ]
     return [

@@ -1,4 +1,6 @@
-"""A dump on disk becomes a stored, analysed run; against writing the same bytes to the same disk and waiting for them (fsync)."""
+"""A dump on disk becomes a stored, analysed run; against writing the same bytes to the same disk and waiting for them
+(fsync).
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,10 @@ def run() -> list[Line]:
             size, ours, raw = path.stat().st_size / 1e6, seconds[path.stem], seconds[f"raw {path.stem}"]
             lines.append(
                 Line(
-                    f"ingest, {size:.0f} MB npz of {what}", ">= 0.7", f"{raw / ours:.2f}",
+                    f"ingest, {size:.0f} MB npz of {what}",
+                    ">= 0.7",
+                    f"{raw / ours:.2f}",
                     f"{size / ours:.0f} MB/s of dump, raw write + fsync {size / raw:.0f} MB/s; medians of {ROUNDS}",
                 )
-            )  # fmt: skip
+            )
     return lines

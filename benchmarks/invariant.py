@@ -1,9 +1,9 @@
-"""What `invariant` costs: tokens a second with and without, by batch size, on the shipped model and at the shapes of an 8B block.
+"""What `invariant` costs: tokens a second with and without, by batch size, on the shipped model and at the shapes of an
+8B block.
 
-python -m benchmarks.invariant               # the tables of docs/invariant.md
-python -m benchmarks.invariant --device cuda # the same on a GPU
-python -m benchmarks.invariant --trial       # which injected bugs, and which harmless variations, are equal in one order
-python -m benchmarks invariant               # one line a model, the share kept
+python -m benchmarks.invariant               # the tables of docs/invariant.md python -m benchmarks.invariant --device
+cuda # the same on a GPU python -m benchmarks.invariant --trial       # which injected bugs, and which harmless
+variations, are equal in one order python -m benchmarks invariant               # one line a model, the share kept
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def one_block(shape: str, dtype: str, layers: int = 1, device: str = "cpu") -> L
     return loaded_from(model, AutoTokenizer.from_pretrained(TOKENIZER))
 
 
-def measured(loaded: LoadedModel, base: str, *, tokens: int, rounds: int, batches: tuple[int, ...] = BATCHES) -> list[Throughput]:
+def measured(
+    loaded: LoadedModel, base: str, *, tokens: int, rounds: int, batches: tuple[int, ...] = BATCHES
+) -> list[Throughput]:
     """A base without and with the modifier, in turn."""
     return throughput(loaded, [base, f"{base}+invariant"], batches, tokens=tokens, rounds=rounds)
 
@@ -69,7 +71,9 @@ def run() -> list[Line]:
         for dtype in DTYPES:
             loaded = _loaded(name, dtype)
             if loaded is None:
-                lines.append(Line(f"invariant, {name}", f">= {TARGET:.0%} kept", "not run", "sample_runs/model is not built"))
+                lines.append(
+                    Line(f"invariant, {name}", f">= {TARGET:.0%} kept", "not run", "sample_runs/model is not built")
+                )
                 continue
             for base in ("prefill", "decode"):
                 kept = [
@@ -79,9 +83,12 @@ def run() -> list[Line]:
                 ]
                 shares = ", ".join(f"{share:.2f}" for share in kept)
                 how = (
-                    f"{dtype}, batch sizes {', '.join(map(str, FEW))}: {shares}; {torch.get_num_threads()} threads, medians of 3"
+                    f"{dtype}, batch sizes {', '.join(map(str, FEW))}: {shares}; {torch.get_num_threads()} threads,"
+                    " medians of 3"
                 )
-                lines.append(Line(f"invariant, {base}, {name}", f">= {TARGET:.0%} kept", f"{statistics.median(kept):.0%}", how))
+                lines.append(
+                    Line(f"invariant, {base}, {name}", f">= {TARGET:.0%} kept", f"{statistics.median(kept):.0%}", how)
+                )
             del loaded
     return lines
 
@@ -104,7 +111,15 @@ def trial(models: tuple[str, ...] = ("llama", "gpt2", "gemma2")) -> dict[tuple[s
                 outcome = "refused"
             else:
                 same = row is not None and row.figures["bit_identical"]
-                outcome = "equal anyway" if reference == other else "no row" if row is None else "equal" if same else "not equal"
+                outcome = (
+                    "equal anyway"
+                    if reference == other
+                    else "no row"
+                    if row is None
+                    else "equal"
+                    if same
+                    else "not equal"
+                )
             found.setdefault((name, case.changes(loaded), outcome), []).append(case.name)
     return found
 
@@ -143,7 +158,8 @@ def print_table(models: list[str], dtypes: Sequence[str], rounds: int, device: s
                 with_it = {one.batch: one for one in found if one.path.endswith("invariant")}
                 without = {one.batch: one for one in found if one.batch not in with_it or one is not with_it[one.batch]}
                 cells = [
-                    f"{with_it[batch].tokens_per_second:,.0f} of {without[batch].tokens_per_second:,.0f}, **{with_it[batch].share:.2f}**"
+                    f"{with_it[batch].tokens_per_second:,.0f} of {without[batch].tokens_per_second:,.0f},"
+                    f" **{with_it[batch].share:.2f}**"
                     for batch in BATCHES
                 ]
                 print(f"| {name} | {dtype} | `{base}` | " + " | ".join(cells) + " |", flush=True)

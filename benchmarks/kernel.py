@@ -1,4 +1,6 @@
-"""All metrics of the contract over a pair: ULPscope's kernel, a numpy notebook, torch in chunks. All three must agree."""
+"""All metrics of the contract over a pair: ULPscope's kernel, a numpy notebook, torch in chunks. All three must
+agree.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from core.numerics.divergence import RowFigures, compare
 from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat
 
 TOP_K = 20
-TORCH_TRIES = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (2, 8))  # (threads, rows a chunk): the fastest of them counts as torch
+TORCH_TRIES = (
+    (1, 1),
+    (1, 2),
+    (2, 1),
+    (2, 2),
+    (2, 4),
+    (2, 8),
+)  # (threads, rows a chunk): the fastest of them counts as torch
 
 
 @dataclass
@@ -35,7 +44,9 @@ class Figures:
 
 
 def notebook(a: NDArray, b: NDArray, fmt: FloatFormat) -> Figures:
-    """As a competent user writes it in numpy: whole arrays, upcast once, wide ordinals, partition for the top 20, float64 KL."""
+    """As a competent user writes it in numpy: whole arrays, upcast once, wide ordinals, partition for the top 20,
+    float64 KL.
+    """
     x, y = a.view(fmt.values).astype(np.float32), b.view(fmt.values).astype(np.float32)
 
     def ordinals(bits: NDArray) -> NDArray:
@@ -67,11 +78,17 @@ def notebook(a: NDArray, b: NDArray, fmt: FloatFormat) -> Figures:
     ids = top(x), top(y)
     gaps = [np.take_along_axis(o, i[:, :2], 1) for o, i in zip((x_ordinals, y_ordinals), ids, strict=True)]
     return Figures(
-        (~is_same).sum(axis=1), max_abs, ulps.max(axis=1), ulps.sum(axis=1) / finite.sum(axis=1),
+        (~is_same).sum(axis=1),
+        max_abs,
+        ulps.max(axis=1),
+        ulps.sum(axis=1) / finite.sum(axis=1),
         (~finite & ~is_same).sum(axis=1),
-        ids, (gaps[0][:, 0] - gaps[0][:, 1], gaps[1][:, 0] - gaps[1][:, 1]), (x_total, y_total),
-        (np.exp(x_log) * (x_log - y_log)).sum(axis=1), histogram,
-    )  # fmt: skip
+        ids,
+        (gaps[0][:, 0] - gaps[0][:, 1], gaps[1][:, 0] - gaps[1][:, 1]),
+        (x_total, y_total),
+        (np.exp(x_log) * (x_log - y_log)).sum(axis=1),
+        histogram,
+    )
 
 
 _TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -108,11 +125,20 @@ def chunked_torch(a: NDArray, b: NDArray, fmt: FloatFormat, threads: int = 1, ro
         totals = [v[:, 0] - log[:, 0] for v, log in ((x_double, x_log), (y_double, y_log))]
         parts.append(
             (
-                (~is_same).sum(1), max_abs, ulps.amax(1), ulps.sum(1) / finite.sum(1), (~finite & ~is_same).sum(1),
-                ids[0], ids[1],
-                gaps[0][:, 0] - gaps[0][:, 1], gaps[1][:, 0] - gaps[1][:, 1], totals[0], totals[1], kl,
+                (~is_same).sum(1),
+                max_abs,
+                ulps.amax(1),
+                ulps.sum(1) / finite.sum(1),
+                (~finite & ~is_same).sum(1),
+                ids[0],
+                ids[1],
+                gaps[0][:, 0] - gaps[0][:, 1],
+                gaps[1][:, 0] - gaps[1][:, 1],
+                totals[0],
+                totals[1],
+                kl,
             )
-        )  # fmt: skip
+        )
     c = [torch.cat(column).numpy() for column in zip(*parts, strict=True)]
     return Figures(c[0], c[1], c[2], c[3], c[4], (c[5], c[6]), (c[7], c[8]), (c[9], c[10]), c[11], histogram.numpy())
 
@@ -129,13 +155,23 @@ def ours(a: NDArray, b: NDArray, fmt: FloatFormat) -> Figures:
 
 def _as_figures(f: RowFigures) -> Figures:
     return Figures(
-        f.neq, f.max_abs, f.max_ulps, f.sum_ulps / f.finite, f.nonfinite_mismatch, (f.reference.top_ids, f.variant.top_ids),
-        (f.reference_margin_ulps, f.variant_margin_ulps), (f.reference.logsumexp, f.variant.logsumexp), f.kl, f.near,
-    )  # fmt: skip
+        f.neq,
+        f.max_abs,
+        f.max_ulps,
+        f.sum_ulps / f.finite,
+        f.nonfinite_mismatch,
+        (f.reference.top_ids, f.variant.top_ids),
+        (f.reference_margin_ulps, f.variant_margin_ulps),
+        (f.reference.logsumexp, f.variant.logsumexp),
+        f.kl,
+        f.near,
+    )
 
 
 def check_agreement(a: NDArray, b: NDArray, fmt: FloatFormat) -> None:
-    """All contenders find the same. Of the top 20 the first only: which of several equal tokens comes 20th is our rule alone."""
+    """All contenders find the same. Of the top 20 the first only: which of several equal tokens comes 20th is our rule
+    alone.
+    """
     mine = ours(a, b, fmt)
     for other in (notebook(a, b, fmt), chunked_torch(a, b, fmt)):
         for name in ("neq", "max_abs", "max_ulps", "nonfinite", "histogram"):
@@ -176,16 +212,23 @@ def run() -> list[Line]:
         rates = {name: size / taken / 1e6 for name, taken in seconds.items()}
         lines += [
             Line(
-                f"kernel, {rows} x {VOCAB} {fmt.name}", "", f"{rates['ours'] / 1e3:.2f} GB/s",
+                f"kernel, {rows} x {VOCAB} {fmt.name}",
+                "",
+                f"{rates['ours'] / 1e3:.2f} GB/s",
                 f"{seconds['ours'] * 1e3:.1f} ms, median of {rounds['ours']}",
             ),
             Line(
-                "  over a numpy notebook", "120x" if is_target else "", f"{seconds['numpy'] / seconds['ours']:.0f}x",
+                "  over a numpy notebook",
+                "120x" if is_target else "",
+                f"{seconds['numpy'] / seconds['ours']:.0f}x",
                 f"numpy {rates['numpy']:.0f} MB/s, median of {rounds['numpy']}",
             ),
             Line(
-                "  over chunked torch", "10x" if is_target else "", f"{seconds['torch'] / seconds['ours']:.1f}x",
-                f"torch {rates['torch']:.0f} MB/s, median of {rounds['torch']}; its best: {best[0]} threads, {best[1]} rows a chunk",
+                "  over chunked torch",
+                "10x" if is_target else "",
+                f"{seconds['torch'] / seconds['ours']:.1f}x",
+                f"torch {rates['torch']:.0f} MB/s, median of {rounds['torch']}; its best: {best[0]} threads, {best[1]}"
+                " rows a chunk",
             ),
-        ]  # fmt: skip
+        ]
     return lines

@@ -1,4 +1,6 @@
-"""A capture that compares every module's output over the same capture without, and how rounding grows from one product to all logits."""
+"""A capture that compares every module's output over the same capture without, and how rounding grows from one product
+to all logits.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class _NothingKeptError(Exception):
 
 
 class _ModulesAlone:
-    """A sink for which only modules count: of the logits nothing is kept, so what is left are forwards, hooks and comparing."""
+    """A sink for which only modules count: of the logits nothing is kept, so what is left are forwards, hooks and
+    comparing.
+    """
 
     def __init__(self, writer: RunWriter) -> None:
         self.layers = writer.layers
@@ -92,28 +96,33 @@ def run() -> list[Line]:
             store.delete(run_id)
             lines.append(
                 Line(
-                    f"forwards of prefill and {variant} with every module compared, over bare ones", "<= 2.5x",
+                    f"forwards of prefill and {variant} with every module compared, over bare ones",
+                    "<= 2.5x",
                     f"{seconds['modules'] / seconds['bare']:.2f}x",
-                    f"{seconds['modules']:.2f} s over {seconds['bare']:.2f} s, {prompts} x {length} tokens, {len(compared)} modules, no floor, no logits stored, "
-                    f"{loaded.dtype}; medians of {ROUNDS}",
+                    f"{seconds['modules']:.2f} s over {seconds['bare']:.2f} s, {prompts} x {length} tokens,"
+                    f" {len(compared)} modules, no floor, no logits stored, {loaded.dtype}; medians of {ROUNDS}",
                 )
-            )  # fmt: skip
+            )
             lines.append(
                 Line(
-                    f"capture of prefill and {variant} with layers, {prompts} x {length} tokens", "<= 2.5x",
+                    f"capture of prefill and {variant} with layers, {prompts} x {length} tokens",
+                    "<= 2.5x",
                     f"{seconds['layers'] / seconds['plain']:.2f}x",
-                    f"{seconds['layers']:.2f} s over {seconds['plain']:.2f} s without layers; the bare forwards take {seconds['bare']:.2f} s "
-                    f"({seconds['layers'] / seconds['bare']:.2f}x), {len(compared)} modules; medians of {ROUNDS}",
+                    f"{seconds['layers']:.2f} s over {seconds['plain']:.2f} s without layers; the bare forwards take"
+                    f" {seconds['bare']:.2f} s ({seconds['layers'] / seconds['bare']:.2f}x), {len(compared)} modules;"
+                    f" medians of {ROUNDS}",
                 )
-            )  # fmt: skip
+            )
             first = next((each for each in compared if each.neq), None)
             if first is not None:
                 lines.append(
                     Line(
-                        f"growth from one product to the logits, {variant}", "1 in 1000 to most", f"{1000 * first.neq_share:.2g} in 1000 to {compared[-1].neq_share:.0%}",
+                        f"growth from one product to the logits, {variant}",
+                        "1 in 1000 to most",
+                        f"{1000 * first.neq_share:.2g} in 1000 to {compared[-1].neq_share:.0%}",
                         f"of the elements of {first.module}, the first that differs, and of the logits",
                     )
-                )  # fmt: skip
+                )
     return [*lines, *_one_product(loaded.torch_dtype)]
 
 
@@ -130,8 +139,10 @@ def _one_product(dtype: torch.dtype) -> list[Line]:
         share = float((whole != single).double().mean())
         lines.append(
             Line(
-                f"one product, {width} x {width}, 64 rows at once against row by row", "about 1 in 1000", f"{1000 * share:.2g} in 1000",
+                f"one product, {width} x {width}, 64 rows at once against row by row",
+                "about 1 in 1000",
+                f"{1000 * share:.2g} in 1000",
                 f"of its elements differ, {str(dtype).removeprefix('torch.')}, no model",
             )
-        )  # fmt: skip
+        )
     return lines

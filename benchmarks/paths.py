@@ -73,8 +73,9 @@ def table(paths: Sequence[str], reference: str, tokens: int, threads: int) -> It
     prompts = [any_model.tokenizer(text)["input_ids"][:tokens] for text in texts]
     references = {dtype: logits_of(reference, loaded, prompts) for dtype, loaded in models.items()}
     yield (
-        f"{any_model.device_name} ({torch.backends.cpu.get_cpu_capability()}), torch {torch.__version__}, {threads} threads; "
-        f"{len(prompts)} prompts of {' / '.join(str(len(prompt)) for prompt in prompts)} tokens, reference {reference}."
+        f"{any_model.device_name} ({torch.backends.cpu.get_cpu_capability()}), torch {torch.__version__}, {threads}"
+        f" threads; {len(prompts)} prompts of {' / '.join(str(len(prompt)) for prompt in prompts)} tokens, reference"
+        f" {reference}."
     )
     yield ""
     yield "| path | bfloat16: differing | max_abs | flips | float32: differing | max_abs | flips |"

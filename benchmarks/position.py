@@ -47,7 +47,9 @@ def run() -> list[Line]:
     return [
         Line("one position, both sides", "<= 5 ms", f"{warm * 1e3:.1f} ms", f"{how} {DRAWS}"),
         Line(
-            "  first read of a reader just opened", "", f"{statistics.median(first) * 1e3:.1f} ms",
+            "  first read of a reader just opened",
+            "",
+            f"{statistics.median(first) * 1e3:.1f} ms",
             f"opening it: {statistics.median(opening) * 1e3:.1f} ms; medians of 20",
         ),
-    ]  # fmt: skip
+    ]

@@ -1,4 +1,6 @@
-"""Where a benchmark writes: on the disk that runs lie on (/tmp may be memory), in an ignored folder that no commit picks up."""
+"""Where a benchmark writes: on the disk that runs lie on (/tmp may be memory), in an ignored folder that no commit
+picks up.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A float32 pair without a floor on trial: does a pair that only rounds shrink with the precision, and one with a fault not?
+"""A float32 pair without a floor on trial: does a pair that only rounds shrink with the precision, and one with a fault
+not?
 
 python -m benchmarks.shrink                         # every model: the table of docs/verdict.md
 python -m benchmarks.shrink --model "llama bfloat16"
@@ -24,13 +25,21 @@ from core.judging.ladder import ShrinkTest, shrink_test
 from core.numerics.formats import format_named
 from core.runs.file.records import FAILED, MISSING, PASSED
 
-# Mixtures of experts whose router ties are left out: float32 is no microscope for them, with or without a floor (docs/verdict.md).
-MODELS = (*(f"{name} bfloat16" for name in CONFIGS if name != "mixtral-ties"), "llama float16", "gpt2 float16", SHIPPED[0])
+# Mixtures of experts whose router ties are left out: float32 is no microscope for them, with or without a floor
+# (docs/verdict.md).
+MODELS = (
+    *(f"{name} bfloat16" for name in CONFIGS if name != "mixtral-ties"),
+    "llama float16",
+    "gpt2 float16",
+    SHIPPED[0],
+)
 
 
 @dataclass(frozen=True)
 class Shrunk:
-    """One case on one model. test None: equal in 16 bits, NaN on one side, or not possible on this model; `because` says which."""
+    """One case on one model. test None: equal in 16 bits, NaN on one side, or not possible on this model; `because`
+    says which.
+    """
 
     model: str
     case: str
@@ -81,14 +90,19 @@ def _tiny(kind: str, dtype: str) -> tuple[LoadedModel, list[tuple[int, ...]]]:
 
 def table(found: Sequence[Shrunk]) -> Iterator[str]:
     """Lines of Markdown."""
-    yield "| model | same function | passed | undecided | called bugs | least share | bugs | called bugs | undecided | passed | largest share |"
+    yield (
+        "| model | same function | passed | undecided | called bugs | least share | bugs | called bugs | undecided |"
+        " passed | largest share |"
+    )
     yield "|---|---|---|---|---|---|---|---|---|---|---|"
     names = list(dict.fromkeys(one.model for one in found))
     for name in [*names, "together"]:
         cells = [name]
         for is_bug, order, extreme in ((False, (PASSED, MISSING, FAILED), min), (True, (FAILED, MISSING, PASSED), max)):
             tests = [
-                one.test for one in found if name in (one.model, "together") and one.is_bug == is_bug and one.test is not None
+                one.test
+                for one in found
+                if name in (one.model, "together") and one.is_bug == is_bug and one.test is not None
             ]
             shares = [test.share for test in tests if test.moved >= 0.5]
             cells += [str(len(tests)), *(str(sum(test.outcome == outcome for test in tests)) for outcome in order)]
@@ -108,11 +122,16 @@ def main() -> int:
         if one.is_wrong or (one.test is not None and one.test.outcome == MISSING):
             assert one.test is not None
             print(
-                f"{one.test.outcome:8} {one.model:24} {'bug ' if one.is_bug else 'same'} {one.case:45} {one.test.share:.2g}",
+                f"{one.test.outcome:8} {one.model:24} {'bug ' if one.is_bug else 'same'} {one.case:45}"
+                f" {one.test.share:.2g}",
                 flush=True,
             )
     left_out = sum(one.test is None for one in found)
-    print(f"{left_out} cases left out: equal in 16 bits, NaN on one side, or not possible on the model", *table(found), sep="\n")
+    print(
+        f"{left_out} cases left out: equal in 16 bits, NaN on one side, or not possible on the model",
+        *table(found),
+        sep="\n",
+    )
     return int(any(one.is_wrong for one in found))
 
 

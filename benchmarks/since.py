@@ -1,7 +1,8 @@
 """What the kernels cost now over what they cost at another commit: `python -m benchmarks.since COMMIT`.
 
-Both are imported in processes of their own, take turns, and run in one thread on few rows; the thread's own processor time counts, and the
-least of many tries, so that other work on the machine hardly shows. Prints nanoseconds an element and the ratio.
+Both are imported in processes of their own, take turns, and run in one thread on few rows; the thread's own processor
+time counts, and the least of many tries, so that other work on the machine hardly shows. Prints nanoseconds an element
+and the ratio.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def measured() -> dict[str, float]:
         a, b = pair(fmt, ROWS)
         found[f"compare, {fmt.name}"] = _least(lambda: divergence.compare(a, b, fmt), a.size)  # noqa: B023
         for width in WIDTHS:
-            x, y = (np.ascontiguousarray(side.ravel()[: (1 << 17) // width * width].reshape(-1, width)) for side in (a, b))
+            x, y = (
+                np.ascontiguousarray(side.ravel()[: (1 << 17) // width * width].reshape(-1, width)) for side in (a, b)
+            )
             found[f"differences, {fmt.name}, {width} wide"] = _least(lambda: differences(x, y, fmt), x.size)  # noqa: B023
     return found
 
@@ -63,7 +66,9 @@ def main(commit: str) -> None:
                 command = f"import sys, json; sys.path[:0] = [{first!r}]; sys.path.append({str(ROOT)!r})\n"
                 command += "from benchmarks.since import measured; print(json.dumps(measured()))"
                 child = [sys.executable, "-P", "-c", command]
-                found[name].append(json.loads(subprocess.run(child, cwd=directory, check=True, stdout=subprocess.PIPE).stdout))
+                found[name].append(
+                    json.loads(subprocess.run(child, cwd=directory, check=True, stdout=subprocess.PIPE).stdout)
+                )
     print(f"ns an element, the least of {ROUNDS} x {TRIES} tries on one thread, load {os.getloadavg()[0]:.1f}")
     for what in found["now"][0]:
         then, now = (min(of_round[what] for of_round in found[name]) for name in ("then", "now"))

@@ -35,4 +35,6 @@ def table(lines: list[Line]) -> str:
     """The lines under each other, columns aligned."""
     rows = [("what", "target", "reached", "how"), *((x.what, x.target, x.reached, x.how) for x in lines)]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    return "\n".join("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows)
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
+    )

@@ -1,6 +1,7 @@
 """The command line: `python -m core COMMAND`. Exit codes: 0 within the gate, 1 the gate failed, 2 bad input or usage.
 
-Torch is imported only by commands that run a model, and only once they do, so every other command starts in a fraction of a second.
+Torch is imported only by commands that run a model, and only once they do, so every other command starts in a fraction
+of a second.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The one configuration file of a server: limits, retention, who may sign in and how. `ulpscope.toml`, or where ULPSCOPE_CONFIG says.
+"""The one configuration file of a server: limits, retention, who may sign in and how. `ulpscope.toml`, or where
+ULPSCOPE_CONFIG says.
 
-Every setting has an environment variable that overrides it: `[limits] file_bytes` is ULPSCOPE_LIMITS_FILE_BYTES. A word that is no
-setting is refused: a limit that was misspelt would be none. `docs/hosting.md` describes each; `python -m core configuration` prints
-what is in force.
+Every setting has an environment variable that overrides it: `[limits] file_bytes` is ULPSCOPE_LIMITS_FILE_BYTES. A word
+that is no setting is refused: a limit that was misspelt would be none. `docs/hosting.md` describes each; `python -m
+core configuration` prints what is in force.
 """
 
 from __future__ import annotations
@@ -19,10 +20,24 @@ from core.errors import ConfigurationError
 
 VARIABLE = "ULPSCOPE_CONFIG"
 FILE_NAME = "ulpscope.toml"
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}  # fmt: skip
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+}
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 _BYTES, _NAMES = "bytes", "names"  # what a setting is, where its type does not say so
-_HIGHEST = {int: (1 << 63) - 1, float: 1e6}  # what SQLite takes, and a hundred years of hours: moments beyond are no dates
+_HIGHEST = {
+    int: (1 << 63) - 1,
+    float: 1e6,
+}  # what SQLite takes, and a hundred years of hours: moments beyond are no dates
 _SECRET = {"secret": True}
 
 
@@ -51,7 +66,9 @@ class Retention:
 class Hosting:
     """Where the server is reached."""
 
-    public_url: str = ""  # https://ulpscope.example.org: for links in answers; a secure cookie is set where it begins with https
+    public_url: str = (
+        ""  # https://ulpscope.example.org: for links in answers; a secure cookie is set where it begins with https
+    )
     trusted_proxies: tuple[str, ...] = field(
         default=(), metadata={"is": _NAMES}
     )  # addresses or networks whose forwarded headers count
@@ -65,8 +82,9 @@ class Hosting:
 class SignIn:
     """Who gets in. Nothing set: nobody is asked, and the server stays on loopback.
 
-    Roles: a viewer sees and downloads, an editor also uploads, captures, tags and deletes. An entry of `viewers` and `editors` is an
-    address ("ada@example.org"), a domain ("@example.org") or "*", for identities from a proxy's header or from OIDC.
+    Roles: a viewer sees and downloads, an editor also uploads, captures, tags and deletes. An entry of `viewers` and
+    `editors` is an address ("ada@example.org"), a domain ("@example.org") or "*", for identities from a proxy's header
+    or from OIDC.
     """
 
     viewer_password: str = field(
@@ -81,7 +99,9 @@ class SignIn:
     viewers: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})
     editors: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})
     session_hours: float = 12.0
-    attempts: int = 10  # failed sign-ins from one address within `attempt_minutes`, after which it is refused for as long
+    attempts: int = (
+        10  # failed sign-ins from one address within `attempt_minutes`, after which it is refused for as long
+    )
     attempt_minutes: float = 10.0
 
     @property
@@ -104,7 +124,8 @@ class Configuration:
 def configuration(environment: Mapping[str, str] | None = None) -> Configuration:
     """What the file and the environment say. ConfigurationError, one sentence, for what cannot be understood.
 
-    Read anew at every call, which takes well under a millisecond: a server that lives long takes a changed limit without a restart.
+    Read anew at every call, which takes well under a millisecond: a server that lives long takes a changed limit
+    without a restart.
     """
     environment = os.environ if environment is None else environment
     source, said = _file(environment)
@@ -218,7 +239,9 @@ def as_json(found: Configuration) -> dict[str, Any]:
     for section in _SECTIONS:
         values = getattr(found, section)
         said[section] = {
-            each.name: bool(getattr(values, each.name)) if each.metadata.get("secret") else _listed(getattr(values, each.name))
+            each.name: bool(getattr(values, each.name))
+            if each.metadata.get("secret")
+            else _listed(getattr(values, each.name))
             for each in fields(values)
         }
     return said

@@ -28,7 +28,9 @@ class ConfigurationError(UlpscopeError):
 
 
 class LimitError(UlpscopeError):
-    """More than the server's limits allow. `status`: 413 where the file itself is too large, 507 where there is no room for it."""
+    """More than the server's limits allow. `status`: 413 where the file itself is too large, 507 where there is no room
+    for it.
+    """
 
     def __init__(self, sentence: str, status: int = 507) -> None:
         super().__init__(sentence)

@@ -11,7 +11,9 @@ from typing import Any
 from core.errors import UsageError
 
 _KEYS = ("prompt", "text", "token_ids", "messages")
-_EXPECTED = 'expected an object with "prompt" or "text" (a string), "token_ids" (a list of numbers) or "messages" (a chat)'
+_EXPECTED = (
+    'expected an object with "prompt" or "text" (a string), "token_ids" (a list of numbers) or "messages" (a chat)'
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,9 @@ class Message:
 
 @dataclass(frozen=True)
 class GivenPrompt:
-    """One prompt as it was given, in exactly one of three forms. where: the option or the file and line it came from."""
+    """One prompt as it was given, in exactly one of three forms. where: the option or the file and line it came
+    from.
+    """
 
     where: str
     text: str | None = None
@@ -54,14 +58,18 @@ def read_prompts(path: Path) -> list[GivenPrompt]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(line number from 1, the line without its end). Only a line feed ends one: a prompt may hold any other separator."""
+    """(line number from 1, the line without its end). Only a line feed ends one: a prompt may hold any other
+    separator.
+    """
     number = 0
     try:
         with path.open(encoding="utf-8-sig", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 yield number, line.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}:{number + 1}: is not UTF-8 text from here on ({error.reason}); save it as UTF-8.") from error
+        raise UsageError(
+            f"{path}:{number + 1}: is not UTF-8 text from here on ({error.reason}); save it as UTF-8."
+        ) from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror or error}).") from error
 
@@ -98,7 +106,9 @@ def _token_ids(where: str, value: Any) -> tuple[int, ...]:
         raise UsageError(f"{where}: 'token_ids' is {_kind(value)}; expected a list of whole numbers.")
     for position, token in enumerate(value):
         if not isinstance(token, int) or isinstance(token, bool):
-            raise UsageError(f"{where}: 'token_ids' has {_kind(token)} at position {position}; expected a whole number.")
+            raise UsageError(
+                f"{where}: 'token_ids' has {_kind(token)} at position {position}; expected a whole number."
+            )
     return tuple(value)
 
 
@@ -109,7 +119,9 @@ def _messages(where: str, value: Any) -> tuple[Message, ...]:
     found_messages = []
     for number, message in enumerate(value, start=1):
         if not isinstance(message, dict):
-            raise UsageError(f"{where}: message {number} is {_kind(message)}; expected an object with 'role' and 'content'.")
+            raise UsageError(
+                f"{where}: message {number} is {_kind(message)}; expected an object with 'role' and 'content'."
+            )
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 found = _kind(message[key]) if key in message else "missing"
@@ -120,5 +132,12 @@ def _messages(where: str, value: Any) -> tuple[Message, ...]:
 
 def _kind(value: Any) -> str:
     """A JSON value in words."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a number", float: "a number"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+    }
     return names.get(type(value), "null")

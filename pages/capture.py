@@ -16,7 +16,14 @@ from app.shell.job_list import job_list
 from app.shell.jobs import ANY_DEVICE, PromptFile
 from app.shell.widgets import PAGES
 
-BASES = ["prefill", "decode", "blocks:16", "reuse:16", "chunked:16", "static"]  # type to give another; docs/paths.md has all
+BASES = [
+    "prefill",
+    "decode",
+    "blocks:16",
+    "reuse:16",
+    "chunked:16",
+    "static",
+]  # type to give another; docs/paths.md has all
 SUGGESTED = [
     "decode",
     "prefill+batch:8",
@@ -35,19 +42,41 @@ KV = {"auto": None, "always": True, "never": False}
 BESIDE = {  # what is run beside the sides: the label of its box and what it takes
     "layers": (
         "Compare what every module puts out (Layers)",
-        "embedding, norms, projections, attention, MLP and the stream after each block, beside their rounding floor: about twice the work",
+        (
+            "embedding, norms, projections, attention, MLP and the stream after each block, beside their rounding"
+            " floor: about twice the work"
+        ),
     ),
     "kernels": ("Watch which kernels run (Kernels)", "every path once more on the first prompt, under the profiler"),
     "remedies": (
         "Try what would make the sides agree (Remedies)",
-        "every pair again in float32, with math attention, with sums in one order and so on, and timed: many times the work",
+        (
+            "every pair again in float32, with math attention, with sums in one order and so on, and timed: many times"
+            " the work"
+        ),
     ),
 }
 FIRST = {
-    "model": "sample_runs/model", "source": "typed", "prompts": SAMPLE, "chat": False, "system": "", "reference": "prefill",
-    "variants": ["decode"], "sweep": "", "mode": SCORE, "tokens": 64, "repeat": 1, "kv": "auto", "dtype": "bfloat16",
-    "device": ANY_DEVICE, "keep": False, "layers": False, "kernels": False, "remedies": False, "name": "",
-}  # fmt: skip
+    "model": "sample_runs/model",
+    "source": "typed",
+    "prompts": SAMPLE,
+    "chat": False,
+    "system": "",
+    "reference": "prefill",
+    "variants": ["decode"],
+    "sweep": "",
+    "mode": SCORE,
+    "tokens": 64,
+    "repeat": 1,
+    "kv": "auto",
+    "dtype": "bfloat16",
+    "device": ANY_DEVICE,
+    "keep": False,
+    "layers": False,
+    "kernels": False,
+    "remedies": False,
+    "name": "",
+}
 jobs, looks = store_cache.jobs(), previews()
 
 
@@ -76,15 +105,22 @@ def choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
     source = st.segmented_control("Prompts", ["typed", "a file"], key="capture_source", required=True)
     if source == "typed":
         text = st.text_area(
-            "Prompts", height=196, key="capture_prompts", label_visibility="collapsed",
+            "Prompts",
+            height=196,
+            key="capture_prompts",
+            label_visibility="collapsed",
             help="a line of three dashes (---) separates prompts",
-        )  # fmt: skip
+        )
         st.caption("A line of three dashes (---) separates prompts.")
         return split_prompts(text), None
     dropped = st.file_uploader(
-        "A file of prompts", type=["txt", "jsonl"], max_upload_size=FILE_MB, key="capture_file", label_visibility="collapsed",
+        "A file of prompts",
+        type=["txt", "jsonl"],
+        max_upload_size=FILE_MB,
+        key="capture_file",
+        label_visibility="collapsed",
         help=".jsonl: an object a line with prompt, text, token_ids or messages; any other file: one prompt a line",
-    )  # fmt: skip
+    )
     if dropped is not None:
         st.session_state["capture_dropped"] = PromptFile(wording.file_name(dropped.name), dropped.getvalue())
     elif st.session_state.get("capture_shows_file"):  # it was there a moment ago, so somebody took it away
@@ -92,10 +128,13 @@ def choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
     st.session_state["capture_shows_file"] = dropped is not None
     file = st.session_state.get("capture_dropped")
     if file is None:
-        st.caption(".jsonl with `prompt`, `text`, `token_ids` or `messages` in each line; any other file: one prompt a line.")
+        st.caption(
+            ".jsonl with `prompt`, `text`, `token_ids` or `messages` in each line; any other file: one prompt a line."
+        )
     elif dropped is None:
         st.caption(
-            f"{widgets.escaped(file.name)}, {wording.size(len(file.content))}, as dropped before; drop another to replace it."
+            f"{widgets.escaped(file.name)}, {wording.size(len(file.content))}, as dropped before; drop another to"
+            " replace it."
         )
     return (), file
 
@@ -105,30 +144,44 @@ def choose() -> CaptureForm:
     left, right = st.columns(2, gap="medium")
     with left:
         model = st.selectbox(
-            "Model", models(), accept_new_options=True, key="capture_model",
+            "Model",
+            models(),
+            accept_new_options=True,
+            key="capture_model",
             help="a folder on this machine, or a hub id; type to add one",
-        )  # fmt: skip
+        )
         prompts, file = choose_prompts()
         is_chat = st.toggle("As a chat, through the tokenizer's chat template", key="capture_chat")
         system = st.text_input("System message", key="capture_system", placeholder="none") if is_chat else ""
     with right:
         reference = st.selectbox("Reference path", BASES, accept_new_options=True, key="capture_reference")
         variants = st.multiselect(
-            "Variant paths", list(dict.fromkeys([*SUGGESTED, *st.session_state["capture_variants"]])), accept_new_options=True,
+            "Variant paths",
+            list(dict.fromkeys([*SUGGESTED, *st.session_state["capture_variants"]])),
+            accept_new_options=True,
             key="capture_variants",
-            help="base+modifier: prefill is one forward of the whole prompt, decode goes token by token with a KV cache, batch:N puts "
-            "N-1 other prompts beside yours; type any other path of docs/paths.md, such as decode+threads:1 or prefill+attn:eager",
-        )  # fmt: skip
+            help=(
+                "base+modifier: prefill is one forward of the whole prompt, decode goes token by token with a KV cache,"
+                " batch:N puts N-1 other prompts beside yours; type any other path of docs/paths.md, such as"
+                " decode+threads:1 or prefill+attn:eager"
+            ),
+        )
         sweep = st.text_input(
-            "Sweep of the reference", key="capture_sweep", placeholder="batch=1,2,3,4,8",
+            "Sweep of the reference",
+            key="capture_sweep",
+            placeholder="batch=1,2,3,4,8",
             help="a variant for each value: batch=1,2,3,4,8 puts the reference into batches of each size",
-        )  # fmt: skip
+        )
         mode_field, count_field = st.columns([3, 2], vertical_alignment="bottom")
         mode = mode_field.selectbox(
-            "What to do", [SCORE, CONTINUE], key="capture_mode",
-            help="score: logits at every position of the prompts. continue: each side goes on by its own argmax; where two sides "
-            "part, both texts and the logits that parted them are kept",
-        )  # fmt: skip
+            "What to do",
+            [SCORE, CONTINUE],
+            key="capture_mode",
+            help=(
+                "score: logits at every position of the prompts. continue: each side goes on by its own argmax; where"
+                " two sides part, both texts and the logits that parted them are kept"
+            ),
+        )
         if mode == CONTINUE:
             tokens = int(count_field.number_input("by tokens, at most", 1, 4096, key="capture_tokens"))
             repeat = 1
@@ -136,10 +189,16 @@ def choose() -> CaptureForm:
             tokens = 0
             repeat = int(
                 count_field.number_input(
-                    "Calls of each path", 1, 64, key="capture_repeat",
-                    help="separate calls, one after another: with reuse:N or blocks:N the first is fresh and the later ones read its cache",
+                    "Calls of each path",
+                    1,
+                    64,
+                    key="capture_repeat",
+                    help=(
+                        "separate calls, one after another: with reuse:N or blocks:N the first is fresh and the later"
+                        " ones read its cache"
+                    ),
                 )
-            )  # fmt: skip
+            )
         first, second, third = st.columns([3, 3, 4])
         dtype = first.selectbox("dtype", ["bfloat16", "float32", "float16"], key="capture_dtype")
         device = second.selectbox("Device", [ANY_DEVICE, *looks.devices], key="capture_device")
@@ -147,9 +206,10 @@ def choose() -> CaptureForm:
     name_field, keep_field = st.columns(2, gap="medium", vertical_alignment="bottom")
     name = name_field.text_input("Name of the run", placeholder="model: reference against variants", key="capture_name")
     keeps = keep_field.checkbox(
-        "If a side fails, keep the run of those before it", key="capture_keep",
+        "If a side fails, keep the run of those before it",
+        key="capture_keep",
         help="for instance where a large batch runs out of memory; at least two sides must have finished",
-    )  # fmt: skip
+    )
     beside = {
         key: keep_field.checkbox(label, key=f"capture_{key}", disabled=mode == CONTINUE, help=what)
         for key, (label, what) in BESIDE.items()
@@ -158,10 +218,23 @@ def choose() -> CaptureForm:
         key: st.session_state[f"capture_{key}"] for key in FIRST if f"capture_{key}" in st.session_state
     }
     return CaptureForm(
-        model=model or "", prompts=prompts, file=file, is_chat=is_chat, system=system.strip(), reference=reference or "",
-        variants=tuple(variants), sweep=sweep.strip(), repeat=repeat, tokens=tokens, kv=KV[kv], dtype=dtype, **beside,
-        device="" if device == ANY_DEVICE else device, keeps_finished=keeps, name=name.strip(),
-    )  # fmt: skip
+        model=model or "",
+        prompts=prompts,
+        file=file,
+        is_chat=is_chat,
+        system=system.strip(),
+        reference=reference or "",
+        variants=tuple(variants),
+        sweep=sweep.strip(),
+        repeat=repeat,
+        tokens=tokens,
+        kv=KV[kv],
+        dtype=dtype,
+        **beside,
+        device="" if device == ANY_DEVICE else device,
+        keeps_finished=keeps,
+        name=name.strip(),
+    )
 
 
 def look_up(form: CaptureForm) -> Answer | None:
@@ -176,26 +249,41 @@ def draw_costs(form: CaptureForm, answer: Answer) -> None:
         return
     costs = answer.costs
     sides = pd.DataFrame(costs["sides"])
-    caches = [None if size is None else wording.size(size) if size else "none" for size in sides["kv_bytes"].astype(object)]
+    caches = [
+        None if size is None else wording.size(size) if size else "none" for size in sides["kv_bytes"].astype(object)
+    ]
     shown = {
-        "side": sides["name"], "forwards": sides["forwards"], "positions": sides["positions"], "tokens computed": sides["tokens"],
+        "side": sides["name"],
+        "forwards": sides["forwards"],
+        "positions": sides["positions"],
+        "tokens computed": sides["tokens"],
         "key/value cache": caches,
-    }  # fmt: skip
+    }
     st.dataframe(
-        pd.DataFrame(shown), hide_index=True,
-        column_config={name: st.column_config.NumberColumn(format="localized") for name in ("forwards", "positions", "tokens computed")},
-    )  # fmt: skip
+        pd.DataFrame(shown),
+        hide_index=True,
+        column_config={
+            name: st.column_config.NumberColumn(format="localized")
+            for name in ("forwards", "positions", "tokens computed")
+        },
+    )
     free = f", {wording.size(costs['free_bytes'])} free beside them" if costs["free_bytes"] is not None else ""
     lines = [
-        f"{wording.plural(costs['prompts'], 'prompt')}, {wording.plural(len(sides), 'side')}: {costs['forwards']:,} forwards of "
-        f"{costs['tokens']:,} tokens in all, in {costs['dtype']}.",
-        f"The logits take {wording.size(costs['logits_bytes'])} of disk, the weights {wording.size(costs['weight_bytes'])} on "
-        f"{costs['device']} ({widgets.escaped(costs['device_name'])}){free}.",
+        (
+            f"{wording.plural(costs['prompts'], 'prompt')}, {wording.plural(len(sides), 'side')}: {costs['forwards']:,}"
+            f" forwards of {costs['tokens']:,} tokens in all, in {costs['dtype']}."
+        ),
+        (
+            f"The logits take {wording.size(costs['logits_bytes'])} of disk, the weights"
+            f" {wording.size(costs['weight_bytes'])} on {costs['device']}"
+            f" ({widgets.escaped(costs['device_name'])}){free}."
+        ),
         *map(widgets.escaped, costs.get("in_words", ())),
     ]
     if form.tokens:
         lines.append(
-            "At most: no side parts, none ends its text early, and each token is computed once to choose it and once to keep its logits."
+            "At most: no side parts, none ends its text early, and each token is computed once to choose it and once to"
+            " keep its logits."
         )
     st.caption(" ".join(lines))
 
@@ -210,13 +298,14 @@ def foreseen(form: CaptureForm) -> None:
         if answer is None:
             st.caption(":material/hourglass_empty: Looking at the model and counting what this would run …")
     elif st.session_state.pop("capture_awaits", False):
-        st.rerun()  # the whole page: what is offered depends on the devices there are, and there is nothing more to wait for
+        # the whole page: what is offered depends on the devices there are, and there is nothing more to wait for
+        st.rerun()
 
 
 st.title("Capture")
 st.caption(
-    "Runs a causal language model down two or more paths that are equal in exact arithmetic, on the same tokens, and keeps every logit of each. "
-    "It runs in a process of its own: leave this page, or close it, and it goes on."
+    "Runs a causal language model down two or more paths that are equal in exact arithmetic, on the same tokens, and"
+    " keeps every logit of each. It runs in a process of its own: leave this page, or close it, and it goes on."
 )
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")

@@ -14,11 +14,15 @@ from core.runs.views.compare import distribution, flip_sets, same_tokens
 view = widgets.head(
     "Compare runs",
     selection.current_view(),
-    "The pair of the sidebar beside pairs of other runs. A difference between runs is not a divergence of one: each pair has its own reference.",
+    "The pair of the sidebar beside pairs of other runs. A difference between runs is not a divergence of one: each"
+    " pair has its own reference.",
 )
 compared = parts.pick(view)
 if len(compared) == 1:
-    st.info("Choose a run to compare with: the same prompts before and after an upgrade, in another dtype, on another device.")
+    st.info(
+        "Choose a run to compare with: the same prompts before and after an upgrade, in another dtype, on another"
+        " device."
+    )
     st.stop()
 titles = parts.names(compared)
 differs = parts.provenance(compared, [widgets.escaped(title) for title in titles])
@@ -39,12 +43,15 @@ stem = "-".join(["compare", *(wording.file_name(one.run.run_id)[:40] for one in 
     f"-and-{len(compared) - 2}" if len(compared) > 2 else ""
 )
 tables = {
-    "figures": partial(parts.exported, compared), f"by position of prompt {view.prompt}": partial(parts.by_position, compared, view.prompt),
+    "figures": partial(parts.exported, compared),
+    f"by position of prompt {view.prompt}": partial(parts.by_position, compared, view.prompt),
     "distances in ULPs": partial(parts.distributions, compared),
-}  # fmt: skip
+}
 left, right = st.columns(2, vertical_alignment="bottom")
 by = (
-    right.segmented_control("By position", list(parts.BY), format_func=parts.SHORT.__getitem__, required=True, key="compare_by")
+    right.segmented_control(
+        "By position", list(parts.BY), format_func=parts.SHORT.__getitem__, required=True, key="compare_by"
+    )
     or "max_abs"
 )
 left, right = st.columns(2)
@@ -52,11 +59,13 @@ with left:
     with st.spinner("Reading the distances of every run"):
         curves = [(title, *distribution(parts.histogram(one))) for title, one in zip(titles, compared, strict=True)]
     plots.draw(
-        charts.runs_by_distance(curves), key="compare_distributions", picture=exports.picture(f"{stem}-distances", titles),
-    )  # fmt: skip
+        charts.runs_by_distance(curves),
+        key="compare_distributions",
+        picture=exports.picture(f"{stem}-distances", titles),
+    )
     st.caption(
-        "Share of the logits that are at least so many ULPs apart, in ULPs of each run's own dtype, both axes log; the left end is the share that differs. "
-        "Logits that are not finite on both sides are not counted."
+        "Share of the logits that are at least so many ULPs apart, in ULPs of each run's own dtype, both axes log; the"
+        " left end is the share that differs. Logits that are not finite on both sides are not counted."
     )
 is_same = same_tokens(compared)
 with right:
@@ -66,11 +75,14 @@ with right:
         at = table["position"].to_numpy(int)
         lines.append((title, at, table[by].to_numpy(float, na_value=np.nan), at[table["is_flip"].to_numpy(bool)]))
     plots.draw(
-        charts.runs_by_position(lines, parts.BY[by], view.position), key="compare_positions", picture=exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"]),
-    )  # fmt: skip
+        charts.runs_by_position(lines, parts.BY[by], view.position),
+        key="compare_positions",
+        picture=exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"]),
+    )
     st.caption(
-        f"{wording.opening(parts.BY[by])}{' of each run’s own dtype' if by == 'max_ulps' else ''}, at each position of prompt {view.prompt} of each run, log scale. "
-        "Orange crosses are flips, on the line of their run; where a line has a gap, nothing differs. The dotted line is the selected position."
+        f"{wording.opening(parts.BY[by])}{' of each run’s own dtype' if by == 'max_ulps' else ''}, at each position of"
+        f" prompt {view.prompt} of each run, log scale. Orange crosses are flips, on the line of their run; where a"
+        " line has a gap, nothing differs. The dotted line is the selected position."
     )
 
 
@@ -84,7 +96,10 @@ def saving(tables: dict) -> NoReturn:
 
 st.subheader("Flips that they share, and that they do not")
 if is_same is False:
-    st.warning("These runs are of different tokens, so position 5 of one is not position 5 of another; flips cannot be matched.")
+    st.warning(
+        "These runs are of different tokens, so position 5 of one is not position 5 of another; flips cannot be"
+        " matched."
+    )
     saving(tables)
 if is_same is None:
     st.caption("Not every run knows its tokens; positions are matched by their number.")
@@ -94,7 +109,9 @@ if not found:
     st.write("No run has a flip.")
     saving(tables)
 shared = sum(one.is_shared for one in found)
-st.markdown(f"**{shared} of {wording.plural(len(found), 'position')} that flip anywhere flip in all {len(compared)} runs.**")
+st.markdown(
+    f"**{shared} of {wording.plural(len(found), 'position')} that flip anywhere flip in all {len(compared)} runs.**"
+)
 
 
 def choose() -> None:
@@ -104,7 +121,11 @@ def choose() -> None:
 
 
 st.dataframe(
-    parts.flips(found, compared, titles), hide_index=True, key="compare_flips", on_select=choose, selection_mode="single-row"
+    parts.flips(found, compared, titles),
+    hide_index=True,
+    key="compare_flips",
+    on_select=choose,
+    selection_mode="single-row",
 )
 st.caption("Reference's token → variant's token, where the run flips. A click selects the position on every page.")
 saving(tables)

@@ -46,14 +46,21 @@ if found.empty:
 with heading:
     exports.download({listing: found}, exports.file_stem(view, listing.replace(" ", "-")), "flips")
 st.dataframe(
-    flips_parts.columns(found, view, has_near_ties), hide_index=True, key="flip_table", on_select=partial(near_ties_parts.choose_row, found, "flip_table"),
-    selection_mode=["single-row", "single-cell"], column_config=flips_parts.COLUMNS, placeholder="–", height=widgets.table_height(len(found), 11),
-)  # fmt: skip
+    flips_parts.columns(found, view, has_near_ties),
+    hide_index=True,
+    key="flip_table",
+    on_select=partial(near_ties_parts.choose_row, found, "flip_table"),
+    selection_mode=["single-row", "single-cell"],
+    column_config=flips_parts.COLUMNS,
+    placeholder="–",
+    height=widgets.table_height(len(found), 11),
+)
 others = f" and {wording.plural(len(found) - count, 'near tie')}" if has_near_ties else ""
 st.caption(
-    f"{wording.plural(count, 'flip')}{others} in {wording.plural(len(table), 'position')}. Margins in ULPs of {view.dtype} and in logits, largest differences in logits. "
-    "Probabilities are softmax at temperature 1 in float64, their changes from the reference to the variant in percentage points. "
-    "A heading sorts; a click on a row selects its position on every page." + flips_parts.unread(found)
+    f"{wording.plural(count, 'flip')}{others} in {wording.plural(len(table), 'position')}. Margins in ULPs of"
+    f" {view.dtype} and in logits, largest differences in logits. Probabilities are softmax at temperature 1 in"
+    " float64, their changes from the reference to the variant in percentage points. A heading sorts; a click on a row"
+    " selects its position on every page." + flips_parts.unread(found)
 )
 
 here = view.here
@@ -62,8 +69,9 @@ if not (here["is_flip"] or (has_near_ties and here["near_tie"])):
     first = found[found["is_flip"]].iloc[0] if count else found.iloc[0]
     st.button(
         f"Go to the first {'flip' if count else 'near tie'}, position {first['position']:,}",
-        on_click=selection.select, kwargs={"prompt": int(first["prompt"]), "position": int(first["position"])},
-    )  # fmt: skip
+        on_click=selection.select,
+        kwargs={"prompt": int(first["prompt"]), "position": int(first["position"])},
+    )
     exports.picture_format()
     st.stop()
 
@@ -73,7 +81,9 @@ if view.texts:
     for column, side in zip(st.columns(2), flips_parts.SIDES, strict=True):
         token = here[f"{side}_token"]
         name = getattr(view.pair, side)
-        column.caption(f"`{widgets.code(name)}` goes on with {widgets.escaped(widgets.table_texts([token], view.run)[0])}")
+        column.caption(
+            f"`{widgets.code(name)}` goes on with {widgets.escaped(widgets.table_texts([token], view.run)[0])}"
+        )
         chosen = "" if pd.isna(token) else view.run.vocabulary.get(int(token), f"⟨token {int(token)}⟩")
         with column:
             code_block(before + "▸" + wording.visible(chosen) + "◂", key=f"context_{side}", wraps=True)
@@ -85,16 +95,22 @@ ranks = top[top["token_id"].isin([t for t in (here["reference_token"], here["var
 st.dataframe(
     {
         "token": [wording.token(i, t) for i, t in zip(ranks["token_id"], ranks["text"], strict=True)],
-        "reference logit": ranks["reference_logit"], "variant logit": ranks["variant_logit"],
-        "reference rank (1 = argmax)": ranks["reference_rank"], "variant rank (1 = argmax)": ranks["variant_rank"],
-        "reference probability": ranks["reference_probability"], "variant probability": ranks["variant_probability"],
+        "reference logit": ranks["reference_logit"],
+        "variant logit": ranks["variant_logit"],
+        "reference rank (1 = argmax)": ranks["reference_rank"],
+        "variant rank (1 = argmax)": ranks["variant_rank"],
+        "reference probability": ranks["reference_probability"],
+        "variant probability": ranks["variant_probability"],
     },
-    hide_index=True, key="flip_ranks", placeholder="–",
+    hide_index=True,
+    key="flip_ranks",
+    placeholder="–",
     column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in flips_parts.SIDES}
     | {f"{side} logit": st.column_config.NumberColumn(format="%.9g") for side in flips_parts.SIDES}
     | {f"{side} rank (1 = argmax)": widgets.GROUPED for side in flips_parts.SIDES},
-)  # fmt: skip
+)
 st.caption(
-    f"The argmaxes of both sides, logits of {view.dtype}, probabilities in float64 from the logsumexp over the vocabulary."
+    f"The argmaxes of both sides, logits of {view.dtype}, probabilities in float64 from the logsumexp over the"
+    " vocabulary."
 )
 exports.picture_format()

@@ -1,4 +1,6 @@
-"""ULP heatmap: positions x vocabulary with level of detail, down to single logits; a click selects a position and a token."""
+"""ULP heatmap: positions x vocabulary with level of detail, down to single logits; a click selects a position and a
+token.
+"""
 
 from functools import partial
 
@@ -12,8 +14,9 @@ from core.runs.views.heatmap import WHOLE_RUN, element
 view = widgets.head(
     "ULP heatmap",
     selection.current_view(),
-    "Rows are positions, columns token ids or ranks. Each cell is the maximum of the logits it covers, in ULPs of {dtype} or as a difference in logits, so a "
-    "single differing logit stays visible at every zoom; where nothing differs the map is empty.",
+    "Rows are positions, columns token ids or ranks. Each cell is the maximum of the logits it covers, in ULPs of"
+    " {dtype} or as a difference in logits, so a single differing logit stays visible at every zoom; where nothing"
+    " differs the map is empty.",
 )
 run, pair = view.run, view.pair
 header = run.header
@@ -24,9 +27,10 @@ if pair.summary.bit_identical:
     st.success("Nothing to see: the two sides are bit-identical.")
 canvas.draw(view, selected)
 st.caption(
-    "Wheel, buttons, + and − zoom, over an axis only along it; drag or arrow keys move; a click selects the logit of that cell that is furthest apart. Bars at the "
-    "top and right: maxima of each column and row of this view. Red: NaN or infinity on one side only. Triangles mark the selection. By rank, column k holds each "
-    "position's token with the reference's k-th largest logit."
+    "Wheel, buttons, + and − zoom, over an axis only along it; drag or arrow keys move; a click selects the logit of"
+    " that cell that is furthest apart. Bars at the top and right: maxima of each column and row of this view. Red: NaN"
+    " or infinity on one side only. Triangles mark the selection. By rank, column k holds each position's token with"
+    " the reference's k-th largest logit."
     + ("" if len(header.prompts) == 1 else " Dashed lines: a new prompt begins.")
     + " Logits near 0 are many ULPs apart at a small difference: look at the largest difference too."
 )
@@ -34,7 +38,9 @@ if header.rows * header.vocab > WHOLE_RUN:
     st.caption("Ranks and differences are not offered for a run of this size: they would take reading all of it first.")
 
 if selected is not None:
-    st.subheader(f"Token {widgets.escaped(wording.token(token, run.vocabulary.get(selected.token)))} at position {view.position}")
+    st.subheader(
+        f"Token {widgets.escaped(wording.token(token, run.vocabulary.get(selected.token)))} at position {view.position}"
+    )
     st.dataframe(
         {
             "side": [pair.reference, pair.variant],
@@ -43,8 +49,10 @@ if selected is not None:
             "difference": ["", wording.exact(selected.difference)],
             "ULPs": ["", "NaN or infinity on one side" if selected.ulps is None else f"{selected.ulps:,}"],
         },
-        hide_index=True, key="selected_token", column_config={"rank (1 = argmax)": widgets.GROUPED},
-    )  # fmt: skip
+        hide_index=True,
+        key="selected_token",
+        column_config={"rank (1 = argmax)": widgets.GROUPED},
+    )
 
 title, order = st.columns([3, 1.3], vertical_alignment="bottom")
 title.subheader(f"Furthest apart at position {view.position}")
@@ -61,13 +69,19 @@ else:
             "difference": [wording.exact(value) for value in worst["difference"]],
             "ULPs": worst["ulps"],
         },
-        hide_index=True, key="worst", height=widgets.table_height(len(worst), 12), column_config={"ULPs": widgets.GROUPED}, placeholder="–",
-    )  # fmt: skip
+        hide_index=True,
+        key="worst",
+        height=widgets.table_height(len(worst), 12),
+        column_config={"ULPs": widgets.GROUPED},
+        placeholder="–",
+    )
     st.caption(
-        f"{wording.plural(len(worst), 'logit')} of this position, furthest apart first by {'ULPs of ' + view.dtype if by == 'ULPs' else 'absolute difference'}, "
-        "exact values. A large number of ULPs with a small difference is a logit near 0."
+        f"{wording.plural(len(worst), 'logit')} of this position, furthest apart first by"
+        f" {'ULPs of ' + view.dtype if by == 'ULPs' else 'absolute difference'}, exact values. A large number of ULPs"
+        " with a small difference is a logit near 0."
     )
 exports.download(
     {"furthest apart": worst, "every logit of the position": partial(canvas.position_row, view)},
-    exports.file_stem(view, "heatmap", at_position=True), "heatmap_tables",
-)  # fmt: skip
+    exports.file_stem(view, "heatmap", at_position=True),
+    "heatmap_tables",
+)

@@ -1,4 +1,6 @@
-"""Kernels: what each side launched, side by side: what only one side did, what it did more often, and in which module."""
+"""Kernels: what each side launched, side by side: what only one side did, what it did more often, and in which
+module.
+"""
 
 import pandas as pd
 import streamlit as st
@@ -11,7 +13,8 @@ from core.runs.views.layers import kernels_where_it_starts
 view = widgets.head(
     "Kernels",
     selection.current_view(),
-    "Which kernels ran on each side, and in which module. Another kernel, or the same one in another shape, may add in another order.",
+    "Which kernels ran on each side, and in which module. Another kernel, or the same one in another shape, may add in"
+    " another order.",
 )
 reference, variant = (view.run.kernels.get(side) for side in (0, view.pair.index + 1))
 if reference is None or variant is None:
@@ -28,23 +31,31 @@ else:
     there = parts.at_place(start)
     if start.pairs:
         st.dataframe(
-            there, hide_index=True, key="kernels_there", column_config=parts.COLUMNS, height=widgets.table_height(len(there), 8)
+            there,
+            hide_index=True,
+            key="kernels_there",
+            column_config=parts.COLUMNS,
+            height=widgets.table_height(len(there), 8),
         )
         st.caption(
-            "What made the first output that differs: what ran in that module, and around it after the last module that is equal. Shapes are those of "
-            "the operation's inputs, over the forwards that were looked at. The same kernel in another shape may add in another order."
+            "What made the first output that differs: what ran in that module, and around it after the last module that"
+            " is equal. Shapes are those of the operation's inputs, over the forwards that were looked at. The same"
+            " kernel in another shape may add in another order."
         )
         tables["where it starts"] = there
 st.subheader("All kernels")
 st.markdown(in_words(pairs, names))
 differing = [pair for pair in pairs if pair.only or is_multiplied(pair)]
 st.caption(
-    f"Looked at: {parts.looked_at(reference, names[0])} and {parts.looked_at(variant, names[1])}, prompt 0. "
-    "Launches are per forward. Times are those of a watched run: good for a comparison within one library, not for a benchmark."
+    f"Looked at: {parts.looked_at(reference, names[0])} and {parts.looked_at(variant, names[1])}, prompt 0. Launches"
+    " are per forward. Times are those of a watched run: good for a comparison within one library, not for a"
+    " benchmark."
 )
 which, what, place = st.columns([3, 2, 1.4], vertical_alignment="bottom")
 shown = (
-    which.segmented_control("Listed", list(parts.SHOWN), format_func=parts.SHOWN.__getitem__, required=True, key="kernels_shown")
+    which.segmented_control(
+        "Listed", list(parts.SHOWN), format_func=parts.SHOWN.__getitem__, required=True, key="kernels_shown"
+    )
     or "all"
 )
 libraries = ["any", *dict.fromkeys(pair.library for pair in pairs)]
@@ -56,27 +67,42 @@ if place.toggle("Modules apart", key="kernels_apart"):
 listed = parts.chosen(pairs, shown, library)
 if not listed:
     st.success(
-        "No kernel is launched by one side only, or more often by one." if shown == "differ" else "No kernel of that kind ran."
+        "No kernel is launched by one side only, or more often by one."
+        if shown == "differ"
+        else "No kernel of that kind ran."
     )
     st.stop()
 height = widgets.table_height(len(listed), 16)
 picked = widgets.room("kernels", height).dataframe(
-    parts.rows(listed), hide_index=True, key="kernels_table", column_config=parts.COLUMNS, height=height, placeholder="–",
-    on_select="rerun", selection_mode="single-row",
-)  # fmt: skip
+    parts.rows(listed),
+    hide_index=True,
+    key="kernels_table",
+    column_config=parts.COLUMNS,
+    height=height,
+    placeholder="–",
+    on_select="rerun",
+    selection_mode="single-row",
+)
 st.caption(
-    f"{wording.plural(len(listed), 'kernel')} of {len(pairs):,}; what differs first, of that what adds something up, then by time. "
-    "`torch`: operations, with the shapes of their inputs. `MKL` and `oneDNN`: what these libraries say they ran inside them on a CPU "
-    "(transpositions and sizes m,n,k; types and sizes). `CUDA`: kernels on the device, with the operation that launched them. `*` stands for any layer."
+    f"{wording.plural(len(listed), 'kernel')} of {len(pairs):,}; what differs first, of that what adds something up,"
+    " then by time. `torch`: operations, with the shapes of their inputs. `MKL` and `oneDNN`: what these libraries say"
+    " they ran inside them on a CPU (transpositions and sizes m,n,k; types and sizes). `CUDA`: kernels on the device,"
+    " with the operation that launched them. `*` stands for any layer."
 )
 tables |= {"side by side": pd.DataFrame(records_of(pairs)), "reference": reference.table(), "variant": variant.table()}
 rows = picked["selection"]["rows"]
 if rows and rows[0] < len(listed):
     pair = listed[rows[0]]
     st.subheader(widgets.escaped(pair.name))
-    where = pd.concat([parts.of_kernel(each, name, pair) for each, name in zip((reference, variant), names, strict=True)])
+    where = pd.concat(
+        [parts.of_kernel(each, name, pair) for each, name in zip((reference, variant), names, strict=True)]
+    )
     st.dataframe(
-        where, hide_index=True, key="kernel_places", column_config=parts.COLUMNS, height=widgets.table_height(len(where), 12)
+        where,
+        hide_index=True,
+        key="kernel_places",
+        column_config=parts.COLUMNS,
+        height=widgets.table_height(len(where), 12),
     )
     st.caption("Where each side launched it, by module and shape, over all forwards that were looked at.")
     tables["places"] = where

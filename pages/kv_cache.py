@@ -14,7 +14,8 @@ from core.runs.views.kv_cache import MEASURES, by_head, by_layer, summarize
 view = widgets.head(
     "KV cache",
     selection.current_view(),
-    "The keys and values each side holds after the whole prompt, compared element by element. Distances in ULPs of {dtype}.",
+    "The keys and values each side holds after the whole prompt, compared element by element. Distances in ULPs of"
+    " {dtype}.",
 )
 everything = view.run.kv(view.pair.index)
 if everything.empty:
@@ -33,8 +34,8 @@ if not found.together.neq:
     st.success(
         f"{parts.sentence(found)} That is {parts.shape(table)} of {scope}."
         + (
-            " The logits do differ: what parts the sides comes after these keys and values, or was rounded away before it reached them; "
-            "the Layers page shows which."
+            " The logits do differ: what parts the sides comes after these keys and values, or was rounded away before"
+            " it reached them; the Layers page shows which."
             if logits["neq"].any()
             else ""
         )
@@ -43,13 +44,15 @@ if not found.together.neq:
 st.markdown(parts.sentence(found))
 if found.together.nonfinite_mismatch:
     st.error(
-        f"NaN or infinity on one side only in {wording.plural(found.together.nonfinite_mismatch, 'element')} of the caches. "
-        "Short of an overflow of the dtype (of float16 beyond 65,504), no order of summation makes one."
+        f"NaN or infinity on one side only in {wording.plural(found.together.nonfinite_mismatch, 'element')} of the"
+        " caches. Short of an overflow of the dtype (of float16 beyond 65,504), no order of summation makes one."
     )
 parts.figures(found, view.dtype)
 
 measure = (
-    st.segmented_control("Measure", list(MEASURES), format_func=wording.MEASURES.__getitem__, required=True, key="kv_measure")
+    st.segmented_control(
+        "Measure", list(MEASURES), format_func=wording.MEASURES.__getitem__, required=True, key="kv_measure"
+    )
     or "neq_share"
 )
 
@@ -61,17 +64,23 @@ def cache_heads() -> Any:
 
 
 plots.draw(
-    figure_cache.figure(view.run, (*shown_of, measure), cache_heads), key="kv_heads", picture=exports.picture_of(view, f"kv-heads-{measure}"),
-)  # fmt: skip
+    figure_cache.figure(view.run, (*shown_of, measure), cache_heads),
+    key="kv_heads",
+    picture=exports.picture_of(view, f"kv-heads-{measure}"),
+)
 st.caption(
-    f"Layers x key/value heads of {scope}, {parts.shape(table)}. Colour is {parts.MEANINGS[measure].format(dtype=view.dtype)}, one scale for both. Grey cells are equal in every element."
+    f"Layers x key/value heads of {scope}, {parts.shape(table)}. Colour is"
+    f" {parts.MEANINGS[measure].format(dtype=view.dtype)}, one scale for both. Grey cells are equal in every element."
 )
 layers = figure_cache.kept(view.run, shown_of, by_layer, table)
 plots.draw(
-    figure_cache.figure(view.run, (*shown_of, measure), charts.over_layers, layers, measure, view.dtype), key="kv_layers", picture=exports.picture_of(view, f"kv-layers-{measure}"),
-)  # fmt: skip
+    figure_cache.figure(view.run, (*shown_of, measure), charts.over_layers, layers, measure, view.dtype),
+    key="kv_layers",
+    picture=exports.picture_of(view, f"kv-layers-{measure}"),
+)
 st.caption(
-    f"The same by layer, all heads together, {scope}. Rounding grows smoothly with depth; a step at one layer is worth a look at that layer."
+    f"The same by layer, all heads together, {scope}. Rounding grows smoothly with depth; a step at one layer is worth"
+    " a look at that layer."
 )
 
 maps = store_cache.kv_positions(view)
@@ -81,10 +90,14 @@ if differing:
     title.subheader(f"Where in {'prompt ' + str(view.prompt) if len(view.run.header.prompts) > 1 else 'the prompt'}")
     kind = next(iter(maps))
     if len(maps) > 1:
-        kind = which.segmented_control("Of", list(KINDS), format_func="{}s".format, required=True, key="kv_kind") or kind
+        kind = (
+            which.segmented_control("Of", list(KINDS), format_func="{}s".format, required=True, key="kv_kind") or kind
+        )
     measures = {name: wording.MEASURES[name] for name in ("neq_share", "max_ulps")}
     shown = (
-        what.segmented_control("Colour", list(measures), format_func=measures.__getitem__, required=True, key="kv_colour")
+        what.segmented_control(
+            "Colour", list(measures), format_func=measures.__getitem__, required=True, key="kv_colour"
+        )
         or "neq_share"
     )
     grid = maps[kind]
@@ -95,8 +108,11 @@ if differing:
             selection.select(position=position)
 
     plots.draw(
-        charts.cache_positions(grid, shown, view.dtype, view.position), key="kv_map", on_pick=pick, picture=exports.picture_of(view, f"kv-{kind}s-{shown}", of_prompt=True),
-    )  # fmt: skip
+        charts.cache_positions(grid, shown, view.dtype, view.position),
+        key="kv_map",
+        on_pick=pick,
+        picture=exports.picture_of(view, f"kv-{kind}s-{shown}", of_prompt=True),
+    )
     wide = int(grid.edges[1] - grid.edges[0])
     st.caption(
         f"Layers x positions of the {kind}s, all heads together; colour is "
@@ -107,14 +123,15 @@ if differing:
         )
         + (f" A cell shows the largest of {wide} positions." if wide > 1 else "")
         + (" Red: NaN or infinity on one side only." if grid.is_mismatch.any() else "")
-        + " Grey is equal, empty is held by one cache at most. The triangle marks the selected position; a click selects, dragging zooms in, a double click back out."
+        + " Grey is equal, empty is held by one cache at most. The triangle marks the selected position; a click"
+        " selects, dragging zooms in, a double click back out."
     )
 
 st.subheader("By layer")
 st.dataframe(parts.rows(layers), hide_index=True, key="kv_table", column_config=parts.COLUMNS, placeholder="–")
 st.caption(
-    f"All heads together, {scope}; largest and rms difference in the unit of the cache, distances in ULPs of {view.dtype}. "
-    "First position: the lowest at which an element differs, – where none does."
+    f"All heads together, {scope}; largest and rms difference in the unit of the cache, distances in ULPs of"
+    f" {view.dtype}. First position: the lowest at which an element differs, – where none does."
 )
 with st.container(horizontal=True, vertical_alignment="center"):
     tables = {

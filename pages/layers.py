@@ -1,4 +1,6 @@
-"""Layers: which module's output differs first, how that grows with depth beside the rounding floor, and at which positions."""
+"""Layers: which module's output differs first, how that grows with depth beside the rounding floor, and at which
+positions.
+"""
 
 from functools import partial
 
@@ -13,7 +15,8 @@ from core.runs.views.layers import MEASURES, module_named, modules_of, summary_o
 view = widgets.head(
     "Layers",
     selection.current_view(),
-    "What every module of the model puts out on both sides at the same positions, element by element. Distances in ULPs of each output's own dtype; rms in its own unit.",
+    "What every module of the model puts out on both sides at the same positions, element by element. Distances in ULPs"
+    " of each output's own dtype; rms in its own unit.",
 )
 everything = view.run.layers(view.pair.index)
 if everything.empty:
@@ -21,12 +24,17 @@ if everything.empty:
 prompts = view.run.header.prompts
 scope = "this prompt"
 if len(prompts) > 1:
-    scope = st.segmented_control("Figures of", ["this prompt", "all prompts"], required=True, key="layers_scope") or scope
+    scope = (
+        st.segmented_control("Figures of", ["this prompt", "all prompts"], required=True, key="layers_scope") or scope
+    )
 table = everything if scope == "all prompts" else everything[everything["prompt"] == view.prompt]
 modules = modules_of(table)
 found = summary_of(modules)
 if found is None:
-    st.info(f"None of the positions looked at is in prompt {view.prompt}; other prompts have some: choose all prompts above.")
+    st.info(
+        f"None of the positions looked at is in prompt {view.prompt}; other prompts have some: choose all prompts"
+        " above."
+    )
     st.stop()
 said = parts.sentence(found, scope == "all prompts")
 first = found.first
@@ -38,10 +46,13 @@ st.markdown(parts.against_floor(found, modules))
 broken = next((each for each in modules if each.nonfinite_mismatch), None)
 if broken is not None:
     st.error(
-        f"NaN or infinity on one side only, first in {wording.plural(broken.nonfinite_mismatch, 'element')} of `{widgets.code(broken.module)}`. "
-        "Short of an overflow of the dtype (of float16 beyond 65,504), no order of summation makes one."
+        f"NaN or infinity on one side only, first in {wording.plural(broken.nonfinite_mismatch, 'element')} of"
+        f" `{widgets.code(broken.module)}`. Short of an overflow of the dtype (of float16 beyond 65,504), no order of"
+        " summation makes one."
     )
-parts.figures(found, sum(prompt.positions for prompt in prompts) if scope == "all prompts" else prompts[view.prompt].positions)
+parts.figures(
+    found, sum(prompt.positions for prompt in prompts) if scope == "all prompts" else prompts[view.prompt].positions
+)
 
 names = ["", *(each.module for each in modules)]
 if st.session_state.get("layers_module", "") not in names:
@@ -60,13 +71,17 @@ def open_module(chart: str, *, with_position: bool) -> None:
 
 st.subheader("Growth over depth")
 plots.draw(
-    charts.module_growth(modules, shown.module), key="layers_growth", on_pick=partial(open_module, "layers_growth", with_position=False),
+    charts.module_growth(modules, shown.module),
+    key="layers_growth",
+    on_pick=partial(open_module, "layers_growth", with_position=False),
     picture=exports.picture_of(view, "layers-growth"),
-)  # fmt: skip
+)
 st.caption(
-    f"rms of variant minus reference at each module's output, {scope}, each in its own unit, log scale; thick: the stream after each block, and the logits. "
-    "Dotted grey: the rounding floor, what reordering every linear map does to the same module. Rounding stays near it and grows smoothly; a step away from it is worth a look. "
-    "Shaded: equal in every element; a dot stands where both neighbours are. The pink line marks the open module; a click opens another."
+    f"rms of variant minus reference at each module's output, {scope}, each in its own unit, log scale; thick: the"
+    " stream after each block, and the logits. Dotted grey: the rounding floor, what reordering every linear map does"
+    " to the same module. Rounding stays near it and grows smoothly; a step away from it is worth a look. Shaded:"
+    " equal in every element; a dot stands where both neighbours are. The pink line marks the open module; a click"
+    " opens another."
 )
 
 options = [name for name in MEASURES if found.has_floor or name != "ratio"]
@@ -75,15 +90,19 @@ if st.session_state.get("layers_measure") not in options:
 title, which = st.columns([3, 2], vertical_alignment="bottom")
 title.subheader(f"Where in {f'prompt {view.prompt}' if len(prompts) > 1 else 'the prompt'}")
 measure = (
-    which.segmented_control("Colour", options, format_func=parts.MEASURES.__getitem__, required=True, key="layers_measure")
+    which.segmented_control(
+        "Colour", options, format_func=parts.MEASURES.__getitem__, required=True, key="layers_measure"
+    )
     or options[0]
 )
 grid = store_cache.layer_grid(view, measure)
 if grid.modules:
     plots.draw(
-        charts.module_map(grid, shown.module, view.position), key="layers_map", on_pick=partial(open_module, "layers_map", with_position=True),
+        charts.module_map(grid, shown.module, view.position),
+        key="layers_map",
+        on_pick=partial(open_module, "layers_map", with_position=True),
         picture=exports.picture_of(view, f"layers-{measure}", of_prompt=True),
-    )  # fmt: skip
+    )
     wide = int(np.diff(grid.edges).max())
     st.caption(
         f"Modules, in the order in which they run, x positions; colour is {parts.MEANINGS[measure]}."
@@ -94,15 +113,19 @@ if grid.modules:
             else ""
         )
         + (" Red: NaN or infinity on one side only." if grid.is_mismatch.any() else "")
-        + " Grey is equal. The triangles mark the open module and the selected position; a click opens both, dragging zooms in, a double click back out."
+        + " Grey is equal. The triangles mark the open module and the selected position; a click opens both, dragging"
+        " zooms in, a double click back out."
     )
 
 begins_at = wording.visible(first.module)
 st.subheader("Module")
 st.selectbox(
-    "Module", names, key="layers_module", label_visibility="collapsed",
+    "Module",
+    names,
+    key="layers_module",
+    label_visibility="collapsed",
     format_func=lambda name: wording.visible(name) if name else f"the first that differs: {begins_at}",
-)  # fmt: skip
+)
 st.markdown(parts.module_figures(shown))
 along = view.run.layer_positions(view.pair.index, view.prompt, shown.ordinal)
 
@@ -115,11 +138,20 @@ def pick_position() -> None:
 
 if along["neq"].any():
     plots.draw(
-        charts.module_positions(along["position"].to_numpy(int), along["rms"].to_numpy(float), along["floor_rms"].to_numpy(float, na_value=np.nan), view.position),
-        key="layers_module_chart", on_pick=pick_position, picture=exports.picture_of(view, f"layers-{wording.file_name(shown.module)}", of_prompt=True),
-    )  # fmt: skip
+        charts.module_positions(
+            along["position"].to_numpy(int),
+            along["rms"].to_numpy(float),
+            along["floor_rms"].to_numpy(float, na_value=np.nan),
+            view.position,
+        ),
+        key="layers_module_chart",
+        on_pick=pick_position,
+        picture=exports.picture_of(view, f"layers-{wording.file_name(shown.module)}", of_prompt=True),
+    )
     st.caption(
-        f"rms of the difference at each position of prompt {view.prompt}, unit of the output, log scale; grey is the rounding floor. Gaps where nothing differs, dots between two of them. The pink line marks the selected position; a click selects another."
+        f"rms of the difference at each position of prompt {view.prompt}, unit of the output, log scale; grey is the"
+        " rounding floor. Gaps where nothing differs, dots between two of them. The pink line marks the selected"
+        " position; a click selects another."
     )
 else:
     st.caption(f"Equal at every position looked at in prompt {view.prompt}.")
@@ -133,8 +165,8 @@ st.dataframe(
     placeholder="–",
 )
 st.caption(
-    f"{wording.opening(scope)}, in the order in which they run; a heading sorts. rms, floor and largest difference in the unit of each output. "
-    "rms / floor: – where no floor was run, or the floor is 0."
+    f"{wording.opening(scope)}, in the order in which they run; a heading sorts. rms, floor and largest difference in"
+    " the unit of each output. rms / floor: – where no floor was run, or the floor is 0."
 )
 with st.container(horizontal=True, vertical_alignment="center"):
     tables = {

@@ -11,14 +11,20 @@ from app.shell import exports, selection, widgets, wording
 view = widgets.head(
     "Near ties",
     selection.current_view(),
-    "The margin is the top-1 minus the runner-up. A flip needs two logits to cross, so it is impossible where the smaller margin is more than twice the "
-    "largest difference; the dashed line is that bound, a theorem about finite numbers.",
+    "The margin is the top-1 minus the runner-up. A flip needs two logits to cross, so it is impossible where the"
+    " smaller margin is more than twice the largest difference; the dashed line is that bound, a theorem about finite"
+    " numbers.",
 )
 scope = "this prompt"
 with st.container(horizontal=True, gap="large"):
     if len(view.run.header.prompts) > 1:
-        scope = st.segmented_control("Positions of", ["this prompt", "all prompts"], required=True, key="near_ties_of") or scope
-    dragging = st.segmented_control("Dragging", list(parts.DRAGGING), default=parts.ZOOMS, required=True, key="near_ties_drag")
+        scope = (
+            st.segmented_control("Positions of", ["this prompt", "all prompts"], required=True, key="near_ties_of")
+            or scope
+        )
+    dragging = st.segmented_control(
+        "Dragging", list(parts.DRAGGING), default=parts.ZOOMS, required=True, key="near_ties_drag"
+    )
 table = view.table if scope == "all prompts" else view.prompt_table
 brushed = parts.brushed(view, scope)
 texts = [prompt.token_texts for prompt in view.run.header.prompts]
@@ -43,8 +49,8 @@ plots.draw(
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 st.caption(
     (f"{wording.plural(undrawn, 'position')} without a finite margin cannot be drawn. " if undrawn else "")
-    + f"One point a position of {scope}, both axes in logits, log scale; zeros stand in the shaded gutters. Below the dashed line are near ties, flips among "
-    f"them. Logits were computed in {view.dtype}. "
+    + f"One point a position of {scope}, both axes in logits, log scale; zeros stand in the shaded gutters. Below the"
+    f" dashed line are near ties, flips among them. Logits were computed in {view.dtype}. "
     + (
         "Where positions are many the common kinds are shaded by density, log counts, darkest where they are densest. "
         if len(table) > charts.CROWDED
@@ -60,27 +66,40 @@ st.caption(
 unit, limit = parts.set_threshold()
 within = parts.close(table, unit, limit)
 listed = table.loc[brushed] if brushed else table[within["reference"] | within["variant"]]
-listed = listed.sort_values(["is_flip", "near_tie", "reference_margin_ulps", "position"], ascending=[False, False, True, True])
+listed = listed.sort_values(
+    ["is_flip", "near_tie", "reference_margin_ulps", "position"], ascending=[False, False, True, True]
+)
 with st.container(horizontal=True, vertical_alignment="center"):
     if brushed:
         flips = wording.plural(int(listed["is_flip"].sum()), "flip")
         st.markdown(
-            f"**{wording.plural(len(brushed), 'position')} brushed**, {flips} and {wording.plural(int(listed['near_tie'].sum()), 'near tie')} among them"
+            f"**{wording.plural(len(brushed), 'position')} brushed**, {flips} and"
+            f" {wording.plural(int(listed['near_tie'].sum()), 'near tie')} among them"
         )
         st.button("Clear the brush", on_click=parts.clear, icon=":material/close:")
     else:
         st.markdown(f"**{wording.plural(len(listed), 'position')}** within the threshold below")
     exports.download(
-        {"these positions": partial(parts.exported, listed, view), f"all positions of {scope}": partial(parts.exported, table, view)},
-        exports.file_stem(view, "near-ties"), "near_ties",
-    )  # fmt: skip
+        {
+            "these positions": partial(parts.exported, listed, view),
+            f"all positions of {scope}": partial(parts.exported, table, view),
+        },
+        exports.file_stem(view, "near-ties"),
+        "near_ties",
+    )
 st.dataframe(
-    parts.columns(listed, view), hide_index=True, key="close_margins", height=widgets.table_height(max(len(listed), 1), 7),
-    column_config=parts.COLUMNS, on_select=partial(parts.choose_row, listed, "close_margins"), selection_mode=["single-row", "single-cell"],
+    parts.columns(listed, view),
+    hide_index=True,
+    key="close_margins",
+    height=widgets.table_height(max(len(listed), 1), 7),
+    column_config=parts.COLUMNS,
+    on_select=partial(parts.choose_row, listed, "close_margins"),
+    selection_mode=["single-row", "single-cell"],
     placeholder="–",
-)  # fmt: skip
+)
 st.caption(
-    f"Margins in ULPs of {view.dtype} and in logits, largest differences in logits. A heading sorts; a click on a row selects its position on every page."
+    f"Margins in ULPs of {view.dtype} and in logits, largest differences in logits. A heading sorts; a click on a row"
+    " selects its position on every page."
 )
 
 st.subheader(f"Best tokens at position {view.position}")
@@ -90,7 +109,13 @@ st.subheader("Margins")
 unit, limit = parts.threshold()
 plots.draw(
     figure_cache.figure(
-        view.run, (view.pair.index, scope, view.prompt, limit, unit), charts.margin_distribution, table, limit, view.dtype, unit
+        view.run,
+        (view.pair.index, scope, view.prompt, limit, unit),
+        charts.margin_distribution,
+        table,
+        limit,
+        view.dtype,
+        unit,
     ),
     key="margins",
     picture=exports.picture_of(view, f"margins-{unit.lower()}"),

@@ -1,4 +1,6 @@
-"""Ops: which torch operations of a machine are the same from run to run, over batch sizes and at every row, machines beside each other."""
+"""Ops: which torch operations of a machine are the same from run to run, over batch sizes and at every row, machines
+beside each other.
+"""
 
 import streamlit as st
 
@@ -10,16 +12,18 @@ from core.runs.reports.ops_wording import beside
 jobs = store_cache.jobs()
 st.title("Ops")
 st.caption(
-    "Torch operations on their own, called again and again on the same bits. Run to run: every call gives the same bits. Batch size: row 0 has "
-    "the same bits alone and among N rows. Row position: a row has the same bits at every index of a batch. A change with the batch size "
-    "is another order of summation, not a fault; a change from run to run makes any two runs differ."
+    "Torch operations on their own, called again and again on the same bits. Run to run: every call gives the same"
+    " bits. Batch size: row 0 has the same bits alone and among N rows. Row position: a row has the same bits at every"
+    " index of a batch. A change with the batch size is another order of summation, not a fault; a change from run to"
+    " run makes any two runs differ."
 )
 found = parts.cards()
 with st.expander("Probe this machine", expanded=not found):
     form.start(jobs)
 if not found:
     st.info(
-        "No operations were probed yet. Probe this machine above, or on any machine from the command line; a run file put into this store appears here."
+        "No operations were probed yet. Probe this machine above, or on any machine from the command line; a run file"
+        " put into this store appears here."
     )
     code_block(parts.COMMAND)
     st.stop()
@@ -32,8 +36,8 @@ shown = parts.ask(everything)
 if shown:
     parts.table(shown, runs)
     st.caption(
-        f"{len(shown):,} of {len(everything):,} probes; a click on a row's box opens its classes. Sizes are of one row and of what all rows "
-        "share; a span such as 4..64 is of the batch sizes that were tried."
+        f"{len(shown):,} of {len(everything):,} probes; a click on a row's box opens its classes. Sizes are of one row"
+        " and of what all rows share; a span such as 4..64 is of the batch sizes that were tried."
         + (" M1, M2 are the machines above." if len(runs) > 1 else "")
     )
 else:

@@ -15,22 +15,30 @@ from core.runs.reports.report_json import over_logits, over_margins, over_positi
 view = widgets.head(
     "Overview",
     selection.current_view(),
-    "Two sides of the same tokens, equal in exact arithmetic. Distances in ULPs of {dtype}, logits over a vocabulary of {vocab}.",
+    "Two sides of the same tokens, equal in exact arithmetic. Distances in ULPs of {dtype}, logits over a vocabulary of"
+    " {vocab}.",
 )
 summary, header = view.pair.summary, view.run.header
 panel.verdict(view)
 if summary.nonfinite_mismatch:
     st.error(
-        f"{summary.nonfinite_mismatch:,} logits are -inf on one side and not on the other: masked or cut there. None is NaN."
+        f"{summary.nonfinite_mismatch:,} logits are -inf on one side and not on the other: masked or cut there. None is"
+        " NaN."
         if view.run.figures.is_only_masked(view.pair.index)
-        else f"{summary.nonfinite_mismatch:,} logits are NaN or infinite on one side and not on the other. Short of an overflow of the dtype (of float16 beyond 65,504), no order of summation makes one."
+        else (
+            f"{summary.nonfinite_mismatch:,} logits are NaN or infinite on one side and not on the other. Short of an"
+            " overflow of the dtype (of float16 beyond 65,504), no order of summation makes one."
+        )
     )
 
 figures = st.columns(6)
 figures[0].metric(
     "Flips",
     f"{summary.flips:,}",
-    help=f"positions whose argmax differs; the same top-1 at {wording.share(header.rows - summary.flips, header.rows)} positions",
+    help=(
+        f"positions whose argmax differs; the same top-1 at {wording.share(header.rows - summary.flips, header.rows)}"
+        " positions"
+    ),
 )
 figures[1].metric(
     "Near ties",
@@ -39,7 +47,9 @@ figures[1].metric(
 )
 figures[2].metric("Ties", f"{summary.ties:,}", help="positions with a margin of exactly 0 on either side")
 figures[3].metric(
-    "Largest difference", wording.number(summary.max_abs, 6), help="absolute, in logits, over elements finite on both sides"
+    "Largest difference",
+    wording.number(summary.max_abs, 6),
+    help="absolute, in logits, over elements finite on both sides",
 )
 figures[4].metric(
     "Mean ULPs",
@@ -49,29 +59,37 @@ figures[4].metric(
 figures[5].metric(
     "Mean KL",
     wording.number(summary.mean_kl, 3),
-    help=f"KL(reference || variant) in nats a position, over positions where it is defined; the largest is {wording.number(summary.max_kl, 3)}",
+    help=(
+        "KL(reference || variant) in nats a position, over positions where it is defined; the largest is"
+        f" {wording.number(summary.max_kl, 3)}"
+    ),
 )
 limits = {
-    "Differences and ULPs are": over_logits(summary, header.rows * header.vocab), "KL is": over_positions(summary, header.rows),
+    "Differences and ULPs are": over_logits(summary, header.rows * header.vocab),
+    "KL is": over_positions(summary, header.rows),
     "Margins are": over_margins(summary, header.rows),
-}  # fmt: skip
+}
 if any(limits.values()):
     st.caption(" ".join(f"{what} {over}." for what, over in limits.items() if over))
 
 if len(view.run.sides) > 2:
-    groups = "  ".join("{ " + ", ".join(f"`{widgets.code(side)}`" for side in group) + " }" for group in view.run.classes)
+    groups = "  ".join(
+        "{ " + ", ".join(f"`{widgets.code(side)}`" for side in group) + " }" for group in view.run.classes
+    )
     st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
 
 findings.lines(view)
 
 left, right = st.columns([3, 1], vertical_alignment="bottom")
 left.subheader(
-    f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {wording.plural(len(view.prompt_table), 'position')}"
+    f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''},"
+    f" {wording.plural(len(view.prompt_table), 'position')}"
 )
 colour = right.selectbox("Colour by", list(COLOURS), key="strip_colour")
 token_strip.token_strip(view, colour)
 st.caption(
-    "Each token coloured by the logits at its position, which score the next token. · is a space, ↵ a line end. A click selects the position on every page."
+    "Each token coloured by the logits at its position, which score the next token. · is a space, ↵ a line end. A click"
+    " selects the position on every page."
     + (
         ""
         if view.texts
@@ -96,17 +114,20 @@ with charts_left:
         picture=exports.picture_of(view, "differences", of_prompt=True),
     )
     st.caption(
-        f"Largest absolute difference at each position of this prompt, in logits computed in {view.dtype}, over elements finite on both sides; flips marked, the "
-        "selected position as a line."
+        f"Largest absolute difference at each position of this prompt, in logits computed in {view.dtype}, over"
+        " elements finite on both sides; flips marked, the selected position as a line."
     )
 with charts_right:
     plots.draw(
-        figure_cache.figure(view.run, (view.pair.index,), charts.ulp_histogram, store_cache.histogram(view), view.dtype),
+        figure_cache.figure(
+            view.run, (view.pair.index,), charts.ulp_histogram, store_cache.histogram(view), view.dtype
+        ),
         key="ulp_histogram",
         picture=exports.picture_of(view, "ulps"),
     )
     st.caption(
-        f"The logits of the pair that are finite on both sides, by distance, ULPs of {view.dtype}, log counts. Large distances belong to logits near 0, where steps are tiny."
+        f"The logits of the pair that are finite on both sides, by distance, ULPs of {view.dtype}, log counts. Large"
+        " distances belong to logits near 0, where steps are tiny."
     )
 
 st.subheader(f"Best tokens at position {view.position}")
@@ -131,9 +152,16 @@ if provenance.open:
     with provenance:
         about = header.provenance
         facts = {
-            "run": view.run.run_id, "created (UTC)": f"{view.run.created:%Y-%m-%d %H:%M:%S}", "kind": about.kind, "model": about.model,
-            "revision": about.revision, "device": f"{about.device} {about.device_name}".strip(), "command": about.command, "note": about.note, **about.versions,
-        }  # fmt: skip
+            "run": view.run.run_id,
+            "created (UTC)": f"{view.run.created:%Y-%m-%d %H:%M:%S}",
+            "kind": about.kind,
+            "model": about.model,
+            "revision": about.revision,
+            "device": f"{about.device} {about.device_name}".strip(),
+            "command": about.command,
+            "note": about.note,
+            **about.versions,
+        }
         st.table({name: widgets.escaped(str(value)) for name, value in facts.items() if value}, border="horizontal")
         st.dataframe(
             [

@@ -11,7 +11,8 @@ from core.runs.tables.remedies import advice
 view = widgets.head(
     "Remedies",
     selection.current_view(),
-    "The same pair with one thing changed at a time: how much of the divergence is left, and how much of the throughput.",
+    "The same pair with one thing changed at a time: how much of the divergence is left, and how much of the"
+    " throughput.",
 )
 tried = view.run.remedies.get(view.pair.index, [])
 if not tried:
@@ -23,25 +24,29 @@ widgets.room("remedies", height).dataframe(
     table, hide_index=True, key="remedies_table", column_config=parts.COLUMNS, placeholder="–", height=height
 )
 st.caption(
-    f"{parts.names(view)} under each remedy, over all positions. Differences in logits, max ULPs of the dtype named beside them. "
-    f"Noise ratio: rms over that of the rounding floor of the reference in {view.dtype} as it is, so 1 is as far apart as reordered sums. "
-    "Keeps: tokens a second over those of the same path as it is, on the first prompt. " + parts.how_timed(tried)
+    f"{parts.names(view)} under each remedy, over all positions. Differences in logits, max ULPs of the dtype named"
+    f" beside them. Noise ratio: rms over that of the rounding floor of the reference in {view.dtype} as it is, so 1 is"
+    " as far apart as reordered sums. Keeps: tokens a second over those of the same path as it is, on the first"
+    " prompt. " + parts.how_timed(tried)
 )
 tables: dict = {"remedies": partial(parts.exported, tried)}
 if prices := view.run.prices:
     st.subheader("What one order costs, by batch size")
     shown = parts.prices(prices)
     tables["prices"] = partial(parts.exported, prices)
-    st.dataframe(shown, hide_index=True, key="prices", column_config=parts.COLUMNS, height=widgets.table_height(len(shown), 16))
+    st.dataframe(
+        shown, hide_index=True, key="prices", column_config=parts.COLUMNS, height=widgets.table_height(len(shown), 16)
+    )
     st.caption(
-        f"Tokens of the whole batch a second, as it is and with `+invariant`, over {prices[0].tokens // prices[0].batch} tokens of real text a row. "
-        + parts.how_timed(prices)
+        "Tokens of the whole batch a second, as it is and with `+invariant`, over"
+        f" {prices[0].tokens // prices[0].batch} tokens of real text a row. " + parts.how_timed(prices)
     )
 if missing := parts.unmeasured(tried):
     st.subheader("Not measured here")
     st.markdown(missing)
 about = view.run.header.provenance
 st.caption(
-    f"Measured on {widgets.escaped(about.device_name or about.device or 'an unknown device')}; another machine keeps another share."
+    f"Measured on {widgets.escaped(about.device_name or about.device or 'an unknown device')}; another machine keeps"
+    " another share."
 )
 exports.download(tables, exports.file_stem(view, "remedies"), "remedies")

@@ -33,8 +33,9 @@ table.table(shown, labels)
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
 st.caption(
-    "Logits that differ are a share of all, flips are positions whose argmax differs; ULPs are counted in each run's own dtype. Where a run has several pairs, figures are those of the worst. "
-    "Device, positions, sides, model, date, size and note stand further right."
+    "Logits that differ are a share of all, flips are positions whose argmax differs; ULPs are counted in each run's"
+    " own dtype. Where a run has several pairs, figures are those of the worst. Device, positions, sides, model, date,"
+    " size and note stand further right."
 )
 actions.panel(cards, shown, labels)
 deleted.trash_list(trash)
@@ -47,7 +48,11 @@ def watch() -> None:
     """A run that arrives or goes, and labels that change, while the page is open appear or disappear by themselves."""
     if not next(rounds):
         return  # drawn a moment ago
-    if (store_cache.cards(), store_cache.all_labels(), store_cache.discarded()) != ((cards, broken), (labels, damaged), trash):
+    if (store_cache.cards(), store_cache.all_labels(), store_cache.discarded()) != (
+        (cards, broken),
+        (labels, damaged),
+        trash,
+    ):
         st.rerun()
 
 

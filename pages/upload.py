@@ -1,4 +1,6 @@
-"""Upload: files arrive in pieces and resume after a break; see what each was understood as, correct it, save it as a run."""
+"""Upload: files arrive in pieces and resume after a break; see what each was understood as, correct it, save it as a
+run.
+"""
 
 import streamlit as st
 
@@ -32,12 +34,13 @@ def arrived(owner: str) -> list[Upload]:
 def explained() -> None:
     with st.expander("What may be in a dump", expanded=True):
         st.markdown(
-            "- **Keys are side names**, each `[..., vocab]`: axes of size 1 are dropped; three axes left are prompts, positions, vocabulary. "
-            "A side called `reference` is the reference, else the first.\n"
-            "- **bfloat16** may come as uint16 bits with `compute_dtype`, as numpy's 2-byte void, or upcast to float32: that is detected.\n"
-            "- Reserved keys: `token_ids`, `tokens` (texts), `compute_dtype`, `reference_side`, `meta` (a JSON string), `prompt_lengths` (prompts one after "
-            "another), `emitted:SIDE` (the token each side chose, -1 where it was given) and `dtype:SIDE` (of its 16-bit bits).\n"
-            "- To try it: `sample_runs/dumps/fresh_and_cached_upcast.npz` and `six_calls.npz`."
+            "- **Keys are side names**, each `[..., vocab]`: axes of size 1 are dropped; three axes left are prompts,"
+            " positions, vocabulary. A side called `reference` is the reference, else the first.\n- **bfloat16** may"
+            " come as uint16 bits with `compute_dtype`, as numpy's 2-byte void, or upcast to float32: that is"
+            " detected.\n- Reserved keys: `token_ids`, `tokens` (texts), `compute_dtype`, `reference_side`, `meta` (a"
+            " JSON string), `prompt_lengths` (prompts one after another), `emitted:SIDE` (the token each side chose, -1"
+            " where it was given) and `dtype:SIDE` (of its 16-bit bits).\n- To try it:"
+            " `sample_runs/dumps/fresh_and_cached_upcast.npz` and `six_calls.npz`."
         )
         code_block('np.savez("dump.npz", reference=fresh_logits, variant=cached_logits, token_ids=ids)')
 
@@ -52,16 +55,17 @@ def watch(seen: list[tuple[int, bool]]) -> None:
 st.session_state.pop("dropped", None)
 st.title("Upload")
 st.caption(
-    "An npz or safetensors file with two or more sides, two files (npy, npz, safetensors) of one array each, or a run file. A side is "
-    "[positions, vocab] logits; every bit is kept. Files arrive in pieces: after a break, choose the same file again and it goes on. "
-    "Nothing becomes a run before you save it."
+    "An npz or safetensors file with two or more sides, two files (npy, npz, safetensors) of one array each, or a run"
+    " file. A side is [positions, vocab] logits; every bit is kept. Files arrive in pieces: after a break, choose the"
+    " same file again and it goes on. Nothing becomes a run before you save it."
 )
 page_guard.only_editors("upload dumps")
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
 who = identity.current()
 uploads, listed = arrived(owner_of(who)), jobs.ingests()
-# Each in a place of its own: a click on a part that has moved meanwhile, as the list does when a form above it goes, is not heard.
+# Each in a place of its own: a click on a part that has moved meanwhile, as the list does when a form above it goes, is
+# not heard.
 forms, heading, below = st.container(), st.container(), st.container()
 with forms:
     if not uploads and not listed:

@@ -1,7 +1,9 @@
-"""Rebuild everything in this folder from nothing: `python sample_runs/build.py [model] [runs] [dumps] [readme]` (default: all).
+"""Rebuild everything in this folder from nothing: `python sample_runs/build.py [model] [runs] [dumps] [readme]`
+(default: all).
 
-model: trains the offline model (train.py; about 35 minutes on two cores); runs, or runs=ID: captures the sample runs with it, or one; dumps: writes the
-npz files to try the upload with; readme: the provenance and digests in README.md. Nothing here is simulated.
+model: trains the offline model (train.py; about 35 minutes on two cores); runs, or runs=ID: captures the sample runs
+with it, or one; dumps: writes the npz files to try the upload with; readme: the provenance and digests in README.md.
+Nothing here is simulated.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ STEPS = 4500  # 2.8 passes over the corpus
 class Wanted:
     """One run: its id and name, dtype, prompts (names of text files, or one file of prompts), reference and variants.
 
-    tokens: let every side continue the prompts by so many; bug: a variant of a walk with a planted fault, which no command names;
-    is_closer: with the modules' outputs, the kernels and the remedies.
+    tokens: let every side continue the prompts by so many; bug: a variant of a walk with a planted fault, which no
+    command names; is_closer: with the modules' outputs, the kernels and the remedies.
     """
 
     run_id: str
@@ -63,39 +65,74 @@ class Wanted:
         """What repeats it."""
         if self.bug is not None:
             return "python sample_runs/build.py runs"
-        given = [("--prompts" if p.endswith(".jsonl") else "--prompt-file", f"sample_runs/prompts/{p}") for p in self.prompts]
+        given = [
+            ("--prompts" if p.endswith(".jsonl") else "--prompt-file", f"sample_runs/prompts/{p}") for p in self.prompts
+        ]
         files = [part for pair in given for part in pair]
         paths = ["--reference", self.reference, *(part for v in self.variants for part in ("--variant", v))]
         does = ["generate", "--judge"] if self.tokens else ["judge"]
         if self.is_closer:
             does = ["capture", "--judge", "--layers", "--kernels", "--remedies"]
         tokens = ["--tokens", str(self.tokens)] if self.tokens else []
-        return shlex.join(["python", "-m", "core", *does, "--model", MODEL, *files, *paths, *tokens, "--dtype", self.dtype])
+        return shlex.join(
+            ["python", "-m", "core", *does, "--model", MODEL, *files, *paths, *tokens, "--dtype", self.dtype]
+        )
 
 
 RUNS = [
-    Wanted("fresh-against-cached", "Fresh against cached, bfloat16", "bfloat16", ("scheduler.txt", "parser.txt"), "prefill", ("decode",)),
     Wanted(
-        "batch-1-against-n", "Batch 1 against N, bfloat16", "bfloat16", ("parser.txt",), "decode",
+        "fresh-against-cached",
+        "Fresh against cached, bfloat16",
+        "bfloat16",
+        ("scheduler.txt", "parser.txt"),
+        "prefill",
+        ("decode",),
+    ),
+    Wanted(
+        "batch-1-against-n",
+        "Batch 1 against N, bfloat16",
+        "bfloat16",
+        ("parser.txt",),
+        "decode",
         ("decode+batch:2", "decode+batch:8", "prefill"),
     ),
     Wanted(
-        "float32-three-paths", "Fresh, cached and batched, float32", "float32", ("short.txt",), "prefill",
-        ("decode", "decode+batch:4"), is_closer=True,
+        "float32-three-paths",
+        "Fresh, cached and batched, float32",
+        "float32",
+        ("short.txt",),
+        "prefill",
+        ("decode", "decode+batch:4"),
+        is_closer=True,
     ),
     Wanted(
-        "continuations-that-part", "Greedy continuations that part, bfloat16", "bfloat16", ("parting.jsonl",), "prefill", ("decode",),
+        "continuations-that-part",
+        "Greedy continuations that part, bfloat16",
+        "bfloat16",
+        ("parting.jsonl",),
+        "prefill",
+        ("decode",),
         tokens=40,
     ),
     Wanted(
-        "injected-bug", "Injected bug: another request's block for one token", "bfloat16", ("short.txt",), "prefill", (BUG,),
+        "injected-bug",
+        "Injected bug: another request's block for one token",
+        "bfloat16",
+        ("short.txt",),
+        "prefill",
+        (BUG,),
         bug=(BUG, neighbours_block_at_one_position),
     ),
     Wanted(
-        "where-it-starts", "Where it starts: layers, kernels, remedies, bfloat16", "bfloat16", ("short.txt",), "decode",
-        ("decode+batch:2", "prefill"), is_closer=True,
+        "where-it-starts",
+        "Where it starts: layers, kernels, remedies, bfloat16",
+        "bfloat16",
+        ("short.txt",),
+        "decode",
+        ("decode+batch:2", "prefill"),
+        is_closer=True,
     ),
-]  # fmt: skip
+]
 
 
 def prompt(name: str) -> str:
@@ -140,7 +177,10 @@ def build_runs(only: str = "") -> None:
                     failures += run(plan, writer, lambda *_: None)
                 if failures:
                     raise SystemExit(failures[0])
-                note = "A planted fault, not a finding: the variant is wrong on purpose, to show what a suspected bug looks like."
+                note = (
+                    "A planted fault, not a finding: the variant is wrong on purpose, to show what a suspected bug"
+                    " looks like."
+                )
                 writer.finish(note=note if wanted.bug else "")
         print(f"{wanted.run_id}: captured and judged", flush=True)
 
@@ -176,7 +216,9 @@ class _Rows:
         return np.concatenate(self.chunks[index])
 
 
-def captured_bits(text: str, reference: str, variant: str) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], tuple[str, ...]]:
+def captured_bits(
+    text: str, reference: str, variant: str
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], tuple[str, ...]]:
     """bfloat16 bits of two paths [positions, vocab], token ids and texts."""
     plan = plan_capture(load_model(MODEL, dtype="bfloat16", device="cpu"), [text], reference, [variant], kv=False)
     rows = _Rows(2)
@@ -201,11 +243,14 @@ def build_dumps() -> None:
         token_ids=np.array(ids, np.int64),
         tokens=np.array(texts),
     )
-    # The protocol of report A: six separate calls, the logits of the single generated step. The first call computes the prompt, the
-    # later ones find it in a cache and only compute the last token; here the two paths are prefill and decode of the same prompt.
+    # The protocol of report A: six separate calls, the logits of the single generated step. The first call computes the
+    # prompt, the later ones find it in a cache and only compute the last token; here the two paths are prefill and
+    # decode of the same prompt.
     calls = {}
     for call in range(1, 7):
-        reference, variant, _, _ = captured_bits("The quick brown fox jumps over the lazy dog. " * 4, "prefill", "decode")
+        reference, variant, _, _ = captured_bits(
+            "The quick brown fox jumps over the lazy dog. " * 4, "prefill", "decode"
+        )
         calls[f"call_{call}"] = upcast((reference if call == 1 else variant)[-1:])
     np.savez_compressed(folder / "six_calls.npz", **calls)
 
@@ -221,7 +266,10 @@ def build_readme() -> None:
     lines = [
         "# Sample runs",
         "",
-        "Everything here was computed by real forward passes of the small model in `model/`, and is rebuilt by `python sample_runs/build.py`.",
+        (
+            "Everything here was computed by real forward passes of the small model in `model/`, and is rebuilt by"
+            " `python sample_runs/build.py`."
+        ),
         "The dashboard shows the run files read-only; the files in `dumps/` are there to try the upload with.",
         "",
         "## Run files",
@@ -237,8 +285,11 @@ def build_readme() -> None:
                 "",
                 f"`{path.name}`, {path.stat().st_size / 1e6:.1f} MB, SHA-256 `{sha256(path)}`",
                 "",
-                f"{header.rows} positions x {header.vocab} tokens, {dtype}, on {about.device} ({versions['cpu_capability']}, "
-                f"{versions['threads']} threads), torch {versions['torch']}, transformers {versions['transformers']}.",
+                (
+                    f"{header.rows} positions x {header.vocab} tokens, {dtype}, on {about.device}"
+                    f" ({versions['cpu_capability']}, {versions['threads']} threads), torch {versions['torch']},"
+                    f" transformers {versions['transformers']}."
+                ),
                 "",
                 f"    {about.command}",
                 "",
@@ -254,7 +305,8 @@ def build_readme() -> None:
                 differing = f"{s.neq:,} ({s.neq_share:.1%})"
                 ratio = "" if pair.noise_ratio is None else f"{pair.noise_ratio:.3g}"
                 lines.append(
-                    f"| `{pair.variant}` | {differing} | {s.max_abs:.6g} | {s.max_ulps:,} | {s.flips} | {s.near_ties} | {pair.verdict} | {ratio} |"
+                    f"| `{pair.variant}` | {differing} | {s.max_abs:.6g} | {s.max_ulps:,} | {s.flips} | {s.near_ties} |"
+                    f" {pair.verdict} | {ratio} |"
                 )
             if about.note:
                 lines += ["", about.note]
@@ -264,21 +316,37 @@ def build_readme() -> None:
         with open_dump([path]) as dump:
             sides = ", ".join(f"`{side.name}`" for side in dump.sides)
             lines.append(
-                f"- `dumps/{path.name}`, SHA-256 `{sha256(path)}`: {sides}; {dump.rows} positions x {dump.vocab} tokens;"
+                f"- `dumps/{path.name}`, SHA-256 `{sha256(path)}`: {sides}; {dump.rows} positions x {dump.vocab}"
+                " tokens;"
             )
             lines.append(f"  {dump.dtype_reason}.")
     lines += [
         "",
-        "`fresh_and_cached_upcast.npz` is `prefill` and `decode` of `prompts/shapes.txt` in bfloat16, saved as float32 as many engines do.",
-        "`six_calls.npz` follows a public report on KV block reuse: one prompt, six calls, one step; call 1 is computed whole (`prefill`), calls 2 to 6",
+        (
+            "`fresh_and_cached_upcast.npz` is `prefill` and `decode` of `prompts/shapes.txt` in bfloat16, saved as"
+            " float32 as many engines do."
+        ),
+        (
+            "`six_calls.npz` follows a public report on KV block reuse: one prompt, six calls, one step; call 1 is"
+            " computed whole (`prefill`), calls 2 to 6"
+        ),
         "from a cache (`decode`), so they form two classes.",
         "",
         "## The model",
         "",
-        f"A {training['architecture']} of {training['parameters']:,} parameters (hidden 384, MLP 2048, 3 layers, 6 heads, 2 key/value heads, tied",
+        (
+            f"A {training['architecture']} of {training['parameters']:,} parameters (hidden 384, MLP 2048, 3 layers, 6"
+            " heads, 2 key/value heads, tied"
+        ),
         f"embeddings, byte-level BPE of 4096 tokens), trained from nothing by `train.py` on the {training['corpus']}:",
-        f"{training['training_tokens']:,} tokens in {training['steps']} steps, {training['training_minutes']} minutes on two shared cores, seed {training['seed']}.",
-        f"Loss on held-out modules: **{training['held_out_loss_nats']} nats a token**, in bfloat16. Weights: {weights.stat().st_size / 1e6:.1f} MB,",
+        (
+            f"{training['training_tokens']:,} tokens in {training['steps']} steps, {training['training_minutes']}"
+            f" minutes on two shared cores, seed {training['seed']}."
+        ),
+        (
+            f"Loss on held-out modules: **{training['held_out_loss_nats']} nats a token**, in bfloat16. Weights:"
+            f" {weights.stat().st_size / 1e6:.1f} MB,"
+        ),
         f"SHA-256 `{sha256(weights)}`. Corpus SHA-256 `{training['corpus_sha256']}`.",
         "The corpus is under the PSF licence. Its greedy continuation of `def __init__(self,`:",
         "",

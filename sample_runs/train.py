@@ -1,9 +1,9 @@
 """Train the offline model: a 9.8 M parameter Llama on the Python standard library's own source text.
 
-Why these sizes (docs/decisions/0004-offline-model.md has the table): on a CPU with bfloat16 instructions a matrix product of one
-row and one of several rows agreed bit for bit while the reduction was at most 1024 long, and differed in 0 to 2 elements of
-4096 from 1536 on. So the MLP is wide (2048) and the residual stream narrow (384), and `decode : decode+batch:N` diverges
-in bfloat16 at 20 MB.
+Why these sizes (docs/decisions/0004-offline-model.md has the table): on a CPU with bfloat16 instructions a matrix
+product of one row and one of several rows agreed bit for bit while the reduction was at most 1024 long, and differed in
+0 to 2 elements of 4096 from 1536 on. So the MLP is wide (2048) and the residual stream narrow (384), and `decode :
+decode+batch:N` diverges in bfloat16 at 20 MB.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def source_files() -> list[Path]:
 
 
 def read_corpus() -> tuple[list[str], list[str], str]:
-    """(training texts, held-out texts, sha256 of all of it). One file in 40 is held out, chosen by the hash of its path."""
+    """(training texts, held-out texts, sha256 of all of it). One file in 40 is held out, chosen by the hash of its
+    path.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     training: list[str] = []
     held_out: list[str] = []
@@ -107,7 +109,9 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
 
 @torch.no_grad()
 def held_out_loss(model: LlamaForCausalLM, stream: np.ndarray, windows: int = 64) -> float:
-    """Mean cross entropy in nats per token over evenly spaced windows of the held-out text, in the model's own dtype."""
+    """Mean cross entropy in nats per token over evenly spaced windows of the held-out text, in the model's own
+    dtype.
+    """
     model.eval()
     starts = np.linspace(0, len(stream) - CONTEXT - 1, windows).astype(int)
     losses = []
@@ -126,7 +130,8 @@ def train(folder: Path, steps: int, peak: float = 3e-3, seed: int = 0) -> dict:
     stream = token_stream(tokenizer, training, seed)
     held_out_stream = token_stream(tokenizer, held_out, seed)
     print(
-        f"{len(training)} files, {len(stream):,} tokens; held out {len(held_out)} files, {len(held_out_stream):,} tokens",
+        f"{len(training)} files, {len(stream):,} tokens; held out {len(held_out)} files, {len(held_out_stream):,}"
+        " tokens",
         flush=True,
     )
 
@@ -134,7 +139,9 @@ def train(folder: Path, steps: int, peak: float = 3e-3, seed: int = 0) -> dict:
     matrices = [p for p in model.parameters() if p.ndim == 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], betas=(0.9, 0.95), fused=True
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+        fused=True,
     )
     # Whole epochs of shuffled, non-overlapping windows; the offset moves each epoch.
     rng = np.random.default_rng(seed)

@@ -1,4 +1,6 @@
-"""The scripts that need a GPU, or minutes, run here with small shapes: their figures are not checked, that they come is."""
+"""The scripts that need a GPU, or minutes, run here with small shapes: their figures are not checked, that they come
+is.
+"""
 
 import json
 import subprocess
@@ -51,6 +53,8 @@ def test_without_a_gpu_the_gpu_script_says_so_in_a_sentence():
 
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu"], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 2
     assert "choose cpu" in done.stderr

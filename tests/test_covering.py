@@ -1,4 +1,6 @@
-"""What `make test` leaves to `make thorough` of a product leaves out no value of either side, and no pair altogether."""
+"""What `make test` leaves to `make thorough` of a product leaves out no value of either side, and no pair
+altogether.
+"""
 
 from __future__ import annotations
 

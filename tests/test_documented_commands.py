@@ -1,4 +1,6 @@
-"""What README and docs tell people to type: it parses, it runs in a fresh shell, and the first example shows what it is said to show."""
+"""What README and docs tell people to type: it parses, it runs in a fresh shell, and the first example shows what it is
+said to show.
+"""
 
 from __future__ import annotations
 
@@ -68,17 +70,24 @@ def test_every_documented_command_is_one_that_the_command_line_takes(command):
     parsed(command)
 
 
-@pytest.mark.parametrize("command", ["./ulpscope capture --modell m", "./ulpscope captur", "./ulpscope throughput m --batch"])
+@pytest.mark.parametrize(
+    "command", ["./ulpscope capture --modell m", "./ulpscope captur", "./ulpscope throughput m --batch"]
+)
 def test_a_documented_command_that_is_wrong_would_be_found(command):
     with pytest.raises(Exception, match=r"(?i)no such|requires an argument|missing"):
         parsed(shlex.split(command))
 
 
 def test_blocks_are_read_as_a_shell_reads_them():
-    block = 'A="x y"\nRUN=$(./ulpscope capture --prompt "a; b" \\\n    --layers)   # why\n./ulpscope list; ./ulpscope show "$RUN"  # it\'s\n'
+    block = (
+        'A="x y"\nRUN=$(./ulpscope capture --prompt "a; b" \\\n    --layers)   # why\n./ulpscope list; ./ulpscope show'
+        ' "$RUN"  # it\'s\n'
+    )
     assert commands(block) == [
-        ["./ulpscope", "capture", "--prompt", "a; b", "--layers"], ["./ulpscope", "list"], ["./ulpscope", "show", "$RUN"],
-    ]  # fmt: skip
+        ["./ulpscope", "capture", "--prompt", "a; b", "--layers"],
+        ["./ulpscope", "list"],
+        ["./ulpscope", "show", "$RUN"],
+    ]
     assert len(DOCUMENTED) > 30
 
 
@@ -104,7 +113,9 @@ def clone(tmp_path: Path) -> Path:
 
 
 def in_a_fresh_shell(text: str, where: Path, store: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """As pasted into a terminal that was opened a moment ago: no environment is active, nothing of ours is on the path."""
+    """As pasted into a terminal that was opened a moment ago: no environment is active, nothing of ours is on the
+    path.
+    """
     variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(where), **environment(store), **variables}
     return subprocess.run(["bash", "-c", text], cwd=where, env=variables, capture_output=True, text=True, timeout=1800)
 
@@ -139,7 +150,9 @@ def test_where_nothing_is_installed_it_is_set_up_first_and_a_failure_ends_it(clo
 
 def test_a_python_without_our_packages_names_the_way_that_works(tmp_path):
     """`-S` leaves installed packages out, as a system's own Python does."""
-    done = subprocess.run([sys.executable, "-S", "-m", "core", "list"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "core", "list"], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(
         r"error: the Python at \S+ has no typer\. Type \./ulpscope where it says `python -m core`: .*\n", done.stderr
@@ -148,7 +161,9 @@ def test_a_python_without_our_packages_names_the_way_that_works(tmp_path):
 
 @pytest.mark.model
 def test_the_first_example_shows_argmax_flips(cli):  # noqa: F811
-    """Near ties may fall another way on another processor, so there are many: 729 positions, of which 2 to 4 flipped wherever it was tried."""
+    """Near ties may fall another way on another processor, so there are many: 729 positions, of which 2 to 4 flipped
+    wherever it was tried.
+    """
     first = commands(blocks((ROOT / "README.md").read_text(encoding="utf-8"))[1])[0]
     assert first[:2] == ["./ulpscope", "capture"]
     done = cli(*first[1:])
@@ -168,6 +183,8 @@ def test_readme_works_as_pasted_block_by_block(clone, tmp_path):
         text = "\n".join(line for line in lines if not line.startswith(NOT_RUN))
         done = in_a_fresh_shell(f"set -u\n{text}", clone, tmp_path)
         errors = [
-            line for line in done.stderr.splitlines() if line.startswith("error: ") or "Traceback" in line or "bash: " in line
+            line
+            for line in done.stderr.splitlines()
+            if line.startswith("error: ") or "Traceback" in line or "bash: " in line
         ]
         assert errors == [], text

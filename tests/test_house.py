@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = tuple(sorted(path.stem for path in (ROOT / "pages").glob("*.py")))
 MOST_MODULES = 20  # of a folder
 
-# A room and the only rooms of ours that it may import from; the first that fits a module is its room. A room may always use itself.
+# A room and the only rooms of ours that it may import from; the first that fits a module is its room. A room may always
+# use itself.
 _RUN_FILE = ("core.errors", "core.numerics", "core.runs.file")
 _RUNS = (*_RUN_FILE, "core.runs.tables", "core.runs.dumps", "core.runs.reader")
 _STORED = (*_RUNS, "core.configuration", "core.runs.views", "core.runs.store")
@@ -68,7 +69,9 @@ ROOMS = {
     "app.api": (*_SHARED, "app.uploads", "app.gallery"),
     "app.main": (*_SHARED, "app.uploads", "app.routes"),
     "app.routes": ("app",),
-    **{f"app.{page}": (*_SHARED, "app.uploads", *_OTHER_PAGES.get(page, ())) for page in (*PAGES, "gallery", "verdict")},
+    **{
+        f"app.{page}": (*_SHARED, "app.uploads", *_OTHER_PAGES.get(page, ())) for page in (*PAGES, "gallery", "verdict")
+    },
     "app": _SHARED,
     "pages": (*_CORE_FOR_PAGES, "app"),
 }
@@ -89,7 +92,9 @@ def _is_in(name: str, room: str) -> bool:
 
 
 def imports_of(path: str, source: str) -> list[tuple[int, str]]:
-    """(line, full dotted name) of everything a module imports, inside functions too, relative or by name at run time."""
+    """(line, full dotted name) of everything a module imports, inside functions too, relative or by name at run
+    time.
+    """
     package = PurePosixPath(path).parent.parts
     found = []
     for node in ast.walk(ast.parse(source)):
@@ -194,8 +199,14 @@ def test_a_planted_import_across_the_rooms_is_caught(path: str, planted: str) ->
     ("path", "source"),
     [
         ("core/runs/file/database.py", "import duckdb"),
-        ("core/runs/writer.py", "from core.numerics import pyramid\nfrom . import store\nfrom .store.store import Store"),
-        ("core/inference/deep/paths.py", "import torch\nfrom core.runs.file.records import Prompt\nfrom ...errors import X"),
+        (
+            "core/runs/writer.py",
+            "from core.numerics import pyramid\nfrom . import store\nfrom .store.store import Store",
+        ),
+        (
+            "core/inference/deep/paths.py",
+            "import torch\nfrom core.runs.file.records import Prompt\nfrom ...errors import X",
+        ),
         ("core/__main__.py", "from core.commands import capturing"),
         ("core/commands/capturing.py", "def capture():\n    from core.inference import capture"),
         ("core/judging/ladder.py", "from core.runs.file.records import Prompt\nimport json"),
@@ -203,7 +214,10 @@ def test_a_planted_import_across_the_rooms_is_caught(path: str, planted: str) ->
             "app/near_ties/charts.py",
             "import plotly.graph_objects as go\nimport streamlit as st\nfrom core.numerics import pyramid",
         ),
-        ("pages/flips.py", "import streamlit as st\nfrom app.overview import charts\nfrom core.runs.reader import RunReader"),
+        (
+            "pages/flips.py",
+            "import streamlit as st\nfrom app.overview import charts\nfrom core.runs.reader import RunReader",
+        ),
         ("core/runs/reader.py", "import torchish\nfrom numpy import core"),
     ],
 )
@@ -212,7 +226,8 @@ def test_what_a_room_may_import_is_not_called_a_fault(path: str, source: str) ->
 
 
 def circles_of(imports: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules each of which imports all others of its group, directly or through others (Tarjan's components).
+    """Groups of modules each of which imports all others of its group, directly or through others (Tarjan's
+    components).
 
     imports: by module, what it imports, type checking included.
     """
@@ -252,7 +267,8 @@ def _imports_of_all() -> dict[str, set[str]]:
         return name
 
     return {
-        module: {module_of(name) for _, name in imports_of(path, paths[path])} - {"", module} for module, path in names.items()
+        module: {module_of(name) for _, name in imports_of(path, paths[path])} - {"", module}
+        for module, path in names.items()
     }
 
 
@@ -268,7 +284,9 @@ def test_a_planted_circle_is_found() -> None:
 
 
 def crowded(paths: list[str]) -> dict[str, int]:
-    """Folders of more than MOST_MODULES modules, and how many they have; `__init__` and `__main__` are no modules to look for."""
+    """Folders of more than MOST_MODULES modules, and how many they have; `__init__` and `__main__` are no modules to
+    look for.
+    """
     folders = Counter(path.rpartition("/")[0] for path in paths if not path.endswith(("/__init__.py", "/__main__.py")))
     return {folder: count for folder, count in folders.items() if count > MOST_MODULES}
 
@@ -292,7 +310,9 @@ def test_the_parts_of_a_page_bear_its_name() -> None:
 def _loaded_by(statements: str, names: tuple[str, ...]) -> str:
     """Which of `names` a fresh interpreter has loaded after `statements`."""
     code = f"{statements}\nimport sys\nprint(*sorted(set({names!r}) & set(sys.modules)))"
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 HEAVY = ("torch", "transformers", "streamlit", "plotly")
@@ -304,7 +324,9 @@ def test_reading_and_writing_runs_loads_neither_torch_nor_streamlit() -> None:
         for path in _modules()
         if path.relative_to(ROOT).as_posix().startswith(("core/numerics/", "core/runs/", "core/judging/"))
     ]
-    names = [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__") for path in rooms]
+    names = [
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__") for path in rooms
+    ]
     assert len(names) > 10
     assert _loaded_by("\n".join(f"import {name}" for name in names), HEAVY) == ""
 

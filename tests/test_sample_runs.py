@@ -33,7 +33,9 @@ def test_the_runs_and_dumps_stay_within_forty_megabytes():
 
 
 @pytest.mark.parametrize(
-    "path", [*RUNS, *sorted((FOLDER / "dumps").glob("*.npz")), FOLDER / "model" / "model.safetensors"], ids=lambda p: p.name
+    "path",
+    [*RUNS, *sorted((FOLDER / "dumps").glob("*.npz")), FOLDER / "model" / "model.safetensors"],
+    ids=lambda p: p.name,
 )
 def test_the_digest_in_the_readme_is_the_files(path):
     assert sha256(path) in README
@@ -168,7 +170,9 @@ def test_the_model_loads_with_the_plain_auto_classes_and_writes_python():
 @pytest.mark.parametrize("page", ["layers", "remedies"])
 @pytest.mark.parametrize("name", ["fresh-against-cached", "continuations-that-part", "injected-bug"])
 def test_what_a_page_lacks_comes_by_the_runs_own_command_or_by_none(name, page, tmp_path, monkeypatch):
-    """Its own prompts and paths, word for word; of texts that were continued, and of a planted fault, no command captures it."""
+    """Its own prompts and paths, word for word; of texts that were continued, and of a planted fault, no command
+    captures it.
+    """
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     shown = [shlex.split(text) for text in codes(opened(page, run=name))]
     if name != "fresh-against-cached":

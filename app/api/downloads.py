@@ -1,7 +1,7 @@
 """Downloads: a run as its file, or as an npz, in ranges, so that one that broke off goes on.
 
-An npz is written once and kept beside the runs, in `.npz/`, up to a number of bytes; exporting gives the same bytes every time, so a range
-asked for after it was dropped and written again, or of another process, still fits.
+An npz is written once and kept beside the runs, in `.npz/`, up to a number of bytes; exporting gives the same bytes
+every time, so a range asked for after it was dropped and written again, or of another process, still fits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ FOLDER = ".npz"
 KEPT_BYTES = 8 << 30  # of npz files; the one just written stays whatever its size
 _FORM = "1"  # of the bytes that exporting gives; another one makes another ETag
 _ABANDONED_SECONDS = 3600
-_REFUSALS = {400: "the Range header cannot be read; expected bytes=FIRST-LAST.", 416: "the range lies beyond the file's end."}
+_REFUSALS = {
+    400: "the Range header cannot be read; expected bytes=FIRST-LAST.",
+    416: "the range lies beyond the file's end.",
+}
 _building: dict[Path, threading.Lock] = {}
 _guard = threading.Lock()
 _limiter: list[CapacityLimiter] = []  # made by the first request: it belongs to the server's event loop
@@ -124,7 +127,9 @@ def _stamp(status: os.stat_result) -> str:
 
 
 def npz_of(store: Store, path: Path, status: os.stat_result) -> Path:
-    """The run at `path` as an npz, written if it is not there. StoreError, or LimitError where the disk is too full for it."""
+    """The run at `path` as an npz, written if it is not there. StoreError, or LimitError where the disk is too full for
+    it.
+    """
     folder = store.directory / FOLDER
     target = folder / f"{path.stem}-{_FORM}-{_stamp(status)}.npz"
     with _guard:
@@ -161,7 +166,9 @@ def _drop_oldest(folder: Path, coming: int) -> None:
                 status = path.stat()
                 if path.suffix == ".npz":
                     found.append((status.st_mtime, status.st_size, path))
-                elif abs(time.time() - status.st_mtime) > _ABANDONED_SECONDS:  # of a process that was killed while it wrote
+                elif (
+                    abs(time.time() - status.st_mtime) > _ABANDONED_SECONDS
+                ):  # of a process that was killed while it wrote
                     path.unlink()
     held = sum(size for _, size, _ in found)
     for _, size, path in sorted(found):

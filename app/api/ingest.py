@@ -1,6 +1,8 @@
-"""`PUT /api/runs/{name}`: a dump or a run file goes to disk as it arrives, is judged by its content, and becomes a run in a process of its own.
+"""`PUT /api/runs/{name}`: a dump or a run file goes to disk as it arrives, is judged by its content, and becomes a run
+in a process of its own.
 
-It is written where a sweep finds it should this server be killed; where the sender goes away, or sends more than it said or may, nothing stays.
+It is written where a sweep finds it should this server be killed; where the sender goes away, or sends more than it
+said or may, nothing stays.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ _IDLE_SECONDS = 120.0  # without a byte, after which a sender is gone
 
 
 async def put_run(request: Request) -> Response:
-    """Take in the body, or `?upload=ID`, an upload of /api/uploads that has arrived whole. 202 with where to ask; `?wait=SECONDS` waits."""
+    """Take in the body, or `?upload=ID`, an upload of /api/uploads that has arrived whole. 202 with where to ask;
+    `?wait=SECONDS` waits.
+    """
     refuse_unknown(request, "name", "upload", "wait", *_OPTIONS)
     wait = whole(request, "wait", 0, _LONGEST_WAIT)
     name = request.query_params.get("name") or request.path_params["run_id"]  # a path's part can have no slash in it
@@ -72,7 +76,9 @@ def _check_precondition(request: Request, name: str) -> None:
     waiting = [job for job in store_cache.jobs().ingests() if not job.is_over and job.title == name]
     there = next((card.run_id for card in cards if card.name == name), waiting[0].reserved if waiting else None)
     if there is not None:
-        raise RefusedError(f"a run called '{wording.visible(name)}' is there already: {there}; nothing was stored.", 412)
+        raise RefusedError(
+            f"a run called '{wording.visible(name)}' is there already: {there}; nothing was stored.", 412
+        )
 
 
 def _begin_uploaded(request: Request, options: dict[str, str]) -> Job:
@@ -83,7 +89,9 @@ def _begin_uploaded(request: Request, options: dict[str, str]) -> Job:
         spool.finished(found.upload_id, owner)
     except UploadError as failure:
         raise RefusedError(str(failure), failure.status) from None
-    return save(store_cache.jobs(), spool, [found], title=options["name"], options=options, who=identity_of(request.scope).name)
+    return save(
+        store_cache.jobs(), spool, [found], title=options["name"], options=options, who=identity_of(request.scope).name
+    )
 
 
 async def _begin_body(request: Request, options: dict[str, str]) -> Job:
@@ -136,7 +144,8 @@ async def _received(request: Request, directory: Path, name: str, store: Store, 
             waiting += part
             if limits.file_bytes and size > limits.file_bytes:
                 raise LimitError(
-                    f"more than {limits.file_bytes:,} bytes arrive, the most this server takes for a file (limits.file_bytes).",
+                    f"more than {limits.file_bytes:,} bytes arrive, the most this server takes for a file"
+                    " (limits.file_bytes).",
                     413,
                 )
             if (is_first or size - len(part) < 12) and len(waiting) >= 12:
@@ -173,9 +182,14 @@ def _refuse_unknown_kind(start: bytes) -> None:
     is_dump = start[:4] == b"PK\x03\x04" or start[:6] == b"\x93NUMPY" or start[8:9] == b"{"
     if not (is_dump or is_database(start)):
         raise RefusedError(
-            f"the body begins with {start[:8]!r}; expected an npz, npy or safetensors file, or a run file (.duckdb)." if start else
-            "the body is empty; expected an npz, npy or safetensors file, or a run file (.duckdb).", 415,
-        )  # fmt: skip
+            (
+                f"the body begins with {start[:8]!r}; expected an npz, npy or safetensors file, or a run file"
+                " (.duckdb)."
+                if start
+                else "the body is empty; expected an npz, npy or safetensors file, or a run file (.duckdb)."
+            ),
+            415,
+        )
 
 
 def _write(file: BinaryIO, digest: Any, data: bytes, store: Store, limits: Limits) -> None:
@@ -214,9 +228,17 @@ def _job_of(run_id: str) -> Job | None:
 def _told(request: Request, job: Job) -> dict[str, Any]:
     run_id = job.run_id or job.reserved
     return {
-        "run_id": run_id, "name": job.title, "state": job.state, "stage": job.stage, "rows_done": job.rows_done, "rows_total": job.rows_total,
-        "seconds": round(job.seconds, 3), "message": job.message, "job": api_path(request, "ingests", run_id), "url": page_url(request, run_id),
-    }  # fmt: skip
+        "run_id": run_id,
+        "name": job.title,
+        "state": job.state,
+        "stage": job.stage,
+        "rows_done": job.rows_done,
+        "rows_total": job.rows_total,
+        "seconds": round(job.seconds, 3),
+        "message": job.message,
+        "job": api_path(request, "ingests", run_id),
+        "url": page_url(request, run_id),
+    }
 
 
 async def one_ingest(request: Request) -> Response:
@@ -246,7 +268,8 @@ def _standing(request: Request, run_id: str) -> dict[str, Any]:
         said = replace(said, state="done", run_id=run_id)
     elif not said.is_over and not is_arriving:
         raise NotFoundError(
-            f"nothing is being taken in as run '{wording.visible(run_id)[:80]}': it failed a while ago, or the server was started anew meanwhile."
+            f"nothing is being taken in as run '{wording.visible(run_id)[:80]}': it failed a while ago, or the server"
+            " was started anew meanwhile."
         )
     return _told(request, said)
 
@@ -270,7 +293,9 @@ async def cancel_ingest(request: Request) -> Response:
     if job is None:
         run_id = request.path_params["run_id"]
         if ingest_jobs.is_arriving(open_store(), run_id):
-            raise RefusedError("another process of this server takes it in, which alone can stop it; ask it there.", 409)
+            raise RefusedError(
+                "another process of this server takes it in, which alone can stop it; ask it there.", 409
+            )
         raise NotFoundError(f"nothing is being taken in as run '{wording.visible(run_id)[:80]}' by this server.")
     if await to_thread.run_sync(store_cache.jobs().cancel, job.number):
         await tell(open_store().directory, identity_of(request.scope).name, "cancel", job.reserved, title=job.title)

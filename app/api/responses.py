@@ -1,4 +1,6 @@
-"""How a route of the API answers: JSON, an error as `{"error": "one sentence"}`, and nothing but that, whatever went wrong below."""
+"""How a route of the API answers: JSON, an error as `{"error": "one sentence"}`, and nothing but that, whatever went
+wrong below.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from app.hosting.identity import require_editor
 from app.hosting.live_settings import now_in_force
 from core.configuration import Configuration
-from core.errors import (
-    AccessError,
-    ConfigurationError,
-    DumpError,
-    LimitError,
-    StoreError,
-    UlpscopeError,
-    UsageError,
-)
+from core.errors import AccessError, ConfigurationError, DumpError, LimitError, StoreError, UlpscopeError, UsageError
 
 Handler = Callable[[Request], Awaitable[Response]]
 _LINGER_BYTES, _LINGER_SECONDS = 64 << 20, 3.0  # of a body that is refused, read to let the sender hear why
@@ -53,7 +47,9 @@ class Operation:
 
 
 def answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """JSON that nobody keeps. A NaN in `value`, which JSON has no word for, is an error: ours are null where nothing is defined."""
+    """JSON that nobody keeps. A NaN in `value`, which JSON has no word for, is an error: ours are null where nothing is
+    defined.
+    """
     try:
         # A file's name may be no text: its odd bytes become escapes that JSON has too.
         body = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).encode("utf-8", "backslashreplace")
@@ -109,8 +105,13 @@ def status_of(failure: UlpscopeError) -> int:
     if isinstance(failure, RefusedError | LimitError):
         return failure.status
     kinds = {
-        NotFoundError: 404, AccessError: 403, UsageError: 400, DumpError: 422, StoreError: 409, ConfigurationError: 503,
-    }  # fmt: skip
+        NotFoundError: 404,
+        AccessError: 403,
+        UsageError: 400,
+        DumpError: 422,
+        StoreError: 409,
+        ConfigurationError: 503,
+    }
     return next((status for kind, status in kinds.items() if isinstance(failure, kind)), 409)
 
 
@@ -129,7 +130,9 @@ class _Incoming:
         return message
 
     async def drained(self) -> None:
-        """Let the rest of a refused body come, within bounds: a connection closed on unread bytes is reset, and the answer lost."""
+        """Let the rest of a refused body come, within bounds: a connection closed on unread bytes is reset, and the
+        answer lost.
+        """
         left = _LINGER_BYTES
         with anyio.move_on_after(_LINGER_SECONDS):
             while left > 0 and not self._is_over:
@@ -153,7 +156,9 @@ async def body_object(request: Request, largest: int) -> dict[str, Any]:
 
 
 def base_url(request: Request, found: Configuration | None = None) -> str:
-    """Where this server is reached: as it is configured, else as this request reached it. Without a slash at the end."""
+    """Where this server is reached: as it is configured, else as this request reached it. Without a slash at the
+    end.
+    """
     public = (found or now_in_force()).hosting.public_url
     return public.rstrip("/") if public else str(request.base_url).rstrip("/")
 

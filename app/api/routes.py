@@ -1,4 +1,6 @@
-"""The table of the API: every method of every path. `app.api.openapi` describes each, and a test holds the two side by side."""
+"""The table of the API: every method of every path. `app.api.openapi` describes each, and a test holds the two side by
+side.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ OPERATIONS = (
 
 
 def _routes() -> list[Route]:
-    """One route a path; both names of its last part, since one path is the same to a router whatever its part is called."""
+    """One route a path; both names of its last part, since one path is the same to a router whatever its part is
+    called.
+    """
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
         by_path.setdefault(operation.path.replace("{name}", "{run_id}"), {})[operation.method] = operation

@@ -1,4 +1,6 @@
-"""Runs over HTTP: listed and filtered as in the gallery, told as on the command line, deleted, restored and labelled."""
+"""Runs over HTTP: listed and filtered as in the gallery, told as on the command line, deleted, restored and
+labelled.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.responses import NotFoundError, RefusedError, answer, api_path, body_object, flag, page_url, refuse_unknown, whole
+from app.api.responses import (
+    NotFoundError,
+    RefusedError,
+    answer,
+    api_path,
+    body_object,
+    flag,
+    page_url,
+    refuse_unknown,
+    whole,
+)
 from app.gallery import filters
 from app.hosting.identity import identity_of
 from app.shell import page_settings, store_cache, wording
@@ -34,7 +46,11 @@ async def list_runs(request: Request) -> Response:
 
 def _list(request: Request) -> Response:
     refuse_unknown(request, *_FILTERS)
-    asked, limit, offset = _asked(request), whole(request, "limit", 100, _MOST_LISTED), whole(request, "offset", 0, 10**9)
+    asked, limit, offset = (
+        _asked(request),
+        whole(request, "limit", 100, _MOST_LISTED),
+        whole(request, "offset", 0, 10**9),
+    )
     cards, broken = store_cache.cards()
     attached, _ = store_cache.all_labels()
     matching = filters.matching(cards, asked, attached, store_cache.searchable() if asked.sought else {})
@@ -45,9 +61,11 @@ def _list(request: Request) -> Response:
 def _asked(request: Request) -> filters.Asked:
     given = request.query_params
     choices = {
-        "dtype": ("any", "bfloat16", "float16", "float32"), "verdict": ("any", *wording.VERDICTS), "flips": filters.FLIPS,
+        "dtype": ("any", "bfloat16", "float16", "float32"),
+        "verdict": ("any", *wording.VERDICTS),
+        "flips": filters.FLIPS,
         "sort": tuple(page_settings.SORTS),
-    }  # fmt: skip
+    }
     chosen = {}
     for name, known in choices.items():
         chosen[name] = given.get(name, known[0])
@@ -64,7 +82,9 @@ def _card(request: Request, card: RunCard, attached: Labels) -> dict[str, Any]:
 
 
 async def one_run(request: Request) -> Response:
-    """A run's figures as `python -m core show --json` prints them, with its labels and its link; `?positions=1` for every position."""
+    """A run's figures as `python -m core show --json` prints them, with its labels and its link; `?positions=1` for
+    every position.
+    """
     return await to_thread.run_sync(_one, request)
 
 
@@ -88,7 +108,9 @@ def _is_of_operations(path: Path) -> bool:
 
 
 def path_of(store: Store, run_id: str, *, whole_id: bool = False) -> Path:
-    """Where a run lies; NotFoundError where there is none. whole_id: its beginning will not do, for what cannot be undone by a look."""
+    """Where a run lies; NotFoundError where there is none. whole_id: its beginning will not do, for what cannot be
+    undone by a look.
+    """
     try:
         path = store.path_of(run_id)
     except StoreError as failure:
@@ -112,10 +134,16 @@ def _delete(request: Request) -> Response:
         entry = None if for_good else store.discard(run_id)
         if for_good:
             store.delete(run_id)
-    audit.record(store.directory, who, "delete for good" if for_good else "delete", run_id, **({"entry": entry} if entry else {}))
+    audit.record(
+        store.directory, who, "delete for good" if for_good else "delete", run_id, **({"entry": entry} if entry else {})
+    )
     said: dict[str, Any] = {"run_id": run_id, "deleted": "for good" if for_good else "into the trash"}
     if entry:
-        said |= {"entry": entry, "kept_days": KEPT_SECONDS // 86_400, "restore": api_path(request, "runs", run_id, "restore")}
+        said |= {
+            "entry": entry,
+            "kept_days": KEPT_SECONDS // 86_400,
+            "restore": api_path(request, "runs", run_id, "restore"),
+        }
     return answer(said)
 
 
@@ -148,13 +176,16 @@ def _trash() -> Response:
         {
             "deleted": [
                 {
-                    "run_id": run.run_id, "name": names.get(run.path, run.run_id), "deleted": run.deleted.isoformat() + "Z",
-                    "bytes": run.bytes, "entry": run.entry,
+                    "run_id": run.run_id,
+                    "name": names.get(run.path, run.run_id),
+                    "deleted": run.deleted.isoformat() + "Z",
+                    "bytes": run.bytes,
+                    "entry": run.entry,
                 }
                 for run in found
             ]
         }
-    )  # fmt: skip
+    )
 
 
 async def run_labels(request: Request) -> Response:
@@ -189,6 +220,12 @@ def _put_labels(request: Request, said: dict[str, Any]) -> Response:
     after, aside = changed.labels, changed.aside
     who = identity_of(request.scope).name
     audit.record(
-        store.directory, who, "label", run_id, tags=len(after.tags), note_characters=len(after.note), pinned=after.pinned
+        store.directory,
+        who,
+        "label",
+        run_id,
+        tags=len(after.tags),
+        note_characters=len(after.note),
+        pinned=after.pinned,
     )
     return answer({"run_id": run_id, **asdict(after), **({"put_aside": aside} if aside else {})})

@@ -16,8 +16,9 @@ ALL_PROMPT_BYTES = 1_000_000  # and in all of them together
 
 @dataclass(frozen=True)
 class CaptureForm:
-    """One state of the form. `tokens`: continue the prompts by so many, 0: score them; `kv`: None leaves it to the paths; `device`:
-    '' is the best there is; `layers`, `kernels`, `remedies`: run these beside the sides, where prompts are scored; `file`: what was dropped, in place of `prompts`.
+    """One state of the form. `tokens`: continue the prompts by so many, 0: score them; `kv`: None leaves it to the
+    paths; `device`: '' is the best there is; `layers`, `kernels`, `remedies`: run these beside the sides, where prompts
+    are scored; `file`: what was dropped, in place of `prompts`.
     """
 
     model: str
@@ -62,7 +63,10 @@ class CaptureForm:
         if self.name:
             return self.name
         against = [*self.variants, *([self.sweep] if self.sweep else [])]
-        parts = [f"{wording.model_name(self.model)}: {self.reference}", f" against {', '.join(against)}" if against else ""]
+        parts = [
+            f"{wording.model_name(self.model)}: {self.reference}",
+            f" against {', '.join(against)}" if against else "",
+        ]
         parts.append(f", {self.repeat} calls" if self.repeat > 1 and not self.tokens else "")
         parts.append(f", {self.tokens} tokens generated" if self.tokens else "")
         return "".join(parts)

@@ -1,7 +1,7 @@
 """What a capture would run and cost, while its form is being filled in: `capture --dry-run` in a process of its own.
 
-A dry run takes as long as loading torch does. The latest form of a viewer counts: an earlier one's process is ended unless another
-viewer waits for the same. Answers are kept for a while, so going back to an earlier form is immediate.
+A dry run takes as long as loading torch does. The latest form of a viewer counts: an earlier one's process is ended
+unless another viewer waits for the same. Answers are kept for a while, so going back to an earlier form is immediate.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class Previews:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """What a model can be loaded on here, as the last dry run saw it; the first has yet to tell of anything but the CPU."""
+        """What a model can be loaded on here, as the last dry run saw it; the first has yet to tell of anything but the
+        CPU.
+        """
         return self._devices
 
     def file(self, dropped: PromptFile) -> Path:
@@ -141,8 +143,13 @@ class Previews:
                 return None
             process = look.process = subprocess.Popen(
                 [sys.executable, "-m", "core", *key, "--dry-run", "--json"],
-                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-            )  # fmt: skip
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
         said, errors = process.communicate()
         if process.returncode == 0 and (costs := object_of(said)):
             return Answer(costs, "", time.monotonic())

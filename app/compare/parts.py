@@ -15,7 +15,12 @@ from core.runs.reports.report_json import over_logits, over_margins, over_positi
 from core.runs.views.compare import Compared, FlipSet, headline
 
 MOST = 5  # runs beside the first: six colours can be told apart
-BY = {"max_abs": "largest difference, logits", "max_ulps": "max ULPs", "rms": "rms difference, logits", "kl": "KL, nats"}
+BY = {
+    "max_abs": "largest difference, logits",
+    "max_ulps": "max ULPs",
+    "rms": "rms difference, logits",
+    "kl": "KL, nats",
+}
 SHORT = {"max_abs": "difference", "max_ulps": "ULPs", "rms": "rms", "kl": "KL"}
 _SEPARATOR, _PAIR = ",", "~"  # of the address: run~2,run~0
 
@@ -39,7 +44,9 @@ def _ask(chosen: Sequence[tuple[str, int | None]]) -> None:
 def pick(view: selection.View) -> list[Compared]:
     """The controls that choose runs, and what they chose, the sidebar's pair first."""
     cards = [card for card in store_cache.cards()[0] if card.run_id != view.run.run_id and card.sides]
-    labels = {card.run_id: f"{card.name} · {card.compute_dtype}{f' · {card.device}' if card.device else ''}" for card in cards}
+    labels = {
+        card.run_id: f"{card.name} · {card.compute_dtype}{f' · {card.device}' if card.device else ''}" for card in cards
+    }
     twice = {label for label in labels.values() if list(labels.values()).count(label) > 1}
     labels = {run_id: f"{label} · {run_id}" if label in twice else label for run_id, label in labels.items()}
     wanted = asked()
@@ -53,9 +60,14 @@ def pick(view: selection.View) -> list[Compared]:
         _ask([(run_id, indices.get(run_id)) for run_id in st.session_state["compare_runs"]])
 
     st.multiselect(
-        "Compare with", list(labels), format_func=labels.__getitem__, key="compare_runs", max_selections=MOST, on_change=changed,
+        "Compare with",
+        list(labels),
+        format_func=labels.__getitem__,
+        key="compare_runs",
+        max_selections=MOST,
+        on_change=changed,
         placeholder="Choose one or more runs",
-    )  # fmt: skip
+    )
     compared = [Compared(view.run, view.pair, view.table)]
     choices = {}
     for run_id, index in indices.items():
@@ -113,12 +125,19 @@ def provenance(compared: Sequence[Compared], titles: Sequence[str]) -> pd.DataFr
         about, header = one.run.header.provenance, one.run.header
         facts.append(
             {
-                "reference": one.pair.reference, "variant": one.pair.variant, "verdict": one.pair.verdict or "not judged",
-                "dtype": header.compute_dtype, "model": wording.model_name(about.model), "revision": about.revision,
-                "device": f"{about.device} {about.device_name}".strip(), "positions": f"{header.rows:,}", "vocabulary": f"{header.vocab:,}",
-                "created (UTC)": f"{one.run.created:%Y-%m-%d %H:%M}", **about.versions,
+                "reference": one.pair.reference,
+                "variant": one.pair.variant,
+                "verdict": one.pair.verdict or "not judged",
+                "dtype": header.compute_dtype,
+                "model": wording.model_name(about.model),
+                "revision": about.revision,
+                "device": f"{about.device} {about.device_name}".strip(),
+                "positions": f"{header.rows:,}",
+                "vocabulary": f"{header.vocab:,}",
+                "created (UTC)": f"{one.run.created:%Y-%m-%d %H:%M}",
+                **about.versions,
             }
-        )  # fmt: skip
+        )
     keys = list(dict.fromkeys(key for each in facts for key in each))
     rows = {key: [each.get(key, "") for each in facts] for key in keys}
     differing = {key: values for key, values in rows.items() if len(set(values)) > 1}
@@ -151,28 +170,46 @@ def _shown(measure: str, value: float | None, one: Compared) -> str:
     if measure == "max ULPs":
         text = f"{int(value):,}"
     else:
-        text = wording.exact(value) if measure in ("largest difference, logits", "smallest margin, logits") else f"{value:.4g}"
+        text = (
+            wording.exact(value)
+            if measure in ("largest difference, logits", "smallest margin, logits")
+            else f"{value:.4g}"
+        )
     over = (
-        over_positions(summary, rows) if measure == "mean KL, nats"
-        else over_margins(summary, rows) if measure == "smallest margin, logits"
+        over_positions(summary, rows)
+        if measure == "mean KL, nats"
+        else over_margins(summary, rows)
+        if measure == "smallest margin, logits"
         else over_logits(summary, one.elements)
-    )  # fmt: skip
+    )
     return f"{text}, {over}" if over else text
 
 
 def exported(compared: Sequence[Compared]) -> pd.DataFrame:
-    """The figures as they are, one row a run, columns as in the run file's `pair`; where each comes from beside them."""
+    """The figures as they are, one row a run, columns as in the run file's `pair`; where each comes from beside
+    them.
+    """
     rows = []
     for one in compared:
         about = one.run.header.provenance
         rows.append(
             {
-                "run": one.run.run_id, "name": one.run.header.name, "reference": one.pair.reference, "variant": one.pair.variant, "verdict": one.pair.verdict,
-                "compute_dtype": one.run.header.compute_dtype, "positions": one.run.header.rows, "vocab": one.run.header.vocab, "model": about.model,
-                "revision": about.revision, "device": about.device, "device_name": about.device_name, "created": one.run.created,
+                "run": one.run.run_id,
+                "name": one.run.header.name,
+                "reference": one.pair.reference,
+                "variant": one.pair.variant,
+                "verdict": one.pair.verdict,
+                "compute_dtype": one.run.header.compute_dtype,
+                "positions": one.run.header.rows,
+                "vocab": one.run.header.vocab,
+                "model": about.model,
+                "revision": about.revision,
+                "device": about.device,
+                "device_name": about.device_name,
+                "created": one.run.created,
                 **{f"version of {name}": version for name, version in about.versions.items()},
             }
-        )  # fmt: skip
+        )
     table = pd.DataFrame(rows)
     for row in headline(compared):
         table[str(row["measure"])] = pd.Series(row["values"], dtype=float)
@@ -183,7 +220,10 @@ def exported(compared: Sequence[Compared]) -> pd.DataFrame:
 
 def by_position(compared: Sequence[Compared], prompt: int) -> pd.DataFrame:
     """Every run's figures by position of a prompt, one below another, with the run in front."""
-    parts = [one.table[one.table["prompt"] == prompt].assign(variant=one.pair.variant, run=one.run.run_id) for one in compared]
+    parts = [
+        one.table[one.table["prompt"] == prompt].assign(variant=one.pair.variant, run=one.run.run_id)
+        for one in compared
+    ]
     whole = pd.concat(parts, ignore_index=True)
     return whole[["run", "variant", *(name for name in whole.columns if name not in ("run", "variant"))]]
 
@@ -207,13 +247,17 @@ def flips_exported(found: Sequence[FlipSet], compared: Sequence[Compared]) -> pd
     """prompt, position, run, variant, reference_token, variant_token: one row a flip of a run."""
     rows = [
         {
-            "prompt": one.prompt, "position": one.position, "run": each.run.run_id, "variant": each.pair.variant, "reference_token": tokens[0],
+            "prompt": one.prompt,
+            "position": one.position,
+            "run": each.run.run_id,
+            "variant": each.pair.variant,
+            "reference_token": tokens[0],
             "variant_token": tokens[1],
         }
         for one in found
         for tokens, each in zip(one.tokens, compared, strict=True)
         if tokens is not None
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(rows, columns=["prompt", "position", "run", "variant", "reference_token", "variant_token"])
 
 
@@ -221,7 +265,11 @@ def flips(found: Sequence[FlipSet], compared: Sequence[Compared], titles: Sequen
     """One row a position: where, and in each run the two tokens, or nothing where it does not flip."""
     rows = []
     for one in found:
-        row: dict[str, object] = {"prompt": one.prompt, "position": one.position, "in": f"{sum(one.flips)} of {len(compared)}"}
+        row: dict[str, object] = {
+            "prompt": one.prompt,
+            "position": one.position,
+            "in": f"{sum(one.flips)} of {len(compared)}",
+        }
         for title, tokens, each in zip(titles, one.tokens, compared, strict=True):
             texts = [] if tokens is None else [wording.token(token, each.run.vocabulary.get(token)) for token in tokens]
             row[title] = " → ".join(texts)

@@ -12,7 +12,9 @@ COUNT = 8  # of either side
 
 
 def section(view: selection.View) -> pd.DataFrame:
-    """The chosen figure with its caption and its table to download; returns what it shows, see core.runs.views.elements.top_of_both."""
+    """The chosen figure with its caption and its table to download; returns what it shows, see
+    core.runs.views.elements.top_of_both.
+    """
     top = store_cache.top(view)
     # A widget of the same key on another page is another widget; written like this, it takes over the value.
     st.session_state["top_form"] = st.session_state["top_form"] or "logits"
@@ -31,11 +33,16 @@ def section(view: selection.View) -> pd.DataFrame:
         st.caption(f"Ranks of the {COUNT} largest logits of either side, 1 is the argmax. {moves(top)}")
     else:
         plots.draw(
-            figure_cache.figure(view.run, place, best_token_charts.top_bars, top, view.pair.reference, view.pair.variant),
-            key="top_bars", picture=picture, of=str(view.position),
-        )  # fmt: skip
+            figure_cache.figure(
+                view.run, place, best_token_charts.top_bars, top, view.pair.reference, view.pair.variant
+            ),
+            key="top_bars",
+            picture=picture,
+            of=str(view.position),
+        )
         st.caption(
-            f"The {COUNT} largest logits of either side, in logits of {view.dtype}; the green ▲ marks each side's argmax. The axis does not start at 0."
+            f"The {COUNT} largest logits of either side, in logits of {view.dtype}; the green ▲ marks each side's"
+            " argmax. The axis does not start at 0."
         )
     return top
 
@@ -49,5 +56,8 @@ def moves(top: pd.DataFrame, count: int = COUNT) -> str:
         return "Both sides order them alike."
     said = f"{wording.plural(crossing, 'token')} of {len(top)} change{'s' if crossing == 1 else ''} places with another"
     if entering or leaving:
-        said += f"; {entering} enter{'s' if entering == 1 else ''} the best {count} and {leaving} leave{'s' if leaving == 1 else ''} them"
+        said += (
+            f"; {entering} enter{'s' if entering == 1 else ''} the best {count} and {leaving}"
+            f" leave{'s' if leaving == 1 else ''} them"
+        )
     return f"{said}. Equal logits stand in the order of their token ids."

@@ -72,7 +72,11 @@ def log_axis(values: np.ndarray) -> dict:
     start = int(np.floor(np.log10(low))) - 1
     steps = np.array([float(f"{digit}e{power}") for power in range(start, start + 5) for digit in (1, 2, 5)])
     # 2 and 5 are told in full: beside a single power of ten, or none, digits alone could be of any.
-    axis |= {"dtick": "D2", "minorloglabels": "complete", "exponentformat": "none" if low >= 1e-4 and high < 1e6 else "power"}
+    axis |= {
+        "dtick": "D2",
+        "minorloglabels": "complete",
+        "exponentformat": "none" if low >= 1e-4 and high < 1e6 else "power",
+    }
     if np.count_nonzero((steps >= low) & (steps <= high)) < 2:
         below, above = steps[steps <= low].max(), steps[steps >= high].min()
         below, above = (below, above) if below < above else (below / 2, above * 2)
@@ -81,7 +85,9 @@ def log_axis(values: np.ndarray) -> dict:
 
 
 def add_lone(figure: go.Figure, x: np.ndarray, y: np.ndarray, colour: str, size: int = 6) -> None:
-    """Points of a line without a neighbour on either side, as markers: a line of one point is not drawn. y: NaN where there is a gap."""
+    """Points of a line without a neighbour on either side, as markers: a line of one point is not drawn. y: NaN where
+    there is a gap.
+    """
     is_gap = np.isnan(np.concatenate([[np.nan], y, [np.nan]]))
     is_lone = ~is_gap[1:-1] & is_gap[:-2] & is_gap[2:]
     if is_lone.any():
@@ -100,9 +106,14 @@ def add_flips(figure: go.Figure, positions: np.ndarray, values: np.ndarray, flip
     at = np.isin(positions, flips) & (values > 0)
     if at.any():
         figure.add_scatter(
-            x=positions[at], y=values[at], mode="markers", name="flip", customdata=positions[at][:, None],
-            marker={"color": VARIANT, "symbol": "x", "size": 9}, hovertemplate="flip at %{x}: %{y:.3g}<extra></extra>",
-        )  # fmt: skip
+            x=positions[at],
+            y=values[at],
+            mode="markers",
+            name="flip",
+            customdata=positions[at][:, None],
+            marker={"color": VARIANT, "symbol": "x", "size": 9},
+            hovertemplate="flip at %{x}: %{y:.3g}<extra></extra>",
+        )
 
 
 # A line takes no click, its markers do; these are not drawn, and the nearest one takes the click wherever it lands.

@@ -11,13 +11,16 @@ import streamlit as st
 
 _CSS = """
 div { position: relative; }
-pre { margin: 0; padding: 0.75rem 4.2rem 0.75rem 0.9rem; overflow: auto; color: var(--st-code-text-color, var(--st-text-color));
-  background-color: var(--st-code-background-color, var(--st-secondary-background-color)); border-radius: var(--st-base-radius);
+pre { margin: 0; padding: 0.75rem 4.2rem 0.75rem 0.9rem; overflow: auto;
+  color: var(--st-code-text-color, var(--st-text-color));
+  background-color: var(--st-code-background-color, var(--st-secondary-background-color));
+    border-radius: var(--st-base-radius);
   font-family: var(--st-code-font, monospace); font-size: 0.8125rem; line-height: 1.5; tab-size: 4; max-height: 31rem; }
 pre:focus-visible, button:focus-visible { outline: 2px solid var(--st-primary-color); outline-offset: 1px; }
 pre.wraps { white-space: pre-wrap; overflow-wrap: anywhere; }
 code { font: inherit; }
-button { position: absolute; top: 0.4rem; right: 0.4rem; font-family: var(--st-font); font-size: 0.8rem; padding: 0.15rem 0.5rem; cursor: pointer;
+button { position: absolute; top: 0.4rem; right: 0.4rem; font-family: var(--st-font); font-size: 0.8rem;
+  padding: 0.15rem 0.5rem; cursor: pointer;
   color: var(--st-text-color); background-color: var(--st-background-color); border: 1px solid var(--st-border-color);
   border-radius: var(--st-button-radius); }
 button:hover { border-color: var(--st-primary-color); color: var(--st-primary-color); }
@@ -38,5 +41,7 @@ _block = st.components.v2.component(
 
 
 def code_block(text: str, key: str | None = None, wraps: bool = False) -> None:
-    """Draw the text with a button that copies it. key: where the same text may stand on the page twice; wraps: long lines do not scroll."""
+    """Draw the text with a button that copies it. key: where the same text may stand on the page twice; wraps: long
+    lines do not scroll.
+    """
     _block(data={"text": text, "wraps": wraps}, key=key)

@@ -10,14 +10,17 @@ from app.components.code_block import CLIPBOARD
 
 _CSS = """
 div.link { font-family: var(--st-font); font-size: 0.87rem; color: var(--st-text-color); }
-button { font: inherit; color: inherit; background-color: var(--st-background-color); border: 1px solid var(--st-border-color); cursor: pointer;
+button { font: inherit; color: inherit; background-color: var(--st-background-color);
+  border: 1px solid var(--st-border-color); cursor: pointer;
   border-radius: var(--st-button-radius); padding: 0.35rem 0.5rem; width: 100%; min-height: 2.5rem; }
 button:hover { border-color: var(--st-primary-color); color: var(--st-primary-color); }
 button:focus-visible { outline: 2px solid var(--st-primary-color); outline-offset: 1px; }
 .says:empty { display: none; }
 .says { display: block; margin-top: 0.3rem; }
-input { width: 100%; box-sizing: border-box; margin-top: 0.3rem; font-family: var(--st-code-font, monospace); font-size: 0.8rem; color: inherit;
-  background-color: var(--st-background-color); border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius); padding: 0.3rem; }
+input { width: 100%; box-sizing: border-box; margin-top: 0.3rem; font-family: var(--st-code-font, monospace);
+  font-size: 0.8rem; color: inherit;
+  background-color: var(--st-background-color); border: 1px solid var(--st-border-color);
+    border-radius: var(--st-base-radius); padding: 0.3rem; }
 input[hidden] { display: none; }
 """
 _HTML = """
@@ -28,7 +31,10 @@ _HTML = """
 </div>
 """
 _link = st.components.v2.component(
-    "ulpscope_copy_link", html=_HTML, css=_CSS, js=CLIPBOARD + Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
+    "ulpscope_copy_link",
+    html=_HTML,
+    css=_CSS,
+    js=CLIPBOARD + Path(__file__).with_suffix(".js").read_text(encoding="utf-8"),
 )
 
 

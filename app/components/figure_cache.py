@@ -1,7 +1,7 @@
 """Figures that were drawn before: building one takes Plotly 10 to 30 ms, and most reruns change none.
 
-Figures are kept as the browser gets them, spelled out. A key is the run file, the function and `of`, which must say everything else that
-the outcome depends on.
+Figures are kept as the browser gets them, spelled out. A key is the run file, the function and `of`, which must say
+everything else that the outcome depends on.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ def _kept(file: tuple[str, int, int], name: str, of: str, _make: Callable[[], An
 
 def kept(run: RunReader, of: tuple[Hashable, ...], make: Callable[..., Any], *arguments: Any) -> Any:
     """`make(*arguments)`, or what it gave for the same run and `of`; never to be changed."""
-    return _kept(store_cache.stamp_of(run), f"{make.__module__}.{make.__qualname__}", repr(of), lambda: make(*arguments))
+    return _kept(
+        store_cache.stamp_of(run), f"{make.__module__}.{make.__qualname__}", repr(of), lambda: make(*arguments)
+    )
 
 
-def figure(run: RunReader, of: tuple[Hashable, ...], draw: Callable[..., plots.Drawable], *arguments: Any) -> plots.Spelled:
+def figure(
+    run: RunReader, of: tuple[Hashable, ...], draw: Callable[..., plots.Drawable], *arguments: Any
+) -> plots.Spelled:
     """The figure `draw(*arguments)`, or the same of before."""
     name = f"figure {draw.__module__}.{draw.__qualname__}"
     return _kept(store_cache.stamp_of(run), name, repr(of), lambda: plots.spelled(draw(*arguments)))

@@ -1,4 +1,6 @@
-"""What maps of layers or modules by position share: equal cells, cells that may be thinner than a pixel, NaN on one side."""
+"""What maps of layers or modules by position share: equal cells, cells that may be thinner than a pixel, NaN on one
+side.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ def add_equal(figure: go.Figure, cells: np.ndarray, x: np.ndarray, y: np.ndarray
 def add_marks(figure: go.Figure, borders: np.ndarray, shade: np.ndarray, low: float, high: float) -> None:
     """A line of a cell's own colour and height through its middle, one or two pixels wide, larger shades on top.
 
-    A heatmap leaves out cells that round to no pixel; these keep their line. In a wider cell the line is not seen, and what is equal
-    beside it is not covered. shade: [rows, cells], NaN where nothing differs; low and high are those of the colour axis; rows stand at 0, 1, ...
+    A heatmap leaves out cells that round to no pixel; these keep their line. In a wider cell the line is not seen, and
+    what is equal beside it is not covered. shade: [rows, cells], NaN where nothing differs; low and high are those of
+    the colour axis; rows stand at 0, 1, ...
     """
     levels = np.rint(np.clip((shade - low) / max(high - low, 1e-30), 0, 1) * _LEVELS)
     width = 2 if np.count_nonzero(~np.isnan(shade)) <= _SPARSE else 1
@@ -46,6 +49,11 @@ def _add_lines(figure: go.Figure, borders: np.ndarray, chosen: np.ndarray, colou
     middles = ((borders[:-1] + borders[1:]) / 2)[columns]
     gap = np.full(len(rows), np.nan)
     figure.add_scatter(
-        x=np.stack([middles, middles, gap], axis=1).ravel(), y=np.stack([rows - 0.5, rows + 0.5, gap], axis=1).ravel(), mode="lines",
-        line={"color": colour, "width": width, "simplify": False}, hoverinfo="skip", showlegend=False, name=name,
-    )  # fmt: skip
+        x=np.stack([middles, middles, gap], axis=1).ravel(),
+        y=np.stack([rows - 0.5, rows + 0.5, gap], axis=1).ravel(),
+        mode="lines",
+        line={"color": colour, "width": width, "simplify": False},
+        hoverinfo="skip",
+        showlegend=False,
+        name=name,
+    )

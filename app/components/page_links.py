@@ -1,6 +1,8 @@
-"""The list of pages in the sidebar, as one element: fourteen of Streamlit's own cost a third of what the browser does in a rerun.
+"""The list of pages in the sidebar, as one element: fourteen of Streamlit's own cost a third of what the browser does
+in a rerun.
 
-The links carry the selection. Streamlit's own navigation drops it, and to put it back would cost a step of the browser's history.
+The links carry the selection. Streamlit's own navigation drops it, and to put it back would cost a step of the
+browser's history.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from app.shell import address
 from app.shell.selection import View
 
 _CSS = """
-nav { display: grid; grid-template-columns: 1fr 1fr; gap: 0.1rem 0.25rem; font-family: var(--st-font); font-size: 0.93rem; }
-a { color: var(--st-text-color); text-decoration: none; border-radius: var(--st-base-radius); padding: 0.28rem 0.5rem; line-height: 1.4;
+nav { display: grid; grid-template-columns: 1fr 1fr; gap: 0.1rem 0.25rem; font-family: var(--st-font);
+  font-size: 0.93rem; }
+a { color: var(--st-text-color); text-decoration: none; border-radius: var(--st-base-radius); padding: 0.28rem 0.5rem;
+  line-height: 1.4;
   white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
 a:hover { background-color: color-mix(in srgb, var(--st-text-color) 8%, transparent); }
 a[aria-current] { background-color: color-mix(in srgb, var(--st-text-color) 12%, transparent); font-weight: 600; }
@@ -33,7 +37,9 @@ _links = st.components.v2.component(
 
 def page_links(pages: Sequence[StreamlitPage], here: str, view: View | None) -> None:
     """Draw the list. here: the name of the open page; view: what the links carry."""
-    listed = [{"page": _name(page), "title": page.title, "query": urlencode(address.of(view, _name(page)))} for page in pages]
+    listed = [
+        {"page": _name(page), "title": page.title, "query": urlencode(address.of(view, _name(page)))} for page in pages
+    ]
     data = {"pages": listed, "here": here, "first": _name(pages[0]), "base": _base()}
     _links(key="page_links", data=data)
 

@@ -1,8 +1,9 @@
 """Figures of the pages: plotly's, drawn in the browser by a component of ours.
 
-Streamlit's own element draws with the whole of plotly, 4.7 MB that a browser compiles anew at each visit, half a second to a second of every page with a
-figure. Ours fetches the bundle that plotly publishes for plots with two axes (1.5 MB), which browsers keep compiled, draws what is in
-sight first, and keeps a zoom while other positions of the same prompt are looked at.
+Streamlit's own element draws with the whole of plotly, 4.7 MB that a browser compiles anew at each visit, half a second
+to a second of every page with a figure. Ours fetches the bundle that plotly publishes for plots with two axes (1.5 MB),
+which browsers keep compiled, draws what is in sight first, and keeps a zoom while other positions of the same prompt
+are looked at.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ _ADDRESS = f"assets/{LIBRARY.name}"  # its name says its version: kept for good
 _MOST_POINTS = 1 << 20  # that a message of a browser may name
 _CSS = """
 .ulpscope-figure { position: relative; width: 100%; overflow: hidden; }
-.ulpscope-figure .plot:popover-open { position: fixed; inset: 0; margin: 0; padding: 16px; width: 100vw; height: 100vh; max-width: none; max-height: none;
+.ulpscope-figure .plot:popover-open { position: fixed; inset: 0; margin: 0; padding: 16px; width: 100vw; height: 100vh;
+  max-width: none; max-height: none;
   border: 0; box-sizing: border-box; background: var(--st-background-color); }
 .ulpscope-figure .says:empty { display: none; }
 .ulpscope-figure .says { padding: 0.6rem 0; }
 """
-_HTML = '<div class="ulpscope-figure" data-state="waiting"><div class="plot"></div><div class="says" role="status"></div></div>'
+_HTML = (
+    '<div class="ulpscope-figure" data-state="waiting"><div class="plot"></div><div class="says"'
+    ' role="status"></div></div>'
+)
 _figure = st.components.v2.component(
     "ulpscope_figure",
     html=_HTML,
@@ -57,13 +62,17 @@ class Spelled:
 
 @dataclass(frozen=True)
 class Picked:
-    """What was clicked, or brushed with a box or a lasso: the custom data of its points. Brushing nothing ends a brush."""
+    """What was clicked, or brushed with a box or a lasso: the custom data of its points. Brushing nothing ends a
+    brush.
+    """
 
     points: tuple[tuple[float | str, ...], ...] = ()
     is_brush: bool = False
 
     def numbers(self, place: int) -> list[int]:
-        """The whole numbers at `place` of the points' custom data; those that are none are left out, as a browser may say anything."""
+        """The whole numbers at `place` of the points' custom data; those that are none are left out, as a browser may
+        say anything.
+        """
         values = [point[place] for point in self.points if place < len(point)]
         return [int(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
 
@@ -86,16 +95,23 @@ def draw(
 ) -> None:
     """Draw `shown`.
 
-    picture: how it is saved, of `app.shell.exports.picture`. on_pick: called when a point with custom data was clicked, `picked(key)` has it;
-    is_brushed: boxes and lassos are told too; holds_brush: one is in force, and its outline stays. of: what its axes depend on beside the prompt; a zoom is kept until either changes.
+    picture: how it is saved, of `app.shell.exports.picture`. on_pick: called when a point with custom data was clicked,
+    `picked(key)` has it; is_brushed: boxes and lassos are told too; holds_brush: one is in force, and its outline
+    stays. of: what its axes depend on beside the prompt; a zoom is kept until either changes.
     """
     view = selection.current_view()
     revision = f"{'' if view is None else selection.stamp(view)} {of}"
     one = shown if isinstance(shown, Spelled) else spelled(shown)
     data = {
-        "spec": one.spec, "height": one.height, "picture": dict(picture), "revision": revision, "library": _ADDRESS,
-        "is_picked": on_pick is not None, "is_brushed": is_brushed, "holds_brush": holds_brush,
-    }  # fmt: skip
+        "spec": one.spec,
+        "height": one.height,
+        "picture": dict(picture),
+        "revision": revision,
+        "library": _ADDRESS,
+        "is_picked": on_pick is not None,
+        "is_brushed": is_brushed,
+        "holds_brush": holds_brush,
+    }
     if on_pick is None:
         _figure(key=key, data=data, height=one.height)
     else:
@@ -109,18 +125,23 @@ def picked(key: str) -> Picked:
     if not isinstance(said, Mapping) or not isinstance(points, list) or len(points) > _MOST_POINTS:
         return Picked()
     is_sound = all(
-        isinstance(point, list) and point and all(isinstance(one, int | float | str) for one in point) for point in points
+        isinstance(point, list) and point and all(isinstance(one, int | float | str) for one in point)
+        for point in points
     )
     return Picked(tuple(map(tuple, points)), said.get("is_brush") is True) if is_sound else Picked()
 
 
 def chosen(key: str, place: int) -> int | None:
-    """The whole number at `place` of the custom data of the point that was picked in the figure `key`; None where there is none."""
+    """The whole number at `place` of the custom data of the point that was picked in the figure `key`; None where there
+    is none.
+    """
     return next(iter(picked(key).numbers(place)), None)
 
 
 async def _library(_: object) -> Response:
-    return FileResponse(LIBRARY, media_type="text/javascript", headers={"cache-control": "public, immutable, max-age=31536000"})
+    return FileResponse(
+        LIBRARY, media_type="text/javascript", headers={"cache-control": "public, immutable, max-age=31536000"}
+    )
 
 
 ROUTES = [Route(f"/{_ADDRESS}", _library)]

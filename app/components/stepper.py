@@ -1,7 +1,8 @@
-"""Steps along the prompt in the sidebar: from flip to flip, near tie to near tie, to the largest difference; buttons and keys.
+"""Steps along the prompt in the sidebar: from flip to flip, near tie to near tie, to the largest difference; buttons
+and keys.
 
-A component of its own for the keys. In the browser it is the one place that says which position is selected, before the server has
-answered; the server's answer is what counts.
+A component of its own for the keys. In the browser it is the one place that says which position is selected, before the
+server has answered; the server's answer is what counts.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ _CSS = """
 .steps { color: var(--st-text-color); font-family: var(--st-font); font-size: 0.87rem; }
 .rows { display: grid; gap: 0.3rem; }
 .row { display: grid; grid-template-columns: 2rem 1fr 2rem; align-items: stretch; text-align: center; }
-.label { border: 1px solid var(--st-border-color); border-width: 1px 0; padding: 0.22rem 0.2rem; font-variant-numeric: tabular-nums; }
+.label { border: 1px solid var(--st-border-color); border-width: 1px 0; padding: 0.22rem 0.2rem;
+  font-variant-numeric: tabular-nums; }
 .label.at { font-weight: 600; }
-button { font: inherit; color: inherit; background-color: var(--st-background-color); border: 1px solid var(--st-border-color); cursor: pointer; padding: 0.15rem 0; }
+button { font: inherit; color: inherit; background-color: var(--st-background-color);
+  border: 1px solid var(--st-border-color); cursor: pointer; padding: 0.15rem 0; }
 .row button { font-size: 1.1rem; line-height: 1.1; }
 .row button:first-child { border-radius: var(--st-button-radius) 0 0 var(--st-button-radius); }
 .row button:last-child { border-radius: 0 var(--st-button-radius) var(--st-button-radius) 0; }
@@ -46,7 +49,9 @@ _stepper = st.components.v2.component(
 
 
 def steps(view: selection.View) -> dict[str, Any]:
-    """Where one can step to along the selected prompt: positions of each kind there is, and of its largest difference."""
+    """Where one can step to along the selected prompt: positions of each kind there is, and of its largest
+    difference.
+    """
     table = view.prompt_table.reset_index(drop=True)
     kinds = (("flip", "is_flip"), ("near tie", "near_tie"), ("NaN or infinity", "nonfinite_mismatch"))
     found = [(name, table.loc[table[column].astype(bool), "position"].tolist()) for name, column in kinds]
@@ -85,5 +90,6 @@ def keys() -> None:
         # In markdown: the code of Streamlit's tables is 0.7 MB, and every page would fetch it for this one.
         st.markdown("\n".join(("| Keys | step to |", "|---|---|", *(f"| `{key}` | {what} |" for key, what in KEYS))))
         st.caption(
-            "They work wherever no field, table or picture has the focus. In the strip of tokens the arrows move, Enter selects."
+            "They work wherever no field, table or picture has the focus. In the strip of tokens the arrows move, Enter"
+            " selects."
         )

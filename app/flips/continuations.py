@@ -1,4 +1,5 @@
-"""Both sides' free continuations of a prompt beside each other, with the token that parts them marked; a click selects a position.
+"""Both sides' free continuations of a prompt beside each other, with the token that parts them marked; a click selects
+a position.
 
 A component of its own because the page needs the click; token texts are untrusted and only ever set as text.
 """
@@ -22,9 +23,11 @@ GIVEN_TOKENS = 48  # of the prompt's end: enough to see what is being continued
 
 _CSS = """
 #sides { display: grid; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); gap: 0.8rem; }
-.name { font-family: var(--st-code-font, monospace); font-size: 0.86rem; font-weight: 600; margin-bottom: 0.25rem; overflow-wrap: anywhere; }
+.name { font-family: var(--st-code-font, monospace); font-size: 0.86rem; font-weight: 600; margin-bottom: 0.25rem;
+  overflow-wrap: anywhere; }
 .name.reference { color: #0072B2; } .name.variant { color: #D55E00; }
-.box { font-family: var(--st-code-font, monospace); font-size: 0.86rem; line-height: 1.75; height: 17rem; overflow-y: auto; position: relative;
+.box { font-family: var(--st-code-font, monospace); font-size: 0.86rem; line-height: 1.75; height: 17rem;
+  overflow-y: auto; position: relative;
   border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius); padding: 0.6rem 0.8rem; }
 .box.short { height: auto; max-height: 17rem; }
 .token { border-radius: 3px; padding: 1px 0; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -54,7 +57,8 @@ export default function (component) {
       box.className = "box " + (side.tokens.length < 40 ? "short" : "");
       side.tokens.forEach((token) => {
         const part = document.createElement("span");
-        part.className = "token " + token.role + (token.number ? " number" : "") + (token.position === null ? "" : " place");
+        part.className = "token " + token.role + (token.number ? " number" : "")
+          + (token.position === null ? "" : " place");
         part.textContent = token.text;
         part.title = token.title;
         if (token.position !== null) {
@@ -86,7 +90,9 @@ _sides = st.components.v2.component("ulpscope_continuations", html="<div id='sid
 
 
 def _tokens(run: RunReader, found: Continuation, tokens: tuple[int, ...], is_reference: bool) -> list[dict]:
-    """What the component draws of one side: the prompt's end, what it generated, and which positions can be selected."""
+    """What the component draws of one side: the prompt's end, what it generated, and which positions can be
+    selected.
+    """
     prompt = run.header.prompts[found.prompt]
     drawn = []
     for place in range(max(0, found.given_positions - GIVEN_TOKENS), found.given_positions):
@@ -127,7 +133,9 @@ def side_by_side(view: state.View, found: Continuation, on_click: Callable[[int]
             on_click(int(position))
 
     stamp = f"{view.run.run_id} {found.pair} {found.prompt}"
-    _sides(key="continuations", data={"sides": sides, "selected": view.position, "stamp": stamp}, on_clicked_change=clicked)
+    _sides(
+        key="continuations", data={"sides": sides, "selected": view.position, "stamp": stamp}, on_clicked_change=clicked
+    )
 
 
 def sentence(view: state.View, found: Continuation) -> str:
@@ -137,7 +145,10 @@ def sentence(view: state.View, found: Continuation) -> str:
         return f"{names} never part within {wording.plural(found.compared, 'token')}."
     ours, theirs = (f"`{widgets.code(text)}`" for text in widgets.table_texts(found.chosen, view.run))
     before = f"after {wording.plural(found.agreed, 'token')} in common" if found.agreed else "with the first token"
-    return f"{names} part {before}, at position {found.position}: the reference goes on with {ours}, the variant with {theirs}."
+    return (
+        f"{names} part {before}, at position {found.position}: the reference goes on with {ours}, the variant with"
+        f" {theirs}."
+    )
 
 
 def outcome(view: state.View) -> str:
@@ -150,7 +161,10 @@ def outcome(view: state.View) -> str:
     first = min(parted, key=lambda one: one.agreed)
     where = f", first in prompt {first.prompt}" if len(found) > 1 else ""
     many = f"**{len(parted)} of {len(found)} prompts part**" if len(found) > 1 else "**the sides part**"
-    return f"{many} within {asked}{where} after {wording.plural(first.agreed, 'token')} in common, at position {first.position}."
+    return (
+        f"{many} within {asked}{where} after {wording.plural(first.agreed, 'token')} in common, at position"
+        f" {first.position}."
+    )
 
 
 def table(run: RunReader) -> tuple[list[Continuation], dict[str, list]]:
@@ -160,12 +174,15 @@ def table(run: RunReader) -> tuple[list[Continuation], dict[str, list]]:
     columns: dict[str, list] = {
         "prompt": [one.prompt for one in found],
         "variant": [one.variant for one in found],
-        "parts after": [wording.plural(one.agreed, "token") if one.chosen else f"never in {one.compared}" for one in found],
+        "parts after": [
+            wording.plural(one.agreed, "token") if one.chosen else f"never in {one.compared}" for one in found
+        ],
         "position": pd.array([one.position for one in found], "Int64"),
         "reference token": [widgets.table_texts(one.chosen[:1], run)[0] if one.chosen else "" for one in found],
         "variant token": [widgets.table_texts(one.chosen[1:], run)[0] if one.chosen else "" for one in found],
         "margins, ULPs": [
-            "" if row is None else widgets.both([row["reference_margin_ulps"]], [row["variant_margin_ulps"]])[0] for row in rows
+            "" if row is None else widgets.both([row["reference_margin_ulps"]], [row["variant_margin_ulps"]])[0]
+            for row in rows
         ],
         "largest difference": [None if row is None else float(row["max_abs"]) for row in rows],
     }
@@ -177,14 +194,18 @@ def table(run: RunReader) -> tuple[list[Continuation], dict[str, list]]:
 
 
 def figures_at(run: RunReader, found: Continuation) -> pd.Series | None:
-    """The row of the position table where they part; None where they do not, or where the run does not score that position."""
+    """The row of the position table where they part; None where they do not, or where the run does not score that
+    position.
+    """
     if found.position is None or found.position >= run.header.prompts[found.prompt].positions:
         return None
     return store_cache.positions(run, found.pair).iloc[row_of(run, found.prompt, found.position)]
 
 
 def section(view: state.View) -> None:
-    """The continuations of the selected prompt, what decided where they part, and the table of all prompts and variants."""
+    """The continuations of the selected prompt, what decided where they part, and the table of all prompts and
+    variants.
+    """
     st.subheader(f"Continuations{f' of prompt {view.prompt}' if len(view.run.header.prompts) > 1 else ''}")
     found = next((one for one in continuations(view.run, view.prompt) if one.pair == view.pair.index), None)
     if found is None:
@@ -193,8 +214,9 @@ def section(view: state.View) -> None:
         st.markdown(sentence(view, found))
         side_by_side(view, found, lambda position: state.select(position=position))
         st.caption(
-            "Each side continued the prompt on its own, greedily. Grey: the end of what was given; on colour: the first token that differs, after which the two "
-            "contexts are no longer the same. A click on a token selects the position whose logits chose it."
+            "Each side continued the prompt on its own, greedily. Grey: the end of what was given; on colour: the first"
+            " token that differs, after which the two contexts are no longer the same. A click on a token selects the"
+            " position whose logits chose it."
         )
         _why(view, found)
         with st.expander("Both texts"):
@@ -213,12 +235,13 @@ def _why(view: state.View, found: Continuation) -> None:
         stored = " and ".join(widgets.table_texts([here["reference_token"], here["variant_token"]], view.run))
         made = " and ".join(widgets.table_texts(found.chosen, view.run))
         st.warning(
-            f"The stored logits at position {found.position} prefer {widgets.escaped(stored)}, not the generated {widgets.escaped(made)}: a path here does not "
-            "compute the same tokens the same way twice."
+            f"The stored logits at position {found.position} prefer {widgets.escaped(stored)}, not the generated"
+            f" {widgets.escaped(made)}: a path here does not compute the same tokens the same way twice."
         )
     values = logits_of_chosen(view.run, found)
     margins = " and ".join(
-        f"{wording.number(here[f'{side}_margin'])} ({_ulps(here[f'{side}_margin_ulps'])})" for side in ("reference", "variant")
+        f"{wording.number(here[f'{side}_margin'])} ({_ulps(here[f'{side}_margin_ulps'])})"
+        for side in ("reference", "variant")
     )
     st.dataframe(
         {
@@ -227,11 +250,14 @@ def _why(view: state.View, found: Continuation) -> None:
             f"logit, {view.pair.reference}": [wording.exact(v) for v in values[0]],
             f"logit, {view.pair.variant}": [wording.exact(v) for v in values[1]],
         },
-        hide_index=True, key="parting_logits", placeholder="–",
-    )  # fmt: skip
+        hide_index=True,
+        key="parting_logits",
+        placeholder="–",
+    )
     st.caption(
-        f"The two tokens at position {found.position}, logits of both sides. Margins of reference and variant: {margins}, ULPs of {view.dtype}; "
-        f"the largest difference of any logit there is {wording.number(here['max_abs'])}."
+        f"The two tokens at position {found.position}, logits of both sides. Margins of reference and variant:"
+        f" {margins}, ULPs of {view.dtype}; the largest difference of any logit there is"
+        f" {wording.number(here['max_abs'])}."
     )
 
 
@@ -252,20 +278,30 @@ def _all(run: RunReader) -> None:
             state.select(variant=one.variant, prompt=one.prompt, position=position)
 
     st.dataframe(
-        columns, hide_index=True, key="continuation_table", on_select=choose, selection_mode=["single-row", "single-cell"],
-        column_config=widgets.EXACT, placeholder="–",
-    )  # fmt: skip
+        columns,
+        hide_index=True,
+        key="continuation_table",
+        on_select=choose,
+        selection_mode=["single-row", "single-cell"],
+        column_config=widgets.EXACT,
+        placeholder="–",
+    )
     st.caption(
-        "Every continued prompt and variant. Margins as reference / variant at the position where they part, the largest difference there in logits. Click one to look at it."
+        "Every continued prompt and variant. Margins as reference / variant at the position where they part, the"
+        " largest difference there in logits. Click one to look at it."
     )
     with st.container(horizontal=True, horizontal_alignment="right"):
         exports.download(
-            {"continuations": partial(exported, found)}, f"{wording.file_name(run.run_id)}-continuations", "continuations_files"
+            {"continuations": partial(exported, found)},
+            f"{wording.file_name(run.run_id)}-continuations",
+            "continuations_files",
         )
 
 
 def exported(found: list[Continuation]) -> pd.DataFrame:
-    """One row a continued prompt and variant: how far the two agree, the tokens where they part, and both texts as they are."""
+    """One row a continued prompt and variant: how far the two agree, the tokens where they part, and both texts as they
+    are.
+    """
     chosen = [one.chosen or (None, None) for one in found]
     return pd.DataFrame(
         {

@@ -42,7 +42,9 @@ def table(view: selection.View, near_ties: bool) -> pd.DataFrame:
 def columns(found: pd.DataFrame, view: selection.View, near_ties: bool) -> dict[str, object]:
     """The table under names people read; every figure in a column of its own, so that each sorts."""
     shown: dict[str, object] = {
-        "prompt": found["prompt"], "position": found["position"], "flip": found["is_flip"],
+        "prompt": found["prompt"],
+        "position": found["position"],
+        "flip": found["is_flip"],
         **{f"{side} token": widgets.table_texts(found[f"{side}_token"], view.run) for side in SIDES},
         **{f"{side} margin, ULPs": found[f"{side}_margin_ulps"] for side in SIDES},
         "largest difference": found["max_abs"],
@@ -51,7 +53,7 @@ def columns(found: pd.DataFrame, view: selection.View, near_ties: bool) -> dict[
         "KL, nats": found["kl"],
         _RANK.format("reference"): found["reference_token_variant_rank"],
         _RANK.format("variant"): found["variant_token_reference_rank"],
-    }  # fmt: skip
+    }
     if len(view.run.header.prompts) == 1:
         del shown["prompt"]
     if not near_ties:
@@ -62,17 +64,21 @@ def columns(found: pd.DataFrame, view: selection.View, near_ties: bool) -> dict[
 def unread(found: pd.DataFrame) -> str:
     """A sentence where ranks and probabilities were left out, else nothing."""
     known = found["reference_token"].notna() & found["variant_token"].notna()
-    missing = int((known & (found["reference_token_variant_rank"].isna() | found["variant_token_reference_rank"].isna())).sum())
+    missing = int(
+        (known & (found["reference_token_variant_rank"].isna() | found["variant_token_reference_rank"].isna())).sum()
+    )
     if not missing:
         return ""
     return (
-        f" {wording.plural(missing, 'row')} lack ranks and probabilities: a token there is not among the other side's {STORED_RANKS} stored best, "
-        f"and {MOST_READ} rows of logits were read already."
+        f" {wording.plural(missing, 'row')} lack ranks and probabilities: a token there is not among the other side's"
+        f" {STORED_RANKS} stored best, and {MOST_READ} rows of logits were read already."
     )
 
 
 def is_it_rounding(judged: Finding) -> str:
-    """What is known of whether the pair's differences are rounding, in markdown: its verdict, or that it has none yet."""
+    """What is known of whether the pair's differences are rounding, in markdown: its verdict, or that it has none
+    yet.
+    """
     if not judged.is_judged:
         return "Whether differences of that size are rounding is another question, which only controls can answer."
     said = widgets.escaped(wording.opening(judged.sentence.replace("`", "'")))
@@ -80,16 +86,24 @@ def is_it_rounding(judged: Finding) -> str:
 
 
 def why(here: pd.Series, top: pd.DataFrame) -> str:
-    """Why the argmax could change at this position, with its numbers, in markdown. top: see core.runs.views.elements.top_of_both."""
+    """Why the argmax could change at this position, with its numbers, in markdown. top: see
+    core.runs.views.elements.top_of_both.
+    """
     if here["nonfinite_mismatch"]:
-        return f"{wording.plural(int(here['nonfinite_mismatch']), 'logit')} here NaN or infinite on one side only, which can change the argmax by itself."
+        return (
+            f"{wording.plural(int(here['nonfinite_mismatch']), 'logit')} here NaN or infinite on one side only, which"
+            " can change the argmax by itself."
+        )
     parts = {side: here[f"{side}_margin"] for side in SIDES}
     if any(pd.isna(margin) for margin in parts.values()):
         return "A side has no finite margin here, so the bound says nothing."
     smaller = min(SIDES, key=lambda side: parts[side])
     bound = 2 * float(here["max_abs"])
     ulps = wording.plural(int(here[f"{smaller}_margin_ulps"]), "ULP")
-    numbers = f"The smaller margin is the {smaller}'s, {parts[smaller]:.12g} logits ({ulps}); the largest difference of any logit here is {here['max_abs']:.12g}, twice that {bound:.12g}."
+    numbers = (
+        f"The smaller margin is the {smaller}'s, {parts[smaller]:.12g} logits ({ulps}); the largest difference of any"
+        f" logit here is {here['max_abs']:.12g}, twice that {bound:.12g}."
+    )
     if not here["near_tie"]:
         return f"{numbers} The margin is larger, so a flip is impossible here" + (
             ", and yet the argmax changed: the figures contradict each other." if here["is_flip"] else "."
@@ -110,8 +124,9 @@ def _moved(here: pd.Series, top: pd.DataFrame) -> str:
     gaps = {on: rows["reference"][f"{on}_logit"] - rows["variant"][f"{on}_logit"] for on in SIDES}
     moves = {side: row["variant_logit"] - row["reference_logit"] for side, row in rows.items()}
     return (
-        f"The reference's token moved by {_signed(moves['reference'])} and the variant's by {_signed(moves['variant'])}, so the lead of the first over the second "
-        f"went from {gaps['reference']:.12g} to {gaps['variant']:.12g}{_tie(gaps)}."
+        f"The reference's token moved by {_signed(moves['reference'])} and the variant's by"
+        f" {_signed(moves['variant'])}, so the lead of the first over the second went from {gaps['reference']:.12g} to"
+        f" {gaps['variant']:.12g}{_tie(gaps)}."
     )
 
 

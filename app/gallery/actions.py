@@ -69,20 +69,34 @@ def _quoted(run_id: str) -> str:
     return quote(run_id, safe="")
 
 
-def _label_form(card: RunCard, stored: Labels, labels: Mapping[str, Labels], forms: dict[str, tuple[str, Labels]]) -> None:
-    """Shows what is stored when it is opened, and from then on what is typed until it is saved, whatever others save meanwhile."""
+def _label_form(
+    card: RunCard, stored: Labels, labels: Mapping[str, Labels], forms: dict[str, tuple[str, Labels]]
+) -> None:
+    """Shows what is stored when it is opened, and from then on what is typed until it is saved, whatever others save
+    meanwhile.
+    """
     key, seen = forms.setdefault(card.run_id, (secrets.token_hex(6), stored))
     if seen != stored:
-        st.caption("Somebody else has changed these labels since they were shown here. What you change is added to theirs.")
+        st.caption(
+            "Somebody else has changed these labels since they were shown here. What you change is added to theirs."
+        )
         st.button("Show theirs", key=f"theirs_{key}", on_click=forms.clear, help="What was typed here is dropped.")
     with st.form(f"labels_{key}", border=False):
         known = sorted({tag for each in (*labels.values(), seen) for tag in each.tags}, key=str.casefold)
         tags = st.multiselect(
-            "Tags", known, default=list(seen.tags), key=f"tags_{key}", accept_new_options=True, max_selections=MOST_TAGS,
-            placeholder="choose, or type a new one", help=f"At most {MOST_TAGS}, of {LONGEST_TAG} characters each.",
-        )  # fmt: skip
+            "Tags",
+            known,
+            default=list(seen.tags),
+            key=f"tags_{key}",
+            accept_new_options=True,
+            max_selections=MOST_TAGS,
+            placeholder="choose, or type a new one",
+            help=f"At most {MOST_TAGS}, of {LONGEST_TAG} characters each.",
+        )
         note = st.text_area("Note", seen.note, key=f"note_{key}", max_chars=LONGEST_NOTE)
-        pinned = st.checkbox("Pinned", seen.pinned, key=f"pinned_{key}", help="Retention leaves a pinned run where it is.")
+        pinned = st.checkbox(
+            "Pinned", seen.pinned, key=f"pinned_{key}", help="Retention leaves a pinned run where it is."
+        )
         st.caption("Kept beside the run file, which stays as it is.")
         if st.form_submit_button("Save", type="primary"):
             with widgets.said():
@@ -102,12 +116,24 @@ def _several(ticked: list[RunCard], hidden: int, labels: Mapping[str, Labels]) -
             return
         known = sorted({tag for each in labels.values() for tag in each.tags}, key=str.casefold)
         tag = st.selectbox(
-            "Tag", known, index=None, key="tag_of_several", accept_new_options=True, placeholder="choose or type", width=200
+            "Tag",
+            known,
+            index=None,
+            key="tag_of_several",
+            accept_new_options=True,
+            placeholder="choose or type",
+            width=200,
         )
         st.button("Add tag", key="add_tag", on_click=_tag, args=(ticked, tag, True), disabled=not tag)
         st.button("Remove tag", key="remove_tag", on_click=_tag, args=(ticked, tag, False), disabled=not tag)
         if own:
-            st.button(f"Delete {wording.plural(len(own), 'run')}", key="delete", on_click=_discard, args=(own,), help=_OF_DELETE)
+            st.button(
+                f"Delete {wording.plural(len(own), 'run')}",
+                key="delete",
+                on_click=_discard,
+                args=(own,),
+                help=_OF_DELETE,
+            )
         st.button("Untick all", key="untick", type="tertiary", on_click=_untick)
         if len(own) < len(ticked):
             st.caption(f"{wording.plural(len(ticked) - len(own), 'sample run')}, read-only", width="content")
@@ -115,7 +141,9 @@ def _several(ticked: list[RunCard], hidden: int, labels: Mapping[str, Labels]) -
 
 def _untick() -> None:
     st.session_state["ticked"] = []
-    st.session_state["gallery_serial"] = st.session_state.get("gallery_serial", 0) + 1  # the browser's ticks go with its table
+    st.session_state["gallery_serial"] = (
+        st.session_state.get("gallery_serial", 0) + 1
+    )  # the browser's ticks go with its table
 
 
 def _tag(cards: Sequence[RunCard], tag: str, is_wanted: bool) -> None:

@@ -33,7 +33,9 @@ class Asked:
         return self.text.casefold().split()
 
 
-def matching(cards: Iterable[RunCard], asked: Asked, labels: Mapping[str, Labels], prompts: Mapping[str, str]) -> list[RunCard]:
+def matching(
+    cards: Iterable[RunCard], asked: Asked, labels: Mapping[str, Labels], prompts: Mapping[str, str]
+) -> list[RunCard]:
     """The runs asked for, in order. prompts: run id to case-folded text, needed where words are sought."""
     shown = []
     for card in cards:
@@ -62,7 +64,9 @@ def ordered(cards: list[RunCard], sort: str) -> list[RunCard]:
     gravity = {name: place for place, name in enumerate(wording.VERDICTS)}
     keys: dict[str, Callable[[RunCard], tuple]] = {
         "name": lambda card: (card.name.casefold(),),
-        "verdict": lambda card: (min((gravity.get(name, len(gravity)) for name in card.pair_verdicts), default=len(gravity)),),
+        "verdict": lambda card: (
+            min((gravity.get(name, len(gravity)) for name in card.pair_verdicts), default=len(gravity)),
+        ),
         "flips": lambda card: (-card.flips,),
         "max ULPs": lambda card: (-card.max_ulps,),
         "positions": lambda card: (-card.positions,),
@@ -76,21 +80,35 @@ def ask(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> Asked:
     """Draw the search, the filters and the order."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         text = st.text_input(
-            "Search", type="search", placeholder="name, model, side, prompt, tag or note", key="gallery_search", width="stretch",
+            "Search",
+            type="search",
+            placeholder="name, model, side, prompt, tag or note",
+            key="gallery_search",
+            width="stretch",
             max_chars=page_settings.LONGEST_TEXT,
-        )  # fmt: skip
+        )
         sort = st.selectbox(
-            "Sort", list(page_settings.SORTS), format_func=page_settings.SORTS.__getitem__, key="gallery_sort", width=170
+            "Sort",
+            list(page_settings.SORTS),
+            format_func=page_settings.SORTS.__getitem__,
+            key="gallery_sort",
+            width=170,
         )
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         verdicts = [name for name in wording.VERDICTS if any(name in card.pair_verdicts for card in cards)]
-        verdict = st.selectbox("Verdict", _offered(["any", *verdicts], "gallery_verdict"), key="gallery_verdict", width=_FILTER)
+        verdict = st.selectbox(
+            "Verdict", _offered(["any", *verdicts], "gallery_verdict"), key="gallery_verdict", width=_FILTER
+        )
         flips = st.selectbox("Flips", FLIPS, key="gallery_flips", width=_FILTER)
         dtypes = sorted({card.compute_dtype for card in cards})
         dtype = st.selectbox("dtype", _offered(["any", *dtypes], "gallery_dtype"), key="gallery_dtype", width=_FILTER)
         devices = sorted({card.device for card in cards if card.device})
         device = st.selectbox(
-            "Device", _offered(["", *devices], "gallery_device"), format_func=_or_any, key="gallery_device", width=_FILTER
+            "Device",
+            _offered(["", *devices], "gallery_device"),
+            format_func=_or_any,
+            key="gallery_device",
+            width=_FILTER,
         )
         tags = _ask_tags(labels)
     return Asked(text, dtype, device, verdict, flips, tags, sort)
@@ -116,9 +134,14 @@ def _ask_tags(labels: Mapping[str, Labels]) -> tuple[str, ...]:
         st.session_state["gallery_tag"] = said_tags(st.session_state["gallery_tags"])
 
     tags = st.multiselect(
-        "With tags", [*known, *(tag for tag in wanted if tag not in known)], key="gallery_tags", on_change=chosen, placeholder="any",
-        max_selections=MOST_TAGS, width=_FILTER if len(wanted) < 2 else 2 * _FILTER,
-    )  # fmt: skip
+        "With tags",
+        [*known, *(tag for tag in wanted if tag not in known)],
+        key="gallery_tags",
+        on_change=chosen,
+        placeholder="any",
+        max_selections=MOST_TAGS,
+        width=_FILTER if len(wanted) < 2 else 2 * _FILTER,
+    )
     return tuple(tags)
 
 

@@ -21,7 +21,8 @@ from core.errors import UlpscopeError
 from core.runs.store.cards import BrokenRun, RunCard
 from core.runs.store.labels import Labels
 
-# Widths in pixels. At 1280 the table is 848 wide, of which the boxes take 33: what is widest in a column fits into it, and the names get the rest.
+# Widths in pixels. At 1280 the table is 848 wide, of which the boxes take 33: what is widest in a column fits into it,
+# and the names get the rest.
 _TAGS = 90
 _NAME = 327
 COLUMNS = {
@@ -33,7 +34,9 @@ COLUMNS = {
     ),
     "differ": st.column_config.TextColumn(help="largest share of a pair's logits that differ", width=108),
     "flips": st.column_config.NumberColumn(format="localized", help="positions whose argmax differs", width=62),
-    "max ULPs": st.column_config.NumberColumn(format="localized", help="largest distance, in ULPs of the run's dtype", width=112),
+    "max ULPs": st.column_config.NumberColumn(
+        format="localized", help="largest distance, in ULPs of the run's dtype", width=112
+    ),
     "dtype": st.column_config.TextColumn(width=80),
     "tags": st.column_config.ListColumn(width=_TAGS),
     "positions": st.column_config.NumberColumn(format="localized"),
@@ -49,7 +52,8 @@ def counted(cards: Sequence[RunCard], shown: Sequence[RunCard], labels: Mapping[
     """How many runs there are of those asked for, and their list to download."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         st.caption(
-            f"{len(shown):,} of {len(cards):,} runs; click one to open it, tick some to tag or delete them.", width="content"
+            f"{len(shown):,} of {len(cards):,} runs; click one to open it, tick some to tag or delete them.",
+            width="content",
         )
         if shown:
             exports.download({"runs": partial(listed, shown, labels)}, "ulpscope-runs", "runs")
@@ -60,7 +64,9 @@ def listed(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFra
     attached = [labels.get(card.run_id, Labels()) for card in shown]
     rows = []
     for card, each in zip(shown, attached, strict=True):
-        row = {name: value for name, value in asdict(card).items() if name not in ("pair_verdicts", "verdicts", "sides")}
+        row = {
+            name: value for name, value in asdict(card).items() if name not in ("pair_verdicts", "verdicts", "sides")
+        }
         joined = {"verdicts": wording.verdicts(card), "sides": card.sides, "tags": each.tags}
         rows.append(
             row
@@ -73,7 +79,8 @@ def listed(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFra
 def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     """The runs; a click on a cell opens its run, a tick marks it.
 
-    The browser knows rows by their number, so the widget belongs to exactly these runs in this order: a tick never moves to another run.
+    The browser knows rows by their number, so the widget belongs to exactly these runs in this order: a tick never
+    moves to another run.
     """
     ids = [card.run_id for card in shown]
     known = "\0".join([str(st.session_state.get("gallery_serial", 0)), *ids])
@@ -99,19 +106,30 @@ def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     row = widgets.ROW if lines == 1 else max(_WRAPS, widgets.ROW + _LINE * (lines - 1))
     height = widgets.table_height(len(ids), _MOST_ROWS, row)
     widgets.room("gallery", height).dataframe(
-        _rows(shown, labels), key=key, hide_index=True, on_select=choose, selection_mode=["multi-row", "single-cell"],
+        _rows(shown, labels),
+        key=key,
+        hide_index=True,
+        on_select=choose,
+        selection_mode=["multi-row", "single-cell"],
         selection_default={"selection": {"rows": [row for row, run_id in enumerate(ids) if run_id in ticked]}},
-        width="stretch", height=height, placeholder="–", column_config={"name": st.column_config.TextColumn(width=name_width)} | COLUMNS,
+        width="stretch",
+        height=height,
+        placeholder="–",
+        column_config={"name": st.column_config.TextColumn(width=name_width)} | COLUMNS,
         row_height=None if lines == 1 else row,
         alt="the runs, one row each",
-    )  # fmt: skip
+    )
 
 
 def _lines(names: Sequence[str], width: int) -> int:
-    """Lines that the longest name takes in a column so many pixels wide; every row of a table is as high as the highest."""
+    """Lines that the longest name takes in a column so many pixels wide; every row of a table is as high as the
+    highest.
+    """
     longest = 1
     for name in names:
-        pixels = sum(13 if east_asian_width(c) in "WF" else 8 if c.isupper() else 7 if c.isdigit() else 5.5 for c in name)
+        pixels = sum(
+            13 if east_asian_width(c) in "WF" else 8 if c.isupper() else 7 if c.isdigit() else 5.5 for c in name
+        )
         if pixels > width - 20:
             longest = max(longest, len(textwrap.wrap(name, max(1, int(len(name) * (width - 20) / pixels)))))
     return min(longest, _MOST_LINES)
@@ -140,7 +158,9 @@ def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFram
 
 
 def unreadable(broken: Sequence[BrokenRun], damaged: Sequence[str]) -> None:
-    """What lies in the store and is no whole run: said where it is one, else folded, for it must not push the runs away."""
+    """What lies in the store and is no whole run: said where it is one, else folded, for it must not push the runs
+    away.
+    """
     sentences = [f"Not a readable run: {run.reason}" for run in broken] + list(damaged)
     if len(sentences) == 1:
         st.warning(widgets.escaped(sentences[0]))
@@ -149,30 +169,39 @@ def unreadable(broken: Sequence[BrokenRun], damaged: Sequence[str]) -> None:
             for sentence in sentences:
                 st.markdown(f"- {widgets.escaped(sentence)}")
             st.caption(
-                "The other runs are not touched by them. Copy such a file again from where it came, or remove it from the store."
+                "The other runs are not touched by them. Copy such a file again from where it came, or remove it from"
+                " the store."
             )
 
 
 def first_visit(cards: Sequence[RunCard]) -> None:
-    """For who has no run yet: what this is, and two sample runs worth opening. It goes with the first run of one's own."""
+    """For who has no run yet: what this is, and two sample runs worth opening. It goes with the first run of one's
+    own.
+    """
     if not all(card.is_read_only for card in cards):
         return
     with st.container(border=True, key="first_visit"):
         st.markdown(
-            "**Rounding, or a bug?** The same model on the same tokens gives other logits along another path: token by token with a "
-            "cache, in a larger batch, with another kernel. ULPscope keeps both sides bit for bit and shows where, and by how many ULPs, "
-            "they part. Whether rounding explains it is measured against this model's own rounding floor: what mere reorderings of its "
-            "sums do to the same logits."
+            "**Rounding, or a bug?** The same model on the same tokens gives other logits along another path: token by"
+            " token with a cache, in a larger batch, with another kernel. ULPscope keeps both sides bit for bit and"
+            " shows where, and by how many ULPs, they part. Whether rounding explains it is measured against this"
+            " model's own rounding floor: what mere reorderings of its sums do to the same logits."
         )
-        flip = max((card for card in cards if "rounding" in card.pair_verdicts), key=lambda card: card.flips, default=None)
+        flip = max(
+            (card for card in cards if "rounding" in card.pair_verdicts), key=lambda card: card.flips, default=None
+        )
         bug = next((card for card in cards if "bug suspected" in card.pair_verdicts), None)
         with st.container(horizontal=True, gap="small"):
             if flip is not None and flip.flips:
                 st.page_link(
-                    PAGES / "overview.py", label="**Open a flip that rounding explains** →", query_params=_first_flip(flip)
+                    PAGES / "overview.py",
+                    label="**Open a flip that rounding explains** →",
+                    query_params=_first_flip(flip),
                 )
             if bug is not None:
-                st.page_link(PAGES / "overview.py", label="**Open an injected bug** →", query_params={"run": bug.run_id})
+                st.page_link(
+                    PAGES / "overview.py", label="**Open an injected bug** →", query_params={"run": bug.run_id}
+                )
             if cards:  # else the empty gallery says what to do
                 st.page_link(PAGES / "capture.py", label="**Capture a run** →")
 

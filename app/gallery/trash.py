@@ -45,7 +45,10 @@ def trash_list(trash: Sequence[Discarded]) -> None:
         return
     size = wording.size(sum(run.bytes for run in trash))
     fold = st.expander(
-        f"Recently deleted: {wording.plural(len(trash), 'run')}, {size}", key="trash_fold", on_change="rerun", type="compact"
+        f"Recently deleted: {wording.plural(len(trash), 'run')}, {size}",
+        key="trash_fold",
+        on_change="rerun",
+        type="compact",
     )
     if not fold.open:
         return
@@ -61,9 +64,14 @@ def trash_list(trash: Sequence[Discarded]) -> None:
                     "run": [run.run_id for run in trash],
                 }
             ),
-            key=key, hide_index=True, on_select="rerun", selection_mode="multi-row", column_config=_COLUMNS,
-            height=widgets.table_height(len(trash), 6), alt="the deleted runs, one row each",
-        )  # fmt: skip
+            key=key,
+            hide_index=True,
+            on_select="rerun",
+            selection_mode="multi-row",
+            column_config=_COLUMNS,
+            height=widgets.table_height(len(trash), 6),
+            alt="the deleted runs, one row each",
+        )
         rows = (st.session_state.get(key) or {}).get("selection", {}).get("rows", [])
         entries = [trash[row].entry for row in rows if row < len(trash)]
         with st.container(horizontal=True, vertical_alignment="center"):
@@ -73,5 +81,6 @@ def trash_list(trash: Sequence[Discarded]) -> None:
             st.button("Restore", key="restore", on_click=_restore, args=(entries,), disabled=not entries)
             st.button("Delete for good", key="purge", on_click=_purge, args=(entries,), disabled=not entries)
             st.caption(
-                "Tick some. A run that was deleted a week ago goes for good when the next run is written.", width="content"
+                "Tick some. A run that was deleted a week ago goes for good when the next run is written.",
+                width="content",
             )

@@ -1,7 +1,9 @@
-"""The heatmap on a canvas: wheel and drag move it, a click selects. What is drawn comes from `app.heatmap.routes`, never through Streamlit.
+"""The heatmap on a canvas: wheel and drag move it, a click selects. What is drawn comes from `app.heatmap.routes`,
+never through Streamlit.
 
-The window lives in the session under `heatmap_*` and in the address bar. The browser says where it is when a gesture has ended, with a
-serial number; what comes back under the same number is its own message, anything else (a link, Back) it follows.
+The window lives in the session under `heatmap_*` and in the address bar. The browser says where it is when a gesture
+has ended, with a serial number; what comes back under the same number is its own message, anything else (a link, Back)
+it follows.
 """
 
 from __future__ import annotations
@@ -45,19 +47,24 @@ button { font: inherit; font-size: 0.8rem; line-height: 1.3; padding: 0.25rem 0.
 button:first-of-type { border-radius: var(--st-base-radius) 0 0 var(--st-base-radius); }
 button:last-of-type { border-radius: 0 var(--st-base-radius) var(--st-base-radius) 0; }
 button:hover:enabled { border-color: var(--st-primary-color); position: relative; }
-button[aria-pressed="true"] { color: color-mix(in srgb, var(--st-primary-color) 75%, var(--st-text-color)); border-color: var(--st-primary-color); position: relative;
+button[aria-pressed="true"] { color: color-mix(in srgb, var(--st-primary-color) 75%, var(--st-text-color));
+  border-color: var(--st-primary-color); position: relative;
   background: color-mix(in srgb, var(--st-primary-color) 12%, transparent); }
 button:disabled { opacity: 0.45; cursor: default; }
 button:focus-visible, canvas:focus-visible { outline: 2px solid var(--st-primary-color); outline-offset: 1px; }
 .status { font-size: 0.85rem; margin: 0.5rem 0 0.25rem; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .frame { position: relative; }
-canvas { display: block; width: 100%; height: 600px; cursor: crosshair; touch-action: pan-y; border-radius: var(--st-base-radius); }
-.tip { position: absolute; z-index: 5; max-width: 22rem; pointer-events: none; font-size: 0.8rem; line-height: 1.45; padding: 0.35rem 0.55rem;
-  background: var(--st-background-color); border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius);
+canvas { display: block; width: 100%; height: 600px; cursor: crosshair; touch-action: pan-y;
+  border-radius: var(--st-base-radius); }
+.tip { position: absolute; z-index: 5; max-width: 22rem; pointer-events: none; font-size: 0.8rem; line-height: 1.45;
+  padding: 0.35rem 0.55rem;
+  background: var(--st-background-color); border: 1px solid var(--st-border-color);
+    border-radius: var(--st-base-radius);
   box-shadow: 0 2px 8px rgba(0, 0, 0, 0.2); overflow-wrap: anywhere; white-space: pre-wrap; }
 .tip[hidden] { display: none; }
 .below { min-height: 2.1rem; }
-.hint { display: flex; flex-wrap: wrap; gap: 0.3rem 0.6rem; align-items: center; font-size: 0.85rem; padding-top: 0.35rem; }
+.hint { display: flex; flex-wrap: wrap; gap: 0.3rem 0.6rem; align-items: center; font-size: 0.85rem;
+  padding-top: 0.35rem; }
 .hint[hidden], .hint button[hidden] { display: none; }
 .hint button { border-radius: var(--st-base-radius); margin: 0; }
 @media (max-width: 560px) { canvas { height: 500px; } }
@@ -120,8 +127,10 @@ def draw(view: selection.View, selected: Element | None) -> None:
         "palette": chart_style.ULPS,
         "mismatch_colour": chart_style.MISMATCH,
         "selected_colour": chart_style.FLIP,
-        "label": f"Heatmap of {pair.variant} against {pair.reference}. Arrow keys move it, plus and minus zoom, 0 shows the whole run, "
-        "Enter selects the logit at the middle.",
+        "label": (
+            f"Heatmap of {pair.variant} against {pair.reference}. Arrow keys move it, plus and minus zoom, 0 shows the"
+            " whole run, Enter selects the logit at the middle."
+        ),
     }
 
     def said() -> None:
@@ -133,8 +142,8 @@ def draw(view: selection.View, selected: Element | None) -> None:
 
 
 def position_row(view: selection.View) -> pd.DataFrame:
-    """Every logit of the selected position, both sides, exactly: one row a token id. `ulps` and `difference` are null where a NaN or infinity
-    is not met by the same; `difference` is the variant's less the reference's. [vocab rows]
+    """Every logit of the selected position, both sides, exactly: one row a token id. `ulps` and `difference` are null
+    where a NaN or infinity is not met by the same; `difference` is the variant's less the reference's. [vocab rows]
     """
     run, fmt = view.run, view.run.header.format
     bits = [run.at(side, view.prompt, view.position) for side in (0, view.pair.index + 1)]
@@ -163,8 +172,13 @@ def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
     if order in ORDERS and measure in MEASURES and is_offered(view.run, order, measure):
         sides = (tuple(int(edge) for edge in window[axis]) for axis in ("rows", "columns"))
         rows, columns = (cast(tuple[int, int], side) for side in sides)
-        heatmap_window.keep(view, heatmap_window.HeatmapWindow(rows, columns, cast(Order, order), cast(Measure, measure)))
-        for key, name, known in (("heatmap_colours", "scale", ("log", "linear")), ("heatmap_scale", "range", ("pair", "view"))):
+        heatmap_window.keep(
+            view, heatmap_window.HeatmapWindow(rows, columns, cast(Order, order), cast(Measure, measure))
+        )
+        for key, name, known in (
+            ("heatmap_colours", "scale", ("log", "linear")),
+            ("heatmap_scale", "range", ("pair", "view")),
+        ):
             if window.get(name) in known:
                 st.session_state[key] = window[name]
         st.session_state["heatmap_serial"] = str(event["serial"])

@@ -1,7 +1,9 @@
-"""Routes of the heatmap: tiles of cells as raw integers, and the one element that a cell stands for. Read-only and bounded.
+"""Routes of the heatmap: tiles of cells as raw integers, and the one element that a cell stands for. Read-only and
+bounded.
 
-The browser keeps a tile as long as the run file is the same: its address carries the file's stamp. Here tiles and the blocks of rows
-they are made of are kept up to a number of bytes; two requests that need the same block wait for one computation.
+The browser keeps a tile as long as the run file is the same: its address carries the file's stamp. Here tiles and the
+blocks of rows they are made of are kept up to a number of bytes; two requests that need the same block wait for one
+computation.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from core.runs.reader import RunReader
 from core.runs.views.elements import place_of
 from core.runs.views.heatmap import MEASURES, ORDERS, Cells, Element, Measure, Order, Tile, largest_in, tile_cells
 
-# A run of 2^29 logits, by rank or as differences: 34 to 67 MB of cells of 32 columns. A block of single ranks takes 17 to 34 MB.
+# A run of 2^29 logits, by rank or as differences: 34 to 67 MB of cells of 32 columns. A block of single ranks takes 17
+# to 34 MB.
 KEPT_BYTES = 96 << 20
 _ENTRY_BYTES = 512  # what an empty array and its key take
 AT_ONCE = 3  # tiles computed at a time: reading and computing overlap, and other viewers still get a core
@@ -35,7 +38,9 @@ _PAIR = "/tiles/{run_id}/{pair}"
 
 
 class Kept:
-    """Arrays by key, the least recently used dropped beyond `limit` bytes; each made once however many ask at the same time."""
+    """Arrays by key, the least recently used dropped beyond `limit` bytes; each made once however many ask at the same
+    time.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -103,7 +108,9 @@ def prepare(dtype: str) -> None:
 
 
 async def _answer(request: Request, make: Callable[[Request, RunReader], Response]) -> Response:
-    """In a thread of the heatmap's own, so that a slow tile holds up no download; not at all if nobody waits any more."""
+    """In a thread of the heatmap's own, so that a slow tile holds up no download; not at all if nobody waits any
+    more.
+    """
     if not _limiter:
         _limiter.append(CapacityLimiter(AT_ONCE))
     async with _limiter[0]:
@@ -164,7 +171,9 @@ def _largest(request: Request, run: RunReader) -> Response:
 
 
 def told(run: RunReader, found: Element) -> dict[str, str | int]:
-    """An element in words: what the heatmap says under the pointer. Texts are of others; the browser sets them as text only."""
+    """An element in words: what the heatmap says under the pointer. Texts are of others; the browser sets them as text
+    only.
+    """
     prompt, position = place_of(run, found.row)
     texts = run.header.prompts[prompt].token_texts
     where = f"position {position:,}" if len(run.header.prompts) == 1 else f"prompt {prompt}, position {position:,}"

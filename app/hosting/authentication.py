@@ -1,7 +1,8 @@
-"""From a request to an identity: by its session's cookie, by a token in Authorization, or by the header of a trusted proxy.
+"""From a request to an identity: by its session's cookie, by a token in Authorization, or by the header of a trusted
+proxy.
 
-What a session was begun with is looked at again at every use: a changed password, a revoked token or a name that is in no list any more
-ends it, with its websockets.
+What a session was begun with is looked at again at every use: a changed password, a revoked token or a name that is in
+no list any more ends it, with its websockets.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _log = logging.getLogger(__name__)
 _KEPT_SECONDS = 1.0  # how long a session that was ended by another process may still be taken for one
 _MOST_KEPT = 4096
 _COOKIE = "the cookie of a session"
-# SQLite waits for whoever holds the file: in threads of its own, so that nothing else waits with it, and no wrong token stops a look.
+# SQLite waits for whoever holds the file: in threads of its own, so that nothing else waits with it, and no wrong token
+# stops a look.
 _looking, _counting = ThreadPoolExecutor(8, "sessions"), ThreadPoolExecutor(2, "attempts")
 PASSWORDS: tuple[tuple[Role, str], ...] = (("editor", "editor_password"), ("viewer", "viewer_password"))
 
@@ -41,7 +43,9 @@ class UnseenError(UlpscopeError):
 
 @dataclass(frozen=True)
 class Found:
-    """How a request was recognised. by: local, cookie, token, header, or nothing; said: what the cookie says of its session."""
+    """How a request was recognised. by: local, cookie, token, header, or nothing; said: what the cookie says of its
+    session.
+    """
 
     identity: Identity | None
     by: str = ""
@@ -80,13 +84,17 @@ async def still(at: Found, scope: Scope, found: Configuration, place: Office) ->
 
 
 async def of_session(said: str, sign_in: SignIn, place: Office) -> Identity | None:
-    """Whom a cookie's session stands for, if what it was begun with still lets them in. UnseenError where that cannot be looked up."""
+    """Whom a cookie's session stands for, if what it was begun with still lets them in. UnseenError where that cannot
+    be looked up.
+    """
     session = await _session(said, sign_in.session_hours, place)
     if session is None:
         return None
     if session.way == "password":
         for role, setting in PASSWORDS:
-            if getattr(sign_in, setting) and session.credential == credential_of(place, setting, getattr(sign_in, setting)):
+            if getattr(sign_in, setting) and session.credential == credential_of(
+                place, setting, getattr(sign_in, setting)
+            ):
                 return Identity(role, role, "password")
         return None
     if session.way == "token":
@@ -98,7 +106,9 @@ async def of_session(said: str, sign_in: SignIn, place: Office) -> Identity | No
 
 
 def with_secret(secret: str, sign_in: SignIn, place: Office) -> tuple[Identity, str] | None:
-    """Whom a typed password or token lets in, and what their session keeps of it. As long for a wrong one as for a right one."""
+    """Whom a typed password or token lets in, and what their session keeps of it. As long for a wrong one as for a
+    right one.
+    """
     if sign_in.tokens and secret.startswith(tokens.PREFIX):
         digest = tokens.digest_of(secret.strip())
         identity = _of_token(digest, place)
@@ -136,7 +146,9 @@ def by_header(scope: Scope, found: Configuration) -> Identity | None:
 
 
 def session_cookie(headers: Headers, found: Configuration, place: Office) -> str | None:
-    """What the cookie says of its session, if we signed it and it is not over. One that lasts longer than any is of a clock that was ahead."""
+    """What the cookie says of its session, if we signed it and it is not over. One that lasts longer than any is of a
+    clock that was ahead.
+    """
     text = cookies(headers).get(place.cookie("session", is_secure(found)), "")
     said, _, rest = text.partition(".")
     expires, _, signature = rest.partition(".")
@@ -195,11 +207,18 @@ def _look(said: str, hours: float, place: Office) -> tuple[float, Session | Unse
 
 
 async def _by_token(text: str, scope: Scope, found: Configuration, place: Office) -> Found:
-    """A right token always counts: it has 256 random bits, so that nobody guesses one, and a colleague's faulty script locks nobody out."""
+    """A right token always counts: it has 256 random bits, so that nobody guesses one, and a colleague's faulty script
+    locks nobody out.
+    """
     identity = _of_token(tokens.digest_of(text), place)
     if identity is not None:
         return Found(identity, "token")
-    asked = client_address.client_of(scope, found.hosting), found.sign_in.attempts, 60 * found.sign_in.attempt_minutes, "token"
+    asked = (
+        client_address.client_of(scope, found.hosting),
+        found.sign_in.attempts,
+        60 * found.sign_in.attempt_minutes,
+        "token",
+    )
     try:  # a count of their own: an old script of a colleague's keeps nobody from the password
         _, wait = await asyncio.get_running_loop().run_in_executor(_counting, place.sessions.attempt, *asked)
     except (sqlite3.Error, OSError, ConfigurationError):

@@ -1,4 +1,6 @@
-"""Where a request comes from: the address at the other end of the connection, and through proxies that are trusted the client's."""
+"""Where a request comes from: the address at the other end of the connection, and through proxies that are trusted the
+client's.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ _LOOPBACK = "127.0.0.1"
 def peer_of(scope: Scope) -> str:
     """The address at the other end of the connection itself.
 
-    uvicorn believes X-Forwarded-For from loopback and writes what it says over the peer, with port 0 where none is named; no connection
-    has port 0. With a port it cannot be told from a real one, so a peer that the header names with any port is nobody's.
+    uvicorn believes X-Forwarded-For from loopback and writes what it says over the peer, with port 0 where none is
+    named; no connection has port 0. With a port it cannot be told from a real one, so a peer that the header names with
+    any port is nobody's.
     """
     client = scope.get("client")
     if client is None:
@@ -53,9 +56,11 @@ def client_of(scope: Scope, hosting: Hosting) -> str:
 
 
 def is_local(scope: Scope) -> bool:
-    """Without a sign-in: the connection came in at loopback, by no proxy, and the request is meant for this machine by name.
+    """Without a sign-in: the connection came in at loopback, by no proxy, and the request is meant for this machine by
+    name.
 
-    The name is looked at because a page of anybody's may have its own name point here (DNS rebinding), and would read all it likes.
+    The name is looked at because a page of anybody's may have its own name point here (DNS rebinding), and would read
+    all it likes.
     """
     if any(_is_forwarded(name) for name, _ in scope["headers"]):
         return False
@@ -72,7 +77,8 @@ def is_local(scope: Scope) -> bool:
 
 
 def is_same_site(scope: Scope, hosting: Hosting) -> bool:
-    """Whether a request that changes something, or a websocket, was begun by a page of this server, as far as the browser says.
+    """Whether a request that changes something, or a websocket, was begun by a page of this server, as far as the
+    browser says.
 
     A program sends neither header, and no cookie that it was not given.
     """
@@ -94,7 +100,10 @@ def _is_ours(origin: str, hosts: Sequence[str], hosting: Hosting) -> bool:
     except ValueError:
         return False
     return (
-        parts.scheme in ("http", "https") and len(hosts) == 1 and bool(parts.netloc) and parts.netloc.lower() == hosts[0].lower()
+        parts.scheme in ("http", "https")
+        and len(hosts) == 1
+        and bool(parts.netloc)
+        and parts.netloc.lower() == hosts[0].lower()
     )
 
 

@@ -1,4 +1,6 @@
-"""Who is asking, and whether they may change anything: for routes by their scope, for pages by the headers of their websocket."""
+"""Who is asking, and whether they may change anything: for routes by their scope, for pages by the headers of their
+websocket.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,17 @@ from app.hosting.live_settings import now_in_force
 from core.errors import AccessError, ConfigurationError
 
 STATE = "ulpscope_identity"  # where the gate puts the identity in a scope's state
-HEADER = (
-    "x-ulpscope-identity"  # and the header in which a page's script finds it; the gate removes it from what comes from outside
-)
+# and the header in which a page's script finds it; the gate removes it from what comes from outside
+HEADER = "x-ulpscope-identity"
 Role = Literal["viewer", "editor"]
 NO_EDITOR = "You are signed in as a viewer, who sees and downloads; this needs an editor."
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Somebody who got in. name: as they are known (an address, a token's name, a role); way: local, password, token, header or oidc."""
+    """Somebody who got in. name: as they are known (an address, a token's name, a role); way: local, password, token,
+    header or oidc.
+    """
 
     name: str
     role: Role
@@ -42,7 +45,9 @@ class Identity:
 
 
 LOCAL = Identity("local", "editor", "local")
-NOBODY = Identity("nobody", "viewer", "none")  # a sign-in is configured and the gate said nothing: no more than a viewer
+NOBODY = Identity(
+    "nobody", "viewer", "none"
+)  # a sign-in is configured and the gate said nothing: no more than a viewer
 
 
 def identity_of(scope: Mapping[str, Any]) -> Identity:

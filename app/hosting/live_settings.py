@@ -32,7 +32,8 @@ class _Kept:
 def now_in_force() -> Configuration:
     """What everything in the server goes by: at most a second old, and never one that it would not have started with.
 
-    A file that is half written, or says what does not hold, leaves the one before. ConfigurationError where there was none before.
+    A file that is half written, or says what does not hold, leaves the one before. ConfigurationError where there was
+    none before.
     """
     if _Kept.found is None or time.monotonic() > _Kept.until:
         try:
@@ -53,7 +54,9 @@ def _read(before: Configuration | None) -> Configuration:
     start.check(found, os.environ)
     if before is not None and before.sign_in.is_configured and not found.sign_in.is_configured:
         # An empty file is valid, and so is one whose end is not written yet.
-        raise ConfigurationError("there is no sign-in in it any more; start the server anew to let everybody of this machine in.")
+        raise ConfigurationError(
+            "there is no sign-in in it any more; start the server anew to let everybody of this machine in."
+        )
     return found
 
 
@@ -74,7 +77,9 @@ class Office:
         self.suffix = hmac.new(self.key, b"the name of the cookie", hashlib.sha256).hexdigest()[:8]
 
     def cookie(self, kind: str, is_secure: bool) -> str:
-        """The name of a cookie. Where it is secure no other host of the domain can set it (the prefix makes browsers see to that)."""
+        """The name of a cookie. Where it is secure no other host of the domain can set it (the prefix makes browsers
+        see to that).
+        """
         return f"{'__Host-' if is_secure else ''}ulpscope_{kind}_{self.suffix}"
 
     def signature(self, purpose: str, text: str) -> str:
@@ -82,7 +87,9 @@ class Office:
         return hmac.new(key, text.encode("utf-8", "backslashreplace"), hashlib.sha256).hexdigest()
 
     def is_signed(self, purpose: str, text: str, signature: str) -> bool:
-        return hmac.compare_digest(self.signature(purpose, text).encode(), signature.encode("utf-8", "backslashreplace"))
+        return hmac.compare_digest(
+            self.signature(purpose, text).encode(), signature.encode("utf-8", "backslashreplace")
+        )
 
 
 def office() -> Office:

@@ -1,7 +1,7 @@
 """The gate: ASGI middleware in front of everything, pages, routes, media, component files, health and websocket alike.
 
-It says who asks and lets nobody in whom it does not know. What is behind it finds the identity in the scope's state, a page's script in
-a header, and both are removed from what comes from outside first.
+It says who asks and lets nobody in whom it does not know. What is behind it finds the identity in the scope's state, a
+page's script in a header, and both are removed from what comes from outside first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ AHEAD_SECONDS = 2.0  # for which messages are passed on while the next look take
 UNSEEN_SECONDS = 60.0  # for which it goes on while nobody can look
 ENDED = 4401  # the close code of a websocket whose session has ended
 _OURS = b"x-ulpscope-"
-_ONLY_HERE = "This dashboard has no sign-in, so it answers its own machine alone and no proxy; open http://127.0.0.1 with its port, or set up a sign-in."
+_ONLY_HERE = (
+    "This dashboard has no sign-in, so it answers its own machine alone and no proxy; open http://127.0.0.1 with its"
+    " port, or set up a sign-in."
+)
 _NOT_IN = "Sign in first: a browser at /sign-in, a program with 'Authorization: Bearer TOKEN'."
 _FORGED = "This request was begun by a page of another site, so nothing was changed."
 _log = logging.getLogger(__name__)
@@ -56,7 +59,10 @@ class Gate:
         except ConfigurationError as error:
             _log.error("%s", error)
             await _answer(
-                scope, receive, guarded(send, scope, None), _refusal(scope, "The server's configuration cannot be used.", 503)
+                scope,
+                receive,
+                guarded(send, scope, None),
+                _refusal(scope, "The server's configuration cannot be used.", 503),
             )
             return
         send = guarded(send, scope, found) if scope["type"] == "http" else send
@@ -70,7 +76,9 @@ class Gate:
             answer.headers["retry-after"] = "2"
             await _answer(scope, receive, send, answer)
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send, found: Configuration, place: Office | None) -> None:
+    async def _pass(
+        self, scope: Scope, receive: Receive, send: Send, found: Configuration, place: Office | None
+    ) -> None:
         """To whom it is for, if it may. UnseenError, with nothing answered yet, where that cannot be looked up."""
         if place is None:
             at = Found(LOCAL if client_address.is_local(scope) else None, "local")
@@ -96,7 +104,8 @@ class Gate:
 
 
 class _Watched:
-    """A websocket that ends when the session does that it was opened with: signed out, expired, revoked, or with another role.
+    """A websocket that ends when the session does that it was opened with: signed out, expired, revoked, or with
+    another role.
 
     Whether it stands is looked up beside the messages, which do not wait for it unless it takes very long.
     """
@@ -131,7 +140,9 @@ class _Watched:
         """For whichever is first of a message and the look's end."""
         tasks = [task for task in (self._waiting, self._looking) if task is not None]
         try:
-            await asyncio.wait([task for task in tasks if not task.done()], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [task for task in tasks if not task.done()], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
         except asyncio.CancelledError:
             for task in tasks:
                 task.cancel()
@@ -146,7 +157,9 @@ class _Watched:
     async def _stands(self) -> bool:
         try:
             found = now_in_force()
-            stands = await authentication.still(self._at, self._scope, found, self._place or office()) == self._at.identity
+            stands = (
+                await authentication.still(self._at, self._scope, found, self._place or office()) == self._at.identity
+            )
         except (ConfigurationError, UnseenError):
             return time.monotonic() - self._seen < UNSEEN_SECONDS
         self._seen = time.monotonic()
@@ -208,9 +221,17 @@ async def _not_in(scope: Scope, at: Found, found: Configuration, place: Office) 
             answer.headers["retry-after"] = str(round(at.wait))
             return answer
         await tell(
-            place.directory, "nobody", "failed sign-in", way="token", address=client_address.client_of(scope, found.hosting)
+            place.directory,
+            "nobody",
+            "failed sign-in",
+            way="token",
+            address=client_address.client_of(scope, found.hosting),
         )
-    elif scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and _is_navigation(Headers(scope=scope), scope["path"]):
+    elif (
+        scope["type"] == "http"
+        and scope["method"] in ("GET", "HEAD")
+        and _is_navigation(Headers(scope=scope), scope["path"])
+    ):
         return RedirectResponse(redirects.sign_in_address(scope), 303, {"cache-control": "no-store"})
     answer = _refusal(scope, _NOT_IN, 401)
     answer.headers["www-authenticate"] = 'Bearer realm="ULPscope"'

@@ -1,4 +1,5 @@
-"""Signing in through an OpenID Connect provider: the code flow with PKCE, state and nonce, and the lists of who may enter.
+"""Signing in through an OpenID Connect provider: the code flow with PKCE, state and nonce, and the lists of who may
+enter.
 
 An address counts only where the provider says that it is verified: with some providers anybody may claim any address.
 """
@@ -61,13 +62,17 @@ async def leave(request: Request) -> Response:
 
 
 async def come_back(request: Request) -> Response:
-    """From the provider: a session for who is in the lists. Whoever did not leave for it from here is not heard, counted nor written down."""
+    """From the provider: a session for who is in the lists. Whoever did not leave for it from here is not heard,
+    counted nor written down.
+    """
     found, place = now_in_force(), office()
     if not await _has_left(request, found.sign_in):
         return sign_in_page.sentence("Not signed in", _NOT_TAKEN, 400, frames(found))
     ways, address = found.sign_in, client_address.client_of(request.scope, found.hosting)
     try:
-        number, wait = await run_in_threadpool(place.sessions.attempt, address, ways.attempts, 60 * ways.attempt_minutes)
+        number, wait = await run_in_threadpool(
+            place.sessions.attempt, address, ways.attempts, 60 * ways.attempt_minutes
+        )
         if wait:
             answer = sign_in_page.sentence("Not signed in", session_start.too_many(wait), 429, frames(found))
             answer.headers["retry-after"] = str(round(wait))
@@ -90,11 +95,15 @@ async def _come_back(request: Request, found: Configuration, place: Office, numb
     role = role_of(name, found.sign_in) if _is_verified(claims) else None
     if role is None:
         await _tell(place, request, found, name or "nobody", "refused sign-in")
-        why = "is not in the lists of those who may enter" if _is_verified(claims) else "is not verified by the provider"
+        why = (
+            "is not in the lists of those who may enter" if _is_verified(claims) else "is not verified by the provider"
+        )
         return sign_in_page.sentence("Not signed in", f"The address {name or '(none)'} {why}.", 403, frames(found))
     await run_in_threadpool(place.sessions.succeeded, number)
     identity = Identity(name, role, "oidc")
-    return await session_start.begin(request, found, place, identity, authentication.provider_of(place, found.sign_in), target)
+    return await session_start.begin(
+        request, found, place, identity, authentication.provider_of(place, found.sign_in), target
+    )
 
 
 async def _has_left(request: Request, ways: SignIn) -> bool:

@@ -32,6 +32,7 @@ def only_editors(what: str) -> None:
     """A sentence instead of the rest of the page, for a viewer. what: 'capture runs'."""
     if not may_edit():
         st.info(
-            f"Signed in as a viewer, who sees and downloads; editors {what}. Whoever runs this server can give you that role."
+            f"Signed in as a viewer, who sees and downloads; editors {what}. Whoever runs this server can give you that"
+            " role."
         )
         st.stop()

@@ -42,9 +42,15 @@ def sign_in_address(scope: Scope) -> str:
 
 
 def before(headers: Headers) -> str:
-    """The page that the viewer comes from, where it is one of ours: a session that ended sends them here without a `next`."""
+    """The page that the viewer comes from, where it is one of ours: a session that ended sends them here without a
+    `next`.
+    """
     try:
         parts = urlsplit(headers.get("referer", ""))
     except ValueError:
         return "/"
-    return safe(f"{parts.path}?{parts.query}" if parts.query else parts.path) if parts.netloc == headers.get("host") else "/"
+    return (
+        safe(f"{parts.path}?{parts.query}" if parts.query else parts.path)
+        if parts.netloc == headers.get("host")
+        else "/"
+    )

@@ -17,7 +17,9 @@ EXIT_CODE = 2
 
 
 def check() -> None:
-    """Ends the process with one sentence and exit code 2. `streamlit run` has bound its port by then, and answers nobody."""
+    """Ends the process with one sentence and exit code 2. `streamlit run` has bound its port by then, and answers
+    nobody.
+    """
     try:
         found = now_in_force()
         address = (
@@ -25,7 +27,9 @@ def check() -> None:
         )  # another server's is looked at by the gate
         start.check(found, os.environ, address)
         if any(each.startswith("--forwarded-allow-ips") for each in sys.argv):
-            raise ConfigurationError("--forwarded-allow-ips is given; name the proxies in [hosting] trusted_proxies instead.")
+            raise ConfigurationError(
+                "--forwarded-allow-ips is given; name the proxies in [hosting] trusted_proxies instead."
+            )
         if found.sign_in.is_configured:
             office()
     except UlpscopeError as error:

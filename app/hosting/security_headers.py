@@ -1,4 +1,6 @@
-"""What every answer carries for the browser: what a page may load and who may frame it, that types are not guessed, what caches may keep."""
+"""What every answer carries for the browser: what a page may load and who may frame it, that types are not guessed,
+what caches may keep.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,14 @@ from starlette.types import Message, Scope, Send
 
 from core.configuration import Configuration
 
-# What Streamlit's pages, our components and Plotly's figures were seen to need in Chromium; connect-src 'self' covers the websocket.
-# Scripts within the page are Streamlit's own, so a script that got into it would run: but it could tell no other host what it read.
+# What Streamlit's pages, our components and Plotly's figures were seen to need in Chromium; connect-src 'self' covers
+# the websocket. Scripts within the page are Streamlit's own, so a script that got into it would run: but it could tell
+# no other host what it read.
 POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' blob:; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; font-src 'self' data:; media-src 'self' data: blob:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
-    "frame-src 'self' blob:; object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors {frames}"
+    "default-src 'self'; script-src 'self' 'unsafe-inline' blob:; style-src 'self' 'unsafe-inline'; img-src 'self'"
+    " data: blob:; font-src 'self' data:; media-src 'self' data: blob:; connect-src 'self' data: blob:; worker-src"
+    " 'self' blob:; frame-src 'self' blob:; object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors"
+    " {frames}"
 )
 _STATIC = "/static/"
 

@@ -34,7 +34,11 @@ _looking = ThreadPoolExecutor(1, "passwords")
 async def sign_in(request: Request) -> Response:
     """The form; whoever is signed in already goes on."""
     found, place = now_in_force(), office()
-    target = redirects.safe(request.query_params["next"]) if "next" in request.query_params else redirects.before(request.headers)
+    target = (
+        redirects.safe(request.query_params["next"])
+        if "next" in request.query_params
+        else redirects.before(request.headers)
+    )
     if request.method == "POST":
         return await _signing_in(request, found, place)
     if (await authentication.authenticate(request.scope, found, place)).identity is not None:
@@ -46,9 +50,13 @@ def form(found: Configuration, place: Office, target: str, wrong: str = "", stat
     """The sign-in page with a fresh token against forged forms, which its cookie has too."""
     ways = found.sign_in
     has_password = bool(ways.viewer_password or ways.editor_password)
-    secret = " or ".join(word for word, is_set in (("password", has_password), ("token", ways.tokens)) if is_set).capitalize()
+    secret = " or ".join(
+        word for word, is_set in (("password", has_password), ("token", ways.tokens)) if is_set
+    ).capitalize()
     provider = urlsplit(ways.oidc_issuer).hostname or ""
-    if not secret and not provider:  # only the proxy can say who it is, and it did not, or named somebody who is in no list
+    if (
+        not secret and not provider
+    ):  # only the proxy can say who it is, and it did not, or named somebody who is in no list
         wrong, status = (
             wrong or "This server is reached through its sign-in proxy, which did not name anybody who may enter.",
             403,
@@ -70,7 +78,9 @@ async def _signing_in(request: Request, found: Configuration, place: Office) -> 
     ways = found.sign_in
     address = client_address.client_of(request.scope, found.hosting)
     try:
-        number, wait = await run_in_threadpool(place.sessions.attempt, address, ways.attempts, 60 * ways.attempt_minutes)
+        number, wait = await run_in_threadpool(
+            place.sessions.attempt, address, ways.attempts, 60 * ways.attempt_minutes
+        )
         if wait:
             answer = form(found, place, target, session_start.too_many(wait), 429)
             answer.headers["retry-after"] = str(round(wait))
@@ -89,7 +99,9 @@ async def _signing_in(request: Request, found: Configuration, place: Office) -> 
 
 
 async def sign_out(request: Request) -> Response:
-    """Ends the session in every process. Asks first where the browser does not say that one of our pages sent the viewer here."""
+    """Ends the session in every process. Asks first where the browser does not say that one of our pages sent the
+    viewer here.
+    """
     found, place = now_in_force(), office()
     who = await authentication.authenticate(request.scope, found, place)
     if who.identity is None:
@@ -98,7 +110,9 @@ async def sign_out(request: Request) -> Response:
         text = "The proxy in front of this server says who you are; sign out there."
         return sign_in_page.sentence("Signed in by the proxy", text, 200, frames(found), ("/", "Back to ULPscope"))
     if request.method == "GET":
-        is_prefetched = "prefetch" in request.headers.get("sec-purpose", "") or "prefetch" in request.headers.get("purpose", "")
+        is_prefetched = "prefetch" in request.headers.get("sec-purpose", "") or "prefetch" in request.headers.get(
+            "purpose", ""
+        )
         if request.headers.get("sec-fetch-site") != "same-origin" or is_prefetched:
             token = place.signature(_FORM, who.said)
             return sign_in_page.sign_out(token, who.identity.name, frames(found))
@@ -113,7 +127,9 @@ async def sign_out(request: Request) -> Response:
         text = "The server cannot write to its disk, so the session goes on until it expires; try again."
         return sign_in_page.sentence("Not signed out", text, 503, frames(found), ("/sign-out", "Sign out"))
     await tell(place.directory, who.identity.name, "sign-out")
-    answer = sign_in_page.sentence("Signed out", "This browser is signed out, and its open pages with it.", 200, frames(found))
+    answer = sign_in_page.sentence(
+        "Signed out", "This browser is signed out, and its open pages with it.", 200, frames(found)
+    )
     session_start.drop_cookie(answer, place, found, "session")
     return answer
 
@@ -127,8 +143,14 @@ def _is_from_us(request: Request, said: dict[str, str], found: Configuration, pl
     token = said.get("form", "")
     nonce, _, signature = token.partition(".")
     kept = authentication.cookies(request.headers).get(place.cookie("form", is_secure(found)), "")
-    is_same = secrets.compare_digest(kept.encode("utf-8", "backslashreplace"), token.encode("utf-8", "backslashreplace"))
-    return is_same and place.is_signed(_FORM, nonce, signature) and client_address.is_same_site(request.scope, found.hosting)
+    is_same = secrets.compare_digest(
+        kept.encode("utf-8", "backslashreplace"), token.encode("utf-8", "backslashreplace")
+    )
+    return (
+        is_same
+        and place.is_signed(_FORM, nonce, signature)
+        and client_address.is_same_site(request.scope, found.hosting)
+    )
 
 
 async def _form_of(request: Request) -> dict[str, str] | None:

@@ -1,4 +1,6 @@
-"""The pages that are shown without being signed in: plain HTML with a style of its own, no script, nothing loaded from anywhere."""
+"""The pages that are shown without being signed in: plain HTML with a style of its own, no script, nothing loaded from
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +13,46 @@ from urllib.parse import urlencode
 from starlette.responses import HTMLResponse
 
 STYLE = """
-:root { color-scheme: light dark; --back: #F4F5F7; --card: #FFFFFF; --text: #0E1621; --faint: #4A5563; --line: #848D99; --main: #0072B2;
+:root { color-scheme: light dark; --back: #F4F5F7; --card: #FFFFFF; --text: #0E1621; --faint: #4A5563; --line: #848D99;
+  --main: #0072B2;
   --on-main: #FFFFFF; --wrong: #A3200D; --wrong-back: #FDECEA; }
-@media (prefers-color-scheme: dark) { :root { --back: #11151B; --card: #1A2029; --text: #E6E9EE; --faint: #A9B2BF; --line: #758192;
+@media (prefers-color-scheme: dark) { :root { --back: #11151B; --card: #1A2029; --text: #E6E9EE; --faint: #A9B2BF;
+  --line: #758192;
   --main: #6CB8EC; --on-main: #0B1118; --wrong: #FFB4A8; --wrong-back: #3A1A16; } }
 * { box-sizing: border-box; }
-body { margin: 0; min-height: 100vh; display: flex; align-items: center; justify-content: center; padding: 1rem; background: var(--back);
+body { margin: 0; min-height: 100vh; display: flex; align-items: center; justify-content: center; padding: 1rem;
+  background: var(--back);
   color: var(--text); font: 16px/1.5 "Source Sans 3", "Source Sans Pro", system-ui, sans-serif; }
-main { width: 100%; max-width: 24rem; background: var(--card); border: 1px solid var(--line); border-radius: 0.6rem; padding: 1.75rem; }
+main { width: 100%; max-width: 24rem; background: var(--card); border: 1px solid var(--line); border-radius: 0.6rem;
+  padding: 1.75rem; }
 h1 { margin: 0 0 0.25rem; font-size: 1.5rem; } p { margin: 0 0 1rem; color: var(--faint); }
 label { display: block; margin-bottom: 0.3rem; font-weight: 600; }
-input { width: 100%; padding: 0.55rem 0.7rem; font: inherit; color: inherit; background: var(--back); border: 1px solid var(--line);
+input { width: 100%; padding: 0.55rem 0.7rem; font: inherit; color: inherit; background: var(--back);
+  border: 1px solid var(--line);
   border-radius: 0.4rem; }
-button, .button { display: block; width: 100%; margin-top: 1rem; padding: 0.6rem; font: inherit; font-weight: 600; text-align: center;
-  text-decoration: none; color: var(--on-main); background: var(--main); border: 1px solid var(--main); border-radius: 0.4rem; cursor: pointer; }
+button, .button { display: block; width: 100%; margin-top: 1rem; padding: 0.6rem; font: inherit; font-weight: 600;
+  text-align: center;
+  text-decoration: none; color: var(--on-main); background: var(--main); border: 1px solid var(--main);
+    border-radius: 0.4rem; cursor: pointer; }
 input:focus-visible, button:focus-visible, a:focus-visible { outline: 3px solid var(--main); outline-offset: 2px; }
 .or { display: block; text-align: center; margin: 1.1rem 0 0; color: var(--faint); }
-.wrong { margin: 0 0 1rem; padding: 0.6rem 0.8rem; color: var(--wrong); background: var(--wrong-back); border-radius: 0.4rem; }
+.wrong { margin: 0 0 1rem; padding: 0.6rem 0.8rem; color: var(--wrong); background: var(--wrong-back);
+  border-radius: 0.4rem; }
 a { color: var(--main); }
 """
 _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-_POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors {{frames}}"
+_POLICY = (
+    f"default-src 'none'; style-src 'sha256-{_HASH}'; img-src data:; form-action 'self'; base-uri 'none';"
+    " frame-ancestors {frames}"
+)
 
 
-def sign_in(secret: str, provider: str, token: str, following: str, wrong: str, status: int, frames: str) -> HTMLResponse:
-    """The form. secret: what the field asks for, empty for no field; provider: the host of an OIDC issuer, empty for none."""
+def sign_in(
+    secret: str, provider: str, token: str, following: str, wrong: str, status: int, frames: str
+) -> HTMLResponse:
+    """The form. secret: what the field asks for, empty for no field; provider: the host of an OIDC issuer, empty for
+    none.
+    """
     parts = ["<h1>ULPscope</h1>"]
     if wrong:
         parts.append(f'<p class="wrong" role="alert" id="wrong">{escape(wrong)}</p>')
@@ -44,9 +61,9 @@ def sign_in(secret: str, provider: str, token: str, following: str, wrong: str, 
     if secret:
         about = ' aria-describedby="wrong" aria-invalid="true"' if wrong else ""
         parts.append(
-            f'<form method="post" action="/sign-in">{_hidden("form", token)}{_hidden("next", following)}'
-            f'<label for="secret">{escape(secret)}</label><input id="secret" name="secret" type="password" required autofocus '
-            f'autocomplete="current-password" maxlength="1024"{about}><button type="submit">Sign in</button></form>'
+            f'<form method="post" action="/sign-in">{_hidden("form", token)}{_hidden("next", following)}<label'
+            f' for="secret">{escape(secret)}</label><input id="secret" name="secret" type="password" required autofocus'
+            f' autocomplete="current-password" maxlength="1024"{about}><button type="submit">Sign in</button></form>'
         )
     if provider:
         parts.append('<span class="or">or</span>' if secret else "")
@@ -58,13 +75,16 @@ def sign_in(secret: str, provider: str, token: str, following: str, wrong: str, 
 def sign_out(token: str, who: str, frames: str) -> HTMLResponse:
     """The question, for who did not come from a page of this server."""
     body = (
-        f'<h1>Sign out?</h1><p>You are signed in as {escape(who)}.</p><form method="post" action="/sign-out">{_hidden("form", token)}'
-        '<button type="submit">Sign out</button></form><p></p><a href="/">Back to ULPscope</a>'
+        f'<h1>Sign out?</h1><p>You are signed in as {escape(who)}.</p><form method="post"'
+        f' action="/sign-out">{_hidden("form", token)}<button type="submit">Sign out</button></form><p></p><a'
+        ' href="/">Back to ULPscope</a>'
     )
     return _page("Sign out", body, 200, frames)
 
 
-def sentence(title: str, text: str, status: int, frames: str, link: tuple[str, str] = ("/sign-in", "Sign in")) -> HTMLResponse:
+def sentence(
+    title: str, text: str, status: int, frames: str, link: tuple[str, str] = ("/sign-in", "Sign in")
+) -> HTMLResponse:
     """One sentence and where to go from there."""
     body = f'<h1>{escape(title)}</h1><p>{escape(text)}</p><a href="{escape(link[0])}">{escape(link[1])}</a>'
     return _page(title, body, status, frames)
@@ -77,9 +97,9 @@ def _hidden(name: str, value: str) -> str:
 def _page(title: str, body: str, status: int, frames: str) -> HTMLResponse:
     headers: Mapping[str, str] = {"content-security-policy": _POLICY.format(frames=frames), "cache-control": "no-store"}
     return HTMLResponse(
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="robots" content="noindex"><title>{escape(title)} · ULPscope</title><link rel="icon" href="data:,">'
-        f"<style>{STYLE}</style></head><body><main>{body}</main></body></html>",
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,'
+        f' initial-scale=1"><meta name="robots" content="noindex"><title>{escape(title)} · ULPscope</title><link'
+        f' rel="icon" href="data:,"><style>{STYLE}</style></head><body><main>{body}</main></body></html>',
         status_code=status,
         headers=dict(headers),
     )

@@ -36,16 +36,22 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
         st.info(
             "The kernels of one of these two sides could not be watched. "
             + (f"{widgets.escaped(about.note)} " if about.note else "")
-            + (f"These variants have theirs: {', '.join(f'`{widgets.code(name)}`' for name in others)}." if others else "")
+            + (
+                f"These variants have theirs: {', '.join(f'`{widgets.code(name)}`' for name in others)}."
+                if others
+                else ""
+            )
         )
         st.stop()
     if about.kind == "upload":
         st.info(
-            "This run was uploaded, and a dump of logits does not say which kernels made it. Capture the pair from its model."
+            "This run was uploaded, and a dump of logits does not say which kernels made it. Capture the pair from its"
+            " model."
         )
     else:
         st.info(
-            "This run was captured without watching kernels: that runs every path once more, under the profiler. `--kernels` asks for it."
+            "This run was captured without watching kernels: that runs every path once more, under the profiler."
+            " `--kernels` asks for it."
         )
         widgets.same_capture_with("--kernels", about)
     st.stop()
@@ -55,8 +61,8 @@ def no_place(view: selection.View) -> None:
     """Why the page does not begin where the sides begin to differ, and what would bring that."""
     if view.run.layers(view.pair.index).empty:
         st.info(
-            "Where the two sides begin to differ is not in this run: it holds no outputs of modules. With `--layers` beside `--kernels` this page "
-            "begins with the first module that differs and what ran there on both sides."
+            "Where the two sides begin to differ is not in this run: it holds no outputs of modules. With `--layers`"
+            " beside `--kernels` this page begins with the first module that differs and what ran there on both sides."
         )
         widgets.same_capture_with("--layers", view.run.header.provenance)
     else:
@@ -126,7 +132,11 @@ def of_kernel(listed: KernelList, side: str, pair: KernelPair) -> pd.DataFrame:
 
 def looked_at(listed: KernelList, side: str) -> str:
     """`all 8 forwards of decode`, or how many of how many."""
-    which = f"all {listed.of:,}" if listed.forwards == listed.of and listed.of > 1 else f"{listed.forwards:,} of {listed.of:,}"
+    which = (
+        f"all {listed.of:,}"
+        if listed.forwards == listed.of and listed.of > 1
+        else f"{listed.forwards:,} of {listed.of:,}"
+    )
     return f"{'its one forward' if listed.of == 1 else which + ' forwards'} of `{widgets.code(side)}`"
 
 

@@ -18,16 +18,27 @@ def cache_heads(grids: list[HeadGrid], measure: str, dtype: str) -> go.Figure:
     most = max(len(grid.layers) for grid in grids)
     shades, bar = _shades([grid.cells for grid in grids], measure, dtype, most)
     figure = make_subplots(
-        rows=1, cols=len(grids), shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=[f"{grid.kind}s" for grid in grids]
+        rows=1,
+        cols=len(grids),
+        shared_yaxes=True,
+        horizontal_spacing=0.04,
+        subplot_titles=[f"{grid.kind}s" for grid in grids],
     )
     for column, (grid, shade) in enumerate(zip(grids, shades, strict=True), start=1):
         heads, layers = _names(grid.heads), _names(grid.layers)
         place = {"row": 1, "col": column}
         add_equal(figure, grid.cells, heads, layers, **place)
         figure.add_heatmap(
-            z=shade, x=heads, y=layers, coloraxis="coloraxis", customdata=grid.cells.astype(np.float32),
-            hovertemplate=f"layer %{{y}}, head %{{x}}: {_HOVER[measure]}<extra>{grid.kind}s</extra>", xgap=1, ygap=1 if most <= 40 else 0, **place,
-        )  # fmt: skip
+            z=shade,
+            x=heads,
+            y=layers,
+            coloraxis="coloraxis",
+            customdata=grid.cells.astype(np.float32),
+            hovertemplate=f"layer %{{y}}, head %{{x}}: {_HOVER[measure]}<extra>{grid.kind}s</extra>",
+            xgap=1,
+            ygap=1 if most <= 40 else 0,
+            **place,
+        )
         _add_mismatch(figure, grid.is_mismatch, heads, layers, **place)
         figure.update_xaxes(title="head", **_named(heads, 16), range=[-0.5, len(heads) - 0.5], **place)
         figure.update_yaxes(**_named(layers, 16), range=[len(layers) - 0.5, -0.5], **place)
@@ -37,7 +48,9 @@ def cache_heads(grids: list[HeadGrid], measure: str, dtype: str) -> go.Figure:
 
 
 def cache_positions(grid: PositionGrid, measure: str, dtype: str, selected: int) -> go.Figure:
-    """Layers x positions of keys or of values; faint grey where nothing differs, empty where the caches hold nothing."""
+    """Layers x positions of keys or of values; faint grey where nothing differs, empty where the caches hold
+    nothing.
+    """
     cells = grid.neq_share if measure == "neq_share" else grid.max_ulps
     (shade,), bar = _shades([cells], measure, dtype, len(grid.layers))
     positions = (grid.edges[:-1] + grid.edges[1:] - 1) / 2
@@ -48,41 +61,70 @@ def cache_positions(grid: PositionGrid, measure: str, dtype: str, selected: int)
     figure.add_heatmap(z=shade, x=borders, y=places, coloraxis="coloraxis", hoverinfo="skip")
     i, j = np.nonzero(~np.isnan(cells))
     where = "position %{x}" if grid.edges[1] - grid.edges[0] == 1 else "positions around %{x:.0f}"
-    # A heatmap takes no click; points do, and a point that is not drawn costs nothing. All cells have one, one of them is drawn.
+    # A heatmap takes no click; points do, and a point that is not drawn costs nothing. All cells have one, one of them
+    # is drawn.
     figure.add_scatter(
-        x=positions[j], y=i, mode="markers", name="cells", text=layers[i], customdata=np.stack([grid.edges[j], cells[i, j]], axis=1),
-        marker={"opacity": 0, "maxdisplayed": 1}, selected={"marker": {"opacity": 0}}, unselected={"marker": {"opacity": 0}},
-        hovertemplate=f"layer %{{text}}, {where}: {_HOVER[measure].replace('customdata', 'customdata[1]')}<extra></extra>",
-    )  # fmt: skip
+        x=positions[j],
+        y=i,
+        mode="markers",
+        name="cells",
+        text=layers[i],
+        customdata=np.stack([grid.edges[j], cells[i, j]], axis=1),
+        marker={"opacity": 0, "maxdisplayed": 1},
+        selected={"marker": {"opacity": 0}},
+        unselected={"marker": {"opacity": 0}},
+        hovertemplate=(
+            f"layer %{{text}}, {where}: {_HOVER[measure].replace('customdata', 'customdata[1]')}<extra></extra>"
+        ),
+    )
     add_marks(figure, borders, shade, bar["cmin"], bar["cmax"])
     add_mismatch(figure, borders, grid.is_mismatch)
     figure.add_annotation(  # above the map, not on it: it would cover the first layers
-        x=selected, y=1, yref="paper", yanchor="bottom", text="▼", showarrow=False, font={"color": FLIP, "size": 16}, yshift=-3
+        x=selected,
+        y=1,
+        yref="paper",
+        yanchor="bottom",
+        text="▼",
+        showarrow=False,
+        font={"color": FLIP, "size": 16},
+        yshift=-3,
     )
     figure.update_xaxes(
-        title="position", showgrid=False, zeroline=False, range=[float(grid.edges[0]) - 0.5, float(grid.edges[-1]) - 0.5]
+        title="position",
+        showgrid=False,
+        zeroline=False,
+        range=[float(grid.edges[0]) - 0.5, float(grid.edges[-1]) - 0.5],
     )
-    rows = {name: value for name, value in _named(layers, 16).items() if not name.startswith("categor")} | {"type": "linear"}
+    rows = {name: value for name, value in _named(layers, 16).items() if not name.startswith("categor")} | {
+        "type": "linear"
+    }
     figure.update_yaxes(title="layer", **rows, range=[len(layers) - 0.5, -0.5])
     figure.update_layout(coloraxis={**bar, "colorscale": ULPS})
-    # A click is not told while dragging draws a box, so dragging zooms. The nearest point is that of the cell under the pointer.
+    # A click is not told while dragging draws a box, so dragging zooms. The nearest point is that of the cell under the
+    # pointer.
     how = {"hovermode": "closest", "hoverdistance": -1, "clickmode": "event+select", "dragmode": "zoom"}
     return layout(figure, 120 + int(np.clip(22 * len(layers), 130, 480)), showlegend=False, **how)
 
 
 def over_layers(table: pd.DataFrame, measure: str, dtype: str) -> go.Figure:
-    """A measure of keys and of values by layer. On a log axis (all but the share) a layer in which nothing differs has no point."""
+    """A measure of keys and of values by layer. On a log axis (all but the share) a layer in which nothing differs has
+    no point.
+    """
     figure = go.Figure()
     is_log = measure != "neq_share"
     for kind, colour in KINDS.items():
         rows = table[table["kind"] == kind]
         values = rows[measure].to_numpy(float)
         figure.add_scatter(
-            x=rows["layer"].to_numpy(int), y=np.where(values > 0, values, np.nan) if is_log else values, name=f"{kind}s",
-            mode="lines+markers", line={"color": colour, "width": 1.6, "dash": "solid" if kind == "key" else "dot"},
-            marker={"size": 6, "symbol": "circle" if kind == "key" else "diamond"}, customdata=values,
+            x=rows["layer"].to_numpy(int),
+            y=np.where(values > 0, values, np.nan) if is_log else values,
+            name=f"{kind}s",
+            mode="lines+markers",
+            line={"color": colour, "width": 1.6, "dash": "solid" if kind == "key" else "dot"},
+            marker={"size": 6, "symbol": "circle" if kind == "key" else "diamond"},
+            customdata=values,
             hovertemplate=f"layer %{{x}}: {_HOVER[measure]}<extra>{kind}s</extra>",
-        )  # fmt: skip
+        )
     figure.update_xaxes(title="layer", dtick=1 if table["layer"].nunique() <= 24 else None)
     title = f"{MEASURES[measure]}{f' of {dtype}' if measure == 'max_ulps' else ''}"
     axis = log_axis(table[measure].to_numpy(float)) if is_log else {"tickformat": ".2~p", "rangemode": "tozero"}
@@ -98,7 +140,9 @@ _HOVER = {
 
 
 def _shades(arrays: list[np.ndarray], measure: str, dtype: str, layers: int) -> tuple[list[np.ndarray], dict]:
-    """(what to colour by, NaN where nothing differs; the colour axis). One scale for all arrays: shares linear, the others logarithmic."""
+    """(what to colour by, NaN where nothing differs; the colour axis). One scale for all arrays: shares linear, the
+    others logarithmic.
+    """
     positive = np.concatenate([array[array > 0].ravel() for array in arrays])
     if not len(positive):
         positive = np.ones(1)
@@ -111,7 +155,11 @@ def _shades(arrays: list[np.ndarray], measure: str, dtype: str, layers: int) -> 
     bar: dict = {"thickness": 14, "len": 1.0, "title": {"text": MEASURES[measure], "side": "right"}}
     most = 4 if layers < 10 else 8  # labels that fit the height
     if measure == "neq_share":
-        return shown, {"cmin": 0, "cmax": float(positive.max()), "colorbar": {**bar, "tickformat": ".2~p", "nticks": most}}
+        return shown, {
+            "cmin": 0,
+            "cmax": float(positive.max()),
+            "colorbar": {**bar, "tickformat": ".2~p", "nticks": most},
+        }
     if measure == "max_ulps":
         low, high = 0.0, max(high, 1.0)
         steps = [float(1 << p) for p in range(0, int(high) + 1, -(-(int(high) + 1) // most))]
@@ -137,7 +185,9 @@ def _round_steps(low: float, high: float, most: int) -> list[float]:
 
 
 def _names(numbers: np.ndarray) -> np.ndarray:
-    """Layers and heads as categories: a model may keep caches in some of its layers only, and a gap would read as equal."""
+    """Layers and heads as categories: a model may keep caches in some of its layers only, and a gap would read as
+    equal.
+    """
     return numbers.astype(str).astype(object)
 
 
@@ -158,6 +208,11 @@ def _add_mismatch(figure: go.Figure, is_mismatch: np.ndarray, x: np.ndarray, y: 
     if is_mismatch.any():
         i, j = np.nonzero(is_mismatch)
         figure.add_scatter(
-            x=x[j], y=y[i], mode="markers", marker={"color": MISMATCH, "symbol": "square", "size": 6}, name="NaN or infinity on one side",
-            hovertemplate="NaN or infinity on one side<extra></extra>", **place,
-        )  # fmt: skip
+            x=x[j],
+            y=y[i],
+            mode="markers",
+            marker={"color": MISMATCH, "symbol": "square", "size": 6},
+            name="NaN or infinity on one side",
+            hovertemplate="NaN or infinity on one side<extra></extra>",
+            **place,
+        )

@@ -30,9 +30,16 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
     if others:
         names = ", ".join(f"`{widgets.code(name)}`" for name in others)
         st.info(f"This variant has no caches to compare with the reference's. These variants of the run have: {names}.")
-        st.button(f"Show {widgets.escaped(wording.visible(others[0]))}", on_click=selection.select, kwargs={"variant": others[0]})
+        st.button(
+            f"Show {widgets.escaped(wording.visible(others[0]))}",
+            on_click=selection.select,
+            kwargs={"variant": others[0]},
+        )
     elif view.run.header.provenance.kind == "upload":
-        st.info("This run was uploaded, and a dump of logits holds no caches. Capture the pair from its model to compare them.")
+        st.info(
+            "This run was uploaded, and a dump of logits holds no caches. Capture the pair from its model to compare"
+            " them."
+        )
     else:
         st.info(
             "This run holds no caches. They are compared where a path of the pair keeps one, as `decode` does; "
@@ -44,7 +51,10 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
 
 def shape(table: pd.DataFrame) -> str:
     """`6 layers with up to 8 heads`."""
-    return f"{wording.plural(table['layer'].nunique(), 'layer')}, {wording.plural(table['head'].nunique(), 'key/value head')}"
+    return (
+        f"{wording.plural(table['layer'].nunique(), 'layer')},"
+        f" {wording.plural(table['head'].nunique(), 'key/value head')}"
+    )
 
 
 def sentence(found: CacheSummary) -> str:
@@ -52,7 +62,10 @@ def sentence(found: CacheSummary) -> str:
     together, first = found.together, found.layer_0_keys
     if not together.neq:
         return f"Nothing differs: the two caches hold the same numbers in all {together.elements:,} elements."
-    said = f"**{wording.share(together.neq, together.elements)} elements differ**, first in layer {together.first_layer}'s {wording.kinds(together.first_kinds)}."
+    said = (
+        f"**{wording.share(together.neq, together.elements)} elements differ**, first in layer {together.first_layer}'s"
+        f" {wording.kinds(together.first_kinds)}."
+    )
     if first is not None and first.neq:
         said += f" **{first.neq:,} of {first.elements:,}** elements of layer 0's keys differ."
     return said + (" Layer 0's keys are all equal." if first is not None and not first.neq else "")
@@ -67,7 +80,9 @@ def figures(found: CacheSummary, dtype: str) -> None:
     columns[2].metric(
         "Max ULPs",
         f"{found.together.max_ulps:,}",
-        help=f"ULPs of {dtype}; {_each('max_ulps', found)}. Large ones belong to elements near 0, where steps are tiny.",
+        help=(
+            f"ULPs of {dtype}; {_each('max_ulps', found)}. Large ones belong to elements near 0, where steps are tiny."
+        ),
     )
     columns[3].metric(
         "Rms difference", wording.number(found.together.rms, 3), help=f"in the unit of the cache; {_each('rms', found)}"
@@ -76,14 +91,18 @@ def figures(found: CacheSummary, dtype: str) -> None:
         "First layer", f"{found.together.first_layer}", help=_where("the lowest layer with a differing element", found)
     )
     columns[5].metric(
-        "First position", f"{found.together.first_position}", help="the lowest position with a differing element, in any layer"
+        "First position",
+        f"{found.together.first_position}",
+        help="the lowest position with a differing element, in any layer",
     )
 
 
 def _each(name: str, found: CacheSummary) -> str:
     """`keys 17, values 30`."""
     parts = [("keys", getattr(found.keys, name)), ("values", getattr(found.values, name))]
-    return ", ".join(f"{kind} {f'{value:,}' if isinstance(value, int) else wording.number(value)}" for kind, value in parts)
+    return ", ".join(
+        f"{kind} {f'{value:,}' if isinstance(value, int) else wording.number(value)}" for kind, value in parts
+    )
 
 
 def _where(what: str, found: CacheSummary) -> str:
@@ -93,10 +112,17 @@ def _where(what: str, found: CacheSummary) -> str:
 def rows(layers: pd.DataFrame) -> dict[str, pd.Series]:
     """The table by layer under names people read."""
     shown = {
-        "layer": layers["layer"], "kind": layers["kind"], "elements": layers["elements"], "differ": layers["neq"],
-        "share": layers["neq_share"], "largest difference": layers["max_abs"], "rms difference": layers["rms"],
-        "max ULPs": layers["max_ulps"], "mean ULPs": layers["mean_ulps"], "first position": layers["first_position"],
-    }  # fmt: skip
+        "layer": layers["layer"],
+        "kind": layers["kind"],
+        "elements": layers["elements"],
+        "differ": layers["neq"],
+        "share": layers["neq_share"],
+        "largest difference": layers["max_abs"],
+        "rms difference": layers["rms"],
+        "max ULPs": layers["max_ulps"],
+        "mean ULPs": layers["mean_ulps"],
+        "first position": layers["first_position"],
+    }
     if layers["nonfinite_mismatch"].any():
         shown["NaN or infinity on one side"] = layers["nonfinite_mismatch"]
     return shown

@@ -1,4 +1,6 @@
-"""Outputs of the modules: growth over depth beside the rounding floor, modules x positions, one module along the prompt."""
+"""Outputs of the modules: growth over depth beside the rounding floor, modules x positions, one module along the
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ def short_name(each: ModuleFigures) -> str:
 def module_growth(modules: list[ModuleFigures], selected: str) -> go.Figure:
     """rms of the pair and of its floor at the output of every module, in the order in which they run, log axis.
 
-    The streams after the blocks are joined by a line of their own: other modules put out other units. Where nothing differs there is no
-    point; the stretch before the first module that differs is shaded. A click gives the place among `modules`.
+    The streams after the blocks are joined by a line of their own: other modules put out other units. Where nothing
+    differs there is no point; the stretch before the first module that differs is shaded. A click gives the place among
+    `modules`.
     """
     figure = go.Figure()
     places = np.arange(len(modules))
@@ -44,33 +47,56 @@ def module_growth(modules: list[ModuleFigures], selected: str) -> go.Figure:
     if first:
         figure.add_vrect(x0=-0.5, x1=first - 0.5, fillcolor=QUIET, opacity=0.13, line_width=0, layer="below")
         if first > len(modules) / 12:
-            figure.add_annotation(x=(first - 1) / 2, y=0.5, yref="paper", text="equal", showarrow=False, font={"color": QUIET})
+            figure.add_annotation(
+                x=(first - 1) / 2, y=0.5, yref="paper", text="equal", showarrow=False, font={"color": QUIET}
+            )
     if not np.isnan(floor).all():
         figure.add_scatter(
-            x=places, y=gaps_at_zero(floor), mode="lines", line={"color": QUIET, "width": 1.4, "dash": "dot"}, name="rounding floor",
+            x=places,
+            y=gaps_at_zero(floor),
+            mode="lines",
+            line={"color": QUIET, "width": 1.4, "dash": "dot"},
+            name="rounding floor",
             hoverinfo="skip",
-        )  # fmt: skip
+        )
         add_lone(figure, places, gaps_at_zero(floor), QUIET)
     figure.add_scatter(
-        x=places, y=gaps_at_zero(pair), name="this pair", line={"color": REFERENCE, "width": 1.2}, **CLICKABLE, customdata=_told(modules, names),
-        hovertemplate="%{customdata[1]}<br>rms %{y:.3g}, floor %{customdata[2]}<br>%{customdata[3]} of its elements differ<extra></extra>",
-    )  # fmt: skip
+        x=places,
+        y=gaps_at_zero(pair),
+        name="this pair",
+        line={"color": REFERENCE, "width": 1.2},
+        **CLICKABLE,
+        customdata=_told(modules, names),
+        hovertemplate=(
+            "%{customdata[1]}<br>rms %{y:.3g}, floor %{customdata[2]}<br>%{customdata[3]} of its elements"
+            " differ<extra></extra>"
+        ),
+    )
     add_lone(figure, places, gaps_at_zero(pair), REFERENCE)
     streams = np.array([place for place, each in enumerate(modules) if each.kind in (RESIDUAL, HEAD)], int)
     if len(streams):
         figure.add_scatter(
-            x=streams, y=gaps_at_zero(pair)[streams], name="after each block, and the logits", mode="lines+markers", hoverinfo="skip",
-            line={"color": REFERENCE, "width": 3}, marker={"size": 8, "symbol": "diamond"}, opacity=0.85,
-        )  # fmt: skip
+            x=streams,
+            y=gaps_at_zero(pair)[streams],
+            name="after each block, and the logits",
+            mode="lines+markers",
+            hoverinfo="skip",
+            line={"color": REFERENCE, "width": 3},
+            marker={"size": 8, "symbol": "diamond"},
+            opacity=0.85,
+        )
     here = next((place for place, each in enumerate(modules) if each.module == selected), None)
     if here is not None:
         figure.add_vline(x=here, line={"color": FLIP, "width": 1.5})
     ends = [place for place, each in enumerate(modules) if each.kind == RESIDUAL]
     step = max(1, -(-len(ends) // 12))
     figure.update_xaxes(
-        title="module, as they run; ticks: ends of blocks", tickvals=ends[::step],
-        ticktext=[str(modules[place].block) for place in ends[::step]], range=[-0.5, len(modules) - 0.5], showgrid=False,
-    )  # fmt: skip
+        title="module, as they run; ticks: ends of blocks",
+        tickvals=ends[::step],
+        ticktext=[str(modules[place].block) for place in ends[::step]],
+        range=[-0.5, len(modules) - 0.5],
+        showgrid=False,
+    )
     figure.update_yaxes(title="rms of the difference", **log_axis(np.concatenate([pair, floor])))
     return layout(figure, 340, **NEAREST_CLICK)
 
@@ -79,11 +105,14 @@ def _told(modules: list[ModuleFigures], names: np.ndarray) -> np.ndarray:
     """[modules, (place, name, floor, share)]"""
     floors = ["not run" if each.floor_rms is None else f"{each.floor_rms:.3g}" for each in modules]
     shares = [f"{100 * each.neq_share:.3g}%" for each in modules]
-    return np.stack([np.arange(len(modules)).astype(object), names, np.array(floors, object), np.array(shares, object)], axis=1)
+    return np.stack(
+        [np.arange(len(modules)).astype(object), names, np.array(floors, object), np.array(shares, object)], axis=1
+    )
 
 
 def module_map(grid: LayerGrid, selected: str, position: int) -> go.Figure:
-    """Modules x positions of one prompt, log colour (shares linear); faint grey where nothing differs, empty where there is no figure.
+    """Modules x positions of one prompt, log colour (shares linear); faint grey where nothing differs, empty where
+    there is no figure.
 
     A click gives the place among the grid's modules and the first position of the cell.
     """
@@ -99,28 +128,59 @@ def module_map(grid: LayerGrid, selected: str, position: int) -> go.Figure:
     names = [inert(each.module) for each in grid.modules]
     # A heatmap takes no click; points do, and a point that is not drawn costs nothing.
     figure.add_scatter(
-        x=((borders[:-1] + borders[1:]) / 2)[j], y=i, mode="markers", name="cells", text=[names[place] for place in i],
+        x=((borders[:-1] + borders[1:]) / 2)[j],
+        y=i,
+        mode="markers",
+        name="cells",
+        text=[names[place] for place in i],
         customdata=np.stack([i, starts[j], np.where(np.isinf(cells[i, j]), -1, cells[i, j])], axis=1),
-        marker={"opacity": 0, "maxdisplayed": 1}, selected={"marker": {"opacity": 0}}, unselected={"marker": {"opacity": 0}},
+        marker={"opacity": 0, "maxdisplayed": 1},
+        selected={"marker": {"opacity": 0}},
+        unselected={"marker": {"opacity": 0}},
         hovertemplate=f"%{{text}}<br>from position %{{customdata[1]:.0f}}: {_HOVER[grid.measure]}<extra></extra>",
-    )  # fmt: skip
+    )
     add_marks(figure, borders, shade, bar["cmin"], bar["cmax"])
     add_mismatch(figure, borders, grid.is_mismatch)
     figure.add_annotation(
-        x=position, y=1, yref="paper", yanchor="bottom", text="▼", showarrow=False, font={"color": FLIP, "size": 16}, yshift=-3
+        x=position,
+        y=1,
+        yref="paper",
+        yanchor="bottom",
+        text="▼",
+        showarrow=False,
+        font={"color": FLIP, "size": 16},
+        yshift=-3,
     )
     here = next((place for place, each in enumerate(grid.modules) if each.module == selected), None)
     if here is not None:
         figure.add_annotation(
-            x=1, xref="paper", xanchor="left", y=here, text="◀", showarrow=False, font={"color": FLIP, "size": 13}, xshift=-2
+            x=1,
+            xref="paper",
+            xanchor="left",
+            y=here,
+            text="◀",
+            showarrow=False,
+            font={"color": FLIP, "size": 13},
+            xshift=-2,
         )
     named = [place for place, each in enumerate(grid.modules) if count <= MOST_NAMED or each.kind == RESIDUAL]
     named = named[:: max(1, -(-len(named) // MOST_NAMED))]
     figure.update_xaxes(title="position", showgrid=False, zeroline=False, range=[borders[0], borders[-1]])
     figure.update_yaxes(
-        showgrid=False, zeroline=False, range=[count - 0.5, -0.5], tickvals=named, tickfont={"size": 10},
-        ticktext=[f"<b>{short_name(grid.modules[place])}</b>" if grid.modules[place].kind in (RESIDUAL, HEAD) else short_name(grid.modules[place]) for place in named],
-    )  # fmt: skip
+        showgrid=False,
+        zeroline=False,
+        range=[count - 0.5, -0.5],
+        tickvals=named,
+        tickfont={"size": 10},
+        ticktext=[
+            (
+                f"<b>{short_name(grid.modules[place])}</b>"
+                if grid.modules[place].kind in (RESIDUAL, HEAD)
+                else short_name(grid.modules[place])
+            )
+            for place in named
+        ],
+    )
     figure.update_layout(coloraxis={**bar, "colorscale": ULPS})
     return layout(figure, 110 + int(np.clip(15 * count, 150, 900)), showlegend=False, **NEAREST_CLICK).update_layout(
         margin={"t": 46}
@@ -143,7 +203,9 @@ _TITLES = {"ratio": "times the floor", "neq_share": "share that differs", "max_u
 
 
 def _shade(cells: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
-    """(what to colour by, NaN where nothing differs; the colour axis). Infinite ratios have the colour of the largest."""
+    """(what to colour by, NaN where nothing differs; the colour axis). Infinite ratios have the colour of the
+    largest.
+    """
     known = cells[np.isfinite(cells) & (cells > 0)]
     known = known if len(known) else np.ones(1)
     bar: dict = {"thickness": 12, "len": 1.0, "title": {"text": _TITLES[measure], "side": "right"}}
@@ -161,18 +223,30 @@ def _shade(cells: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
 
 
 def module_positions(positions: np.ndarray, rms: np.ndarray, floor: np.ndarray, selected: int) -> go.Figure:
-    """rms of one module's difference and of its floor at each position looked at, log axis; gaps where nothing differs."""
+    """rms of one module's difference and of its floor at each position looked at, log axis; gaps where nothing
+    differs.
+    """
     figure = go.Figure()
     if not np.isnan(floor).all():
         figure.add_scatter(
-            x=positions, y=gaps_at_zero(floor), mode="lines", line={"color": QUIET, "width": 1.4, "dash": "dot"}, name="rounding floor",
+            x=positions,
+            y=gaps_at_zero(floor),
+            mode="lines",
+            line={"color": QUIET, "width": 1.4, "dash": "dot"},
+            name="rounding floor",
             hoverinfo="skip",
-        )  # fmt: skip
+        )
         add_lone(figure, positions, gaps_at_zero(floor), QUIET, 8)  # behind the pair's, which may be at the same place
     figure.add_scatter(
-        x=positions, y=gaps_at_zero(rms), name="this pair", line={"color": REFERENCE, "width": 1.6}, customdata=np.stack([positions, floor], axis=1),
-        hovertemplate="position %{x}<br>pair %{y:.3g}, floor %{customdata[1]:.3g}<extra></extra>", mode="lines+markers", marker={"size": 4},
-    )  # fmt: skip
+        x=positions,
+        y=gaps_at_zero(rms),
+        name="this pair",
+        line={"color": REFERENCE, "width": 1.6},
+        customdata=np.stack([positions, floor], axis=1),
+        hovertemplate="position %{x}<br>pair %{y:.3g}, floor %{customdata[1]:.3g}<extra></extra>",
+        mode="lines+markers",
+        marker={"size": 4},
+    )
     add_lone(figure, positions, gaps_at_zero(rms), REFERENCE, 7)
     figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
     figure.update_xaxes(title="position")

@@ -13,13 +13,19 @@ from core.runs.views.layers import NARROW, RESIDUAL, LayerSummary, ModuleFigures
 
 MEASURES = {"ratio": "rms over floor", "neq_share": "share that differs", "max_ulps": "max ULPs"}
 MEANINGS = {
-    "ratio": "rms at the position over the rms of the module's rounding floor in the whole prompt, log scale; brightest where that floor is 0 and the pair differs",
+    "ratio": (
+        "rms at the position over the rms of the module's rounding floor in the whole prompt, log scale; brightest"
+        " where that floor is 0 and the pair differs"
+    ),
     "neq_share": "the share of the output's elements that differ, linear",
     "max_ulps": "the largest distance, ULPs of the output's own dtype, log scale; large ones belong to elements near 0",
 }
 COLUMNS = {name: st.column_config.NumberColumn(format="localized") for name in ("elements", "differ", "max ULPs")} | {
     "share": st.column_config.NumberColumn(format="percent"),
-    **{name: st.column_config.NumberColumn(format="%.4g") for name in ("rms", "floor", "rms / floor", "largest", "mean ULPs")},
+    **{
+        name: st.column_config.NumberColumn(format="%.4g")
+        for name in ("rms", "floor", "rms / floor", "largest", "mean ULPs")
+    },
 }
 
 
@@ -31,12 +37,18 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
     if others:
         names = ", ".join(f"`{widgets.code(name)}`" for name in others)
         st.info(
-            f"A compiler makes this variant's kernels, so its modules cannot be watched. These variants have module outputs: {names}."
+            "A compiler makes this variant's kernels, so its modules cannot be watched. These variants have module"
+            f" outputs: {names}."
         )
-        st.button(f"Show {widgets.escaped(wording.visible(others[0]))}", on_click=selection.select, kwargs={"variant": others[0]})
+        st.button(
+            f"Show {widgets.escaped(wording.visible(others[0]))}",
+            on_click=selection.select,
+            kwargs={"variant": others[0]},
+        )
     elif about.kind == "upload":
         st.info(
-            "This run was uploaded, and a dump of logits holds no outputs of modules. Capture the pair from its model with `--layers`."
+            "This run was uploaded, and a dump of logits holds no outputs of modules. Capture the pair from its model"
+            " with `--layers`."
         )
     elif asks_for(about.command, "--layers"):
         st.info("A compiler makes the kernels of this run's variants, so their modules cannot be watched.")
@@ -54,11 +66,14 @@ def sentence(found: LayerSummary, names_prompt: bool) -> str:
         return f"No module differs: all {found.modules} put out the same numbers on both sides."
     prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
     said = (
-        f"**`{widgets.code(first.module)}`** ({widgets.escaped(first.kind)}) **is the first module that differs, at {prompt}position {first.first_position}**: "
-        f"{wording.share(first.neq, first.elements)} of its elements."
+        f"**`{widgets.code(first.module)}`** ({widgets.escaped(first.kind)}) **is the first module that differs, at"
+        f" {prompt}position {first.first_position}**: {wording.share(first.neq, first.elements)} of its elements."
     )
     if found.last is not first:
-        said += f" In the end {wording.share(found.last.neq, found.last.elements)} of the {widgets.escaped(wording.visible(found.last.module))} differ."
+        said += (
+            f" In the end {wording.share(found.last.neq, found.last.elements)} of the"
+            f" {widgets.escaped(wording.visible(found.last.module))} differ."
+        )
     return said
 
 
@@ -69,12 +84,20 @@ def against_floor(found: LayerSummary, modules: list[ModuleFigures]) -> str:
     beyond = [each for each in modules if each.ratio == float("inf")]
     said = ""
     if found.largest is not None:
-        where = "Furthest above its floor" if (found.largest.ratio or 0) > 1 else "Nearest to its floor, and not above it"
-        said = f"{where}: `{widgets.code(found.largest.module)}`, {wording.number(found.largest.ratio, 3)} times the floor's rms."
+        where = (
+            "Furthest above its floor" if (found.largest.ratio or 0) > 1 else "Nearest to its floor, and not above it"
+        )
+        said = (
+            f"{where}: `{widgets.code(found.largest.module)}`, {wording.number(found.largest.ratio, 3)} times the"
+            " floor's rms."
+        )
     if found.largest is not None and (found.largest.ratio or 0) > 1 and found.largest.dtype in NARROW:
         said += f" {says_little(found.largest.dtype)}"
     if beyond:
-        said += f" In {wording.plural(len(beyond), 'module')} the pair differs and no reordering does, the first is `{widgets.code(beyond[0].module)}`."
+        said += (
+            f" In {wording.plural(len(beyond), 'module')} the pair differs and no reordering does, the first is"
+            f" `{widgets.code(beyond[0].module)}`."
+        )
     return said.strip()
 
 
@@ -92,14 +115,30 @@ def figures(found: LayerSummary, total: int) -> None:
         "none" if first is None else short_name(first),
         help=None if first is None else f"`{widgets.code(first.module)}`",
     )
-    columns[1].metric("First block", "none" if first is None else "outside" if first.block is None else f"{first.block}")
-    columns[2].metric("Logits that differ", wording.percent(last.neq_share), help=f"{last.neq:,} of {last.elements:,} elements")
+    columns[1].metric(
+        "First block", "none" if first is None else "outside" if first.block is None else f"{first.block}"
+    )
+    columns[2].metric(
+        "Logits that differ", wording.percent(last.neq_share), help=f"{last.neq:,} of {last.elements:,} elements"
+    )
     columns[3].metric(
         "Largest over floor",
-        "no floor" if not found.has_floor else wording.number(largest.ratio, 3) if largest is not None else "floor is 0" if first is not None and first.ratio else "0",
+        (
+            "no floor"
+            if not found.has_floor
+            else (
+                wording.number(largest.ratio, 3)
+                if largest is not None
+                else "floor is 0"
+                if first is not None and first.ratio
+                else "0"
+            )
+        ),
         help="largest rms of a module's difference over that of its rounding floor",
-    )  # fmt: skip
-    columns[4].metric("Positions looked at", f"{found.positions:,} of {total:,}" if found.positions < total else f"all {total:,}")
+    )
+    columns[4].metric(
+        "Positions looked at", f"{found.positions:,} of {total:,}" if found.positions < total else f"all {total:,}"
+    )
 
 
 def rows(modules: list[ModuleFigures], names_prompt: bool) -> pd.DataFrame:
@@ -131,7 +170,9 @@ def module_figures(each: ModuleFigures) -> str:
     """One module in a line of markdown."""
     floor = "no floor was run" if each.floor_rms is None else f"its floor {wording.number(each.floor_rms, 3)}"
     return (
-        f"`{widgets.code(each.module)}`, {widgets.escaped(each.kind)}{'' if each.block is None else f' of block {each.block}'}: "
-        f"{wording.share(each.neq, each.elements)} of its elements differ, rms {wording.number(each.rms, 3)}, {floor}; largest difference "
-        f"{wording.number(each.max_abs, 4)}, at most {each.max_ulps:,} ULPs of {widgets.escaped(each.dtype)}, {wording.number(each.mean_ulps, 3)} in the mean."
+        f"`{widgets.code(each.module)}`,"
+        f" {widgets.escaped(each.kind)}{'' if each.block is None else f' of block {each.block}'}:"
+        f" {wording.share(each.neq, each.elements)} of its elements differ, rms {wording.number(each.rms, 3)}, {floor};"
+        f" largest difference {wording.number(each.max_abs, 4)}, at most {each.max_ulps:,} ULPs of"
+        f" {widgets.escaped(each.dtype)}, {wording.number(each.mean_ulps, 3)} in the mean."
     )

@@ -20,7 +20,9 @@ from app.components.chart_style import (
     position_labels,
 )
 
-CROWDED = 2000  # positions of a figure from which on many of a kind are shaded by density: points would lie on each other
+CROWDED = (
+    2000  # positions of a figure from which on many of a kind are shaded by density: points would lie on each other
+)
 DENSE = 500  # and of a kind: fewer than these are points in any company
 _CELLS = (96, 56)  # of the density, across and up: about 8 px at 800 x 430
 _GUTTER = 10**0.25  # where a gutter ends, times the place of its zeros
@@ -34,12 +36,15 @@ def near_tie_scatter(
     brushed: Collection[int] = (),
     dragging: str = "zoom",
 ) -> go.Figure:
-    """Smaller margin against largest difference of every position, logits, log axes; the line beyond which no flip is possible.
+    """Smaller margin against largest difference of every position, logits, log axes; the line beyond which no flip is
+    possible.
 
-    Zeros cannot stand on a log axis: they are drawn in a shaded gutter, half a decade below the smallest other value, on lines labelled
-    0; the line of the bound and the numbers of the axes end where the gutters begin. Where there are many positions the common kinds are shaded by density, and their points are there to be hovered, clicked and
-    brushed only. texts: of every prompt's tokens, empty where unknown. selected: (prompt, position). brushed: labels of rows of `table`;
-    the others fade. dragging: zoom, select (a box) or lasso. Custom data of a point: its row's label in `table`, prompt, position, difference, margin.
+    Zeros cannot stand on a log axis: they are drawn in a shaded gutter, half a decade below the smallest other value,
+    on lines labelled 0; the line of the bound and the numbers of the axes end where the gutters begin. Where there are
+    many positions the common kinds are shaded by density, and their points are there to be hovered, clicked and brushed
+    only. texts: of every prompt's tokens, empty where unknown. selected: (prompt, position). brushed: labels of rows of
+    `table`; the others fade. dragging: zoom, select (a box) or lasso. Custom data of a point: its row's label in
+    `table`, prompt, position, difference, margin.
     """
     margin = table[["reference_margin", "variant_margin"]].min(axis=1)
     known = margin.notna()
@@ -52,8 +57,13 @@ def near_tie_scatter(
     edges = [low if zero is None else zero * _GUTTER for (low, _), zero in zip(ends, (x_zero, y_zero), strict=True)]
     span = np.array([max(edges[0], edges[1] / 2), max(ends[0][1], ends[1][1] / 2)])
     figure.add_scatter(
-        x=span, y=2 * span, mode="lines", line={"color": QUIET, "dash": "dash", "width": 1.5}, name="margin = 2 × difference", hoverinfo="skip"
-    )  # fmt: skip
+        x=span,
+        y=2 * span,
+        mode="lines",
+        line={"color": QUIET, "dash": "dash", "width": 1.5},
+        name="margin = 2 × difference",
+        hoverinfo="skip",
+    )
     flips = table["is_flip"].to_numpy(bool)
     near = table["near_tie"].to_numpy(bool)
     odd = table["nonfinite_mismatch"].to_numpy() > 0  # the bound is a theorem about finite numbers
@@ -74,37 +84,64 @@ def near_tie_scatter(
         if is_dense:
             _add_density(figure, x[chosen], y[chosen], ends, colour, _FADED if brushed else 1.0)
             figure.add_scatter(  # the legend: the points themselves are not drawn
-                x=[None], y=[None], mode="markers", name=f"{name} ({count:,}), by density",
+                x=[None],
+                y=[None],
+                mode="markers",
+                name=f"{name} ({count:,}), by density",
                 marker={"color": colour, "symbol": "square", "size": 9},
-            )  # fmt: skip
+            )
         how: dict = {"maxdisplayed": 1, "opacity": 0} if is_dense else {"opacity": 0.8}
         figure.add_scatter(
-            x=x[chosen], y=y[chosen], mode="markers", name=f"{name} ({count:,})", showlegend=not is_dense,
+            x=x[chosen],
+            y=y[chosen],
+            mode="markers",
+            name=f"{name} ({count:,})",
+            showlegend=not is_dense,
             marker={"color": colour, "symbol": symbol, "size": size, "line": {"width": 0}, **how},
-            customdata=np.stack([rows[chosen], prompts[chosen], positions[chosen], difference[chosen], margin[chosen]], axis=1),
-            text=labels[chosen], selectedpoints=np.flatnonzero(is_brushed[chosen]) if brushed and not is_dense else None,
-            selected={"marker": {"opacity": how["opacity"]}}, unselected={"marker": {"opacity": 0 if is_dense else _FADED if brushed else 0.8}},
-            hovertemplate="%{text}<br>smaller margin %{customdata[4]:.5g}<br>largest difference %{customdata[3]:.5g}<extra></extra>",
-        )  # fmt: skip
+            customdata=np.stack(
+                [rows[chosen], prompts[chosen], positions[chosen], difference[chosen], margin[chosen]], axis=1
+            ),
+            text=labels[chosen],
+            selectedpoints=np.flatnonzero(is_brushed[chosen]) if brushed and not is_dense else None,
+            selected={"marker": {"opacity": how["opacity"]}},
+            unselected={"marker": {"opacity": 0 if is_dense else _FADED if brushed else 0.8}},
+            hovertemplate=(
+                "%{text}<br>smaller margin %{customdata[4]:.5g}<br>largest difference"
+                " %{customdata[3]:.5g}<extra></extra>"
+            ),
+        )
         if is_dense and (is_brushed & chosen).any():
             figure.add_scatter(
-                x=x[is_brushed & chosen], y=y[is_brushed & chosen], mode="markers", hoverinfo="skip", showlegend=False,
-                marker={"color": colour, "size": 4}, name="brushed",
-            )  # fmt: skip
+                x=x[is_brushed & chosen],
+                y=y[is_brushed & chosen],
+                mode="markers",
+                hoverinfo="skip",
+                showlegend=False,
+                marker={"color": colour, "size": 4},
+                name="brushed",
+            )
     here = (prompts == selected[0]) & (positions == selected[1])
     figure.add_scatter(
-        x=x[here], y=y[here], mode="markers", name=f"position {selected[1]}", hoverinfo="skip",
+        x=x[here],
+        y=y[here],
+        mode="markers",
+        name=f"position {selected[1]}",
+        hoverinfo="skip",
         marker={"color": "rgba(0,0,0,0)", "size": 18, "line": {"color": FLIP, "width": 2.5}},
-    )  # fmt: skip
+    )
     _add_gutters(figure, x_zero, y_zero, ends)
     titles = ("largest difference at the position, logits", "smaller margin of the two sides, logits")
     axes = (figure.update_xaxes, figure.update_yaxes)
     for update, title, (low, high), zero, edge in zip(axes, titles, ends, (x_zero, y_zero), edges, strict=True):
         is_plain = low >= 1e-4 and high < 1e5  # 0.02; else 2x10 to the power of -2
         update(
-            type="log", title=title, exponentformat="none" if is_plain else "power", minorloglabels="complete",
-            range=np.log10([low, high]).tolist(), labelalias=_blanks(low, high, 0.0 if zero is None else edge, is_plain),
-        )  # fmt: skip
+            type="log",
+            title=title,
+            exponentformat="none" if is_plain else "power",
+            minorloglabels="complete",
+            range=np.log10([low, high]).tolist(),
+            labelalias=_blanks(low, high, 0.0 if zero is None else edge, is_plain),
+        )
     # Room above the legend for the buttons of the figure, which would lie on it.
     return layout(figure, 460, clickmode="event+select", dragmode=dragging).update_layout(margin={"t": 58})
 
@@ -115,25 +152,39 @@ def _labels(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> np.ndarray
     several = table["prompt"].nunique() > 1
     for prompt, places in table.groupby("prompt").indices.items():
         of_prompt = position_labels(table["position"].iloc[places], texts[int(prompt)])
-        labels[places] = [f"prompt {prompt}, position {label}" if several else f"position {label}" for label in of_prompt]
+        labels[places] = [
+            f"prompt {prompt}, position {label}" if several else f"position {label}" for label in of_prompt
+        ]
     return labels
 
 
 def _add_density(
     figure: go.Figure, x: np.ndarray, y: np.ndarray, ends: list[tuple[float, float]], colour: str, opacity: float
 ) -> None:
-    """How many points lie in each cell of the plot, log shades from a quarter of the colour on: a single point is seen."""
+    """How many points lie in each cell of the plot, log shades from a quarter of the colour on: a single point is
+    seen.
+    """
     edges = [np.geomspace(low, high, cells + 1) for (low, high), cells in zip(ends, _CELLS, strict=True)]
     counts, _, _ = np.histogram2d(x, y, bins=edges)
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     shades = [[0.0, f"rgba({red},{green},{blue},0.28)"], [1.0, f"rgba({red},{green},{blue},1)"]]
     figure.add_heatmap(
-        z=np.where(counts.T > 0, np.log10(np.maximum(counts.T, 1)), np.nan).astype(np.float32), x=edges[0], y=edges[1], colorscale=shades,
-        zmin=0, zmax=max(1.0, float(np.log10(max(counts.max(), 1)))), showscale=False, hoverinfo="skip", opacity=opacity, name="density",
-    )  # fmt: skip
+        z=np.where(counts.T > 0, np.log10(np.maximum(counts.T, 1)), np.nan).astype(np.float32),
+        x=edges[0],
+        y=edges[1],
+        colorscale=shades,
+        zmin=0,
+        zmax=max(1.0, float(np.log10(max(counts.max(), 1)))),
+        showscale=False,
+        hoverinfo="skip",
+        opacity=opacity,
+        name="density",
+    )
 
 
-def _add_gutters(figure: go.Figure, x_zero: float | None, y_zero: float | None, ends: list[tuple[float, float]]) -> None:
+def _add_gutters(
+    figure: go.Figure, x_zero: float | None, y_zero: float | None, ends: list[tuple[float, float]]
+) -> None:
     """Where zeros are drawn: a band beside the log axes with a line and a 0 on the axis."""
     line = {"color": QUIET, "width": 1, "dash": "dot"}
     band = {"fillcolor": QUIET, "opacity": 0.1, "line_width": 0, "layer": "below"}
@@ -144,7 +195,9 @@ def _add_gutters(figure: go.Figure, x_zero: float | None, y_zero: float | None, 
         figure.add_annotation(
             xref="paper", x=1, y=np.log10(y_zero), yshift=9, text="tie: margin 0", showarrow=False, xanchor="right"
         )
-        figure.add_annotation(xref="paper", x=0, y=np.log10(y_zero), xshift=-3, text="<b>0</b>", xanchor="right", **label)
+        figure.add_annotation(
+            xref="paper", x=0, y=np.log10(y_zero), xshift=-3, text="<b>0</b>", xanchor="right", **label
+        )
     if x_zero is not None:
         figure.add_vrect(x0=ends[0][0], x1=x_zero * _GUTTER, **band)
         figure.add_vline(x=x_zero, line=line)
@@ -155,8 +208,8 @@ def _add_gutters(figure: go.Figure, x_zero: float | None, y_zero: float | None, 
 
 
 def _blanks(low: float, high: float, edge: float, is_plain: bool) -> dict[str, str]:
-    """Labels of a log axis, as plotly writes them, to blanks: below `edge`, as in a gutter there is no number but 0, and those that
-    would lie on each other: 7 to 9 before 10, of long labels all but 1, 2 and 5.
+    """Labels of a log axis, as plotly writes them, to blanks: below `edge`, as in a gutter there is no number but 0,
+    and those that would lie on each other: 7 to 9 before 10, of long labels all but 1, 2 and 5.
 
     A zoomed axis still chooses its own ticks, which it would not do with a list of them.
     """
@@ -177,7 +230,9 @@ def _power_label(digit: int, power: int) -> str:
 
 
 def margin_distribution(table: pd.DataFrame, threshold: float, dtype: str, unit: str = "ULPs") -> go.Figure:
-    """How many positions have which margin, both sides, in doubling bins; the threshold as a line. unit: ULPs or logits."""
+    """How many positions have which margin, both sides, in doubling bins; the threshold as a line. unit: ULPs or
+    logits.
+    """
     names = ("reference", "variant")
     if unit == "logits":
         margins = [table[f"{name}_margin"].dropna().to_numpy(float) for name in names]
@@ -190,7 +245,9 @@ def margin_distribution(table: pd.DataFrame, threshold: float, dtype: str, unit:
         lowest = 0
         bins = [np.where(values > 0, _exponents(values) + 1, 0) for values in margins]
     top = max([1, *(int(of_side.max()) + 1 for of_side in bins if len(of_side))])
-    labels = doubling_labels(top) if unit == "ULPs" else ["0", *(f"{2.0 ** (lowest + step):.4g}" for step in range(top - 1))]
+    labels = (
+        doubling_labels(top) if unit == "ULPs" else ["0", *(f"{2.0 ** (lowest + step):.4g}" for step in range(top - 1))]
+    )
     said = "%{customdata} ULPs" if unit == "ULPs" else "%{customdata} logits"
     spans = (
         labels
@@ -200,13 +257,21 @@ def margin_distribution(table: pd.DataFrame, threshold: float, dtype: str, unit:
     figure = go.Figure()
     for name, of_side, colour in zip(names, bins, (REFERENCE, VARIANT), strict=True):
         figure.add_bar(
-            x=labels, y=np.bincount(of_side, minlength=top), name=name, marker_color=colour, customdata=spans,
+            x=labels,
+            y=np.bincount(of_side, minlength=top),
+            name=name,
+            marker_color=colour,
+            customdata=spans,
             hovertemplate=f"{said}: %{{y:,}} positions<extra>{name}</extra>",
-        )  # fmt: skip
+        )
     place = _threshold_place(threshold, lowest, unit)
     if place <= top - 0.5:
         figure.add_vline(x=place, line={"color": FLIP, "width": 2, "dash": "dash"})
-    title = f"margin, ULPs of {dtype}" if unit == "ULPs" else "margin, logits; a bar reaches from its label up to twice that"
+    title = (
+        f"margin, ULPs of {dtype}"
+        if unit == "ULPs"
+        else "margin, logits; a bar reaches from its label up to twice that"
+    )
     figure.update_xaxes(title=title, type="category", categoryorder="array", categoryarray=labels)
     figure.update_yaxes(title="positions")
     return layout(figure, 300, barmode="group", bargap=0.15)

@@ -11,7 +11,11 @@ from app.shell import selection as state
 
 SIDES = ("reference", "variant")
 ZOOMS = "zooms, clicks select"
-DRAGGING = {ZOOMS: "zoom", "brushes a box": "select", "brushes a lasso": "lasso"}  # the chart tells of a click in the first only
+DRAGGING = {
+    ZOOMS: "zoom",
+    "brushes a box": "select",
+    "brushes a lasso": "lasso",
+}  # the chart tells of a click in the first only
 BRUSHED = "brushed"  # in the session: (which table it is of, labels of its rows)
 
 
@@ -33,7 +37,9 @@ def set_threshold() -> tuple[str, float]:
 
 
 def close(table: pd.DataFrame, unit: str, limit: float) -> dict[str, pd.Series]:
-    """Which positions have a margin of at most `limit` on the reference, on the variant; False where a margin is undefined."""
+    """Which positions have a margin of at most `limit` on the reference, on the variant; False where a margin is
+    undefined.
+    """
     ending = "_margin" if unit == "logits" else "_margin_ulps"
     return {side: (table[f"{side}{ending}"] <= limit).fillna(False).astype(bool) for side in SIDES}
 
@@ -45,9 +51,11 @@ def said(table: pd.DataFrame, unit: str, limit: float, dtype: str) -> str:
     flips = table["is_flip"].astype(bool)
     most = f"{limit:g} logits" if unit == "logits" else wording.plural(int(limit), "ULP") + f" of {dtype}"
     return (
-        f"**{wording.share(int(either.sum()), len(table))}** positions have a margin of at most {most} on a side: "
-        f"{wording.share(int(within['reference'].sum()), len(table))} on the reference, {wording.share(int(within['variant'].sum()), len(table))} on the variant. "
-        f"Of {wording.plural(int(flips.sum()), 'flip')}, {int((flips & either).sum())} lie{'s' if int((flips & either).sum()) == 1 else ''} within it."
+        f"**{wording.share(int(either.sum()), len(table))}** positions have a margin of at most {most} on a side:"
+        f" {wording.share(int(within['reference'].sum()), len(table))} on the reference,"
+        f" {wording.share(int(within['variant'].sum()), len(table))} on the variant. Of"
+        f" {wording.plural(int(flips.sum()), 'flip')}, {int((flips & either).sum())}"
+        f" lie{'s' if int((flips & either).sum()) == 1 else ''} within it."
     )
 
 
@@ -92,25 +100,33 @@ def _texts(tokens: pd.Series, view: state.View) -> list[str | None]:
 def columns(listed: pd.DataFrame, view: state.View) -> dict[str, object]:
     """The table under names people read; margins of both sides in columns of their own, so that each sorts."""
     shown: dict[str, object] = {
-        "prompt": listed["prompt"], "position": listed["position"], "flip": listed["is_flip"], "near tie": listed["near_tie"],
+        "prompt": listed["prompt"],
+        "position": listed["position"],
+        "flip": listed["is_flip"],
+        "near tie": listed["near_tie"],
         "reference argmax": widgets.table_texts(listed["reference_token"], view.run),
         "variant argmax": widgets.table_texts(listed["variant_token"], view.run),
-        "reference margin, ULPs": listed["reference_margin_ulps"], "variant margin, ULPs": listed["variant_margin_ulps"],
-        "largest difference": listed["max_abs"], "reference margin, logits": listed["reference_margin"],
-        "variant margin, logits": listed["variant_margin"], "KL, nats": listed["kl"],
-    }  # fmt: skip
+        "reference margin, ULPs": listed["reference_margin_ulps"],
+        "variant margin, ULPs": listed["variant_margin_ulps"],
+        "largest difference": listed["max_abs"],
+        "reference margin, logits": listed["reference_margin"],
+        "variant margin, logits": listed["variant_margin"],
+        "KL, nats": listed["kl"],
+    }
     if len(view.run.header.prompts) == 1:
         del shown["prompt"]
     return shown
 
 
-PINNED = {name: st.column_config.Column(pinned=True) for name in ("prompt", "position")}  # in sight however far one scrolls
+PINNED = {
+    name: st.column_config.Column(pinned=True) for name in ("prompt", "position")
+}  # in sight however far one scrolls
 COLUMNS = (
     widgets.EXACT
     | PINNED
     | {f"{side} margin, logits": st.column_config.NumberColumn(format="%.9g") for side in SIDES}
     | {f"{side} margin, ULPs": widgets.GROUPED for side in SIDES}
-)  # fmt: skip
+)
 
 
 def choose_row(listed: pd.DataFrame, key: str) -> None:

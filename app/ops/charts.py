@@ -10,14 +10,22 @@ from app.components.chart_style import inert, layout
 
 # Okabe-Ito, each with the letter colour that reads on it; classes beyond these share the last.
 _CLASSES = (
-    ("#0072B2", "#FFFFFF"), ("#E69F00", "#101418"), ("#009E73", "#101418"), ("#CC79A7", "#101418"), ("#56B4E9", "#101418"),
-    ("#D55E00", "#101418"), ("#9A6FD6", "#101418"), ("#8A93A0", "#101418"),
-)  # fmt: skip
+    ("#0072B2", "#FFFFFF"),
+    ("#E69F00", "#101418"),
+    ("#009E73", "#101418"),
+    ("#CC79A7", "#101418"),
+    ("#56B4E9", "#101418"),
+    ("#D55E00", "#101418"),
+    ("#9A6FD6", "#101418"),
+    ("#8A93A0", "#101418"),
+)
 _LONGEST = 30  # of a machine's name on the axis
 
 
 def batch_classes(lines: Sequence[tuple[str, dict[int, str]]]) -> go.Figure:
-    """lines: (machine, batch size -> digest of row 0's bits). Squares of one letter and colour are equal bits, on every line."""
+    """lines: (machine, batch size -> digest of row 0's bits). Squares of one letter and colour are equal bits, on every
+    line.
+    """
     sizes = sorted({size for _, found in lines for size in found})
     letters = letters_of(lines)
     figure = go.Figure()
@@ -25,15 +33,24 @@ def batch_classes(lines: Sequence[tuple[str, dict[int, str]]]) -> go.Figure:
         shown = [size for size in sizes if size in found]
         pairs = [_CLASSES[min(number_of(letters[found[size]]), len(_CLASSES) - 1)] for size in shown]
         figure.add_scatter(
-            x=[str(size) for size in shown], y=[_short(name)] * len(shown), mode="markers+text",
+            x=[str(size) for size in shown],
+            y=[_short(name)] * len(shown),
+            mode="markers+text",
             text=[letters[found[size]] for size in shown],
             marker={"symbol": "square", "size": 22, "color": [fill for fill, _ in pairs], "line": {"width": 0}},
-            textfont={"color": [ink for _, ink in pairs], "size": 13}, showlegend=False, customdata=[[found[size]] for size in shown],
+            textfont={"color": [ink for _, ink in pairs], "size": 13},
+            showlegend=False,
+            customdata=[[found[size]] for size in shown],
             hovertemplate="batch %{x}: class %{text}, bits %{customdata[0]}<extra></extra>",
-        )  # fmt: skip
+        )
     figure.update_xaxes(
-        type="category", categoryorder="array", categoryarray=[str(size) for size in sizes], title="batch size", showgrid=False, tickangle=0
-    )  # fmt: skip
+        type="category",
+        categoryorder="array",
+        categoryarray=[str(size) for size in sizes],
+        title="batch size",
+        showgrid=False,
+        tickangle=0,
+    )
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     return layout(figure, 96 + 40 * len(lines))
 

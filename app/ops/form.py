@@ -22,14 +22,23 @@ def start(jobs: Jobs) -> None:
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         device = st.selectbox("Device", [ANY_DEVICE, *previews().devices], key="ops_device", width=150)
-        dtypes = st.multiselect("dtypes", list(LOGIT_FORMATS), default=["float32", "bfloat16"], key="ops_dtypes", width=260)
-        scope = st.selectbox("Sizes", ["quick", "all"], key="ops_scope", width=110, help="quick: seconds; all: minutes on a CPU")
+        dtypes = st.multiselect(
+            "dtypes", list(LOGIT_FORMATS), default=["float32", "bfloat16"], key="ops_dtypes", width=260
+        )
+        scope = st.selectbox(
+            "Sizes", ["quick", "all"], key="ops_scope", width=110, help="quick: seconds; all: minutes on a CPU"
+        )
         model = st.text_input(
-            "Shapes of a model", key="ops_model", placeholder="none", width=220,
+            "Shapes of a model",
+            key="ops_model",
+            placeholder="none",
+            width=220,
             help="folder or hub id: linear is probed at this model's own shapes too; no weights are read",
-        )  # fmt: skip
+        )
         if st.button("Probe this machine", type="primary", key="ops_start", disabled=not dtypes):
-            store_cache.submit(_arguments(device, dtypes, scope, model), title=_title(scope, dtypes, model), device=device)
+            store_cache.submit(
+                _arguments(device, dtypes, scope, model), title=_title(scope, dtypes, model), device=device
+            )
             time.sleep(0.1)  # so that the list below shows it started
     job_list(jobs)
 
@@ -69,11 +78,19 @@ def job_list(jobs: Jobs) -> None:
                 continue
             if job.state in ("waiting", "running"):
                 action.button(
-                    "Cancel", key=f"ops_cancel_{job.number}", on_click=store_cache.cancel, args=(job.number,), width="stretch"
+                    "Cancel",
+                    key=f"ops_cancel_{job.number}",
+                    on_click=store_cache.cancel,
+                    args=(job.number,),
+                    width="stretch",
                 )
             elif job.is_over:
                 action.button(
-                    "Dismiss", key=f"ops_forget_{job.number}", on_click=store_cache.forget, args=(job.number,), width="stretch"
+                    "Dismiss",
+                    key=f"ops_forget_{job.number}",
+                    on_click=store_cache.forget,
+                    args=(job.number,),
+                    width="stretch",
                 )
 
 

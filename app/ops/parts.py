@@ -66,9 +66,14 @@ def pick(found: Sequence[RunCard]) -> list[OpsRun]:
         st.session_state["ops_runs"] = ",".join(st.session_state["ops_chosen"])
 
     st.multiselect(
-        "Machines", list(labels), format_func=labels.__getitem__, key="ops_chosen", max_selections=MOST, on_change=changed,
+        "Machines",
+        list(labels),
+        format_func=labels.__getitem__,
+        key="ops_chosen",
+        max_selections=MOST,
+        on_change=changed,
         placeholder="The newest is shown; choose one or more",
-    )  # fmt: skip
+    )
     runs = []
     for run_id in chosen:
         try:
@@ -102,7 +107,11 @@ def ask(found: Sequence[Beside]) -> list[Beside]:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         names = list(dict.fromkeys(one.first.op for one in found))
         op = st.selectbox(
-            "Operation", _offered(["", *names], "ops_op"), format_func=lambda name: name or "any", key="ops_op", width=190
+            "Operation",
+            _offered(["", *names], "ops_op"),
+            format_func=lambda name: name or "any",
+            key="ops_op",
+            width=190,
         )
         dtypes = list(dict.fromkeys(one.first.dtype for one in found))
         dtype = st.selectbox("dtype", _offered(["any", *dtypes], "ops_dtype"), key="ops_dtype", width=130)
@@ -110,8 +119,10 @@ def ask(found: Sequence[Beside]) -> list[Beside]:
     return [
         one
         for one in found
-        if op in ("", one.first.op) and dtype in ("any", one.first.dtype) and (shown == SHOWN[0] or _is_worth(one, shown))
-    ]  # fmt: skip
+        if op in ("", one.first.op)
+        and dtype in ("any", one.first.dtype)
+        and (shown == SHOWN[0] or _is_worth(one, shown))
+    ]
 
 
 def _offered(options: list[str], key: str) -> list[str]:
@@ -129,7 +140,9 @@ def _is_worth(one: Beside, shown: str) -> bool:
 def table(found: Sequence[Beside], runs: Sequence[OpsRun]) -> None:
     """One row a probe; a click opens its classes."""
     keys = [key_words(one) for one in found]
-    known = hashlib.sha256("\0".join([*(run.run_id for run in runs), *keys]).encode("utf-8", "backslashreplace")).hexdigest()
+    known = hashlib.sha256(
+        "\0".join([*(run.run_id for run in runs), *keys]).encode("utf-8", "backslashreplace")
+    ).hexdigest()
     key = f"ops_table_{known[:16]}"
 
     def choose() -> None:
@@ -138,10 +151,17 @@ def table(found: Sequence[Beside], runs: Sequence[OpsRun]) -> None:
 
     at = [place for place, name in enumerate(keys) if name == st.session_state.get("ops_row")]
     st.dataframe(
-        _rows(found, runs), key=key, hide_index=True, on_select=choose, selection_mode="single-row", column_config=_columns(runs),
-        selection_default={"selection": {"rows": at[:1]}}, placeholder="–", height="content" if len(found) < 14 else _HEIGHT,
+        _rows(found, runs),
+        key=key,
+        hide_index=True,
+        on_select=choose,
+        selection_mode="single-row",
+        column_config=_columns(runs),
+        selection_default={"selection": {"rows": at[:1]}},
+        placeholder="–",
+        height="content" if len(found) < 14 else _HEIGHT,
         alt="operations, one row each, with three answers a machine",
-    )  # fmt: skip
+    )
 
 
 def key_words(one: Beside) -> str:
@@ -167,7 +187,9 @@ def _rows(found: Sequence[Beside], runs: Sequence[OpsRun]) -> pd.DataFrame:
         shown["from batch 1"] = [None if row is None else (distance_says(row) or None) for row in of_runs[0]]
         shown["rms to float64"] = [None if row is None else row.relative_rms for row in of_runs[0]]
     if len(runs) > 1:
-        shown["same bits, row 0 alone"] = [None if one.same_bits is None else "yes" if one.same_bits else "no" for one in found]
+        shown["same bits, row 0 alone"] = [
+            None if one.same_bits is None else "yes" if one.same_bits else "no" for one in found
+        ]
     shown["modules"] = [one.first.modules or None for one in found]
     return pd.DataFrame(shown)
 
@@ -237,20 +259,27 @@ def detail(one: Beside, runs: Sequence[OpsRun]) -> None:
     if not lines:
         return
     plots.draw(
-        charts.batch_classes(lines), key="ops_classes", picture=exports.picture("batch-classes", [machine(run) for run in runs])
+        charts.batch_classes(lines),
+        key="ops_classes",
+        picture=exports.picture("batch-classes", [machine(run) for run in runs]),
     )
     st.caption(
-        f"Row 0's bits at each batch size{_over(one.first.rows_tried)}squares of one letter and colour are equal bit for bit"
-        + (", across machines too: the inputs are the same bits everywhere." if len(lines) > 1 else ".")
+        f"Row 0's bits at each batch size{_over(one.first.rows_tried)}squares of one letter and colour are equal bit"
+        " for bit" + (", across machines too: the inputs are the same bits everywhere." if len(lines) > 1 else ".")
     )
     if sum(len(row.classes) for row in one.rows if row is not None) > 1:
         letters = letters_of(lines)
         st.dataframe(
-            _classes(one, letters, len(runs) > 1), hide_index=True, key="ops_class_table",
-            column_config={name: st.column_config.NumberColumn(format="localized") for name in ("elements that differ", "max ULPs")},
-        )  # fmt: skip
+            _classes(one, letters, len(runs) > 1),
+            hide_index=True,
+            key="ops_class_table",
+            column_config={
+                name: st.column_config.NumberColumn(format="localized") for name in ("elements that differ", "max ULPs")
+            },
+        )
         st.caption(
-            f"Against the same machine's batch size 1; {one.first.elements * one.first.rows_tried:,} elements, distances in ULPs of {widgets.escaped(one.first.dtype)}."
+            f"Against the same machine's batch size 1; {one.first.elements * one.first.rows_tried:,} elements,"
+            f" distances in ULPs of {widgets.escaped(one.first.dtype)}."
         )
 
 
@@ -285,16 +314,28 @@ def listed(found: Sequence[Beside], runs: Sequence[OpsRun]) -> pd.DataFrame:
             repeats = row.repeats
             rows.append(
                 {
-                    "run": run.run_id, "device": run.header.device, "device_name": run.header.device_name, "op": row.op,
-                    "backend": row.backend, "size": row.size, "dtype": row.dtype, "modules": row.modules,
+                    "run": run.run_id,
+                    "device": run.header.device,
+                    "device_name": run.header.device_name,
+                    "op": row.op,
+                    "backend": row.backend,
+                    "size": row.size,
+                    "dtype": row.dtype,
+                    "modules": row.modules,
                     **{f"{called.replace(' ', '_')}": answer(row, question) for question, called in QUESTIONS.items()},
-                    "says_repeat": says(row, "repeat"), "says_batch": says(row, "batch"), "says_position": says(row, "position"),
-                    "calls": repeats.calls if repeats else None, "differing_calls": repeats.differing if repeats else None,
-                    "elements": row.elements, "rows_tried": row.rows_tried, "batch_neq": max((c.neq for c in row.classes), default=None),
-                    "batch_max_ulps": max((c.max_ulps for c in row.classes), default=None), "relative_rms": row.relative_rms,
+                    "says_repeat": says(row, "repeat"),
+                    "says_batch": says(row, "batch"),
+                    "says_position": says(row, "position"),
+                    "calls": repeats.calls if repeats else None,
+                    "differing_calls": repeats.differing if repeats else None,
+                    "elements": row.elements,
+                    "rows_tried": row.rows_tried,
+                    "batch_neq": max((c.neq for c in row.classes), default=None),
+                    "batch_max_ulps": max((c.max_ulps for c in row.classes), default=None),
+                    "relative_rms": row.relative_rms,
                     "refusal": row.refusal,
                 }
-            )  # fmt: skip
+            )
     integers = dict.fromkeys(("calls", "differing_calls", "batch_neq", "batch_max_ulps"), "Int64")
     return pd.DataFrame(rows).astype(integers)
 

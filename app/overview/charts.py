@@ -10,7 +10,9 @@ from app.components.chart_style import FLIP, QUIET, REFERENCE, VARIANT, doubling
 
 
 def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
-    """Elements by ULP distance, in doubling bins, log counts from a half on: a bar of one element is seen, and every bar has a length."""
+    """Elements by ULP distance, in doubling bins, log counts from a half on: a bar of one element is seen, and every
+    bar has a length.
+    """
     top = max(histogram, default=0).bit_length()
     counts = [0] * (top + 1)
     for distance, elements in histogram.items():

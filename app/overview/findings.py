@@ -1,4 +1,6 @@
-"""Lines of the overview on what other pages show of the pair: caches, modules, kernels, remedies, continuations. Only of what the run holds."""
+"""Lines of the overview on what other pages show of the pair: caches, modules, kernels, remedies, continuations. Only
+of what the run holds.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The prompt as wrapped text, each token coloured by a figure at its position; a click or Enter selects the position.
 
-A component of its own because text has to wrap and stay text. Figures travel as columns, once for a prompt and a colour: the
-selection is told by app/components/stepper.py in the browser, so a step along the prompt sends none of them again.
+A component of its own because text has to wrap and stay text. Figures travel as columns, once for a prompt and a
+colour: the selection is told by app/components/stepper.py in the browser, so a step along the prompt sends none of them
+again.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from core.runs.file.records import Prompt
 _CSS = """
 .root { --here: #A2447A; color: var(--st-text-color); }
 .root.dark { --here: #E79AC6; }
-.strip { font-family: var(--st-code-font, monospace); font-size: 0.9rem; line-height: 1.85; max-height: 23rem; overflow-y: auto;
-  border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius); padding: 0.7rem 0.9rem; position: relative; }
-.token { cursor: pointer; border-radius: 3px; padding: 2px 0; margin-right: 1px; white-space: pre-wrap; overflow-wrap: anywhere;
+.strip { font-family: var(--st-code-font, monospace); font-size: 0.9rem; line-height: 1.85; max-height: 23rem;
+  overflow-y: auto;
+  border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius); padding: 0.7rem 0.9rem;
+    position: relative; }
+.token { cursor: pointer; border-radius: 3px; padding: 2px 0; margin-right: 1px; white-space: pre-wrap;
+  overflow-wrap: anywhere;
   -webkit-box-decoration-break: clone; box-decoration-break: clone; }
 .token i { font-style: normal; opacity: 0.4; }
 .token:hover { box-shadow: inset 0 0 0 1.5px var(--st-text-color); }
@@ -33,14 +37,18 @@ _CSS = """
 .token.odd { background-color: #C8000D !important; color: #FFFFFF; text-decoration: line-through; }
 .token.number { white-space: nowrap; padding: 2px 4px; }
 .token.here { outline: 2.5px solid var(--here); outline-offset: 0.5px; }
-.token:focus-visible { box-shadow: 0 0 0 2px var(--st-background-color), 0 0 0 4px var(--st-primary-color); outline-offset: 0; z-index: 1; position: relative; }
-.legend { display: flex; flex-wrap: wrap; gap: 0.3rem 1.2rem; align-items: center; margin-top: 0.5rem; font-size: 0.8rem; }
+.token:focus-visible { box-shadow: 0 0 0 2px var(--st-background-color), 0 0 0 4px var(--st-primary-color);
+  outline-offset: 0; z-index: 1; position: relative; }
+.legend { display: flex; flex-wrap: wrap; gap: 0.3rem 1.2rem; align-items: center; margin-top: 0.5rem;
+  font-size: 0.8rem; }
 .legend .scale { display: inline-flex; flex-wrap: wrap; align-items: center; gap: 0.45rem; }
 .legend .bar { width: 7rem; height: 0.75rem; border-radius: 3px; border: 1px solid var(--st-border-color); }
 .legend .end { font-family: var(--st-code-font, monospace); }
 .legend .sign { cursor: default; font-family: var(--st-code-font, monospace); padding: 1px 4px; box-shadow: none; }
-.tip { position: fixed; inset: auto; margin: 0; pointer-events: none; max-width: min(26rem, 90vw); padding: 0.5rem 0.7rem; font-size: 0.8rem; line-height: 1.45;
-  color: var(--st-text-color); background-color: var(--st-secondary-background-color); border: 1px solid var(--st-border-color);
+.tip { position: fixed; inset: auto; margin: 0; pointer-events: none; max-width: min(26rem, 90vw);
+  padding: 0.5rem 0.7rem; font-size: 0.8rem; line-height: 1.45;
+  color: var(--st-text-color); background-color: var(--st-secondary-background-color);
+    border: 1px solid var(--st-border-color);
   border-radius: var(--st-base-radius); box-shadow: 0 3px 12px rgba(0, 0, 0, 0.25); overflow-wrap: anywhere; }
 .tip b { font-family: var(--st-code-font, monospace); }
 .tip dl { display: grid; grid-template-columns: auto 1fr; gap: 0 0.9rem; margin: 0.3rem 0; }
@@ -86,7 +94,9 @@ def heat(table: pd.DataFrame, colour: str, dtype: str) -> Heat:
         reach = 2 * table["max_abs"].to_numpy(float)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(margins <= reach, 1.0, reach / margins)
-        return Heat(_levels(share), "twice the largest difference / smaller margin", "0", "1 or more: near tie", (0, 100))
+        return Heat(
+            _levels(share), "twice the largest difference / smaller margin", "0", "1 or more: near tie", (0, 100)
+        )
     unit = {
         "max_abs": "largest difference, logits",
         "max_ulps": f"max ULPs of {dtype}, log scale",
@@ -159,9 +169,14 @@ def _columns(file_stamp: str, colour: str, _view: selection.View) -> str:  # noq
     """As JSON, written once: Streamlit writes what it is given at every run, and that of 4096 positions takes 11 ms."""
     header = _view.run.header
     prompt = header.prompts[_view.prompt]
-    return json.dumps(columns(_view.prompt_table, prompt, _view.run.vocabulary, header.vocab, header.compute_dtype, colour))
+    return json.dumps(
+        columns(_view.prompt_table, prompt, _view.run.vocabulary, header.vocab, header.compute_dtype, colour)
+    )
 
 
 def token_strip(view: selection.View, colour: str) -> None:
     """Draw the strip of the selected prompt."""
-    _strip(key="strip", data={"columns": _columns(store_cache.file_stamp(view), colour, view), "stamp": selection.stamp(view)})
+    _strip(
+        key="strip",
+        data={"columns": _columns(store_cache.file_stamp(view), colour, view), "stamp": selection.stamp(view)},
+    )

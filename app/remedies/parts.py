@@ -35,14 +35,17 @@ def nothing_tried(view: selection.View) -> NoReturn:
         st.info("This run was uploaded. Remedies are tried on the model itself: capture the pair from it.")
     else:
         st.info(
-            "This run was captured without trying remedies: that runs every pair again under each of them, and times it. `--remedies` asks for it."
+            "This run was captured without trying remedies: that runs every pair again under each of them, and times"
+            " it. `--remedies` asks for it."
         )
         widgets.same_capture_with("--remedies", about)
     st.stop()
 
 
 def rows(tried: Sequence[RemedyRow]) -> pd.DataFrame:
-    """Those that were measured, as the table shows them. Tokens a second of older runs were not those that the shares are of."""
+    """Those that were measured, as the table shows them. Tokens a second of older runs were not those that the shares
+    are of.
+    """
     measured = [row for row in tried if row.is_measured]
     return pd.DataFrame(
         {
@@ -65,18 +68,23 @@ def rows(tried: Sequence[RemedyRow]) -> pd.DataFrame:
 
 def unmeasured(tried: Sequence[RemedyRow]) -> str:
     """Those that were not, with the reason, as a list in markdown."""
-    return "\n".join(f"- **{widgets.escaped(row.name)}**: {widgets.escaped(row.refusal)}" for row in tried if not row.is_measured)
+    return "\n".join(
+        f"- **{widgets.escaped(row.name)}**: {widgets.escaped(row.refusal)}" for row in tried if not row.is_measured
+    )
 
 
 def how_timed(timed: Sequence[RemedyRow] | Sequence[PriceRow]) -> str:
     """What the shares in a table are, in a sentence."""
     turns = sorted({row.turns for row in timed if row.turns})
     if not turns or any(row.kept is not None and row.kept.low is None for row in timed):
-        return "Shares of throughput were measured without their spread here, so they are given to one digit; a capture made now has it."
+        return (
+            "Shares of throughput were measured without their spread here, so they are given to one digit; a capture"
+            " made now has it."
+        )
     count = f"{turns[0]}" if len(turns) == 1 else f"{turns[0]} to {turns[-1]}"
     return (
-        f"A share is the ratio of the medians of {count} turns in which all ran one after another; ± is the interval that holds the median of the "
-        "turns' own ratios with 95 % (sign test)."
+        f"A share is the ratio of the medians of {count} turns in which all ran one after another; ± is the interval"
+        " that holds the median of the turns' own ratios with 95 % (sign test)."
     )
 
 

@@ -16,7 +16,9 @@ _LONGEST = 34  # of a side's name on an axis
 
 
 def class_matrix(values: NDArray[np.float64], names: list[str], measure: str) -> go.Figure:
-    """One figure of every two classes as shaded cells with their numbers; NaN, which is a class against itself, stays empty."""
+    """One figure of every two classes as shaded cells with their numbers; NaN, which is a class against itself, stays
+    empty.
+    """
     shown = [_short(name) for name in names]
     labels = [f"{number}  {name}" for number, name in enumerate(shown)]
     places = np.arange(len(names))
@@ -24,24 +26,42 @@ def class_matrix(values: NDArray[np.float64], names: list[str], measure: str) ->
         shade = np.log10(np.where(values > 0, values, np.nan))
     figure = go.Figure()
     figure.add_heatmap(
-        z=np.where(np.isnan(values), np.nan, 0.0), x=places, y=places, colorscale=[[0, "rgba(138,147,160,0.16)"], [1, "rgba(138,147,160,0.16)"]],
-        showscale=False, hoverinfo="skip", xgap=2, ygap=2,
-    )  # fmt: skip
+        z=np.where(np.isnan(values), np.nan, 0.0),
+        x=places,
+        y=places,
+        colorscale=[[0, "rgba(138,147,160,0.16)"], [1, "rgba(138,147,160,0.16)"]],
+        showscale=False,
+        hoverinfo="skip",
+        xgap=2,
+        ygap=2,
+    )
     figure.add_heatmap(
-        z=shade, x=places, y=places, colorscale=ULPS, showscale=False, xgap=2, ygap=2, customdata=values,
+        z=shade,
+        x=places,
+        y=places,
+        colorscale=ULPS,
+        showscale=False,
+        xgap=2,
+        ygap=2,
+        customdata=values,
         text=[[_figure(float(value), measure) for value in row] for row in values],
         hovertemplate="class %{y} against class %{x}: %{text}<extra></extra>",
-    )  # fmt: skip
+    )
     if len(names) <= 12:
         for i, j in np.ndindex(values.shape):
             if not np.isnan(values[i, j]):
                 is_dark = values[i, j] > 0 and _is_dark(shade, i, j)
                 figure.add_annotation(
-                    x=j, y=i, text=_figure(float(values[i, j]), measure), showarrow=False,
+                    x=j,
+                    y=i,
+                    text=_figure(float(values[i, j]), measure),
+                    showarrow=False,
                     font={"color": QUIET if values[i, j] == 0 else "#FFFFFF" if is_dark else "#101418", "size": 12},
-                )  # fmt: skip
+                )
     ticks = {"tickvals": places, "range": [-0.5, len(names) - 0.5]}
-    figure.update_xaxes(**ticks, ticktext=[str(number) for number in places], title="class", showgrid=False, zeroline=False)
+    figure.update_xaxes(
+        **ticks, ticktext=[str(number) for number in places], title="class", showgrid=False, zeroline=False
+    )
     figure.update_yaxes(**ticks, ticktext=labels, showgrid=False, zeroline=False, autorange="reversed")
     return layout(figure, class_matrix_height(len(names)), showlegend=False)
 
@@ -69,7 +89,8 @@ def _short(name: str) -> str:
 
 
 def sweep(table: pd.DataFrame, name: str, dtype: str) -> go.Figure:
-    """Small multiples over the value that was swept: share of differing logits, largest difference, flips. One colour a class.
+    """Small multiples over the value that was swept: share of differing logits, largest difference, flips. One colour a
+    class.
 
     table: value, side, class, neq_share, max_abs, flips; one row a side, by value.
     """
@@ -78,15 +99,29 @@ def sweep(table: pd.DataFrame, name: str, dtype: str) -> go.Figure:
     values = [str(value) for value in table["value"]]  # as categories: 1, 2, 4, 33 stand side by side
     for column, measure in enumerate(titles, start=1):
         figure.add_scatter(
-            x=values, y=table[measure], mode="lines", line={"color": QUIET, "width": 1}, showlegend=False, hoverinfo="skip", row=1, col=column,
-        )  # fmt: skip
+            x=values,
+            y=table[measure],
+            mode="lines",
+            line={"color": QUIET, "width": 1},
+            showlegend=False,
+            hoverinfo="skip",
+            row=1,
+            col=column,
+        )
         for group, rows in table.groupby("class", sort=False):
             figure.add_scatter(
-                x=[str(value) for value in rows["value"]], y=rows[measure], mode="markers", name=f"class {group}", legendgroup=str(group),
-                showlegend=column == 1, marker={"size": 10, "color": _CLASSES[int(group) % len(_CLASSES)]},
+                x=[str(value) for value in rows["value"]],
+                y=rows[measure],
+                mode="markers",
+                name=f"class {group}",
+                legendgroup=str(group),
+                showlegend=column == 1,
+                marker={"size": 10, "color": _CLASSES[int(group) % len(_CLASSES)]},
                 customdata=[[inert(side)] for side in rows["side"]],
-                hovertemplate="%{customdata[0]}: %{y}<extra>class " + str(group) + "</extra>", row=1, col=column,
-            )  # fmt: skip
+                hovertemplate="%{customdata[0]}: %{y}<extra>class " + str(group) + "</extra>",
+                row=1,
+                col=column,
+            )
     figure.update_xaxes(title=inert(name), type="category", categoryorder="array", categoryarray=values)
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(tickformat=".0%", row=1, col=1)

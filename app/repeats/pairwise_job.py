@@ -1,4 +1,6 @@
-"""Every two classes of a run compared beside the page, once for all viewers: the page is drawn meanwhile and says how far it is."""
+"""Every two classes of a run compared beside the page, once for all viewers: the page is drawn meanwhile and says how
+far it is.
+"""
 
 from __future__ import annotations
 

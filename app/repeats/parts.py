@@ -1,4 +1,6 @@
-"""Parts of the Repeats page: what the classes are, their figures, and the comparison of every two, which may take reading."""
+"""Parts of the Repeats page: what the classes are, their figures, and the comparison of every two, which may take
+reading.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,17 @@ def sentence(run: RunReader, groups: list[BitClass]) -> None:
         st.success(f"All {sides} sides are equal bit for bit.")
     else:
         together = [group for group in groups if len(group.members) > 1]
-        alone = f", {wording.plural(len(groups) - len(together), 'side')} alone in {'its' if len(groups) - len(together) == 1 else 'their'} class"
-        st.markdown(f"**{sides} sides in {len(groups)} classes of equal bits**{alone if len(together) < len(groups) else ''}.")
+        alone = (
+            f", {wording.plural(len(groups) - len(together), 'side')} alone in"
+            f" {'its' if len(groups) - len(together) == 1 else 'their'} class"
+        )
+        st.markdown(
+            f"**{sides} sides in {len(groups)} classes of equal bits**{alone if len(together) < len(groups) else ''}."
+        )
     if sides == 2:
         st.caption(
-            "More sides say more: `--repeat 6` calls each path six times, `--sweep batch=1,2,3,4,8` adds a side for each size."
+            "More sides say more: `--repeat 6` calls each path six times, `--sweep batch=1,2,3,4,8` adds a side for"
+            " each size."
         )
 
 
@@ -81,7 +89,9 @@ def choose(groups: list[BitClass]) -> Callable[[], None]:
 
 
 def swept(run: RunReader, sweep: Sweep) -> pd.DataFrame:
-    """value, side, class, neq_share, max_abs, flips of every side of the sweep, by value; those of the reference are 0."""
+    """value, side, class, neq_share, max_abs, flips of every side of the sweep, by value; those of the reference are
+    0.
+    """
     of_side = {pair.index + 1: pair.summary for pair in run.pairs}
     rows = []
     for index, value in zip(sweep.sides, sweep.values, strict=True):
@@ -100,7 +110,9 @@ def swept(run: RunReader, sweep: Sweep) -> pd.DataFrame:
 
 
 def every_two(run: RunReader, groups: list[BitClass]) -> dict[tuple[int, int], Summary] | None:
-    """Summaries of every two classes; None while they are compared, and until the viewer has asked where that takes much reading."""
+    """Summaries of every two classes; None while they are compared, and until the viewer has asked where that takes
+    much reading.
+    """
     total = bytes_to_compare(run)
     asked: dict[str, Comparison] = st.session_state.setdefault("classes_asked", {})
     under_way = pairwise_job.comparison(run) if total <= WITHOUT_ASKING else asked.get(run.run_id)
@@ -128,7 +140,9 @@ def _progress(under_way: Comparison, *, can_stop: bool) -> None:
     what, action = st.columns([5, 1], vertical_alignment="bottom")
     what.progress(share, f"Comparing every two classes: {counted}. It goes on if you leave this page.")
     if can_stop:
-        action.button("Stop", key="stop_classes", on_click=under_way.stop, help="Stops it for everybody who looks at this run.")
+        action.button(
+            "Stop", key="stop_classes", on_click=under_way.stop, help="Stops it for everybody who looks at this run."
+        )
 
 
 def grid(pairs: dict[tuple[int, int], Summary], count: int, measure: str) -> NDArray[np.float64]:
@@ -142,11 +156,24 @@ def pair_table(pairs: dict[tuple[int, int], Summary], groups: list[BitClass], ru
     """The same with every figure of every two classes: one row two classes, each named by its first side."""
     rows = []
     for (first, second), summary in sorted(pairs.items()):
-        names = {"class": first, "other_class": second, "side": groups[first].members[0], "other_side": groups[second].members[0]}
+        names = {
+            "class": first,
+            "other_class": second,
+            "side": groups[first].members[0],
+            "other_side": groups[second].members[0],
+        }
         figures = {
-            "neq": summary.neq, "neq_share": summary.neq_share, "max_abs": summary.max_abs, "max_ulps": summary.max_ulps,
-            "mean_ulps": summary.mean_ulps, "nonfinite_mismatch": summary.nonfinite_mismatch, "flips": summary.flips, "near_ties": summary.near_ties,
-            "mean_kl": summary.mean_kl, **{name: getattr(summary, name) for name in COUNTS}, "compute_dtype": run.header.compute_dtype,
-        }  # fmt: skip
+            "neq": summary.neq,
+            "neq_share": summary.neq_share,
+            "max_abs": summary.max_abs,
+            "max_ulps": summary.max_ulps,
+            "mean_ulps": summary.mean_ulps,
+            "nonfinite_mismatch": summary.nonfinite_mismatch,
+            "flips": summary.flips,
+            "near_ties": summary.near_ties,
+            "mean_kl": summary.mean_kl,
+            **{name: getattr(summary, name) for name in COUNTS},
+            "compute_dtype": run.header.compute_dtype,
+        }
         rows.append(names | figures)
     return pd.DataFrame(rows)

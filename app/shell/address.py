@@ -1,4 +1,6 @@
-"""The address bar: what it says is taken over, and the selection and every page's settings are written back, so it is the share link."""
+"""The address bar: what it says is taken over, and the selection and every page's settings are written back, so it is
+the share link.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,16 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 from app.shell import heatmap_window, link, page_settings
 from app.shell.selection import View, hold
 
-_LATE_SECONDS = 10.0  # for which a browser may still name an address that was replaced; a busy one takes a second to hear of it
+_LATE_SECONDS = (
+    10.0  # for which a browser may still name an address that was replaced; a busy one takes a second to hear of it
+)
 _MOST_REPLACED = 100
 
 
 def adopt(page: str) -> None:
-    """Take what the address says: at the start of a session, and whenever it is not what was written last (Back, a link)."""
+    """Take what the address says: at the start of a session, and whenever it is not what was written last (Back, a
+    link).
+    """
     names = (*link.LINKED, *(setting.name for setting in page_settings.of_page(page)))
     said = {key: st.query_params[key] for key in names if key in st.query_params}
     written = st.session_state.get("written")
@@ -35,7 +41,8 @@ def adopt(page: str) -> None:
 
 
 def _is_late(page: str, said: dict[str, str]) -> bool:
-    """Whether it is what was written a moment ago: what is asked for in quick succession comes with an address that was replaced meanwhile.
+    """Whether it is what was written a moment ago: what is asked for in quick succession comes with an address that was
+    replaced meanwhile.
 
     Back brings an older one too, and says so; a link leads to another page.
     """
@@ -46,7 +53,9 @@ def _is_late(page: str, said: dict[str, str]) -> bool:
 
 
 def is_back() -> bool:
-    """Whether this run was asked for by Back or Forward, or by a link of the list of pages, which is a step of the history too."""
+    """Whether this run was asked for by Back or Forward, or by a link of the list of pages, which is a step of the
+    history too.
+    """
     context = get_script_run_ctx(suppress_warning=True)
     return context is not None and context.is_history_navigation
 
@@ -60,7 +69,8 @@ def settle_settings(page: str) -> None:
         if asked is not None:
             if asked and value is None:
                 link.complain(
-                    f"The link asks for {setting.name} '{link.clipped(asked)}'; there is {setting.expected}. Showing the default."
+                    f"The link asks for {setting.name} '{link.clipped(asked)}'; there is {setting.expected}. Showing"
+                    " the default."
                 )
             st.session_state[setting.key] = setting.default if value is None else value
         elif setting.key not in st.session_state:  # the widget was not on the last page
@@ -82,7 +92,12 @@ def of(view: View | None, page: str | None = None) -> dict[str, str]:
 
 
 def _selection_address(view: View) -> dict[str, str]:
-    said = {"run": view.run.run_id, "variant": view.pair.variant, "prompt": str(view.prompt), "position": str(view.position)}
+    said = {
+        "run": view.run.run_id,
+        "variant": view.pair.variant,
+        "prompt": str(view.prompt),
+        "position": str(view.position),
+    }
     if len(view.run.header.prompts) == 1:
         del said["prompt"]
     return said | heatmap_window.address(view)
@@ -91,9 +106,13 @@ def _selection_address(view: View) -> dict[str, str]:
 def write(said: dict[str, str]) -> None:
     """Make the address bar say it, in one step: every change of the address is an entry in the browser's history."""
     names = {*link.LINKED, *(setting.name for setting in page_settings.SETTINGS)}
-    if {key: st.query_params.get(key) for key in said} != said or any(key in st.query_params for key in names - said.keys()):
+    if {key: st.query_params.get(key) for key in said} != said or any(
+        key in st.query_params for key in names - said.keys()
+    ):
         st.query_params.from_dict(said)
     before = st.session_state.get("written")
     if before is not None and before != said:
-        st.session_state["replaced"] = [(before, time.monotonic()), *st.session_state.get("replaced", ())][:_MOST_REPLACED]
+        st.session_state["replaced"] = [(before, time.monotonic()), *st.session_state.get("replaced", ())][
+            :_MOST_REPLACED
+        ]
     st.session_state["written"] = said

@@ -1,9 +1,11 @@
-"""The one document of all pages: Streamlit's index.html, told where the server is, and keeping keys that are pressed early.
+"""The one document of all pages: Streamlit's index.html, told where the server is, and keeping keys that are pressed
+early.
 
-Before it opens its websocket Streamlit asks for the server's health and configuration: for a page below the root at the page's own address
-first, where there is no server, then after a pause of 0.1 s at the root. `window.__streamlit`, by which a host tells the page where its server
-is (`BACKEND_BASE_URL`) and which sites it takes messages from (`HOST_CONFIG`), lets it open the websocket at once and ask beside that:
-0.05 to 0.2 s of every first paint. A Streamlit that does not know these names does as before.
+Before it opens its websocket Streamlit asks for the server's health and configuration: for a page below the root at the
+page's own address first, where there is no server, then after a pause of 0.1 s at the root. `window.__streamlit`, by
+which a host tells the page where its server is (`BACKEND_BASE_URL`) and which sites it takes messages from
+(`HOST_CONFIG`), lets it open the websocket at once and ask beside that: 0.05 to 0.2 s of every first paint. A Streamlit
+that does not know these names does as before.
 """
 
 from __future__ import annotations

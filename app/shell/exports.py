@@ -1,8 +1,10 @@
-"""Figures and tables for elsewhere: a table as CSV or Parquet, a figure as SVG or PNG under a name that says where it is from.
+"""Figures and tables for elsewhere: a table as CSV or Parquet, a figure as SVG or PNG under a name that says where it
+is from.
 
-CSV carries every digit (the shortest text that reads back as the same float64), whole numbers as such, and nothing where a value is
-undefined. A text that a spreadsheet would run as a formula, and one that begins with an apostrophe, gets an apostrophe in front: token
-texts and names of sides are of others. Numbers are never touched, and Parquet has every text as it is.
+CSV carries every digit (the shortest text that reads back as the same float64), whole numbers as such, and nothing
+where a value is undefined. A text that a spreadsheet would run as a formula, and one that begins with an apostrophe,
+gets an apostrophe in front: token texts and names of sides are of others. Numbers are never touched, and Parquet has
+every text as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from app.components.chart_style import inert
 from app.shell import selection, store_cache, wording
 from core.runs.reader import RunReader
 
-# What spreadsheets take for the beginning of a formula, wide forms and leading line ends among it; the apostrophe, so that it can be undone.
+# What spreadsheets take for the beginning of a formula, wide forms and leading line ends among it; the apostrophe, so
+# that it can be undone.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 PICTURES = {"SVG": "svg", "PNG": "png"}
 _KEPT = "picture_format"
@@ -55,7 +58,8 @@ def parquet(table: pd.DataFrame) -> bytes:
 
 
 def download(tables: dict[str, Callable[[], pd.DataFrame] | pd.DataFrame], name: str, key: str) -> None:
-    """A popover with every table as CSV and as Parquet. What is in it is drawn when it is opened, a file is made when it is asked for.
+    """A popover with every table as CSV and as Parquet. What is in it is drawn when it is opened, a file is made when
+    it is asked for.
 
     tables: what each is called on its button, with the table or what makes it. name: the beginning of the files' names.
     """
@@ -68,12 +72,21 @@ def download(tables: dict[str, Callable[[], pd.DataFrame] | pd.DataFrame], name:
             if len(tables) > 1:
                 st.markdown(f"**{title[:1].upper()}{title[1:]}**")
             with st.container(horizontal=True):
-                for form, make, kind in (("CSV", csv, "text/csv"), ("Parquet", parquet, "application/vnd.apache.parquet")):
+                for form, make, kind in (
+                    ("CSV", csv, "text/csv"),
+                    ("Parquet", parquet, "application/vnd.apache.parquet"),
+                ):
                     st.download_button(
-                        form, partial(_made, make, table), f"{part}.{form.lower()}", kind, key=f"{key}_{number}_{form}", on_click="ignore"
-                    )  # fmt: skip
+                        form,
+                        partial(_made, make, table),
+                        f"{part}.{form.lower()}",
+                        kind,
+                        key=f"{key}_{number}_{form}",
+                        on_click="ignore",
+                    )
         st.caption(
-            "All digits, texts in full. In the CSV a text that a spreadsheet would take for a formula has an apostrophe in front."
+            "All digits, texts in full. In the CSV a text that a spreadsheet would take for a formula has an apostrophe"
+            " in front."
         )
 
 
@@ -98,7 +111,8 @@ def distances(view: selection.View) -> pd.DataFrame:
 
 
 def picture(name: str, of: Sequence[str]) -> dict[str, object]:
-    """How the camera in the corner of a figure saves it: under this name, in the session's format, twice as sharp as the screen.
+    """How the camera in the corner of a figure saves it: under this name, in the session's format, twice as sharp as
+    the screen.
 
     of: what it is a figure of, in parts that stand above it then, for a picture goes where no page is around it.
     """
@@ -111,7 +125,9 @@ def picture(name: str, of: Sequence[str]) -> dict[str, object]:
     }
 
 
-def picture_of(view: selection.View, what: str, *, of_prompt: bool = False, at_position: bool = False) -> dict[str, object]:
+def picture_of(
+    view: selection.View, what: str, *, of_prompt: bool = False, at_position: bool = False
+) -> dict[str, object]:
     """The same for a figure of the pair that is looked at, over all its prompts, of one of them or of one position."""
     run, unit = of_run(view.run)
     parts = [run, f"{view.pair.variant} against {view.pair.reference}", unit]
@@ -137,15 +153,31 @@ def picture_format() -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption("The camera in the corner of a figure saves it as", width="content")
         st.segmented_control(
-            "Figures are saved as", list(PICTURES), required=True, key="picture_choice", on_change=chosen, label_visibility="collapsed",
-        )  # fmt: skip
+            "Figures are saved as",
+            list(PICTURES),
+            required=True,
+            key="picture_choice",
+            on_change=chosen,
+            label_visibility="collapsed",
+        )
 
 
 def whole_run(view: selection.View) -> None:
     """Links to the run file and to the npz of every side."""
     with st.container(horizontal=True):
         for label, ending, what in (
-            ("Run file (.duckdb)", "duckdb", "Logits, figures and provenance in one file that any DuckDB opens; put into another store it is the same run."),
-            ("Logits (.npz)", "npz", "Every side under its name in the bits it came in, with the token ids where known."),
-        ):  # fmt: skip
+            (
+                "Run file (.duckdb)",
+                "duckdb",
+                (
+                    "Logits, figures and provenance in one file that any DuckDB opens; put into another store it is the"
+                    " same run."
+                ),
+            ),
+            (
+                "Logits (.npz)",
+                "npz",
+                "Every side under its name in the bits it came in, with the token ids where known.",
+            ),
+        ):
             st.link_button(label, f"/files/{quote(view.run.run_id)}.{ending}", icon=":material/download:", help=what)

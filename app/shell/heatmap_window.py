@@ -31,9 +31,11 @@ def current(view: View) -> HeatmapWindow:
     full = extent(view)
     kept = st.session_state
     return HeatmapWindow(
-        kept.get("heatmap_rows", full["rows"]), kept.get("heatmap_tokens", full["tokens"]), kept.get("heatmap_order", "id"),
+        kept.get("heatmap_rows", full["rows"]),
+        kept.get("heatmap_tokens", full["tokens"]),
+        kept.get("heatmap_order", "id"),
         kept.get("heatmap_cells", "ulps"),
-    )  # fmt: skip
+    )
 
 
 def keep(view: View, window: HeatmapWindow) -> None:
@@ -89,8 +91,11 @@ def settle(view: View) -> None:
     token = link.linked("token")
     if token is not None or is_new_run:
         number = page_settings.whole(token or "")
-        st.session_state["heatmap_token"] = number if number is not None and 0 <= number < view.run.header.vocab else None
+        st.session_state["heatmap_token"] = (
+            number if number is not None and 0 <= number < view.run.header.vocab else None
+        )
         if token and st.session_state["heatmap_token"] is None:
             link.complain(
-                f"The link asks for token '{link.clipped(token)}'; this run has 0 to {view.run.header.vocab - 1}. None is selected."
+                f"The link asks for token '{link.clipped(token)}'; this run has 0 to {view.run.header.vocab - 1}. None"
+                " is selected."
             )

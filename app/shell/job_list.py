@@ -14,7 +14,11 @@ def _how_it_stands(job: Job) -> str:
     if job.state == "waiting":
         return "waiting for those before it"
     if job.state == "running" and job.rows_total:
-        rest = f", about {job.seconds_left:.0f} s left" if job.seconds_left is not None and job.rows_done < job.rows_total else ""
+        rest = (
+            f", about {job.seconds_left:.0f} s left"
+            if job.seconds_left is not None and job.rows_done < job.rows_total
+            else ""
+        )
         unit = "prompts" if job.stage.endswith(" writes") else "positions"
         return f"{job.stage}: {job.rows_done:,} of {job.rows_total:,} {unit}, {job.seconds:.0f} s{rest}"
     if job.state == "done":
@@ -29,7 +33,9 @@ def _open_run(job: Job) -> None:
 
 @st.fragment(run_every=1.0)
 def job_list(jobs: Jobs, *, of_uploads: bool = False) -> None:
-    """Every capture (or every upload that is being saved) with how it stands, drawn again every second; buttons to cancel, open and dismiss."""
+    """Every capture (or every upload that is being saved) with how it stands, drawn again every second; buttons to
+    cancel, open and dismiss.
+    """
     if st.session_state.get(
         "opened"
     ):  # by a click that came while the page was being drawn again, which reaches its callback alone
@@ -51,7 +57,12 @@ def job_list(jobs: Jobs, *, of_uploads: bool = False) -> None:
                 what.progress(job.share)
             if job.state == "done":
                 action.button(
-                    "Open run", key=f"open_{job.number}", type="primary", width="stretch", on_click=_open_run, args=(job,)
+                    "Open run",
+                    key=f"open_{job.number}",
+                    type="primary",
+                    width="stretch",
+                    on_click=_open_run,
+                    args=(job,),
                 )
             if job.state == "cancelling":
                 action.caption("cancelling")
@@ -59,9 +70,17 @@ def job_list(jobs: Jobs, *, of_uploads: bool = False) -> None:
                 continue
             elif job.is_over:
                 action.button(
-                    "Dismiss", key=f"forget_{job.number}", on_click=store_cache.forget, args=(job.number,), width="stretch"
+                    "Dismiss",
+                    key=f"forget_{job.number}",
+                    on_click=store_cache.forget,
+                    args=(job.number,),
+                    width="stretch",
                 )
             else:
                 action.button(
-                    "Cancel", key=f"cancel_{job.number}", on_click=store_cache.cancel, args=(job.number,), width="stretch"
+                    "Cancel",
+                    key=f"cancel_{job.number}",
+                    on_click=store_cache.cancel,
+                    args=(job.number,),
+                    width="stretch",
                 )

@@ -1,7 +1,7 @@
 """Captures started from a page: each in a process of its own, one at a time on a device, seen by every viewer.
 
-A job is the command line itself (`python -m core capture ... --progress json`), so it can be copied and repeated, it does not
-slow the pages down, and it survives a page switch and a closed tab. Torch is loaded by that process alone.
+A job is the command line itself (`python -m core capture ... --progress json`), so it can be copied and repeated, it
+does not slow the pages down, and it survives a page switch and a closed tab. Torch is loaded by that process alone.
 """
 
 from __future__ import annotations
@@ -30,15 +30,20 @@ ROOT = Path(__file__).resolve().parents[2]
 ANY_DEVICE = "best there is"
 TAKING_IN = "the store"  # what jobs that take in files run on: one at a time, beside captures
 _NOTHING_STORED = "cancelled; nothing was stored"
-NICENESS = 10  # of a job's process: beside a capture and an ingest on two cores, 95 % of 50 viewers' reruns were within 2.8 s without it, 0.7 s with
+# of a job's process: beside a capture and an ingest on two cores, 95 % of 50 viewers' reruns were within 2.8 s without
+# it, 0.7 s with
+NICENESS = 10
 PATIENCE_SECONDS = 2  # how long a cancelled job may take to clean up before it is killed
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job as it stands. state: waiting, running, cancelling, done, failed or cancelled; rows are positions over all sides.
+    """One job as it stands. state: waiting, running, cancelling, done, failed or cancelled; rows are positions over all
+    sides.
 
-    device: what it runs on, ANY_DEVICE or TAKING_IN. reserved: the id that its run is going to have, where that is known before; who: who asked for it. counted_*: rows and seconds when the rows of this stage were first told of. A job that is done with a message was kept in part: the message says what failed.
+    device: what it runs on, ANY_DEVICE or TAKING_IN. reserved: the id that its run is going to have, where that is
+    known before; who: who asked for it. counted_*: rows and seconds when the rows of this stage were first told of. A
+    job that is done with a message was kept in part: the message says what failed.
     """
 
     number: int
@@ -72,7 +77,9 @@ class Job:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated from the rows since the first were told of, so not from loading the model; None while there are none."""
+        """Estimated from the rows since the first were told of, so not from loading the model; None while there are
+        none.
+        """
         done = self.rows_done - self.counted_rows
         return (self.seconds - self.counted_seconds) * (self.rows_total - self.rows_done) / done if done > 0 else None
 
@@ -85,7 +92,9 @@ class PromptFile:
     content: bytes
 
     def saved(self, place: Partial) -> Path:
-        """Written into a directory that goes when `place` is removed, and at the store's next sweep should the server be killed."""
+        """Written into a directory that goes when `place` is removed, and at the store's next sweep should the server
+        be killed.
+        """
         path = place.directory / (wording.file_name(self.name) or "prompts.txt")
         path.write_bytes(self.content)
         return path
@@ -94,9 +103,9 @@ class PromptFile:
 class Jobs:
     """All jobs of this server. Every method may be called from any thread; `Job`s handed out are snapshots.
 
-    One at a time on a device, in the order they came, because two captures on the same cores would time each other. Jobs on
-    different devices run side by side. Which device "the best there is" means only the job's own process knows, so such a job has
-    the machine for itself.
+    One at a time on a device, in the order they came, because two captures on the same cores would time each other.
+    Jobs on different devices run side by side. Which device "the best there is" means only the job's own process knows,
+    so such a job has the machine for itself.
     """
 
     def __init__(self, store: Path) -> None:
@@ -123,7 +132,9 @@ class Jobs:
         """The captures, newest first; `of_ops`: the probes of operations instead, which their own page lists."""
         with self._lock:
             captures = [job for job in self._jobs.values() if job.device != TAKING_IN]
-        return sorted((job for job in captures if (job.arguments[:1] == ("ops",)) == of_ops), key=lambda job: -job.number)
+        return sorted(
+            (job for job in captures if (job.arguments[:1] == ("ops",)) == of_ops), key=lambda job: -job.number
+        )
 
     def ingests(self) -> list[Job]:
         """The jobs that take in files, newest first (app.uploads.ingest_jobs begins them)."""
@@ -131,14 +142,23 @@ class Jobs:
             return sorted((job for job in self._jobs.values() if job.device == TAKING_IN), key=lambda job: -job.number)
 
     def submit(
-        self, arguments: Sequence[str], *, title: str, device: str, prompts: PromptFile | None = None, place: Partial | None = None,
-        reserved: str = "", who: str = "", on_change: Callable[[Job], None] | None = None,
+        self,
+        arguments: Sequence[str],
+        *,
+        title: str,
+        device: str,
+        prompts: PromptFile | None = None,
+        place: Partial | None = None,
+        reserved: str = "",
+        who: str = "",
+        on_change: Callable[[Job], None] | None = None,
         on_over: Callable[[Job], None] | None = None,
-    ) -> Job:  # fmt: skip
-        """Line up `python -m core ARGUMENTS`, with `--prompts FILE` where a file was dropped, which is kept until the job is over.
+    ) -> Job:
+        """Line up `python -m core ARGUMENTS`, with `--prompts FILE` where a file was dropped, which is kept until the
+        job is over.
 
-        place: a directory of the job's own files instead, which goes with it. on_change: told of the job when it is lined up and whenever it
-        stands otherwise; on_over: when it is over. Both in any thread.
+        place: a directory of the job's own files instead, which goes with it. on_change: told of the job when it is
+        lined up and whenever it stands otherwise; on_over: when it is over. Both in any thread.
         """
         if prompts is not None:
             place = Store(self._store).new_partial("prompts", datetime.now(UTC))
@@ -158,7 +178,8 @@ class Jobs:
             return self._jobs[job.number]
 
     def cancel(self, number: int) -> bool:
-        """Stop a waiting or running job; what it began is removed by the job itself, so it is over only when its process is.
+        """Stop a waiting or running job; what it began is removed by the job itself, so it is over only when its
+        process is.
 
         Returns whether there was anything to stop.
         """
@@ -240,10 +261,25 @@ class Jobs:
             if self._is_stopped or job.state == "cancelling":  # before there was a process to end
                 self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
                 return
-            command = [sys.executable, "-m", "core", *job.arguments, "--progress", "json", "--store", str(self._store.absolute())]
+            command = [
+                sys.executable,
+                "-m",
+                "core",
+                *job.arguments,
+                "--progress",
+                "json",
+                "--store",
+                str(self._store.absolute()),
+            ]
             process = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
-            )  # fmt: skip
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
             self._processes[number] = process
             with suppress(OSError, AttributeError):  # gone already, or a system without priorities
                 os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
@@ -264,11 +300,15 @@ class Jobs:
 
     def _take(self, number: int, said: dict[str, object], seconds: float) -> None:
         """One line of a job's process."""
-        known: dict[str, object] = {key: said[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in said}
+        known: dict[str, object] = {
+            key: said[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in said
+        }
         rows, total = said.get("rows_done"), said.get("rows_total")
         with self._lock:
             job = self._jobs[number]
-        if isinstance(rows, int) and (total != job.rows_total or rows < job.rows_done):  # another stage, with rows of its own
+        if isinstance(rows, int) and (
+            total != job.rows_total or rows < job.rows_done
+        ):  # another stage, with rows of its own
             known |= {"counted_rows": rows, "counted_seconds": seconds}
         self._change(number, seconds=seconds, **known)
         self._tell(number)

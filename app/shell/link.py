@@ -16,14 +16,17 @@ def linked(key: str) -> str | None:
 
 
 def linked_number(key: str, lowest: int, highest: int) -> int | None:
-    """A number out of the link; if it is none or lies outside, the nearest, and the viewer goes to the gallery with a sentence."""
+    """A number out of the link; if it is none or lies outside, the nearest, and the viewer goes to the gallery with a
+    sentence.
+    """
     text = linked(key)
     if text is None:
         return None
     value = page_settings.whole(text)
     if value is None:
         go_astray(
-            f"The link asks for {key} '{clipped(text)}', which is no number that a {key} can be; {key} {lowest} is selected."
+            f"The link asks for {key} '{clipped(text)}', which is no number that a {key} can be; {key} {lowest} is"
+            " selected."
         )
         return lowest
     if not lowest <= value <= highest:
@@ -46,7 +49,9 @@ def go_astray(sentence: str) -> None:
 
 
 def linked_range(key: str, full: tuple[int, int]) -> tuple[int, int] | None:
-    """`12:40` out of the link as (12, 40); None if the link says nothing of it, `full` and a word to the viewer if nothing of use."""
+    """`12:40` out of the link as (12, 40); None if the link says nothing of it, `full` and a word to the viewer if
+    nothing of use.
+    """
     text = linked(key)
     if text is None:
         return None

@@ -1,7 +1,8 @@
 """What a page's own controls are set to (colour, threshold, filter): kept over page switches, and part of its link.
 
-One table says what each is called in the address and what it may be; app/shell/address.py reads and writes it. A control at its default is
-not in the address. Its widget is drawn with the `key` and without a default, because its value comes from the session.
+One table says what each is called in the address and what it may be; app/shell/address.py reads and writes it. A
+control at its default is not in the address. Its widget is drawn with the `key` and without a default, because its
+value comes from the session.
 """
 
 from __future__ import annotations
@@ -25,9 +26,14 @@ COLOURS = {  # of the strip of tokens, and the figure each shows
     "flips": "is_flip",
 }
 SORTS = {  # of the gallery, and what each is called
-    "newest": "newest first", "oldest": "oldest first", "name": "name", "verdict": "gravest verdict", "flips": "most flips",
-    "max ULPs": "largest max ULPs", "positions": "most positions",
-}  # fmt: skip
+    "newest": "newest first",
+    "oldest": "oldest first",
+    "name": "name",
+    "verdict": "gravest verdict",
+    "flips": "most flips",
+    "max ULPs": "largest max ULPs",
+    "positions": "most positions",
+}
 # Thresholds of a margin in logits: a sequence of 1, 2, 5 from well below a step of bfloat16 at logits of 8 (0.0625) on.
 LOGIT_STEPS = ("0", "0.001", "0.002", "0.005", "0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1", "2", "5", "10")
 LONGEST_TEXT = 120
@@ -35,7 +41,9 @@ _WHOLE = re.compile(r"-?[0-9]{1,15}", re.ASCII)
 
 
 def whole(text: str) -> int | None:
-    """A whole number out of a link; None for anything else, and that includes `1e3`, `1_000`, ` 7` and digits beyond ASCII."""
+    """A whole number out of a link; None for anything else, and that includes `1e3`, `1_000`, ` 7` and digits beyond
+    ASCII.
+    """
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
@@ -43,7 +51,8 @@ def whole(text: str) -> int | None:
 class Setting:
     """One control: on which page, its name in the address, the key of its widget, its default.
 
-    `options` has the word in the address for each value; `span` the lowest and highest whole number; with neither it is free text.
+    `options` has the word in the address for each value; `span` the lowest and highest whole number; with neither it is
+    free text.
     """
 
     page: str
@@ -95,7 +104,10 @@ SETTINGS = (
     Setting("near_ties", "unit", "threshold_unit", "ULPs", {"ulps": "ULPs", "logits": "logits"}),
     Setting("near_ties", "of", "near_ties_of", "this prompt", _words(["this prompt", "all prompts"])),
     Setting("flips", "list", "flips_listed", "flips", _words(["flips", "flips and near ties"])),
-    *(Setting(page, "top", "top_form", "logits", _words(["logits", "ranks"])) for page in ("overview", "near_ties", "flips")),
+    *(
+        Setting(page, "top", "top_form", "logits", _words(["logits", "ranks"]))
+        for page in ("overview", "near_ties", "flips")
+    ),
     Setting("heatmap", "by", "worst_by", "difference", {"difference": "difference", "ulps": "ULPs"}),
     Setting("heatmap", "colours", "heatmap_colours", "log", _words(["log", "linear"])),
     Setting("heatmap", "scale", "heatmap_scale", "pair", _words(["pair", "view"])),
@@ -115,7 +127,9 @@ SETTINGS = (
     Setting("ops", "machines", "ops_runs", "", longest=1000),
     Setting("ops", "op", "ops_op", ""),
     Setting("ops", "dtype", "ops_dtype", "any", _words(["any", *LOGIT_FORMATS])),
-    Setting("ops", "show", "ops_shown", "all", {"all": "all", "no": "with a no", "disagree": "where machines disagree"}),
+    Setting(
+        "ops", "show", "ops_shown", "all", {"all": "all", "no": "with a no", "disagree": "where machines disagree"}
+    ),
     Setting("ops", "row", "ops_row", "", longest=200),
 )
 

@@ -1,6 +1,7 @@
 """What the viewer looks at: the open run and the one selection (run, variant, prompt, position) behind every page.
 
-The selection lives in the session (here), comes out of a link (app/shell/link.py) and goes into the address bar (app/shell/address.py).
+The selection lives in the session (here), comes out of a link (app/shell/link.py) and goes into the address bar
+(app/shell/address.py).
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ def select(**values: str | int) -> None:
 def hold(key: str) -> None:
     """Have the widget of this key show what the session holds, before it is drawn.
 
-    Streamlit tells the browser a value that was set by the script once. Where a second run comes before the browser has fetched the widget's
-    code (another element asks for one as soon as it is drawn), the widget would begin at its default, and say that with the next click.
+    Streamlit tells the browser a value that was set by the script once. Where a second run comes before the browser has
+    fetched the widget's code (another element asks for one as soon as it is drawn), the widget would begin at its
+    default, and say that with the next click.
     """
     st.session_state[key] = st.session_state[key]
 

@@ -157,15 +157,25 @@ def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
 
 
 def label(run_id: str, seen: labels.Labels, wanted: labels.Labels) -> None:
-    """Change the labels of a run that a viewer has `seen`; what had to be put aside for that, or stands beside it, is said."""
+    """Change the labels of a run that a viewer has `seen`; what had to be put aside for that, or stands beside it, is
+    said.
+    """
     who = identity.editor()
     changed = labels.write(store().directory, run_id, wanted, seen)
     now = changed.labels
     audit.record(
-        store().directory, who.name, "label", run_id, tags=len(now.tags), note_characters=len(now.note), pinned=now.pinned
+        store().directory,
+        who.name,
+        "label",
+        run_id,
+        tags=len(now.tags),
+        note_characters=len(now.note),
+        pinned=now.pinned,
     )
     if changed.aside:
-        link.complain(f"The damaged labels of run '{link.clipped(run_id)}' were put aside as {link.clipped(changed.aside)}.")
+        link.complain(
+            f"The damaged labels of run '{link.clipped(run_id)}' were put aside as {link.clipped(changed.aside)}."
+        )
     if changed.has_both_notes:
         link.complain("Somebody else changed the note while you wrote yours: both are kept, one below the other.")
 
@@ -205,7 +215,9 @@ def delete(run_id: str) -> None:
 
 
 def discard(run_id: str) -> str:
-    """Move a run into the trash; returns the entry. Its file is let go of, for the day on which the trash is emptied."""
+    """Move a run into the trash; returns the entry. Its file is let go of, for the day on which the trash is
+    emptied.
+    """
     who = identity.editor()
     stamp = _stamp(store().path_of(run_id))
     entry = store().discard(run_id)
@@ -269,7 +281,9 @@ def positions(run: RunReader, pair: int) -> pd.DataFrame:
 
 
 def histogram(view: View) -> dict[int, int]:
-    """ULP distance to number of elements; a float32 pair can have a hundred thousand distances, which take 0.15 s to read."""
+    """ULP distance to number of elements; a float32 pair can have a hundred thousand distances, which take 0.15 s to
+    read.
+    """
     return _histogram(*_stamp(view.run.path), view.pair.index)
 
 
@@ -279,7 +293,9 @@ def kv_positions(view: View) -> dict[str, PositionGrid]:
 
 
 def layer_grid(view: View, measure: str) -> LayerGrid:
-    """Modules x positions of the selected prompt, at most 12,000 cells or 40 a module: each has its name, for the hover."""
+    """Modules x positions of the selected prompt, at most 12,000 cells or 40 a module: each has its name, for the
+    hover.
+    """
     return _layer_grid(*_stamp(view.run.path), view.pair.index, view.prompt, measure)
 
 

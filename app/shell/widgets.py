@@ -30,7 +30,9 @@ EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("larges
 GROUPED = st.column_config.NumberColumn(format="localized")
 PAGES = Path(__file__).resolve().parents[2] / "pages"
 _SIGNS = re.compile(r"[\\`*_{}\[\]()#+\-.!|<>~$:]")
-_ADDRESS = re.compile(r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE)  # markdown links them even where every sign is escaped
+_ADDRESS = re.compile(
+    r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE
+)  # markdown links them even where every sign is escaped
 
 
 def sidebar() -> selection.View | None:
@@ -40,7 +42,9 @@ def sidebar() -> selection.View | None:
     by_id = {card.run_id: card for card in cards}
     asked = link.linked("run")
     if asked is not None and any(card.run_id == asked and not card.sides for card in everything):
-        link.go_astray(f"The run '{link.clipped(asked)}' holds probes of operations and no logits; the Ops page shows it.")
+        link.go_astray(
+            f"The run '{link.clipped(asked)}' holds probes of operations and no logits; the Ops page shows it."
+        )
     elif asked is not None and asked not in by_id:
         link.go_astray(f"There is no run '{link.clipped(asked)}' here (any more); these are the runs there are.")
         for key in link.LINKED:
@@ -80,7 +84,9 @@ def sidebar() -> selection.View | None:
 
 
 def _labels(cards: list[RunCard]) -> dict[str, str]:
-    """Names to choose by. A select box tells its options apart by their labels, so runs of equal names carry their ids."""
+    """Names to choose by. A select box tells its options apart by their labels, so runs of equal names carry their
+    ids.
+    """
     names = [card.name for card in cards]
     return {card.run_id: card.name if names.count(card.name) == 1 else f"{card.name} · {card.run_id}" for card in cards}
 
@@ -104,19 +110,27 @@ def _pick_within(run_id: str) -> selection.View:
         st.session_state["variant"] = asked
     elif asked is not None:
         link.go_astray(
-            f"The link asks for variant '{link.clipped(asked)}'; this run has {_listed(names)}, and '{names[0]}' is selected."
+            f"The link asks for variant '{link.clipped(asked)}'; this run has {_listed(names)}, and '{names[0]}' is"
+            " selected."
         )
     if st.session_state.get("variant") not in names:
         st.session_state["variant"] = names[0]
     selection.hold("variant")
     variant = st.selectbox(
-        f"Variant, compared with `{code(run.pairs[0].reference)}`", names, format_func=_twins(run).__getitem__, key="variant"
+        f"Variant, compared with `{code(run.pairs[0].reference)}`",
+        names,
+        format_func=_twins(run).__getitem__,
+        key="variant",
     )
     pair = run.pairs[names.index(variant)]
 
     prompts = run.header.prompts
     _settle("prompt", len(prompts) - 1)
-    prompt = int(st.number_input("Prompt", 0, len(prompts) - 1, key="prompt", on_change=_new_prompt)) if len(prompts) > 1 else 0
+    prompt = (
+        int(st.number_input("Prompt", 0, len(prompts) - 1, key="prompt", on_change=_new_prompt))
+        if len(prompts) > 1
+        else 0
+    )
     last = prompts[prompt].positions - 1
     _settle("position", last)
     table = store_cache.positions(run, pair.index)
@@ -166,7 +180,8 @@ def head(title: str, view: selection.View | None, what: str) -> selection.View:
     about = header.provenance
     where = " · ".join(part for part in (wording.model_name(about.model), header.compute_dtype, about.device) if part)
     st.markdown(
-        f"**{escaped(header.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}` · {escaped(where)}"
+        f"**{escaped(header.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}` ·"
+        f" {escaped(where)}"
     )
     st.caption(what.format(dtype=header.compute_dtype, vocab=f"{header.vocab:,}", run=run.run_id))
     return view
@@ -178,7 +193,8 @@ _ROOM_CSS = (Path(__file__).parent / "room.css").read_text(encoding="utf-8")
 
 
 def table_height(rows: int, most: int, row: int = ROW) -> int:
-    """Of a table with its heading, in pixels: all its rows, or half a row more than fit into the room of `most`, so that one sees it goes on.
+    """Of a table with its heading, in pixels: all its rows, or half a row more than fit into the room of `most`, so
+    that one sees it goes on.
 
     row: how high each is.
     """
@@ -192,7 +208,9 @@ def room(name: str, height: int) -> DeltaGenerator:
 
 
 def _keep_room() -> None:
-    """The style sheet that keeps room. By `st.html` it would wait for that element's script and come too late; markdown is there at once."""
+    """The style sheet that keeps room. By `st.html` it would wait for that element's script and come too late; markdown
+    is there at once.
+    """
     rows = "".join(f'[class*="st-key-rows{n}_"] {{ min-height: {n * ROW}px; }}\n' for n in range(1, _MOST_ROOM + 1))
     st.markdown(f"<style>{_ROOM_CSS}{rows}</style>", unsafe_allow_html=True)
 
@@ -219,7 +237,9 @@ def code(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Names come from files of others, and quotes from links: no markdown, no HTML, no addresses that turn into links."""
+    """Names come from files of others, and quotes from links: no markdown, no HTML, no addresses that turn into
+    links.
+    """
     return _SIGNS.sub(r"\\\g<0>", _ADDRESS.sub("\N{WORD JOINER}", text))
 
 
@@ -229,7 +249,8 @@ def empty() -> NoReturn:
     st.page_link(PAGES / "upload.py", label="Upload a dump")
     st.page_link(PAGES / "capture.py", label="Capture a run")
     code_block(
-        "./ulpscope capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt \\\n    --reference prefill --variant decode --dtype bfloat16"
+        "./ulpscope capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt \\\n    --reference"
+        " prefill --variant decode --dtype bfloat16"
     )
     st.stop()
 
@@ -256,10 +277,15 @@ def say_complaints() -> None:
 
 def both(reference: Iterable, variant: Iterable) -> list[str]:
     """`0 / 2`: a figure of both sides in one cell."""
-    return [" / ".join("undefined" if pd.isna(v) else f"{v:.6g}" for v in pair) for pair in zip(reference, variant, strict=True)]
+    return [
+        " / ".join("undefined" if pd.isna(v) else f"{v:.6g}" for v in pair)
+        for pair in zip(reference, variant, strict=True)
+    ]
 
 
 def table_texts(column: Iterable, run: RunReader) -> list[str]:
     """Token ids as `text (id)`."""
     vocabulary = run.vocabulary
-    return [wording.token(None if pd.isna(i) else int(i), None if pd.isna(i) else vocabulary.get(int(i))) for i in column]
+    return [
+        wording.token(None if pd.isna(i) else int(i), None if pd.isna(i) else vocabulary.get(int(i))) for i in column
+    ]

@@ -10,14 +10,28 @@ from core.runs.store.cards import RunCard
 MEASURES = {"neq_share": "share that differs", "max_ulps": "max ULPs", "rms": "rms difference"}
 # A verdict and the colour of its label, gravest first. A name a newer version wrote is grey.
 VERDICTS = {
-    "bug suspected": "red", "invalid dump": "violet", "nondeterministic": "orange", "undecided": "gray", "not judged": "gray",
-    "lower precision": "yellow", "rounding": "blue", "identical": "green",
-}  # fmt: skip
+    "bug suspected": "red",
+    "invalid dump": "violet",
+    "nondeterministic": "orange",
+    "undecided": "gray",
+    "not judged": "gray",
+    "lower precision": "yellow",
+    "rounding": "blue",
+    "identical": "green",
+}
 RUNGS = {
-    "validity": "Dump validity", "sampler": "Sampler", "rerun": "Rerun", "neighbours": "Neighbours", "own dtype": "Own dtype",
-    "float32": "float32 microscope", "precision": "Lower precision", "symmetry": "Error symmetry", "structure": "Structure over positions", "modules": "Structure over modules",
+    "validity": "Dump validity",
+    "sampler": "Sampler",
+    "rerun": "Rerun",
+    "neighbours": "Neighbours",
+    "own dtype": "Own dtype",
+    "float32": "float32 microscope",
+    "precision": "Lower precision",
+    "symmetry": "Error symmetry",
+    "structure": "Structure over positions",
+    "modules": "Structure over modules",
     "one order": "Every sum in one order",
-}  # fmt: skip
+}
 FIGURES = {
     "compute_dtype": "dtype",
     "noise_ratio": "noise ratio: pair over floor, rms over rms",
@@ -93,15 +107,20 @@ FIGURES = {
     "reference_noise_ratio": "reference to the model, in rounding floors",
     "variant_noise_ratio": "variant to the model, in rounding floors",
 }
-# What a row of evidence checked, by a figure that only such rows of its rung have: a rung may have several, and their controls are sentences.
+# What a row of evidence checked, by a figure that only such rows of its rung have: a rung may have several, and their
+# controls are sentences.
 CHECKED = {
     "validity": {
-        "highest_token_id": "shapes and tokens", "same_argmax_shifted_by_0": "shift", "reference_least_logsumexp": "logits or probabilities",
-        "nonfinite_mismatch": "NaN and infinity", "reference_filled_rows": "truncation", "cause": "temperature",
+        "highest_token_id": "shapes and tokens",
+        "same_argmax_shifted_by_0": "shift",
+        "reference_least_logsumexp": "logits or probabilities",
+        "nonfinite_mismatch": "NaN and infinity",
+        "reference_filled_rows": "truncation",
+        "cause": "temperature",
     },
     "neighbours": {"other_row": "another row", "rows": "other prompts"},
     "own dtype": {"draws": "error against float32", "seed_ratios": "the pair"},
-}  # fmt: skip
+}
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
@@ -203,7 +222,9 @@ def figure(value: object) -> str:
 
 
 def checked(rung: str, figures: Iterable[str]) -> str:
-    """What a row of evidence of this rung with these figures checked, in a word or two; nothing where they do not tell."""
+    """What a row of evidence of this rung with these figures checked, in a word or two; nothing where they do not
+    tell.
+    """
     names = set(figures)
     return next((said for figure, said in CHECKED.get(rung, {}).items() if figure in names), "")
 

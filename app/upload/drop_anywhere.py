@@ -23,19 +23,25 @@ _HTML = """
 _CSS = (
     ZONE_CSS
     + """
-.veil { position: fixed; inset: 0; z-index: 999; display: flex; align-items: center; justify-content: center; pointer-events: none;
+.veil { position: fixed; inset: 0; z-index: 999; display: flex; align-items: center; justify-content: center;
+  pointer-events: none;
   font-size: 1.3rem; color: var(--st-primary-color); border: 3px dashed var(--st-primary-color);
   background-color: color-mix(in srgb, var(--st-background-color) 80%, transparent); }
 .veil[hidden] { display: none; }
 """
 )
 _anywhere = st.components.v2.component(
-    "ulpscope_drop_anywhere", html=_HTML, css=_CSS, js=(Path(__file__).parent / "drop_anywhere.js").read_text(encoding="utf-8")
+    "ulpscope_drop_anywhere",
+    html=_HTML,
+    css=_CSS,
+    js=(Path(__file__).parent / "drop_anywhere.js").read_text(encoding="utf-8"),
 )
 
 
 def drop_zone() -> None:
-    """A place to drop files, of which the whole page is part; who may only look has none. The files themselves stay in the browser."""
+    """A place to drop files, of which the whole page is part; who may only look has none. The files themselves stay in
+    the browser.
+    """
     if not page_guard.may_edit():
         return
     _anywhere(key="drop_zone", on_dropped_change=_drop)

@@ -1,4 +1,6 @@
-"""What arrived files were understood as, with what may be corrected before they are saved: one form a run that they would make."""
+"""What arrived files were understood as, with what may be corrected before they are saved: one form a run that they
+would make.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Candidate:
 
 
 def candidates(uploads: Sequence[Upload]) -> list[Candidate]:
-    """What the files would make: files of two or more sides and run files each a run, files of one array each two of them a pair."""
+    """What the files would make: files of two or more sides and run files each a run, files of one array each two of
+    them a pair.
+    """
     found, arrays = [], []
     for upload in uploads:
         try:
@@ -59,7 +63,10 @@ def candidates(uploads: Sequence[Upload]) -> list[Candidate]:
     elif len(arrays) == 1:
         name = arrays[0].path.name
         found.append(
-            Candidate(tuple(arrays), f"{name}: holds one array; add the file of the other side, or save both arrays in one npz.")
+            Candidate(
+                tuple(arrays),
+                f"{name}: holds one array; add the file of the other side, or save both arrays in one npz.",
+            )
         )
     return found
 
@@ -67,9 +74,14 @@ def candidates(uploads: Sequence[Upload]) -> list[Candidate]:
 def _two_of(arrays: list[Upload]) -> list[Upload]:
     by_id = {upload.upload_id: upload for upload in arrays}
     chosen = st.multiselect(
-        "Which two make a pair", list(by_id), default=list(by_id)[:2], max_selections=2, key="upload_pair",
-        format_func=lambda upload_id: by_id[upload_id].path.name, help="files of one array each; the first is the reference",
-    )  # fmt: skip
+        "Which two make a pair",
+        list(by_id),
+        default=list(by_id)[:2],
+        max_selections=2,
+        key="upload_pair",
+        format_func=lambda upload_id: by_id[upload_id].path.name,
+        help="files of one array each; the first is the reference",
+    )
     return [by_id[upload_id] for upload_id in chosen]
 
 
@@ -91,11 +103,13 @@ def _run(candidate: Candidate) -> dict[str, Any] | None:
     sides = [f"`{widgets.code(side['name'])}`" for side in found["sides"]]
     more = f" and {len(sides) - 6} more" if len(sides) > 6 else ""
     st.markdown(
-        f"Run **{widgets.escaped(found['name'])}** of `{widgets.code(found['model'] or 'a model that is not named')}`: sides {', '.join(sides[:6])}{more}; "
-        f"**{wording.plural(found['positions'], 'position')} x {found['vocab']:,} tokens**, compute dtype **{widgets.escaped(found['compute_dtype'])}**."
+        f"Run **{widgets.escaped(found['name'])}** of `{widgets.code(found['model'] or 'a model that is not named')}`:"
+        f" sides {', '.join(sides[:6])}{more}; **{wording.plural(found['positions'], 'position')} x {found['vocab']:,}"
+        f" tokens**, compute dtype **{widgets.escaped(found['compute_dtype'])}**."
     )
     st.caption(
-        "It will be checked table by table against the schema, its figures against its logits, and copied into a new run file."
+        "It will be checked table by table against the schema, its figures against its logits, and copied into a new"
+        " run file."
     )
     name = st.text_input("Name of the run", value=found["name"][:120], key=f"upload_run_name_{candidate.key}")
     is_asked = st.button("Save as a run", type="primary", key=f"save_{candidate.key}", disabled=not name.strip())
@@ -105,15 +119,22 @@ def _run(candidate: Candidate) -> dict[str, Any] | None:
 def _dump(candidate: Candidate) -> dict[str, Any] | None:
     left, middle, right, last = st.columns(4)
     name = left.text_input("Name of the run", value=candidate.title, key=f"upload_name_{candidate.key}")
-    model = middle.text_input("Model", placeholder="for the record, may stay empty", key=f"upload_model_{candidate.key}")
+    model = middle.text_input(
+        "Model", placeholder="for the record, may stay empty", key=f"upload_model_{candidate.key}"
+    )
     dtype = right.selectbox(
-        "Compute dtype", _DTYPES, key=f"upload_dtype_{candidate.key}",
+        "Compute dtype",
+        _DTYPES,
+        key=f"upload_dtype_{candidate.key}",
         help="ULPs are counted in the dtype the logits were computed in, even if they were saved as float32.",
-    )  # fmt: skip
+    )
     holds = last.selectbox(
-        "Holds", list(HOLDS), format_func=HOLDS.__getitem__, key=f"upload_holds_{candidate.key}",
+        "Holds",
+        list(HOLDS),
+        format_func=HOLDS.__getitem__,
+        key=f"upload_holds_{candidate.key}",
         help="For arrays that look like log-probabilities of chosen tokens and are logits all the same.",
-    )  # fmt: skip
+    )
     found = _looked(candidate, dtype, holds)
     if found is None:
         return None
@@ -125,7 +146,9 @@ def _dump(candidate: Candidate) -> dict[str, Any] | None:
 
 
 def _looked(candidate: Candidate, dtype: str, holds: str) -> dict[str, Any] | None:
-    """What the files were understood as; where they are not yet, how far that has come is drawn, and where they cannot be, why."""
+    """What the files were understood as; where they are not yet, how far that has come is drawn, and where they cannot
+    be, why.
+    """
     look = _look(candidate, dtype, holds)
     if not look.is_over:
         _awaited(candidate, dtype, holds)
@@ -149,20 +172,23 @@ def _understood(candidate: Candidate, found: dict[str, Any]) -> str:
         index=names.index(sides[0]),
         key=f"upload_reference_{candidate.key}",
     )
-    ordered = sorted(found["sides"], key=lambda side: side["name"] != reference)  # stable: the others stay in file order
+    ordered = sorted(
+        found["sides"], key=lambda side: side["name"] != reference
+    )  # stable: the others stay in file order
     st.dataframe(
         [
             {"side": side["name"], "role": "variant" if number else "reference", "saved as": side["source_dtype"]}
             for number, side in enumerate(ordered)
         ],
-        hide_index=True, key=f"understood_{candidate.key}",
-    )  # fmt: skip
+        hide_index=True,
+        key=f"understood_{candidate.key}",
+    )
     prompts = f"{found['prompts']:,} prompts, " if found["prompts"] > 1 else ""
     emitted = ", and the tokens each side chose" if found["emitted"] else ""
     st.markdown(
-        f"{prompts}**{wording.plural(found['positions'], 'position')} x {found['vocab']:,} tokens**, {_TOKENS[found['tokens']]}{emitted}; "
-        f"compute dtype **{found['compute_dtype']}** ({widgets.escaped(found['dtype_reason'])}). "
-        f"The run takes about {wording.size(found['logits_bytes'])}."
+        f"{prompts}**{wording.plural(found['positions'], 'position')} x {found['vocab']:,} tokens**,"
+        f" {_TOKENS[found['tokens']]}{emitted}; compute dtype **{found['compute_dtype']}**"
+        f" ({widgets.escaped(found['dtype_reason'])}). The run takes about {wording.size(found['logits_bytes'])}."
     )
     for warning in found["warnings"]:
         st.warning(widgets.escaped(warning))

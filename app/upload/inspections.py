@@ -1,7 +1,8 @@
-"""What arrived files are understood as, looked up once each: small dumps at once, large ones and run files by `inspect` in a process of its own.
+"""What arrived files are understood as, looked up once each: small dumps at once, large ones and run files by `inspect`
+in a process of its own.
 
-To know a dump's compute dtype may take reading all of it, which a page's script must not do at every rerun. Answers are kept by the files'
-times of change; a look that no page asks about any more is ended.
+To know a dump's compute dtype may take reading all of it, which a page's script must not do at every rerun. Answers are
+kept by the files' times of change; a look that no page asks about any more is ended.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _SLOWEST_RUN_SECONDS = 120.0  # a run file is somebody else's database; of one t
 
 @dataclass
 class Look:
-    """As far as a look has come: bytes read of those that may have to be, then what was understood, or why nothing was."""
+    """As far as a look has come: bytes read of those that may have to be, then what was understood, or why nothing
+    was.
+    """
 
     done: int = 0
     total: int = 0
@@ -84,15 +87,22 @@ class Looks:
         return known
 
     def look(
-        self, paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None, holds: str | None = None
-    ) -> Look:  # fmt: skip
+        self,
+        paths: Sequence[Path],
+        *,
+        compute_dtype: str | None = None,
+        reference: str | None = None,
+        holds: str | None = None,
+    ) -> Look:
         """What `paths` are understood as, or how far that has come. Returns at once, but for small dumps."""
         key = (*(_stamp(path) for path in paths), compute_dtype, reference, holds)
         options = {"--compute-dtype": compute_dtype, "--reference": reference, "--holds": holds}
         with self._lock:
             self._drop_forgotten()
             asked = self._asked.get(key)
-            if asked is not None and (asked.look.failed is None or time.monotonic() - asked.look.failed < _AGAIN_SECONDS):
+            if asked is not None and (
+                asked.look.failed is None or time.monotonic() - asked.look.failed < _AGAIN_SECONDS
+            ):
                 asked.last_asked = time.monotonic()
                 return asked.look
             asked = self._asked[key] = _Asked(Look(), time.monotonic())
@@ -106,8 +116,11 @@ class Looks:
         if not asked.look.is_over:
             arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
             threading.Thread(
-                target=self._run, args=(asked, [*arguments, "--", *(str(path.absolute()) for path in paths)]), name="ulpscope-look", daemon=True
-            ).start()  # fmt: skip
+                target=self._run,
+                args=(asked, [*arguments, "--", *(str(path.absolute()) for path in paths)]),
+                name="ulpscope-look",
+                daemon=True,
+            ).start()
         return asked.look
 
     def stop(self) -> None:
@@ -141,9 +154,14 @@ class Looks:
             if asked.is_dropped:  # while it waited for room
                 return
             process = asked.process = subprocess.Popen(
-                [sys.executable, "-m", "core", "inspect", "--progress", "json", *arguments], cwd=ROOT, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-            )  # fmt: skip
+                [sys.executable, "-m", "core", "inspect", "--progress", "json", *arguments],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
         if process.stdout is None or process.stderr is None:
             raise ValueError("a look's output and errors are pipes")
         errors: list[str] = []

@@ -1,4 +1,6 @@
-"""Files chosen or dropped on the upload page, on their way to the server: app/upload/upload.js sends them, nothing of them passes through here."""
+"""Files chosen or dropped on the upload page, on their way to the server: app/upload/upload.js sends them, nothing of
+them passes through here.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,13 @@ from app.uploads.tus import ADDRESS
 
 ZONE_CSS = """
 .root { font-family: var(--st-font); font-size: 0.9rem; color: var(--st-text-color); }
-.zone { display: flex; flex-wrap: wrap; gap: 0.4rem 0.9rem; align-items: center; padding: 0.85rem 1rem; border-radius: var(--st-base-radius);
-  border: 1px dashed var(--st-border-color); background-color: var(--st-secondary-background-color); box-sizing: border-box; min-height: 4.6rem; }
+.zone { display: flex; flex-wrap: wrap; gap: 0.4rem 0.9rem; align-items: center; padding: 0.85rem 1rem;
+  border-radius: var(--st-base-radius);
+  border: 1px dashed var(--st-border-color); background-color: var(--st-secondary-background-color);
+    box-sizing: border-box; min-height: 4.6rem; }
 .zone.over { border: 2px solid var(--st-primary-color); }
-button { font: inherit; font-size: 0.85rem; color: inherit; background-color: var(--st-background-color); border: 1px solid var(--st-border-color);
+button { font: inherit; font-size: 0.85rem; color: inherit; background-color: var(--st-background-color);
+  border: 1px solid var(--st-border-color);
   cursor: pointer; border-radius: var(--st-button-radius); padding: 0.3rem 0.7rem; min-height: 2rem; }
 button:hover { border-color: var(--st-primary-color); }
 button:focus-visible, input:focus-visible { outline: 2px solid var(--st-primary-color); outline-offset: 1px; }
@@ -29,7 +34,8 @@ ul { list-style: none; margin: 0.6rem 0 0; padding: 0; display: flex; flex-direc
 .use input { accent-color: #0072B2; width: 1.05rem; height: 1.05rem; flex: none; }
 .name { font-weight: 600; overflow-wrap: anywhere; }
 .actions { display: flex; gap: 0.4rem; }
-.bar { height: 0.45rem; border-radius: 999px; overflow: hidden; margin-top: 0.45rem; background-color: var(--st-border-color); }
+.bar { height: 0.45rem; border-radius: 999px; overflow: hidden; margin-top: 0.45rem;
+  background-color: var(--st-border-color); }
 .bar i { display: block; height: 100%; background-color: var(--st-primary-color); transition: width 0.2s linear; }
 .line { margin-top: 0.3rem; font-size: 0.82rem; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .row[data-state=failed] { border-color: currentcolor; }
@@ -54,9 +60,14 @@ _panel = st.components.v2.component(
 
 
 def chosen(serial: str) -> list[str]:
-    """Draw the panel; the ids of the uploads that have arrived and are ticked, in their order. It asks the server anew when `serial` changes."""
+    """Draw the panel; the ids of the uploads that have arrived and are ticked, in their order. It asks the server anew
+    when `serial` changes.
+    """
     said = _panel(
-        key="upload_panel", data={"address": ADDRESS, "serial": serial}, default={"chosen": []}, on_chosen_change=lambda: None
+        key="upload_panel",
+        data={"address": ADDRESS, "serial": serial},
+        default={"chosen": []},
+        on_chosen_change=lambda: None,
     )
     ids = said.chosen if isinstance(said.chosen, list) else []
     return [each for each in ids if isinstance(each, str)]

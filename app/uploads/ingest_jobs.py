@@ -1,4 +1,6 @@
-"""Files that become runs: each by a process of its own, one after another, whoever brought them and whether or not they still look."""
+"""Files that become runs: each by a process of its own, one after another, whoever brought them and whether or not they
+still look.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,22 @@ LONGEST_TEXT = 200  # characters of a name or model
 
 
 def begin(
-    jobs: Jobs, paths: Sequence[Path], *, title: str, options: Mapping[str, str | None], who: str,
-    on_over: Callable[[Job], None] | None = None, place: Partial | None = None,
-) -> Job:  # fmt: skip
-    """Line up `python -m core ingest PATHS`, or `adopt` for one run file, with `options` (those of OPTIONS; empty ones count as none).
+    jobs: Jobs,
+    paths: Sequence[Path],
+    *,
+    title: str,
+    options: Mapping[str, str | None],
+    who: str,
+    on_over: Callable[[Job], None] | None = None,
+    place: Partial | None = None,
+) -> Job:
+    """Line up `python -m core ingest PATHS`, or `adopt` for one run file, with `options` (those of OPTIONS; empty ones
+    count as none).
 
-    The files are moved away and belong to the job: they are gone when it is over, however it ended. With `on_over` they stay where they are,
-    the caller's, who is told when the job no longer needs them. place: a directory of `receiving` that they lie in already.
-    The job knows the id its run will have (`reserved`). LimitError where too many are waiting, UsageError for an option that means nothing.
+    The files are moved away and belong to the job: they are gone when it is over, however it ended. With `on_over` they
+    stay where they are, the caller's, who is told when the job no longer needs them. place: a directory of `receiving`
+    that they lie in already. The job knows the id its run will have (`reserved`). LimitError where too many are
+    waiting, UsageError for an option that means nothing.
     """
     chosen = checked(options)
     if place is None and on_over is None:
@@ -74,15 +84,18 @@ def begin(
 
 
 def receiving(jobs: Jobs, name: str = "upload") -> Partial:
-    """A directory in the store for files that arrive, which no reader looks at and which a sweep removes should this server be killed.
+    """A directory in the store for files that arrive, which no reader looks at and which a sweep removes should this
+    server be killed.
 
-    Its name holds the id of the run that they will become, so that no other process hands out the same. LimitError (503) where as many as
-    may arrive at once do.
+    Its name holds the id of the run that they will become, so that no other process hands out the same. LimitError
+    (503) where as many as may arrive at once do.
     """
     most, there = now_in_force().limits.uploads, sum(1 for _ in jobs.store.directory.glob(".partial-incoming-*"))
     if most and there >= most:
         raise LimitError(
-            f"{there} files are arriving or waiting, as many as this server takes at once (limits.uploads); try again later.", 503
+            f"{there} files are arriving or waiting, as many as this server takes at once (limits.uploads); try again"
+            " later.",
+            503,
         )
     for _ in range(100):
         run_id = jobs.store.new_run_id(name, datetime.now(UTC))
@@ -98,19 +111,24 @@ def reserved_in(place: Partial) -> str:
 
 def is_arriving(store: Store, run_id: str) -> bool:
     """Whether any process that shares the store is taking in this run."""
-    return "/" not in run_id and any((store.directory / f".partial-{kind}{run_id}").is_dir() for kind in ("incoming-", ""))
+    return "/" not in run_id and any(
+        (store.directory / f".partial-{kind}{run_id}").is_dir() for kind in ("incoming-", "")
+    )
 
 
 def checked(options: Mapping[str, str | None]) -> dict[str, str]:
     """The options that say something. UsageError for one that is unknown, too long, or of no meaning."""
     unknown = set(options) - set(OPTIONS)
     if unknown:
-        raise UsageError(f"'{wording.visible(min(unknown))[:40]}' is no option of a file; there are {', '.join(OPTIONS)}.")
+        raise UsageError(
+            f"'{wording.visible(min(unknown))[:40]}' is no option of a file; there are {', '.join(OPTIONS)}."
+        )
     chosen = {key: value.strip() for key, value in options.items() if value and value.strip()}
     for key, value in chosen.items():
         if len(value) > LONGEST_TEXT or not value.isprintable():
             raise UsageError(
-                f"the {key.replace('_', ' ')} has {len(value)} characters; expected at most {LONGEST_TEXT}, all printable."
+                f"the {key.replace('_', ' ')} has {len(value)} characters; expected at most {LONGEST_TEXT}, all"
+                " printable."
             )
     if "compute_dtype" in chosen:
         format_named(chosen["compute_dtype"])
@@ -121,7 +139,9 @@ def checked(options: Mapping[str, str | None]) -> dict[str, str]:
 def _refuse_too_many(jobs: Jobs) -> None:
     waiting = sum(not job.is_over for job in jobs.ingests())
     if waiting >= MOST_WAITING:
-        raise LimitError(f"{waiting} files are waiting to be taken in, as many as this server lines up; try again later.", 503)
+        raise LimitError(
+            f"{waiting} files are waiting to be taken in, as many as this server lines up; try again later.", 503
+        )
 
 
 def _command(paths: list[Path], chosen: dict[str, str]) -> list[str]:
@@ -137,7 +157,9 @@ def _command(paths: list[Path], chosen: dict[str, str]) -> list[str]:
 
 
 def _moved(path: Path, place: Partial, number: int) -> Path:
-    """Into the job's own directory, a folder each: the names of a pair of files become the names of its sides, and may be equal."""
+    """Into the job's own directory, a folder each: the names of a pair of files become the names of its sides, and may
+    be equal.
+    """
     if place.directory in path.parents:
         return path
     target = place.directory / str(number) / (wording.file_name(path.name) or "dump")

@@ -1,7 +1,8 @@
-"""How files that become runs are getting on, for every process of one store: `.ingests/RUN.json`, written by the one whose job it is.
+"""How files that become runs are getting on, for every process of one store: `.ingests/RUN.json`, written by the one
+whose job it is.
 
-A file says what the job last said of itself, for a day. Whether somebody is still at work on it is not its to say: a process that is killed
-writes no end, but what it began goes (`app.uploads.ingest_jobs.is_arriving`).
+A file says what the job last said of itself, for a day. Whether somebody is still at work on it is not its to say: a
+process that is killed writes no end, but what it began goes (`app.uploads.ingest_jobs.is_arriving`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ def teller(store: Path) -> Callable[[Job], None]:
     def tell(job: Job) -> None:
         nonlocal last
         now = time.monotonic()
-        if last is not None and last[:2] == (job.state, job.stage) and now - last[2] < EVERY_SECONDS and not job.is_over:
+        if (
+            last is not None
+            and last[:2] == (job.state, job.stage)
+            and now - last[2] < EVERY_SECONDS
+            and not job.is_over
+        ):
             return
         last = job.state, job.stage, now
         with suppress(OSError):
@@ -47,7 +53,11 @@ def read(store: Path, run_id: str) -> Job | None:
         return None
     try:
         body = private.read(path)
-        return None if body is None else Job(**{"number": 0, "device": TAKING_IN, "arguments": (), **_checked(json.loads(body))})
+        return (
+            None
+            if body is None
+            else Job(**{"number": 0, "device": TAKING_IN, "arguments": (), **_checked(json.loads(body))})
+        )
     except (OSError, ValueError, TypeError, RecursionError):
         return None
 
@@ -84,6 +94,11 @@ def _checked(said: object) -> dict[str, Any]:
     kinds = {field.name: field.type for field in fields(Job)}
     types: dict[str, Any] = {"int": int, "float": (int, float), "str": str}
     for key, value in said.items():
-        if key in _UNSAID or key not in kinds or isinstance(value, bool) or not isinstance(value, types[str(kinds[key])]):
+        if (
+            key in _UNSAID
+            or key not in kinds
+            or isinstance(value, bool)
+            or not isinstance(value, types[str(kinds[key])])
+        ):
             raise ValueError(f"{key} means nothing")
     return said

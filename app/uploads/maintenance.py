@@ -1,5 +1,6 @@
-"""What the server does by itself: at its start what a killed one left behind is removed and what the first page reads is read, and every
-hour runs that have been there as long as they may go to the trash, and uploads that nobody continued are removed.
+"""What the server does by itself: at its start what a killed one left behind is removed and what the first page reads
+is read, and every hour runs that have been there as long as they may go to the trash, and uploads that nobody continued
+are removed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def _sweep() -> None:
 
 
 def warm() -> None:
-    """What the first page loads and reads, while its browser loads the page's code; whatever fails says so when the page does it again."""
+    """What the first page loads and reads, while its browser loads the page's code; whatever fails says so when the
+    page does it again.
+    """
     try:
         for name in _OF_THE_FIRST_PAGE:
             importlib.import_module(name)

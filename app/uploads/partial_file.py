@@ -1,8 +1,8 @@
 """One upload on disk: how much of it has arrived, and the open end at which one writer at a time adds to it.
 
-How much has arrived is the size of the file, nothing else, so a server that is killed in the middle of a request loses none of it, and
-every process that serves the same store can go on. The lock is flock's: who sends to an upload, or saves it, holds it, in one process or
-in two, and the system drops it with the process.
+How much has arrived is the size of the file, nothing else, so a server that is killed in the middle of a request loses
+none of it, and every process that serves the same store can go on. The lock is flock's: who sends to an upload, or
+saves it, holds it, in one process or in two, and the system drops it with the process.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class UploadError(UlpscopeError):
 class Upload:
     """One file on its way in, as it was announced. length: bytes; created: seconds since 1970; owner: who may see it.
 
-    name: the sender's name for it, untrusted; path: where it lies, under a name that is safe. modified and browser are the sender's words
-    about the file and itself, by which it finds the upload again.
+    name: the sender's name for it, untrusted; path: where it lies, under a name that is safe. modified and browser are
+    the sender's words about the file and itself, by which it finds the upload again.
     """
 
     upload_id: str
@@ -81,7 +81,9 @@ class Writing:
     """The open end of an upload, for one writer at a time in any process. May be used from several threads."""
 
     def __init__(self, upload: Upload, *, is_verified_later: bool = False) -> None:
-        """`is_verified_later`: what is written counts only once `verify` was called, also if this process is killed before."""
+        """`is_verified_later`: what is written counts only once `verify` was called, also if this process is killed
+        before.
+        """
         self._upload = upload
         self._mutex = threading.Lock()
         self._hold = locked(upload.directory / LOCK)
@@ -111,7 +113,9 @@ class Writing:
             self._marker.unlink()
 
     def write(self, place: int, data: bytes | bytearray) -> None:
-        """Write at `place`; the same again changes nothing. UploadError for more than was announced (413), or a full disk (507)."""
+        """Write at `place`; the same again changes nothing. UploadError for more than was announced (413), or a full
+        disk (507).
+        """
         if place + len(data) > self._upload.length:
             raise UploadError(
                 f"more arrives than the {self._upload.length:,} bytes that were announced; nothing more is taken.", 413
@@ -173,7 +177,8 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def last_change(place: Path, moment: float) -> float:
-    """`moment`, seconds since 1970. Of one that is yet to come nobody can say how long ago it was: it counts from when that was first seen.
+    """`moment`, seconds since 1970. Of one that is yet to come nobody can say how long ago it was: it counts from when
+    that was first seen.
 
     The files keep their own times, for it may be our clock that is wrong, and for a while only.
     """

@@ -1,4 +1,6 @@
-"""Uploads into runs: a job in a process of its own takes each in; the upload goes when its run is there, and stays when it is not."""
+"""Uploads into runs: a job in a process of its own takes each in; the upload goes when its run is there, and stays when
+it is not.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,13 @@ from app.uploads.spool import Spool
 from core.errors import UlpscopeError
 
 
-def save(jobs: Jobs, spool: Spool, uploads: Sequence[Upload], *, title: str, options: Mapping[str, str | None], who: str) -> Job:
+def save(
+    jobs: Jobs, spool: Spool, uploads: Sequence[Upload], *, title: str, options: Mapping[str, str | None], who: str
+) -> Job:
     """Begin to make a run of one upload, or of two that are a pair. UploadError (423) where it is being saved already.
 
-    Until the job is over the uploads' locks are held, by this process. So a job that fails or is cancelled, or a server that is killed,
-    leaves the uploads as they were, to be saved again.
+    Until the job is over the uploads' locks are held, by this process. So a job that fails or is cancelled, or a server
+    that is killed, leaves the uploads as they were, to be saved again.
     """
     with ExitStack() as acquired:
         for upload in uploads:

@@ -1,4 +1,6 @@
-"""Uploads on disk: `STORE/.uploads/ID/` holds what arrived of a file, what is known of it, and a lock. No HTTP and no Streamlit here."""
+"""Uploads on disk: `STORE/.uploads/ID/` holds what arrived of a file, what is known of it, and a lock. No HTTP and no
+Streamlit here.
+"""
 
 from __future__ import annotations
 
@@ -40,20 +42,30 @@ class Spool:
 
     def create(
         self, owner: str, name: str, length: int, limits: Limits, *, modified: str = "", browser: str = ""
-    ) -> Upload:  # fmt: skip
-        """Announce a file of `length` bytes. UploadError or LimitError where it is too large, there are too many, or the disk is full."""
+    ) -> Upload:
+        """Announce a file of `length` bytes. UploadError or LimitError where it is too large, there are too many, or
+        the disk is full.
+        """
         if limits.file_bytes and length > limits.file_bytes:
-            raise UploadError(f"the file has {length:,} bytes; this server takes files of at most {limits.file_bytes:,}.", 413)
+            raise UploadError(
+                f"the file has {length:,} bytes; this server takes files of at most {limits.file_bytes:,}.", 413
+            )
         with self._writing():
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with locked(self.directory / LOCK, wait=True):  # so that two that come at once do not both take the last place
+            with locked(
+                self.directory / LOCK, wait=True
+            ):  # so that two that come at once do not both take the last place
                 self.expire(limits.upload_hours)
                 others = self._all()
                 if limits.uploads and len(others) >= limits.uploads:
                     raise UploadError(
-                        f"{len(others)} uploads are unfinished or not saved, as many as this server keeps; remove one, or try again later.", 429
-                    )  # fmt: skip
-                check_space(self._store, length + sum(_missing(other) for other in others), limits)  # what arrived lies there
+                        f"{len(others)} uploads are unfinished or not saved, as many as this server keeps; remove one,"
+                        " or try again later.",
+                        429,
+                    )
+                check_space(
+                    self._store, length + sum(_missing(other) for other in others), limits
+                )  # what arrived lies there
                 return self._made(secrets.token_hex(16), owner, name, length, modified, browser)
 
     def _made(self, upload_id: str, owner: str, name: str, length: int, modified: str, browser: str) -> Upload:
@@ -63,9 +75,14 @@ class Spool:
             (new / CONTENT).mkdir(mode=0o700, parents=True)
             new.chmod(0o700)
             about = {
-                "owner": owner, "name": name[:LONGEST_NAME], "length": length, "created": time.time(),
-                "modified": modified[:_LONGEST_ABOUT], "browser": browser[:_LONGEST_ABOUT], "file": file,
-            }  # fmt: skip
+                "owner": owner,
+                "name": name[:LONGEST_NAME],
+                "length": length,
+                "created": time.time(),
+                "modified": modified[:_LONGEST_ABOUT],
+                "browser": browser[:_LONGEST_ABOUT],
+                "file": file,
+            }
             write_whole(new / CONTENT / file, b"")
             write_whole(new / _ABOUT, json.dumps(about).encode())
             place = self.directory / upload_id
@@ -98,11 +115,15 @@ class Spool:
         """Where a file lies that has arrived whole; UploadError where it has not."""
         upload = self.find(upload_id, owner)
         if not upload.is_complete:
-            raise UploadError(f"{upload.offset:,} of {upload.length:,} bytes have arrived; the upload is not finished.", 409)
+            raise UploadError(
+                f"{upload.offset:,} of {upload.length:,} bytes have arrived; the upload is not finished.", 409
+            )
         return upload.path
 
     def remove(self, upload: Upload) -> None:
-        """Remove what arrived; UploadError (409) while it is being saved. A sender that is still at work writes into nothing."""
+        """Remove what arrived; UploadError (409) while it is being saved. A sender that is still at work writes into
+        nothing.
+        """
         if upload.is_there and upload.is_complete and self.is_held(upload):
             raise UploadError("this upload is being saved as a run; cancel that first.", 409)
         self._remove(upload.directory)
@@ -121,7 +142,9 @@ class Spool:
         return _is_held(upload.directory)
 
     def expire(self, hours: float) -> list[str]:
-        """Remove uploads that nobody has continued for so long (0: never); returns their ids. Those that are held stay."""
+        """Remove uploads that nobody has continued for so long (0: never); returns their ids. Those that are held
+        stay.
+        """
         removed = []
         for place in self._places() if hours else ():
             with suppress(UlpscopeError, OSError):
@@ -173,10 +196,16 @@ def _upload(upload_id: str, place: Path, about: Mapping[str, Any]) -> Upload:
     if file in ("", ".", "..") or "/" in file or "\0" in file:
         raise ValueError(f"{file!r} is no name of a file")
     return Upload(
-        upload_id=upload_id, owner=str(about["owner"]), name=str(about["name"]), length=int(about["length"]),
-        created=float(about["created"]), modified=str(about["modified"]), browser=str(about["browser"]), directory=place,
+        upload_id=upload_id,
+        owner=str(about["owner"]),
+        name=str(about["name"]),
+        length=int(about["length"]),
+        created=float(about["created"]),
+        modified=str(about["modified"]),
+        browser=str(about["browser"]),
+        directory=place,
         path=place / CONTENT / file,
-    )  # fmt: skip
+    )
 
 
 def owner_of(who: Identity) -> str:
@@ -185,7 +214,9 @@ def owner_of(who: Identity) -> str:
 
 
 def safe_name(name: str) -> str:
-    """A sender's name for a file without anything that means something to a file system; its ending stays. Never empty."""
+    """A sender's name for a file without anything that means something to a file system; its ending stays. Never
+    empty.
+    """
     last = name.replace("\\", "/").rsplit("/", 1)[-1]
     safe = "".join(c if c.isalnum() or c in "._- +" else "_" for c in last).strip(" .")
     stem, _, ending = safe.rpartition(".")

@@ -1,7 +1,9 @@
-"""tus 1.0.0 under /api/uploads: uploads that are resumed where they broke off, by any client that speaks it (tus.io/protocols/resumable-upload).
+"""tus 1.0.0 under /api/uploads: uploads that are resumed where they broke off, by any client that speaks it
+(tus.io/protocols/resumable-upload).
 
-A file is announced (POST), sent in pieces of any size (PATCH), asked after (HEAD) and given up (DELETE). What is told to have arrived lies
-on the disk. Where a request breaks off, what came of it until then is kept, and HEAD says how much that is.
+A file is announced (POST), sent in pieces of any size (PATCH), asked after (HEAD) and given up (DELETE). What is told
+to have arrived lies on the disk. Where a request breaks off, what came of it until then is kept, and HEAD says how much
+that is.
 """
 
 from __future__ import annotations
@@ -56,12 +58,16 @@ _receiving: dict[str, _Receiving] = {}
 
 
 async def uploads(request: Request) -> Response:
-    """OPTIONS: what this server can do. GET: one's own uploads that are not saved yet, as JSON. POST: announce a file."""
+    """OPTIONS: what this server can do. GET: one's own uploads that are not saved yet, as JSON. POST: announce a
+    file.
+    """
     return await _answered(request, _collection)
 
 
 async def upload(request: Request) -> Response:
-    """HEAD, GET, PATCH, DELETE of one upload; a POST may say X-HTTP-Method-Override, for clients that have only that."""
+    """HEAD, GET, PATCH, DELETE of one upload; a POST may say X-HTTP-Method-Override, for clients that have only
+    that.
+    """
     return await _answered(request, _one)
 
 
@@ -102,7 +108,9 @@ class _Incoming:
         return message
 
     async def drained(self) -> None:
-        """Let the rest of a refused body come, within bounds: a connection closed on unread bytes is reset, and the answer lost."""
+        """Let the rest of a refused body come, within bounds: a connection closed on unread bytes is reset, and the
+        answer lost.
+        """
         left = LINGER_BYTES
         with anyio.move_on_after(LINGER_SECONDS):
             while left > 0 and not self._is_over:
@@ -125,7 +133,12 @@ async def _collection(request: Request) -> Response:
     body_type = request.headers.get("content-type", "")
     made = await to_thread.run_sync(
         lambda: spool.create(
-            owner, about.get("filename", ""), length, limits, modified=about.get("modified", ""), browser=about.get("browser", "")
+            owner,
+            about.get("filename", ""),
+            length,
+            limits,
+            modified=about.get("modified", ""),
+            browser=about.get("browser", ""),
         )
     )
     if body_type == _CONTENT_TYPE:
@@ -170,7 +183,9 @@ async def _one(request: Request) -> Response:
 
 
 async def _receive(request: Request, found: Upload, offset: int, limits: Limits) -> None:
-    """Take the body of a request, which begins at `offset`. UploadError where it cannot be taken; what came before is kept."""
+    """Take the body of a request, which begins at `offset`. UploadError where it cannot be taken; what came before is
+    kept.
+    """
     checksum = _checksum(request)
     coming = int(request.headers.get("content-length") or 0)  # a chunked body does not say
     if offset + coming > found.length:
@@ -178,7 +193,8 @@ async def _receive(request: Request, found: Upload, offset: int, limits: Limits)
     async with _turn(found, is_verified_later=checksum is not None) as (receiving, writing):
         if writing.offset != offset:
             raise UploadError(
-                f"{writing.offset:,} bytes have arrived, and this request begins at {offset:,}; ask again with HEAD.", 409
+                f"{writing.offset:,} bytes have arrived, and this request begins at {offset:,}; ask again with HEAD.",
+                409,
             )
         await to_thread.run_sync(check_space, open_store(), found.length - offset, limits)
         is_whole = await _take(request, receiving, writing, offset, checksum[0] if checksum else None)
@@ -221,7 +237,9 @@ async def _take(request: Request, receiving: _Receiving, writing: Writing, offse
 
 @asynccontextmanager
 async def _turn(found: Upload, *, is_verified_later: bool) -> AsyncIterator[tuple[_Receiving, Writing]]:
-    """The upload's lock. A sender of this process from whom nothing comes any more is sent away; its connection may be long dead."""
+    """The upload's lock. A sender of this process from whom nothing comes any more is sent away; its connection may be
+    long dead.
+    """
     earlier = _receiving.get(found.upload_id)
     if earlier is not None and time.monotonic() - earlier.last_arrival > STALE_SECONDS:
         earlier.scope.cancel()
@@ -258,9 +276,15 @@ def _described(spool: Spool, found: Upload, limits: Limits) -> dict[str, object]
     is_held = spool.is_held(found)
     state = ("saving" if is_held else "complete") if found.is_complete else ("receiving" if is_held else "unfinished")
     return {
-        "id": found.upload_id, "name": found.name, "bytes_done": found.offset, "bytes_total": found.length, "state": state,
-        "modified": found.modified, "browser": found.browser, "expires": _expires(found, limits),
-    }  # fmt: skip
+        "id": found.upload_id,
+        "name": found.name,
+        "bytes_done": found.offset,
+        "bytes_total": found.length,
+        "state": state,
+        "modified": found.modified,
+        "browser": found.browser,
+        "expires": _expires(found, limits),
+    }
 
 
 def _described_all(spool: Spool, owner: str, limits: Limits) -> list[dict[str, object]]:

@@ -23,10 +23,11 @@ from app.components.chart_style import (
 
 
 def pair_and_floor(table: pd.DataFrame, selected: int, marked_dtype: str, flips: np.ndarray) -> go.Figure:
-    """rms of a pair and of its rounding floor at each position of a prompt, logits, log axis, in each dtype they were measured in.
+    """rms of a pair and of its rounding floor at each position of a prompt, logits, log axis, in each dtype they were
+    measured in.
 
-    `table`: compute_dtype, position, pair_rms, floor_rms of one prompt; flips: positions, marked on the pair in `marked_dtype`. A log
-    axis has no 0: where nothing differs there is a gap.
+    `table`: compute_dtype, position, pair_rms, floor_rms of one prompt; flips: positions, marked on the pair in
+    `marked_dtype`. A log axis has no 0: where nothing differs there is a gap.
     """
     figure = go.Figure()
     for dtype, rows in table.groupby("compute_dtype", sort=False):
@@ -34,22 +35,41 @@ def pair_and_floor(table: pd.DataFrame, selected: int, marked_dtype: str, flips:
         pair, floor = (rows[name].to_numpy(float) for name in ("pair_rms", "floor_rms"))
         is_first = not figure.data
         figure.add_scatter(
-            x=positions, y=gaps_at_zero(floor), mode="lines", line={"color": QUIET, "width": 1.6, "dash": "dot"}, name="rounding floor",
-            legendgroup="floor", showlegend=is_first, hoverinfo="skip",
-        )  # fmt: skip
+            x=positions,
+            y=gaps_at_zero(floor),
+            mode="lines",
+            line={"color": QUIET, "width": 1.6, "dash": "dot"},
+            name="rounding floor",
+            legendgroup="floor",
+            showlegend=is_first,
+            hoverinfo="skip",
+        )
         figure.add_scatter(
-            x=positions, y=gaps_at_zero(pair), line={"color": REFERENCE, "width": 1.6}, name="this pair", legendgroup="pair", showlegend=is_first,
-            customdata=np.stack([positions, floor], axis=1), **CLICKABLE,
-            hovertemplate=f"position %{{x}}, {dtype}<br>pair %{{y:.3g}}, floor %{{customdata[1]:.3g}} logits<extra></extra>",
-        )  # fmt: skip
+            x=positions,
+            y=gaps_at_zero(pair),
+            line={"color": REFERENCE, "width": 1.6},
+            name="this pair",
+            legendgroup="pair",
+            showlegend=is_first,
+            customdata=np.stack([positions, floor], axis=1),
+            **CLICKABLE,
+            hovertemplate=(
+                f"position %{{x}}, {dtype}<br>pair %{{y:.3g}}, floor %{{customdata[1]:.3g}} logits<extra></extra>"
+            ),
+        )
         add_lone(figure, positions, gaps_at_zero(floor), QUIET, 8)
         add_lone(figure, positions, gaps_at_zero(pair), REFERENCE)
         add_flips(figure, positions, pair, flips if dtype == marked_dtype else flips[:0])
         if (floor > 0).any():  # at the end of its lines, where nothing is drawn over it
             figure.add_annotation(
-                x=1, xref="paper", xanchor="left", y=np.log10(np.median(floor[floor > 0])), text=str(dtype), showarrow=False,
+                x=1,
+                xref="paper",
+                xanchor="left",
+                y=np.log10(np.median(floor[floor > 0])),
+                text=str(dtype),
+                showarrow=False,
                 font={"color": QUIET},
-            )  # fmt: skip
+            )
     figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
     figure.update_xaxes(title="position")
     figure.update_yaxes(
@@ -61,12 +81,19 @@ def pair_and_floor(table: pd.DataFrame, selected: int, marked_dtype: str, flips:
 def floor_ratio(
     positions: np.ndarray, ratio: np.ndarray, threshold: float | None, selected: int, dtype: str, flips: np.ndarray
 ) -> go.Figure:
-    """Pair over floor at each position of a prompt, log axis; the floor itself as a line at 1, the threshold dashed, what is beyond it red."""
+    """Pair over floor at each position of a prompt, log axis; the floor itself as a line at 1, the threshold dashed,
+    what is beyond it red.
+    """
     figure = go.Figure()
     figure.add_scatter(
-        x=positions, y=gaps_at_zero(ratio), line={"color": REFERENCE, "width": 1.6}, name="pair over floor", customdata=positions[:, None],
-        hovertemplate="position %{x}: %{y:.3g} times the floor<extra></extra>", **CLICKABLE,
-    )  # fmt: skip
+        x=positions,
+        y=gaps_at_zero(ratio),
+        line={"color": REFERENCE, "width": 1.6},
+        name="pair over floor",
+        customdata=positions[:, None],
+        hovertemplate="position %{x}: %{y:.3g} times the floor<extra></extra>",
+        **CLICKABLE,
+    )
     add_lone(figure, positions, gaps_at_zero(ratio), REFERENCE)
     add_flips(figure, positions, ratio, flips)
     figure.add_hline(y=1, line={"color": QUIET, "width": 1.2, "dash": "dot"})
@@ -74,31 +101,48 @@ def floor_ratio(
         beyond = ratio > threshold
         figure.add_hline(y=threshold, line={"color": MISMATCH, "width": 1.4, "dash": "dash"})
         figure.add_annotation(
-            x=1, xref="paper", xanchor="right", y=np.log10(threshold), yanchor="bottom", text=f"rounding stays below {threshold:.3g}", showarrow=False
-        )  # fmt: skip
+            x=1,
+            xref="paper",
+            xanchor="right",
+            y=np.log10(threshold),
+            yanchor="bottom",
+            text=f"rounding stays below {threshold:.3g}",
+            showarrow=False,
+        )
         if beyond.any():
             figure.add_scatter(
-                x=positions[beyond], y=ratio[beyond], mode="markers", name="stands out", customdata=positions[beyond][:, None],
-                marker={"color": MISMATCH, "size": 7}, hovertemplate="position %{x}: %{y:.4g} times the floor<extra></extra>",
-            )  # fmt: skip
+                x=positions[beyond],
+                y=ratio[beyond],
+                mode="markers",
+                name="stands out",
+                customdata=positions[beyond][:, None],
+                marker={"color": MISMATCH, "size": 7},
+                hovertemplate="position %{x}: %{y:.4g} times the floor<extra></extra>",
+            )
     figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
     figure.update_xaxes(title="position")
     figure.update_yaxes(
-        title=f"times the floor, {dtype}", **log_axis(np.append(ratio, [1.0] if threshold is None else [1.0, threshold]))
+        title=f"times the floor, {dtype}",
+        **log_axis(np.append(ratio, [1.0] if threshold is None else [1.0, threshold])),
     )
     return layout(figure, 280, **NEAREST_CLICK)
 
 
 def residues(outliers: np.ndarray, starts: np.ndarray, block: int) -> go.Figure:
-    """How many positions stand out at each place within a block of `block` positions; those at which a stretch of them begins in red."""
+    """How many positions stand out at each place within a block of `block` positions; those at which a stretch of them
+    begins in red.
+    """
     figure = go.Figure()
     begin = np.bincount(starts % block, minlength=block)
     every = np.bincount(outliers % block, minlength=block)
     for name, counts, colour in (("begins", begin, MISMATCH), ("goes on", every - begin, QUIET)):
         figure.add_bar(
-            x=np.arange(block), y=counts, name=name, marker_color=colour,
+            x=np.arange(block),
+            y=counts,
+            name=name,
+            marker_color=colour,
             hovertemplate=f"position mod {block} = %{{x}}: {name} %{{y}} times<extra></extra>",
-        )  # fmt: skip
+        )
     figure.update_xaxes(title=f"position mod {block}", dtick=max(1, block // 16))
     figure.update_yaxes(title="positions that stand out")
     return layout(figure, 260, barmode="stack", bargap=0.15)
@@ -107,33 +151,51 @@ def residues(outliers: np.ndarray, starts: np.ndarray, block: int) -> go.Figure:
 def over_modules(names: list[str], pair: np.ndarray, floor: np.ndarray, first: str | None) -> go.Figure:
     """rms of a pair and of its rounding floor at the output of every module, in the order in which they run, log axis.
 
-    Units are those of each module's output. first: the module at which the pair leaves the floor, marked. Blocks, which a name that
-    ends in a number is, are labelled; their parts are told by hovering.
+    Units are those of each module's output. first: the module at which the pair leaves the floor, marked. Blocks, which
+    a name that ends in a number is, are labelled; their parts are told by hovering.
     """
     figure = go.Figure()
     places = np.arange(len(names))
     shown = [inert(name) for name in names]
     figure.add_scatter(
-        x=places, y=gaps_at_zero(floor), mode="lines", line={"color": QUIET, "width": 1.6, "dash": "dot"}, name="rounding floor", hoverinfo="skip",
-    )  # fmt: skip
+        x=places,
+        y=gaps_at_zero(floor),
+        mode="lines",
+        line={"color": QUIET, "width": 1.6, "dash": "dot"},
+        name="rounding floor",
+        hoverinfo="skip",
+    )
     add_lone(figure, places, gaps_at_zero(floor), QUIET, 8)
     figure.add_scatter(
-        x=places, y=gaps_at_zero(pair), mode="lines+markers", line={"color": REFERENCE, "width": 1.6}, marker={"size": 5}, name="this pair",
+        x=places,
+        y=gaps_at_zero(pair),
+        mode="lines+markers",
+        line={"color": REFERENCE, "width": 1.6},
+        marker={"size": 5},
+        name="this pair",
         customdata=np.stack([np.array(shown, object), floor.astype(object)], axis=1),
         hovertemplate="%{customdata[0]}<br>pair %{y:.3g}, floor %{customdata[1]:.3g}<extra></extra>",
-    )  # fmt: skip
+    )
     if first in names:
         place = names.index(first)
         figure.add_vline(x=place, line={"color": MISMATCH, "width": 1.4, "dash": "dash"})
         figure.add_annotation(
-            x=place, y=1, yref="paper", yanchor="top", xshift=5 if place < len(names) / 2 else -5, text=shown[place], showarrow=False, font={"color": MISMATCH},
+            x=place,
+            y=1,
+            yref="paper",
+            yanchor="top",
+            xshift=5 if place < len(names) / 2 else -5,
+            text=shown[place],
+            showarrow=False,
+            font={"color": MISMATCH},
             xanchor="left" if place < len(names) / 2 else "right",
-        )  # fmt: skip
+        )
     blocks = [place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()]
     step = max(1, -(-len(blocks) // 12))
     figure.update_xaxes(
-        title="module, in the order in which they run; ticks are the ends of blocks", tickvals=blocks[::step],
+        title="module, in the order in which they run; ticks are the ends of blocks",
+        tickvals=blocks[::step],
         ticktext=[names[place].rpartition(".")[2] for place in blocks[::step]],
-    )  # fmt: skip
+    )
     figure.update_yaxes(title="rms of the difference", **log_axis(np.concatenate([pair, floor])))
     return layout(figure, 320)

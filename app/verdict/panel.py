@@ -18,18 +18,37 @@ from app.components.code_block import code_block
 from app.shell import address, exports, selection, widgets, wording
 from app.verdict import charts, panel_actions
 from core.judging.ladder import NONDETERMINISTIC, UNDECIDED
-from core.runs.file.records import FAILED, FLOAT32, MISSING, MODULES, NOTED, ONE_ORDER, OWN_DTYPE, PASSED, STRUCTURE, Evidence
+from core.runs.file.records import (
+    FAILED,
+    FLOAT32,
+    MISSING,
+    MODULES,
+    NOTED,
+    ONE_ORDER,
+    OWN_DTYPE,
+    PASSED,
+    STRUCTURE,
+    Evidence,
+)
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.views.verdicts import NOT_JUDGED, Finding, Rung, finding, position_ratios
 
 _ICONS = {
-    "bug suspected": ":material/bug_report:", "invalid dump": ":material/block:", "nondeterministic": ":material/shuffle:",
-    "undecided": ":material/help:", NOT_JUDGED: ":material/hourglass_empty:", "lower precision": ":material/stairs:", "rounding": ":material/check:", "identical": ":material/drag_handle:",
-}  # fmt: skip
+    "bug suspected": ":material/bug_report:",
+    "invalid dump": ":material/block:",
+    "nondeterministic": ":material/shuffle:",
+    "undecided": ":material/help:",
+    NOT_JUDGED: ":material/hourglass_empty:",
+    "lower precision": ":material/stairs:",
+    "rounding": ":material/check:",
+    "identical": ":material/drag_handle:",
+}
 _OUTCOMES = {
-    PASSED: (":material/check_circle:", "green"), FAILED: (":material/cancel:", "red"), MISSING: (":material/help:", "orange"),
+    PASSED: (":material/check_circle:", "green"),
+    FAILED: (":material/cancel:", "red"),
+    MISSING: (":material/help:", "orange"),
     NOTED: (":material/info:", "blue"),
-}  # fmt: skip
+}
 _OF_MODULES = ("modules", "pair_rms", "floor_rms")  # figures of a row, one value a module
 _QUOTED = re.compile(r"'([^']{1,60})'")
 
@@ -56,7 +75,8 @@ def _marked(text: str, *, bold: bool = False) -> str:
     if len(parts) % 2 == 0:  # a backtick that stands alone
         parts = [text.replace("`", "'")]
     return "".join(
-        (f"`{widgets.code(part)}`" if part else "") if place % 2 else _text(part, bold) for place, part in enumerate(parts)
+        (f"`{widgets.code(part)}`" if part else "") if place % 2 else _text(part, bold)
+        for place, part in enumerate(parts)
     )
 
 
@@ -74,7 +94,8 @@ def _differing(view: selection.View) -> None:
     summary, header = view.pair.summary, view.run.header
     if summary.bit_identical:
         st.markdown(
-            f"Bit-identical: all {header.rows * header.vocab:,} logits are the same on both sides, signs of zeros included."
+            f"Bit-identical: all {header.rows * header.vocab:,} logits are the same on both sides, signs of zeros"
+            " included."
         )
         return
     change = "positions changes its" if summary.flips == 1 else "positions change their"
@@ -91,16 +112,24 @@ def _ladder(view: selection.View, found: Finding) -> None:
             if not rung.rows:
                 title = wording.RUNGS.get(rung.name, rung.name)
                 st.expander(
-                    f":gray[**{title}** · not run · {rung.supply}]", type="step", icon=":material/radio_button_unchecked:"
+                    f":gray[**{title}** · not run · {rung.supply}]",
+                    type="step",
+                    icon=":material/radio_button_unchecked:",
                 )
 
 
 def evidence_table(view: selection.View) -> pd.DataFrame:
     """Every row of the ladder that was run: rung, control, outcome, says, and its figures as JSON."""
     rows = [
-        {"rung": row.rung, "control": row.control, "outcome": row.outcome, "says": row.says, "figures": json.dumps(row.figures, ensure_ascii=False)}
+        {
+            "rung": row.rung,
+            "control": row.control,
+            "outcome": row.outcome,
+            "says": row.says,
+            "figures": json.dumps(row.figures, ensure_ascii=False),
+        }
         for row in view.run.evidence(view.pair.index)
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(rows, columns=["rung", "control", "outcome", "says", "figures"])
 
 
@@ -129,7 +158,9 @@ def _row(view: selection.View, rung: Rung, row: Evidence, key: str) -> None:
 
 
 def _limit(row: Evidence) -> str:
-    """What a ratio that passed was held against: another dtype has another limit, and `4.87 times` beside `below 4` needs a word."""
+    """What a ratio that passed was held against: another dtype has another limit, and `4.87 times` beside `below 4`
+    needs a word.
+    """
     limit = row.figures.get("largest_ratio_allowed")
     if row.outcome != PASSED or not isinstance(limit, int | float) or "below" in row.says:
         return ""
@@ -169,22 +200,40 @@ def _charts(view: selection.View, row: Evidence) -> None:
         shown = floors[floors["prompt"] == view.prompt]
         _clickable(charts.pair_and_floor(shown, view.position, view.dtype, flips), f"floor_pair_{dtype}")
         st.caption(
-            f"Root mean square of the difference at each position of {which}, in logits: this pair, and the rounding floor, which is the mean of the "
-            "reorderings. Where a line has a gap, nothing differs. A click selects the position."
+            f"Root mean square of the difference at each position of {which}, in logits: this pair, and the rounding"
+            " floor, which is the mean of the reorderings. Where a line has a gap, nothing differs. A click selects"
+            " the position."
         )
     threshold = row.figures.get("position_ratio_allowed")
     is_threshold = isinstance(threshold, int | float) and not isinstance(threshold, bool) and threshold > 0
     figure = charts.floor_ratio(
-        of_dtype["position"].to_numpy(int)[here], ratios[here], float(threshold) if is_threshold else None, view.position, dtype, flips  # type: ignore[arg-type]
-    )  # fmt: skip
+        of_dtype["position"].to_numpy(int)[here],
+        ratios[here],
+        float(threshold) if is_threshold else None,
+        view.position,
+        dtype,
+        flips,  # type: ignore[arg-type]
+    )
     _clickable(figure, f"floor_ratio_{dtype}")
     beyond = int((ratios[~here] > float(threshold)).sum()) if is_threshold else 0  # type: ignore[arg-type]
     st.caption(
-        f"Pair over floor at each position of {which}, both in {dtype}; the dotted line is the floor itself, in a gap nothing differs"
+        f"Pair over floor at each position of {which}, both in {dtype}; the dotted line is the floor itself, in a gap"
+        " nothing differs"
         + (", or a logit is NaN or infinite on one side." if row.figures.get("nonfinite_mismatch") else ".")
-        + ("" if is_threshold else " In 16 bits positions are shown and not judged: what one moved element becomes varies by orders of magnitude.")
-        + (f" {wording.plural(beyond, 'position')} of other prompts {'stands' if beyond == 1 else 'stand'} out too." if beyond else "")
-    )  # fmt: skip
+        + (
+            ""
+            if is_threshold
+            else (
+                " In 16 bits positions are shown and not judged: what one moved element becomes varies by orders of"
+                " magnitude."
+            )
+        )
+        + (
+            f" {wording.plural(beyond, 'position')} of other prompts {'stands' if beyond == 1 else 'stand'} out too."
+            if beyond
+            else ""
+        )
+    )
 
 
 def _modules(row: Evidence) -> None:
@@ -201,12 +250,15 @@ def _modules(row: Evidence) -> None:
         return
     first = row.figures.get("first_module")
     figure = charts.over_modules(
-        [str(name) for name in names], np.array(pair, float), np.array(floor, float), first if isinstance(first, str) else None
+        [str(name) for name in names],
+        np.array(pair, float),
+        np.array(floor, float),
+        first if isinstance(first, str) else None,
     )
     plots.draw(figure, key="over_modules", picture=_picture("over-modules"))
     st.caption(
-        "Root mean square of the difference at the output of every module, over the positions looked at, in units of that output: this pair, and "
-        "the rounding floor. Where a line has a gap, nothing differs."
+        "Root mean square of the difference at the output of every module, over the positions looked at, in units of"
+        " that output: this pair, and the rounding floor. Where a line has a gap, nothing differs."
     )
 
 
@@ -218,7 +270,9 @@ def _dtype(view: selection.View, row: Evidence) -> str:
 
 def _deciding(view: selection.View) -> Evidence | None:
     """The row that the structure is read from: the last of the float32 rung that passed or failed."""
-    rows = [row for row in view.run.evidence(view.pair.index) if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)]
+    rows = [
+        row for row in view.run.evidence(view.pair.index) if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)
+    ]
     return rows[-1] if rows else None
 
 
@@ -235,7 +289,8 @@ def _residues(row: Evidence, deciding: Evidence, floors: pd.DataFrame, ratios: n
     figure = charts.residues(beyond[:, 1], beyond[is_start, 1], block)
     plots.draw(figure, key="floor_residues", picture=_picture("residues"))
     st.caption(
-        f"Positions of all prompts that stand out from the floor, by their place in blocks of {block}. Rounding knows no blocks; a cache made of them does."
+        f"Positions of all prompts that stand out from the floor, by their place in blocks of {block}. Rounding knows"
+        " no blocks; a cache made of them does."
     )
 
 
@@ -250,12 +305,7 @@ def _clickable(figure: plots.Drawable, key: str) -> None:
         if position is not None:
             selection.select(position=position)
 
-    plots.draw(
-        figure,
-        key=key,
-        on_pick=pick,
-        picture=_picture(key.replace("_", "-")),
-    )
+    plots.draw(figure, key=key, on_pick=pick, picture=_picture(key.replace("_", "-")))
 
 
 def _report(view: selection.View) -> None:

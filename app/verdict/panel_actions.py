@@ -1,4 +1,6 @@
-"""Where nothing was judged, or not enough: the controls and commands that would, and judging a capture here in a process of its own."""
+"""Where nothing was judged, or not enough: the controls and commands that would, and judging a capture here in a
+process of its own.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,27 @@ def controls_to_bring(view: selection.View) -> None:
     ways = (
         []
         if is_wide or "float32" in tried
-        else [("the same two sides, computed in float32 with the same weights and tokens", "--float32 PAIR_IN_FLOAT32.npz")]
+        else [
+            (
+                "the same two sides, computed in float32 with the same weights and tokens",
+                "--float32 PAIR_IN_FLOAT32.npz",
+            )
+        ]
     )
     if "floor" not in tried:
         ways.append(
             (
                 "and "
                 * bool(ways)
-                + "a rounding floor: the reference in float32 computed in three or more ways that are equal in exact arithmetic "
-                "(batch sizes, kernels), where the pair alone is not clear",
+                + "a rounding floor: the reference in float32 computed in three or more ways that are equal in exact"
+                " arithmetic (batch sizes, kernels), where the pair alone is not clear",
                 f"{beside}--floor WAYS_IN_FLOAT32.npz",
             )
         )
     if "model" not in tried and all(prompt.token_ids for prompt in run.header.prompts):
-        ways.append(("or " * bool(ways) + "the model, which measures its floor on this dump's tokens", f"{beside}--model MODEL"))
+        ways.append(
+            ("or " * bool(ways) + "the model, which measures its floor on this dump's tokens", f"{beside}--model MODEL")
+        )
     if "rerun" not in tried:
         ways.append(("whether a kernel is nondeterministic: each side called once more", "--rerun AGAIN.npz"))
     if not ways:
@@ -51,7 +60,9 @@ def controls_to_bring(view: selection.View) -> None:
         for what, option in ways:
             st.caption(wording.opening(what))
             code_block(f"{command} {option}", wraps=True)
-        st.caption("The judged run is a new one, of the same bits; options may be combined. docs/verdict.md has the method.")
+        st.caption(
+            "The judged run is a new one, of the same bits; options may be combined. docs/verdict.md has the method."
+        )
 
 
 def how_to_judge(view: selection.View) -> None:
@@ -59,7 +70,9 @@ def how_to_judge(view: selection.View) -> None:
     about = view.run.header.provenance
     command = judge_command.typed(about.command)
     if command is not None:
-        st.markdown("This captures the pairs again and runs every control beside them, several times the work of the capture:")
+        st.markdown(
+            "This captures the pairs again and runs every control beside them, several times the work of the capture:"
+        )
         code_block(command, wraps=True)
     _judge_here(view)
 
@@ -82,10 +95,16 @@ def _judge_here(view: selection.View) -> None:
     elif last is None or last.is_over:
         device = next((part.partition("=")[2] for part in arguments if part.startswith("--device=")), ANY_DEVICE)
         st.button(
-            "Judge it here" if last is None else "Judge it again", icon=":material/gavel:", key="judge",
-            help="captures the same tokens again, with every control, in a process of its own; the result is a new run beside this one",
-            on_click=_start, args=(arguments, title, device, tokens),
-        )  # fmt: skip
+            "Judge it here" if last is None else "Judge it again",
+            icon=":material/gavel:",
+            key="judge",
+            help=(
+                "captures the same tokens again, with every control, in a process of its own; the result is a new run"
+                " beside this one"
+            ),
+            on_click=_start,
+            args=(arguments, title, device, tokens),
+        )
     if last is not None:
         st.fragment(_progress, run_every=None if last.is_over else 1.0)(title)
 
@@ -107,7 +126,9 @@ def _progress(title: str) -> None:
         st.session_state["judge_awaits"] = title
         counted = f", {job.rows_done:,} of {job.rows_total:,} positions" if job.rows_total else ""
         stage = widgets.escaped(job.stage) if job.state == "running" else job.state
-        st.caption(f":material/hourglass_empty: {stage}{counted}, {job.seconds:.0f} s. It goes on if you leave this page.")
+        st.caption(
+            f":material/hourglass_empty: {stage}{counted}, {job.seconds:.0f} s. It goes on if you leave this page."
+        )
         return
     if st.session_state.pop("judge_awaits", None) == title:
         st.rerun()

@@ -1,4 +1,6 @@
-"""The heatmap in Chromium on a run of 4096 positions x 128256 tokens: opening the page, zooming in and out with the wheel, panning."""
+"""The heatmap in Chromium on a run of 4096 positions x 128256 tokens: opening the page, zooming in and out with the
+wheel, panning.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def _open(page: Page, url: str) -> float:
 
 
 def _gestures(page: Page) -> tuple[list[float], list[float], list[float]]:
-    """Milliseconds of steps inwards, steps outwards and pans, at several places of the whole run down to single logits."""
+    """Milliseconds of steps inwards, steps outwards and pans, at several places of the whole run down to single
+    logits.
+    """
     inwards, outwards, pans = [], [], []
     canvas = _drawn(page)
     box = canvas.bounding_box()
@@ -102,7 +106,9 @@ def _gestures(page: Page) -> tuple[list[float], list[float], list[float]]:
 
 def _line(what: str, taken: list[float], how: str, target: str = "<= 300 ms") -> Line:
     worst = sorted(taken)[-max(1, len(taken) // 20)]
-    return Line(what, target, f"{statistics.median(taken):.0f} ms", f"median of {len(taken)}, 95 % within {worst:.0f} ms; {how}")
+    return Line(
+        what, target, f"{statistics.median(taken):.0f} ms", f"median of {len(taken)}, 95 % within {worst:.0f} ms; {how}"
+    )
 
 
 def _server_megabytes(dashboard: Dashboard) -> int:
@@ -113,7 +119,9 @@ def _server_megabytes(dashboard: Dashboard) -> int:
 def run() -> list[Line]:
     FOLDER.mkdir(exist_ok=True)
     if shutil.disk_usage(FOLDER).free < FREE_BYTES:
-        return [Line("heatmap zoom step", "<= 300 ms", "not measured", f"needs {FREE_BYTES >> 30} GB of disk for its run")]
+        return [
+            Line("heatmap zoom step", "<= 300 ms", "not measured", f"needs {FREE_BYTES >> 30} GB of disk for its run")
+        ]
     size = f"bfloat16, {POSITIONS} x {VOCAB}"
     with scratch() as folder, sync_playwright() as playwright:
         write_run(Store(folder / "runs"))
@@ -142,10 +150,20 @@ def run() -> list[Line]:
                 canvas = _drawn(page)
                 taken = _step(page, canvas, page.get_by_role("button", name=name, exact=True).click)
                 lines.append(
-                    Line(f"heatmap of {what}, first look", "", f"{taken / 1e3:.1f} s", "whole run, reads all of it; kept then")
+                    Line(
+                        f"heatmap of {what}, first look",
+                        "",
+                        f"{taken / 1e3:.1f} s",
+                        "whole run, reads all of it; kept then",
+                    )
                 )
             lines.append(
-                Line("heatmap, memory of the server", "", f"{_server_megabytes(dashboard)} MB", "resident, after all of that")
+                Line(
+                    "heatmap, memory of the server",
+                    "",
+                    f"{_server_megabytes(dashboard)} MB",
+                    "resident, after all of that",
+                )
             )
         finally:
             dashboard.process.terminate()

@@ -59,11 +59,26 @@ def run() -> list[Line]:
     page = f"median of {ROUNDS} in Chromium"
     return [
         Line(f"list {RUNS} runs", "<= 1 s", f"{seconds['list']:.2f} s", how),
-        Line(f"read the prompts of {RUNS} runs, at the first search", "", f"{seconds['prompts']:.2f} s", f"{how}; {POSITIONS} tokens each"),
-        Line(f"read the tags and notes of {RUNS} runs", "", f"{seconds['labels'] * 1000:.0f} ms", "a file each; median of 3"),
+        Line(
+            f"read the prompts of {RUNS} runs, at the first search",
+            "",
+            f"{seconds['prompts']:.2f} s",
+            f"{how}; {POSITIONS} tokens each",
+        ),
+        Line(
+            f"read the tags and notes of {RUNS} runs",
+            "",
+            f"{seconds['labels'] * 1000:.0f} ms",
+            "a file each; median of 3",
+        ),
         Line(f"gallery of {RUNS} runs: rerun, unchanged", "<= 150 ms", f"{reruns:.0f} ms", page),
-        Line(f"gallery of {RUNS} runs: rerun while prompts are searched", "<= 150 ms", f"{sought:.0f} ms", f"{page}; every run is found"),
-    ]  # fmt: skip
+        Line(
+            f"gallery of {RUNS} runs: rerun while prompts are searched",
+            "<= 150 ms",
+            f"{sought:.0f} ms",
+            f"{page}; every run is found",
+        ),
+    ]
 
 
 def _in_the_browser(store: Store) -> tuple[float, float]:

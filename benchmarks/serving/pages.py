@@ -1,8 +1,10 @@
-"""The dashboard in Chromium: from start to first page, every page of a long run opened by a link, and a rerun in which no chart changes.
+"""The dashboard in Chromium: from start to first page, every page of a long run opened by a link, and a rerun in which
+no chart changes.
 
-A page counts as painted when its script has ended in the browser, all elements in their places; when the browser first showed anything, and
-when every table and figure was drawn, those out of sight too, is told beside it. A browser that was here before is one with a profile on disk, as people have it: Chromium keeps the code it compiled there,
-from a script's second visit on, and in a private window never.
+A page counts as painted when its script has ended in the browser, all elements in their places; when the browser first
+showed anything, and when every table and figure was drawn, those out of sight too, is told beside it. A browser that
+was here before is one with a profile on disk, as people have it: Chromium keeps the code it compiled there, from a
+script's second visit on, and in a private window never.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ def _drawn(page: Page, began: float) -> float:
 
 
 def _visits(browser: Browser, known: BrowserContext, url: str) -> tuple[str, str]:
-    """What was reached: of a browser that was never here, of `known`, and of a rerun; and when `known` first showed anything."""
+    """What was reached: of a browser that was never here, of `known`, and of a rerun; and when `known` first showed
+    anything.
+    """
     visitor = browser.new_context()
     cold = _open(visitor.new_page(), url)
     visitor.close()
@@ -95,7 +99,10 @@ def _visits(browser: Browser, known: BrowserContext, url: str) -> tuple[str, str
     page.close()
     return (
         f"{cold:.2f} s, {statistics.median(warm):.2f} s, {reruns:.0f} ms",
-        f"something is seen after {statistics.median(seen) / 1e3:.2f} s, all tables and figures after {statistics.median(drawn):.2f} s",
+        (
+            f"something is seen after {statistics.median(seen) / 1e3:.2f} s, all tables and figures after"
+            f" {statistics.median(drawn):.2f} s"
+        ),
     )
 
 
@@ -107,12 +114,7 @@ def _empty_page(browser: Browser, known: BrowserContext, folder: Path) -> Line:
     reached, seen = _visits(browser, known, server.url)
     server.process.terminate()
     server.process.wait(20)
-    return Line(
-        "a Streamlit page of one heading",
-        "",
-        reached,
-        f"the same, in the same run: what is not ours; {seen}",
-    )
+    return Line("a Streamlit page of one heading", "", reached, f"the same, in the same run: what is not ours; {seen}")
 
 
 def long_run(folder: Path) -> str:
@@ -123,8 +125,12 @@ def long_run(folder: Path) -> str:
     texts = tuple(f" word{i}" if i % 7 else f"\nline{i}" for i in ids)
     prompt = Prompt(POSITIONS, tuple(int(i) for i in ids), texts)
     vocabulary = {i: f" word{i}" for i in range(VOCAB)}
-    sides = tuple(SideHeader(path, path, "bfloat16") for path in ("prefill", "decode", "decode+batch:2", "decode+batch:4"))
-    header = RunHeader("4096 positions", "bfloat16", VOCAB, (prompt,), sides, Provenance("capture", model="m"), vocabulary)
+    sides = tuple(
+        SideHeader(path, path, "bfloat16") for path in ("prefill", "decode", "decode+batch:2", "decode+batch:4")
+    )
+    header = RunHeader(
+        "4096 positions", "bfloat16", VOCAB, (prompt,), sides, Provenance("capture", model="m"), vocabulary
+    )
     plain = (random.standard_normal((POSITIONS, VOCAB)) * 3).astype(fmt.values).view(fmt.carrier)
     with RunWriter(Store(folder), header) as writer:
         writer.write(0, 0, plain)
@@ -169,7 +175,8 @@ def run() -> list[Line]:
                     f"{name}, {POSITIONS} positions",
                     "<= 2 s, 1 s, 150 ms",
                     reached,
-                    f"painted in a browser that was never here, and in one that was (median of {WARM}; {seen}), rerun with nothing changed (median of {ROUNDS})",
+                    f"painted in a browser that was never here, and in one that was (median of {WARM}; {seen}), rerun"
+                    f" with nothing changed (median of {ROUNDS})",
                 )
             )
         dashboard.process.terminate()

@@ -1,4 +1,6 @@
-"""A viewer without a browser: one websocket session that speaks Streamlit's protocol, opens pages, sets widgets and waits for the script to end."""
+"""A viewer without a browser: one websocket session that speaks Streamlit's protocol, opens pages, sets widgets and
+waits for the script to end.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _VALUES = ("number_input", "selectbox", "text_input", "text_area", "button_group
 
 @dataclass
 class Drawn:
-    """What one run of the script drew: (kind, text) of its texts, the ids of its widgets by their keys, and by id what they show."""
+    """What one run of the script drew: (kind, text) of its texts, the ids of its widgets by their keys, and by id what
+    they show.
+    """
 
     texts: list[tuple[str, str]] = field(default_factory=list)
     widgets: dict[str, str] = field(default_factory=dict)
@@ -75,7 +79,9 @@ def _shown(kind: str, element: Any) -> WidgetState | None:
             return None
         state.string_value = value
     else:
-        chosen = element.raw_values if element.set_value else [_option(element.options[place]) for place in element.default]
+        chosen = (
+            element.raw_values if element.set_value else [_option(element.options[place]) for place in element.default]
+        )
         state.string_array_value.data.extend(chosen)
     return state
 
@@ -85,7 +91,9 @@ def _option(option: Any) -> str:
 
 
 class Session:
-    """`async with Session(url) as viewer: await viewer.open("overview", run=...)`; every step gives its seconds. url: http://host:port."""
+    """`async with Session(url) as viewer: await viewer.open("overview", run=...)`; every step gives its seconds. url:
+    http://host:port.
+    """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         self._address = url.replace("http", "ws", 1) + "/_stcore/stream"
@@ -100,8 +108,11 @@ class Session:
 
     async def __aenter__(self) -> Self:
         self._socket = await websockets.connect(
-            self._address, subprotocols=[websockets.Subprotocol("streamlit")], max_size=None, additional_headers=self._headers
-        )  # fmt: skip
+            self._address,
+            subprotocols=[websockets.Subprotocol("streamlit")],
+            max_size=None,
+            additional_headers=self._headers,
+        )
         self._reading = asyncio.create_task(self._read())
         return self
 
@@ -122,7 +133,9 @@ class Session:
         return await self._run()
 
     async def set(self, key: str, value: bool | float | str) -> float:
-        """Put a value into a number or text field, by its key; True opens a popover. Seconds until the script has ended."""
+        """Put a value into a number or text field, by its key; True opens a popover. Seconds until the script has
+        ended.
+        """
         state = WidgetState(id=self.drawn.widgets[key])
         if isinstance(value, bool):
             state.bool_value = value
@@ -133,7 +146,9 @@ class Session:
         return await self._run(state)
 
     async def press(self, key: str, **fields: str) -> float:
-        """Press a button, by its key, with the fields of its form as they were filled. Seconds until the script has ended."""
+        """Press a button, by its key, with the fields of its form as they were filled. Seconds until the script has
+        ended.
+        """
         filled = [WidgetState(id=self.drawn.widgets[name], string_value=text) for name, text in fields.items()]
         return await self._run(*filled, WidgetState(id=self.drawn.widgets[key], trigger_value=True))
 
@@ -197,7 +212,9 @@ class Session:
             if message.script_finished == ForwardMsg.FINISHED_SUCCESSFULLY:
                 self.drawn = self._drawing
                 known = self._values
-                self._values = {name: known.get(name, state) for name, state in self.drawn.values.items()} | self.drawn.set_values
+                self._values = {
+                    name: known.get(name, state) for name, state in self.drawn.values.items()
+                } | self.drawn.set_values
             self.fragments += message.script_finished == ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY
             self._ended.put_nowait(message.script_finished)
 

@@ -1,8 +1,10 @@
-"""Many viewers at once: real websocket sessions that open pages and step along a prompt, while an ingest and a capture run beside them.
+"""Many viewers at once: real websocket sessions that open pages and step along a prompt, while an ingest and a capture
+run beside them.
 
     python -m benchmarks.serving.viewers --viewers 50 --beside-ingest --beside-capture
 
-Not among `python -m benchmarks`: it takes minutes and all cores. The viewers themselves run on the same machine, in this process.
+Not among `python -m benchmarks`: it takes minutes and all cores. The viewers themselves run on the same machine, in
+this process.
 """
 
 from __future__ import annotations
@@ -97,9 +99,16 @@ async def _repeat(arguments: list[str], store: Path, until: float, seen: Seen, n
     while time.monotonic() < until:
         began = time.perf_counter()
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "core", *arguments, "--store", str(store), cwd=ROOT,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "core",
+            *arguments,
+            "--store",
+            str(store),
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         try:
             code = await asyncio.wait_for(process.wait(), max(1.0, until + 30 - time.monotonic()))
@@ -114,7 +123,9 @@ async def _repeat(arguments: list[str], store: Path, until: float, seen: Seen, n
 
 
 async def _freezing(url: str, until: float, seen: Seen) -> None:
-    """How long the server's event loop leaves anybody waiting: its health, asked four times a second over one connection."""
+    """How long the server's event loop leaves anybody waiting: its health, asked four times a second over one
+    connection.
+    """
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     while time.monotonic() < until:
@@ -122,7 +133,9 @@ async def _freezing(url: str, until: float, seen: Seen) -> None:
         writer.write(f"GET /health HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
         await writer.drain()
         head = await reader.readuntil(b"\r\n\r\n")
-        length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0)
+        length = next(
+            (int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0
+        )
         await reader.readexactly(length)
         seen.seconds["health"].append(time.perf_counter() - began)
         await asyncio.sleep(0.25)
@@ -156,10 +169,21 @@ async def _all(
         work.append(_heavy(dashboard, until, seen, who[0]))
     if dump is not None:
         work.append(
-            _repeat(["ingest", str(dump), "--name", "beside the viewers"], dashboard.store, until, seen, "ingest of 268 MB")
+            _repeat(
+                ["ingest", str(dump), "--name", "beside the viewers"], dashboard.store, until, seen, "ingest of 268 MB"
+            )
         )
     if asked.beside_capture:
-        arguments = ["capture", "--model", "sample_runs/model", *PROMPT, "--reference", "prefill", "--variant", "decode"]
+        arguments = [
+            "capture",
+            "--model",
+            "sample_runs/model",
+            *PROMPT,
+            "--reference",
+            "prefill",
+            "--variant",
+            "decode",
+        ]
         work.append(_repeat(arguments, dashboard.store, until, seen, "capture"))
 
     async def watch() -> None:
@@ -183,18 +207,27 @@ def _line(what: str, seconds: list[float], target: str = "") -> Line:
 
 def lines_of(seen: Seen, memory: list[float], viewers: int) -> list[Line]:
     shown = [_line("rerun", seen.seconds["rerun"], "p95 <= 1 s"), _line("page opened", seen.seconds["page opened"])]
-    shown += [_line(name, seconds) for name, seconds in sorted(seen.seconds.items()) if name not in ("rerun", "page opened")]
+    shown += [
+        _line(name, seconds) for name, seconds in sorted(seen.seconds.items()) if name not in ("rerun", "page opened")
+    ]
     runs = max(1, len(seen.seconds["rerun"]) + len(seen.seconds["page opened"]))
     traffic = f"all of it; {seen.received_bytes / runs / 1e3:.0f} kB to the viewer"
-    shown.append(Line("server's processor time a rerun or page", "", f"{seen.cpu_seconds / runs * 1e3:.0f} ms", traffic))
+    shown.append(
+        Line("server's processor time a rerun or page", "", f"{seen.cpu_seconds / runs * 1e3:.0f} ms", traffic)
+    )
     half = len(memory) // 2
-    grown = f"{memory[0]:.0f} MB with one viewer, {max(memory):.0f} MB at the most; the second half of the time adds {memory[-1] - memory[half]:+.0f} MB"
+    grown = (
+        f"{memory[0]:.0f} MB with one viewer, {max(memory):.0f} MB at the most; the second half of the time adds"
+        f" {memory[-1] - memory[half]:+.0f} MB"
+    )
     shown.append(Line("memory a viewer", "", f"{(max(memory) - memory[0]) / max(1, viewers - 1):.1f} MB", grown))
     return shown
 
 
 def _signed_in(store: Path, by: str, viewers: int) -> list[dict[str, str]]:
-    """The headers of viewers whom the server on that store lets in: a token they share, or a session of each one's own."""
+    """The headers of viewers whom the server on that store lets in: a token they share, or a session of each one's
+    own.
+    """
     text, token = tokens.add(store, "viewers", "viewer", 1)
     if by == "token":
         return [{"Authorization": f"Bearer {text}"}]
@@ -211,7 +244,9 @@ def main() -> int:
     parser.add_argument("--beside-ingest", action="store_true", help="store 268 MB again and again meanwhile")
     parser.add_argument("--beside-capture", action="store_true", help="capture again and again meanwhile")
     parser.add_argument("--heavy", action="store_true", help="and one viewer who downloads whole runs as npz")
-    parser.add_argument("--header", action="append", default=[], help="'Name: value' of every request, such as a cookie")
+    parser.add_argument(
+        "--header", action="append", default=[], help="'Name: value' of every request, such as a cookie"
+    )
     parser.add_argument(
         "--signed-in",
         choices=("token", "cookie"),
@@ -235,8 +270,10 @@ def main() -> int:
             dashboard.process.terminate()
             dashboard.process.wait(30)
     think = " to ".join(f"{seconds:.0f}" for seconds in THINK_SECONDS)
-    print(f"{asked.viewers} viewers for {asked.seconds:.0f} s, {think} s to think, {len(os.sched_getaffinity(0))} cores, "
-          f"load {load:.1f} before and {os.getloadavg()[0]:.1f} after")  # fmt: skip
+    print(
+        f"{asked.viewers} viewers for {asked.seconds:.0f} s, {think} s to think, {len(os.sched_getaffinity(0))} cores, "
+        f"load {load:.1f} before and {os.getloadavg()[0]:.1f} after"
+    )
     print(table(lines_of(seen, memory, asked.viewers)))
     for fault in seen.faults[:10]:
         print(f"fault: {fault}")

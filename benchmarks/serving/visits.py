@@ -1,7 +1,9 @@
-"""Pages of a long run as people open them: a Chromium with a profile on disk that no debugger listens to, by the page's own clock.
+"""Pages of a long run as people open them: a Chromium with a profile on disk that no debugger listens to, by the page's
+own clock.
 
-`benchmarks.serving.pages` drives its browser with Playwright, which listens to the page's errors; the stacks of those that Streamlit's code throws and
-catches while it loads make the browser parse that code again. Here a page tells its times when it is asked, at its end, and is left alone before.
+`benchmarks.serving.pages` drives its browser with Playwright, which listens to the page's errors; the stacks of those
+that Streamlit's code throws and catches while it loads make the browser parse that code again. Here a page tells its
+times when it is asked, at its end, and is left alone before.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from benchmarks.timing import Line
 from tests.browser.driving import chromium, start
 
 COUNTED, BEFORE = 5, 3  # visits that count, and those in which the browser learns the page
-STAY, MOST_STAYS = 2.5, 4  # seconds after which a page is asked, and how often one that has not come to rest is asked again
+STAY, MOST_STAYS = (
+    2.5,
+    4,
+)  # seconds after which a page is asked, and how often one that has not come to rest is asked again
 WATCH = """
 (() => {
   const told = (window.told = {});
@@ -36,7 +41,8 @@ WATCH = """
     told.whole = isWhole ? (told.whole ?? performance.now()) : undefined;
   };
   const attributes = ["data-test-script-state", "data-state"];
-  new MutationObserver(look).observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: attributes });
+  new MutationObserver(look).observe(document, { subtree: true, childList: true, attributes: true,
+    attributeFilter: attributes });
 })()
 """
 TOLD = "JSON.stringify({ ...window.told, seen: performance.getEntriesByName('first-contentful-paint')[0]?.startTime })"
@@ -58,7 +64,9 @@ class Chromium:
     def __enter__(self) -> Chromium:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._connection.close()
         self._process.terminate()
         self._process.wait(20)
@@ -82,7 +90,9 @@ class Chromium:
         self._call("Page.navigate", session, url=url)
         for _ in range(MOST_STAYS):
             time.sleep(STAY)
-            told = json.loads(self._call("Runtime.evaluate", session, expression=TOLD, returnByValue=True)["result"]["value"])
+            told = json.loads(
+                self._call("Runtime.evaluate", session, expression=TOLD, returnByValue=True)["result"]["value"]
+            )
             if "whole" in told:
                 break
         else:
@@ -110,7 +120,8 @@ def run() -> list[Line]:
                         f"{name}, {POSITIONS} positions, no debugger",
                         "<= 1 s",
                         f"{painted:.2f} s",
-                        f"painted in a browser that was here before (median of {COUNTED}); something is seen after {seen:.2f} s, all tables and figures after {whole:.2f} s",
+                        f"painted in a browser that was here before (median of {COUNTED}); something is seen after"
+                        f" {seen:.2f} s, all tables and figures after {whole:.2f} s",
                     )
                 )
         dashboard.process.terminate()

@@ -1,6 +1,8 @@
-"""What mutations and variations of a path are made of: forwards with a cache between them, and changes that last for one call.
+"""What mutations and variations of a path are made of: forwards with a cache between them, and changes that last for
+one call.
 
-An engine here is what core.inference.controls.judge_model takes for a side: (model, token_ids [positions]) -> logits [positions, vocab].
+An engine here is what core.inference.controls.judge_model takes for a side: (model, token_ids [positions]) -> logits
+[positions, vocab].
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def walk(
     after: Callable[[Any, int], None] = lambda *_: None,
     arguments: Callable[[int, int], dict[str, Any]] = lambda *_: {},
 ) -> torch.Tensor:
-    """Forwards that end before each of `stops` and before the end; `after`(cache, stop) is called after each. -> [positions, vocab]
+    """Forwards that end before each of `stops` and before the end; `after`(cache, stop) is called after each. ->
+    [positions, vocab]
 
     arguments(start, stop): what else a forward is given.
     """
@@ -84,8 +87,8 @@ def has_rotary_positions(model: Any) -> bool:
 def attention(model: Any, change: Callable[..., Any]) -> Iterator[None]:
     """Every layer's attention is change(original, module, query, key, value, mask, options), for this call.
 
-    original takes the same; query [rows, heads, queries, dim]; mask [rows or 1, heads or 1, queries, keys], True where seen, as
-    it would be if a kernel did not make its own; the result is ([rows, queries, heads, dim], ...).
+    original takes the same; query [rows, heads, queries, dim]; mask [rows or 1, heads or 1, queries, keys], True where
+    seen, as it would be if a kernel did not make its own; the result is ([rows, queries, heads, dim], ...).
     """
     name = model.config._attn_implementation
     written = sys.modules[type(attention_of(layers(model)[0])).__module__].eager_attention_forward

@@ -1,4 +1,5 @@
-"""The rounding floor of the shipped model against a pair of its paths, and what a reordered forward costs over a plain one.
+"""The rounding floor of the shipped model against a pair of its paths, and what a reordered forward costs over a plain
+one.
 
 python -m benchmarks.verdicts.floor                      # 4 seeds, 48 tokens of three prompts
 python -m benchmarks.verdicts.floor --seeds 8 --tokens 256 --path decode
@@ -33,7 +34,9 @@ def table(path: str, tokens: int, seeds: int) -> Iterator[str]:
     """Lines of Markdown: the floor and the pairs, in bfloat16 and with the same weights in float32."""
     loaded = load_model(str(SAMPLES / "model"), dtype="bfloat16")
     prompts = prompts_of(loaded, tokens)
-    yield f"{loaded.device_name}, torch {torch.__version__}; prompts of {', '.join(str(len(p)) for p in prompts)} tokens."
+    yield (
+        f"{loaded.device_name}, torch {torch.__version__}; prompts of {', '.join(str(len(p)) for p in prompts)} tokens."
+    )
     yield ""
     yield "| rms of the difference to " + path + " | bfloat16 | float32 | noise ratio |"
     yield "|---|---|---|---|"
@@ -43,7 +46,9 @@ def table(path: str, tokens: int, seeds: int) -> Iterator[str]:
     for variant in PAIR:
         if variant == path:
             continue
-        rms = [pooled_rms(pair_divergence(loaded, prompts, path, variant, dtype=floor.compute_dtype)) for floor in floors]
+        rms = [
+            pooled_rms(pair_divergence(loaded, prompts, path, variant, dtype=floor.compute_dtype)) for floor in floors
+        ]
         ratios = " / ".join(f"{pair / floor.rms:.2f}" for pair, floor in zip(rms, floors, strict=True))
         yield f"| {variant} | {rms[0]:.3g} | {rms[1]:.3g} | {ratios} |"
 
@@ -69,11 +74,13 @@ def run(tokens: int = 48) -> list[Line]:
                 seconds = interleaved({"plain": plain, "reordered": turned}, ROUNDS)
                 lines.append(
                     Line(
-                        f"reordered {path}, {length} tokens, {dtype}", "<= 2x",
+                        f"reordered {path}, {length} tokens, {dtype}",
+                        "<= 2x",
                         f"{seconds['reordered'] / seconds['plain']:.2f}x",
-                        f"{1e3 * seconds['reordered']:.1f} ms over {1e3 * seconds['plain']:.1f} ms, medians of {ROUNDS}",
+                        f"{1e3 * seconds['reordered']:.1f} ms over {1e3 * seconds['plain']:.1f} ms, medians of"
+                        f" {ROUNDS}",
                     )
-                )  # fmt: skip
+                )
     return lines
 
 

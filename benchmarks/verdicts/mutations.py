@@ -1,7 +1,9 @@
-"""Bugs of inference engines, rebuilt as engines: each computes another function than the model, so each must be called a bug.
+"""Bugs of inference engines, rebuilt as engines: each computes another function than the model, so each must be called
+a bug.
 
-`source` is a public thread about a bug of that kind, as a path of github.com, where one was found. What looks like a bug and changes no function on a model
-(positions that all move by one under rotary positions) is the same mutation with `changes` False there, and must not be called one.
+`source` is a public thread about a bug of that kind, as a path of github.com, where one was found. What looks like a
+bug and changes no function on a model (positions that all move by one under rotary positions) is the same mutation with
+`changes` False there, and must not be called one.
 """
 
 from __future__ import annotations
@@ -67,8 +69,9 @@ def _of(*kinds: str) -> Callable[[LoadedModel], bool]:
 class Mutation:
     """One side to be judged. engine: the variant; or base: how a path `mutated` walks the prompt, and path: that path.
 
-    applies: to which models; changes: on which of those it is another function; sample: which token the engine emits after each
-    position, from its logits [positions, vocab], where the fault is in that; is_precision: the same function in a lower precision, no fault.
+    applies: to which models; changes: on which of those it is another function; sample: which token the engine emits
+    after each position, from its logits [positions, vocab], where the fault is in that; is_precision: the same function
+    in a lower precision, no fault.
     """
 
     name: str
@@ -89,7 +92,10 @@ class Mutation:
 def positions_off_by_one_after_the_prefix(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Tokens after the reused prefix believe to stand one further right."""
     return walk(
-        model, ids, [PREFIX], arguments=lambda start, stop: {"position_ids": torch.arange(start, stop)[None] + (start > 0)}
+        model,
+        ids,
+        [PREFIX],
+        arguments=lambda start, stop: {"position_ids": torch.arange(start, stop)[None] + (start > 0)},
     )
 
 
@@ -102,7 +108,10 @@ def overwriting(other: Callable[[Any, torch.Tensor], Any], stop: int, slots: Slo
         def after(cache: Any, at: int) -> None:
             if at == stop:
                 for layer, stale in zip(cache.layers, left.layers, strict=True):
-                    layer.keys[:, :, slots], layer.values[:, :, slots] = stale.keys[:, :, slots], stale.values[:, :, slots]
+                    layer.keys[:, :, slots], layer.values[:, :, slots] = (
+                        stale.keys[:, :, slots],
+                        stale.values[:, :, slots],
+                    )
 
         return walk(model, ids, [stop], after)
 
@@ -127,7 +136,10 @@ def neighbours_block_at_one_position(model: Any, ids: torch.Tensor) -> torch.Ten
         if at == PREFIX:
             for layer, other in zip(cache.layers, foreign.layers, strict=True):
                 kept.append((layer.keys[:, :, -BLOCK:].clone(), layer.values[:, :, -BLOCK:].clone()))
-                layer.keys[:, :, -BLOCK:], layer.values[:, :, -BLOCK:] = other.keys[:, :, -BLOCK:], other.values[:, :, -BLOCK:]
+                layer.keys[:, :, -BLOCK:], layer.values[:, :, -BLOCK:] = (
+                    other.keys[:, :, -BLOCK:],
+                    other.values[:, :, -BLOCK:],
+                )
         if at == PREFIX + 1:
             for layer, (keys, values) in zip(cache.layers, kept, strict=True):
                 layer.keys[:, :, -BLOCK - 1 : -1], layer.values[:, :, -BLOCK - 1 : -1] = keys, values
@@ -254,7 +266,8 @@ def _left_padded(model: Any, ids: torch.Tensor, **arguments: torch.Tensor) -> to
 def left_padding_unmasked(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Padding before the prompt is attended to; positions are right.
 
-    A mask of ones is given, because without any transformers reads positions that begin anew as several sequences, and masks them.
+    A mask of ones is given, because without any transformers reads positions that begin anew as several sequences, and
+    masks them.
     """
     seen = torch.ones((1, len(ids) + 5), dtype=torch.long)
     return _left_padded(model, ids, attention_mask=seen, position_ids=torch.arange(-5, len(ids)).clamp_min(0)[None])
@@ -317,7 +330,10 @@ class _ShortMantissa(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.name.split("::")[1] in self._PRODUCTS:
-            args = [rounded(x, 10) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim > 1 else x for x in args]
+            args = [
+                rounded(x, 10) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim > 1 else x
+                for x in args
+            ]
         return func(*args, **(kwargs or {}))
 
 
@@ -443,7 +459,9 @@ def _routed(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Eng
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
         with ExitStack() as stack:
             for layer in layers(model):
-                stack.enter_context(hooked(layer.mlp.gate, lambda _, output: (output[0], change(*output[:2]), output[2])))
+                stack.enter_context(
+                    hooked(layer.mlp.gate, lambda _, output: (output[0], change(*output[:2]), output[2]))
+                )
             return prefill(model, ids)
 
     return engine
@@ -502,14 +520,29 @@ MUTATIONS: tuple[Mutation, ...] = (
         overwriting(another_prompt, PREFIX, slice(-BLOCK, None)),
         "vllm-project/vllm/pull/12621",
     ),
-    Mutation("one stale slot of an earlier request", overwriting(another_prompt, PREFIX, -3), "vllm-project/vllm/pull/17305"),
-    Mutation("a neighbour's block at one position only", neighbours_block_at_one_position, "vllm-project/vllm/issues/39589"),
+    Mutation(
+        "one stale slot of an earlier request", overwriting(another_prompt, PREFIX, -3), "vllm-project/vllm/pull/17305"
+    ),
+    Mutation(
+        "a neighbour's block at one position only", neighbours_block_at_one_position, "vllm-project/vllm/issues/39589"
+    ),
     Mutation("block table shifted by one", _at(PREFIX, _block_table_shifted), "vllm-project/vllm/issues/39146"),
     Mutation(
-        "slot mapping of the last block one late", _at(PREFIX, _last_block_one_slot_late), "ericcurtin/vllm-vulkan/pull/78"
+        "slot mapping of the last block one late",
+        _at(PREFIX, _last_block_one_slot_late),
+        "ericcurtin/vllm-vulkan/pull/78",
     ),
-    Mutation("cache trimmed one token short", trimmed_one_short, "lablup/mlxcel/issues/994", lambda loaded: not _windowed(loaded)),
-    Mutation("one layer's cache not updated for one token", _at(PREFIX + 1, _one_layer_not_updated), "vllm-project/vllm-metal/pull/144"),
+    Mutation(
+        "cache trimmed one token short",
+        trimmed_one_short,
+        "lablup/mlxcel/issues/994",
+        lambda loaded: not _windowed(loaded),
+    ),
+    Mutation(
+        "one layer's cache not updated for one token",
+        _at(PREFIX + 1, _one_layer_not_updated),
+        "vllm-project/vllm-metal/pull/144",
+    ),
     Mutation("value cache of one head x 1.01", scaled_value(1.01, slice(None)), "vllm-project/vllm/pull/11688"),
     Mutation("one cached value of one head x 1.01", scaled_value(1.01)),
     Mutation("fp8 cache", stored(fp8), "sgl-project/sglang/issues/25790", is_precision=True),
@@ -521,34 +554,67 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("windowed and full layers swapped", windowed_layers_swapped, applies=_of("gemma2")),
     Mutation("left padding not masked", left_padding_unmasked, "turboderp-org/exllamav2/issues/606"),
     Mutation(
-        "left padding without position ids", left_padding_without_positions, "huggingface/transformers/pull/29583", changes=_learned
+        "left padding without position ids",
+        left_padding_without_positions,
+        "huggingface/transformers/pull/29583",
+        changes=_learned,
     ),
     Mutation("all positions shifted by one", all_positions_shifted_by_one, changes=_learned),
     Mutation(
-        "a neighbour's row leaks through a shared buffer", source="sgl-project/sglang/pull/1469", base=_leaky, path="mutated+batch:3"
+        "a neighbour's row leaks through a shared buffer",
+        source="sgl-project/sglang/pull/1469",
+        base=_leaky,
+        path="mutated+batch:3",
     ),
     Mutation("another row's logits", wrong_row, "tenstorrent/tt-xla/issues/5830"),
-    Mutation("NaN of a padded row through a batch-wide maximum", nan_through_a_batch_maximum, "ml-explore/mlx/pull/2608"),
-    Mutation("TF32 where float32 was promised", tf32_products, "CanReader/FastNN/issues/10", single_precision, is_precision=True),
-    Mutation("head in bfloat16 where float32 was promised", head_in_bfloat16, applies=single_precision, is_precision=True),
+    Mutation(
+        "NaN of a padded row through a batch-wide maximum", nan_through_a_batch_maximum, "ml-explore/mlx/pull/2608"
+    ),
+    Mutation(
+        "TF32 where float32 was promised",
+        tf32_products,
+        "CanReader/FastNN/issues/10",
+        single_precision,
+        is_precision=True,
+    ),
+    Mutation(
+        "head in bfloat16 where float32 was promised", head_in_bfloat16, applies=single_precision, is_precision=True
+    ),
     Mutation("one head's output x 1.01", scaled_head(1.01)),
-    Mutation("attention scaled by head_dim, not its root", attention_scaled_by_head_dim, "ggml-org/llama.cpp/pull/13951"),
-    Mutation("attention softcap dropped", attention_softcap_dropped, "vllm-project/vllm-metal/issues/665", _of("gemma2")),
+    Mutation(
+        "attention scaled by head_dim, not its root", attention_scaled_by_head_dim, "ggml-org/llama.cpp/pull/13951"
+    ),
+    Mutation(
+        "attention softcap dropped", attention_softcap_dropped, "vllm-project/vllm-metal/issues/665", _of("gemma2")
+    ),
     Mutation("final softcap dropped", final_softcap_dropped, "keras-team/keras-hub/pull/1712", _of("gemma2")),
     Mutation("rotary base 1 % off", rotary_base_wrong, "unslothai/unsloth/pull/7028", _rotary),
-    Mutation("rotary frequencies halved beyond 24 tokens", rotary_scaled_beyond_a_length, "Blaizzy/mlx-vlm/pull/1710", _rotary),
+    Mutation(
+        "rotary frequencies halved beyond 24 tokens",
+        rotary_scaled_beyond_a_length,
+        "Blaizzy/mlx-vlm/pull/1710",
+        _rotary,
+    ),
     Mutation("a bias dropped", bias_dropped, applies=_of("gpt2")),
     Mutation(
-        "a bias added on every rank", bias_added_on_every_rank, "huggingface/text-generation-inference/issues/1036", _of("gpt2")
+        "a bias added on every rank",
+        bias_added_on_every_rank,
+        "huggingface/text-generation-inference/issues/1036",
+        _of("gpt2"),
     ),
     Mutation("norm epsilon 1e-5 for 1e-6", norm_epsilon_wrong, "apache/tvm/pull/15856"),
-    Mutation("exact GELU for the tanh one", gelu_exact_for_tanh, "OpenNMT/CTranslate2/issues/1658", _of("gpt2", "gemma2")),
     Mutation(
-        "router weights not renormalised", _routed(_without_renormalisation), "HabanaAI/vllm-fork/pull/73", _of("mixtral")
+        "exact GELU for the tanh one", gelu_exact_for_tanh, "OpenNMT/CTranslate2/issues/1658", _of("gpt2", "gemma2")
+    ),
+    Mutation(
+        "router weights not renormalised",
+        _routed(_without_renormalisation),
+        "HabanaAI/vllm-fork/pull/73",
+        _of("mixtral"),
     ),
     Mutation("one token dropped by its experts", _routed(_one_token_dropped), applies=_of("mixtral")),
     Mutation("second expert lost", _routed(_second_expert_lost), applies=_of("mixtral")),
     Mutation("logits of the previous step", logits_of_the_previous_step, "vllm-project/vllm/pull/5846"),
     Mutation("logits truncated to the top 20", truncated_to_the_top_20),
     Mutation("sampler ignores temperature 0", prefill, "oobabooga/textgen/pull/4524", sample=_at_temperature_1),
-)  # fmt: skip
+)

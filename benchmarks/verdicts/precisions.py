@@ -1,6 +1,7 @@
 """The same function in a lower precision, which the verdict must name, and faults on top of one, which stay bugs.
 
-Formats are rounded to by other means than core.inference.controls.precisions does: ml_dtypes and numpy, the nearest of all levels, loops over groups.
+Formats are rounded to by other means than core.inference.controls.precisions does: ml_dtypes and numpy, the nearest of
+all levels, loops over groups.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ import numpy as np
 import torch
 
 from benchmarks.verdicts.engines import PREFIX, Engine, cache_of, other_tokens, prefill, replaced, walk
-from benchmarks.verdicts.mutations import Mutation, another_prompt, fp8, overwriting, scaled_head, single_precision, stored
+from benchmarks.verdicts.mutations import (
+    Mutation,
+    another_prompt,
+    fp8,
+    overwriting,
+    scaled_head,
+    single_precision,
+    stored,
+)
 from core.inference.models.model import LoadedModel
 
 Rounding = Callable[[np.ndarray], np.ndarray]
@@ -36,12 +45,30 @@ def four_bits(rows: np.ndarray) -> np.ndarray:
 
 
 def _nf4(rows: np.ndarray) -> np.ndarray:
-    """Groups of 64 of the matrix read row by row; each value to the nearest of the levels. Dettmers et al., QLoRA (2023), appendix E."""
+    """Groups of 64 of the matrix read row by row; each value to the nearest of the levels. Dettmers et al., QLoRA
+    (2023), appendix E.
+    """
     levels = np.array(
-        [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-         0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-         0.7229568362236023, 1.0], rows.dtype,
-    )  # fmt: skip
+        [
+            -1.0,
+            -0.6961928009986877,
+            -0.5250730514526367,
+            -0.39491748809814453,
+            -0.28444138169288635,
+            -0.18477343022823334,
+            -0.09105003625154495,
+            0.0,
+            0.07958029955625534,
+            0.16093020141124725,
+            0.24611230194568634,
+            0.33791524171829224,
+            0.44070982933044434,
+            0.5626170039176941,
+            0.7229568362236023,
+            1.0,
+        ],
+        rows.dtype,
+    )
     flat = rows.reshape(-1).copy()
     for start in range(0, len(flat), 64):
         part = flat[start : start + 64]
@@ -129,7 +156,9 @@ def stale_slot_in_fp8(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _tokens_in_layers(loaded: LoadedModel) -> bool:
-    """Are the layers' maps matrices? Experts are three-dimensional parameters, which engines quantise in ways of their own."""
+    """Are the layers' maps matrices? Experts are three-dimensional parameters, which engines quantise in ways of their
+    own.
+    """
     return loaded.model.config.model_type != "mixtral"
 
 
@@ -148,9 +177,13 @@ PRECISIONS: tuple[Mutation, ...] = tuple(
 ON_TOP: tuple[Mutation, ...] = (
     Mutation("a stale slot in an fp8 cache", stale_slot_in_fp8),
     Mutation(
-        "one head's output x 1.01 over weights of 4 bits", with_weights(four_bits, scaled_head(1.01)), applies=_tokens_in_layers
+        "one head's output x 1.01 over weights of 4 bits",
+        with_weights(four_bits, scaled_head(1.01)),
+        applies=_tokens_in_layers,
     ),
     Mutation(
-        "a stale slot in an engine in bfloat16", _in_bfloat16(overwriting(another_prompt, PREFIX, -3)), applies=single_precision
+        "a stale slot in an engine in bfloat16",
+        _in_bfloat16(overwriting(another_prompt, PREFIX, -3)),
+        applies=single_precision,
     ),
 )

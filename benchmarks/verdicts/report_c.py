@@ -2,8 +2,8 @@
 
 python -m benchmarks.verdicts.report_c [--hidden 4096] [--prompt 64] [--response 10]
 
-One layer with random weights and a narrow MLP: layer 0's keys depend on nothing but the embedding, the first norm, one product and
-the rotation. Nothing is downloaded.
+One layer with random weights and a narrow MLP: layer 0's keys depend on nothing but the embedding, the first norm, one
+product and the rotation. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -27,16 +27,23 @@ def model_of(hidden: int) -> LoadedModel:
     """One Llama layer with heads of 128 and a quarter as many key/value heads, in float32, weights of seed 0."""
     heads = hidden // 128
     config = LlamaConfig(
-        hidden_size=hidden, intermediate_size=256, num_hidden_layers=1, num_attention_heads=heads, num_key_value_heads=max(1, heads // 4),
-        vocab_size=4096, max_position_embeddings=512,
-    )  # fmt: skip
+        hidden_size=hidden,
+        intermediate_size=256,
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=max(1, heads // 4),
+        vocab_size=4096,
+        max_position_embeddings=512,
+    )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     return loaded_from(model, AutoTokenizer.from_pretrained(TOKENIZER))
 
 
 def by_the_thread(loaded: LoadedModel, ids: list[int], prompt: int) -> tuple[int, int]:
-    """(elements of layer 0's keys that differ, all of them): the cache of one forward against prompt first and response after it."""
+    """(elements of layer 0's keys that differ, all of them): the cache of one forward against prompt first and response
+    after it.
+    """
     whole, parts = DynamicCache(config=loaded.model.config), DynamicCache(config=loaded.model.config)
     with torch.inference_mode():
         loaded.model(torch.tensor([ids]), past_key_values=whole, use_cache=True)

@@ -1,7 +1,8 @@
-"""16 bits alone on trial: engines that hold bfloat16 weights and have nothing else, with 1, 10 and 100 prompts (docs/verdict.md).
+"""16 bits alone on trial: engines that hold bfloat16 weights and have nothing else, with 1, 10 and 100 prompts
+(docs/verdict.md).
 
-python -m benchmarks.verdicts.sixteen                                      # every model of 16 bits: the tables of docs/verdict.md
-python -m benchmarks.verdicts.sixteen --model "llama bfloat16" --prompts 10
+python -m benchmarks.verdicts.sixteen                                      # every model of 16 bits: the tables of
+docs/verdict.md python -m benchmarks.verdicts.sixteen --model "llama bfloat16" --prompts 10
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def prompts_for(name: str, loaded: LoadedModel, count: int) -> list[tuple[int, .
     """TOKENS tokens each: random ones for random weights, Python's own sources for the model that learnt on such."""
     if name not in SHIPPED:
         generator = torch.Generator().manual_seed(1)
-        return [tuple(torch.randint(1, loaded.token_limit, (TOKENS,), generator=generator).tolist()) for _ in range(count)]
+        return [
+            tuple(torch.randint(1, loaded.token_limit, (TOKENS,), generator=generator).tolist()) for _ in range(count)
+        ]
     text = "\n".join(inspect.getsource(module) for module in (argparse, inspect, statistics, json.decoder))
     ids = [token for line in text.splitlines(keepends=True) for token in loaded.tokenizer(line)["input_ids"]]
     step = (len(ids) - TOKENS) // count
@@ -62,7 +65,9 @@ def prompts_for(name: str, loaded: LoadedModel, count: int) -> list[tuple[int, .
 
 def cases_of(loaded: LoadedModel) -> list[Mutation]:
     """Those that are engines or paths by themselves and have logits of their own."""
-    known = [case for case in (*MUTATIONS, *VARIATIONS) if case.applies(loaded) and case.sample is None and case.base is None]
+    known = [
+        case for case in (*MUTATIONS, *VARIATIONS) if case.applies(loaded) and case.sample is None and case.base is None
+    ]
     return [case for case in known if not case.name.startswith(_SLOW)]
 
 
@@ -73,7 +78,9 @@ def run_trial(name: str, count: int, cases: Sequence[Mutation] | None = None) ->
     lengths = [len(ids) for ids in prompts]
     with quiet(), torch.inference_mode():
         able = [case for case in (cases_of(loaded) if cases is None else cases) if _runs(case, loaded, prompts[0])]
-        found, drawn = errors_of(loaded, prompts, [side_of(case.path or case.engine or "prefill") for case in able], range(DRAWS))
+        found, drawn = errors_of(
+            loaded, prompts, [side_of(case.path or case.engine or "prefill") for case in able], range(DRAWS)
+        )
     tests = [
         Tried(name, count, case.name, case.changes(loaded), sixteen_test(one, drawn, lengths))
         for case, one in zip(able, found, strict=True)
@@ -90,10 +97,12 @@ def _runs(case: Mutation, loaded: LoadedModel, ids: Sequence[int]) -> bool:
 
 
 def summary(tried: Sequence[Tried], draws: dict[tuple[str, int], list[SixteenTest]]) -> Iterator[str]:
-    """Lines of Markdown: a line a model and a number of prompts; faults that are seen at the end, in rms of the rounding."""
+    """Lines of Markdown: a line a model and a number of prompts; faults that are seen at the end, in rms of the
+    rounding.
+    """
     yield (
-        "| model | prompts | bugs | seen | same function | accused | largest ratio | draws accused | at one position | over all | of one token | "
-        "of one sign |"
+        "| model | prompts | bugs | seen | same function | accused | largest ratio | draws accused | at one position |"
+        " over all | of one token | of one sign |"
     )
     yield f"|{'---|' * 12}"
     for (model, count), of_draws in draws.items():
@@ -103,13 +112,16 @@ def summary(tried: Sequence[Tried], draws: dict[tuple[str, int], list[SixteenTes
         keys = ("at_one_position", "over_all", "of_one_token", "of_one_sign")
         smallest = [f"{limits[f'fault_seen_{key}']:.2g}" if f"fault_seen_{key}" in limits else "" for key in keys]
         yield (
-            f"| {model} | {count} | {len(bugs)} | {sum(one.is_seen for one in bugs)} | {len(same)} | {sum(one.is_seen for one in same)} | "
-            f"{max(one.test.ratio for one in same):.2f} | {sum(not test.is_passed for test in of_draws)} of {len(of_draws)} | {' | '.join(smallest)} |"
+            f"| {model} | {count} | {len(bugs)} | {sum(one.is_seen for one in bugs)} | {len(same)} |"
+            f" {sum(one.is_seen for one in same)} | {max(one.test.ratio for one in same):.2f} |"
+            f" {sum(not test.is_passed for test in of_draws)} of {len(of_draws)} | {' | '.join(smallest)} |"
         )
 
 
 def missed(tried: Sequence[Tried]) -> Iterator[str]:
-    """Lines of Markdown: a line a bug that is not seen with every number of prompts, a column a model and number of prompts."""
+    """Lines of Markdown: a line a bug that is not seen with every number of prompts, a column a model and number of
+    prompts.
+    """
     columns = list(dict.fromkeys((one.model, one.prompts) for one in tried))
     found = {(one.case, one.model, one.prompts): one for one in tried if one.is_bug}
     yield f"| bug | {' | '.join(f'{model}, {count}' for model, count in columns)} |"
@@ -127,7 +139,10 @@ def limits(name: str, count: int) -> Iterator[str]:
     for one in run_trial(name, count, cases)[0]:
         position = next(places for places in one.test.places if places.what == "position")
         first = f"{position.worst:.2f} at {position.worst_place % TOKENS}"
-        yield f"| {name} | {count} | {one.case} | {one.test.ratio:.2f} | {first} | {'seen' if one.is_seen else 'below the limit'} |"
+        yield (
+            f"| {name} | {count} | {one.case} | {one.test.ratio:.2f} | {first} |"
+            f" {'seen' if one.is_seen else 'below the limit'} |"
+        )
 
 
 def main() -> int:
@@ -146,7 +161,8 @@ def main() -> int:
             for one in found:
                 if one.is_seen != one.is_bug:
                     print(
-                        f"{'missed' if one.is_bug else 'ACCUSED':8}{name:24}{count:4}  {one.case:52}{one.test.ratio:.2f}",
+                        f"{'missed' if one.is_bug else 'ACCUSED':8}{name:24}{count:4} "
+                        f" {one.case:52}{one.test.ratio:.2f}",
                         flush=True,
                     )
     print("", *summary(tried, draws), "", *missed(tried), "", sep="\n")

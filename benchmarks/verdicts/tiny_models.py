@@ -1,6 +1,7 @@
 """Tiny models of random weights, one for each kind of architecture that a fault can hide in; no network, no file.
 
-Every parameter is drawn, biases and norms too: transformers leaves biases at 0 and norms at 1, and a dropped bias of 0 is no fault.
+Every parameter is drawn, biases and norms too: transformers leaves biases at 0 and norms at 1, and a dropped bias of 0
+is no fault.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from transformers import (
 from core.inference.models.model import LoadedModel, loaded_from
 from core.inference.models.torch_errors import quiet
 
-TEXT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six, café lamps – still lit.\n"
+TEXT = (
+    "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six, café lamps – still"
+    " lit.\n"
+)
 PROMPTS = (
     "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six",
     "café lamps – still lit. The path left at six, past ten steps of the ferry; return self if it walks past the lamps",
@@ -44,16 +48,28 @@ _SHAPE = {
 CONFIGS = {
     "llama": lambda: LlamaConfig(**_SHAPE),
     "gpt2": lambda: GPT2Config(
-        vocab_size=384, n_embd=64, n_layer=3, n_head=4, n_positions=96, initializer_range=0.15, bos_token_id=0, eos_token_id=0
+        vocab_size=384,
+        n_embd=64,
+        n_layer=3,
+        n_head=4,
+        n_positions=96,
+        initializer_range=0.15,
+        bos_token_id=0,
+        eos_token_id=0,
     ),
     # One windowed and one full layer in turn; soft caps low enough to bite at these weights.
     "gemma2": lambda: Gemma2Config(
-        **_SHAPE, head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW, attn_logit_softcapping=5.0, final_logit_softcapping=10.0
+        **_SHAPE,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=WINDOW,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=10.0,
     ),
     "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
     "mixtral-ties": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
     "mistral-window": lambda: MistralConfig(**_SHAPE, sliding_window=WINDOW),
-}  # fmt: skip
+}
 
 
 def tiny_model(name: str, dtype: str = "float32", seed: int = 7) -> LoadedModel:
@@ -73,7 +89,9 @@ def tiny_model(name: str, dtype: str = "float32", seed: int = 7) -> LoadedModel:
 
 
 def _tie_two_experts(model: Any, generator: torch.Generator) -> None:
-    """The router's scores of the first two experts nearly tie at every token, so that in float32 rounding chooses between them."""
+    """The router's scores of the first two experts nearly tie at every token, so that in float32 rounding chooses
+    between them.
+    """
     for layer in model.model.layers:
         gate = layer.mlp.gate.weight
         gate[1] = gate[0] * (1 + 1e-7 * torch.randn(gate[0].shape, generator=generator))

@@ -1,9 +1,10 @@
-"""The verdict on trial: injected bugs that it must call bugs, and other ways to compute the same that it must not (docs/verdict.md).
+"""The verdict on trial: injected bugs that it must call bugs, and other ways to compute the same that it must not
+(docs/verdict.md).
 
 python -m benchmarks.verdicts.trial                        # every model, every case: the tables of docs/verdict.md
-python -m benchmarks.verdicts.trial --model llama --quick  # one model, without what compiles
-python -m benchmarks.verdicts.trial --precisions           # only lower precisions, and faults on top of them
-python -m benchmarks.verdicts.trial --drawn 20             # false alarms: pairs of pure rounding on models of other weights
+python -m benchmarks.verdicts.trial --model llama --quick  # one model, without what compiles python -m
+benchmarks.verdicts.trial --precisions           # only lower precisions, and faults on top of them python -m
+benchmarks.verdicts.trial --drawn 20             # false alarms: pairs of pure rounding on models of other weights
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ _HARMLESS = (IDENTICAL, ROUNDING, NONDETERMINISTIC)
 class Trial:
     """One case on one model. verdict None: the model cannot take this path, `because` says why.
 
-    rung: that decided, '' where none failed; noise_ratio and worst: over all positions and the largest at one, in the dtype that
-    decided; own_ratio: in the model's own dtype where that has 16 bits; nonfinite: logits NaN or infinite on one side only; is_precision: the
-    same function in a lower precision.
+    rung: that decided, '' where none failed; noise_ratio and worst: over all positions and the largest at one, in the
+    dtype that decided; own_ratio: in the model's own dtype where that has 16 bits; nonfinite: logits NaN or infinite on
+    one side only; is_precision: the same function in a lower precision.
     """
 
     model: str
@@ -79,7 +80,9 @@ class Trial:
 
     @property
     def is_right(self) -> bool:
-        """A bug that was called one, a lower precision that was named, or the same function that was neither; undecided is none of them."""
+        """A bug that was called one, a lower precision that was named, or the same function that was neither; undecided
+        is none of them.
+        """
         return self.verdict in (_FAULTS if self.is_bug else (LOWER_PRECISION,) if self.is_precision else _HARMLESS)
 
 
@@ -107,12 +110,18 @@ def try_case(case: Mutation, name: str, loaded: LoadedModel, prompts: Sequence[S
     rung = "float64" if decided == [FLOAT32] and is_float64 else "".join(decided)
     own = [row.figures["noise_ratio"] for row in verdict.evidence if row.rung == OWN_DTYPE and row.figures]
     return Trial(
-        name, case.name, is_bug, verdict.name, verdict.because, rung, verdict.noise_ratio,
+        name,
+        case.name,
+        is_bug,
+        verdict.name,
+        verdict.because,
+        rung,
+        verdict.noise_ratio,
         measured[-1]["worst_position_ratio"] if measured else None,
         own[0] if own else None,
         measured[-1]["nonfinite_mismatch"] if measured else 0,
         case.is_precision,
-    )  # fmt: skip
+    )
 
 
 def _verdict(case: Mutation, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Verdict:
@@ -165,7 +174,10 @@ def run_trial(
 
 def summary(trials: Sequence[Trial]) -> Iterator[str]:
     """Lines of Markdown: a line a model."""
-    yield "| model | bugs injected | called bugs | lower precision | so named | same function | called bugs | otherwise | not possible here |"
+    yield (
+        "| model | bugs injected | called bugs | lower precision | so named | same function | called bugs | otherwise |"
+        " not possible here |"
+    )
     yield "|---|---|---|---|---|---|---|---|---|"
     names = list(dict.fromkeys(trial.model for trial in trials))
     for name in [*names, "together"]:
@@ -177,11 +189,16 @@ def summary(trials: Sequence[Trial]) -> Iterator[str]:
         named = sum(trial.verdict == LOWER_PRECISION for trial in lower)
         other = sum(trial.verdict not in (*_FAULTS, *_HARMLESS) for trial in (*bugs, *same))
         left_out = sum(trial.verdict is None for trial in own)
-        yield f"| {name} | {len(bugs)} | {caught} | {len(lower)} | {named} | {len(same)} | {alarms} | {other} | {left_out} |"
+        yield (
+            f"| {name} | {len(bugs)} | {caught} | {len(lower)} | {named} | {len(same)} | {alarms} | {other} |"
+            f" {left_out} |"
+        )
 
 
 def table(trials: Sequence[Trial]) -> Iterator[str]:
-    """Lines of Markdown: a line a case, a column a model: rung that decided, noise ratio, worst position; or the verdict."""
+    """Lines of Markdown: a line a case, a column a model: rung that decided, noise ratio, worst position; or the
+    verdict.
+    """
     names = list(dict.fromkeys(trial.model for trial in trials))
     for title in ("injected bug", "lower precision", "the same function"):
         found = {(trial.case, trial.model): trial for trial in trials if trial.kind == title}
@@ -195,18 +212,29 @@ def table(trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def margins(trials: Sequence[Trial]) -> Iterator[str]:
-    """Lines of Markdown: how far the same function stays below the thresholds, and bugs that are decided by a floor above them."""
-    yield "| model | same function: largest ratio | at one position | in 16 bits | bugs: smallest ratio | at one position |"
+    """Lines of Markdown: how far the same function stays below the thresholds, and bugs that are decided by a floor
+    above them.
+    """
+    yield (
+        "| model | same function: largest ratio | at one position | in 16 bits | bugs: smallest ratio | at one"
+        " position |"
+    )
     yield "|---|---|---|---|---|---|"
     for name in dict.fromkeys(trial.model for trial in trials):
-        own = [trial for trial in trials if trial.model == name and trial.noise_ratio is not None and trial.worst is not None]
+        own = [
+            trial
+            for trial in trials
+            if trial.model == name and trial.noise_ratio is not None and trial.worst is not None
+        ]
         same = [trial for trial in own if not trial.is_bug and not trial.is_precision]
         bugs = [trial for trial in own if trial.is_bug and not trial.nonfinite and trial.rung != SAMPLER]
         figures = [
-            max((trial.noise_ratio or 0 for trial in same), default=0), max((trial.worst or 0 for trial in same), default=0),
+            max((trial.noise_ratio or 0 for trial in same), default=0),
+            max((trial.worst or 0 for trial in same), default=0),
             max((trial.own_ratio for trial in same if trial.own_ratio is not None), default=None),
-            min((trial.noise_ratio or 0 for trial in bugs), default=0), min((trial.worst or 0 for trial in bugs), default=0),
-        ]  # fmt: skip
+            min((trial.noise_ratio or 0 for trial in bugs), default=0),
+            min((trial.worst or 0 for trial in bugs), default=0),
+        ]
         yield f"| {name} | {' | '.join('' if figure is None else _short(figure) for figure in figures)} |"
 
 
@@ -233,7 +261,9 @@ def _short(ratio: float) -> str:
 
 
 def limits(names: Sequence[str]) -> Iterator[str]:
-    """Lines of Markdown: how small a fault is still seen. One cached value vector (one token, one head, one layer) is scaled."""
+    """Lines of Markdown: how small a fault is still seen. One cached value vector (one token, one head, one layer) is
+    scaled.
+    """
     yield "| model | scaled by | noise ratio in its own dtype | float32 noise ratio | worst position | verdict |"
     yield "|---|---|---|---|---|---|"
     for name in names:
@@ -250,8 +280,13 @@ def limits(names: Sequence[str]) -> Iterator[str]:
 
 
 def drawn(names: Sequence[str], count: int) -> Iterator[str]:
-    """Lines of Markdown: pairs of pure rounding on tiny models of `count` other weights each, two prompts of 90 random tokens."""
-    yield "| model | pairs of pure rounding | called bugs | largest ratio | at one position | share of what is allowed there |"
+    """Lines of Markdown: pairs of pure rounding on tiny models of `count` other weights each, two prompts of 90 random
+    tokens.
+    """
+    yield (
+        "| model | pairs of pure rounding | called bugs | largest ratio | at one position | share of what is allowed"
+        " there |"
+    )
     yield "|---|---|---|---|---|---|"
     for name in (name for name in names if name in CONFIGS):
         figures, alarms = [], 0
@@ -266,7 +301,10 @@ def drawn(names: Sequence[str], count: int) -> Iterator[str]:
         ratios = [each["noise_ratio"] for each in figures]
         worst = [each["worst_position_ratio"] for each in figures]
         shares = [each["worst_position_ratio"] / each["position_ratio_allowed"] for each in figures]
-        yield f"| {name} | {len(figures)} | {alarms} | {_short(max(ratios))} | {_short(max(worst))} | {_short(max(shares))} |"
+        yield (
+            f"| {name} | {len(figures)} | {alarms} | {_short(max(ratios))} | {_short(max(worst))} |"
+            f" {_short(max(shares))} |"
+        )
 
 
 def main() -> int:
@@ -274,7 +312,9 @@ def main() -> int:
     parser.add_argument("--model", action="append", choices=MODELS, help="only these; may be given several times")
     parser.add_argument("--quick", action="store_true", help="leave out what compiles, and the detection limits")
     parser.add_argument("--precisions", action="store_true", help="only lower precisions and faults on top of them")
-    parser.add_argument("--drawn", type=int, metavar="N", help="instead: false alarms on models of N other weights each")
+    parser.add_argument(
+        "--drawn", type=int, metavar="N", help="instead: false alarms on models of N other weights each"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of torch, where a case does not say otherwise")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -282,7 +322,10 @@ def main() -> int:
 
     def say(trial: Trial) -> None:
         sign = "-" if trial.verdict is None else "ok" if trial.is_right else "WRONG"
-        print(f"{sign:6}{trial.model:18}{trial.case:52}{_cell(trial):44}{'' if trial.is_right else trial.because}", flush=True)
+        print(
+            f"{sign:6}{trial.model:18}{trial.case:52}{_cell(trial):44}{'' if trial.is_right else trial.because}",
+            flush=True,
+        )
 
     if given.drawn:
         with quiet():

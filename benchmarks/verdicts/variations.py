@@ -234,5 +234,4 @@ VARIATIONS: tuple[Mutation, ...] = (
     _same("fused tanh GELU", fused_gelu, _of("gpt2", "gemma2")),
     _same("decode on three threads", on_three_threads),
     _same("sums in another order at every call", nondeterministic_sums),
-
-)  # fmt: skip
+)

@@ -1,5 +1,6 @@
-"""What a capture can run beside its sides: the controls of a verdict, the profiler, the remedies. The sides are whole by then, and kept where one of
-these fails; a capture that is stopped leaves nothing, as ever."""
+"""What a capture can run beside its sides: the controls of a verdict, the profiler, the remedies. The sides are whole
+by then, and kept where one of these fails; a capture that is stopped leaves nothing, as ever.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ RemediesOption = Annotated[
     bool,
     typer.Option(
         "--remedies",
-        help="Try what would make the sides agree (float32, math attention, invariant sums, ...), and what throughput it keeps.",
+        help=(
+            "Try what would make the sides agree (float32, math attention, invariant sums, ...), and what throughput it"
+            " keeps."
+        ),
     ),
 ]
 
@@ -41,7 +45,9 @@ def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
             say(f"judging {variant}: {stage}", 0, 0)
 
         try:
-            found = judge_pair(plan.loaded, plan.token_ids, str(plan.paths[0]), str(plan.paths[pair + 1]), on_progress=tell)
+            found = judge_pair(
+                plan.loaded, plan.token_ids, str(plan.paths[0]), str(plan.paths[pair + 1]), on_progress=tell
+            )
         except UlpscopeError as error:  # the capture is whole, and is kept
             failures.append(f"'{variant}' was not judged: {error}")
             continue
@@ -51,7 +57,9 @@ def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
 
 
 def watch_kernels(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
-    """What every finished side launches for the first prompt, into the run; the sentences of those that could not be watched."""
+    """What every finished side launches for the first prompt, into the run; the sentences of those that could not be
+    watched.
+    """
     from core.inference.paths.engines import side_of
     from core.inference.watching.kernels import kernels_of
 
@@ -59,14 +67,18 @@ def watch_kernels(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
     for side, name in enumerate(writer.finished_sides):
         say(f"kernels of {name}", 0, 0)
         try:
-            writer.write_kernels(kernels_of(plan.loaded, side_of(str(plan.paths[side])), plan.token_ids[0], side, seed=plan.seed))
+            writer.write_kernels(
+                kernels_of(plan.loaded, side_of(str(plan.paths[side])), plan.token_ids[0], side, seed=plan.seed)
+            )
         except UlpscopeError as error:
             failures.append(f"The kernels of '{name}' were not watched: {error}")
     return failures
 
 
 def try_remedies(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
-    """Every remedy for every finished pair, into the run; the sentences of those that could not be tried. Twins are tried once."""
+    """Every remedy for every finished pair, into the run; the sentences of those that could not be tried. Twins are
+    tried once.
+    """
     from core.inference.controls.remedies import floor_of, prices_of, remedies_of
 
     failures, known = [], {}
@@ -84,9 +96,14 @@ def try_remedies(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
         if path not in known:
             try:
                 known[path] = remedies_of(
-                    plan.loaded, plan.token_ids, str(plan.paths[0]), path, floor_rms=floor,
-                    as_it_is=writer.totals(pair).summary() if is_whole else None, on_progress=tell,
-                )  # fmt: skip
+                    plan.loaded,
+                    plan.token_ids,
+                    str(plan.paths[0]),
+                    path,
+                    floor_rms=floor,
+                    as_it_is=writer.totals(pair).summary() if is_whole else None,
+                    on_progress=tell,
+                )
             except UlpscopeError as error:
                 failures.append(f"Remedies of '{variant}' were not tried: {error}")
                 continue

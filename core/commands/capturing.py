@@ -44,15 +44,21 @@ LAYER_FLOOR = 2  # core.inference.watching.layers.FLOOR_SEEDS, which would load 
 
 ModelOption = Annotated[str, typer.Option(help="Folder or hub id of a transformers causal language model.")]
 PromptOption = Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")]
-PromptFileOption = Annotated[list[Path] | None, typer.Option(help="A text file that is one prompt; may be given several times.")]
+PromptFileOption = Annotated[
+    list[Path] | None, typer.Option(help="A text file that is one prompt; may be given several times.")
+]
 PromptsOption = Annotated[
     list[Path] | None,
     typer.Option(
-        help="A file of many prompts: .jsonl with 'prompt', 'text', 'token_ids' or 'messages' in each line, else one a line."
+        help=(
+            "A file of many prompts: .jsonl with 'prompt', 'text', 'token_ids' or 'messages' in each line, else one a"
+            " line."
+        )
     ),
 ]
 ChatOption = Annotated[
-    bool, typer.Option("--chat", help="Each prompt's text is a user's message: put it into the tokenizer's chat template.")
+    bool,
+    typer.Option("--chat", help="Each prompt's text is a user's message: put it into the tokenizer's chat template."),
 ]
 SystemOption = Annotated[str | None, typer.Option(help="What the system message of every chat says.")]
 ReferenceOption = Annotated[str, typer.Option(help="Path of the reference: prefill, decode, prefill+batch:8, ...")]
@@ -62,13 +68,13 @@ SweepOption = Annotated[
     typer.Option(help="Add a variant for each value: batch=1,2,3,4,8 puts the reference into batches of each size."),
 ]
 KvOption = Annotated[
-    bool | None,
-    typer.Option("--kv/--no-kv", help="Compare the key/value caches too. Default: where a path reads one."),
+    bool | None, typer.Option("--kv/--no-kv", help="Compare the key/value caches too. Default: where a path reads one.")
 ]
 LayersOption = Annotated[
     bool,
     typer.Option(
-        "--layers", help="Compare what every module of the model puts out too: where it first differs, and how it grows."
+        "--layers",
+        help="Compare what every module of the model puts out too: where it first differs, and how it grows.",
     ),
 ]
 LayerFloorOption = Annotated[
@@ -77,7 +83,10 @@ LayerFloorOption = Annotated[
 LayerPositionOption = Annotated[
     list[int] | None,
     typer.Option(
-        help="With --layers: look at this position of each prompt, where not all fit on disk; may be given several times."
+        help=(
+            "With --layers: look at this position of each prompt, where not all fit on disk; may be given several"
+            " times."
+        )
     ),
 ]
 DtypeOption = Annotated[str, typer.Option(help="float32, float16 or bfloat16.")]
@@ -87,14 +96,18 @@ TrustOption = Annotated[bool, typer.Option(help="Let the model's repository run 
 NameOption = Annotated[str | None, typer.Option(help="What to call the run.")]
 SeedOption = Annotated[int, typer.Option(help="Seed set before each side.")]
 KeepOption = Annotated[
-    bool, typer.Option("--keep-finished", help="Where a later side fails, keep the run of those before it (two at least).")
+    bool,
+    typer.Option("--keep-finished", help="Where a later side fails, keep the run of those before it (two at least)."),
 ]
 JudgeOption = Annotated[
     bool,
-    typer.Option("--judge", help="Also run the controls that tell rounding from a bug: several times the work of the capture."),
+    typer.Option(
+        "--judge", help="Also run the controls that tell rounding from a bug: several times the work of the capture."
+    ),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Check everything and say what would run and what it costs; no weights are read.")
+    bool,
+    typer.Option("--dry-run", help="Check everything and say what would run and what it costs; no weights are read."),
 ]
 
 
@@ -108,7 +121,9 @@ def capture(
     reference: ReferenceOption = "prefill",
     variant: VariantOption = None,
     sweep: SweepOption = None,
-    repeat: Annotated[int, typer.Option(help="Call every path N times, one after another, as a server would be called.")] = 1,
+    repeat: Annotated[
+        int, typer.Option(help="Call every path N times, one after another, as a server would be called.")
+    ] = 1,
     kv: KvOption = None,
     layers: LayersOption = False,
     layer_floor: LayerFloorOption = LAYER_FLOOR,
@@ -140,18 +155,43 @@ def capture(
     What that would cost:  --dry-run. docs/paths.md lists every path.
     """
     asked = Asked(
-        prompt, prompt_file, prompts, chat, system, reference, variant, sweep, repeat, kv, name, seed,
-        layers, layer_floor, tuple(layer_position or ()), kernels, remedies,
-    )  # fmt: skip
+        prompt,
+        prompt_file,
+        prompts,
+        chat,
+        system,
+        reference,
+        variant,
+        sweep,
+        repeat,
+        kv,
+        name,
+        seed,
+        layers,
+        layer_floor,
+        tuple(layer_position or ()),
+        kernels,
+        remedies,
+    )
     if dry_run:
         with stoppable():
-            beside = [name for name, is_asked in (("kernels", kernels), ("remedies", remedies), ("judge", judge)) if is_asked]
+            beside = [
+                name for name, is_asked in (("kernels", kernels), ("remedies", remedies), ("judge", judge)) if is_asked
+            ]
             print_costs(asked.plan(model, dtype, device, revision, trust_remote_code, weights=False), as_json_, beside)
         return
     run_id, failure = captured(
-        asked, model=model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, judge=judge,
-        keep_finished=keep_finished, progress=progress, store=store,
-    )  # fmt: skip
+        asked,
+        model=model,
+        dtype=dtype,
+        device=device,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        judge=judge,
+        keep_finished=keep_finished,
+        progress=progress,
+        store=store,
+    )
     tell_end(run_id, failure, progress, as_json_, store)
 
 
@@ -181,7 +221,14 @@ class Asked:
         return given_prompts(self.prompt, self.prompt_file, self.prompts, self.chat, self.system)
 
     def plan(
-        self, model: str, dtype: str, device: str | None, revision: str | None, trust_remote_code: bool, *, weights: bool = True
+        self,
+        model: str,
+        dtype: str,
+        device: str | None,
+        revision: str | None,
+        trust_remote_code: bool,
+        *,
+        weights: bool = True,
     ) -> CapturePlan:
         """Everything checked, the model loaded; without `weights` only its shapes."""
         given = self.given()
@@ -193,16 +240,34 @@ class Asked:
             model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, weights=weights
         )
         return plan_capture(
-            loaded, as_tokens(loaded, given, self.chat, self.system), self.reference, variants,
-            name=self.name, command=typed_command(), seed=self.seed, repeat=self.repeat, kv=self.kv,
-            layers=self.layers, layer_floor=self.layer_floor, layer_positions=self.layer_positions,
-        )  # fmt: skip
+            loaded,
+            as_tokens(loaded, given, self.chat, self.system),
+            self.reference,
+            variants,
+            name=self.name,
+            command=typed_command(),
+            seed=self.seed,
+            repeat=self.repeat,
+            kv=self.kv,
+            layers=self.layers,
+            layer_floor=self.layer_floor,
+            layer_positions=self.layer_positions,
+        )
 
 
 def captured(
-    asked: Asked, *, model: str, dtype: str, device: str | None, revision: str | None, trust_remote_code: bool, judge: bool,
-    keep_finished: bool, progress: str, store: Path | None,
-) -> tuple[str, list[str]]:  # fmt: skip
+    asked: Asked,
+    *,
+    model: str,
+    dtype: str,
+    device: str | None,
+    revision: str | None,
+    trust_remote_code: bool,
+    judge: bool,
+    keep_finished: bool,
+    progress: str,
+    store: Path | None,
+) -> tuple[str, list[str]]:
     """Capture, and judge if that is asked for. -> (run id, sentences on what is less than was asked for)"""
     check_progress(progress)
     asked.given()  # refused before anything slow is begun
@@ -230,18 +295,26 @@ def typed_command() -> str:
     Of a file that is there for this command only (dropped on a page) the name stays, which is its owner's own.
     """
     given = [part for part in arguments_without(sys.argv[1:], "--progress", "--store") if part != "--json"]
-    given = [Path(part).name if before == "--prompts" and is_passing(part) else part for before, part in pairwise(["", *given])]
+    given = [
+        Path(part).name if before == "--prompts" and is_passing(part) else part
+        for before, part in pairwise(["", *given])
+    ]
     return shlex.join(["python", "-m", "core", *given])
 
 
-def variants_of(reference: str, variant: list[str] | None, sweep: list[str] | None, *, default: str | None) -> list[str]:
+def variants_of(
+    reference: str, variant: list[str] | None, sweep: list[str] | None, *, default: str | None
+) -> list[str]:
     """The variants that were asked for, those of every sweep included; `default` where there are none."""
     from core.inference.paths.paths import parse_path
     from core.inference.paths.sides import sweep as swept
 
     swept_paths = [path for text in sweep or [] for path in swept(reference, text)]
     own = str(parse_path(reference))
-    found = [*(variant or []), *(path for path in swept_paths if path != own)]  # the reference may be a value of its own sweep
+    found = [
+        *(variant or []),
+        *(path for path in swept_paths if path != own),
+    ]  # the reference may be a value of its own sweep
     if not found and default:
         found = ["prefill" if own == default else default]
     return found
@@ -267,8 +340,12 @@ def given_prompts(
     return found
 
 
-def as_tokens(loaded: LoadedModel, given: Sequence[GivenPrompt], chat: bool, system: str | None) -> list[str | Sequence[int]]:
-    """What a plan takes: chats as token ids, texts as they are (the tokenizer adds its special tokens), token ids as they are."""
+def as_tokens(
+    loaded: LoadedModel, given: Sequence[GivenPrompt], chat: bool, system: str | None
+) -> list[str | Sequence[int]]:
+    """What a plan takes: chats as token ids, texts as they are (the tokenizer adds its special tokens), token ids as
+    they are.
+    """
     from core.inference.models.chat import chat_tokens
 
     found: list[str | Sequence[int]] = []
@@ -290,7 +367,9 @@ def as_tokens(loaded: LoadedModel, given: Sequence[GivenPrompt], chat: bool, sys
 
 @contextmanager
 def keeping(writer: RunWriter, keep_finished: bool) -> Iterator[list[str]]:
-    """Gives a list that holds one sentence afterwards if a side failed and those before it are to be kept; else the failure passes."""
+    """Gives a list that holds one sentence afterwards if a side failed and those before it are to be kept; else the
+    failure passes.
+    """
     failure: list[str] = []
     try:
         yield failure
@@ -300,11 +379,15 @@ def keeping(writer: RunWriter, keep_finished: bool) -> Iterator[list[str]]:
             raise
         asked = [side.name for side in writer.header.sides]
         failed = ", ".join(f"'{side}'" for side in asked[len(finished) :])
-        failure.append(f"{error} The run was kept without {failed}: {len(finished)} of {len(asked)} sides had finished.")
+        failure.append(
+            f"{error} The run was kept without {failed}: {len(finished)} of {len(asked)} sides had finished."
+        )
 
 
 def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -> None:
-    """What a plan would compute and keep, on what, and about how long that takes; beside: of core.inference.capture.extra_costs.BESIDE."""
+    """What a plan would compute and keep, on what, and about how long that takes; beside: of
+    core.inference.capture.extra_costs.BESIDE.
+    """
     from core.inference.capture.costs import costs_of
     from core.inference.capture.extra_costs import WITHIN, seconds_of, speed_here, stages_of
     from core.inference.models.model import devices_here
@@ -315,14 +398,26 @@ def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -
     if as_json_:
         devices = [{"device": name, "device_name": chip, "free_bytes": free} for name, chip, free in devices_here()]
         about: dict[str, Any] = {
-            "model": loaded.name, "dtype": loaded.dtype, "device": loaded.device, "device_name": loaded.device_name,
-            "name": plan.header.name, "devices": devices,
-        }  # fmt: skip
+            "model": loaded.name,
+            "dtype": loaded.dtype,
+            "device": loaded.device,
+            "device_name": loaded.device_name,
+            "name": plan.header.name,
+            "devices": devices,
+        }
         print_json(
-            {**about, **asdict(costs), "forwards": costs.forwards, "tokens": costs.tokens, **_as_json(stages, seconds, WITHIN)}
+            {
+                **about,
+                **asdict(costs),
+                "forwards": costs.forwards,
+                "tokens": costs.tokens,
+                **_as_json(stages, seconds, WITHIN),
+            }
         )
         return
-    table = Table(title=f"{escape(plan.header.name)}, in {loaded.dtype} on {loaded.device} ({escape(loaded.device_name)})")
+    table = Table(
+        title=f"{escape(plan.header.name)}, in {loaded.dtype} on {loaded.device} ({escape(loaded.device_name)})"
+    )
     for column in ("side", "path", "forwards", "positions", "tokens computed", "key/value cache"):
         table.add_column(column, justify="left" if column in ("side", "path") else "right", overflow="fold")
     for side in costs.sides:
@@ -333,10 +428,14 @@ def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -
     out.print(table)
     free = "an unknown amount" if costs.free_bytes is None else size(costs.free_bytes)
     for line in (
-        f"{costs.prompts} {'prompt' if costs.prompts == 1 else 'prompts'}, {costs.positions:,} positions; "
-        f"{costs.forwards:,} forwards of {costs.tokens:,} tokens in all.",
-        f"The run file takes {size(costs.logits_bytes)}, the weights {size(costs.weight_bytes)}; "
-        f"beside them {loaded.device} has {free} free.",
+        (
+            f"{costs.prompts} {'prompt' if costs.prompts == 1 else 'prompts'}, {costs.positions:,} positions; "
+            f"{costs.forwards:,} forwards of {costs.tokens:,} tokens in all."
+        ),
+        (
+            f"The run file takes {size(costs.logits_bytes)}, the weights {size(costs.weight_bytes)}; "
+            f"beside them {loaded.device} has {free} free."
+        ),
         "Caches are compared too." if costs.has_kv else "Caches are not compared.",
         *layer_costs(plan),
         *beside_in_words(stages, seconds, WITHIN),
@@ -348,7 +447,10 @@ def beside_in_words(stages: Sequence[StageCost], seconds: tuple[float, float], w
     """A sentence on everything that is run beside the sides, and one on how long all of it takes."""
     said = [f"Beside the sides, {stage.name}: {_work_in_words(stage)}." for stage in stages]
     took = _between(*(duration(end) for end in seconds))
-    return [*said, f"All of it takes about {took} on this machine as busy as it is now, to within a factor of {within}."]
+    return [
+        *said,
+        f"All of it takes about {took} on this machine as busy as it is now, to within a factor of {within}.",
+    ]
 
 
 def _as_json(stages: Sequence[StageCost], seconds: tuple[float, float], within: int) -> dict[str, Any]:
@@ -361,7 +463,10 @@ def _as_json(stages: Sequence[StageCost], seconds: tuple[float, float], within: 
 
 def _work_in_words(stage: StageCost) -> str:
     least, most = stage.least, stage.most
-    return f"{_between(f'{least.forwards:,}', f'{most.forwards:,}')} forwards of {_between(f'{least.tokens:,}', f'{most.tokens:,}')} tokens"
+    return (
+        f"{_between(f'{least.forwards:,}', f'{most.forwards:,}')} forwards of"
+        f" {_between(f'{least.tokens:,}', f'{most.tokens:,}')} tokens"
+    )
 
 
 def _between(least: str, most: str) -> str:
@@ -382,7 +487,9 @@ def layer_costs(plan: CapturePlan) -> list[str]:
     if layers is None:
         return []
     everywhere = (
-        "all positions" if layers.looked_at == plan.header.rows else f"{layers.looked_at:,} of {plan.header.rows:,} positions"
+        "all positions"
+        if layers.looked_at == plan.header.rows
+        else f"{layers.looked_at:,} of {plan.header.rows:,} positions"
     )
     floor = f", and their floor takes {layers.seeds} reordered prefills more" if layers.seeds else "; no floor is run"
     return [

@@ -43,19 +43,29 @@ from core.runs.reports.gate import (
     percent,
 )
 from core.runs.reports.gate_files import append, junit_text, markdown_text, write_whole
-from core.runs.reports.report_json import PairReport, as_json, over_logits, over_positions, report_of_dump, report_of_run
+from core.runs.reports.report_json import (
+    PairReport,
+    as_json,
+    over_logits,
+    over_positions,
+    report_of_dump,
+    report_of_run,
+)
 from core.runs.store.store import open_store
 
 _MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markdown have them all
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="A dump (npz, npy, safetensors) or the id of a stored run.")],
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="A dump (npz, npy, safetensors) or the id of a stored run.")
+    ],
     second: Annotated[
         str | None, typer.Argument(metavar="[B]", help="A second dump of one array; A is the reference then.")
     ] = None,
     fail_on: Annotated[
-        list[str] | None, typer.Option("--fail-on", help=f"Exit with 1 if any pair has it; several, or with commas: {ALLOWED}.")
+        list[str] | None,
+        typer.Option("--fail-on", help=f"Exit with 1 if any pair has it; several, or with commas: {ALLOWED}."),
     ] = None,
     bounds: Annotated[
         Path | None, typer.Option("--bounds", help="Exit with 1 if any prompt is worse than its line in this file.")
@@ -68,17 +78,23 @@ def compare(
     ] = None,
     junit: Annotated[Path | None, typer.Option("--junit", help="Write the gate as JUnit XML.")] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Add the gate as Markdown to the end of a file, as of a CI job's summary.")
+        Path | None,
+        typer.Option("--markdown", help="Add the gate as Markdown to the end of a file, as of a CI job's summary."),
     ] = None,
     compute_dtype: Annotated[
-        str | None, typer.Option(help="Count ULPs in float32, float16 or bfloat16. Default: declared by the dump, else detected.")
+        str | None,
+        typer.Option(help="Count ULPs in float32, float16 or bfloat16. Default: declared by the dump, else detected."),
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option(help="The side of a dump that the others are compared with. Default: 'reference', else the first."),
+        typer.Option(
+            help="The side of a dump that the others are compared with. Default: 'reference', else the first."
+        ),
     ] = None,
     holds: HoldsOption = None,
-    variant: Annotated[str | None, typer.Option(help="The side that the summary speaks of, where there are several.")] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="The side that the summary speaks of, where there are several.")
+    ] = None,
     positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
     store: StoreOption = None,
     as_json_: JsonOption = False,
@@ -91,7 +107,9 @@ def compare(
     """
     conditions = parse_conditions(fail_on or [])
     _check_gate(conditions, bounds, slack, write_bounds, junit, markdown)
-    known_bounds = read_bounds(bounds) if bounds is not None else None  # a file that is none is told before gigabytes are read
+    known_bounds = (
+        read_bounds(bounds) if bounds is not None else None
+    )  # a file that is none is told before gigabytes are read
     if second is None and not Path(first).exists() and _is_run(store, first):
         if compute_dtype or reference or holds:
             raise UsageError(
@@ -107,10 +125,13 @@ def compare(
         with (
             steps() as say,
             open_dump(
-                files, compute_dtype=compute_dtype, reference=reference, holds=holds,
+                files,
+                compute_dtype=compute_dtype,
+                reference=reference,
+                holds=holds,
                 on_progress=lambda done, total: say("reading", done, total, "bytes"),
             ) as dump,
-        ):  # fmt: skip
+        ):
             needs_verdict = any(condition.kind == "verdict" for condition in conditions)
             reported = judged_report_of_dump if needs_verdict else report_of_dump
             pairs, classes = reported(dump, lambda done, total: say("comparing", done, total))
@@ -122,7 +143,14 @@ def compare(
                 out.print(f"compute dtype {dump.dtype_reason}", markup=False)
     rows, dtype, vocab, prompts = header.rows, header.compute_dtype, header.vocab, len(header.prompts)
     report = as_json(
-        pairs, classes, compute_dtype=dtype, rows=rows, vocab=vocab, prompts=prompts, variant=variant, with_positions=positions
+        pairs,
+        classes,
+        compute_dtype=dtype,
+        rows=rows,
+        vocab=vocab,
+        prompts=prompts,
+        variant=variant,
+        with_positions=positions,
     )
     gate = None
     if conditions or known_bounds is not None:
@@ -142,7 +170,9 @@ def compare(
             if pair.summary.flips and (pair.variant == variant if variant else pair.variant in first_of_class):
                 out.print(flip_table(pair, texts, prompts > 1))
         if len(pairs) > 1:
-            out.print("bit-identical classes: " + "   ".join("{" + ", ".join(group) + "}" for group in classes), markup=False)
+            out.print(
+                "bit-identical classes: " + "   ".join("{" + ", ".join(group) + "}" for group in classes), markup=False
+            )
     if gate is not None:
         _tell_gate(gate, as_json_)
     if write_bounds is not None:
@@ -156,9 +186,13 @@ def compare(
 
 
 def _check_gate(
-    conditions: list[Condition], bounds: Path | None, slack: float | None, write_bounds: Path | None, junit: Path | None,
+    conditions: list[Condition],
+    bounds: Path | None,
+    slack: float | None,
+    write_bounds: Path | None,
+    junit: Path | None,
     markdown: Path | None,
-) -> None:  # fmt: skip
+) -> None:
     """Refuses options that need one another, before anything is read."""
     if bounds is not None and write_bounds is not None:
         raise UsageError("--bounds holds a baseline and --write-bounds makes one; give one of them.")
@@ -183,7 +217,9 @@ def _tell_gate(gate: GateReport, as_json_: bool) -> None:
         err.print(f"note: {note}", markup=False, soft_wrap=True)
     if gate.outcome == PASSED and not as_json_:
         open_ = sum(outcome.outcome == UNDECIDED for outcome in gate.outcomes)
-        out.print(f"gate passed: {len(gate.outcomes) - open_:,}{f', undecided: {open_:,}' if open_ else ''}", markup=False)
+        out.print(
+            f"gate passed: {len(gate.outcomes) - open_:,}{f', undecided: {open_:,}' if open_ else ''}", markup=False
+        )
 
 
 def ingest(
@@ -202,9 +238,16 @@ def ingest(
     check_progress(progress)
     with stoppable(), steps(progress) as say:
         new_id = ingest_dump(
-            open_store(store), dumps, name=name, model=model, compute_dtype=compute_dtype, reference=reference, holds=holds, run_id=run_id,
+            open_store(store),
+            dumps,
+            name=name,
+            model=model,
+            compute_dtype=compute_dtype,
+            reference=reference,
+            holds=holds,
+            run_id=run_id,
             on_progress=lambda done, total: say("storing and comparing", done, total),
-        )  # fmt: skip
+        )
     announce_upload(new_id, store, progress, as_json_, is_asked_for=run_id is not None)
 
 
@@ -218,16 +261,35 @@ def _is_run(store: Path | None, text: str) -> bool:
 
 
 def pair_table(pairs: list[PairReport], compute_dtype: str, rows: int, vocab: int) -> Table:
-    table = Table(title=f"{escape(pairs[0].reference)} against …   {rows} positions x {vocab} tokens, ULPs of {compute_dtype}")
-    for name in ("variant", "differing logits", "max abs", "max ULPs", "mean ULPs", "flips", "ties", "near ties", "max KL, nats"):
+    table = Table(
+        title=f"{escape(pairs[0].reference)} against …   {rows} positions x {vocab} tokens, ULPs of {compute_dtype}"
+    )
+    for name in (
+        "variant",
+        "differing logits",
+        "max abs",
+        "max ULPs",
+        "mean ULPs",
+        "flips",
+        "ties",
+        "near ties",
+        "max KL, nats",
+    ):
         table.add_column(name, justify="left" if name == "variant" else "right")
     for pair in pairs:
         s = pair.summary
         share = "bit-identical" if s.bit_identical else f"{s.neq:,} of {rows * vocab:,} ({percent(s.neq_share)})"
         table.add_row(
-            escape(pair.variant), share, number(s.max_abs, 6), f"{s.max_ulps:,}", number(s.mean_ulps), str(s.flips), str(s.ties),
-            str(s.near_ties), number(s.max_kl),
-        )  # fmt: skip
+            escape(pair.variant),
+            share,
+            number(s.max_abs, 6),
+            f"{s.max_ulps:,}",
+            number(s.mean_ulps),
+            str(s.flips),
+            str(s.ties),
+            str(s.near_ties),
+            number(s.max_kl),
+        )
         if s.nonfinite_mismatch:
             table.add_row("", f"[bold]{s.nonfinite_mismatch:,} elements: NaN or infinity on one side only[/bold]")
         if over := over_logits(s, rows * vocab):
@@ -244,7 +306,10 @@ def flip_table(pair: PairReport, texts: dict[int, str], has_prompts: bool, limit
     for name in (["prompt"] if has_prompts else []) + ["position", "reference", "variant", "margins, ULPs", "max abs"]:
         table.add_column(name, justify="right")
     for row in flips[:limit]:
-        tokens = [f"{row[k]} {texts[row[k]]!r}" if row[k] in texts else str(row[k]) for k in ("reference_token", "variant_token")]
+        tokens = [
+            f"{row[k]} {texts[row[k]]!r}" if row[k] in texts else str(row[k])
+            for k in ("reference_token", "variant_token")
+        ]
         margins = f"{row['reference_margin_ulps']} / {row['variant_margin_ulps']}"
         place = ([str(row["prompt"])] if has_prompts else []) + [str(row["position"])]
         table.add_row(*place, *(escape(t) for t in tokens), margins, number(row["max_abs"]))

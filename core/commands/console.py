@@ -1,4 +1,6 @@
-"""What every command prints with: tables and notes for people, JSON for programs, progress for both, and how a command stops."""
+"""What every command prints with: tables and notes for people, JSON for programs, progress for both, and how a command
+stops.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def printable(text: str) -> str:
 
 
 class _Printable(Console):
-    """A console for the texts of others: what is no printable character of theirs is shown as an escape and never sent to the terminal."""
+    """A console for the texts of others: what is no printable character of theirs is shown as an escape and never sent
+    to the terminal.
+    """
 
     def render_str(self, text: str, **how: Any) -> Text:
         """Every string passes here, whether it is printed, a cell or a title. rich itself lets ESC through."""
@@ -52,14 +56,19 @@ EVERY_SECONDS = 10.0  # between two lines of progress, where stderr is no termin
 StoreOption = Annotated[
     Path | None, typer.Option("--store", help="Directory of run files. Default: $ULPSCOPE_STORE, else runs/.")
 ]
-ComputeDtypeOption = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16. Default: declared, else detected.")]
+ComputeDtypeOption = Annotated[
+    str | None, typer.Option(help="float32, float16 or bfloat16. Default: declared, else detected.")
+]
 ReferenceOption = Annotated[
     str | None, typer.Option(help="The side the others are compared with. Default: 'reference', else the first.")
 ]
 ProgressOption = Annotated[
     str,
     typer.Option(
-        help="'bar' on a terminal, a line every ten seconds elsewhere, or 'json': a line of JSON for every step, for programs."
+        help=(
+            "'bar' on a terminal, a line every ten seconds elsewhere, or 'json': a line of JSON for every step, for"
+            " programs."
+        )
     ),
 ]
 HoldsOption = Annotated[
@@ -98,7 +107,9 @@ def announce_line(run_id: str) -> None:
 
 
 def announce_upload(run_id: str, store: Path | None, progress: str, as_json_: bool, *, is_asked_for: bool) -> None:
-    """The end of `ingest` and `adopt`: a line in the audit log, but for a server, which asks for an id and writes its own, and the run's id."""
+    """The end of `ingest` and `adopt`: a line in the audit log, but for a server, which asks for an id and writes its
+    own, and the run's id.
+    """
     if not is_asked_for:
         audit.record(open_store(store).directory, audit.local_user(), "upload", run_id)
     if progress == "json":
@@ -109,7 +120,9 @@ def announce_upload(run_id: str, store: Path | None, progress: str, as_json_: bo
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Ctrl-C or a request to end: the writer has removed what it began by the time this says so. (typer would leave without a word.)"""
+    """Ctrl-C or a request to end: the writer has removed what it began by the time this says so. (typer would leave
+    without a word.)
+    """
     try:
         with stopping(remove_living):
             yield
@@ -131,7 +144,9 @@ class Tell(Protocol):
 
 @contextmanager
 def steps(kind: str = "bar") -> Iterator[Tell]:
-    """Show the progress of long work: JSON lines on stdout, five a second at most, or on stderr a bar, or lines where that is no terminal."""
+    """Show the progress of long work: JSON lines on stdout, five a second at most, or on stderr a bar, or lines where
+    that is no terminal.
+    """
     if kind == "json":
         yield _json_lines()
     elif sys.stderr.isatty():
@@ -159,10 +174,15 @@ def _json_lines() -> Tell:
 @contextmanager
 def _bar() -> Iterator[Tell]:
     columns = (
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"), TimeElapsedColumn(), TextColumn("left"),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[amount]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
         TimeRemainingColumn(),
-    )  # fmt: skip
-    # rich passes what is written to stdout meanwhile to the bar's console: right where both are one terminal, wrong where stdout is a file.
+    )
+    # rich passes what is written to stdout meanwhile to the bar's console: right where both are one terminal, wrong
+    # where stdout is a file.
     with Progress(*columns, console=err, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
         task = bar.add_task("", total=None, amount="")
 
@@ -175,7 +195,9 @@ def _bar() -> Iterator[Tell]:
 
 @contextmanager
 def _plain_lines() -> Iterator[Tell]:
-    """A line every EVERY_SECONDS from a thread, so that one is printed inside of one long call too; none of work that ends before the first."""
+    """A line every EVERY_SECONDS from a thread, so that one is printed inside of one long call too; none of work that
+    ends before the first.
+    """
     told = Told(time.monotonic)
     is_over = threading.Event()
 

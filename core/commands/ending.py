@@ -18,11 +18,18 @@ _LONGEST = 200  # characters of a command that is worth printing: a prompt may h
 
 
 def tell_end(
-    run_id: str, failure: list[str], progress: str, as_json_: bool, store: Path | None = None, *, has_said_verdict: bool = False
+    run_id: str,
+    failure: list[str],
+    progress: str,
+    as_json_: bool,
+    store: Path | None = None,
+    *,
+    has_said_verdict: bool = False,
 ) -> None:
     """Say what the run is and where; where it is less than was asked for, why, with exit code 2.
 
-    Stdout gets the id and nothing else, as a line of its own, so that a script takes it from there; people see the rest beside it.
+    Stdout gets the id and nothing else, as a line of its own, so that a script takes it from there; people see the rest
+    beside it.
     """
     if progress == "json":
         announce_line(run_id)

@@ -17,7 +17,15 @@ from core.runs.reader import RunReader, StoredPair
 from core.runs.reports.gate import percent
 from core.runs.store.store import open_store
 from core.runs.tables.remedies import RemedyRow, advice
-from core.runs.views.kernels import KernelPair, KernelPlace, in_words, is_multiplied, place_in_words, records_of, side_by_side
+from core.runs.views.kernels import (
+    KernelPair,
+    KernelPlace,
+    in_words,
+    is_multiplied,
+    place_in_words,
+    records_of,
+    side_by_side,
+)
 from core.runs.views.layers import kernels_where_it_starts
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")]
@@ -30,11 +38,14 @@ def kernels(
     differing: Annotated[
         bool, typer.Option("--differing", help="Only kernels of one side, or launched more often by one.")
     ] = False,
-    modules: Annotated[bool, typer.Option("--modules", help="A kernel apart for each kind of module in which it runs.")] = False,
+    modules: Annotated[
+        bool, typer.Option("--modules", help="A kernel apart for each kind of module in which it runs.")
+    ] = False,
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Print what ran where two sides begin to differ, then which kernels each launched, side by side, and in which module.
+    """Print what ran where two sides begin to differ, then which kernels each launched, side by side, and in which
+    module.
 
     The run has to be captured with --kernels:  python -m core capture ... --kernels
     """
@@ -55,9 +66,14 @@ def kernels(
             raise UsageError(f"run '{run.run_id}' holds no kernels; {_how(run, '--kernels', bool(run.kernels))}.")
         if as_json_:
             listed = [
-                {"reference": p.reference, "variant": p.variant, "where_it_starts": None if place is None else _record(place), "kernels": records_of(rows)}
+                {
+                    "reference": p.reference,
+                    "variant": p.variant,
+                    "where_it_starts": None if place is None else _record(place),
+                    "kernels": records_of(rows),
+                }
                 for p, rows, _, place in found
-            ]  # fmt: skip
+            ]
             print_json({"run_id": run.run_id, "pairs": listed})
             return
         for pair, rows, said, place in found:
@@ -66,7 +82,9 @@ def kernels(
         _say_missing(asked, [pair for pair, *_ in found], "kernels")
 
 
-def remedies(run_id: RunArgument, variant: VariantOption = None, store: StoreOption = None, as_json_: JsonOption = False) -> None:
+def remedies(
+    run_id: RunArgument, variant: VariantOption = None, store: StoreOption = None, as_json_: JsonOption = False
+) -> None:
     """Print what would make the sides of a run agree, and what throughput that keeps.
 
     The run has to be captured with --remedies:  python -m core capture ... --remedies
@@ -78,7 +96,8 @@ def remedies(run_id: RunArgument, variant: VariantOption = None, store: StoreOpt
             raise UsageError(f"run '{run.run_id}' holds no remedies; {_how(run, '--remedies', bool(run.remedies))}.")
         if as_json_:
             listed = [
-                {"reference": p.reference, "variant": p.variant, "remedies": [asdict(row) for row in rows]} for p, rows in found
+                {"reference": p.reference, "variant": p.variant, "remedies": [asdict(row) for row in rows]}
+                for p, rows in found
             ]
             print_json({"run_id": run.run_id, "pairs": listed, "prices": [asdict(row) for row in run.prices]})
             return
@@ -123,7 +142,12 @@ def _start(run: RunReader, pair: StoredPair, place: KernelPlace | None) -> str:
 
 
 def _record(place: KernelPlace) -> dict[str, object]:
-    return {"module": place.module, "prompt": place.prompt, "position": place.position, "kernels": records_of(place.pairs)}
+    return {
+        "module": place.module,
+        "prompt": place.prompt,
+        "position": place.position,
+        "kernels": records_of(place.pairs),
+    }
 
 
 def _print_kernels(pair: StoredPair, rows: list[KernelPair], said: str) -> None:
@@ -132,24 +156,45 @@ def _print_kernels(pair: StoredPair, rows: list[KernelPair], said: str) -> None:
         shown.add_column(column, justify="left" if column in ("kernel", "by", "in") else "right", overflow="fold")
     for each in rows:
         shown.add_row(
-            escape(each.name), each.library, escape("; ".join(place or "the model itself" for place in each.places[:2])),
-            f"{each.reference_launches:.4g}", f"{each.variant_launches:.4g}", "" if each.ratio is None else f"{each.ratio:.3g}",
-            f"{each.reference_microseconds:,.0f}", f"{each.variant_microseconds:,.0f}",
-        )  # fmt: skip
+            escape(each.name),
+            each.library,
+            escape("; ".join(place or "the model itself" for place in each.places[:2])),
+            f"{each.reference_launches:.4g}",
+            f"{each.variant_launches:.4g}",
+            "" if each.ratio is None else f"{each.ratio:.3g}",
+            f"{each.reference_microseconds:,.0f}",
+            f"{each.variant_microseconds:,.0f}",
+        )
     out.print(shown)
     out.print(said.replace("`", "'"), markup=False, soft_wrap=True)
 
 
 def _print_remedies(pair: StoredPair, rows: list[RemedyRow]) -> None:
     shown = Table(title=f"{escape(pair.reference)} and {escape(pair.variant)}")
-    for column in ("remedy", "differ", "rms", "noise ratio", "max ULPs", "of", "flips", "reference keeps", "variant keeps"):
+    for column in (
+        "remedy",
+        "differ",
+        "rms",
+        "noise ratio",
+        "max ULPs",
+        "of",
+        "flips",
+        "reference keeps",
+        "variant keeps",
+    ):
         shown.add_column(column, justify="left" if column in ("remedy", "of") else "right", overflow="fold")
     for row in rows:
         if row.is_measured:
             shown.add_row(
-                row.name, percent((row.neq or 0) / (row.elements or 1)) if row.neq else "none", number(row.rms, 3), number(row.noise_ratio, 3),
-                _known(row.max_ulps, ","), row.compute_dtype, _known(row.flips, ","), *("" if kept is None else kept.in_words() for kept in (row.reference_kept, row.variant_kept)),
-            )  # fmt: skip
+                row.name,
+                percent((row.neq or 0) / (row.elements or 1)) if row.neq else "none",
+                number(row.rms, 3),
+                number(row.noise_ratio, 3),
+                _known(row.max_ulps, ","),
+                row.compute_dtype,
+                _known(row.flips, ","),
+                *("" if kept is None else kept.in_words() for kept in (row.reference_kept, row.variant_kept)),
+            )
     out.print(shown)
     for row in rows:
         if not row.is_measured:

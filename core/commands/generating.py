@@ -91,12 +91,13 @@ def generate(
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Let every path continue the same prompts greedily, on its own, and keep the logits of all of them up to where they part.
+    """Let every path continue the same prompts greedily, on its own, and keep the logits of all of them up to where
+    they part.
 
-    A path computes the prompt; then each side goes on token by token with the cache that the prompt left. The run holds what each
-    side wrote, and the complete logits of both at the position that made them part.
+    A path computes the prompt; then each side goes on token by token with the cache that the prompt left. The run holds
+    what each side wrote, and the complete logits of both at the position that made them part.
 
-    For example:  python -m core generate --model sample_runs/model --prompt "def __init__(self," --variant reuse:4 --tokens 64
+    For example:  python -m core generate --model sample_runs/model --variant reuse:4 --prompt "def __init__(self,"
     """
     check_progress(progress)
     given = given_prompts(prompt, prompt_file, prompts, chat, system)
@@ -110,16 +111,29 @@ def generate(
 
         variants = variants_of(reference, variant, sweep, default="decode")
         loaded = load_model(
-            model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, weights=not dry_run
+            model,
+            dtype=dtype,
+            device=device,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            weights=not dry_run,
         )
         inputs = as_tokens(loaded, given, chat, system)
         if dry_run:
             print_costs(plan_longest(loaded, inputs, reference, variants, tokens=tokens, kv=kv, name=name), as_json_)
             return
         plan = plan_generation(
-            loaded, inputs, reference, variants, tokens=tokens, name=name, command=typed_command(), seed=seed, kv=kv,
+            loaded,
+            inputs,
+            reference,
+            variants,
+            tokens=tokens,
+            name=name,
+            command=typed_command(),
+            seed=seed,
+            kv=kv,
             on_progress=lambda step: say(f"{step.side_name} writes", step.prompts_done, step.prompts_total, "prompts"),
-        )  # fmt: skip
+        )
         with RunWriter(target, plan.header) as writer:
             with keeping(writer, keep_finished) as failure:
                 run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
@@ -146,7 +160,10 @@ def search(
     max_prompts: Annotated[int | None, typer.Option(help="Try at most so many prompts.")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="Spend at most so many minutes.")] = None,
     tokens: Annotated[
-        int, typer.Option(help="Let both sides continue each prompt by up to N tokens; 0: compare the prompt's own positions.")
+        int,
+        typer.Option(
+            help="Let both sides continue each prompt by up to N tokens; 0: compare the prompt's own positions."
+        ),
     ] = 0,
     kv: KvOption = None,
     dtype: DtypeOption = "bfloat16",
@@ -163,7 +180,7 @@ def search(
 
     Exit code 0: found as many as asked for; 1: fewer were found (what was found is kept); 2: bad input.
 
-    For example:  python -m core search --model sample_runs/model --prompts prompts.jsonl --variant decode --flips 3 --max-minutes 10
+    For example:  python -m core search --model sample_runs/model --prompts prompts.jsonl --variant decode --flips 3
     """
     check_progress(progress)
     if max_prompts is not None and max_prompts < 1:
@@ -184,9 +201,16 @@ def search(
         loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
         inputs = as_tokens(loaded, given, chat, system)
         found = search_prompts(
-            loaded, inputs, reference, variant, flips=flips, minutes=max_minutes, tokens=tokens, seed=seed,
+            loaded,
+            inputs,
+            reference,
+            variant,
+            flips=flips,
+            minutes=max_minutes,
+            tokens=tokens,
+            seed=seed,
             on_progress=lambda step: say(f"{step.flips} with a flip", step.prompts, step.prompts_total, "prompts"),
-        )  # fmt: skip
+        )
         chosen_tokens = dict.fromkeys(t for flip in found.flips for t in (flip.reference_token, flip.variant_token))
         texts = token_texts(loaded.tokenizer, list(chosen_tokens))
         if found.flips:
@@ -222,7 +246,13 @@ def _keep(plan: CapturePlan, target: Store, say: Tell) -> str:
 
 
 def _tell_found(
-    found: Found, texts: dict[int, str], *, given_names: list[str], run_id: str | None, as_json_: bool, is_one_line: bool
+    found: Found,
+    texts: dict[int, str],
+    *,
+    given_names: list[str],
+    run_id: str | None,
+    as_json_: bool,
+    is_one_line: bool,
 ) -> None:
     """`texts`: of the tokens that the flips are between, by id."""
     if as_json_:
@@ -244,8 +274,8 @@ def _tell_found(
         err.print(f"and {len(found.skipped) - 5} more were skipped.")
     per_minute = found.prompts / found.seconds * 60 if found.seconds else 0.0
     out.print(
-        f"{found.why}: {len(found.flipped_prompts)} of {found.prompts:,} prompts flip, {found.positions:,} positions compared in "
-        f"{found.seconds:.1f} s ({per_minute:,.0f} prompts a minute).",
+        f"{found.why}: {len(found.flipped_prompts)} of {found.prompts:,} prompts flip, {found.positions:,} positions"
+        f" compared in {found.seconds:.1f} s ({per_minute:,.0f} prompts a minute).",
         markup=False,
     )
     if found.flips:

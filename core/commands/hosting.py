@@ -22,7 +22,9 @@ _KNOWN = ("time", "who", "what", "run_id")
 
 
 def show_configuration(as_json_: JsonOption = False) -> None:
-    """Show every setting that is in force, and whether a server would start with it. Of secrets, only whether they are set."""
+    """Show every setting that is in force, and whether a server would start with it. Of secrets, only whether they are
+    set.
+    """
     found = configuration()
     said = as_json(found)
     try:
@@ -34,7 +36,9 @@ def show_configuration(as_json_: JsonOption = False) -> None:
         print_json(said | {"complaint": complaint or None})
         return
     table = Table(
-        title=f"from {escape(str(found.source))} and the environment" if found.source else "defaults and the environment"
+        title=f"from {escape(str(found.source))} and the environment"
+        if found.source
+        else "defaults and the environment"
     )
     for column in ("setting", "value", "environment variable"):
         table.add_column(column, overflow="fold")
@@ -49,13 +53,17 @@ def show_configuration(as_json_: JsonOption = False) -> None:
 
 
 def hash_password() -> None:
-    """Ask for a password and print the form to put into the configuration, from which nobody can tell it. Reads one line of a pipe."""
+    """Ask for a password and print the form to put into the configuration, from which nobody can tell it. Reads one
+    line of a pipe.
+    """
     if sys.stdin.isatty():
         given = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
         given = sys.stdin.readline().rstrip("\r\n")
     if len(given) < passwords.SHORTEST or len(given.encode()) > passwords.LONGEST:
-        raise UsageError(f"the password has {len(given)} characters; expected {passwords.SHORTEST} to {passwords.LONGEST}.")
+        raise UsageError(
+            f"the password has {len(given)} characters; expected {passwords.SHORTEST} to {passwords.LONGEST}."
+        )
     sys.stdout.write(f"{passwords.hashed(given)}\n")
 
 
@@ -75,7 +83,11 @@ def audit(
     for event in events:
         more = ", ".join(f"{key} {_worded(value)}" for key, value in event.items() if key not in _KNOWN)
         table.add_row(*(escape(_printable(str(part))) for part in (*(event.get(key, "") for key in _KNOWN), more)))
-    out.print(table if events else "nothing yet; what is uploaded, captured, tagged or deleted in the dashboard is listed here.")
+    out.print(
+        table
+        if events
+        else "nothing yet; what is uploaded, captured, tagged or deleted in the dashboard is listed here."
+    )
 
 
 def _worded(value: Any) -> str:

@@ -26,7 +26,9 @@ from core.judging.inspect import understood
 
 
 def inspect(
-    files: Annotated[list[Path], typer.Argument(help="One file of two or more sides, two of one array each, or a run file.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="One file of two or more sides, two of one array each, or a run file.")
+    ],
     compute_dtype: ComputeDtypeOption = None,
     reference: ReferenceOption = None,
     holds: HoldsOption = None,
@@ -63,7 +65,8 @@ def _print(found: dict[str, Any]) -> None:
         out.print(f"run '{found['name']}', {shape}, {found['compute_dtype']}", markup=False)
         return
     out.print(
-        f"{shape}, tokens: {found['tokens']}; compute dtype {found['compute_dtype']} ({found['dtype_reason']})", markup=False
+        f"{shape}, tokens: {found['tokens']}; compute dtype {found['compute_dtype']} ({found['dtype_reason']})",
+        markup=False,
     )
     for warning in found["warnings"]:
         err.print(f"note: {warning}", markup=False)

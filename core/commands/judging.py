@@ -50,7 +50,9 @@ def judge(
     reference: ReferenceOption = "prefill",
     variant: VariantOption = None,
     sweep: SweepOption = None,
-    repeat: Annotated[int, typer.Option(help="Call every path N times, one after another, as a server would be called.")] = 1,
+    repeat: Annotated[
+        int, typer.Option(help="Call every path N times, one after another, as a server would be called.")
+    ] = 1,
     kv: KvOption = None,
     dtype: DtypeOption = "bfloat16",
     device: DeviceOption = None,
@@ -65,16 +67,25 @@ def judge(
 ) -> None:
     """Capture like `capture`, run every control, and say: rounding, or a bug?
 
-    Each pair is held against this model's own rounding floor (reorderings of every linear map), in its dtype and in float32, beside
-    reruns, other neighbours and a float64 forward; docs/verdict.md has the method. Exit code 1: a bug is suspected in some pair.
+    Each pair is held against this model's own rounding floor (reorderings of every linear map), in its dtype and in
+    float32, beside reruns, other neighbours and a float64 forward; docs/verdict.md has the method. Exit code 1: a bug
+    is suspected in some pair.
 
     For example:  python -m core judge --model sample_runs/model --prompt "def __init__(self," --variant decode+batch:8
     """
     asked = Asked(prompt, prompt_file, prompts, chat, system, reference, variant, sweep, repeat, kv, name, seed)
     run_id, failure = captured(
-        asked, model=model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, judge=True,
-        keep_finished=keep_finished, progress=progress, store=store,
-    )  # fmt: skip
+        asked,
+        model=model,
+        dtype=dtype,
+        device=device,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        judge=True,
+        keep_finished=keep_finished,
+        progress=progress,
+        store=store,
+    )
     with RunReader(open_store(store).path_of(run_id)) as run:
         pairs = verdicts_as_json(run)
         if as_json_:
@@ -97,11 +108,15 @@ def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
     """One object a pair, its evidence included."""
     return [
         {
-            "reference": pair.reference, "variant": pair.variant, "verdict": pair.verdict, "because": pair.because,
-            "noise_ratio": pair.noise_ratio, "evidence": [asdict(row) for row in run.evidence(pair.index)],
+            "reference": pair.reference,
+            "variant": pair.variant,
+            "verdict": pair.verdict,
+            "because": pair.because,
+            "noise_ratio": pair.noise_ratio,
+            "evidence": [asdict(row) for row in run.evidence(pair.index)],
         }
         for pair in run.pairs
-    ]  # fmt: skip
+    ]
 
 
 def print_verdicts(run: RunReader) -> None:
@@ -110,7 +125,8 @@ def print_verdicts(run: RunReader) -> None:
         if pair.verdict is None:
             continue
         out.print(
-            f"[bold]{escape(pair.verdict)}[/bold]  {escape(pair.variant)} against {escape(pair.reference)}: {escape(pair.because or '')}"
+            f"[bold]{escape(pair.verdict)}[/bold]  {escape(pair.variant)} against {escape(pair.reference)}:"
+            f" {escape(pair.because or '')}"
         )
         table = Table()
         for column in ("rung", "outcome", "what it says", "control"):

@@ -37,30 +37,40 @@ def adopt(
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Take in a run file from outside: checked table by table, every figure computed anew from its logits, stored as a new run.
+    """Take in a run file from outside: checked table by table, every figure computed anew from its logits, stored as a
+    new run.
 
-    Nothing in the file is executed, and a file whose figures are not those of its logits is refused. A file of an older schema becomes one of
-    this version; the file itself stays as it is.
+    Nothing in the file is executed, and a file whose figures are not those of its logits is refused. A file of an older
+    schema becomes one of this version; the file itself stays as it is.
     """
     check_progress(progress)
     with stoppable(), steps(progress) as say:
         new_id = adopt_file(
-            open_store(store), file, name=name, run_id=run_id,
+            open_store(store),
+            file,
+            name=name,
+            run_id=run_id,
             on_progress=lambda done, total: say("checking and comparing", done, total),
-        )  # fmt: skip
+        )
     announce_upload(new_id, store, progress, as_json_, is_asked_for=run_id is not None)
 
 
 def label(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")],
     tag: Annotated[list[str] | None, typer.Option(help="Add this tag; may be given several times.")] = None,
-    remove_tag: Annotated[list[str] | None, typer.Option(help="Take this tag away; may be given several times.")] = None,
+    remove_tag: Annotated[
+        list[str] | None, typer.Option(help="Take this tag away; may be given several times.")
+    ] = None,
     note: Annotated[str | None, typer.Option(help="Replace the note; '' removes it.")] = None,
-    pin: Annotated[bool | None, typer.Option("--pin/--unpin", help="A pinned run is left where it is by retention.")] = None,
+    pin: Annotated[
+        bool | None, typer.Option("--pin/--unpin", help="A pinned run is left where it is by retention.")
+    ] = None,
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Tag a run, write a note on it, pin it; with no option, show what it has. Kept beside the run file, which stays as it is."""
+    """Tag a run, write a note on it, pin it; with no option, show what it has. Kept beside the run file, which stays as
+    it is.
+    """
     target = open_store(store)
     full = target.path_of(run_id).stem
     before = labels.read(target.directory, full)
@@ -73,7 +83,10 @@ def label(
     if as_json_:
         print_json({"run_id": full, **asdict(after)})
     else:
-        out.print(f"{full}: tags {', '.join(after.tags) or 'none'}; {'pinned' if after.pinned else 'not pinned'}", markup=False)
+        out.print(
+            f"{full}: tags {', '.join(after.tags) or 'none'}; {'pinned' if after.pinned else 'not pinned'}",
+            markup=False,
+        )
         if after.note:
             out.print(after.note, markup=False)
 
@@ -103,14 +116,17 @@ def tidy(
         print_json({"moved": moved})
     else:
         out.print(
-            f"moved to the trash: {', '.join(moved)}; `restore` puts them back." if moved else "nothing is due.", markup=False
+            f"moved to the trash: {', '.join(moved)}; `restore` puts them back." if moved else "nothing is due.",
+            markup=False,
         )
 
 
 def _print(found: list) -> None:
     table = Table(title="due")
     for column in ("run", "name", "size", "because"):
-        table.add_column(column, justify="right" if column == "size" else "left", no_wrap=column == "run", overflow="fold")
+        table.add_column(
+            column, justify="right" if column == "size" else "left", no_wrap=column == "run", overflow="fold"
+        )
     for run in found:
         table.add_row(escape(run.run_id), escape(run.name), size(run.bytes), run.because)
     out.print(table if found else "nothing is due.")

@@ -38,8 +38,12 @@ def layers(
         found = [(pair, layers_json(run, pair.index, prompt)) for pair in pairs]
         if all(figures is None for _, figures in found):
             if asks_for(run.header.provenance.command, "--layers"):
-                raise UsageError(f"run '{run.run_id}' holds no outputs of modules: a compiler makes the kernels of its variants.")
-            raise UsageError(f"run '{run.run_id}' holds no outputs of modules; {how_to_have('--layers', run.header.provenance)}.")
+                raise UsageError(
+                    f"run '{run.run_id}' holds no outputs of modules: a compiler makes the kernels of its variants."
+                )
+            raise UsageError(
+                f"run '{run.run_id}' holds no outputs of modules; {how_to_have('--layers', run.header.provenance)}."
+            )
         if as_json_:
             print_json({"run_id": run.run_id, "pairs": [figures for _, figures in found if figures is not None]})
             return
@@ -58,7 +62,18 @@ def _print_pair(run: RunReader, pair: StoredPair, prompt: int | None, blocks: bo
     assert summary is not None
     names_prompt = len(run.header.prompts) > 1 and prompt is None
     shown = Table(title=f"{escape(pair.variant)} against {escape(pair.reference)}, {_where(run, summary, prompt)}")
-    for column in ("module", "kind", "differ", "rms", "floor", "rms / floor", "max ULPs", "mean ULPs", "of", "first position"):
+    for column in (
+        "module",
+        "kind",
+        "differ",
+        "rms",
+        "floor",
+        "rms / floor",
+        "max ULPs",
+        "mean ULPs",
+        "of",
+        "first position",
+    ):
         shown.add_column(column, justify="left" if column in ("module", "kind", "of") else "right", overflow="fold")
     for each in modules:
         if not blocks or each.kind in ("residual", "head"):
@@ -70,10 +85,17 @@ def _print_pair(run: RunReader, pair: StoredPair, prompt: int | None, blocks: bo
 def _row(each: ModuleFigures, names_prompt: bool) -> list[str]:
     first = "" if each.first_position is None else f"{each.first_position}"
     return [
-        escape(each.module), each.kind, percent(each.neq_share) if each.neq else "none", number(each.rms, 3), _known(each.floor_rms),
-        _known(each.ratio), f"{each.max_ulps:,}", number(each.mean_ulps, 3), each.dtype,
+        escape(each.module),
+        each.kind,
+        percent(each.neq_share) if each.neq else "none",
+        number(each.rms, 3),
+        _known(each.floor_rms),
+        _known(each.ratio),
+        f"{each.max_ulps:,}",
+        number(each.mean_ulps, 3),
+        each.dtype,
         f"{each.first_prompt}:{first}" if names_prompt and first else first,
-    ]  # fmt: skip
+    ]
 
 
 def _known(value: float | None) -> str:
@@ -102,7 +124,9 @@ def _sentence(summary: LayerSummary, names_prompt: bool) -> str:
         f"In the end {percent(summary.last.neq_share)} of {summary.last.module} differ."
     )
     if summary.largest is not None:
-        where = "Furthest above its floor" if (summary.largest.ratio or 0) > 1 else "Nearest to its floor, and not above it"
+        where = (
+            "Furthest above its floor" if (summary.largest.ratio or 0) > 1 else "Nearest to its floor, and not above it"
+        )
         said += f" {where}: {summary.largest.module}, {number(summary.largest.ratio, 3)} times the floor's rms."
     if summary.largest is not None and (summary.largest.ratio or 0) > 1 and summary.largest.dtype in NARROW:
         said += f" {says_little(summary.largest.dtype)}"

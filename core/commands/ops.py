@@ -1,4 +1,6 @@
-"""`ops`: which torch operations of this machine are the same from run to run, at every batch size and at every row of a batch."""
+"""`ops`: which torch operations of this machine are the same from run to run, at every batch size and at every row of a
+batch.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from core.commands.capturing import DeviceOption, RevisionOption, TrustOption, typed_command
-from core.commands.console import JsonOption, StoreOption, Tell, check_progress, err, out, print_json, printable, steps, stoppable
+from core.commands.console import (
+    JsonOption,
+    StoreOption,
+    Tell,
+    check_progress,
+    err,
+    out,
+    print_json,
+    printable,
+    steps,
+    stoppable,
+)
 from core.errors import UsageError
 from core.numerics.formats import format_named
 from core.runs.ops_run import OpRow, OpsHeader, OpsRun, read_ops, write_ops_run
@@ -45,15 +58,20 @@ def ops(
         typer.Option(help="float32, bfloat16 or float16; may be given several times. Default: float32 and bfloat16."),
     ] = None,
     op: Annotated[
-        list[str] | None, typer.Option(help="Probe this operation only; may be given several times. Default: all of them.")
+        list[str] | None,
+        typer.Option(help="Probe this operation only; may be given several times. Default: all of them."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Folder or hub id: also probe linear at this model's own shapes; no weights are read.")
+        str | None,
+        typer.Option(help="Folder or hub id: also probe linear at this model's own shapes; no weights are read."),
     ] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Calls at each batch size after the first. Default: 20.")] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Calls at each batch size after the first. Default: 20.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes, fewer batch sizes, 3 repeats: seconds.")] = False,
     seconds: Annotated[
-        float | None, typer.Option(min=0.0, help="Begin no further probe after so many seconds; what was probed is kept.")
+        float | None,
+        typer.Option(min=0.0, help="Begin no further probe after so many seconds; what was probed is kept."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the inputs, which are the same bits on every machine.")] = 0,
     revision: RevisionOption = None,
@@ -71,15 +89,16 @@ def ops(
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Probe this machine's torch operations: run to run, row 0 alone against row 0 among N, and a row at every index of a batch.
+    """Probe this machine's torch operations: run to run, row 0 alone against row 0 among N, and a row at every index of
+    a batch.
 
-    Each answer is about bits. A difference over batch sizes is legitimate rounding; one from run to run makes every comparison of two
-    runs noise.
+    Each answer is about bits. A difference over batch sizes is legitimate rounding; one from run to run makes every
+    comparison of two runs noise.
 
     For example:  python -m core ops --quick   or   python -m core ops --device cuda --model sample_runs/model
 
     Two machines beside each other:  python -m core ops --show RUN --show OTHER
-    """  # fmt: skip
+    """
     check_progress(progress)
     if as_json_ and as_markdown:
         raise UsageError("--json and --markdown are two forms of the same; give one.")
@@ -104,9 +123,17 @@ def ops(
 
 
 def _plan(
-    device: str | None, dtypes: tuple[str, ...], names: list[str], model: str | None, revision: str | None, trust_remote_code: bool,
-    repeats: int | None, quick: bool, seconds: float | None, seed: int,
-) -> ProbePlan:  # fmt: skip
+    device: str | None,
+    dtypes: tuple[str, ...],
+    names: list[str],
+    model: str | None,
+    revision: str | None,
+    trust_remote_code: bool,
+    repeats: int | None,
+    quick: bool,
+    seconds: float | None,
+    seed: int,
+) -> ProbePlan:
     """Everything checked; nothing is probed yet."""
     from core.inference.models.model import usable_device
     from core.inference.ops.of_model import linear_operations
@@ -123,7 +150,13 @@ def _plan(
     if repeats is not None:
         settings["repeats"] = repeats
     return ProbePlan(
-        where, dtypes, probes_of(where, names, quick, of_model), seed=seed, is_quick=quick, seconds_in_all=seconds, **settings
+        where,
+        dtypes,
+        probes_of(where, names, quick, of_model),
+        seed=seed,
+        is_quick=quick,
+        seconds_in_all=seconds,
+        **settings,
     )
 
 
@@ -141,9 +174,16 @@ def _header(plan: ProbePlan, rows: Sequence[OpRow], name: str | None, model: str
     chip = name_of_device(plan.device)
     note = f"{len(rows)} of {plan.total} probes: the time was used up." if len(rows) < plan.total else ""
     return OpsHeader(
-        name=name or f"operations on {chip}", device=str(plan.device), device_name=chip, dtypes=plan.dtypes, seed=plan.seed,
-        command=typed_command(), model=model or "", note=note, versions=machine_settings(plan.device),
-    )  # fmt: skip
+        name=name or f"operations on {chip}",
+        device=str(plan.device),
+        device_name=chip,
+        dtypes=plan.dtypes,
+        seed=plan.seed,
+        command=typed_command(),
+        model=model or "",
+        note=note,
+        versions=machine_settings(plan.device),
+    )
 
 
 def _print_stored(runs: list[OpsRun], as_json_: bool, as_markdown: bool) -> None:
@@ -187,7 +227,9 @@ def _print_beside(runs: list[OpsRun]) -> None:
         table.add_column(escape(column), overflow="fold")
     for found in beside(runs):
         cells = ["–" if row is None else _three(row) for row in found.rows]
-        table.add_row(escape(title(found.first)), escape(found.first.dtype), escape(found.first.size), *cells, found.disagreement)
+        table.add_row(
+            escape(title(found.first)), escape(found.first.dtype), escape(found.first.size), *cells, found.disagreement
+        )
     out.print(table)
 
 

@@ -19,32 +19,53 @@ TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
 
 
 def push(
-    source: Annotated[str, typer.Argument(metavar="RUN|FILE", help="Id of a stored run, or a file: a dump or a run file.")],
-    to: Annotated[str, typer.Option("--to", metavar="URL", help="The server, as in a browser: https://ulpscope.example.org")],
-    name: Annotated[str | None, typer.Option(help="What to call the run there. Default: the run's name, or the file's.")] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help=f"A file with the token to sign in with. Default: the variable {TOKEN_VARIABLE}.")
+    source: Annotated[
+        str, typer.Argument(metavar="RUN|FILE", help="Id of a stored run, or a file: a dump or a run file.")
+    ],
+    to: Annotated[
+        str, typer.Option("--to", metavar="URL", help="The server, as in a browser: https://ulpscope.example.org")
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="What to call the run there. Default: the run's name, or the file's.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Of a dump: the model the logits come from, for the record.")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help=f"A file with the token to sign in with. Default: the variable {TOKEN_VARIABLE}."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Of a dump: the model the logits come from, for the record.")
+    ] = None,
     compute_dtype: Annotated[str | None, typer.Option(help="Of a dump: float32, float16 or bfloat16.")] = None,
     reference: Annotated[str | None, typer.Option(help="Of a dump: the side the others are compared with.")] = None,
-    holds: Annotated[str | None, typer.Option(help="Of a dump: 'logits' where its arrays look like something else.")] = None,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying while the server cannot be reached.")] = 300.0,
+    holds: Annotated[
+        str | None, typer.Option(help="Of a dump: 'logits' where its arrays look like something else.")
+    ] = None,
+    patience: Annotated[
+        float, typer.Option(min=0, help="Seconds to keep trying while the server cannot be reached.")
+    ] = 300.0,
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Send a run or a dump to a server and print its link there. The server checks it as it checks anything from outside."""
+    """Send a run or a dump to a server and print its link there. The server checks it as it checks anything from
+    outside.
+    """
     from core.push.client import Pushing, push_file  # what speaks HTTP takes 0.2 s to load
 
     address = re.fullmatch(r"(https?://[^/?#@\s]+(?:/[^?#@\s]*)?)/?", to.strip())
     if address is None:
-        raise UsageError(f"--to '{to[:80]}' is no address of a server; expected https://HOST, without user, query or fragment.")
+        raise UsageError(
+            f"--to '{to[:80]}' is no address of a server; expected https://HOST, without user, query or fragment."
+        )
     path, called = _source(source, store)
     options = {"model": model, "compute_dtype": compute_dtype, "reference": reference, "holds": holds}
     asked = Pushing(
-        path=path, name=name or called, url=address[1].rstrip("/"), token=_token(token_file), patience_seconds=patience,
+        path=path,
+        name=name or called,
+        url=address[1].rstrip("/"),
+        token=_token(token_file),
+        patience_seconds=patience,
         options={key: value for key, value in options.items() if value},
-    )  # fmt: skip
+    )
     with stoppable(), steps() as say:
         done = push_file(
             asked,

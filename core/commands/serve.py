@@ -20,7 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def serve(
     address: Annotated[
-        str, typer.Option(help="Where to listen. Anything but this machine itself needs a sign-in; 0.0.0.0 is every address.")
+        str,
+        typer.Option(
+            help="Where to listen. Anything but this machine itself needs a sign-in; 0.0.0.0 is every address."
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
     store: StoreOption = None,
@@ -39,7 +42,9 @@ def serve(
     where = found.hosting.public_url or f"http://{f'[{address}]' if ':' in address else address}:{port}"
     ways = start.ways(found.sign_in)
     err.print(
-        f"{where}, runs in {directory}, sign-in: {', '.join(ways) or 'none, this machine only'}", markup=False, soft_wrap=True
+        f"{where}, runs in {directory}, sign-in: {', '.join(ways) or 'none, this machine only'}",
+        markup=False,
+        soft_wrap=True,
     )
     if found.sign_in.is_configured:
         private.secret(directory)

@@ -19,9 +19,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def stopping(leave_nothing: Callable[[], None]) -> Iterator[None]:
     """The first signal raises KeyboardInterrupt in the main thread; later ones change nothing.
 
-    Python raises it only between two instructions of its own, and one forward of a large model is a single call into C++. So a
-    thread is told of the signal at once, gives the main thread PATIENCE_SECONDS to unwind, then calls `leave_nothing` and ends the
-    process with EXIT_CODE. It stands back where the block ends without the interrupt: the request came too late.
+    Python raises it only between two instructions of its own, and one forward of a large model is a single call into
+    C++. So a thread is told of the signal at once, gives the main thread PATIENCE_SECONDS to unwind, then calls
+    `leave_nothing` and ends the process with EXIT_CODE. It stands back where the block ends without the interrupt: the
+    request came too late.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
@@ -37,8 +38,12 @@ def stopping(leave_nothing: Callable[[], None]) -> Iterator[None]:
     said, told = os.pipe()
     os.set_blocking(told, False)
     is_over = threading.Event()  # nothing is left for the watcher to do
-    watcher = threading.Thread(target=_watch, args=(said, is_over, leave_nothing), name="ulpscope-stopping", daemon=True)
-    handlers = {number: signal.signal(number, interrupt) for number in _SIGNALS}  # also where a shell had interrupts ignored
+    watcher = threading.Thread(
+        target=_watch, args=(said, is_over, leave_nothing), name="ulpscope-stopping", daemon=True
+    )
+    handlers = {
+        number: signal.signal(number, interrupt) for number in _SIGNALS
+    }  # also where a shell had interrupts ignored
     earlier = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     watcher.start()
     try:
@@ -48,8 +53,8 @@ def stopping(leave_nothing: Callable[[], None]) -> Iterator[None]:
         if not is_asked:
             is_over.set()
             raise
-        # DuckDB, for one, makes a StoreError of an interrupt that comes during a query. What is left to do is to leave, and the
-        # watcher sees to that as well: a thread that is waited for at the end may never end.
+        # DuckDB, for one, makes a StoreError of an interrupt that comes during a query. What is left to do is to leave,
+        # and the watcher sees to that as well: a thread that is waited for at the end may never end.
         raise KeyboardInterrupt from error
     finally:
         signal.set_wakeup_fd(earlier)

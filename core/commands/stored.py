@@ -50,10 +50,20 @@ def list_(
             table.add_column(column, justify="right" if figures else "left", no_wrap=column == "run", overflow="fold")
         for card in cards:
             table.add_row(
-                card.run_id, escape(card.name), Path(card.model).name if card.model else "", card.compute_dtype, card.device,
-                f"{card.positions:,}", str(card.pairs), str(card.flips), f"{card.max_ulps:,}", ", ".join(dict.fromkeys(card.pair_verdicts)) if card.sides else "none: operations",
-            )  # fmt: skip
-        out.print(table if cards else f"no runs yet; `{called()} capture` or `{called()} ingest` makes one.", markup=False)
+                card.run_id,
+                escape(card.name),
+                Path(card.model).name if card.model else "",
+                card.compute_dtype,
+                card.device,
+                f"{card.positions:,}",
+                str(card.pairs),
+                str(card.flips),
+                f"{card.max_ulps:,}",
+                ", ".join(dict.fromkeys(card.pair_verdicts)) if card.sides else "none: operations",
+            )
+        out.print(
+            table if cards else f"no runs yet; `{called()} capture` or `{called()} ingest` makes one.", markup=False
+        )
     for run in broken:
         err.print(f"not a readable run: {run.reason}", markup=False)
 
@@ -61,12 +71,20 @@ def list_(
 def _list_deleted(store: Store, as_json_: bool) -> None:
     """The runs of the trash, the latest deleted first."""
     trash = store.discarded()
-    names = {path: card.name for path, card in read_runs([run.path for run in trash]).items() if isinstance(card, RunCard)}
+    names = {
+        path: card.name for path, card in read_runs([run.path for run in trash]).items() if isinstance(card, RunCard)
+    }
     if as_json_:
         fields = [
-            {"run_id": run.run_id, "name": names.get(run.path), "deleted": run.deleted.isoformat() + "Z", "bytes": run.bytes, "entry": run.entry}
+            {
+                "run_id": run.run_id,
+                "name": names.get(run.path),
+                "deleted": run.deleted.isoformat() + "Z",
+                "bytes": run.bytes,
+                "entry": run.entry,
+            }
             for run in trash
-        ]  # fmt: skip
+        ]
         print_json(fields)
         return
     table = Table()
@@ -83,7 +101,8 @@ def _list_deleted(store: Store, as_json_: bool) -> None:
             run.entry,
         )
     out.print(
-        table if trash else f"nothing was deleted within a week; `{called()} restore RUN` puts back what was.", markup=False
+        table if trash else f"nothing was deleted within a week; `{called()} restore RUN` puts back what was.",
+        markup=False,
     )
 
 
@@ -145,8 +164,17 @@ def _markdown(run: RunReader, variant: str | None) -> str:
 
 def _print_caches(run: RunReader) -> None:
     """One line a pair with caches, keys and values apart; layer 0's keys are what the public report counts."""
-    table = Table(title=f"key/value caches against {escape(run.pairs[0].reference)}, ULPs of {run.header.compute_dtype}")
-    for column in ("variant", "keys that differ", "values that differ", "of them keys of layer 0", "max ULPs", "first layer"):
+    table = Table(
+        title=f"key/value caches against {escape(run.pairs[0].reference)}, ULPs of {run.header.compute_dtype}"
+    )
+    for column in (
+        "variant",
+        "keys that differ",
+        "values that differ",
+        "of them keys of layer 0",
+        "max ULPs",
+        "first layer",
+    ):
         table.add_column(column, justify="left" if column == "variant" else "right", overflow="fold")
     for pair in run.pairs:
         found = summarize(run.kv(pair.index))
@@ -169,7 +197,9 @@ def print_continuations(run: RunReader) -> None:
         return
     table = Table(title="continuations, each side by its own argmax")
     for column in ("prompt", "variant", "tokens that agree", "position", "reference goes on", "variant goes on"):
-        table.add_column(column, justify="left" if "goes" in column or column == "variant" else "right", overflow="fold")
+        table.add_column(
+            column, justify="left" if "goes" in column or column == "variant" else "right", overflow="fold"
+        )
     for made in found:
         chosen = made.chosen
         goes_on = ["", ""] if chosen is None else [f"{token} {run.vocabulary.get(token, '')!r}" for token in chosen]
@@ -201,7 +231,9 @@ def delete(
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Delete runs and their tags and notes for good (the dashboard keeps what it deletes for a week). Sample runs are refused."""
+    """Delete runs and their tags and notes for good (the dashboard keeps what it deletes for a week). Sample runs are
+    refused.
+    """
     target = open_store(store)
     paths = [target.path_of(run_id) for run_id in run_ids]
     samples = [path.stem for path in paths if not target.is_writable(path)]
@@ -219,7 +251,8 @@ def restore(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN...", help="Ids of deleted runs, unique beginnings of them, or entries as `list --deleted` shows them."
+            metavar="RUN...",
+            help="Ids of deleted runs, unique beginnings of them, or entries as `list --deleted` shows them.",
         ),
     ],
     store: StoreOption = None,
@@ -231,7 +264,9 @@ def restore(
     _one_by_one(target, entries, target.restore, "restored", "restore", as_json_)
 
 
-def _one_by_one(target: Store, names: Sequence[str], change: Callable[[str], str], word: str, what: str, as_json_: bool) -> None:
+def _one_by_one(
+    target: Store, names: Sequence[str], change: Callable[[str], str], word: str, what: str, as_json_: bool
+) -> None:
     """`change` each; where one fails, those before it are recorded and told all the same."""
     changed = []
     try:

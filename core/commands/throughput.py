@@ -24,7 +24,9 @@ def throughput(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 32,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="Turns that count. Default: six, and more until the shares are narrow, at most twenty."),
+        typer.Option(
+            min=1, help="Turns that count. Default: six, and more until the shares are narrow, at most twenty."
+        ),
     ] = None,
     dtype: DtypeOption = "bfloat16",
     device: DeviceOption = None,
@@ -32,7 +34,8 @@ def throughput(
     trust_remote_code: TrustOption = False,
     as_json_: JsonOption = False,
 ) -> None:
-    """Measure what a path costs: tokens a second by batch size, the paths taking turns; a share with the interval that it lies in.
+    """Measure what a path costs: tokens a second by batch size, the paths taking turns; a share with the interval that
+    it lies in.
 
     For example:  python -m core throughput sample_runs/model decode decode+invariant --batch 1,2,4,8,16
     """
@@ -43,14 +46,7 @@ def throughput(
         from core.inference.models.model import load_model
 
         loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
-        found = measured(
-            loaded,
-            paths,
-            batches,
-            tokens=tokens,
-            rounds=rounds,
-            on_progress=say,
-        )
+        found = measured(loaded, paths, batches, tokens=tokens, rounds=rounds, on_progress=say)
     if as_json_:
         header = {"model": loaded.name, "dtype": loaded.dtype, "device": loaded.device_name, "prompt_tokens": tokens}
         print_json({**header, "throughput": [asdict(one) for one in found]})

@@ -1,4 +1,6 @@
-"""`tokens add`, `tokens list`, `tokens revoke`: who may use the HTTP interface of a server, or sign in, with a token of their own."""
+"""`tokens add`, `tokens list`, `tokens revoke`: who may use the HTTP interface of a server, or sign in, with a token of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from core.hosting import tokens
 from core.runs.store import audit
 from core.runs.store.store import open_store
 
-app = typer.Typer(help="Tokens of people and programs: make, list, revoke.", no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help="Tokens of people and programs: make, list, revoke.", no_args_is_help=True, pretty_exceptions_enable=False
+)
 
 
 @app.command()
@@ -60,7 +64,9 @@ def list_(store: StoreOption = None, as_json_: JsonOption = False) -> None:
     now = datetime.now(UTC).replace(tzinfo=None)
     for token in found:
         until = (
-            "for ever" if token.expires is None else f"{token.expires:%Y-%m-%d %H:%M}{', over' if token.is_expired(now) else ''}"
+            "for ever"
+            if token.expires is None
+            else f"{token.expires:%Y-%m-%d %H:%M}{', over' if token.is_expired(now) else ''}"
         )
         table.add_row(escape(token.name), token.role, f"{token.created:%Y-%m-%d %H:%M}", until)
     out.print(table if found else "no tokens; `python -m core tokens add NAME` makes one.")
@@ -68,9 +74,7 @@ def list_(store: StoreOption = None, as_json_: JsonOption = False) -> None:
 
 @app.command()
 def revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    name: Annotated[str, typer.Argument(metavar="NAME")], store: StoreOption = None, as_json_: JsonOption = False
 ) -> None:
     """Remove a token. Whoever uses it, or signed in with it, is out within seconds, open pages included."""
     directory = open_store(store).directory

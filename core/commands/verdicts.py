@@ -23,7 +23,10 @@ Files = list[Path] | None
 def verdict(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")],
     rerun: Annotated[
-        Files, typer.Option(help="A dump of the same sides, called once more; one side is enough, twice for two files of one.")
+        Files,
+        typer.Option(
+            help="A dump of the same sides, called once more; one side is enough, twice for two files of one."
+        ),
     ] = None,
     neighbours: Annotated[
         Files, typer.Option(help="A dump of the same sides beside other requests, as many and as long as before.")
@@ -32,20 +35,29 @@ def verdict(
     floor: Annotated[
         Files,
         typer.Option(
-            help="A float32 dump of three or more ways to compute the same logits (batch sizes, kernels); the first is what the others "
-            "are compared with."
+            help=(
+                "A float32 dump of three or more ways to compute the same logits (batch sizes, kernels); the first is"
+                " what the others "
+                "are compared with."
+            )
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Folder or hub id of the model: measures the rounding floor on the dump's own tokens.")
+        str | None,
+        typer.Option(help="Folder or hub id of the model: measures the rounding floor on the dump's own tokens."),
     ] = None,
     mixture_of_experts: Annotated[
-        bool, typer.Option("--mixture-of-experts", help="The rows of a batch share experts: other neighbours may change bits.")
+        bool,
+        typer.Option(
+            "--mixture-of-experts", help="The rows of a batch share experts: other neighbours may change bits."
+        ),
     ] = False,
     device: DeviceOption = None,
     revision: RevisionOption = None,
     trust_remote_code: TrustOption = False,
-    name: Annotated[str | None, typer.Option(help="What to call the judged run. Default: its name, and 'judged'.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What to call the judged run. Default: its name, and 'judged'.")
+    ] = None,
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
@@ -62,10 +74,15 @@ def verdict(
             with stoppable(), steps() as say:
                 told = model_controls_of(run, model, device, revision, trust_remote_code, say) if model else None
                 controls = measure_controls(
-                    run.figures, rerun=rerun or (), neighbours=neighbours or (), float32=float32 or (), floor=floor or (),
-                    has_experts=mixture_of_experts, model=told,
+                    run.figures,
+                    rerun=rerun or (),
+                    neighbours=neighbours or (),
+                    float32=float32 or (),
+                    floor=floor or (),
+                    has_experts=mixture_of_experts,
+                    model=told,
                     on_progress=lambda done, total: say("reading controls", done, total),
-                )  # fmt: skip
+                )
                 given = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor}
                 said = [f"{what} {' and '.join(path.name for path in paths)}" for what, paths in given.items() if paths]
                 note = "Controls: " + ", ".join([*said, *([f"model {model}"] if model else [])]) + "."
@@ -85,7 +102,9 @@ def model_controls_of(
     header = run.header
     if not all(prompt.token_ids for prompt in header.prompts):  # before gigabytes of weights are read
         raise UsageError("this dump has no token_ids, so no model can be run on its tokens; save them with the logits.")
-    loaded = load_model(model, dtype=header.compute_dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
+    loaded = load_model(
+        model, dtype=header.compute_dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
+    )
     return model_controls(loaded, run.figures, on_progress=say)
 
 

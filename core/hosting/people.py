@@ -16,8 +16,9 @@ def role_of(name: str, sign_in: SignIn) -> Literal["viewer", "editor"] | None:
 
 
 def _is_in(name: str, entries: Iterable[str]) -> bool:
-    """An entry is an address or a name, a domain with its @, or *. A domain is what follows the last @, so `x@evil@good.org` is of good.org
-    only where the whole address is: addresses with two @ are in no list."""
+    """An entry is an address or a name, a domain with its @, or *. A domain is what follows the last @, so
+    `x@evil@good.org` is of good.org only where the whole address is: addresses with two @ are in no list.
+    """
     name = _lower(name)
     if not name or not name.isprintable() or name.count("@") > 1:
         return False
@@ -30,5 +31,7 @@ def _is_in(name: str, entries: Iterable[str]) -> bool:
 
 
 def _lower(text: str) -> str:
-    """Without blanks around it; A to Z alone made small, for Unicode's small letters make one domain of two: ß becomes ss, K (Kelvin) a k."""
+    """Without blanks around it; A to Z alone made small, for Unicode's small letters make one domain of two: ß becomes
+    ss, K (Kelvin) a k.
+    """
     return "".join(letter.lower() if letter.isascii() else letter for letter in text.strip())

@@ -26,7 +26,9 @@ def folder_of(store: Path) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.is_symlink():
-            raise ConfigurationError(f"{folder}: a link, where secrets of the server are to be kept; expected a directory.")
+            raise ConfigurationError(
+                f"{folder}: a link, where secrets of the server are to be kept; expected a directory."
+            )
         folder.chmod(0o700)
     except OSError as error:
         raise ConfigurationError(
@@ -36,7 +38,9 @@ def folder_of(store: Path) -> Path:
 
 
 def secret(store: Path) -> bytes:
-    """32 random bytes, made by the first process that asks. Without them no cookie is valid, so removing the file signs everybody out."""
+    """32 random bytes, made by the first process that asks. Without them no cookie is valid, so removing the file signs
+    everybody out.
+    """
     path = folder_of(store) / _SECRET
     try:
         found = read(path)

@@ -1,7 +1,8 @@
 """Who is signed in, and who failed to: `.hosting/sessions.sqlite`, shared by every process on the store.
 
-A session is a row, so that signing out ends it everywhere; the row has the SHA-256 of what the browser holds, so that nobody who reads
-the file can use it. What the session was begun with (`credential`) is looked at again whenever it is used.
+A session is a row, so that signing out ends it everywhere; the row has the SHA-256 of what the browser holds, so that
+nobody who reads the file can use it. What the session was begun with (`credential`) is looked at again whenever it is
+used.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from core.hosting import private
 
 FILE = "sessions.sqlite"
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS session (id TEXT PRIMARY KEY, name TEXT, way TEXT, credential TEXT, created REAL, expires REAL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS session (id TEXT PRIMARY KEY, name TEXT, way TEXT, credential TEXT, created REAL,
+  expires REAL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS attempt (number INTEGER PRIMARY KEY, address TEXT, moment REAL);
 CREATE INDEX IF NOT EXISTS attempt_address ON attempt (address, moment);
 """
@@ -34,7 +36,9 @@ _LOOK_SECONDS, _WRITE_SECONDS = 2.0, 5.0  # for which one waits until nobody wri
 
 @dataclass(frozen=True)
 class Session:
-    """A sign-in that was not ended. credential: what it was begun with, in a form that gives nothing away; times: seconds since 1970."""
+    """A sign-in that was not ended. credential: what it was begun with, in a form that gives nothing away; times:
+    seconds since 1970.
+    """
 
     name: str
     way: str
@@ -62,10 +66,14 @@ class Sessions:
         row = (_sha256(said), name, way, credential, now, now + 3600 * hours)
         with self._open() as file:
             file.execute("DELETE FROM session WHERE expires <= ? OR created > ?", (now, now + SKEW_SECONDS))
-            file.execute("INSERT INTO session (id, name, way, credential, created, expires) VALUES (?, ?, ?, ?, ?, ?)", row)
+            file.execute(
+                "INSERT INTO session (id, name, way, credential, created, expires) VALUES (?, ?, ?, ?, ?, ?)", row
+            )
             too_many = file.execute("SELECT max(count(*) - ?, 0) FROM session", (_MOST_SESSIONS,)).fetchone()[0]
             if too_many:
-                file.execute("DELETE FROM session WHERE id IN (SELECT id FROM session ORDER BY created LIMIT ?)", (too_many,))
+                file.execute(
+                    "DELETE FROM session WHERE id IN (SELECT id FROM session ORDER BY created LIMIT ?)", (too_many,)
+                )
         return said, row[-1]
 
     def find(self, said: str, hours: float) -> Session | None:
@@ -83,10 +91,11 @@ class Sessions:
             file.execute("DELETE FROM session WHERE id = ?", (_sha256(said),))
 
     def attempt(self, address: str, most: int, seconds: float, kind: str = "") -> tuple[int, float]:
-        """Before a secret is looked at: (number of this attempt, 0), or (0, seconds to wait) after `most` failures within `seconds`.
+        """Before a secret is looked at: (number of this attempt, 0), or (0, seconds to wait) after `most` failures
+        within `seconds`.
 
-        Counted before it is known to fail, so that many at once are no way around it; `succeeded` takes it back. Each `kind` has a count of
-        its own.
+        Counted before it is known to fail, so that many at once are no way around it; `succeeded` takes it back. Each
+        `kind` has a count of its own.
         """
         address, now = f"{kind} {_bucket(address)}".strip(), time.time()
         with self._open() as file:
@@ -129,7 +138,9 @@ class Sessions:
 
 
 def _bucket(address: str) -> str:
-    """Whose attempts are counted together: an IPv4 address, or the 64 bits of an IPv6 network, of which anybody has all addresses."""
+    """Whose attempts are counted together: an IPv4 address, or the 64 bits of an IPv6 network, of which anybody has all
+    addresses.
+    """
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

@@ -1,4 +1,6 @@
-"""Whether a server may start: open to others only where somebody is asked who they are, and only with a configuration that holds."""
+"""Whether a server may start: open to others only where somebody is asked who they are, and only with a configuration
+that holds.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,15 @@ FORWARDED = "FORWARDED_ALLOW_IPS"  # uvicorn's own idea of whom to believe
 _ORIGIN = re.compile(r"https?://(\*\.)?[A-Za-z0-9.-]+(:\d{1,5})?")
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 HOW = (
-    "a password (ULPSCOPE_SIGN_IN_EDITOR_PASSWORD), tokens (ULPSCOPE_SIGN_IN_TOKENS=1 and `python -m core tokens add`), "
-    "a proxy's header or OIDC, all in docs/hosting.md"
+    "a password (ULPSCOPE_SIGN_IN_EDITOR_PASSWORD), tokens (ULPSCOPE_SIGN_IN_TOKENS=1 and `python -m core tokens add`),"
+    " a proxy's header or OIDC, all in docs/hosting.md"
 )
 
 
 def check(found: Configuration, environment: Mapping[str, str], address: str | None = "127.0.0.1") -> None:
-    """ConfigurationError, one sentence, where a server on `address` must not start. None or empty: it listens on every address."""
+    """ConfigurationError, one sentence, where a server on `address` must not start. None or empty: it listens on every
+    address.
+    """
     for each in found.hosting.frame_ancestors:
         if not _ORIGIN.fullmatch(each):
             raise ConfigurationError(f"[hosting] frame_ancestors: '{each[:80]}' is no origin; expected https://HOST.")
@@ -36,7 +40,9 @@ def check(found: Configuration, environment: Mapping[str, str], address: str | N
     _check_proxies(found.sign_in, found.hosting)
     believed = [part.strip() for part in environment.get(FORWARDED, "").split(",") if part.strip()]
     if not all(_is_loopback_address(part) for part in believed):
-        raise ConfigurationError(f"{FORWARDED} is set; unset it, and name the proxies in [hosting] trusted_proxies instead.")
+        raise ConfigurationError(
+            f"{FORWARDED} is set; unset it, and name the proxies in [hosting] trusted_proxies instead."
+        )
 
 
 def is_loopback(address: str) -> bool:
@@ -79,7 +85,9 @@ def _check_closed(hosting: Hosting, address: str) -> None:
             f"no sign-in is configured, so the server does not listen on {where}: set {HOW}, or listen on 127.0.0.1."
         )
     if hosting.public_url:
-        raise ConfigurationError(f"[hosting] public_url is set but no sign-in is configured, so anybody would get in: set {HOW}.")
+        raise ConfigurationError(
+            f"[hosting] public_url is set but no sign-in is configured, so anybody would get in: set {HOW}."
+        )
 
 
 def _check_passwords(sign_in: SignIn) -> None:
@@ -110,7 +118,9 @@ def _check_oidc(sign_in: SignIn, hosting: Hosting) -> None:
         if not getattr(sign_in, name):
             raise ConfigurationError(f"[sign_in] oidc_issuer is set, but {name} is not; the provider gives both.")
     if not hosting.public_url:
-        raise ConfigurationError("[sign_in] oidc_issuer needs [hosting] public_url, to which the provider sends people back.")
+        raise ConfigurationError(
+            "[sign_in] oidc_issuer needs [hosting] public_url, to which the provider sends people back."
+        )
     for name, url in (("[sign_in] oidc_issuer", sign_in.oidc_issuer), ("[hosting] public_url", hosting.public_url)):
         parts = _parts(name, url)
         if not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))):
@@ -136,10 +146,13 @@ def _check_proxies(sign_in: SignIn, hosting: Hosting) -> None:
             f"[hosting] public_url is '{hosting.public_url[:120]}'; expected https://HOST or https://HOST:PORT."
         )
     if sign_in.header and not _HEADER.fullmatch(sign_in.header):
-        raise ConfigurationError(f"[sign_in] header is '{sign_in.header[:80]}'; expected the name of a header, X-Forwarded-User.")
+        raise ConfigurationError(
+            f"[sign_in] header is '{sign_in.header[:80]}'; expected the name of a header, X-Forwarded-User."
+        )
     if sign_in.header and not hosting.trusted_proxies:
         raise ConfigurationError(
-            "[sign_in] header is set, but [hosting] trusted_proxies is empty; only a proxy that is named there is believed."
+            "[sign_in] header is set, but [hosting] trusted_proxies is empty; only a proxy that is named there is"
+            " believed."
         )
 
 

@@ -1,4 +1,6 @@
-"""Tokens of people and programs, `.hosting/tokens.json`: name, role, times, and the SHA-256 of 256 random bits; never the token itself."""
+"""Tokens of people and programs, `.hosting/tokens.json`: name, role, times, and the SHA-256 of 256 random bits; never
+the token itself.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def add(store: Path, name: str, role: str, days: float) -> tuple[str, Token]:
     """Make a token; its text is returned this once and kept nowhere. days: how long it is valid, 0 for ever."""
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise UsageError(
-            f"{name[:80]!a} cannot name a token; expected up to {_LONGEST_NAME} letters, digits, '.', '@', '+', '-', '_' and blanks."
+            f"{name[:80]!a} cannot name a token; expected up to {_LONGEST_NAME} letters, digits, '.', '@', '+', '-',"
+            " '_' and blanks."
         )
     if role not in ROLES:
         raise UsageError(f"{role[:80]!a} is no role; there are {' and '.join(ROLES)}.")
@@ -85,7 +88,8 @@ def listed(store: Path) -> list[Token]:
         return [_token(said) for said in json.loads(body)]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigurationError(
-            f"{path}: not a list of tokens ({type(error).__name__}), so no token is valid; put a copy back, or remove it."
+            f"{path}: not a list of tokens ({type(error).__name__}), so no token is valid; put a copy back, or"
+            " remove it."
         ) from None
 
 
@@ -104,7 +108,9 @@ class Tokens:
         self._by_digest: dict[str, Token] = {}
 
     def of_digest(self, digest: str) -> Token | None:
-        """The valid token of that SHA-256. Looked up by the digest of a guess, so the time it takes tells nothing of any token."""
+        """The valid token of that SHA-256. Looked up by the digest of a guess, so the time it takes tells nothing of
+        any token.
+        """
         self._look()
         token = self._by_digest.get(digest)
         return None if token is None or token.is_expired(datetime.now(UTC).replace(tzinfo=None)) else token
@@ -133,7 +139,9 @@ def _replace(folder: Path, tokens: list[Token]) -> None:
     try:
         private.write(folder / FILE, json.dumps(rows, indent=1).encode() + b"\n")
     except OSError as error:
-        raise ConfigurationError(f"{folder / FILE}: cannot be written ({error.strerror}); the tokens are as they were.") from None
+        raise ConfigurationError(
+            f"{folder / FILE}: cannot be written ({error.strerror}); the tokens are as they were."
+        ) from None
 
 
 def _token(said: dict) -> Token:
@@ -141,7 +149,11 @@ def _token(said: dict) -> Token:
     if not isinstance(name, str) or role not in ROLES or not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise ValueError("not a token")
     return Token(
-        name, role, sha256, datetime.fromisoformat(said["created"]), datetime.fromisoformat(expires) if expires else None
+        name,
+        role,
+        sha256,
+        datetime.fromisoformat(said["created"]),
+        datetime.fromisoformat(expires) if expires else None,
     )
 
 

@@ -1,6 +1,8 @@
-"""Simple causes that explain a pair before it is called rounding or a bug: fitted on half of the positions, scored on the other half.
+"""Simple causes that explain a pair before it is called rounding or a bug: fitted on half of the positions, scored on
+the other half.
 
-A cause is a pure function of two sides' rows, so far one: a temperature, with the constant a row that log-probabilities come with.
+A cause is a pure function of two sides' rows, so far one: a temperature, with the constant a row that log-probabilities
+come with.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ _ROWS = 256  # of a side that are kept, evenly spread, and as many tokens of eac
 _ELEMENTS, _ELEMENTS_TOGETHER = 1 << 17, 1 << 24
 _LEAST_TOKENS = 16  # of a row that is fitted
 _EXPLAINED = 0.9  # of the squared difference, at more than half of the positions that were not fitted
-# To what single differences shrink, and how many: of noise of either sign hardly more than half can, while the rounding of one sure token
-# outweighs the squares of all others.
+# To what single differences shrink, and how many: of noise of either sign hardly more than half can, while the rounding
+# of one sure token outweighs the squares of all others.
 _SHRUNK, _SHRUNK_SHARE = 1 / 3, 0.6
 
 
@@ -50,9 +52,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Temperature:
-    """variant = factor x reference + a constant a row, as fitted. explained: share of the squared difference, and rows: of the positions that
-    were not fitted, at which it is nine tenths of it; left_rms, constant_rms: of what is left and of the constants, logits;
-    left_grids: left_rms in what rounding both sides to their dtype leaves.
+    """variant = factor x reference + a constant a row, as fitted. explained: share of the squared difference, and rows:
+    of the positions that were not fitted, at which it is nine tenths of it; left_rms, constant_rms: of what is left and
+    of the constants, logits; left_grids: left_rms in what rounding both sides to their dtype leaves.
     """
 
     factor: float
@@ -68,12 +70,15 @@ class Temperature:
         return self.constant_rms > self.left_rms
 
 
-def temperature_of(reference: NDArray[np.float64], variant: NDArray[np.float64], fmt: FloatFormat) -> Temperature | None:
-    """The temperature that parts two sides, [rows, tokens] of both, None where none explains them. Values not finite on both are left out.
+def temperature_of(
+    reference: NDArray[np.float64], variant: NDArray[np.float64], fmt: FloatFormat
+) -> Temperature | None:
+    """The temperature that parts two sides, [rows, tokens] of both, None where none explains them. Values not finite on
+    both are left out.
 
-    The factor is the median over every other row of its least-squares slope, which a fault at some of them does not move. It is claimed
-    where it explains nine tenths of the squared difference at more than half of the other rows, and where most of the single differences
-    there shrink to a third.
+    The factor is the median over every other row of its least-squares slope, which a fault at some of them does not
+    move. It is claimed where it explains nine tenths of the squared difference at more than half of the other rows, and
+    where most of the single differences there shrink to a third.
     """
     is_known = np.isfinite(reference) & np.isfinite(variant)
     usable = is_known.sum(axis=1) >= _LEAST_TOKENS
@@ -99,9 +104,14 @@ def temperature_of(reference: NDArray[np.float64], variant: NDArray[np.float64],
     rounding = math.sqrt(float(np.nansum(steps)) / 12 / elements)  # an error uniform within half a step
     left_rms = math.sqrt(float(squares.sum()) / elements)
     return Temperature(
-        factor, 1 - float(squares.sum() / np.nansum((y - x) ** 2)), int(is_explained.sum()), len(checked), left_rms,
-        left_rms / rounding, float(np.sqrt((constants**2).mean())),
-    )  # fmt: skip
+        factor,
+        1 - float(squares.sum() / np.nansum((y - x) ** 2)),
+        int(is_explained.sum()),
+        len(checked),
+        left_rms,
+        left_rms / rounding,
+        float(np.sqrt((constants**2).mean())),
+    )
 
 
 def _slopes(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -114,15 +124,22 @@ def _slopes(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.
 
 
 def _spacing(values: NDArray[np.float64], fmt: FloatFormat) -> NDArray[np.float64]:
-    """Of the format at every value: 2^(e - mantissa bits), e no less than that of its smallest normal number; NaN at NaN."""
+    """Of the format at every value: 2^(e - mantissa bits), e no less than that of its smallest normal number; NaN at
+    NaN.
+    """
     least = 2 - (1 << (fmt.bits - fmt.mantissa_bits - 2))
-    return np.where(np.isnan(values), np.nan, np.ldexp(1.0, np.maximum(np.frexp(values)[1] - 1, least) - fmt.mantissa_bits))
+    return np.where(
+        np.isnan(values), np.nan, np.ldexp(1.0, np.maximum(np.frexp(values)[1] - 1, least) - fmt.mantissa_bits)
+    )
 
 
 def causes_of(header: RunHeader, samples: Sequence[Sample]) -> list[list[Evidence]]:
     """What explains every pair, a noted row each; `samples`: of every side."""
     reference = samples[0].values
-    return [_row(header, side, temperature_of(reference, samples[side].values, header.format)) for side in range(1, len(samples))]
+    return [
+        _row(header, side, temperature_of(reference, samples[side].values, header.format))
+        for side in range(1, len(samples))
+    ]
 
 
 def _row(header: RunHeader, side: int, found: Temperature | None) -> list[Evidence]:
@@ -130,21 +147,36 @@ def _row(header: RunHeader, side: int, found: Temperature | None) -> list[Eviden
         return []
     names = header.sides[0].name, header.sides[side].name
     figures = {
-        "cause": "temperature", "factor": found.factor, "temperature": 1 / found.factor, "explained_share": found.explained,
-        "positions_explained": found.rows, "positions_checked": found.rows_checked, "left_rms_logits": found.left_rms,
-        "left_in_rounding_to_dtype": found.left_grids, "constant_rms_logits": found.constant_rms,
-    }  # fmt: skip
+        "cause": "temperature",
+        "factor": found.factor,
+        "temperature": 1 / found.factor,
+        "explained_share": found.explained,
+        "positions_explained": found.rows,
+        "positions_checked": found.rows_checked,
+        "left_rms_logits": found.left_rms,
+        "left_in_rounding_to_dtype": found.left_grids,
+        "constant_rms_logits": found.constant_rms,
+    }
     constant = " plus a constant at each position" if found.has_constant else ""
     where = (
-        "" if found.rows == found.rows_checked else f" at {found.rows:,} of {found.rows_checked:,} positions it was checked at"
+        ""
+        if found.rows == found.rows_checked
+        else f" at {found.rows:,} of {found.rows_checked:,} positions it was checked at"
     )
     says = (
-        f"The logits of '{names[1]}' are {found.factor:.3g} times those of '{names[0]}'{constant}{where}, as a temperature of {1 / found.factor:.2f} makes them "
-        f"(or of {found.factor:.2f} on '{names[0]}'); it explains {_share(found.explained)} of the squared difference and leaves {found.left_rms:.3g} "
-        f"logits (rms), {three_digits(found.left_grids)} times what rounding to {header.compute_dtype} leaves."
+        f"The logits of '{names[1]}' are {found.factor:.3g} times those of '{names[0]}'{constant}{where}, as a"
+        f" temperature of {1 / found.factor:.2f} makes them (or of {found.factor:.2f} on '{names[0]}'); it explains"
+        f" {_share(found.explained)} of the squared difference and leaves {found.left_rms:.3g} logits (rms),"
+        f" {three_digits(found.left_grids)} times what rounding to {header.compute_dtype} leaves."
     )
     return [
-        Evidence(VALIDITY, "one factor for all logits, fitted at every other position, at those between", figures, NOTED, says)
+        Evidence(
+            VALIDITY,
+            "one factor for all logits, fitted at every other position, at those between",
+            figures,
+            NOTED,
+            says,
+        )
     ]
 
 

@@ -16,8 +16,8 @@ _SHARE = 0.5  # of a row that one value fills; of real logits the commonest valu
 
 @dataclass
 class Filling:
-    """One side as it passes by. rows: how many are filled by one value to more than a half; kept, most_kept: the least and
-    the largest number of other logits in such a row.
+    """One side as it passes by. rows: how many are filled by one value to more than a half; kept, most_kept: the least
+    and the largest number of other logits in such a row.
     """
 
     fmt: FloatFormat
@@ -31,8 +31,8 @@ class Filling:
     def see(self, bits: NDArray[np.unsignedinteger]) -> None:
         """The next rows. [rows, vocab] bits of the compute dtype.
 
-        A row is counted whole only where a third of 32 evenly spread places agree: a row of which one value fills more than nine
-        tenths is missed with a chance below 1e-15, and looking at places costs nothing beside reading.
+        A row is counted whole only where a third of 32 evenly spread places agree: a row of which one value fills more
+        than nine tenths is missed with a chance below 1e-15, and looking at places costs nothing beside reading.
         """
         if bits.shape[1] < _LEAST_VOCAB:
             return

@@ -1,4 +1,6 @@
-"""Dump on disk to stored, analysed run with what can be said of it: one pass over the file, memory bounded by its chunks."""
+"""Dump on disk to stored, analysed run with what can be said of it: one pass over the file, memory bounded by its
+chunks.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ def ingest(
 ) -> str:
     """Read dump files, check them, store them as one run; returns its id. `on_progress(rows done, rows in all)`.
 
-    DumpError where the dump cannot be taken, LimitError where there is no room for it: nothing is left in the store then. `holds`: see
-    open_dump.
+    DumpError where the dump cannot be taken, LimitError where there is no room for it: nothing is left in the store
+    then. `holds`: see open_dump.
     """
     with open_dump(paths, compute_dtype=compute_dtype, reference=reference, holds=holds) as dump:
         title = name or " + ".join(path.stem for path in paths)
@@ -41,9 +43,15 @@ def ingest(
 
 
 def store_dump(
-    store: Store, dump: Dump, *, name: str, model: str = "", run_id: str | None = None, source: Sequence[Path] = (),
+    store: Store,
+    dump: Dump,
+    *,
+    name: str,
+    model: str = "",
+    run_id: str | None = None,
+    source: Sequence[Path] = (),
     on_progress: Callable[[int, int], None] | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Store an opened dump as a run, with its verdict as far as it goes without controls; returns its id."""
     meta = f"meta {dump.meta}" if dump.meta else ""
     note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, meta) if part)
@@ -70,11 +78,15 @@ def store_dump(
 def judged_report_of_dump(
     dump: Dump, on_progress: Callable[[int, int], None] | None = None
 ) -> tuple[list[PairReport], list[list[str]]]:
-    """The report of an opened dump with the verdict that it would be stored with: its checks need the figures in a database.
+    """The report of an opened dump with the verdict that it would be stored with: its checks need the figures in a
+    database.
 
-    It passes through a store that is gone afterwards; the sentences call the run RUN. StoreError where there is no room for it.
+    It passes through a store that is gone afterwards; the sentences call the run RUN. StoreError where there is no room
+    for it.
     """
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
-        with RunReader(store.path_of(store_dump(store, dump, name="dump", run_id="RUN", on_progress=on_progress))) as run:
+        with RunReader(
+            store.path_of(store_dump(store, dump, name="dump", run_id="RUN", on_progress=on_progress))
+        ) as run:
             return report_of_run(run)

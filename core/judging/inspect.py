@@ -1,4 +1,6 @@
-"""What a file from outside is: told by its first bytes and its headers, and then, of a dump, as much as it takes to know its compute dtype."""
+"""What a file from outside is: told by its first bytes and its headers, and then, of a dump, as much as it takes to
+know its compute dtype.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _LONGEST_NAME = 200  # characters of what a run file says of itself: a text ther
 
 
 def kind_of(path: Path) -> Kind:
-    """A run file, a dump of two or more sides, or an array that makes a pair with another file's. DumpError for anything else."""
+    """A run file, a dump of two or more sides, or an array that makes a pair with another file's. DumpError for
+    anything else.
+    """
     if is_run_file(path):
         return "run"
     with ExitStack() as stack:
@@ -47,20 +51,31 @@ def unpacked_bytes(path: Path) -> int:
 
 
 def understood(
-    paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None, holds: str | None = None,
+    paths: Sequence[Path],
+    *,
+    compute_dtype: str | None = None,
+    reference: str | None = None,
+    holds: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """What saving `paths` would make a run of, as JSON has it. One file, or two of one array each. `on_progress(bytes read, bytes in all)`.
+) -> dict[str, Any]:
+    """What saving `paths` would make a run of, as JSON has it. One file, or two of one array each. `on_progress(bytes
+    read, bytes in all)`.
 
-    kind: 'run' or 'dump'. sides: name and source_dtype, the reference first. DumpError or StoreError where it cannot be taken.
+    kind: 'run' or 'dump'. sides: name and source_dtype, the reference first. DumpError or StoreError where it cannot be
+    taken.
     """
     if any(is_run_file(path) for path in paths):
         if len(paths) != 1:
             raise UsageError("a run file stands for itself; give it alone.")
         return _run(paths[0])
     with open_dump(
-        paths, compute_dtype=compute_dtype, reference=reference, holds=holds, max_bytes=MAX_BYTES, on_progress=on_progress
-    ) as dump:  # fmt: skip
+        paths,
+        compute_dtype=compute_dtype,
+        reference=reference,
+        holds=holds,
+        max_bytes=MAX_BYTES,
+        on_progress=on_progress,
+    ) as dump:
         return _dump(paths, dump)
 
 
@@ -84,13 +99,19 @@ def _dump(paths: Sequence[Path], dump: Dump) -> dict[str, Any]:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    """By a process of its own, shut in as one that adopts is: a made file can crash DuckDB, or try to use up the machine."""
+    """By a process of its own, shut in as one that adopts is: a made file can crash DuckDB, or try to use up the
+    machine.
+    """
     name = shown(path.name)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "core.judging.inspect", str(path.absolute())], cwd=_ROOT, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_SLOWEST_SECONDS,
-        )  # fmt: skip
+            [sys.executable, "-m", "core.judging.inspect", str(path.absolute())],
+            cwd=_ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_SLOWEST_SECONDS,
+        )
     except subprocess.TimeoutExpired:
         raise StoreError(f"{name}: takes too long to read for a run file.") from None
     except (OSError, ValueError) as error:

@@ -1,4 +1,6 @@
-"""The verdict of an uploaded dump: the rungs that can be computed from it, those that its controls add, and what is still missing."""
+"""The verdict of an uploaded dump: the rungs that can be computed from it, those that its controls add, and what is
+still missing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,15 @@ from core.judging.ladder import (
     symmetry_evidence,
     three_digits,
 )
-from core.judging.uploaded_controls import FOREIGN, NO_CONTROLS, Apart, Controls, Ways, neighbour_evidence, rerun_evidence
+from core.judging.uploaded_controls import (
+    FOREIGN,
+    NO_CONTROLS,
+    Apart,
+    Controls,
+    Ways,
+    neighbour_evidence,
+    rerun_evidence,
+)
 from core.judging.validity import not_finite, not_finite_of, sampling, structure
 from core.numerics.formats import FLOAT32 as FLOAT32_FORMAT
 from core.runs.file.figures import Figures
@@ -59,7 +69,9 @@ UNEVEN_FLOOR = 50.0  # the same at one position; real ones reach 21
 OTHER_WAY = 0.75  # of positions at which two ways must differ to be two
 MOVING_FLOOR = 0.9  # of positions that two ways must move
 FLOOR_OF_SPREAD = 1e-4  # of what logits vary by over the vocabulary; rounding in float32 reaches 4e-6 in 30 layers
-FLOOR_SHRINKS = 0.02  # of what the precisions differ by, from rounding in 16 bits to the floor; real ones shrink by 0.19 and more
+FLOOR_SHRINKS = (
+    0.02  # of what the precisions differ by, from rounding in 16 bits to the floor; real ones shrink by 0.19 and more
+)
 
 
 def judge_upload(
@@ -70,18 +82,23 @@ def judge_upload(
     controls: Controls = NO_CONTROLS,
     earlier: Sequence[PairVerdict] = (),
 ) -> list[PairVerdict]:
-    """One verdict a pair. `validity`: of every pair (core.judging.validity), which is measured while the dump is read; `run_id`: of
-    the run that will hold the verdict, for the command that supplies what is missing; `earlier`: what controls that were given before came to, which counts where none of
-    now answers the same rung.
+    """One verdict a pair. `validity`: of every pair (core.judging.validity), which is measured while the dump is read;
+    `run_id`: of the run that will hold the verdict, for the command that supplies what is missing; `earlier`: what
+    controls that were given before came to, which counts where none of now answers the same rung.
     """
     sampled = sampling(figures, generations)
     before = {verdict.pair: verdict for verdict in earlier}
     return [
         _pair(
-            figures, pair, [*validity[pair], *(sampled[side] for side in (0, pair + 1) if side in sampled)], run_id, controls, before.get(pair)
+            figures,
+            pair,
+            [*validity[pair], *(sampled[side] for side in (0, pair + 1) if side in sampled)],
+            run_id,
+            controls,
+            before.get(pair),
         )
         for pair in range(len(figures.header.sides) - 1)
-    ]  # fmt: skip
+    ]
 
 
 def _pair(
@@ -98,13 +115,17 @@ def _pair(
     ratio: float | None = None
     first: tuple[int, int] | None = None
     has_floor = controls.floor is not None or controls.model is not None
-    is_asked = header.sides[pair + 1].name in controls.float32 and has_floor  # sides equal in 16 bits may differ in float32
+    is_asked = (
+        header.sides[pair + 1].name in controls.float32 and has_floor
+    )  # sides equal in 16 bits may differ in float32
     if not is_identical or is_asked:
         evidence += _narrowing(figures, pair, controls)
         if controls.model is not None:
             own = _own_dtype(figures, pair, squares, broken, controls, floors)
             evidence += own
-            if any(row.outcome == MISSING for row in own):  # a dump of another model: its floor says nothing of this one
+            if any(
+                row.outcome == MISSING for row in own
+            ):  # a dump of another model: its floor says nothing of this one
                 controls = replace(controls, model=None)
             else:
                 evidence += _symmetry(figures, pair, controls)
@@ -125,15 +146,23 @@ def _pair(
     if before is not None:
         ratio, first = _carried_over(evidence, floors, before, ratio, first)
     verdict = conclude(evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
-    causes = [row.says for row in evidence if "cause" in row.figures] if verdict.name in (UNDECIDED, BUG_SUSPECTED) else []
+    causes = (
+        [row.says for row in evidence if "cause" in row.figures] if verdict.name in (UNDECIDED, BUG_SUSPECTED) else []
+    )
     because = " ".join([*causes, verdict.because])
     return PairVerdict(pair, verdict.name, because, verdict.noise_ratio, verdict.evidence, tuple(floors))
 
 
 def _carried_over(
-    evidence: list[Evidence], floors: list[FloorRows], before: PairVerdict, ratio: float | None, first: tuple[int, int] | None
-) -> tuple[float | None, tuple[int, int] | None]:  # fmt: skip
-    """Adds what earlier controls came to on rungs that those of now leave open. -> noise ratio and first place, theirs where they decide"""
+    evidence: list[Evidence],
+    floors: list[FloorRows],
+    before: PairVerdict,
+    ratio: float | None,
+    first: tuple[int, int] | None,
+) -> tuple[float | None, tuple[int, int] | None]:
+    """Adds what earlier controls came to on rungs that those of now leave open. -> noise ratio and first place, theirs
+    where they decide
+    """
     for rung in (RERUN, NEIGHBOURS, OWN_DTYPE, PRECISION, SYMMETRY):
         if not any(row.rung == rung for row in evidence):
             evidence += [row for row in before.evidence if row.rung == rung]
@@ -144,7 +173,9 @@ def _carried_over(
         evidence[:] = [row for row in evidence if row.rung != FLOAT32 or row.outcome == NOTED] + decided
         ratio = before.noise_ratio
     floors += [
-        floor for floor in before.floors if floor.compute_dtype not in known and (is_open or floor.compute_dtype != "float32")
+        floor
+        for floor in before.floors
+        if floor.compute_dtype not in known and (is_open or floor.compute_dtype != "float32")
     ]
     return ratio, first
 
@@ -160,7 +191,9 @@ def _only_in_float32(header: RunHeader, given: Apart) -> Evidence:
 
 
 def _narrowing(figures: Figures, pair: int, controls: Controls) -> list[Evidence]:
-    """Is one side further from itself in float32 than the other is? A fault of the 16-bit kernels alone does not show in float32."""
+    """Is one side further from itself in float32 than the other is? A fault of the 16-bit kernels alone does not show
+    in float32.
+    """
     header = figures.header
     names = (header.sides[0].name, header.sides[pair + 1].name)
     if any(name not in controls.narrowing for name in names):
@@ -170,24 +203,35 @@ def _narrowing(figures: Figures, pair: int, controls: Controls) -> list[Evidence
     measured = {"reference_to_float32_logits": reference, "variant_to_float32_logits": variant}
     low, high = sorted((reference, variant))
     if high <= LARGEST_RATIO_16_BITS * max(low, np.finfo(np.float64).tiny):
-        says = f"Rounding to {header.compute_dtype} moves both sides about equally far from float32: {reference:.3g} and {variant:.3g} logits."
+        says = (
+            f"Rounding to {header.compute_dtype} moves both sides about equally far from float32: {reference:.3g} and"
+            f" {variant:.3g} logits."
+        )
         return [Evidence(OWN_DTYPE, control, measured, PASSED, says)]
     further, near = (names[1], names[0]) if variant > reference else (names[0], names[1])
     times = three_digits(high / low) if low else "infinitely many"
     says = (
-        f"'{further}' in {header.compute_dtype} is {times} times as far from itself in float32 as '{near}' is: more than rounding to "
-        f"{header.compute_dtype} does: there it computes another function, or in a lower precision."
+        f"'{further}' in {header.compute_dtype} is {times} times as far from itself in float32 as '{near}' is: more"
+        f" than rounding to {header.compute_dtype} does: there it computes another function, or in a lower precision."
     )
     return [Evidence(OWN_DTYPE, control, measured, FAILED, says)]
 
 
 def _float32(
-    figures: Figures, pair: int, squares: NDArray[np.float64], broken: NotFinite | None, controls: Controls, floors: list[FloorRows],
-    run_id: str, before: PairVerdict | None,
-) -> tuple[FloorTest | None, list[Evidence]]:  # fmt: skip
-    """The deciding rung: the pair in float32 against a floor in float32, or beside itself in 16 bits where there is none.
+    figures: Figures,
+    pair: int,
+    squares: NDArray[np.float64],
+    broken: NotFinite | None,
+    controls: Controls,
+    floors: list[FloorRows],
+    run_id: str,
+    before: PairVerdict | None,
+) -> tuple[FloorTest | None, list[Evidence]]:
+    """The deciding rung: the pair in float32 against a floor in float32, or beside itself in 16 bits where there is
+    none.
 
-    A floor that cannot be one is noted with the reason and left aside: what then decides is what would have decided without it.
+    A floor that cannot be one is noted with the reason and left aside: what then decides is what would have decided
+    without it.
     """
     header = figures.header
     name = header.sides[pair + 1].name
@@ -198,7 +242,10 @@ def _float32(
     pair_squares, nonfinite = squares, broken
     if not is_wide and given is not None:
         first = given.first_mismatch
-        pair_squares, nonfinite = given.squares, None if first is None else not_finite(header, pair, given.mismatches, first)
+        pair_squares, nonfinite = (
+            given.squares,
+            None if first is None else not_finite(header, pair, given.mismatches, first),
+        )
     control = f"'{name}' against '{header.sides[0].name}' in float32"
     rows = []
     found = None
@@ -206,7 +253,9 @@ def _float32(
         found, doubt = _usable(header, controls.floor, controls, before)
         if found is None:
             rows.append(
-                Evidence(FLOAT32, f"{control}, beside {_in_words(controls.floor)}", {}, NOTED, f"{doubt} It is left aside.")
+                Evidence(
+                    FLOAT32, f"{control}, beside {_in_words(controls.floor)}", {}, NOTED, f"{doubt} It is left aside."
+                )
             )
     maps, whose, beside = 0, "the uploaded rounding floor", "" if controls.floor is None else _in_words(controls.floor)
     if found is None and controls.model is not None:
@@ -228,13 +277,18 @@ def _float32(
     ways_out = _ways_out(header, controls, run_id)
     if is_wide or given is None:
         says = " ".join(
-            [*(row.says for row in rows), f"The pair is in float32, and nothing says how far rounding goes there. {ways_out}"]
+            [
+                *(row.says for row in rows),
+                f"The pair is in float32, and nothing says how far rounding goes there. {ways_out}",
+            ]
         )
         return None, [Evidence(FLOAT32, "a rounding floor in float32", _tried(controls), MISSING, says)]
     row = _shrink_row(figures, squares, pair_squares, control, ways_out)
     if row.outcome == MISSING:
         return None, [
-            replace(row, figures=row.figures | _tried(controls), says=" ".join([*(each.says for each in rows), row.says]))
+            replace(
+                row, figures=row.figures | _tried(controls), says=" ".join([*(each.says for each in rows), row.says])
+            )
         ]
     return None, [*rows, row]
 
@@ -244,7 +298,10 @@ def _tried(controls: Controls) -> dict[str, Any]:
 
 
 def _without_float32(name: str, controls: Controls, run_id: str) -> Evidence:
-    what = "The same two sides computed in float32, with the same weights and tokens, would decide whether rounding explains it: "
+    what = (
+        "The same two sides computed in float32, with the same weights and tokens, would decide whether rounding"
+        " explains it: "
+    )
     says = f"{what}`python -m core verdict {run_id} --float32 PAIR_IN_FLOAT32.npz`."
     if "float32" in controls.given:
         says = f"The dump in float32 that was given has no side '{name}', so nothing decides about that one."
@@ -252,7 +309,9 @@ def _without_float32(name: str, controls: Controls, run_id: str) -> Evidence:
 
 
 def _ways_out(header: RunHeader, controls: Controls, run_id: str) -> str:
-    """What would decide instead of a floor in float32 that is missing; nothing that was given, or that the dump has no tokens for."""
+    """What would decide instead of a floor in float32 that is missing; nothing that was given, or that the dump has no
+    tokens for.
+    """
     command = f"python -m core verdict {run_id}"
     if header.format is not FLOAT32_FORMAT:  # of the pair in float32 its figures are kept, not its logits
         command += " --float32 PAIR_IN_FLOAT32.npz"
@@ -277,26 +336,37 @@ def _in_words(ways: Ways) -> str:
 
 def _usable(
     header: RunHeader, ways: Ways, controls: Controls, before: PairVerdict | None
-) -> tuple[NDArray[np.float64] | None, str]:  # fmt: skip
-    """(the floor, with positions that its ways leave alone at the height of the median one; None and why it decides nothing)
+) -> tuple[NDArray[np.float64] | None, str]:
+    """(the floor, with positions that its ways leave alone at the height of the median one; None and why it decides
+    nothing)
 
-    A floor in which the fault is itself would make rounding of it, so its ways are held against one another, against what float32 can
-    round, and against the model's own floor where that is known.
+    A floor in which the fault is itself would make rounding of it, so its ways are held against one another, against
+    what float32 can round, and against the model's own floor where that is known.
     """
     floor = ways.squares
     if ways.start.mean() > FLOOR_START**2 * floor.mean():
         far = three_digits(float(np.sqrt(ways.start.mean() / floor.mean())))
-        return None, (
-            f"The uploaded floor is not of this pair: its first side is {far} times as far from the reference in float32 as its ways are from each "
-            "other."
+        return (
+            None,
+            (
+                f"The uploaded floor is not of this pair: its first side is {far} times as far from the reference in"
+                " float32 as its ways are from each other."
+            ),
         )
     moves = (floor > 0).sum(axis=0) >= 2
     if moves.mean() < MOVING_FLOOR:
-        return None, (
-            f"The uploaded floor is too narrow: two of its ways differ at only {moves.mean():.0%} of the positions; bring ways that reorder every sum, "
-            "such as other batch sizes of decoding or another attention kernel."
+        return (
+            None,
+            (
+                f"The uploaded floor is too narrow: two of its ways differ at only {moves.mean():.0%} of the positions;"
+                " bring ways that reorder every sum, such as other batch sizes of decoding or another attention kernel."
+            ),
         )
-    doubt = _of_two_kinds(header, ways) or _beyond_float32(header, ways, controls) or _beyond_the_model(ways, controls, before)
+    doubt = (
+        _of_two_kinds(header, ways)
+        or _beyond_float32(header, ways, controls)
+        or _beyond_the_model(ways, controls, before)
+    )
     if doubt:
         return None, doubt
     filled = floor.copy()
@@ -305,17 +375,23 @@ def _usable(
 
 
 def _of_two_kinds(header: RunHeader, ways: Ways) -> str:
-    """Why the ways are not of one spread; ''. Where a way holds a fault, it is as far from the sound ones as the fault is large."""
+    """Why the ways are not of one spread; ''. Where a way holds a fault, it is as far from the sound ones as the fault
+    is large.
+    """
     apart = {two: float(np.sqrt(squares.mean())) for two, squares in ways.between.items()}
     other = {two for two, squares in ways.between.items() if (squares > 0).mean() >= OTHER_WAY}
     if not any({(a, b), (a, c), (b, c)} <= other for a, b, c in combinations(ways.names, 3)):
-        return f"No three ways of the uploaded floor differ from one another at {OTHER_WAY:.0%} of the positions: they are nearly the same way."
+        return (
+            f"No three ways of the uploaded floor differ from one another at {OTHER_WAY:.0%} of the positions: they are"
+            " nearly the same way."
+        )
     near = min(other, key=apart.__getitem__)
     far = max(apart, key=apart.__getitem__)
     if apart[far] > WIDEST_FLOOR * apart[near]:
         return (
-            f"The ways of the uploaded floor are of two kinds: '{far[0]}' and '{far[1]}' are {three_digits(apart[far] / apart[near])} times as far apart as "
-            f"'{near[0]}' and '{near[1]}', where orders of summation agree to {WIDEST_FLOOR:g}. One of them is no mere reordering, or one hardly reorders."
+            f"The ways of the uploaded floor are of two kinds: '{far[0]}' and '{far[1]}' are"
+            f" {three_digits(apart[far] / apart[near])} times as far apart as '{near[0]}' and '{near[1]}', where orders"
+            f" of summation agree to {WIDEST_FLOOR:g}. One of them is no mere reordering, or one hardly reorders."
         )
     widest = np.max(list(ways.between.values()), axis=0)
     moving = np.stack([np.where(ways.between[two] > 0, ways.between[two], np.inf) for two in other])
@@ -325,34 +401,41 @@ def _of_two_kinds(header: RunHeader, ways: Ways) -> str:
     if uneven[row] <= UNEVEN_FLOOR:
         return ""
     return (
-        f"The ways of the uploaded floor disagree at {place_in_words(row, _lengths(header))}: two of them are {three_digits(uneven[row])} times as far "
-        f"apart there as two others, where orders of summation agree to {UNEVEN_FLOOR:g}. One of them does something else there."
+        f"The ways of the uploaded floor disagree at {place_in_words(row, _lengths(header))}: two of them are"
+        f" {three_digits(uneven[row])} times as far apart there as two others, where orders of summation agree to"
+        f" {UNEVEN_FLOOR:g}. One of them does something else there."
     )
 
 
 def _beyond_float32(header: RunHeader, ways: Ways, controls: Controls) -> str:
-    """Why this is wider than rounding in float32; ''. Rounding shrinks with the precision, and ways with a fault each do not."""
+    """Why this is wider than rounding in float32; ''. Rounding shrinks with the precision, and ways with a fault each
+    do not.
+    """
     narrow = controls.narrowing.get(header.sides[0].name)
     rms = float(np.sqrt(ways.squares.mean()))
     if narrow is None:
         if rms <= FLOOR_OF_SPREAD * ways.spread:
             return ""
         return (
-            f"The uploaded floor is wider than float32 rounds: its ways are {rms:.3g} logits (rms) apart, {rms / ways.spread:.2g} of what logits vary by "
-            f"over the vocabulary, where rounding stays below {FLOOR_OF_SPREAD:g}. They do not differ by rounding alone."
+            f"The uploaded floor is wider than float32 rounds: its ways are {rms:.3g} logits (rms) apart,"
+            f" {rms / ways.spread:.2g} of what logits vary by over the vocabulary, where rounding stays below"
+            f" {FLOOR_OF_SPREAD:g}. They do not differ by rounding alone."
         )
     full = 2.0 ** (FLOAT32_FORMAT.mantissa_bits - header.format.mantissa_bits)
     times = float(np.sqrt(narrow.mean())) / rms
     if times >= FLOOR_SHRINKS * full:
         return ""
     return (
-        f"The uploaded floor is wider than float32 rounds: its ways are {rms:.3g} logits (rms) apart, {three_digits(times)} times less than what rounding to "
-        f"{header.compute_dtype} does to '{header.sides[0].name}', where float32 is {full:,.0f} times finer. They do not differ by rounding alone."
+        f"The uploaded floor is wider than float32 rounds: its ways are {rms:.3g} logits (rms) apart,"
+        f" {three_digits(times)} times less than what rounding to {header.compute_dtype} does to"
+        f" '{header.sides[0].name}', where float32 is {full:,.0f} times finer. They do not differ by rounding alone."
     )
 
 
 def _beyond_the_model(ways: Ways, controls: Controls, before: PairVerdict | None) -> str:
-    """Why a way fails the test that a pair on trial has to pass, against the model's own floor, of now or of earlier; ''."""
+    """Why a way fails the test that a pair on trial has to pass, against the model's own floor, of now or of earlier;
+    ''.
+    """
     earlier = _earlier_model_floor(before)
     known = controls.model.float32 if controls.model is not None else earlier[0] if earlier is not None else None
     if known is None:
@@ -362,18 +445,24 @@ def _beyond_the_model(ways: Ways, controls: Controls, before: PairVerdict | None
         if not test.is_passed:
             far = max(test.ratio, test.worst if len(test.outliers) else 0.0)
             return (
-                f"The uploaded floor is not this model's: '{name}' is up to {three_digits(far)} times the model's own rounding floor away from "
-                f"'{ways.names[0]}', and another way to compute the same stays below {test.largest_ratio:g}."
+                f"The uploaded floor is not this model's: '{name}' is up to {three_digits(far)} times the model's own"
+                f" rounding floor away from '{ways.names[0]}', and another way to compute the same stays below"
+                f" {test.largest_ratio:g}."
             )
     return ""
 
 
 def _earlier_model_floor(before: PairVerdict | None) -> tuple[NDArray[np.float64], int] | None:
-    """(mean squares of the model's floor in float32 that an earlier verdict of the pair rested on, as two reorderings alike [2, positions];
-    linear maps that were reordered)"""
+    """(mean squares of the model's floor in float32 that an earlier verdict of the pair rested on, as two reorderings
+    alike [2, positions]; linear maps that were reordered)
+    """
     if before is None:
         return None
-    maps = [row.figures.get("linear_maps") for row in before.evidence if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)]
+    maps = [
+        row.figures.get("linear_maps")
+        for row in before.evidence
+        if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)
+    ]
     kept = next((each for each in before.floors if each.compute_dtype == "float32"), None)
     if kept is None or not maps or not isinstance(maps[-1], int):
         return None
@@ -387,13 +476,21 @@ def _shrink_row(
     test = shrink_test(squares, wide, header.format.mantissa_bits + 1)
     prompt, position = header.places()[test.worst_row]
     measured: dict[str, Any] = {
-        "compute_dtype": "float32", "pair_rms_logits": float(np.sqrt(wide.mean())), "own_dtype_rms_logits": float(np.sqrt(squares.mean())),
-        "times_smaller_in_float32": test.shrink if np.isfinite(test.shrink) else None, "times_finer_float32_is": test.full,
-        "positions_that_move_in_own_dtype": test.moved, "worst_position_ratio": test.worst, "worst_position": [prompt, position],
-    }  # fmt: skip
+        "compute_dtype": "float32",
+        "pair_rms_logits": float(np.sqrt(wide.mean())),
+        "own_dtype_rms_logits": float(np.sqrt(squares.mean())),
+        "times_smaller_in_float32": test.shrink if np.isfinite(test.shrink) else None,
+        "times_finer_float32_is": test.full,
+        "positions_that_move_in_own_dtype": test.moved,
+        "worst_position_ratio": test.worst,
+        "worst_position": [prompt, position],
+    }
     control = f"{control}, beside the same pair in {header.compute_dtype}; no floor"
     if not np.isfinite(test.shrink):
-        says = f"In float32 the two sides are equal: what parts them is in {header.compute_dtype} alone, its rounding or its kernels."
+        says = (
+            f"In float32 the two sides are equal: what parts them is in {header.compute_dtype} alone, its rounding or"
+            " its kernels."
+        )
         return Evidence(FLOAT32, control, measured, PASSED, says)
     smaller = f"In float32 the pair is {three_digits(test.shrink)} times smaller than in {header.compute_dtype}"
     finer = f"which is {test.full:,.0f} times coarser"
@@ -404,17 +501,25 @@ def _shrink_row(
         why = (
             "more than precision explains"
             if odd
-            else f"{place_in_words(test.worst_row, _lengths(header))} stands far above the others there"
-            if test.share >= SHRINKS_LIKE_ROUNDING
-            else "too little to be clear, too much to be a plain fault"
+            else (
+                f"{place_in_words(test.worst_row, _lengths(header))} stands far above the others there"
+                if test.share >= SHRINKS_LIKE_ROUNDING
+                else "too little to be clear, too much to be a plain fault"
+            )
         )
         says = f"{smaller}, {finer}: {why}. {ways_out}"
         return Evidence(FLOAT32, control, measured, MISSING, says)
     if test.stands_out:
         where = place_in_words(test.worst_row, _lengths(header))
-        says = f"{smaller} on the whole, but {where} does not shrink with it: it stands {three_digits(test.worst)} times above the median position in float32."
+        says = (
+            f"{smaller} on the whole, but {where} does not shrink with it: it stands {three_digits(test.worst)} times"
+            " above the median position in float32."
+        )
         return Evidence(FLOAT32, control, measured, FAILED, says)
-    says = f"{smaller}, {finer}: rounding shrinks with the precision, and this does not, so the two sides compute different functions."
+    says = (
+        f"{smaller}, {finer}: rounding shrinks with the precision, and this does not, so the two sides compute"
+        " different functions."
+    )
     return Evidence(FLOAT32, control, measured, FAILED, says)
 
 
@@ -430,31 +535,44 @@ def _own_dtype(
     header, model = figures.header, controls.model
     assert model is not None
     names = (header.sides[0].name, header.sides[pair + 1].name)
-    floor = model.own.mean(axis=0) if model.own_rounding is None else np.maximum(model.own.mean(axis=0), model.own_rounding)
-    far = {name: float(np.sqrt(model.from_model[name].mean() / max(floor.mean(), np.finfo(float).tiny))) for name in names}
+    floor = (
+        model.own.mean(axis=0) if model.own_rounding is None else np.maximum(model.own.mean(axis=0), model.own_rounding)
+    )
+    far = {
+        name: float(np.sqrt(model.from_model[name].mean() / max(floor.mean(), np.finfo(float).tiny))) for name in names
+    }
     control = f"both sides against {model.name}'s own prefill in {header.compute_dtype}, in rounding floors"
     measured: dict[str, Any] = {
         f"{who}_noise_ratio": far[name] for who, name in zip(("reference", "variant"), names, strict=True)
     }
     if min(far.values()) > FOREIGN:
         says = (
-            f"Neither side is what {model.name} computes for these tokens: they are {three_digits(min(far.values()))} and {three_digits(max(far.values()))} of its "
-            "rounding floors away. Another checkpoint, other weights (quantised?), or other token ids; its floor says nothing of this dump."
+            f"Neither side is what {model.name} computes for these tokens: they are {three_digits(min(far.values()))}"
+            f" and {three_digits(max(far.values()))} of its rounding floors away. Another checkpoint, other weights"
+            " (quantised?), or other token ids; its floor says nothing of this dump."
         )
         return [Evidence(OWN_DTYPE, control, measured, MISSING, says)]
     near, other = sorted(names, key=far.__getitem__)
     if far[other] > FOREIGN:
         says = (
-            f"'{near}' is what {model.name} computes, {far[near]:.2f} rounding floors away; '{other}' is not: {three_digits(far[other])} floors away, where "
-            f"rounding stays below {FOREIGN:g}."
+            f"'{near}' is what {model.name} computes, {far[near]:.2f} rounding floors away; '{other}' is not:"
+            f" {three_digits(far[other])} floors away, where rounding stays below {FOREIGN:g}."
         )
-        return [Evidence(OWN_DTYPE, control, measured, FAILED, says), *([model.lowered[other]] if other in model.lowered else [])]
+        return [
+            Evidence(OWN_DTYPE, control, measured, FAILED, says),
+            *([model.lowered[other]] if other in model.lowered else []),
+        ]
     if header.format is FLOAT32_FORMAT:
         return []
     test = floor_test(squares, model.own, not_finite=broken, is_16_bits=True, own_rounding=model.own_rounding)
     floors.append(FloorRows(header.compute_dtype, np.sqrt(squares), np.sqrt(floor)))
-    control = f"'{names[1]}' against '{names[0]}', beside {len(model.own)} reorderings of every linear map of {model.name} in {header.compute_dtype}"
-    return [floor_evidence(test, OWN_DTYPE, header.compute_dtype, control, squares, floor, _lengths(header), model.maps)]
+    control = (
+        f"'{names[1]}' against '{names[0]}', beside {len(model.own)} reorderings of every linear map of {model.name} in"
+        f" {header.compute_dtype}"
+    )
+    return [
+        floor_evidence(test, OWN_DTYPE, header.compute_dtype, control, squares, floor, _lengths(header), model.maps)
+    ]
 
 
 def _symmetry(figures: Figures, pair: int, controls: Controls) -> list[Evidence]:

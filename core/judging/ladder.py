@@ -1,7 +1,9 @@
-"""Evidence in, verdict out: is a pair's divergence rounding, or a bug? Pure: figures come from core.inference.controls.judge_model or a run.
+"""Evidence in, verdict out: is a pair's divergence rounding, or a bug? Pure: figures come from
+core.inference.controls.judge_model or a run.
 
-Nothing is judged against a constant number of logits or ULPs. A pair is held against this checkpoint's own rounding floor: what
-mathematically identical reorderings of the same model, on the same prompts, in the same dtype do to its logits (docs/verdict.md).
+Nothing is judged against a constant number of logits or ULPs. A pair is held against this checkpoint's own rounding
+floor: what mathematically identical reorderings of the same model, on the same prompts, in the same dtype do to its
+logits (docs/verdict.md).
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ INVALID_DUMP = "invalid dump"
 UNDECIDED = "undecided"
 VERDICTS = (IDENTICAL, ROUNDING, LOWER_PRECISION, NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP, UNDECIDED)
 
-# Noise ratios up to which a pair may be rounding; docs/verdict.md has the trial they were chosen by. In 16 bits another path may also
-# round between operations where the reference does not (a fused kernel), which reordering sums does not show.
+# Noise ratios up to which a pair may be rounding; docs/verdict.md has the trial they were chosen by. In 16 bits another
+# path may also round between operations where the reference does not (a fused kernel), which reordering sums does not
+# show.
 LARGEST_RATIO = 4.0
 LARGEST_RATIO_16_BITS = 10.0
 FALSE_ALARM = 1e-3  # chance that one position of a pair of pure rounding stands out, over all of its positions together
@@ -53,20 +56,23 @@ BLOCKS = (8, 16, 32, 64, 128, 256)  # block sizes that engines use
 _LEAST_PLACES = 3  # that name a block: one place is a multiple of a larger block than its own every other time
 _NO_BLOCK = 0.01  # chance that places anywhere are all multiples of a size, above which no block is named
 _SMALLER_BLOCK = 0.05  # chance that places of a smaller block are, above which that one is named beside it
-# How far a pair of pure rounding shrinks from 16 bits to float32, as a share of what the two precisions differ by; `python -m
-# benchmarks.shrink` has the trial. Between the two it is undecided.
+# How far a pair of pure rounding shrinks from 16 bits to float32, as a share of what the two precisions differ by;
+# `python -m benchmarks.shrink` has the trial. Between the two it is undecided.
 SHRINKS_LIKE_ROUNDING = 0.05
 SHRINKS_TOO_LITTLE = 0.001
 SHRINKS_TOO_MUCH = 10.0  # more than the precisions differ by: the two pairs are not of the same sides
 STANDS_OUT_ALONE = 100.0  # times the median position in float32; of rounding without a floor beside it 17 were seen
 ASKS_FOR_A_FLOOR = 50.0  # beyond which one position is too far from the median to be passed without a floor
 _LOPSIDED = 3.0  # one side further from float64 than the other by more than this is worth a word
-_LEAST_SPREAD = 0.1  # of log ratios: a handful of positions can agree by luck, and a spread of 0 would make each an outlier
+_LEAST_SPREAD = (
+    0.1  # of log ratios: a handful of positions can agree by luck, and a spread of 0 would make each an outlier
+)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the evidence comes to. `because`: one sentence; noise_ratio: of the float32 pair where it was measured, else of the pair.
+    """What the evidence comes to. `because`: one sentence; noise_ratio: of the float32 pair where it was measured, else
+    of the pair.
 
     first_place: (prompt, position) where a fault shows first, None where none does.
     """
@@ -102,8 +108,9 @@ class Verdict:
 class NotFinite:
     """Logits that are NaN or infinite on one side and not, or not alike, on the other: such a difference has no size.
 
-    by_row: how many at each position of all prompts, some at least; token: the lowest such token id at the first such position, text: of
-    it, '' where that is unknown; sides: names of reference and variant; values: theirs at that token.
+    by_row: how many at each position of all prompts, some at least; token: the lowest such token id at the first such
+    position, text: of it, '' where that is unknown; sides: names of reference and variant; values: theirs at that
+    token.
     """
 
     by_row: NDArray[np.int64]
@@ -122,7 +129,9 @@ class NotFinite:
         return int(self.by_row.sum())
 
     def says(self, lengths: Sequence[int]) -> str:
-        """`'mine' is NaN at position 3, token 7 (' the'), where 'prefill' is 1.25`, and how many more there are; no full stop."""
+        """`'mine' is NaN at position 3, token 7 (' the'), where 'prefill' is 1.25`, and how many more there are; no
+        full stop.
+        """
         wrong = 0 if np.isfinite(self.values[1]) else 1
         text = f" ({self.text!r})" if self.text else ""
         where = f"{place_in_words(int(self.rows[0]), lengths)}, token {self.token}{text}"
@@ -144,12 +153,13 @@ def _number_in_words(value: float) -> str:
 
 @dataclass(frozen=True)
 class FloorTest:
-    """A pair against the floor. Ratios are rms over rms of the floor; `by_position` [positions] of all prompts one after another.
+    """A pair against the floor. Ratios are rms over rms of the floor; `by_position` [positions] of all prompts one
+    after another.
 
-    ratio: over all positions, at most `largest_ratio` to pass; worst: the largest at one position, at most `threshold` to pass;
-    spread: standard deviation of log ratios that rounding has here; seed_ratios: each reordering against the others.
-    not_finite: logits that are NaN or infinite on one side only, None where there are none; with any there is no ratio (infinity), and
-    their positions are among the outliers.
+    ratio: over all positions, at most `largest_ratio` to pass; worst: the largest at one position, at most `threshold`
+    to pass; spread: standard deviation of log ratios that rounding has here; seed_ratios: each reordering against the
+    others. not_finite: logits that are NaN or infinite on one side only, None where there are none; with any there is
+    no ratio (infinity), and their positions are among the outliers.
     """
 
     ratio: float
@@ -189,34 +199,42 @@ def floor_test(
 ) -> FloorTest:
     """Mean squares of a pair [positions] against those of reorderings [seeds, positions], in the same dtype.
 
-    Two questions. Is the whole pair larger than rounding? And does any one position stand out, which a mean over thousands would
-    hide? For the second, log ratios of rounding are taken as normal around the pair's own median: their spread is the larger of
-    what the reorderings show against each other and of what the pair itself shows (median absolute deviation, which a fault at
-    fewer than half of the positions hardly moves), and the threshold is where one of all positions would pass by chance with
-    probability `false_alarm` (Bonferroni); at least the largest ratio times the median in any case. A pair that fails as a whole is
-    no measure of rounding: there the reorderings alone say which positions stand out, so that the fault has a place.
+    Two questions. Is the whole pair larger than rounding? And does any one position stand out, which a mean over
+    thousands would hide? For the second, log ratios of rounding are taken as normal around the pair's own median: their
+    spread is the larger of what the reorderings show against each other and of what the pair itself shows (median
+    absolute deviation, which a fault at fewer than half of the positions hardly moves), and the threshold is where one
+    of all positions would pass by chance with probability `false_alarm` (Bonferroni); at least the largest ratio times
+    the median in any case. A pair that fails as a whole is no measure of rounding: there the reorderings alone say
+    which positions stand out, so that the fault has a place.
 
-    In 16 bits only the first question is asked. A product moves perhaps one element in a thousand there, and what the layers make
-    of that one varies by orders of magnitude from position to position, in rounding too; positions are held against the floor of
-    their own or of the average position, whichever is larger, and only shown. And sums are kept in float32, so in a narrow model
-    another order of them may move nothing at all, where another kernel rounds elsewhere and moves all: the floor is the larger of the
-    reorderings and of `own_rounding` [positions], mean squares of a forward in 16 bits to the same one in float32.
+    In 16 bits only the first question is asked. A product moves perhaps one element in a thousand there, and what the
+    layers make of that one varies by orders of magnitude from position to position, in rounding too; positions are held
+    against the floor of their own or of the average position, whichever is larger, and only shown. And sums are kept in
+    float32, so in a narrow model another order of them may move nothing at all, where another kernel rounds elsewhere
+    and moves all: the floor is the larger of the reorderings and of `own_rounding` [positions], mean squares of a
+    forward in 16 bits to the same one in float32.
     """
     seeds, positions = floor.shape
     if pair.shape != (positions,) or seeds < 2:
-        raise UsageError(f"a pair {pair.shape} against a floor {floor.shape}; expected [positions] and at least two seeds of it.")
+        raise UsageError(
+            f"a pair {pair.shape} against a floor {floor.shape}; expected [positions] and at least two seeds of it."
+        )
     largest = LARGEST_RATIO_16_BITS if is_16_bits else LARGEST_RATIO
     mean = floor.mean(axis=0)
     total = float(floor.mean())
     if own_rounding is not None:
         mean, total = np.maximum(mean, own_rounding), max(total, float(own_rounding.mean()))
-    least = mean.mean() if is_16_bits else np.median(mean) * 1e-4  # a position whose floor is next to 0 has no scale of its own
+    least = (
+        mean.mean() if is_16_bits else np.median(mean) * 1e-4
+    )  # a position whose floor is next to 0 has no scale of its own
     mean = np.maximum(mean, max(float(least), np.finfo(np.float64).tiny))
     by_position = np.sqrt(pair / mean)
     ratio = float(np.sqrt(pair.mean() / total)) if total > 0 else (0.0 if not pair.any() else float("inf"))
     spread, median = _LEAST_SPREAD if is_16_bits else max(_LEAST_SPREAD, _spread_of_seeds(floor)), 1.0
     differs = by_position > 0
-    if not is_16_bits and ratio <= largest:  # beyond that the pair's own figures are those of a fault, which has failed already
+    if (
+        not is_16_bits and ratio <= largest
+    ):  # beyond that the pair's own figures are those of a fault, which has failed already
         median = max(1.0, float(np.median(by_position)))
         if 2 * differs.sum() > positions:  # of a pair equal at most positions, the others are no measure of themselves
             spread = max(spread, _robust_spread(log(by_position[differs])))
@@ -246,7 +264,9 @@ def three_digits(ratio: float) -> str:
 
 
 def place_in_words(row: int, lengths: Sequence[int]) -> str:
-    """`position 3 of prompt 1`: a row of prompts of these lengths, one after another; of a single prompt the position alone."""
+    """`position 3 of prompt 1`: a row of prompts of these lengths, one after another; of a single prompt the position
+    alone.
+    """
     for prompt, length in enumerate(lengths):
         if row < length:
             return f"position {row}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
@@ -255,19 +275,33 @@ def place_in_words(row: int, lengths: Sequence[int]) -> str:
 
 
 def floor_evidence(
-    test: FloorTest, rung: str, dtype: str, control: str, pair: NDArray[np.float64], floor: NDArray[np.float64],
-    lengths: Sequence[int], maps: int = 0, whose: str = "this model's own rounding floor",
-) -> Evidence:  # fmt: skip
-    """The row of a pair [positions] that was held against a floor [positions], both mean squares; maps: linear maps reordered, 0 if none;
-    whose: the floor in words.
+    test: FloorTest,
+    rung: str,
+    dtype: str,
+    control: str,
+    pair: NDArray[np.float64],
+    floor: NDArray[np.float64],
+    lengths: Sequence[int],
+    maps: int = 0,
+    whose: str = "this model's own rounding floor",
+) -> Evidence:
+    """The row of a pair [positions] that was held against a floor [positions], both mean squares; maps: linear maps
+    reordered, 0 if none; whose: the floor in words.
     """
     figures: dict[str, Any] = {
         "compute_dtype": dtype,
-        "noise_ratio": test.noise_ratio, "largest_ratio_allowed": test.largest_ratio,
-        "pair_rms_logits": float(np.sqrt(pair.mean())), "floor_rms_logits": float(np.sqrt(floor.mean())), "seed_ratios": list(test.seed_ratios),
+        "noise_ratio": test.noise_ratio,
+        "largest_ratio_allowed": test.largest_ratio,
+        "pair_rms_logits": float(np.sqrt(pair.mean())),
+        "floor_rms_logits": float(np.sqrt(floor.mean())),
+        "seed_ratios": list(test.seed_ratios),
         "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
-        "position_ratio_allowed": test.threshold if np.isfinite(test.threshold) else None, "positions": len(pair), "positions_beyond": len(test.outliers), "log_spread": test.spread, "nonfinite_mismatch": test.nonfinite,
-    }  # fmt: skip
+        "position_ratio_allowed": test.threshold if np.isfinite(test.threshold) else None,
+        "positions": len(pair),
+        "positions_beyond": len(test.outliers),
+        "log_spread": test.spread,
+        "nonfinite_mismatch": test.nonfinite,
+    }
     if maps:
         figures["linear_maps"] = maps
     if test.not_finite is not None:
@@ -278,9 +312,12 @@ def floor_evidence(
 def not_finite_evidence(broken: NotFinite, rung: str, dtype: str, control: str, lengths: Sequence[int]) -> Evidence:
     """The row of a pair of which no floor is needed: one side holds a NaN or an infinity that the other has not."""
     figures = {
-        "compute_dtype": dtype, "noise_ratio": None, "nonfinite_mismatch": broken.logits, "positions_beyond": len(broken.rows),
+        "compute_dtype": dtype,
+        "noise_ratio": None,
+        "nonfinite_mismatch": broken.logits,
+        "positions_beyond": len(broken.rows),
         "first_nonfinite": [*broken.place(lengths), broken.token],
-    }  # fmt: skip
+    }
     return Evidence(rung, control, figures, FAILED, _broken_says(broken, dtype, lengths))
 
 
@@ -292,13 +329,17 @@ def _says(test: FloorTest, dtype: str, lengths: Sequence[int], whose: str) -> st
     if test.not_finite is not None:
         return _broken_says(test.not_finite, dtype, lengths)
     if test.ratio > test.largest_ratio:
-        return f"In {dtype} the pair is {three_digits(test.ratio)} times {whose}; rounding stays below {test.largest_ratio:g}."
+        return (
+            f"In {dtype} the pair is {three_digits(test.ratio)} times {whose}; rounding stays below"
+            f" {test.largest_ratio:g}."
+        )
     if len(test.outliers):
         where = place_in_words(int(test.outliers[0]), lengths)
         count = "one position stands" if len(test.outliers) == 1 else f"{len(test.outliers):,} positions stand"
         return (
-            f"In {dtype} the pair as a whole is {test.ratio:.2f} times the rounding floor, but {count} out, {where} first: up to "
-            f"{three_digits(test.worst)} times the floor there, where rounding stays below {test.threshold:.3g}."
+            f"In {dtype} the pair as a whole is {test.ratio:.2f} times the rounding floor, but {count} out, {where}"
+            f" first: up to {three_digits(test.worst)} times the floor there, where rounding stays below"
+            f" {test.threshold:.3g}."
         )
     stands_out = ", and no position stands out" if np.isfinite(test.threshold) else ""
     return f"In {dtype} the pair is {test.ratio:.2f} times {whose}{stands_out}."
@@ -308,10 +349,10 @@ def _says(test: FloorTest, dtype: str, lengths: Sequence[int], whose: str) -> st
 class ShrinkTest:
     """A pair in 16 bits beside the same pair in float32, where no floor is to be had.
 
-    shrink: how many times smaller the pair is in float32; full: how many times finer float32 is; share: shrink over full;
-    moved: of the positions that differ in float32, the share that differs in 16 bits too; worst: the largest position in float32
-    over the median one; worst_row: where; stands_out: does a position fail by itself? outcome: passed, failed, or missing, which says
-    that a floor is needed.
+    shrink: how many times smaller the pair is in float32; full: how many times finer float32 is; share: shrink over
+    full; moved: of the positions that differ in float32, the share that differs in 16 bits too; worst: the largest
+    position in float32 over the median one; worst_row: where; stands_out: does a position fail by itself? outcome:
+    passed, failed, or missing, which says that a floor is needed.
     """
 
     shrink: float
@@ -325,15 +366,19 @@ class ShrinkTest:
 
 
 def shrink_test(narrow: NDArray[np.float64], wide: NDArray[np.float64], significand_bits: int) -> ShrinkTest:
-    """Mean squares of a pair [positions] in a dtype of so many significand bits (bfloat16 8, float16 11), and in float32 (24).
+    """Mean squares of a pair [positions] in a dtype of so many significand bits (bfloat16 8, float16 11), and in
+    float32 (24).
 
-    Rounding errors are proportional to the unit roundoff (Higham, Accuracy and Stability of Numerical Algorithms, section 2.2), so
-    a pair of pure rounding shrinks with it, by a factor that is a fixed share of 2^(24 - bits) for a model; a fault is another
-    function and does not shrink. Positions equal in float32 say nothing and are left out. Where hardly any position moves in 16
-    bits (another order of sums that rounds to the same bits), the pair's size there is no measure, and only a floor decides.
+    Rounding errors are proportional to the unit roundoff (Higham, Accuracy and Stability of Numerical Algorithms,
+    section 2.2), so a pair of pure rounding shrinks with it, by a factor that is a fixed share of 2^(24 - bits) for a
+    model; a fault is another function and does not shrink. Positions equal in float32 say nothing and are left out.
+    Where hardly any position moves in 16 bits (another order of sums that rounds to the same bits), the pair's size
+    there is no measure, and only a floor decides.
     """
     if narrow.shape != wide.shape or narrow.ndim != 1:
-        raise UsageError(f"a pair {narrow.shape} against the same in float32 {wide.shape}; expected [positions] of both.")
+        raise UsageError(
+            f"a pair {narrow.shape} against the same in float32 {wide.shape}; expected [positions] of both."
+        )
     full = 2.0 ** (24 - significand_bits)
     differs = wide > 0
     if not differs.any():  # equal in float32, rounding apart in 16 bits
@@ -384,9 +429,10 @@ def _robust_spread(logs: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True)
 class Structure:
-    """Where positions that stand out lie. starts: of runs of neighbouring ones; block: the likeliest size of `blocks` for these starts, None
-    where chance explains them or they are too few; smaller_block: one that they do not rule out, None where they do; tail: they are all
-    from the first one on. places: different starts beside 0, which every block has.
+    """Where positions that stand out lie. starts: of runs of neighbouring ones; block: the likeliest size of `blocks`
+    for these starts, None where chance explains them or they are too few; smaller_block: one that they do not rule out,
+    None where they do; tail: they are all from the first one on. places: different starts beside 0, which every block
+    has.
     """
 
     rows: int
@@ -405,8 +451,8 @@ class Structure:
         if self.smaller_block is None:
             return f"a multiple of {self.block}, a block's boundary"
         return (
-            f"a multiple of {self.block}: a boundary of blocks of {self.block}, or of {self.smaller_block}, which {self.places} places "
-            "do not tell apart"
+            f"a multiple of {self.block}: a boundary of blocks of {self.block}, or of {self.smaller_block}, which"
+            f" {self.places} places do not tell apart"
         )
 
 
@@ -430,10 +476,11 @@ def structure_of(outliers: NDArray[np.int64], lengths: Sequence[int], blocks: Se
 
 
 def _likeliest_block(places: NDArray[np.int64], blocks: Sequence[int]) -> tuple[int | None, int | None]:
-    """(the size whose boundaries these places are most likely drawn from, the smallest other that chance leaves possible).
+    """(the size whose boundaries these places are most likely drawn from, the smallest other that chance leaves
+    possible).
 
-    Of a block of b tokens a boundary is a multiple of B with probability b / B, so n places that are all multiples of B are
-    (B / b)^n times likelier under B; under no block at all (b = 1), B^n times.
+    Of a block of b tokens a boundary is a multiple of B with probability b / B, so n places that are all multiples of B
+    are (B / b)^n times likelier under B; under no block at all (b = 1), B^n times.
     """
     fitting = sorted(size for size in blocks if not (places % size).any())
     if len(places) < _LEAST_PLACES or not fitting or float(fitting[-1]) ** -len(places) > _NO_BLOCK:
@@ -446,9 +493,13 @@ def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]
     """Where the positions that stand out from the deciding floor lie. Never decides."""
     control = "positions of the pair that stand out from the floor, in the dtype that decided"
     figures: dict[str, Any] = {
-        "positions": shown.rows, "first": list(shown.first) if shown.first else None, "starts": list(shown.starts), "block": shown.block,
-        "smaller_block": shown.smaller_block, "is_tail": shown.is_tail,
-    }  # fmt: skip
+        "positions": shown.rows,
+        "first": list(shown.first) if shown.first else None,
+        "starts": list(shown.starts),
+        "block": shown.block,
+        "smaller_block": shown.smaller_block,
+        "is_tail": shown.is_tail,
+    }
     if not shown.rows:
         says = "No position stands out from the floor" + (
             ", it is larger everywhere alike." if test.ratio > test.largest_ratio else "."
@@ -466,25 +517,35 @@ def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]
 
 
 def _of_position_0(shown: Structure, test: FloorTest) -> str:
-    """Why a fault that begins at position 1 may have been made at 0: one key has all the weight there, whatever the key and the scale are."""
+    """Why a fault that begins at position 1 may have been made at 0: one key has all the weight there, whatever the key
+    and the scale are.
+    """
     if shown.first is None or shown.first[1] != 1:
         return ""
     ratio = float(test.by_position[test.outliers[0] - 1])
     if ratio:
         return f" (at position 0 it is {ratio:.2f} times the floor)"
     return (
-        " (position 0, where attention has one key only, is equal: a fault of keys, masks, scales or positions cannot show there)"
+        " (position 0, where attention has one key only, is equal: a fault of keys, masks, scales or positions cannot"
+        " show there)"
     )
 
 
 def growth_evidence(
-    control: str, names: Sequence[str], pair: NDArray[np.float64], floor: NDArray[np.float64], dtype: str, test: FloorTest, *,
+    control: str,
+    names: Sequence[str],
+    pair: NDArray[np.float64],
+    floor: NDArray[np.float64],
+    dtype: str,
+    test: FloorTest,
+    *,
     is_handed_in: bool = False,
-) -> Evidence:  # fmt: skip
-    """Where over the modules, in the order in which they run, a pair leaves the floor; rms of both [modules]. Never decides.
+) -> Evidence:
+    """Where over the modules, in the order in which they run, a pair leaves the floor; rms of both [modules]. Never
+    decides.
 
-    `test`: of the pair's logits; is_handed_in: a side handed in some modules' outputs by itself, so others may lie between. A module
-    leaves the floor where the pair is more times as large as logits may be.
+    `test`: of the pair's logits; is_handed_in: a side handed in some modules' outputs by itself, so others may lie
+    between. A module leaves the floor where the pair is more times as large as logits may be.
     """
     tiny = np.finfo(np.float64).tiny
     is_number = np.isfinite(pair) & np.isfinite(floor)
@@ -492,22 +553,33 @@ def growth_evidence(
     ratios = np.where(is_number, ratios, np.inf)  # NaN in one side's output, which no rounding makes
     beyond = np.flatnonzero(ratios > test.largest_ratio)
     figures: dict[str, Any] = {
-        "compute_dtype": dtype, "first_module": names[beyond[0]] if len(beyond) else None, "modules": list(names),
-        "pair_rms": [float(x) if np.isfinite(x) else None for x in pair], "floor_rms": [float(x) if np.isfinite(x) else None for x in floor],
-    }  # fmt: skip
+        "compute_dtype": dtype,
+        "first_module": names[beyond[0]] if len(beyond) else None,
+        "modules": list(names),
+        "pair_rms": [float(x) if np.isfinite(x) else None for x in pair],
+        "floor_rms": [float(x) if np.isfinite(x) else None for x in floor],
+    }
     if not pair.any() and test.is_passed:
-        return Evidence(MODULES, control, figures, PASSED, "None of these modules' outputs differs at all at these positions.")
+        return Evidence(
+            MODULES, control, figures, PASSED, "None of these modules' outputs differs at all at these positions."
+        )
     if not len(beyond) and not test.is_passed:
         says = (
-            "None of these modules leaves the floor at these positions, so what is wrong comes after them (the head, or which row or position is "
-            "returned), or at another position."
+            "None of these modules leaves the floor at these positions, so what is wrong comes after them (the head, or"
+            " which row or position is returned), or at another position."
             if not is_handed_in
-            else "None of the modules that were handed in leaves the floor at these positions: what is wrong comes after them, or in one that was not."
+            else (
+                "None of the modules that were handed in leaves the floor at these positions: what is wrong comes after"
+                " them, or in one that was not."
+            )
         )
         return Evidence(MODULES, control, figures, NOTED, says)
     if not len(beyond):
         most = float(ratios.max()) if len(ratios) else 0.0
-        says = f"From module to module it grows as the floor does: at most {most:.2f} times it at any of these modules, over these positions."
+        says = (
+            f"From module to module it grows as the floor does: at most {most:.2f} times it at any of these modules,"
+            " over these positions."
+        )
         return Evidence(MODULES, control, figures, PASSED, says)
     first = int(beyond[0])
     largest = float(ratios[:first].max()) if first else 0.0
@@ -529,7 +601,9 @@ def growth_evidence(
 
 
 def symmetry_evidence(control: str, names: tuple[str, str], errors: tuple[float, float]) -> Evidence:
-    """Which of two sides, by name, is further from float64, by their rms to it in logits? Of two that only round, neither. Never decides."""
+    """Which of two sides, by name, is further from float64, by their rms to it in logits? Of two that only round,
+    neither. Never decides.
+    """
     figures = {"reference_rms_logits": errors[0], "variant_rms_logits": errors[1]}
     low, high = sorted(errors)
     if high <= _LOPSIDED * max(low, np.finfo(np.float64).tiny):
@@ -547,10 +621,12 @@ def symmetry_evidence(control: str, names: tuple[str, str], errors: tuple[float,
 def sampler_evidence(
     tokens: Sequence[int], argmaxes: Sequence[int | Collection[int]], side: str = "the side", places: Sequence[str] = ()
 ) -> Evidence:
-    """Is each emitted token the argmax of the logits it was chosen from? Right logits and a wrong token are a fault of the sampler.
+    """Is each emitted token the argmax of the logits it was chosen from? Right logits and a wrong token are a fault of
+    the sampler.
 
-    tokens: what was emitted [positions]; argmaxes: of the same side's logits at the same positions, the lowest token id, or all ids
-    that share the largest logit where the sampler may take any of them; places: each token's position in words, if it is not its index.
+    tokens: what was emitted [positions]; argmaxes: of the same side's logits at the same positions, the lowest token
+    id, or all ids that share the largest logit where the sampler may take any of them; places: each token's position in
+    words, if it is not its index.
     """
     if len(tokens) != len(argmaxes):
         raise UsageError(f"{len(tokens)} emitted tokens against {len(argmaxes)} argmaxes; expected one for each.")
@@ -576,7 +652,9 @@ def conclude(
     noise_ratio: float | None = None,
     first_place: tuple[int, int] | None = None,
 ) -> Verdict:
-    """The verdict that rows of evidence come to; what fails first on the ladder decides, and what is missing decides nothing."""
+    """The verdict that rows of evidence come to; what fails first on the ladder decides, and what is missing decides
+    nothing.
+    """
     rows = tuple(sorted(evidence, key=lambda row: RUNGS.index(row.rung)))
     found = {rung: [row for row in rows if row.rung == rung] for rung in RUNGS}
 
@@ -611,7 +689,11 @@ def conclude(
             return verdict(NONDETERMINISTIC, f"{rerun.says} Beyond that it is rounding: {decided.says}")
         return verdict(ROUNDING, decided.says)
     missing = next((row for row in rows if row.outcome == MISSING and row.rung == FLOAT32), None)
-    lacking = missing.says if missing is not None else "The same pair in float32, against a float32 rounding floor, is missing."
+    lacking = (
+        missing.says
+        if missing is not None
+        else "The same pair in float32, against a float32 rounding floor, is missing."
+    )
     supply = f" This would supply it: {missing_command}" if missing_command else ""
     if rerun is not None:
         return verdict(NONDETERMINISTIC, f"{rerun.says} Whether there is more to it is undecided: {lacking}{supply}")

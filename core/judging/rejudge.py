@@ -21,7 +21,9 @@ _CHUNK_BYTES = 32 << 20
 def check_upload(run: RunReader) -> None:
     """UsageError for a capture, which is judged with its model."""
     if run.header.provenance.kind != "upload":
-        raise UsageError(f"run '{run.run_id}' is a capture; `python -m core judge` captures its paths again with every control.")
+        raise UsageError(
+            f"run '{run.run_id}' is a capture; `python -m core judge` captures its paths again with every control."
+        )
     if run.schema_version < VERDICTS_SINCE:
         raise StoreError(
             f"run '{run.run_id}' was stored by an older ULPscope; export it and ingest the npz to give it a verdict."
@@ -31,7 +33,9 @@ def check_upload(run: RunReader) -> None:
 
 
 def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str | None = None, note: str = "") -> str:
-    """Store `run` once more with the verdict that its controls come to; returns the new run's id. The old run stays as it is."""
+    """Store `run` once more with the verdict that its controls come to; returns the new run's id. The old run stays as
+    it is.
+    """
     check_upload(run)
     figures = run.figures
     fillings, samples = zip(*(_seen(figures, side) for side in range(len(run.sides))), strict=True)
@@ -52,7 +56,12 @@ def _stored(run: RunReader, pair: StoredPair) -> PairVerdict:
         if len(rows) == run.header.rows:
             floors.append(FloorRows(str(dtype), rows["pair_rms"].to_numpy(float), rows["floor_rms"].to_numpy(float)))
     return PairVerdict(
-        pair.index, pair.verdict or "", pair.because or "", pair.noise_ratio, tuple(run.evidence(pair.index)), tuple(floors)
+        pair.index,
+        pair.verdict or "",
+        pair.because or "",
+        pair.noise_ratio,
+        tuple(run.evidence(pair.index)),
+        tuple(floors),
     )
 
 

@@ -1,7 +1,9 @@
-"""What 16 bits alone can say of an engine: its error against the model's float32 forward, beside that of roundings drawn anew. Pure.
+"""What 16 bits alone can say of an engine: its error against the model's float32 forward, beside that of roundings
+drawn anew. Pure.
 
-Figures come from core.inference.controls.drawn_roundings. Every question is asked in the same way: the engine's figure over the draws' mean, beside what
-each draw has over the mean of the others. So the tails are those that rounding really has, and nothing is taken as normal.
+Figures come from core.inference.controls.drawn_roundings. Every question is asked in the same way: the engine's figure
+over the draws' mean, beside what each draw has over the mean of the others. So the tails are those that rounding really
+has, and nothing is taken as normal.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from core.judging.ladder import BLOCKS, FALSE_ALARM, place_in_words, three_digit
 from core.numerics.elementary import exp, log
 from core.runs.file.records import FAILED, OWN_DTYPE, PASSED, Evidence
 
-# Of the rounding drawn anew; benchmarks/verdicts/sixteen.py has the trial. An engine may round more often than the model does (partial sums of ranks,
-# unfused kernels), and less.
+# Of the rounding drawn anew; benchmarks/verdicts/sixteen.py has the trial. An engine may round more often than the
+# model does (partial sums of ranks, unfused kernels), and less.
 LARGEST_ERROR = 2.0
 LEAST_AT_A_PLACE = 2.0  # a place must stand out by so much whatever the draws say
 SIGNED_TIMES = 3.0  # how much larger than any draw's a signed mean may be
 FEWEST_DRAWS = 4
-_FEWEST_PROMPTS = 4  # from which on tokens and signs are asked for: in one prompt tokens move together, in few directions
+_FEWEST_PROMPTS = (
+    4  # from which on tokens and signs are asked for: in one prompt tokens move together, in few directions
+)
 _FEWEST_OF_A_GROUP = 4
 _LIMITS = {
     "at_one_position": "position",
@@ -41,10 +45,11 @@ _TINY = np.finfo(np.float64).tiny
 class Errors:
     """One way to compute in 16 bits against the float32 forward, over all prompts one after another; in logits.
 
-    squares: mean square over the vocabulary [positions]; by_token: mean square over the positions [vocab]; means: sum over the prompts of
-    each prompt's mean error [vocab]; mean_squares: sum of its squares [vocab]; gains: error in the direction of the logits themselves, as a
-    share of them [prompts]; nonfinite: logits that are NaN or infinite here or there and not equal; rest: mean square outside the few directions
-    over tokens in which most rounding lies [positions], None where they are not known.
+    squares: mean square over the vocabulary [positions]; by_token: mean square over the positions [vocab]; means: sum
+    over the prompts of each prompt's mean error [vocab]; mean_squares: sum of its squares [vocab]; gains: error in the
+    direction of the logits themselves, as a share of them [prompts]; nonfinite: logits that are NaN or infinite here or
+    there and not equal; rest: mean square outside the few directions over tokens in which most rounding lies
+    [positions], None where they are not known.
     """
 
     squares: NDArray[np.float64]
@@ -58,8 +63,8 @@ class Errors:
 
 @dataclass(frozen=True)
 class Places:
-    """One kind of place (`what`, in words: 'position') beside the draws. worst: largest ratio over the median one; threshold: what a
-    pair of pure rounding stays below; outliers: places beyond it.
+    """One kind of place (`what`, in words: 'position') beside the draws. worst: largest ratio over the median one;
+    threshold: what a pair of pure rounding stays below; outliers: places beyond it.
     """
 
     what: str
@@ -71,9 +76,9 @@ class Places:
 
 @dataclass(frozen=True)
 class SixteenTest:
-    """ratio: rms of the error over the draws'; places: by kind; bias: mean error of all tokens, in rms of the draws; gain: mean error in the
-    direction of the logits, as a share of them, and what the draws allow of each, None with few prompts; token_bias_allowed: of one token's mean
-    error, in rms of the draws.
+    """ratio: rms of the error over the draws'; places: by kind; bias: mean error of all tokens, in rms of the draws;
+    gain: mean error in the direction of the logits, as a share of them, and what the draws allow of each, None with few
+    prompts; token_bias_allowed: of one token's mean error, in rms of the draws.
     """
 
     ratio: float
@@ -101,7 +106,9 @@ class SixteenTest:
     @property
     def outliers(self) -> NDArray[np.int64]:
         """Positions that stand out, all prompts one after another."""
-        return np.unique(np.concatenate([one.outliers for one in self.places if one.what.removesuffix(_REST) == "position"]))
+        return np.unique(
+            np.concatenate([one.outliers for one in self.places if one.what.removesuffix(_REST) == "position"])
+        )
 
     @property
     def position(self) -> Places:
@@ -110,7 +117,9 @@ class SixteenTest:
         return max(found, key=lambda one: one.worst / one.threshold)
 
     def limits(self) -> dict[str, float]:
-        """The smallest faults that would be seen, in rms of the rounding; all but the signed ones add to it in squares."""
+        """The smallest faults that would be seen, in rms of the rounding; all but the signed ones add to it in
+        squares.
+        """
         by_kind = {one.what: one.threshold for one in self.places}
         found = {
             f"fault_seen_{key}": min(
@@ -121,20 +130,31 @@ class SixteenTest:
         }
         found["fault_seen_over_all"] = self.rest_share * _fault_of(LARGEST_ERROR)
         if self.token_bias_allowed is not None:
-            found |= {"fault_seen_of_one_sign": self.bias_allowed, "fault_seen_of_one_token_and_sign": self.token_bias_allowed}
+            found |= {
+                "fault_seen_of_one_sign": self.bias_allowed,
+                "fault_seen_of_one_token_and_sign": self.token_bias_allowed,
+            }
         return found
 
 
 def sixteen_test(
-    engine: Errors, draws: Sequence[Errors], lengths: Sequence[int], *, blocks: Sequence[int] = BLOCKS, false_alarm: float = FALSE_ALARM
-) -> SixteenTest:  # fmt: skip
-    """Is the engine's error one more draw of rounding: as large over all, at every position, row, place in a block and token, and as unsigned?
+    engine: Errors,
+    draws: Sequence[Errors],
+    lengths: Sequence[int],
+    *,
+    blocks: Sequence[int] = BLOCKS,
+    false_alarm: float = FALSE_ALARM,
+) -> SixteenTest:
+    """Is the engine's error one more draw of rounding: as large over all, at every position, row, place in a block and
+    token, and as unsigned?
 
-    Fewer roundings (a fused kernel, a float64 one) pass; a place is held against the engine's own median then, so that more roundings everywhere are no place.
+    Fewer roundings (a fused kernel, a float64 one) pass; a place is held against the engine's own median then, so that
+    more roundings everywhere are no place.
     """
     if len(draws) < FEWEST_DRAWS or any(one.squares.shape != engine.squares.shape for one in draws):
         raise UsageError(
-            f"{len(draws)} draws beside an engine's errors {engine.squares.shape}; expected {FEWEST_DRAWS} or more of that shape."
+            f"{len(draws)} draws beside an engine's errors {engine.squares.shape}; expected {FEWEST_DRAWS} or more of"
+            " that shape."
         )
     squares = np.stack([one.squares for one in draws])
     floor = squares.mean()
@@ -161,7 +181,10 @@ def sixteen_test(
     bias = bias_allowed = gain = gain_allowed = token_bias = None
     if len(lengths) >= _FEWEST_PROMPTS:
         tokens = np.stack([one.by_token for one in draws])
-        mine, theirs = engine.by_token / np.maximum(tokens.mean(axis=0), _TINY), tokens / np.maximum(_others(tokens), _TINY)
+        mine, theirs = (
+            engine.by_token / np.maximum(tokens.mean(axis=0), _TINY),
+            tokens / np.maximum(_others(tokens), _TINY),
+        )
         places.append(_places("token", mine, theirs, share, is_fault=is_fault))
         signs, token_bias = _signs(engine, draws, len(lengths), floor, share, is_fault)
         places.append(signs)
@@ -171,9 +194,18 @@ def sixteen_test(
         drawn = [abs(one.gains.mean()) + one.gains.std(ddof=1) / np.sqrt(len(lengths)) for one in draws]
         gain, gain_allowed = float(engine.gains.mean()), SIGNED_TIMES * float(max(drawn))
     return SixteenTest(
-        ratio, tuple(places), bias, bias_allowed or 0.0, gain, gain_allowed or 0.0, token_bias, engine.nonfinite, len(lengths),
-        rest_ratio, rest_share,
-    )  # fmt: skip
+        ratio,
+        tuple(places),
+        bias,
+        bias_allowed or 0.0,
+        gain,
+        gain_allowed or 0.0,
+        token_bias,
+        engine.nonfinite,
+        len(lengths),
+        rest_ratio,
+        rest_share,
+    )
 
 
 def _others(draws: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -188,15 +220,23 @@ def _fault_of(threshold: float) -> float:
 
 
 def _bias(errors: Errors, prompts: int) -> float:
-    """Square of the mean error, logits^2: the mean product of two different prompts' mean errors, so that rounding adds nothing to it."""
+    """Square of the mean error, logits^2: the mean product of two different prompts' mean errors, so that rounding adds
+    nothing to it.
+    """
     return float((errors.means**2 - errors.mean_squares).mean()) / (prompts * (prompts - 1))
 
 
 def _places(
-    what: str, engine: NDArray[np.float64], draws: NDArray[np.float64], false_alarm: float, numbers: NDArray[np.int64] | None = None,
+    what: str,
+    engine: NDArray[np.float64],
+    draws: NDArray[np.float64],
+    false_alarm: float,
+    numbers: NDArray[np.int64] | None = None,
     is_fault: bool = False,
-) -> Places:  # fmt: skip
-    """engine [places]; draws [draws, places], each over the mean of the others; mean squares both. numbers: of the places, their index if None."""
+) -> Places:
+    """engine [places]; draws [draws, places], each over the mean of the others; mean squares both. numbers: of the
+    places, their index if None.
+    """
     numbers = np.arange(len(engine)) if numbers is None else numbers
     logs, drawn = 0.5 * log(np.maximum(engine, _TINY)), 0.5 * log(np.maximum(draws, _TINY))
     logs = logs - (0.0 if is_fault else max(0.0, float(np.median(logs))))
@@ -208,24 +248,31 @@ def _places(
 
 def _signs(
     engine: Errors, draws: Sequence[Errors], prompts: int, floor: float, false_alarm: float, is_fault: bool
-) -> tuple[Places, float]:  # fmt: skip
-    """The mean error of each token over the prompts, in standard errors of rounding, which averages out where a fault does not; and how large it
-    may be, in rms of the draws.
+) -> tuple[Places, float]:
+    """The mean error of each token over the prompts, in standard errors of rounding, which averages out where a fault
+    does not; and how large it may be, in rms of the draws.
     """
 
     squares = np.stack([one.mean_squares - one.means**2 / prompts for one in draws]).mean(axis=0)
     error = np.maximum(np.sqrt(np.maximum(squares, 0) / (prompts - 1) / prompts), 1e-6 * np.sqrt(floor) + _TINY)
-    mine, theirs = np.abs(engine.means / prompts) / error, np.abs(np.stack([one.means for one in draws]) / prompts) / error
+    mine, theirs = (
+        np.abs(engine.means / prompts) / error,
+        np.abs(np.stack([one.means for one in draws]) / prompts) / error,
+    )
     larger = 1.0 if is_fault else max(1.0, float(np.median(mine) / max(np.median(theirs), _TINY)))
     threshold = larger * _threshold(theirs, false_alarm)
     worst = int(np.argmax(mine))
     allowed = float(threshold * np.median(error) / np.sqrt(max(floor, _TINY)))
-    return Places("token, signed", float(mine[worst]), worst, float(threshold), np.flatnonzero(mine > threshold)), allowed
+    return (
+        Places("token, signed", float(mine[worst]), worst, float(threshold), np.flatnonzero(mine > threshold)),
+        allowed,
+    )
 
 
 def _threshold(drawn: NDArray[np.float64], false_alarm: float) -> float:
-    """What the largest of a draw's places exceeds with a chance of `false_alarm`: by the tail of all of them, and, since places of one draw move together
-    (tokens do, by a few directions), by the largest place of each draw, which are taken as Gumbel's. [draws, places]
+    """What the largest of a draw's places exceeds with a chance of `false_alarm`: by the tail of all of them, and,
+    since places of one draw move together (tokens do, by a few directions), by the largest place of each draw, which
+    are taken as Gumbel's. [draws, places]
     """
     largest = drawn.max(axis=1)
     scale = float(largest.std(ddof=1)) * np.sqrt(6) / np.pi
@@ -234,9 +281,11 @@ def _threshold(drawn: NDArray[np.float64], false_alarm: float) -> float:
 
 
 def tail_threshold(values: NDArray[np.float64], chance: float) -> float:
-    """What one value of this distribution exceeds with `chance` at most, by the narrowest normal that no value of its upper quarter lies outside of.
+    """What one value of this distribution exceeds with `chance` at most, by the narrowest normal that no value of its
+    upper quarter lies outside of.
 
-    Heavier tails widen that normal by what they show; of few values it is widened by what a standard deviation of so many may be off.
+    Heavier tails widen that normal by what they show; of few values it is widened by what a standard deviation of so
+    many may be off.
     """
     ordered = np.sort(values)[::-1]
     count = max(1, len(ordered) // 4)
@@ -247,7 +296,9 @@ def tail_threshold(values: NDArray[np.float64], chance: float) -> float:
 
 
 def _groups_of(lengths: Sequence[int], blocks: Sequence[int]) -> dict[str, NDArray[np.int64]]:
-    """Kinds of groups and the group of each row, -1 where its group is too small: prompts, places in a prompt, and places in a block."""
+    """Kinds of groups and the group of each row, -1 where its group is too small: prompts, places in a prompt, and
+    places in a block.
+    """
     places = np.concatenate([np.arange(length) for length in lengths])
     prompts = np.repeat(np.arange(len(lengths)), lengths)
     kinds = {"prompt": prompts, "place in the prompt": places}
@@ -275,16 +326,29 @@ def sixteen_evidence(
     """The row of one side; model_ratios: of the model's own ways, which pass the same test."""
     position = test.position
     control = (
-        f"'{name}' in {dtype} against the model's float32 forward, beside {draws} forwards of the model whose roundings to {dtype} are drawn anew, over "
-        f"{sum(lengths):,} positions of {len(lengths):,} {'prompt' if len(lengths) == 1 else 'prompts'}"
+        f"'{name}' in {dtype} against the model's float32 forward, beside {draws} forwards of the model whose roundings"
+        f" to {dtype} are drawn anew, over {sum(lengths):,} positions of {len(lengths):,}"
+        f" {'prompt' if len(lengths) == 1 else 'prompts'}"
     )
     figures: dict[str, Any] = {
-        "compute_dtype": dtype, "noise_ratio": test.ratio, "largest_ratio_allowed": LARGEST_ERROR, "draws": draws,
-        "model_ways_ratios": list(model_ratios), "worst_position_ratio": position.worst, "position_ratio_allowed": position.threshold,
-        "positions": sum(lengths), "positions_beyond": len(test.outliers), "ratio_outside_roundings_directions": test.rest_ratio, "nonfinite_mismatch": test.nonfinite, **test.limits(),
+        "compute_dtype": dtype,
+        "noise_ratio": test.ratio,
+        "largest_ratio_allowed": LARGEST_ERROR,
+        "draws": draws,
+        "model_ways_ratios": list(model_ratios),
+        "worst_position_ratio": position.worst,
+        "position_ratio_allowed": position.threshold,
+        "positions": sum(lengths),
+        "positions_beyond": len(test.outliers),
+        "ratio_outside_roundings_directions": test.rest_ratio,
+        "nonfinite_mismatch": test.nonfinite,
+        **test.limits(),
         "beyond": {one.what: [int(place) for place in one.outliers[:8]] for one in test.places if len(one.outliers)},
-        "signed_mean": test.bias, "signed_mean_allowed": test.bias_allowed, "share_of_logits": test.gain, "share_of_logits_allowed": test.gain_allowed,
-    }  # fmt: skip
+        "signed_mean": test.bias,
+        "signed_mean_allowed": test.bias_allowed,
+        "share_of_logits": test.gain,
+        "share_of_logits_allowed": test.gain_allowed,
+    }
     says = _passed(test, name, dtype) if test.is_passed else _failed(test, name, dtype, lengths)
     return Evidence(OWN_DTYPE, control, figures, PASSED if test.is_passed else FAILED, says)
 
@@ -297,39 +361,52 @@ def _passed(test: SixteenTest, name: str, dtype: str) -> str:
         else ""
     )
     return (
-        f"In {dtype} '{name}' is {test.ratio:.2f} times as far from the model's float32 forward as rounding drawn anew is, and no position, prompt, "
-        f"place in a block or token stands out. Faults below {limits['fault_seen_at_one_position']:.2g} times the rounding at one position, "
-        f"{limits['fault_seen_over_all']:.2g} times over all{many} are not seen in {dtype}."
+        f"In {dtype} '{name}' is {test.ratio:.2f} times as far from the model's float32 forward as rounding drawn anew"
+        " is, and no position, prompt, place in a block or token stands out. Faults below"
+        f" {limits['fault_seen_at_one_position']:.2g} times the rounding at one position,"
+        f" {limits['fault_seen_over_all']:.2g} times over all{many} are not seen in {dtype}."
     )
 
 
 def _failed(test: SixteenTest, name: str, dtype: str, lengths: Sequence[int]) -> str:
     if test.nonfinite:
-        return f"In {dtype}, {test.nonfinite:,} logits of '{name}' are NaN or infinite where those of the model's float32 forward are not, or the other way round."
-    far = f"In {dtype} '{name}' is {three_digits(test.ratio)} times as far from the model's float32 forward as rounding drawn anew is"
+        return (
+            f"In {dtype}, {test.nonfinite:,} logits of '{name}' are NaN or infinite where those of the model's float32"
+            " forward are not, or the other way round."
+        )
+    far = (
+        f"In {dtype} '{name}' is {three_digits(test.ratio)} times as far from the model's float32 forward as rounding"
+        " drawn anew is"
+    )
     beyond = {one.what: one for one in test.places if len(one.outliers)}
     first = f"{place_in_words(int(test.outliers[0]), lengths)} first" if len(test.outliers) else ""
     if max(test.ratio, test.rest_ratio or 0.0) > LARGEST_ERROR:
         if test.ratio <= LARGEST_ERROR:
-            far += f", and {three_digits(test.rest_ratio or 0.0)} times outside the directions in which rounding mostly lies"
+            far += (
+                f", and {three_digits(test.rest_ratio or 0.0)} times outside the directions in which rounding mostly"
+                " lies"
+            )
         return f"{far}; rounding stays below {LARGEST_ERROR:g}." + (f" It shows at {first}." if first else "")
     if first:
         one = test.position
         count = "one position stands" if len(test.outliers) == 1 else f"{len(test.outliers):,} positions stand"
-        return f"{far}, but {count} out, {first}: up to {three_digits(one.worst)} times it there, where rounding stays below {one.threshold:.3g}."
+        return (
+            f"{far}, but {count} out, {first}: up to {three_digits(one.worst)} times it there, where rounding stays"
+            f" below {one.threshold:.3g}."
+        )
     if beyond:
         one = max(beyond.values(), key=lambda each: each.worst / each.threshold)
         unit = "standard errors from 0" if one.what == "token, signed" else "times it"
         return (
-            f"{far}, but {one.what} {one.worst_place} stands out over all positions that share it: {three_digits(one.worst)} {unit}, where rounding "
-            f"stays below {one.threshold:.3g}."
+            f"{far}, but {one.what} {one.worst_place} stands out over all positions that share it:"
+            f" {three_digits(one.worst)} {unit}, where rounding stays below {one.threshold:.3g}."
         )
     if (test.bias or 0.0) > test.bias_allowed:
         return (
-            f"{far}, but its error does not average out over {test.prompts} prompts: {test.bias:.2g} times the rounding is left, where at most "
-            f"{test.bias_allowed:.2g} is of rounding."
+            f"{far}, but its error does not average out over {test.prompts} prompts: {test.bias:.2g} times the rounding"
+            f" is left, where at most {test.bias_allowed:.2g} is of rounding."
         )
     return (
-        f"{far}, but over {test.prompts} prompts its logits are {test.gain:+.2%} too large, all alike, where rounding stays within "
-        f"{test.gain_allowed:.2%}: a scale or a temperature."
+        f"{far}, but over {test.prompts} prompts its logits are {test.gain:+.2%} too large, all alike, where rounding"
+        f" stays within {test.gain_allowed:.2%}: a scale or a temperature."
     )

@@ -1,4 +1,5 @@
-"""Controls that a team brings for its dump: a rerun, other neighbours, the pair in float32, a rounding floor. Each a dump of its own.
+"""Controls that a team brings for its dump: a rerun, other neighbours, the pair in float32, a rounding floor. Each a
+dump of its own.
 
 Only figures of them are kept, with the run whose verdict they decide; what is to be looked at is uploaded as a run.
 """
@@ -34,9 +35,10 @@ FOREIGN = 10.0  # further from the model's own logits than this many of its floo
 
 @dataclass(frozen=True)
 class Apart:
-    """Two sides of the same positions. squares: mean square of the difference over elements finite on both, logits^2 [positions];
-    is_same: every bit equal [positions]; neq: elements whose values differ; mismatches: elements NaN or infinite on one side only
-    [positions]; first_mismatch: token of the first of them and its value on both sides, None where there is none.
+    """Two sides of the same positions. squares: mean square of the difference over elements finite on both, logits^2
+    [positions]; is_same: every bit equal [positions]; neq: elements whose values differ; mismatches: elements NaN or
+    infinite on one side only [positions]; first_mismatch: token of the first of them and its value on both sides, None
+    where there is none.
     """
 
     squares: NDArray[np.float64]
@@ -55,11 +57,12 @@ class Apart:
 class ModelControls:
     """What the model itself says of a dump's tokens, where it is at hand.
 
-    own: mean squares of reorderings in the dump's dtype [seeds, positions]; own_rounding: of 16 bits against float32 [positions], None
-    for a float32 dump or where it does not fit; float32: of reorderings in float32 [seeds, positions]; from_model: of each side of
-    the run, by name, against the model's own prefill in the dump's dtype [positions]; errors: rms of each side, by name, against a
-    forward in float64, logits, empty where that is not to be had; name: of the model; maps: linear maps that were reordered; lowered: of a
-    side that it does not compute, by name, whether it does in a lower precision.
+    own: mean squares of reorderings in the dump's dtype [seeds, positions]; own_rounding: of 16 bits against float32
+    [positions], None for a float32 dump or where it does not fit; float32: of reorderings in float32 [seeds,
+    positions]; from_model: of each side of the run, by name, against the model's own prefill in the dump's dtype
+    [positions]; errors: rms of each side, by name, against a forward in float64, logits, empty where that is not to be
+    had; name: of the model; maps: linear maps that were reordered; lowered: of a side that it does not compute, by
+    name, whether it does in a lower precision.
     """
 
     name: str
@@ -74,11 +77,13 @@ class ModelControls:
 
 @dataclass(frozen=True)
 class Ways:
-    """An uploaded rounding floor: ways to compute the pair's reference in float32 that are equal in exact arithmetic, each once.
+    """An uploaded rounding floor: ways to compute the pair's reference in float32 that are equal in exact arithmetic,
+    each once.
 
-    names: of the ways, the first of the dump first; same: (a way that was left out, the one that it equals bit for bit); between: mean
-    squares of two of them by name [positions], every two of the first few and each against the first; start: of the first against the
-    pair's reference [positions]; spread: standard deviation of the first one's logits over the vocabulary.
+    names: of the ways, the first of the dump first; same: (a way that was left out, the one that it equals bit for
+    bit); between: mean squares of two of them by name [positions], every two of the first few and each against the
+    first; start: of the first against the pair's reference [positions]; spread: standard deviation of the first one's
+    logits over the vocabulary.
     """
 
     names: tuple[str, ...]
@@ -97,9 +102,10 @@ class Ways:
 class Controls:
     """What was measured of the controls of a run. rerun, neighbours: of the sides that were called again, by name.
 
-    float32: the pair in float32, by the variant's name; narrowing: mean squares of each side of the run against itself in float32, by
-    name [positions], empty for a float32 run; floor: an uploaded one; has_experts: a mixture of experts, whose rows share the experts'
-    products; given: which controls there were, `float32`, `floor` and `model` among them: no sentence asks for one of them again.
+    float32: the pair in float32, by the variant's name; narrowing: mean squares of each side of the run against itself
+    in float32, by name [positions], empty for a float32 run; floor: an uploaded one; has_experts: a mixture of experts,
+    whose rows share the experts' products; given: which controls there were, `float32`, `floor` and `model` among them:
+    no sentence asks for one of them again.
     """
 
     rerun: dict[str, Apart]
@@ -165,13 +171,17 @@ def _opened(paths: Sequence[Path], header: RunHeader, fmt: FloatFormat, what: st
     )  # what the run holds
     try:
         name = " and ".join(path.name for path in paths)
-        if dump.compute_dtype != fmt.name:  # detected: an upcast of 16-bit logits would be taken for a pair that does not shrink
+        if (
+            dump.compute_dtype != fmt.name
+        ):  # detected: an upcast of 16-bit logits would be taken for a pair that does not shrink
             raise DumpError(
-                f"{name}: {what} holds {dump.compute_dtype} values only ({dump.dtype_reason}); expected logits computed in {fmt.name}."
+                f"{name}: {what} holds {dump.compute_dtype} values only ({dump.dtype_reason}); expected logits computed"
+                f" in {fmt.name}."
             )
         if (dump.rows, dump.vocab) != (header.rows, header.vocab):
             raise DumpError(
-                f"{name}: {what} is of {dump.rows} positions x {dump.vocab} tokens; the run has {header.rows} x {header.vocab}."
+                f"{name}: {what} is of {dump.rows} positions x {dump.vocab} tokens; the run has {header.rows} x"
+                f" {header.vocab}."
             )
         ids, ours = ([i for prompt in prompts for i in prompt.token_ids] for prompts in (dump.prompts, header.prompts))
         if ids and ours and ids != ours:
@@ -216,15 +226,19 @@ def _against_run(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Apart]:
 
 
 def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Apart], dict[str, NDArray[np.float64]]]:
-    """(every variant that the dump has against its reference, by name; each side of the run against itself in float32 [positions])
+    """(every variant that the dump has against its reference, by name; each side of the run against itself in float32
+    [positions])
 
-    DumpError where the two are not of the same sides: a pair of another model would shrink, or be equal, whatever the run holds.
+    DumpError where the two are not of the same sides: a pair of another model would shrink, or be equal, whatever the
+    run holds.
     """
     header = figures.header
     names = _names_of(header, dump, only=False)
     ours = [side.name for side in header.sides]
     if ours[0] not in names:
-        raise DumpError(f"the pair in float32 lacks the reference '{ours[0]}'; it has {', '.join(map(repr, names[:4]))}.")
+        raise DumpError(
+            f"the pair in float32 lacks the reference '{ours[0]}'; it has {', '.join(map(repr, names[:4]))}."
+        )
     known = [name for name in names if name in ours]
     parts: dict[str, list[Apart]] = {name: [] for name in known if name != ours[0]}
     cross: dict[tuple[str, str], list[NDArray[np.float64]]] = {}  # (side of the run, side in float32)
@@ -236,13 +250,17 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Apart], 
             parts[name].append(_apart(by_name[ours[0]], by_name[name], FLOAT32))
         if header.format is not FLOAT32:
             plain = wide[ours[0]].astype(np.float64)
-            spread += float(np.nansum(np.where(np.isfinite(plain), plain - plain.mean(axis=1, keepdims=True), 0.0) ** 2))
+            spread += float(
+                np.nansum(np.where(np.isfinite(plain), plain - plain.mean(axis=1, keepdims=True), 0.0) ** 2)
+            )
             elements += plain.size
             for name in known:
                 bits = figures.read_rows(ours.index(name), row, row + len(sides[0]))
                 narrow = values_of(bits, header.format)
                 with np.errstate(over="ignore", invalid="ignore"):
-                    upcast[name] += int((wide[name].astype(header.format.values).view(header.format.carrier) == bits).sum())
+                    upcast[name] += int(
+                        (wide[name].astype(header.format.values).view(header.format.carrier) == bits).sum()
+                    )
                 for other in known if len(known) <= _CROSSED else [name]:
                     cross.setdefault((name, other), []).append(_mean_squares(narrow, wide[other]))
         tick(len(sides[0]))
@@ -253,8 +271,9 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Apart], 
     _refuse_other_sides(header, apart, known, float(np.sqrt(spread / max(elements, 1))))
     if all(upcast[name] > _UPCAST * header.rows * header.vocab for name in known):
         raise DumpError(
-            f"the pair in float32 is the run's own {header.compute_dtype}, upcast: {min(upcast.values()) / (header.rows * header.vocab):.1%} of its "
-            "logits round back to the run's bits; expected both sides computed in float32."
+            f"the pair in float32 is the run's own {header.compute_dtype}, upcast:"
+            f" {min(upcast.values()) / (header.rows * header.vocab):.1%} of its logits round back to the run's bits;"
+            " expected both sides computed in float32."
         )
     return joined, {name: apart[(name, name)] for name in known}
 
@@ -274,19 +293,22 @@ def _refuse_other_sides(
     rms = {pair: float(np.sqrt(squares.mean())) for pair, squares in apart.items()}
     if min(rms[(name, name)] for name in known) > _UNRELATED * spread:
         raise DumpError(
-            f"the pair in float32 is not of the run's logits: they are {min(rms[(name, name)] for name in known):.3g} apart, which is as much as "
-            f"logits vary over the vocabulary ({spread:.3g}); expected the same weights and tokens."
+            f"the pair in float32 is not of the run's logits: they are {min(rms[(name, name)] for name in known):.3g}"
+            f" apart, which is as much as logits vary over the vocabulary ({spread:.3g}); expected the same weights and"
+            " tokens."
         )
     for name in known:
         nearest = min((other for other in known if (name, other) in rms), key=lambda other: rms[(name, other)])
         if rms[(name, nearest)] * _SWAPPED < rms[(name, name)]:
             raise DumpError(
-                f"'{name}' in {header.compute_dtype} is nearer to '{nearest}' in float32 than to '{name}': are the names swapped?"
+                f"'{name}' in {header.compute_dtype} is nearer to '{nearest}' in float32 than to '{name}': are the"
+                " names swapped?"
             )
 
 
 def _ways(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> Ways:
-    """The distinct ways of a floor's dump, every two of them against each other; beyond _CROSSED of them against the first alone.
+    """The distinct ways of a floor's dump, every two of them against each other; beyond _CROSSED of them against the
+    first alone.
 
     DumpError where fewer than three are distinct, or where one is the variant on trial.
     """
@@ -315,7 +337,8 @@ def _ways(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> Ways:
     for name, bits in zip(names, [digest.hexdigest() for digest in digests], strict=True):
         if bits in on_trial:
             raise DumpError(
-                f"'{name}' of the rounding floor is the variant on trial itself, bit for bit; a floor is of other ways to compute the reference."
+                f"'{name}' of the rounding floor is the variant on trial itself, bit for bit; a floor is of other ways"
+                " to compute the reference."
             )
         if bits in first_of:
             same.append((name, first_of[bits]))
@@ -324,11 +347,14 @@ def _ways(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> Ways:
     if len(kept) < _LEAST_WAYS:
         equal = ", ".join(f"'{name}' is '{first}'" for name, first in same)
         raise DumpError(
-            f"the rounding floor has {len(kept)} distinct {'way' if len(kept) == 1 else 'ways'} ({equal}, bit for bit), and equal ones show no "
-            f"rounding; expected at least {_LEAST_WAYS}: other batch sizes of decoding, kernels or orders of summation."
+            f"the rounding floor has {len(kept)} distinct {'way' if len(kept) == 1 else 'ways'} ({equal}, bit for bit),"
+            f" and equal ones show no rounding; expected at least {_LEAST_WAYS}: other batch sizes of decoding, kernels"
+            " or orders of summation."
         )
     between = {
-        (names[a], names[b]): np.concatenate(parts) for (a, b), parts in squares.items() if {names[a], names[b]} <= set(kept)
+        (names[a], names[b]): np.concatenate(parts)
+        for (a, b), parts in squares.items()
+        if {names[a], names[b]} <= set(kept)
     }
     spread = float(np.sqrt(total / max(elements, 1)))
     return Ways(tuple(kept), tuple(same), between, np.concatenate(start), spread)
@@ -340,7 +366,9 @@ def _unsigned(values: NDArray[np.float32]) -> bytes:
 
 
 def _reference_in_float32(figures: Figures, pair: Dump | None) -> Callable[[int], NDArray[np.unsignedinteger]]:
-    """What gives the next rows of the pair's reference in float32: of the control, or of a run that is float32 itself."""
+    """What gives the next rows of the pair's reference in float32: of the control, or of a run that is float32
+    itself.
+    """
     if pair is None:
         done = 0
 
@@ -381,7 +409,9 @@ def _digests_of_variants(figures: Figures, pair: Dump | None) -> set[str]:
     for side in range(1, len(header.sides)):
         digest = hashlib.sha256()
         for first in range(0, header.rows, at_once):
-            digest.update(_unsigned(values_of(figures.read_rows(side, first, min(first + at_once, header.rows)), FLOAT32)))
+            digest.update(
+                _unsigned(values_of(figures.read_rows(side, first, min(first + at_once, header.rows)), FLOAT32))
+            )
         found.add(digest.hexdigest())
     return found
 
@@ -390,18 +420,26 @@ def _apart(reference: NDArray[np.unsignedinteger], variant: NDArray[np.unsignedi
     rows = compare(reference, variant, fmt)
     broken = np.flatnonzero(rows.nonfinite_mismatch)
     return Apart(
-        rows.sum_squares / np.maximum(rows.finite, 1), np.asarray(rows.is_bit_identical), int(rows.neq.sum()),
+        rows.sum_squares / np.maximum(rows.finite, 1),
+        np.asarray(rows.is_bit_identical),
+        int(rows.neq.sum()),
         np.asarray(rows.nonfinite_mismatch),
-        first_mismatch(values_of(reference[broken[0]], fmt), values_of(variant[broken[0]], fmt)) if len(broken) else None,
-    )  # fmt: skip
+        (
+            first_mismatch(values_of(reference[broken[0]], fmt), values_of(variant[broken[0]], fmt))
+            if len(broken)
+            else None
+        ),
+    )
 
 
 def _joined(parts: Sequence[Apart]) -> Apart:
     return Apart(
-        np.concatenate([part.squares for part in parts]), np.concatenate([part.is_same for part in parts]),
-        sum(part.neq for part in parts), np.concatenate([part.mismatches for part in parts]),
+        np.concatenate([part.squares for part in parts]),
+        np.concatenate([part.is_same for part in parts]),
+        sum(part.neq for part in parts),
+        np.concatenate([part.mismatches for part in parts]),
         next((part.first_mismatch for part in parts if part.first_mismatch is not None), None),
-    )  # fmt: skip
+    )
 
 
 def rerun_evidence(header: RunHeader, pair: int, controls: Controls, pair_rms: float) -> Iterator[Evidence]:
@@ -413,15 +451,20 @@ def rerun_evidence(header: RunHeader, pair: int, controls: Controls, pair_rms: f
     moved = [name for name in called if not controls.rerun[name].is_same.all()]
     control = " and ".join(f"'{name}'" for name in called) + ", uploaded again from another call"
     figures = {
-        "not_repeatable": moved, "called_again": called, "pair_rms_logits": pair_rms,
+        "not_repeatable": moved,
+        "called_again": called,
+        "pair_rms_logits": pair_rms,
         "rerun_rms_logits": max((controls.rerun[name].rms for name in moved), default=0.0),
         "rerun_neq": {name: controls.rerun[name].neq for name in called},
-    }  # fmt: skip
+    }
     if moved:
         most = max(controls.rerun[name].rms for name in moved)
         beside = f" The pair is {pair_rms / most:.2f} times as far apart as a side from itself." if most > 0 else ""
         who = " and ".join(f"'{name}'" for name in moved)
-        says = f"{who} {'does' if len(moved) == 1 else 'do'} not give the same bits twice: something in it is nondeterministic.{beside}"
+        says = (
+            f"{who} {'does' if len(moved) == 1 else 'do'} not give the same bits twice: something in it is"
+            f" nondeterministic.{beside}"
+        )
         yield Evidence(RERUN, control, figures, FAILED, says)
         return
     rest = [name for name in names if name not in called]
@@ -451,13 +494,13 @@ def neighbour_evidence(header: RunHeader, pair: int, controls: Controls) -> Iter
             )
         elif controls.has_experts:
             says = (
-                f"What the other rows hold changes bits of '{name}'; in a mixture of experts the rows share the experts' products, "
-                "so that alone is no leak."
+                f"What the other rows hold changes bits of '{name}'; in a mixture of experts the rows share the"
+                " experts' products, so that alone is no leak."
             )
             yield Evidence(NEIGHBOURS, control, figures, NOTED, says)
         else:
             says = (
-                f"What the other rows hold changes the logits of '{name}'; if their number and length were the same, data leaks between "
-                "rows. (A mixture of experts may do that; say so with --mixture-of-experts.)"
+                f"What the other rows hold changes the logits of '{name}'; if their number and length were the same,"
+                " data leaks between rows. (A mixture of experts may do that; say so with --mixture-of-experts.)"
             )
             yield Evidence(NEIGHBOURS, control, figures, FAILED, says)

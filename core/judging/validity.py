@@ -1,6 +1,7 @@
 """Can a dump's two sides be compared at all? And what do they show by themselves, without a control?
 
-Every check is a row of evidence, of the rungs `validity`, `sampler` and `structure`. Nothing here says rounding: that takes a control.
+Every check is a row of evidence, of the rungs `validity`, `sampler` and `structure`. Nothing here says rounding: that
+takes a control.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ from core.runs.file.records import FAILED, NOTED, PASSED, STRUCTURE, VALIDITY, E
 _SHIFTS = (-2, -1, 1, 2)
 _LEAST_ROWS = 8  # fewer say nothing about a shift
 _LEAST_TOKENS = 4  # different argmaxes, or every shift agrees
-_AGREES, _MORE_OFTEN = 0.5, 2.0  # a shift is believed where half of the rows agree under it, and twice as many as without one
+_AGREES, _MORE_OFTEN = (
+    0.5,
+    2.0,
+)  # a shift is believed where half of the rows agree under it, and twice as many as without one
 _RANKS = 20
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What a side's rows are: logits, log-probabilities or probabilities; its logsumexp, in nats, None where none is finite."""
+    """What a side's rows are: logits, log-probabilities or probabilities; its logsumexp, in nats, None where none is
+    finite.
+    """
 
     kind: str
     least: float | None
@@ -38,7 +44,9 @@ class Scale:
 
 
 def scale_of(figures: Figures, side: int, filling: Filling) -> Scale:
-    """By the logsumexp of every row, which is 0 for log-probabilities, and at most 0 where `filling` says that they were cut."""
+    """By the logsumexp of every row, which is 0 for log-probabilities, and at most 0 where `filling` says that they
+    were cut.
+    """
     values = figures.logsumexp(side)
     values = values[np.isfinite(values)]
     vocab = figures.header.vocab
@@ -47,7 +55,9 @@ def scale_of(figures: Figures, side: int, filling: Filling) -> Scale:
     return Scale(kind, *((float(values.min()), float(values.max())) if len(values) else (None, None)))
 
 
-def validity(figures: Figures, pair: int, fillings: tuple[Filling, Filling], scales: tuple[Scale, Scale]) -> list[Evidence]:
+def validity(
+    figures: Figures, pair: int, fillings: tuple[Filling, Filling], scales: tuple[Scale, Scale]
+) -> list[Evidence]:
     """Rows of the rung `validity` for one pair; `fillings`, `scales`: of the reference and the variant."""
     header = figures.header
     names = (header.sides[0].name, header.sides[pair + 1].name)
@@ -78,12 +88,21 @@ def _tokens(header: RunHeader) -> Evidence:
     highest = max((max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids), default=-1)
     figures = {"positions": header.rows, "vocab": header.vocab, "highest_token_id": highest if highest >= 0 else None}
     if highest >= header.vocab:
-        says = f"The dump's token ids go up to {highest:,}, beyond its vocabulary of {header.vocab:,}: they are not those of these logits."
+        says = (
+            f"The dump's token ids go up to {highest:,}, beyond its vocabulary of {header.vocab:,}: they are not those"
+            " of these logits."
+        )
         return Evidence(VALIDITY, control, figures, FAILED, says)
-    shape = f"Both sides are {header.rows:,} {'position' if header.rows == 1 else 'positions'} x {header.vocab:,} tokens"
+    shape = (
+        f"Both sides are {header.rows:,} {'position' if header.rows == 1 else 'positions'} x {header.vocab:,} tokens"
+    )
     if highest < 0:
         return Evidence(
-            VALIDITY, control, figures, NOTED, f"{shape}. Which tokens they are of is not known: the dump has no token_ids."
+            VALIDITY,
+            control,
+            figures,
+            NOTED,
+            f"{shape}. Which tokens they are of is not known: the dump has no token_ids.",
         )
     return Evidence(VALIDITY, control, figures, PASSED, f"{shape}; the dump names one list of token ids for both.")
 
@@ -102,19 +121,26 @@ def _alignment(header: RunHeader, positions: pd.DataFrame, names: tuple[str, str
     if varied and compared >= _LEAST_ROWS and share >= _AGREES and share > _MORE_OFTEN * agreed[0][0]:
         rows = f"{abs(best)} {'row' if abs(best) == 1 else 'rows'}"
         says = (
-            f"The sides do not stand beside each other: '{names[1]}' has the argmax of '{names[0]}' at {share:.0%} of positions when it is read "
-            f"{rows} {'later' if best > 0 else 'earlier'}, and at {agreed[0][0]:.0%} as it is. Either the dump was saved with an offset, or one "
-            "engine returned the logits of another step."
+            f"The sides do not stand beside each other: '{names[1]}' has the argmax of '{names[0]}' at {share:.0%} of"
+            f" positions when it is read {rows} {'later' if best > 0 else 'earlier'}, and at {agreed[0][0]:.0%} as it"
+            " is. Either the dump was saved with an offset, or one engine returned the logits of another step."
         )
         return Evidence(VALIDITY, control, figures, FAILED, says)
     if not varied or agreed[0][1] < _LEAST_ROWS:
-        return Evidence(VALIDITY, control, figures, NOTED, "Too few different argmaxes to tell whether one side is shifted.")
-    says = f"No shift by one or two rows agrees better: the argmax is the same at {agreed[0][0]:.1%} of positions as they stand."
+        return Evidence(
+            VALIDITY, control, figures, NOTED, "Too few different argmaxes to tell whether one side is shifted."
+        )
+    says = (
+        f"No shift by one or two rows agrees better: the argmax is the same at {agreed[0][0]:.1%} of positions as they"
+        " stand."
+    )
     return Evidence(VALIDITY, control, figures, PASSED, says)
 
 
 def _agreement(parts: Sequence[NDArray[np.float64]], shift: int) -> tuple[float, int]:
-    """(share of rows t where variant[t + shift] has the argmax of reference[t], how many rows have both), over all prompts."""
+    """(share of rows t where variant[t + shift] has the argmax of reference[t], how many rows have both), over all
+    prompts.
+    """
     same = compared = 0
     for part in parts:
         reference = part[max(0, -shift) : len(part) - max(0, shift), 0]
@@ -129,11 +155,16 @@ def _scale(reference: Scale, variant: Scale, names: tuple[str, str]) -> Evidence
     """Logits beside logits?"""
     control = "logsumexp of every row of both sides"
     measured = {
-        "reference_least_logsumexp": reference.least, "reference_largest_logsumexp": reference.largest,
-        "variant_least_logsumexp": variant.least, "variant_largest_logsumexp": variant.largest,
-    }  # fmt: skip
+        "reference_least_logsumexp": reference.least,
+        "reference_largest_logsumexp": reference.largest,
+        "variant_least_logsumexp": variant.least,
+        "variant_largest_logsumexp": variant.largest,
+    }
     if reference.kind != variant.kind:
-        says = f"'{names[0]}' holds {reference.kind} and '{names[1]}' holds {variant.kind}: one is not the other's divergence."
+        says = (
+            f"'{names[0]}' holds {reference.kind} and '{names[1]}' holds {variant.kind}: one is not the other's"
+            " divergence."
+        )
         return Evidence(VALIDITY, control, measured, FAILED, says)
     if reference.kind != "logits":
         says = f"Both sides hold {reference.kind}, not logits: ULPs, margins and rms are of those."
@@ -142,7 +173,9 @@ def _scale(reference: Scale, variant: Scale, names: tuple[str, str]) -> Evidence
 
 
 def _kind(logsumexp: NDArray[np.float64], best: NDArray[np.float64], vocab: int, kept: int) -> str:
-    """What rows with these logsumexp and largest values, `kept` of them not filled by one value, are: the sum of exp(p) over probabilities p lies between V and V + e - 2."""
+    """What rows with these logsumexp and largest values, `kept` of them not filled by one value, are: the sum of exp(p)
+    over probabilities p lies between V and V + e - 2.
+    """
     if not len(logsumexp):
         return "logits"
     if (best <= 0).all() and are_log_probabilities(logsumexp, kept, vocab):
@@ -153,14 +186,20 @@ def _kind(logsumexp: NDArray[np.float64], best: NDArray[np.float64], vocab: int,
 
 
 def _truncation(
-    header: RunHeader, fillings: tuple[Filling, Filling], scales: tuple[Scale, Scale], names: tuple[str, str], *, is_alike: bool
+    header: RunHeader,
+    fillings: tuple[Filling, Filling],
+    scales: tuple[Scale, Scale],
+    names: tuple[str, str],
+    *,
+    is_alike: bool,
 ) -> Evidence:
     """is_alike: no logit is infinite on one side only, so a mask of -inf is the same on both."""
     control = "rows that one single value fills to more than a half"
     figures = {
-        "reference_filled_rows": fillings[0].rows, "variant_filled_rows": fillings[1].rows,
+        "reference_filled_rows": fillings[0].rows,
+        "variant_filled_rows": fillings[1].rows,
         "least_other_logits": min((filling.kept for filling in fillings if filling.rows), default=None),
-    }  # fmt: skip
+    }
     filled = [(name, filling) for name, filling in zip(names, fillings, strict=True) if filling.rows]
     if not filled:
         return Evidence(
@@ -174,19 +213,25 @@ def _truncation(
     most = max(filled, key=lambda pair: pair[1].rows)[1]
     where = "every position" if most.rows == header.rows else f"{most.rows:,} of {header.rows:,} positions"
     if len(filled) == 2 and is_alike and all(np.isneginf(filling.value) for filling in fillings):
-        says = f"Both sides are masked alike, -inf for more than half of the vocabulary at {where}: only the other logits are compared."
+        says = (
+            f"Both sides are masked alike, -inf for more than half of the vocabulary at {where}: only the other logits"
+            " are compared."
+        )
         return Evidence(VALIDITY, control, figures, NOTED, says)
     if most.value == 0:
         says = (
-            f"{who} {'holds' if len(filled) == 1 else 'hold'} rows of zeros at {where}: padding, or rows that were never written."
+            f"{who} {'holds' if len(filled) == 1 else 'hold'} rows of zeros at {where}: padding, or rows that were"
+            " never written."
         )
         return Evidence(VALIDITY, control, figures, FAILED, says)
     kind = next(scale.kind for scale, filling in zip(scales, fillings, strict=True) if filling.rows)
     least, largest = min(f.kept for _, f in filled), max(f.most_kept for _, f in filled)
-    cut = f"cut to the top {least:,}" if least == largest else f"cut or masked ({least:,} to {largest:,} tokens are kept)"
+    cut = (
+        f"cut to the top {least:,}" if least == largest else f"cut or masked ({least:,} to {largest:,} tokens are kept)"
+    )
     says = (
-        f"{who} {'holds' if len(filled) == 1 else 'hold'} {kind} {cut} at {where}, {most.value:g} elsewhere: no figure here is of the whole "
-        f"vocabulary. Save the {kind} before that."
+        f"{who} {'holds' if len(filled) == 1 else 'hold'} {kind} {cut} at {where}, {most.value:g} elsewhere: no figure"
+        f" here is of the whole vocabulary. Save the {kind} before that."
     )
     return Evidence(VALIDITY, control, figures, FAILED, says)
 
@@ -205,13 +250,17 @@ def not_finite_of(figures: Figures, pair: int) -> NotFinite | None:
 def not_finite(header: RunHeader, pair: int, by_row: NDArray[np.int64], first: tuple[int, float, float]) -> NotFinite:
     """The same of figures: how many at each position, and the first token with its value on both sides."""
     token, *values = first
-    known = {i: text for prompt in header.prompts for i, text in zip(prompt.token_ids, prompt.token_texts, strict=False)}
+    known = {
+        i: text for prompt in header.prompts for i, text in zip(prompt.token_ids, prompt.token_texts, strict=False)
+    }
     text = header.vocabulary.get(token, known.get(token, ""))
     return NotFinite(by_row, token, text, (header.sides[0].name, header.sides[pair + 1].name), (values[0], values[1]))
 
 
 def first_mismatch(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> tuple[int, float, float]:
-    """(the first token at which one is NaN or infinite and the other not, or not alike; both values there). [vocab] each"""
+    """(the first token at which one is NaN or infinite and the other not, or not alike; both values there). [vocab]
+    each
+    """
     is_number = np.isfinite(reference) & np.isfinite(variant)
     is_same = (reference == variant) | (np.isnan(reference) & np.isnan(variant))
     token = int(np.flatnonzero(~is_number & ~is_same)[0])
@@ -224,8 +273,10 @@ def _numbers(figures: Figures, pair: int, positions: pd.DataFrame, fillings: tup
     wrong = positions["nonfinite_mismatch"].to_numpy(np.int64)
     rows = np.flatnonzero(wrong)
     measured = {
-        "nonfinite_mismatch": int(wrong.sum()), "positions": len(rows), "first": list(header.places()[rows[0]]) if len(rows) else None,
-    }  # fmt: skip
+        "nonfinite_mismatch": int(wrong.sum()),
+        "positions": len(rows),
+        "first": list(header.places()[rows[0]]) if len(rows) else None,
+    }
     broken = not_finite_of(figures, pair)
     if broken is None:
         return Evidence(VALIDITY, control, measured, PASSED, "No logit is NaN or infinite on one side only.")
@@ -241,14 +292,16 @@ def _numbers(figures: Figures, pair: int, positions: pd.DataFrame, fillings: tup
         )
         return Evidence(VALIDITY, control, measured, NOTED if is_cut else FAILED, says)
     says = (
-        f"{broken.says([prompt.positions for prompt in header.prompts])}: a mask or padding of one side's vocabulary, rows that were never written, a "
-        "kernel that made them, or an overflow of the dtype."
+        f"{broken.says([prompt.positions for prompt in header.prompts])}: a mask or padding of one side's vocabulary,"
+        " rows that were never written, a kernel that made them, or an overflow of the dtype."
     )
     return Evidence(VALIDITY, control, measured | {"token": broken.token}, FAILED, says)
 
 
 def sampling(figures: Figures, generations: Sequence[Generation]) -> dict[int, Evidence]:
-    """The row of the rung `sampler` of every side whose emitted tokens the dump names. Of tokens that tie, any will do."""
+    """The row of the rung `sampler` of every side whose emitted tokens the dump names. Of tokens that tie, any will
+    do.
+    """
     header = figures.header
     begins = np.cumsum([0, *(prompt.positions for prompt in header.prompts)])
     lengths = [prompt.positions for prompt in header.prompts]
@@ -294,9 +347,14 @@ def structure(figures: Figures, pair: int) -> list[Evidence]:
     shown = structure_of(rows, [prompt.positions for prompt in header.prompts], BLOCKS)
     assert shown.first is not None
     measured = {
-        "positions": shown.rows, "of": header.rows, "first": list(shown.first), "starts": list(shown.starts), "block": shown.block,
-        "smaller_block": shown.smaller_block, "is_tail": shown.is_tail,
-    }  # fmt: skip
+        "positions": shown.rows,
+        "of": header.rows,
+        "first": list(shown.first),
+        "starts": list(shown.starts),
+        "block": shown.block,
+        "smaller_block": shown.smaller_block,
+        "is_tail": shown.is_tail,
+    }
     control = "positions with a bit that differs"
     if shown.rows == header.rows:
         says = "The one position differs." if header.rows == 1 else "Every position differs, the first included."

@@ -20,7 +20,9 @@ def difference_rows(a, b, fmt, counts, figures, ulps):
     for row in range(a.shape[0]):
         for start in range(0, width, BLOCK):
             n = min(BLOCK, width - start)
-            load_block(a[row, start : start + n], b[row, start : start + n], fmt, a_bits, b_bits, a_values, b_values, ulps)
+            load_block(
+                a[row, start : start + n], b[row, start : start + n], fmt, a_bits, b_bits, a_values, b_values, ulps
+            )
             if _all_finite(a_bits, b_bits, n):
                 _add_finite(a_values, b_values, ulps, apart, apart_bits, n, counts[row], figures[row])
             else:

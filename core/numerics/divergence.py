@@ -1,7 +1,7 @@
 """Compare two sides, row by row: every metric of the contract (DESIGN, section 5) and their sum over a pair.
 
-`compare(a, b, fmt)` works on any number of rows held in memory; a whole run is a loop over chunks of rows whose figures go
-into a `PairTotal`, so that memory stays bounded whatever the size of a dump.
+`compare(a, b, fmt)` works on any number of rows held in memory; a whole run is a loop over chunks of rows whose figures
+go into a `PairTotal`, so that memory stays bounded whatever the size of a dump.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def _threads() -> ThreadPoolExecutor:
 
 @dataclass(frozen=True)
 class SideRows:
-    """Of one side: logsumexp [rows] in nats; top-k token ids [rows, k] (-1: fewer than k numbers) and logits [rows, k]."""
+    """Of one side: logsumexp [rows] in nats; top-k token ids [rows, k] (-1: fewer than k numbers) and logits [rows,
+    k].
+    """
 
     logsumexp: NDArray[np.float64]
     top_ids: NDArray[np.int32]
@@ -49,11 +51,11 @@ class SideRows:
 class RowFigures:
     """The figures of a pair for some rows; every array is [rows] unless it says otherwise.
 
-    Distances are in ULPs of the compute dtype, `max_abs` in logits, `kl` in nats (NaN where undefined).
-    `tiles` [rows, ceil(vocab / 32)] holds the largest distance of each 32 tokens; all ones: a NaN or infinity mismatch.
-    Over all rows, `near` [65536] counts the elements at each distance below 65536; `far_distances` and `far_elements` [n],
-    ascending, the others. Unless `is_histogram_exact`, more than EXACT_DISTANCES of those were seen, and each stands for all up
-    to the next power of two.
+    Distances are in ULPs of the compute dtype, `max_abs` in logits, `kl` in nats (NaN where undefined). `tiles` [rows,
+    ceil(vocab / 32)] holds the largest distance of each 32 tokens; all ones: a NaN or infinity mismatch. Over all rows,
+    `near` [65536] counts the elements at each distance below 65536; `far_distances` and `far_elements` [n], ascending,
+    the others. Unless `is_histogram_exact`, more than EXACT_DISTANCES of those were seen, and each stands for all up to
+    the next power of two.
     """
 
     fmt: FloatFormat
@@ -148,7 +150,9 @@ def margin_ulps(side: SideRows, fmt: FloatFormat) -> NDArray[np.float64]:
 
 
 class _FarDistances:
-    """Distances of 65536 and more and how often each was seen; by powers of two once they are too many to be told apart."""
+    """Distances of 65536 and more and how often each was seen; by powers of two once they are too many to be told
+    apart.
+    """
 
     def __init__(self) -> None:
         self.distances = np.empty(0, np.int64)
@@ -195,7 +199,9 @@ def powers_below(distances: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _read_only(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """A read-only view of the array, as files and databases hand arrays out: numba compiles once more, for seven seconds, for one that may be written to."""
+    """A read-only view of the array, as files and databases hand arrays out: numba compiles once more, for seven
+    seconds, for one that may be written to.
+    """
     seen = bits.view()
     seen.flags.writeable = False
     return seen
@@ -204,7 +210,9 @@ def _read_only(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]
 def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat) -> RowFigures:
     """Compare bits `a` (reference) and `b` (variant), both [rows, vocab] of `fmt`, on all cores."""
     if a.shape != b.shape or a.ndim != 2 or a.dtype != fmt.carrier or b.dtype != fmt.carrier:
-        raise ValueError(f"two [rows, vocab] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and {b.shape} {b.dtype}")
+        raise ValueError(
+            f"two [rows, vocab] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and {b.shape} {b.dtype}"
+        )
     compare_rows = _kernel().compare_rows
     a, b = _read_only(a), _read_only(b)
     rows, vocab = a.shape
@@ -227,9 +235,23 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
         for start in range(worker * ROWS_A_TASK, rows, workers * ROWS_A_TASK):
             s = slice(start, min(rows, start + ROWS_A_TASK))
             overflowing = compare_rows(
-                a[s], b[s], fmt.code, mask, first_nonfinite, counts[s], figures[s], is_bit_identical[s],
-                a_logits[s], b_logits[s], a_ids[s], b_ids[s], tiles[s], histogram, overflow, ulps,
-            )  # fmt: skip
+                a[s],
+                b[s],
+                fmt.code,
+                mask,
+                first_nonfinite,
+                counts[s],
+                figures[s],
+                is_bit_identical[s],
+                a_logits[s],
+                b_logits[s],
+                a_ids[s],
+                b_ids[s],
+                tiles[s],
+                histogram,
+                overflow,
+                ulps,
+            )
             if overflowing:
                 far.add(overflow[:overflowing])
             if s.stop * vocab >= 1 << 31:  # uint32 counters are emptied before they could wrap

@@ -1,7 +1,8 @@
-"""Exponentials and logarithms of a few numbers, the same bits on every machine; compiled loops have core.numerics.reproducible.
+"""Exponentials and logarithms of a few numbers, the same bits on every machine; compiled loops have
+core.numerics.reproducible.
 
-numpy's and the C library's own differ in their last bit between processors, as they use what vector and fused instructions there are.
-Here every product and every sum is rounded by itself, as IEEE 754 says.
+numpy's and the C library's own differ in their last bit between processors, as they use what vector and fused
+instructions there are. Here every product and every sum is rounded by itself, as IEEE 754 says.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _LOG_TERMS = [2 / power for power in range(23, 1, -2)]
 
 
 def exp(x: ArrayLike) -> NDArray[np.float64]:
-    """e**x, relative error below 3e-16 in the normal range. Same shape. Infinities, NaN and what over- or underflows as in IEEE 754."""
+    """e**x, relative error below 3e-16 in the normal range. Same shape. Infinities, NaN and what over- or underflows as
+    in IEEE 754.
+    """
     given = np.asarray(x, np.float64)
     within = np.clip(np.where(np.isnan(given), 0.0, given), -746.0, 710.0)
     exponent = np.rint(within * _LOG2E)
@@ -35,8 +38,8 @@ def exp(x: ArrayLike) -> NDArray[np.float64]:
 def log(x: ArrayLike) -> NDArray[np.float64]:
     """Natural logarithm, error of an ULP at most. Same shape. -inf at 0, NaN below it.
 
-    With x = 2**e (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), and s = f / (2 + f): log(1 + f) = 2 artanh(s) = f - s (f - R), where
-    R = 2 (s^2 / 3 + s^4 / 5 + ...).
+    With x = 2**e (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), and s = f / (2 + f): log(1 + f) = 2 artanh(s) = f - s (f - R),
+    where R = 2 (s^2 / 3 + s^4 / 5 + ...).
     """
     given = np.asarray(x, np.float64)
     is_plain = np.isfinite(given) & (given > 0)

@@ -1,4 +1,6 @@
-"""Single elements of a pair: the distances themselves, for a view of a few positions; whole runs go through `divergence`."""
+"""Single elements of a pair: the distances themselves, for a view of a few positions; whole runs go through
+`divergence`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from core.numerics.formats import FloatFormat, is_finite, ordinals
 
 
 def distances(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uint64]:
-    """ULP distance of every element, of any shape; all ones of the format's width where a NaN or infinity is not met by the same.
+    """ULP distance of every element, of any shape; all ones of the format's width where a NaN or infinity is not met by
+    the same.
 
     The same convention as the heatmap's cells (numerics.pyramid). Two NaNs, and two equal infinities, are 0 apart.
     """

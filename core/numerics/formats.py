@@ -60,7 +60,14 @@ FLOAT8_E5M2 = _format("float8_e5m2", 4, 8, 2, ml_dtypes.float8_e5m2, 0x7C)
 
 FORMATS = {f.name: f for f in (FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2)}
 LOGIT_FORMATS = {f.name: f for f in (FLOAT32, FLOAT16, BFLOAT16)}
-_ALIASES = {"fp32": "float32", "f32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "float": "float32"}
+_ALIASES = {
+    "fp32": "float32",
+    "f32": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+}
 
 
 def format_named(name: str) -> FloatFormat:

@@ -1,14 +1,14 @@
 """The fused divergence kernel: one pass over two sides gives every figure of the metric contract.
 
 How it is built (docs/decisions/0002-kernel.md has the measurements). A row (one position) is read from memory once and
-then worked on in blocks of 2048 elements that stay in the first-level cache: bits to ordinal distances and float32, histogram
-of distances, maxima of groups of 32 (the heatmap), maxima of 64 lanes (they tell where top-k has to look), and float64
-exponentials with a running maximum. Each step is a long loop simple enough for LLVM to vectorise. A row with any NaN or infinity
-takes a slower loop that checks every element. Everything releases the GIL; threads are the caller's (numba's own pool aborts
-when two viewers use it at once).
+then worked on in blocks of 2048 elements that stay in the first-level cache: bits to ordinal distances and float32,
+histogram of distances, maxima of groups of 32 (the heatmap), maxima of 64 lanes (they tell where top-k has to look),
+and float64 exponentials with a running maximum. Each step is a long loop simple enough for LLVM to vectorise. A row
+with any NaN or infinity takes a slower loop that checks every element. Everything releases the GIL; threads are the
+caller's (numba's own pool aborts when two viewers use it at once).
 
-The figures of a row are the same bits on every processor: sums have a fixed number of lanes, folded in a fixed order, and no `fastmath`
-flag lets LLVM choose another (core.numerics.reproducible).
+The figures of a row are the same bits on every processor: sums have a fixed number of lanes, folded in a fixed order,
+and no `fastmath` flag lets LLVM choose another (core.numerics.reproducible).
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from numba import njit
 from numba.extending import overload
 
 from core.numerics.formats import FLOAT8_E4M3FN, FLOAT8_E5M2, values_of
-from core.numerics.reproducible import bits_of_float, bits_of_float32, exp, float32_of_bits, float_of_bits, fma, fold, log
+from core.numerics.reproducible import (
+    bits_of_float,
+    bits_of_float32,
+    exp,
+    float32_of_bits,
+    float_of_bits,
+    fma,
+    fold,
+    log,
+)
 from core.numerics.sizes import BLOCK, DENSE, GROUP, LANES, SUM_LANES
 
 _FLOAT16 = 1
@@ -76,7 +85,9 @@ def _load16(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
 
 @njit(forceinline=True)
 def _widened(half):
-    """Bits of a float16 to those of the same float32: exponent and mantissa move into place, one exact product re-biases (subnormals too)."""
+    """Bits of a float16 to those of the same float32: exponent and mantissa move into place, one exact product
+    re-biases (subnormals too).
+    """
     magnitude = np.uint32((half & np.uint32(0x7FFF)) << np.uint32(13))
     bits = bits_of_float32(float32_of_bits(magnitude) * np.float32(2.0**112))
     bits |= np.uint32(0x7F800000) if magnitude >= np.uint32(0x0F800000) else np.uint32(0)  # infinity or NaN
@@ -106,7 +117,9 @@ def _scan_row(a, b, magnitude_mask, first_nonfinite):
     for i in range(a.shape[0]):
         x = np.uint32(a[i])
         y = np.uint32(b[i])
-        nonfinite |= np.int32((x & magnitude_mask) >= first_nonfinite) | np.int32((y & magnitude_mask) >= first_nonfinite)
+        nonfinite |= np.int32((x & magnitude_mask) >= first_nonfinite) | np.int32(
+            (y & magnitude_mask) >= first_nonfinite
+        )
         differing |= np.int32(x != y)
     return nonfinite != 0, differing != 0
 
@@ -214,15 +227,18 @@ def _take_top(values, maxima, highest, start, n, top_values, top_ids, candidates
 def _add_terms(a, b, n, a_highest, b_highest, lanes, largest):
     """A block's terms into `lanes` [4 * SUM_LANES]; returns the largest |a - b| so far, as bits.
 
-    Four sums: of exp(a), of exp(b), of exp(a) (a - b), of (a - b)^2, exponents relative to the maxima. Element i goes to lane i
-    mod SUM_LANES of each. a and b are padded to a whole number of lanes with equal values far below the maxima.
+    Four sums: of exp(a), of exp(b), of exp(a) (a - b), of (a - b)^2, exponents relative to the maxima. Element i goes
+    to lane i mod SUM_LANES of each. a and b are padded to a whole number of lanes with equal values far below the
+    maxima.
     """
     for start in range(0, n, SUM_LANES):
         for j in range(SUM_LANES):
             x = np.float64(a[start + j])
             y = np.float64(b[start + j])
             difference = x - y
-            magnitude = bits_of_float(difference) & 0x7FFFFFFFFFFFFFFF  # in the magnitudes' order; integer maxima vectorise
+            magnitude = (
+                bits_of_float(difference) & 0x7FFFFFFFFFFFFFFF
+            )  # in the magnitudes' order; integer maxima vectorise
             largest = magnitude if magnitude > largest else largest
             mass = exp(x - a_highest)
             lanes[j] += mass
@@ -255,13 +271,22 @@ def _count(ulps, n, histogram):
 def _kl_of_row(a, b, fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_values, b_values, ulps):
     """KL of one row in nats, each value taken relative to its side's maximum before anything is subtracted.
 
-    The fused pass sums a - b and puts the maxima right afterwards, which cancels where they are large: half of all digits
-    near 1e8. A value of a is finite or -inf, and b is finite where a is.
+    The fused pass sums a - b and puts the maxima right afterwards, which cancels where they are large: half of all
+    digits near 1e8. A value of a is finite or -inf, and b is finite where a is.
     """
     weighted = 0.0
     for start in range(0, a.shape[0], BLOCK):
         n = min(BLOCK, a.shape[0] - start)
-        load_block(a[start : start + n], b[start : start + n], fmt, a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n])
+        load_block(
+            a[start : start + n],
+            b[start : start + n],
+            fmt,
+            a_bits[:n],
+            b_bits[:n],
+            a_values[:n],
+            b_values[:n],
+            ulps[:n],
+        )
         for i in range(n):
             x = np.float64(a_values[i])
             if x > -np.inf:
@@ -273,16 +298,32 @@ def _kl_of_row(a, b, fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def compare_rows(
-    a, b, fmt, magnitude_mask, first_nonfinite, counts, figures, is_bit_identical,
-    a_top_values, b_top_values, a_top_ids, b_top_ids, tiles, histogram, overflow, ulps,
-):  # fmt: skip
-    """Compare rows of bits `a` and `b` [rows, vocab]; fills the outputs, returns the number of distances put into `overflow`.
+    a,
+    b,
+    fmt,
+    magnitude_mask,
+    first_nonfinite,
+    counts,
+    figures,
+    is_bit_identical,
+    a_top_values,
+    b_top_values,
+    a_top_ids,
+    b_top_ids,
+    tiles,
+    histogram,
+    overflow,
+    ulps,
+):
+    """Compare rows of bits `a` and `b` [rows, vocab]; fills the outputs, returns the number of distances put into
+    `overflow`.
 
-    counts [rows, 6] int64: neq, max_ulps, token of max_ulps, sum_ulps, elements finite on both sides, nonfinite_mismatch.
-    figures [rows, 5] float64: max_abs, sum of squared differences, KL in nats (NaN: undefined), logsumexp of a, of b.
-    tiles [rows, ceil(vocab / 32)]: largest distance of each group of tokens, all ones where NaN or infinity mismatch.
-    histogram [4, 65536] uint32: distances below 65536, to be summed over its first axis; the others go to `overflow`.
-    ulps [2048] is scratch: uint32 for float32, uint16 for narrower formats, whose distances all fit.
+    counts [rows, 6] int64: neq, max_ulps, token of max_ulps, sum_ulps, elements finite on both sides,
+    nonfinite_mismatch. figures [rows, 5] float64: max_abs, sum of squared differences, KL in nats (NaN: undefined),
+    logsumexp of a, of b. tiles [rows, ceil(vocab / 32)]: largest distance of each group of tokens, all ones where NaN
+    or infinity mismatch. histogram [4, 65536] uint32: distances below 65536, to be summed over its first axis; the
+    others go to `overflow`. ulps [2048] is scratch: uint32 for float32, uint16 for narrower formats, whose distances
+    all fit.
     """
     rows, vocab = a.shape
     a_values = np.empty(BLOCK, np.float32)
@@ -305,9 +346,25 @@ def compare_rows(
         b_top_values[row, :] = np.nan
         if nonfinite:
             overflowing = _compare_any_row(
-                a[row], b[row], fmt, counts[row], figures[row],
-                a_top_values[row], b_top_values[row], a_top_ids[row], b_top_ids[row], tiles[row], histogram, overflow, overflowing, a_bits, b_bits, a_values, b_values, ulps,
-            )  # fmt: skip
+                a[row],
+                b[row],
+                fmt,
+                counts[row],
+                figures[row],
+                a_top_values[row],
+                b_top_values[row],
+                a_top_ids[row],
+                b_top_ids[row],
+                tiles[row],
+                histogram,
+                overflow,
+                overflowing,
+                a_bits,
+                b_bits,
+                a_values,
+                b_values,
+                ulps,
+            )
             continue
 
         neq = np.int64(0)
@@ -321,9 +378,15 @@ def compare_rows(
         for start in range(0, vocab, BLOCK):
             n = min(BLOCK, vocab - start)
             load_block(
-                a[row, start : start + n], b[row, start : start + n], fmt,
-                a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n],
-            )  # fmt: skip
+                a[row, start : start + n],
+                b[row, start : start + n],
+                fmt,
+                a_bits[:n],
+                b_bits[:n],
+                a_values[:n],
+                b_values[:n],
+                ulps[:n],
+            )
             groups = (n + GROUP - 1) // GROUP
             for i in range(n, BLOCK):  # pad the last block with what no maximum and no sum can notice
                 a_values[i] = np.float32(-3.4028235e38)
@@ -382,7 +445,9 @@ def compare_rows(
         figures[row, 0] = float_of_bits(largest)
         figures[row, 1] = fold(lanes, 3 * SUM_LANES, SUM_LANES)
         if abs(a_highest) > _LARGE or abs(b_highest) > _LARGE:
-            kl = _kl_of_row(a[row], b[row], fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_values, b_values, ulps)
+            kl = _kl_of_row(
+                a[row], b[row], fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_values, b_values, ulps
+            )
         else:
             kl = weighted / a_sum + (b_highest - a_highest) + log(b_sum / a_sum)
         figures[row, 2] = max(0.0, kl) if differing else 0.0
@@ -419,9 +484,25 @@ def _finish_logsumexp(has_nan, has_inf, highest, total):
 
 @njit
 def _compare_any_row(
-    a, b, fmt, counts, figures, a_top_values, b_top_values, a_top_ids, b_top_ids, tiles, histogram, overflow, overflowing,
-    a_bits, b_bits, a_values, b_values, ulps,
-):  # fmt: skip
+    a,
+    b,
+    fmt,
+    counts,
+    figures,
+    a_top_values,
+    b_top_values,
+    a_top_ids,
+    b_top_ids,
+    tiles,
+    histogram,
+    overflow,
+    overflowing,
+    a_bits,
+    b_bits,
+    a_values,
+    b_values,
+    ulps,
+):
     """One row with NaN or infinities among its values: the rules of the contract, element by element."""
     vocab = a.shape[0]
     neq = 0
@@ -445,7 +526,16 @@ def _compare_any_row(
     all_ones = ~tiles.dtype.type(0)
     for start in range(0, vocab, BLOCK):
         n = min(BLOCK, vocab - start)
-        load_block(a[start : start + n], b[start : start + n], fmt, a_bits[:n], b_bits[:n], a_values[:n], b_values[:n], ulps[:n])
+        load_block(
+            a[start : start + n],
+            b[start : start + n],
+            fmt,
+            a_bits[:n],
+            b_bits[:n],
+            a_values[:n],
+            b_values[:n],
+            ulps[:n],
+        )
         for i in range(n):
             x = np.float64(a_values[i])
             y = np.float64(b_values[i])
@@ -492,7 +582,9 @@ def _compare_any_row(
 
     kl = np.nan
     if not (a_nan or b_nan or a_inf or b_inf or lost_mass or a_sum == 0.0):
-        kl = max(0.0, _kl_of_row(a, b, fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_values, b_values, ulps))
+        kl = max(
+            0.0, _kl_of_row(a, b, fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_values, b_values, ulps)
+        )
 
     counts[0] = neq
     counts[1] = highest

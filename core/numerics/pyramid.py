@@ -1,10 +1,13 @@
-"""The heatmap pyramid: maxima of ULP distances over ever larger cells, so that one differing element stays visible at any zoom.
+"""The heatmap pyramid: maxima of ULP distances over ever larger cells, so that one differing element stays visible at
+any zoom.
 
-Level 0 has cells of 1 position x 32 tokens (the kernel's `tiles`); each further level takes the maximum of 4 x 4 cells of the
-one before. Cells are unsigned integers of the compute dtype's width; all ones means a NaN or infinity mismatch inside.
+Level 0 has cells of 1 position x 32 tokens (the kernel's `tiles`); each further level takes the maximum of 4 x 4 cells
+of the one before. Cells are unsigned integers of the compute dtype's width; all ones means a NaN or infinity mismatch
+inside.
 
-What the stored levels do not hold is computed from the logits: finer cells, cells of absolute differences, and cells over ranks
-in place of token ids. Differences are float32, kept as their bits: those of non-negative floats are in the order of the values.
+What the stored levels do not hold is computed from the logits: finer cells, cells of absolute differences, and cells
+over ranks in place of token ids. Differences are float32, kept as their bits: those of non-negative floats are in the
+order of the values.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ def cell_shape(level: int) -> tuple[int, int]:
 
 
 def pool(cells: NDArray, positions: int, tokens: int) -> NDArray:
-    """Maxima over blocks of `positions` x `tokens` cells; the last of an axis may be smaller. [rows, columns], same dtype."""
+    """Maxima over blocks of `positions` x `tokens` cells; the last of an axis may be smaller. [rows, columns], same
+    dtype.
+    """
     rows = np.maximum.reduceat(cells, np.arange(0, cells.shape[0], positions), axis=0) if positions > 1 else cells
     return np.maximum.reduceat(rows, np.arange(0, rows.shape[1], tokens), axis=1) if tokens > 1 else rows
 
@@ -40,15 +45,21 @@ def levels_for(rows: int, vocab: int) -> int:
     return level + 1
 
 
-def element_ulps(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.unsignedinteger]:
+def element_ulps(
+    a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat
+) -> NDArray[np.unsignedinteger]:
     """ULP distances of single elements, as cells of the finest kind. [rows, tokens], the compute dtype's carrier."""
     out = np.empty(a.shape, fmt.carrier)
     _loops().ulps(np.ascontiguousarray(a), np.ascontiguousarray(b), fmt.bits, fmt.first_nonfinite, out)
     return out
 
 
-def element_differences(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uint32]:
-    """Absolute differences of single elements in logits, float32 as its bits; all ones: NaN or infinity mismatch. [rows, tokens]"""
+def element_differences(
+    a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat
+) -> NDArray[np.uint32]:
+    """Absolute differences of single elements in logits, float32 as its bits; all ones: NaN or infinity mismatch.
+    [rows, tokens]
+    """
     out = np.empty(a.shape, np.uint32)
     wide = [np.ascontiguousarray(widen(bits, fmt)) for bits in (a, b)]
     _loops().differences(wide[0].view(np.float32), wide[1].view(np.float32), out.view(np.float32), out)
@@ -67,7 +78,8 @@ def maxima(cells: NDArray[np.unsignedinteger], positions: int, tokens: int) -> N
 def descending(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uint32]:
     """Token ids of every row, the largest logit first; equal ones by id, NaNs last. [rows, vocab] -> the same shape
 
-    A stable counting sort by 16 bits at a time: 0.4 ms a bfloat16 row of 128256, where a sort by comparisons takes about 9.
+    A stable counting sort by 16 bits at a time: 0.4 ms a bfloat16 row of 128256, where a sort by comparisons takes
+    about 9.
     """
     out = np.empty(bits.shape, np.uint32)
     _loops().descending(np.ascontiguousarray(bits), fmt.bits, fmt.first_nonfinite, out)
@@ -75,7 +87,9 @@ def descending(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[n
 
 
 def taken(bits: NDArray[np.unsignedinteger], order: NDArray[np.uint32]) -> NDArray[np.unsignedinteger]:
-    """Every row in the order that `descending` gave. [rows, vocab]; numpy's take_along_axis takes four times as long."""
+    """Every row in the order that `descending` gave. [rows, vocab]; numpy's take_along_axis takes four times as
+    long.
+    """
     out = np.empty(order.shape, bits.dtype)
     _loops().taken(np.ascontiguousarray(bits), np.ascontiguousarray(order), out)
     return out

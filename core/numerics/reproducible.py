@@ -1,7 +1,7 @@
 """Arithmetic for compiled loops whose results are the same bits on every processor, at every vector width.
 
-LLVM may not reorder any of it, as no `fastmath` flag is set. What is fused says so, exponentials and logarithms are our own, and sums
-go through a fixed number of lanes.
+LLVM may not reorder any of it, as no `fastmath` flag is set. What is fused says so, exponentials and logarithms are our
+own, and sums go through a fixed number of lanes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def fma(typingctx, a, b, c):
 
 @njit(forceinline=True)
 def exp(x):
-    """e**x for -700 <= x <= 0 (smaller x is taken as -700), relative error 1e-15 (3e-14 at -700), exactly 1 at 0; vectorises.
+    """e**x for -700 <= x <= 0 (smaller x is taken as -700), relative error 1e-15 (3e-14 at -700), exactly 1 at 0;
+    vectorises.
 
     The polynomial meets e**r in the Chebyshev nodes of |r| <= log(2) / 2.
     """
@@ -119,7 +120,9 @@ def log(x):
 
 @njit(forceinline=True)
 def fold(lanes, first, count):
-    """The sum of lanes[first : first + count], folded in half again and again; count is a power of two. Overwrites them."""
+    """The sum of lanes[first : first + count], folded in half again and again; count is a power of two. Overwrites
+    them.
+    """
     while count > 1:
         count //= 2
         for j in range(count):
@@ -135,13 +138,16 @@ _VECTOR = ir.VectorType(ir.DoubleType(), 8)
 def sum_of_squares(typingctx, values, count):
     """Sum of the squares of values[:count] (float64), where count is a multiple of SQUARES_AT_ONCE.
 
-    In LLVM's vectors of a fixed width: left to its vectoriser, an order that is fixed costs twice as much as one that is free.
+    In LLVM's vectors of a fixed width: left to its vectoriser, an order that is fixed costs twice as much as one that
+    is free.
     """
 
     def build(context, builder, signature, arguments):
         index = ir.IntType(64)
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        lanes = [cgutils.alloca_once_value(builder, ir.Constant(_VECTOR, [0.0] * 8)) for _ in range(SQUARES_AT_ONCE // 8)]
+        lanes = [
+            cgutils.alloca_once_value(builder, ir.Constant(_VECTOR, [0.0] * 8)) for _ in range(SQUARES_AT_ONCE // 8)
+        ]
         step = ir.Constant(index, SQUARES_AT_ONCE)
         with cgutils.for_range_slice(builder, ir.Constant(index, 0), arguments[1], step, index) as (start, _):
             for part, lane in enumerate(lanes):

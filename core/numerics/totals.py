@@ -16,11 +16,13 @@ from core.numerics.divergence import DENSE_DISTANCES, EXACT_DISTANCES, RowFigure
 class Summary:
     """A pair in one row: the `summary` object of the metric contract, same names, same order.
 
-    Counts are elements (neq, nonfinite_mismatch) or positions (flips, ties, near_ties); logits for max_abs, rms and min_margin;
-    ULPs of the compute dtype for max_ulps and mean_ulps; nats for KL. None where nothing defines the figure.
+    Counts are elements (neq, nonfinite_mismatch) or positions (flips, ties, near_ties); logits for max_abs, rms and
+    min_margin; ULPs of the compute dtype for max_ulps and mean_ulps; nats for KL. None where nothing defines the
+    figure.
 
-    What figures are over (COUNTS): mean_kl and max_kl over kl_positions, which leaves out kl_infinite positions where the variant has no mass
-    that the reference has, and those where it is undefined; min_margin over margin_positions; max_abs, rms and ULPs over finite elements.
+    What figures are over (COUNTS): mean_kl and max_kl over kl_positions, which leaves out kl_infinite positions where
+    the variant has no mass that the reference has, and those where it is undefined; min_margin over margin_positions;
+    max_abs, rms and ULPs over finite elements.
     """
 
     bit_identical: bool
@@ -95,7 +97,9 @@ class PairTotal:
         self._neq += int(figures.neq.sum())
         self._mismatch += int(figures.nonfinite_mismatch.sum())
         self._finite += int(figures.finite.sum())
-        self._sum_ulps += int(figures.sum_ulps.astype(object).sum())  # Python integers: 2**32 ULPs times 2**31 elements overflows
+        self._sum_ulps += int(
+            figures.sum_ulps.astype(object).sum()
+        )  # Python integers: 2**32 ULPs times 2**31 elements overflows
         self._flips += int(figures.is_flip.sum())
         self._ties += int(figures.is_tie.sum())
         self._near_ties += int(figures.is_near_tie.sum())
@@ -116,7 +120,9 @@ class PairTotal:
             self._coarsen()
 
     def _coarsen(self) -> None:
-        """Round distances of 65536 and more down to a power of two: two unrelated float32 sides have millions of them."""
+        """Round distances of 65536 and more down to a power of two: two unrelated float32 sides have millions of
+        them.
+        """
         self.is_histogram_exact = False
         coarse: Counter[int] = Counter()
         for distance, elements in self._histogram.items():

@@ -1,7 +1,8 @@
-"""A file to a server: small ones in one request, larger ones in pieces with a checksum each, which go on where the connection broke.
+"""A file to a server: small ones in one request, larger ones in pieces with a checksum each, which go on where the
+connection broke.
 
-The protocol of the pieces is tus 1.0.0 (tus.io/protocols/resumable-upload); a server without it gets one request. A push that was stopped and is
-begun again goes on too: the server knows the file by its name, size and time of change.
+The protocol of the pieces is tus 1.0.0 (tus.io/protocols/resumable-upload); a server without it gets one request. A
+push that was stopped and is begun again goes on too: the server knows the file by its name, size and time of change.
 """
 
 from __future__ import annotations
@@ -98,9 +99,10 @@ class _Push:
         with self._opened() as file:
             digest = hashlib.file_digest(file, "sha256").digest()
         headers = {
-            "Content-Length": str(self._size), "Content-Type": "application/octet-stream",
+            "Content-Length": str(self._size),
+            "Content-Type": "application/octet-stream",
             "Repr-Digest": f"sha-256=:{base64.b64encode(digest).decode()}:",
-        }  # fmt: skip
+        }
         return self._begin({}, headers, self._stream())
 
     def _stream(self) -> Iterator[bytes]:
@@ -120,7 +122,8 @@ class _Push:
             if not self._is_all_sent:
                 raise
             raise PushError(
-                f"{_why(error, self._asked.url)} All was sent by then; look whether the run is there before you push again."
+                f"{_why(error, self._asked.url)} All was sent by then; look whether the run is there before you push"
+                " again."
             ) from error
 
     def _opened(self) -> io.BufferedReader:
@@ -159,7 +162,11 @@ class _Push:
         for known in uploads if isinstance(uploads, list) else ():
             if not isinstance(known, dict):
                 raise self._odd()
-            if (known.get("name"), known.get("bytes_total"), known.get("modified")) == (self._asked.path.name, self._size, mark):
+            if (known.get("name"), known.get("bytes_total"), known.get("modified")) == (
+                self._asked.path.name,
+                self._size,
+                mark,
+            ):
                 place, done = (
                     f"/api/uploads/{quote(self._text(known.get('id')), safe='')}",
                     self._arrived(known.get("bytes_done")),
@@ -184,11 +191,15 @@ class _Push:
     def _sent(self, place: str, offset: int, piece: bytes) -> int:
         checksum = base64.b64encode(hashlib.sha256(piece).digest()).decode()
         answer = self._client.patch(
-            place, content=piece,
+            place,
+            content=piece,
             headers={
-                **_TUS, "Upload-Offset": str(offset), "Content-Type": "application/offset+octet-stream", "Upload-Checksum": f"sha256 {checksum}",
+                **_TUS,
+                "Upload-Offset": str(offset),
+                "Content-Type": "application/offset+octet-stream",
+                "Upload-Checksum": f"sha256 {checksum}",
             },
-        )  # fmt: skip
+        )
         if answer.status_code in (
             409,
             423,
@@ -248,14 +259,18 @@ class _Push:
         return PushError(f"{self._asked.url}: does not answer as a ULPscope server does; expected the address of one.")
 
     def _patiently(self, work: Callable[[], Any], again: Callable[[], Any] | None = None) -> Any:
-        """`work`, tried again while the connection fails, `again` instead where a second attempt must begin by asking. PushError in the end."""
+        """`work`, tried again while the connection fails, `again` instead where a second attempt must begin by asking.
+        PushError in the end.
+        """
         deadline, pause, attempt = time.monotonic() + self._asked.patience_seconds, 0.5, work
         while True:
             try:
                 return attempt()
             except (httpx.TransportError, _Again) as error:
                 sentence = str(error) if isinstance(error, _Again) else _why(error, self._asked.url)
-                is_hopeless = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError) or _is_of_tls(error)
+                is_hopeless = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError) or _is_of_tls(
+                    error
+                )
                 if is_hopeless or time.monotonic() + pause > deadline:
                     raise PushError(sentence) from error
                 self._note(f"{sentence.rstrip('.')}; trying again in {pause:.0f} s.")
@@ -280,7 +295,11 @@ class _Push:
     def _refuse(self, answer: httpx.Response) -> None:
         sentence = self._sentence(answer)
         if answer.status_code == 401:
-            hint = "; is the token right, and still valid?" if self._asked.token else "; give --token-file or ULPSCOPE_TOKEN."
+            hint = (
+                "; is the token right, and still valid?"
+                if self._asked.token
+                else "; give --token-file or ULPSCOPE_TOKEN."
+            )
             raise PushError(f"the server asks who you are (401): {sentence.rstrip('.')}{hint}")
         if answer.status_code == 404 and not sentence:
             raise PushError(f"{self._asked.url}: has no ULPscope API there (404).")
@@ -322,7 +341,10 @@ def _is_of_tls(error: BaseException) -> bool:
 
 def _why(error: Exception, url: str) -> str:
     if _is_of_tls(error):
-        return f"{url}: its certificate or TLS cannot be trusted ({error}); SSL_CERT_FILE may name the authority that signed it."
+        return (
+            f"{url}: its certificate or TLS cannot be trusted ({error}); SSL_CERT_FILE may name the authority that"
+            " signed it."
+        )
     if isinstance(error, httpx.TimeoutException):
         return f"{url}: does not answer in time."
     if isinstance(error, httpx.ConnectError):

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 class Background:
     """Runs what it is given one after another in its own thread.
 
-    Unfinished pieces hold at most `waiting_bytes` together (or are a single one), so that memory stays bounded: `put` blocks until
-    there is room. After an exception nothing more runs, and every later `put` and `drain` raises it.
+    Unfinished pieces hold at most `waiting_bytes` together (or are a single one), so that memory stays bounded: `put`
+    blocks until there is room. After an exception nothing more runs, and every later `put` and `drain` raises it.
     """
 
     def __init__(self, name: str, waiting_bytes: int) -> None:

@@ -1,7 +1,9 @@
-"""How a stored capture is judged, or made again with more beside it: the command a person types, and the arguments by which a program does it from the file alone.
+"""How a stored capture is judged, or made again with more beside it: the command a person types, and the arguments by
+which a program does it from the file alone.
 
-A run file may come from anybody. A person reads a command before running it; a program takes from it only options that name paths and
-dtypes, and the token ids that the run itself holds, so it reads no file that a stranger's command names and runs no code of a model.
+A run file may come from anybody. A person reads a command before running it; a program takes from it only options that
+name paths and dtypes, and the token ids that the run itself holds, so it reads no file that a stranger's command names
+and runs no code of a model.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def typed(command: str) -> str | None:
 
 
 def captured_with(command: str, option: str) -> str | None:
-    """The stored command made one that captures the same with one more option; None where it captures nothing by itself, or has it."""
+    """The stored command made one that captures the same with one more option; None where it captures nothing by
+    itself, or has it.
+    """
     parts = _parts(command)
     if parts is None or parts[0] not in ("capture", "judge") or option in parts:
         return None
@@ -59,7 +63,9 @@ def _parts(command: str) -> list[str] | None:
 
 
 def arguments(run: RunReader, name: str) -> list[str] | None:
-    """Of `python -m core`, but for `--prompts` and the file of `prompts`; None where the run does not hold what it takes."""
+    """Of `python -m core`, but for `--prompts` and the file of `prompts`; None where the run does not hold what it
+    takes.
+    """
     about = run.header.provenance
     if about.kind != "capture" or not about.model or about.model.startswith("-") or prompts(run) is None:
         return None
@@ -68,7 +74,11 @@ def arguments(run: RunReader, name: str) -> list[str] | None:
     options = _chosen(parts) if is_repeatable else []
     if not is_repeatable:
         reference, *variants = (side.path for side in run.sides)
-        options = [f"--reference={reference}", *(f"--variant={path}" for path in variants), f"--dtype={run.header.compute_dtype}"]
+        options = [
+            f"--reference={reference}",
+            *(f"--variant={path}" for path in variants),
+            f"--dtype={run.header.compute_dtype}",
+        ]
     asked = _continued(run)
     start = ["generate", f"--tokens={asked}"] if asked else ["capture"]
     revision = [f"--revision={about.revision}"] if about.revision and not about.revision.startswith("sha256:") else []

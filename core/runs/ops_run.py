@@ -1,7 +1,8 @@
 """Runs of kind `ops`: what one machine's torch operations keep bit for bit. Records, and their one table in a run file.
 
-Three questions to an operation, each asked of its bits: does a call repeat itself, is row 0 the same alone and among N rows (*batch-
-invariant*), and is a row the same at every index of a batch (*position-invariant*). Such a run has no sides and no logits.
+Three questions to an operation, each asked of its bits: does a call repeat itself, is row 0 the same alone and among N
+rows (*batch- invariant*), and is a row the same at every index of a batch (*position-invariant*). Such a run has no
+sides and no logits.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ KIND = "ops"
 _SCHEMA = (Path(__file__).parent / "file" / "schema.sql").read_text()
 _WORST = ("worst_batch", "worst_call", "worst_neq", "worst_elements", "worst_max_ulps")
 _COLUMNS = (
-    f"op, backend, dtype, size, modules, elements, calls, differing_calls, {', '.join(_WORST)}, batch_classes, row_positions, "
-    "relative_rms, seconds, note, refusal, rows_tried"
+    f"op, backend, dtype, size, modules, elements, calls, differing_calls, {', '.join(_WORST)}, batch_classes,"
+    " row_positions, relative_rms, seconds, note, refusal, rows_tried"
 )
 _DECODING = (TypeError, ValueError, KeyError, AttributeError, UsageError)
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """The same call again and again: `calls` over all batch sizes, and how many gave other bits than the first at their batch size.
+    """The same call again and again: `calls` over all batch sizes, and how many gave other bits than the first at their
+    batch size.
 
-    worst_*: the call with most differing elements: its batch size, its 0-based number there, elements that differ, elements in all,
-    largest distance in ULPs of the dtype. All 0 where none differs.
+    worst_*: the call with most differing elements: its batch size, its 0-based number there, elements that differ,
+    elements in all, largest distance in ULPs of the dtype. All 0 where none differs.
     """
 
     calls: int
@@ -51,8 +53,8 @@ class Repeats:
 class BatchClass:
     """Batch sizes among which row 0 is the same bit for bit.
 
-    digest: the first 16 hexadecimal digits of the SHA-256 of these bits, of all rows tried; neq, max_ulps: elements of these rows that
-    differ from batch size 1, and by how many ULPs of the dtype at most.
+    digest: the first 16 hexadecimal digits of the SHA-256 of these bits, of all rows tried; neq, max_ulps: elements of
+    these rows that differ from batch size 1, and by how many ULPs of the dtype at most.
     """
 
     batches: tuple[int, ...]
@@ -67,7 +69,9 @@ class BatchClass:
 
 @dataclass(frozen=True)
 class RowPositions:
-    """One row copied to every index of a batch of `batch`: the indices in groups of equal bits, that of index 0 first."""
+    """One row copied to every index of a batch of `batch`: the indices in groups of equal bits, that of index 0
+    first.
+    """
 
     batch: int
     groups: tuple[tuple[int, ...], ...]
@@ -80,11 +84,13 @@ class RowPositions:
 
 @dataclass(frozen=True)
 class OpRow:
-    """One operation in one dtype and size. backend: of attention, else ''; modules: those of a model that have this shape, else ''.
+    """One operation in one dtype and size. backend: of attention, else ''; modules: those of a model that have this
+    shape, else ''.
 
-    elements: of one row's result; rows_tried: rows that were row 0 of batches of their own, over all of which classes are formed. repeats, classes and positions are None or empty where they were not asked, or no answer has a
-    meaning; `note` says why. relative_rms: rms of row 0 alone to a float64 computation from the same inputs, over that one's rms.
-    refusal: why the machine does not have the operation, else ''; nothing was measured then.
+    elements: of one row's result; rows_tried: rows that were row 0 of batches of their own, over all of which classes
+    are formed. repeats, classes and positions are None or empty where they were not asked, or no answer has a meaning;
+    `note` says why. relative_rms: rms of row 0 alone to a float64 computation from the same inputs, over that one's
+    rms. refusal: why the machine does not have the operation, else ''; nothing was measured then.
     """
 
     op: str
@@ -131,7 +137,9 @@ class OpRow:
 
 @dataclass(frozen=True)
 class OpsHeader:
-    """Everything about the run but its rows. dtypes: those probed; seed: of the inputs, which are the same bits on every machine."""
+    """Everything about the run but its rows. dtypes: those probed; seed: of the inputs, which are the same bits on
+    every machine.
+    """
 
     name: str
     device: str
@@ -207,14 +215,25 @@ def list_ops_runs(store: Store) -> list[str]:
 def _write_provenance(database: Database, run_id: str, header: OpsHeader, created: datetime) -> None:
     """The table `run`: no logits, so no vocabulary and no positions."""
     values = {
-        "run_id": run_id, "name": header.name, "created": created.astimezone(UTC).replace(tzinfo=None), "kind": KIND,
-        "model": header.model, "revision": "", "compute_dtype": ", ".join(header.dtypes), "vocab": 0, "positions": 0,
-        "device": header.device, "device_name": header.device_name, "seed": header.seed, "command": header.command,
-        "note": header.note, "versions": json.dumps(header.versions, sort_keys=True), "schema_version": SCHEMA_VERSION,
-    }  # fmt: skip
+        "run_id": run_id,
+        "name": header.name,
+        "created": created.astimezone(UTC).replace(tzinfo=None),
+        "kind": KIND,
+        "model": header.model,
+        "revision": "",
+        "compute_dtype": ", ".join(header.dtypes),
+        "vocab": 0,
+        "positions": 0,
+        "device": header.device,
+        "device_name": header.device_name,
+        "seed": header.seed,
+        "command": header.command,
+        "note": header.note,
+        "versions": json.dumps(header.versions, sort_keys=True),
+        "schema_version": SCHEMA_VERSION,
+    }
     database.execute(
-        f"INSERT INTO run ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})",
-        list(values.values()),
+        f"INSERT INTO run ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", list(values.values())
     )
 
 
@@ -263,21 +282,37 @@ def _read(database: Database, run_id: str) -> OpsRun:
     rows = database.table(f"SELECT {_COLUMNS} FROM op ORDER BY probe").to_pylist()
     try:
         header = OpsHeader(
-            name=name, device=device, device_name=device_name, dtypes=tuple(dtypes.split(", ")), seed=seed, command=command,
-            model=model, note=note, versions={str(key): str(value) for key, value in json.loads(versions).items()}, created=created,
-        )  # fmt: skip
+            name=name,
+            device=device,
+            device_name=device_name,
+            dtypes=tuple(dtypes.split(", ")),
+            seed=seed,
+            command=command,
+            model=model,
+            note=note,
+            versions={str(key): str(value) for key, value in json.loads(versions).items()},
+            created=created,
+        )
         return OpsRun(run_id, header, tuple(_row(row) for row in rows))
     except _DECODING as error:
         raise StoreError(f"{database.path.name}: its probes make no sense ({error}); the file is damaged.") from error
 
 
 def _row(found: dict[str, Any]) -> OpRow:
-    """One row of the table, by the names of its columns. The file may come from anybody, so every value is what its column says."""
+    """One row of the table, by the names of its columns. The file may come from anybody, so every value is what its
+    column says.
+    """
     numbers = [found[name] for name in ("calls", "differing_calls", *_WORST)]
     return OpRow(
-        op=_text(found["op"]), backend=_text(found["backend"]), dtype=_text(found["dtype"]), size=_text(found["size"]),
-        modules=_text(found["modules"]), note=_text(found["note"]), refusal=_text(found["refusal"]),
-        elements=int(found["elements"]), rows_tried=int(found["rows_tried"]),
+        op=_text(found["op"]),
+        backend=_text(found["backend"]),
+        dtype=_text(found["dtype"]),
+        size=_text(found["size"]),
+        modules=_text(found["modules"]),
+        note=_text(found["note"]),
+        refusal=_text(found["refusal"]),
+        elements=int(found["elements"]),
+        rows_tried=int(found["rows_tried"]),
         repeats=None if numbers[0] is None else Repeats(*map(int, numbers)),
         classes=tuple(
             BatchClass(tuple(map(int, c["batches"])), _text(c["digest"]), int(c["neq"]), int(c["max_ulps"]))
@@ -289,7 +324,7 @@ def _row(found: dict[str, Any]) -> OpRow:
         ),
         relative_rms=None if found["relative_rms"] is None else float(found["relative_rms"]),
         seconds=float(found["seconds"]),
-    )  # fmt: skip
+    )
 
 
 def _text(value: object) -> str:

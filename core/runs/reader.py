@@ -1,4 +1,6 @@
-"""Read a run file: provenance, figures of positions and pairs, and the logits themselves, a position or a range at a time."""
+"""Read a run file: provenance, figures of positions and pairs, and the logits themselves, a position or a range at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ from core.runs.file.records import RUNGS, Evidence, Generation, Prompt, Provenan
 from core.runs.tables.kernels import KernelList, read_kernels
 from core.runs.tables.remedies import PriceRow, RemedyRow, read_prices, read_remedies
 
-_KV = "prompt, layer, kind, head, elements, neq, finite, max_abs, rms, max_ulps, mean_ulps, nonfinite_mismatch, first_position"
+_KV = (
+    "prompt, layer, kind, head, elements, neq, finite, max_abs, rms, max_ulps, mean_ulps, nonfinite_mismatch,"
+    " first_position"
+)
 _LAYER = (
     "prompt, ordinal, module, kind, block, dtype, positions, elements, neq, finite, max_abs, rms, max_ulps, mean_ulps, "
     "nonfinite_mismatch, first_position, floor_rms"
@@ -46,8 +51,8 @@ WHERE a.side = 0 AND b.side = pair + 1 GROUP BY pair
 class StoredSide:
     """A side as it lies in the file; `bit_class` is shared by bit-identical sides.
 
-    sha256: of its values as bits of `sha256_dtype`, the dtype they are of, so that equal values have it in any run; of a file that is older
-    than that, of the bits as they are stored. stored_sha256: of these.
+    sha256: of its values as bits of `sha256_dtype`, the dtype they are of, so that equal values have it in any run; of
+    a file that is older than that, of the bits as they are stored. stored_sha256: of these.
     """
 
     index: int
@@ -62,7 +67,9 @@ class StoredSide:
 
 @dataclass(frozen=True)
 class StoredPair:
-    """A pair of the run: index, the two sides' names, its summary, and its verdict, the sentence for it and the noise ratio if judged."""
+    """A pair of the run: index, the two sides' names, its summary, and its verdict, the sentence for it and the noise
+    ratio if judged.
+    """
 
     index: int
     reference: str
@@ -93,7 +100,9 @@ class RunReader:
     def __enter__(self) -> RunReader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -113,11 +122,27 @@ class RunReader:
 
     def _read_header(self) -> tuple[datetime, RunHeader]:
         row = self._database.rows(
-            """SELECT name, created, kind, model, revision, compute_dtype, vocab, device, device_name, seed, command, note,
+            """SELECT name, created, kind, model, revision, compute_dtype, vocab, device, device_name,
+              seed, command, note,
                       versions, (SELECT sum(positions) FROM prompt)
                FROM run"""
         )[0]
-        name, created, kind, model, revision, compute_dtype, vocab, device, device_name, seed, command, note, versions, rows = row
+        (
+            name,
+            created,
+            kind,
+            model,
+            revision,
+            compute_dtype,
+            vocab,
+            device,
+            device_name,
+            seed,
+            command,
+            note,
+            versions,
+            rows,
+        ) = row
         if kind == "ops":  # core.runs.ops_run reads those
             shown_by = f"`python -m core ops --show {self.run_id}` and the Ops page show it"
             raise StoreError(f"run '{self.run_id}' holds probes of operations, so no sides and no logits; {shown_by}.")
@@ -131,9 +156,16 @@ class RunReader:
             texts = tuple(t[1] for t in tokens.get(index, []) if t[1] is not None)
             prompts.append(Prompt(positions, ids, texts))
         provenance = Provenance(
-            kind=kind, model=model, revision=revision, device=device, device_name=device_name, seed=seed, command=command,
-            note=note, versions=json.loads(versions),
-        )  # fmt: skip
+            kind=kind,
+            model=model,
+            revision=revision,
+            device=device,
+            device_name=device_name,
+            seed=seed,
+            command=command,
+            note=note,
+            versions=json.loads(versions),
+        )
         sides = tuple(SideHeader(side.name, side.path, side.source_dtype) for side in self.sides)
         return created, RunHeader(name, compute_dtype, vocab, tuple(prompts), sides, provenance)
 
@@ -151,13 +183,19 @@ class RunReader:
     @cached_property
     def pairs(self) -> list[StoredPair]:
         judged = "because, noise_ratio" if self.schema_version >= 2 else "NULL, NULL"
-        rows = self._database.rows(f"SELECT pair, reference, variant, verdict, {judged}, {_SUMMARY} FROM pair ORDER BY pair")
+        rows = self._database.rows(
+            f"SELECT pair, reference, variant, verdict, {judged}, {_SUMMARY} FROM pair ORDER BY pair"
+        )
         names = [side.name for side in self.sides]
         counts = {pair: [count or 0 for count in found] for pair, *found in self._database.rows(_COUNTS)}
         with self._decoding("list of pairs"):
             return [
                 StoredPair(
-                    row[0], names[row[1]], names[row[2]], Summary(*row[6:], *counts.get(row[0], (0,) * len(COUNTS))), *row[3:6]
+                    row[0],
+                    names[row[1]],
+                    names[row[2]],
+                    Summary(*row[6:], *counts.get(row[0], (0,) * len(COUNTS))),
+                    *row[3:6],
                 )
                 for row in rows
             ]
@@ -194,10 +232,14 @@ class RunReader:
 
     def histogram(self, pair: int) -> dict[int, int]:
         """ULP distance to number of elements of a pair."""
-        return dict(self._database.rows("SELECT distance, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance", [pair]))
+        return dict(
+            self._database.rows("SELECT distance, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance", [pair])
+        )
 
     def positions(self, pair: int) -> pd.DataFrame:
-        """Figures of a pair, one row a position of every prompt, columns of the table `position` (null where undefined)."""
+        """Figures of a pair, one row a position of every prompt, columns of the table `position` (null where
+        undefined).
+        """
         return self.figures.positions(pair)
 
     def top_tokens(self, side: int, prompt: int, position: int) -> pd.DataFrame:
@@ -212,7 +254,8 @@ class RunReader:
         return found
 
     def kv(self, pair: int) -> pd.DataFrame:
-        """Key/value caches of a pair: one row a prompt, layer, kind ('key', 'value') and head, columns of the table `kv`.
+        """Key/value caches of a pair: one row a prompt, layer, kind ('key', 'value') and head, columns of the table
+        `kv`.
 
         No rows where a side kept no cache, or the run is older than such figures.
         """
@@ -224,7 +267,8 @@ class RunReader:
         return self._later_table("kv_position", "layer, kind, position, neq, rms, max_ulps", where, [pair, prompt])
 
     def layers(self, pair: int) -> pd.DataFrame:
-        """Module outputs of a pair: one row a prompt and module, in the order in which they run, columns of the table `layer`.
+        """Module outputs of a pair: one row a prompt and module, in the order in which they run, columns of the table
+        `layer`.
 
         No rows where the capture did not compare them, or the run is older than such figures.
         """
@@ -234,16 +278,26 @@ class RunReader:
         )  # null, which pandas makes NaN, where none was run
         sizes = np.stack([*(found[name].to_numpy(float) for name in ("max_abs", "rms", "mean_ulps")), floor])
         counts = found[["elements", "positions", "neq", "finite", "max_ulps", "nonfinite_mismatch"]].to_numpy(np.int64)
-        is_counted = (counts >= 0).all() and (counts[:, :2] >= 1).all() and (counts[:, [2, 3, 5]] <= counts[:, :1]).all()
+        is_counted = (
+            (counts >= 0).all() and (counts[:, :2] >= 1).all() and (counts[:, [2, 3, 5]] <= counts[:, :1]).all()
+        )
         if not (is_counted and np.isfinite(sizes).all() and (sizes >= 0).all()):
-            raise StoreError(f"{self.path.name}: its modules have figures that cannot have been measured; the file is damaged.")
+            raise StoreError(
+                f"{self.path.name}: its modules have figures that cannot have been measured; the file is damaged."
+            )
         return found
 
     def layer_positions(self, pair: int, prompt: int, ordinal: int | None = None) -> pd.DataFrame:
-        """The same of one prompt by position, of one module or all: ordinal, position, neq, rms, max_ulps, floor_rms."""
-        where = "pair = ? AND prompt = ?" + ("" if ordinal is None else " AND ordinal = ?") + " ORDER BY ordinal, position"
+        """The same of one prompt by position, of one module or all: ordinal, position, neq, rms, max_ulps,
+        floor_rms.
+        """
+        where = (
+            "pair = ? AND prompt = ?" + ("" if ordinal is None else " AND ordinal = ?") + " ORDER BY ordinal, position"
+        )
         values = [pair, prompt] if ordinal is None else [pair, prompt, ordinal]
-        return self._later_table("layer_position", "ordinal, position, neq, rms, max_ulps, floor_rms", where, values, since=3)
+        return self._later_table(
+            "layer_position", "ordinal, position, neq, rms, max_ulps, floor_rms", where, values, since=3
+        )
 
     def _later_table(self, table: str, columns: str, where: str, values: list[int], *, since: int = 2) -> pd.DataFrame:
         """Rows of a table that the schema has only from version `since` on."""
@@ -295,11 +349,14 @@ class RunReader:
         with self._decoding("generations"):
             return {
                 prompt: Generation(
-                    prompt, rows[0][0], rows[0][1], tuple(tuple(tokens.get((prompt, side), ())) for side in range(len(rows))),
+                    prompt,
+                    rows[0][0],
+                    rows[0][1],
+                    tuple(tuple(tokens.get((prompt, side), ())) for side in range(len(rows))),
                     tuple(row[2] for row in rows),
                 )
                 for prompt, rows in about.items()
-            }  # fmt: skip
+            }
 
     def logsumexp(self, side: int) -> NDArray[np.float64]:
         """Of every row of a side, in nats, NaN where undefined. [rows]"""
@@ -308,7 +365,8 @@ class RunReader:
     def at(self, side: int, prompt: int, position: int) -> NDArray[np.unsignedinteger]:
         """All logits of a side at one position, as bits. [vocab]"""
         found = self._database.table(
-            "SELECT tile, bits FROM logits WHERE side = ? AND prompt = ? AND position = ? ORDER BY tile", [side, prompt, position]
+            "SELECT tile, bits FROM logits WHERE side = ? AND prompt = ? AND position = ? ORDER BY tile",
+            [side, prompt, position],
         )
         with self._decoding("logits"):
             bits = joined(found.column("bits"), self.header.format.carrier)
@@ -325,14 +383,17 @@ class RunReader:
         return read_window(self._database, self.header, side, rows, tokens)
 
     def ulp_cells(self, pair: int, level: int, rows: tuple[int, int]) -> NDArray[np.unsignedinteger]:
-        """Heatmap cells of a level that cover rows [start, stop). [cells of positions, cells of tokens]; see numerics.pyramid."""
+        """Heatmap cells of a level that cover rows [start, stop). [cells of positions, cells of tokens]; see
+        numerics.pyramid.
+        """
         pairs = len(self.header.sides) - 1
         if not (0 <= rows[0] < rows[1] <= self.header.rows and 0 <= level < self.levels() and 0 <= pair < pairs):
             there = f"the run has {pairs} pairs, {self.levels()} levels and {self.header.rows} rows"
             raise UsageError(f"pair {pair}, level {level}, rows {rows[0]} to {rows[1]} asked for; {there}.")
         span, tokens = pyramid.cell_shape(level)
         found = self._database.table(
-            "SELECT cells FROM ulp_tile WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ? ORDER BY first_row",
+            "SELECT cells FROM ulp_tile WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ? ORDER BY"
+            " first_row",
             [pair, level, rows[0] // span * span, rows[1]],
         )
         shape = (-(-rows[1] // span) - rows[0] // span, -(-self.header.vocab // tokens))

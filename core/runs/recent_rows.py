@@ -7,7 +7,9 @@ from numpy.typing import NDArray
 
 
 class RecentRows:
-    """The newest chunks of the reference that some variant has not had yet, up to `limit` bytes, and always the latest."""
+    """The newest chunks of the reference that some variant has not had yet, up to `limit` bytes, and always the
+    latest.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -16,7 +18,8 @@ class RecentRows:
     def add(self, row: int, bits: NDArray[np.unsignedinteger]) -> None:
         kept = sum(chunk.nbytes for _, chunk in self._chunks)
         if self._chunks and kept + bits.nbytes > self._limit:
-            self._chunks.clear()  # a side as long as this is read back: the variants begin at its beginning, which is gone
+            # a side as long as this is read back: the variants begin at its beginning, which is gone
+            self._chunks.clear()
         self._chunks.append((row, bits))
 
     def rows(self, row: int, count: int) -> NDArray[np.unsignedinteger] | None:

@@ -31,15 +31,18 @@ class PairVerdict:
 
 
 class Revision:
-    """`with Revision(store, run, name) as revision:` the id it will have is known at once; `finish` puts it in place, leaving does not.
+    """`with Revision(store, run, name) as revision:` the id it will have is known at once; `finish` puts it in place,
+    leaving does not.
 
-    The new run holds the old one's sides, figures and tokens bit for bit, and verdicts of its own. StoreError for a run of an older schema.
+    The new run holds the old one's sides, figures and tokens bit for bit, and verdicts of its own. StoreError for a run
+    of an older schema.
     """
 
     def __init__(self, store: Store, run: RunReader, name: str) -> None:
         if run.schema_version < VERDICTS_SINCE:
             raise StoreError(
-                f"run '{run.run_id}' was stored by an older ULPscope; export it and ingest the npz to give it a verdict."
+                f"run '{run.run_id}' was stored by an older ULPscope; export it and ingest the npz to give it a"
+                " verdict."
             )
         self._store, self._run, self._name = store, run, name
         self._created = datetime.now(UTC)
@@ -73,7 +76,9 @@ class Revision:
         created = self._created.replace(tzinfo=None)
         notes = " ".join(part for part in (about.note, note) if part)
         database.execute("BEGIN")
-        database.execute("UPDATE run SET run_id = ?, name = ?, created = ?, note = ?", [self.run_id, self._name, created, notes])
+        database.execute(
+            "UPDATE run SET run_id = ?, name = ?, created = ?, note = ?", [self.run_id, self._name, created, notes]
+        )
         for verdict in verdicts:
             for table in ("evidence", "floor_position"):
                 database.execute(f"DELETE FROM {table} WHERE pair = ?", [verdict.pair])
@@ -90,5 +95,6 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
     except OSError as error:
         raise StoreError(
-            f"run '{source.stem}' cannot be copied ({error.strerror}); nothing was changed. It takes as much disk again."
+            f"run '{source.stem}' cannot be copied ({error.strerror}); nothing was changed. It takes as much disk"
+            " again."
         ) from error

@@ -1,4 +1,6 @@
-"""Rows of a run file that stand for the whole run: its provenance and tokens, its sides, its pairs, the coarser levels of the heatmap."""
+"""Rows of a run file that stand for the whole run: its provenance and tokens, its sides, its pairs, the coarser levels
+of the heatmap.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,24 @@ def insert_provenance(database: Database, header: RunHeader, run_id: str, create
     database.execute(
         "INSERT INTO run VALUES (" + ", ".join("?" * 16) + ")",
         [
-            run_id, header.name, created.astimezone(UTC).replace(tzinfo=None), about.kind, about.model, about.revision,
-            header.compute_dtype, header.vocab, header.rows, about.device, about.device_name, about.seed, about.command, about.note,
-            json.dumps(about.versions, sort_keys=True), SCHEMA_VERSION,
+            run_id,
+            header.name,
+            created.astimezone(UTC).replace(tzinfo=None),
+            about.kind,
+            about.model,
+            about.revision,
+            header.compute_dtype,
+            header.vocab,
+            header.rows,
+            about.device,
+            about.device_name,
+            about.seed,
+            about.command,
+            about.note,
+            json.dumps(about.versions, sort_keys=True),
+            SCHEMA_VERSION,
         ],
-    )  # fmt: skip
+    )
     for index, prompt in enumerate(header.prompts):
         database.execute("INSERT INTO prompt VALUES (?, ?)", [index, prompt.positions])
         if prompt.token_ids or prompt.token_texts:
@@ -42,11 +57,17 @@ def insert_provenance(database: Database, header: RunHeader, run_id: str, create
             database.insert("token", pa.table(tokens))
     if header.vocabulary:
         ids, texts = list(header.vocabulary), list(header.vocabulary.values())
-        database.insert("vocabulary", pa.table({"token_id": pa.array(ids, pa.int32()), "text": pa.array(texts, pa.string())}))
+        database.insert(
+            "vocabulary", pa.table({"token_id": pa.array(ids, pa.int32()), "text": pa.array(texts, pa.string())})
+        )
 
 
-def insert_sides(database: Database, header: RunHeader, digests: Sequence[str], values: Sequence[tuple[str, str]]) -> None:
-    """`side` and `digest`. digests: of the stored bits, the same for sides of one class; values: of each side's values, and of which dtype."""
+def insert_sides(
+    database: Database, header: RunHeader, digests: Sequence[str], values: Sequence[tuple[str, str]]
+) -> None:
+    """`side` and `digest`. digests: of the stored bits, the same for sides of one class; values: of each side's values,
+    and of which dtype.
+    """
     for index, side in enumerate(header.sides):
         bit_class = sorted(set(digests), key=digests.index).index(digests[index])
         database.execute(
@@ -57,7 +78,9 @@ def insert_sides(database: Database, header: RunHeader, digests: Sequence[str], 
         database.execute("INSERT INTO digest VALUES (?, ?, ?)", [index, dtype, digest])
 
 
-def insert_pair(database: Database, pair: int, total: PairTotal, verdict: tuple[str | None, str | None, float | None]) -> None:
+def insert_pair(
+    database: Database, pair: int, total: PairTotal, verdict: tuple[str | None, str | None, float | None]
+) -> None:
     """`pair` and `ulp_histogram` of one pair; `verdict`: its name, the sentence for it, the noise ratio."""
     summary = {
         name: value for name, value in asdict(total.summary()).items() if name not in COUNTS
@@ -66,8 +89,7 @@ def insert_pair(database: Database, pair: int, total: PairTotal, verdict: tuple[
     values["is_histogram_exact"] = total.is_histogram_exact
     values["verdict"], values["because"], values["noise_ratio"] = verdict
     database.execute(
-        f"INSERT INTO pair ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})",
-        list(values.values()),
+        f"INSERT INTO pair ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", list(values.values())
     )
     histogram = total.histogram
     columns = {
@@ -79,7 +101,9 @@ def insert_pair(database: Database, pair: int, total: PairTotal, verdict: tuple[
 
 
 def insert_levels(database: Database, header: RunHeader, pair: int) -> None:
-    """The coarser levels of the heatmap, 4 x 4 cells to one, from level 0 as it lies in the file; 4096 rows at a time."""
+    """The coarser levels of the heatmap, 4 x 4 cells to one, from level 0 as it lies in the file; 4096 rows at a
+    time.
+    """
     for level in range(1, pyramid.levels_for(header.rows, header.vocab)):
         span = pyramid.cell_shape(level)[0]
         at_once = max(4096, span)

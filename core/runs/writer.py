@@ -1,4 +1,6 @@
-"""Write a run: logits stream in side by side, every figure of the contract is computed on the way, it appears when whole."""
+"""Write a run: logits stream in side by side, every figure of the contract is computed on the way, it appears when
+whole.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ from core.runs.write_rows import insert_levels, insert_pair, insert_provenance, 
 
 _COMMIT_BYTES = 64 << 20  # DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
 _WAITING_BYTES = 128 << 20  # of logits that wait to be stored: on a GPU the next forward runs meanwhile
-_REFERENCE_BYTES = 96 << 20  # of the reference that are kept for the variants; what is beyond is read back from the file
+_REFERENCE_BYTES = (
+    96 << 20
+)  # of the reference that are kept for the variants; what is beyond is read back from the file
 _FIGURE_ROWS = 512  # rows of figures that are inserted at a time: an insert costs 2 ms however small it is
 _INSERT_BYTES = 1 << 28  # Arrow's binary offsets are 32 bits: a gigabyte-wide chunk must not wrap them
 _OF_SIDES = (
@@ -61,16 +65,17 @@ _SCHEMA = (Path(__file__).parent / "file" / "schema.sql").read_text()
 
 
 class RunWriter:
-    """`with RunWriter(store, header) as writer:` write every side, then `writer.finish()`; leaving without it leaves nothing.
+    """`with RunWriter(store, header) as writer:` write every side, then `writer.finish()`; leaving without it leaves
+    nothing.
 
-    Rows of a side come in order; the reference may be ahead of the variants by any number of rows (a capture writes it whole
-    first, an ingest writes chunk by chunk): what is no longer in memory is read back from the file being written.
+    Rows of a side come in order; the reference may be ahead of the variants by any number of rows (a capture writes it
+    whole first, an ingest writes chunk by chunk): what is no longer in memory is read back from the file being written.
     `source`: the files that the run is made of, if it is.
     """
 
     def __init__(
         self, store: Store, header: RunHeader, *, run_id: str | None = None, source: Sequence[Path] = ()
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.header = header
         self._store = store
         self._created = header.created or datetime.now(UTC)
@@ -84,7 +89,8 @@ class RunWriter:
         self._figure_rows = 0
         raw_bytes = len(header.sides) * header.rows * header.vocab * header.format.itemsize
         self._hashing = Background("ulpscope-sha256", _WAITING_BYTES)
-        # The only thread that touches the database between begin and finish; it compares too, so that a forward never waits.
+        # The only thread that touches the database between begin and finish; it compares too, so that a forward never
+        # waits.
         self._storing = Background("ulpscope-store", _WAITING_BYTES)
         self._uncommitted = 0
         self._database: Database | None = None
@@ -96,21 +102,29 @@ class RunWriter:
         try:
             self._database = Database.to_write(self._partial.path, expected_bytes=raw_bytes)
             self._caches = KvSpool(self._partial.directory / "reference-kv", header.format)
-            self._database.execute("BEGIN")  # before the schema: committed one by one its 350 statements take three times as long
+            self._database.execute(
+                "BEGIN"
+            )  # before the schema: committed one by one its 350 statements take three times as long
             self._database.execute(_SCHEMA)
             insert_provenance(
                 self._database, header, self.run_id, self._created
             )  # first, so that what cannot be stored is refused before hours of capture
         except BaseException as error:
             self._leave()
-            if isinstance(error, (pa.ArrowException, OverflowError, UnicodeError)):  # a token id beyond 31 bits, half a surrogate
-                raise StoreError(f"run '{header.name!a}': its tokens or their texts cannot be stored ({error}).") from error
+            if isinstance(
+                error, (pa.ArrowException, OverflowError, UnicodeError)
+            ):  # a token id beyond 31 bits, half a surrogate
+                raise StoreError(
+                    f"run '{header.name!a}': its tokens or their texts cannot be stored ({error})."
+                ) from error
             raise
 
     def __enter__(self) -> RunWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._leave()
 
     def _leave(self) -> None:
@@ -125,16 +139,21 @@ class RunWriter:
         self._partial.remove()
 
     def write(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
-        """Append rows of a side: bits [rows, vocab] of the compute dtype, starting at `row`, which must be the next one.
+        """Append rows of a side: bits [rows, vocab] of the compute dtype, starting at `row`, which must be the next
+        one.
 
-        The array is neither copied nor done with on return (it is stored and digested meanwhile): do not change it again.
+        The array is neither copied nor done with on return (it is stored and digested meanwhile): do not change it
+        again.
         """
         header = self.header
         if bits.ndim != 2 or bits.shape[1] != header.vocab or bits.dtype != header.format.carrier:
             expected = f"[rows, {header.vocab}] {header.format.carrier}"
             raise UsageError(f"side {side}: {bits.shape} {bits.dtype} arrived, {expected} expected.")
         if row != self._rows_done[side] or row + len(bits) > header.rows:
-            arrived, expected = f"rows {row} to {row + len(bits)}", f"row {self._rows_done[side]} is next of {header.rows}"
+            arrived, expected = (
+                f"rows {row} to {row + len(bits)}",
+                f"row {self._rows_done[side]} is next of {header.rows}",
+            )
             raise UsageError(f"side {side}: {arrived} arrived, {expected}.")
         if side and row + len(bits) > self._rows_done[0]:
             raise UsageError(f"side {side}: row {row + len(bits) - 1} arrived before the reference has it.")
@@ -153,7 +172,8 @@ class RunWriter:
             self._recent.forget(min(self._rows_done[1:]))
 
     def write_kv(self, side: int, part: KvPart) -> None:
-        """The keys or values of one layer after one prompt, of a side; figures of a pair are kept where both sides have them.
+        """The keys or values of one layer after one prompt, of a side; figures of a pair are kept where both sides have
+        them.
 
         The reference's come first. The array is the writer's from now on.
         """
@@ -175,7 +195,8 @@ class RunWriter:
                 self._open_database().insert(name, table)
 
     def layers(self, chosen: Sequence[Sequence[int]], *, is_beside: bool = True) -> LayerRows:
-        """What takes the outputs of the model's modules at the chosen positions of each prompt. Once a run, before the first side.
+        """What takes the outputs of the model's modules at the chosen positions of each prompt. Once a run, before the
+        first side.
 
         is_beside: they are compared in the thread that stores, else in the caller's.
         """
@@ -186,7 +207,8 @@ class RunWriter:
         )
         if self._layers is not None or not is_fitting:
             raise UsageError(
-                f"run '{self.header.name}': the positions at which modules are looked at are ascending ones of each prompt, once."
+                f"run '{self.header.name}': the positions at which modules are looked at are ascending ones of each"
+                " prompt, once."
             )
         self._layers = LayerRows(self._partial.directory, chosen, self._storing.put, self._insert, is_beside=is_beside)
         return self._layers
@@ -261,7 +283,9 @@ class RunWriter:
             )
         for floor in floors:
             if len(floor.pair_rms) != self.header.rows or len(floor.floor_rms) != self.header.rows:
-                raise UsageError(f"a floor of {len(floor.floor_rms)} positions arrived, the run has {self.header.rows}.")
+                raise UsageError(
+                    f"a floor of {len(floor.floor_rms)} positions arrived, the run has {self.header.rows}."
+                )
         self._verdicts[pair] = (name, because, noise_ratio)
         self._storing.put(self._store_evidence, pair, tuple(evidence), tuple(floors))
 
@@ -275,10 +299,14 @@ class RunWriter:
         return self._database
 
     def _store_logits(self, side: int, places: NDArray[np.int32], bits: NDArray[np.unsignedinteger]) -> None:
-        """In the storing thread. Commits now and then: nobody sees the file before it is whole, so nothing half can show."""
+        """In the storing thread. Commits now and then: nobody sees the file before it is whole, so nothing half can
+        show.
+        """
         database = self._open_database()
         for start in range(0, len(bits), at_once := max(1, _INSERT_BYTES // (bits.shape[1] * bits.itemsize))):
-            database.insert("logits", logits_table(side, places[start : start + at_once], bits[start : start + at_once]))
+            database.insert(
+                "logits", logits_table(side, places[start : start + at_once], bits[start : start + at_once])
+            )
         self._uncommitted += bits.nbytes
         if self._uncommitted >= _COMMIT_BYTES:
             self._uncommitted = 0
@@ -286,7 +314,12 @@ class RunWriter:
                 database.execute(step)
 
     def _compare(
-        self, side: int, row: int, bits: NDArray, places: NDArray[np.int32], reference: NDArray[np.unsignedinteger] | None
+        self,
+        side: int,
+        row: int,
+        bits: NDArray,
+        places: NDArray[np.int32],
+        reference: NDArray[np.unsignedinteger] | None,
     ) -> None:
         """In the storing thread. `reference`: the same rows of side 0 where they are still in memory."""
         if reference is None:
@@ -321,13 +354,17 @@ class RunWriter:
 
     @property
     def finished_sides(self) -> tuple[str, ...]:
-        """The sides that have all their rows, up to the first that has not: what `finish(only_finished=True)` would keep."""
+        """The sides that have all their rows, up to the first that has not: what `finish(only_finished=True)` would
+        keep.
+        """
         whole = [done == self.header.rows for done in self._rows_done]
         count = len(whole) if all(whole) else whole.index(False)
         return tuple(side.name for side in self.header.sides[:count])
 
     def copy(self, table: str, rows: pa.Table) -> None:
-        """Rows of a table whose figures are not computed here, as another run file has them: columns by name, in the writer's order."""
+        """Rows of a table whose figures are not computed here, as another run file has them: columns by name, in the
+        writer's order.
+        """
         self._storing.put(self._insert, table, rows, size=rows.nbytes)
 
     def totals(self, pair: int) -> PairTotal:
@@ -350,8 +387,8 @@ class RunWriter:
     def finish(self, *, only_finished: bool = False, note: str = "") -> str:
         """Write summaries and provenance, put the file in its place, return the run's id.
 
-        only_finished: the sides from the first unfinished one on are taken out again, and the run is as if they had never been
-        asked for; at least two must remain. note: what the run says of it, added to the header's own.
+        only_finished: the sides from the first unfinished one on are taken out again, and the run is as if they had
+        never been asked for; at least two must remain. note: what the run says of it, added to the header's own.
         """
         if only_finished:
             self._keep(len(self.finished_sides))
@@ -392,7 +429,9 @@ class RunWriter:
         del self._rows_done[count:], self._hashes[count:], self._totals[count - 1 :]
 
     def _place(self) -> None:
-        """An interrupt that comes after the run has got its name comes too late: nobody shall be told that nothing was stored."""
+        """An interrupt that comes after the run has got its name comes too late: nobody shall be told that nothing was
+        stored.
+        """
         try:
             self._store.place(self._partial.path, self.run_id)
         except KeyboardInterrupt as interrupt:

@@ -20,7 +20,9 @@ def emptied_caches() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_configuration(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process keeps the last configuration that holds, and one with a sign-in above all: every test is a process of its own."""
+    """A process keeps the last configuration that holds, and one with a sign-in above all: every test is a process of
+    its own.
+    """
     live_settings.forget()
     monkeypatch.setattr(live_settings, "_FRESH_SECONDS", 0.0)
     yield

@@ -11,12 +11,15 @@ from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
 ROOT = Path(__file__).resolve().parents[2]
-# A server looks once which installed packages bring components. In a test every viewer is a server of its own, and the look takes half a second.
+# A server looks once which installed packages bring components. In a test every viewer is a server of its own, and the
+# look takes half a second.
 manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_component_manifests)
 
 
 def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
-    """A new viewer who followed a link, before anything is drawn: a switch would draw the gallery first and drop the page's settings."""
+    """A new viewer who followed a link, before anything is drawn: a switch would draw the gallery first and drop the
+    page's settings.
+    """
     app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
     for key, value in link.items():
         app.query_params[key] = value

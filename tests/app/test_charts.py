@@ -17,7 +17,9 @@ from core.runs.views.kv_cache import HeadGrid, PositionGrid
 
 
 def marked(figure, name: str = "differs") -> set[tuple[float, float]]:
-    """(middle, row) of every upright line of that name; each reaches over the height of its row and is at most 3 pixels wide."""
+    """(middle, row) of every upright line of that name; each reaches over the height of its row and is at most 3 pixels
+    wide.
+    """
     found = set()
     for one in figure.data:
         if one.name == name:
@@ -55,7 +57,11 @@ def test_every_cell_of_the_cache_map_that_was_compared_can_be_clicked_and_leads_
         assert grid.edges[j] <= position < grid.edges[j + 1]
         assert share == grid.neq_share[i, j]
     assert cells.marker.maxdisplayed == 1  # unseen points by the thousand would each be an element of the page
-    assert {(place, number) for place, number in zip(cells.y, cells.text, strict=True)} == {(0, "3"), (1, "7"), (2, "11")}
+    assert {(place, number) for place, number in zip(cells.y, cells.text, strict=True)} == {
+        (0, "3"),
+        (1, "7"),
+        (2, "11"),
+    }
 
 
 @pytest.mark.parametrize("measure", ["neq_share", "max_ulps"])
@@ -112,7 +118,10 @@ def test_keys_and_values_share_one_colour_scale():
         figure = kv_cache_charts.cache_heads([keys, values], measure, "bfloat16")
         assert figure.layout.coloraxis.cmax == pytest.approx(top)
         coloured = [one for one in figure.data if one.coloraxis == "coloraxis"]
-        assert [int(np.isfinite(one.z).sum()) for one in coloured] == [1, 1]  # one element of a million is coloured as well
+        assert [int(np.isfinite(one.z).sum()) for one in coloured] == [
+            1,
+            1,
+        ]  # one element of a million is coloured as well
 
 
 def test_layers_without_a_difference_have_no_point_on_a_log_axis_and_one_at_0_of_a_share():
@@ -137,19 +146,27 @@ def test_a_colour_bar_always_has_labels_that_fit(low, spread, layers):
 
 
 def near_tie_table(positions: int, prompts: int = 1, seed: int = 0) -> pd.DataFrame:
-    """Margins and differences of every size, each tenth margin and each twelfth difference 0; near ties and flips as they follow."""
+    """Margins and differences of every size, each tenth margin and each twelfth difference 0; near ties and flips as
+    they follow.
+    """
     random = np.random.default_rng(seed)
     margin, difference = (10 ** random.uniform(-4, 1, positions) for _ in range(2))
     margin[::10], difference[::12] = 0.0, 0.0
     near = margin <= 2 * difference
     return pd.DataFrame(
         {
-            "prompt": np.repeat(np.arange(prompts), positions // prompts), "position": np.tile(np.arange(positions // prompts), prompts),
-            "reference_margin": margin, "variant_margin": margin * 1.5, "max_abs": difference, "near_tie": near,
-            "is_flip": near & (np.arange(positions) % 5 == 0), "nonfinite_mismatch": np.zeros(positions, int),
-            "reference_margin_ulps": np.round(margin * 128).astype(int), "variant_margin_ulps": np.round(margin * 192).astype(int),
+            "prompt": np.repeat(np.arange(prompts), positions // prompts),
+            "position": np.tile(np.arange(positions // prompts), prompts),
+            "reference_margin": margin,
+            "variant_margin": margin * 1.5,
+            "max_abs": difference,
+            "near_tie": near,
+            "is_flip": near & (np.arange(positions) % 5 == 0),
+            "nonfinite_mismatch": np.zeros(positions, int),
+            "reference_margin_ulps": np.round(margin * 128).astype(int),
+            "variant_margin_ulps": np.round(margin * 192).astype(int),
         }
-    )  # fmt: skip
+    )
 
 
 def told(figure) -> dict[int, tuple[float, float]]:
@@ -187,7 +204,9 @@ def test_a_crowd_is_shaded_by_density_and_a_lone_position_in_it_is_still_seen():
     dense = [one for one in figure.data if one.name == "density"]
     assert len(dense) >= 1
     for one in dense:
-        (kind,) = [other for other in figure.data if other.customdata is not None and other.marker.color == told_colour(one)]
+        (kind,) = [
+            other for other in figure.data if other.customdata is not None and other.marker.color == told_colour(one)
+        ]
         counts = np.round(10 ** np.nan_to_num(one.z, nan=-np.inf))
         assert counts.sum() == len(kind.customdata)  # nothing is left out, nothing counted twice
         assert kind.marker.maxdisplayed == 1  # unseen points by the thousand would each be an element of the page
@@ -196,7 +215,9 @@ def test_a_crowd_is_shaded_by_density_and_a_lone_position_in_it_is_still_seen():
     assert dense[0].z[row, column] == 0  # log10 of one position
     assert dense[0].colorscale[0][1].endswith(",0.28)")
     assert not [
-        one for one in near_ties_charts.near_tie_scatter(near_tie_table(1900), [()], (0, 7)).data if one.name == "density"
+        one
+        for one in near_ties_charts.near_tie_scatter(near_tie_table(1900), [()], (0, 7)).data
+        if one.name == "density"
     ]
 
 
@@ -233,7 +254,9 @@ def test_no_point_without_a_possible_flip_lies_below_the_bound_as_it_is_drawn():
     assert contradicting(figure) > 0
 
 
-@pytest.mark.parametrize(("scale", "zero", "first"), [(1.0, "0.02", "0.04"), (1e-6, "2x10<sup>−8</sup>", "5x10<sup>−8</sup>")])
+@pytest.mark.parametrize(
+    ("scale", "zero", "first"), [(1.0, "0.02", "0.04"), (1e-6, "2x10<sup>−8</sup>", "5x10<sup>−8</sup>")]
+)
 def test_a_gutter_has_no_number_but_0(scale, zero, first):
     table = equal_but_for_one()
     table["max_abs"] *= scale
@@ -261,7 +284,12 @@ def test_what_is_brushed_keeps_its_colour_and_the_rest_fades():
     table = near_tie_table(300)
     brushed = [3, 50, 299]
     figure = near_ties_charts.near_tie_scatter(table, [()], (0, 7), brushed)
-    chosen = [int(one.customdata[place, 0]) for one in figure.data if one.customdata is not None for place in one.selectedpoints]
+    chosen = [
+        int(one.customdata[place, 0])
+        for one in figure.data
+        if one.customdata is not None
+        for place in one.selectedpoints
+    ]
     assert sorted(chosen) == brushed
     assert all(one.unselected.marker.opacity < 0.3 for one in figure.data if one.customdata is not None)
 
@@ -308,16 +336,27 @@ def best(reference: list[int], variant: list[int], texts: list[str | None] | Non
     count = len(reference)
     return pd.DataFrame(
         {
-            "token_id": np.arange(count) + 100, "text": pd.Series(texts or [f"t{i}" for i in range(count)], dtype=object),
-            "reference_rank": reference, "variant_rank": variant, "reference_logit": -np.array(reference, float),
-            "variant_logit": -np.array(variant, float), "reference_probability": 0.1, "variant_probability": 0.1,
+            "token_id": np.arange(count) + 100,
+            "text": pd.Series(texts or [f"t{i}" for i in range(count)], dtype=object),
+            "reference_rank": reference,
+            "variant_rank": variant,
+            "reference_logit": -np.array(reference, float),
+            "variant_logit": -np.array(variant, float),
+            "reference_probability": 0.1,
+            "variant_probability": 0.1,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
     ("variant", "crossed"),
-    [([1, 2, 3, 4], []), ([2, 1, 3, 4], [0, 1]), ([1, 2, 4, 3], [2, 3]), ([4, 1, 2, 3], [0, 1, 2, 3]), ([1, 3, 5, 8], [])],
+    [
+        ([1, 2, 3, 4], []),
+        ([2, 1, 3, 4], [0, 1]),
+        ([1, 2, 4, 3], [2, 3]),
+        ([4, 1, 2, 3], [0, 1, 2, 3]),
+        ([1, 3, 5, 8], []),
+    ],
 )
 def test_tokens_that_change_places_are_found_and_coloured(variant, crossed):
     top = best([1, 2, 3, 4], variant)

@@ -44,7 +44,11 @@ def read(data: bytes) -> list[list[str]]:
 
 def table() -> pd.DataFrame:
     return pd.DataFrame(
-        {"id": [2**53 + 1, -3], "maybe": pd.array([None, 128_255], "Int64"), "text": pd.Series(["=1", None], dtype=object)}
+        {
+            "id": [2**53 + 1, -3],
+            "maybe": pd.array([None, 128_255], "Int64"),
+            "text": pd.Series(["=1", None], dtype=object),
+        }
     )
 
 
@@ -63,13 +67,19 @@ def test_six_digits_would_not_read_back():
 
 
 def test_whole_numbers_stay_whole_where_some_are_unknown():
-    assert read(exports.csv(table())) == [["id", "maybe", "text"], ["9007199254740993", "", "'=1"], ["-3", "128255", ""]]
+    assert read(exports.csv(table())) == [
+        ["id", "maybe", "text"],
+        ["9007199254740993", "", "'=1"],
+        ["-3", "128255", ""],
+    ]
 
 
 @pytest.mark.parametrize("dtype", [object, "str"])
 def test_no_text_begins_like_a_formula_and_each_can_be_told_back(dtype):
     texts = [text for text in HOSTILE if text is not None]
-    heading, *rows = read(exports.csv(pd.DataFrame({"=heading": pd.Series(texts, dtype=dtype), "n": range(len(texts))})))
+    heading, *rows = read(
+        exports.csv(pd.DataFrame({"=heading": pd.Series(texts, dtype=dtype), "n": range(len(texts))}))
+    )
     assert heading == ["'=heading", "n"]
     for (cell, _), text in zip(rows, texts, strict=True):
         assert not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n", "＝"))
@@ -77,7 +87,11 @@ def test_no_text_begins_like_a_formula_and_each_can_be_told_back(dtype):
 
 
 def test_negative_numbers_are_no_formulas_and_get_no_apostrophe():
-    assert read(exports.csv(pd.DataFrame({"a": [-1.5], "b": [-2], "c": pd.array([-3], "Int64")})))[1] == ["-1.5", "-2", "-3"]
+    assert read(exports.csv(pd.DataFrame({"a": [-1.5], "b": [-2], "c": pd.array([-3], "Int64")})))[1] == [
+        "-1.5",
+        "-2",
+        "-3",
+    ]
 
 
 def test_pandas_own_csv_would_have_let_a_formula_through():
@@ -125,7 +139,9 @@ def test_a_files_name_says_where_it_is_from_and_means_nothing_to_a_file_system(r
 def test_a_downloaded_rank_says_in_its_heading_that_1_is_the_argmax_and_is_the_page_s():
     with RunReader(ROOT / "sample_runs" / "injected-bug.duckdb") as run:
         found = flip_table(run, 0, run.positions(0))
-        logits = values_of(run.at(1, int(found["prompt"][0]), int(found["position"][0])), run.header.format).astype(float)
+        logits = values_of(run.at(1, int(found["prompt"][0]), int(found["position"][0])), run.header.format).astype(
+            float
+        )
     heading, first, *_ = read(exports.csv(found))
     place = heading.index("reference_token_variant_rank (1 = argmax)")
     assert int(first[place]) == 1 + int((logits > logits[found["reference_token"][0]]).sum()) >= 2

@@ -76,11 +76,22 @@ def test_a_tile_is_kept_by_the_browser_only_under_the_stamp_of_the_file(client, 
 @pytest.mark.parametrize(
     "query",
     [
-        {"level": "0"}, {"level": "0,0,0"}, {"level": "x,0"}, {"level": "-1,0"}, {"level": "99,0"}, {"level": "0,1000000000000"},
-        {"level": "9" * 5000 + ",0"}, {"level": "٣,0"}, {"tile": "2,0"}, {"tile": "0,3"}, {"tile": ""}, {"order": "token"}, {"measure": ""},
+        {"level": "0"},
+        {"level": "0,0,0"},
+        {"level": "x,0"},
+        {"level": "-1,0"},
+        {"level": "99,0"},
+        {"level": "0,1000000000000"},
+        {"level": "9" * 5000 + ",0"},
+        {"level": "٣,0"},
+        {"tile": "2,0"},
+        {"tile": "0,3"},
+        {"tile": ""},
+        {"order": "token"},
+        {"measure": ""},
     ],
     ids=lambda query: str(query)[:40],
-)  # fmt: skip
+)
 def test_bad_numbers_are_refused_with_a_sentence(client, query):
     answer = tile(client, **query)
     assert answer.status_code == 400
@@ -91,7 +102,9 @@ def test_bad_numbers_are_refused_with_a_sentence(client, query):
 @pytest.mark.parametrize("pair", ["1", "x", "-1", "1e3"])
 def test_a_pair_that_is_not_there_is_refused(client, pair):
     assert (
-        client.get(f"/tiles/one/{pair}", params={"order": "id", "measure": "ulps", "level": "0,0", "tile": "0,0"}).status_code
+        client.get(
+            f"/tiles/one/{pair}", params={"order": "id", "measure": "ulps", "level": "0,0", "tile": "0,0"}
+        ).status_code
         == 400
     )
 
@@ -108,7 +121,9 @@ def largest(client: TestClient, **query: str):
     )
 
 
-@pytest.mark.parametrize("query", [{}, {"order": "rank"}, {"measure": "difference"}, {"rows": "40:41", "columns": "1234:1235"}])
+@pytest.mark.parametrize(
+    "query", [{}, {"order": "rank"}, {"measure": "difference"}, {"rows": "40:41", "columns": "1234:1235"}]
+)
 def test_the_element_of_a_rectangle_is_told_exactly(client, query):
     answer = largest(client, **query)
     assert answer.status_code == 200
@@ -118,7 +133,9 @@ def test_the_element_of_a_rectangle_is_told_exactly(client, query):
     assert float(told["difference"].removeprefix("difference ")) == float(told["variant"]) - float(told["reference"])
 
 
-@pytest.mark.parametrize("query", [{"rows": "5:5"}, {"rows": "0:71"}, {"columns": "0:3001"}, {"rows": "0"}, {"rows": "a:b"}])
+@pytest.mark.parametrize(
+    "query", [{"rows": "5:5"}, {"rows": "0:71"}, {"columns": "0:3001"}, {"rows": "0"}, {"rows": "a:b"}]
+)
 def test_a_rectangle_that_is_none_is_refused(client, query):
     assert largest(client, **query).status_code == 400
 

@@ -20,14 +20,38 @@ from tests.core.runs.damaging import with_texts
 from tests.core.runs.made_runs import copied
 from tests.core.runs.test_ops_run import header, row_of
 
-HOSTILE = "x` **boldly** [y](https://evil.example/x) :red[z] <img src=x onerror=alert(1)> www.evil.example\n\n# evil\n\n`w"
-OF_A_RUN = ("overview", "near_ties", "flips", "heatmap", "repeats", "compare", "layers", "kernels", "remedies", "kv_cache")
+HOSTILE = (
+    "x` **boldly** [y](https://evil.example/x) :red[z] <img src=x onerror=alert(1)> www.evil.example\n\n# evil\n\n`w"
+)
+OF_A_RUN = (
+    "overview",
+    "near_ties",
+    "flips",
+    "heatmap",
+    "repeats",
+    "compare",
+    "layers",
+    "kernels",
+    "remedies",
+    "kv_cache",
+)
 PAGES = ("runs", *OF_A_RUN, "ops", "capture", "upload")
 SAMPLES = ("where-it-starts", "fresh-against-cached", "continuations-that-part", "injected-bug")
 # Fields that Streamlit draws as they are, or not at all.
-_NO_MARKDOWN = {"id", "key", "element_id", "value", "default", "url", "data", "page", "query_string", "delta", "script", "html_content"} | {
-    "raw_value", "json", "code_text",
-}  # fmt: skip
+_NO_MARKDOWN = {
+    "id",
+    "key",
+    "element_id",
+    "value",
+    "default",
+    "url",
+    "data",
+    "page",
+    "query_string",
+    "delta",
+    "script",
+    "html_content",
+} | {"raw_value", "json", "code_text"}
 _COMMONMARK = MarkdownIt()
 
 
@@ -76,7 +100,9 @@ def texts(app: AppTest) -> Iterator[tuple[str, str]]:
             continue
         if kind in ("table", "arrow_table"):
             frame = node.value  # type: ignore[attr-defined]
-            yield from ((f"{kind}.cell", str(cell)) for cell in (*frame.columns, *frame.index, *frame.to_numpy().ravel()))
+            yield from (
+                (f"{kind}.cell", str(cell)) for cell in (*frame.columns, *frame.index, *frame.to_numpy().ravel())
+            )
             continue
         for field, said in proto.ListFields():
             if field.name in _NO_MARKDOWN:
@@ -107,12 +133,17 @@ def hostile_run(store: Store, sample: str) -> None:
     path.write_bytes((ROOT / "sample_runs" / f"{sample}.duckdb").read_bytes())
     with_texts(path, HOSTILE)
     labels.write(
-        store.directory, "mine", labels.Labels((HOSTILE.split("\n")[0][:40],), HOSTILE), labels.read(store.directory, "mine")
+        store.directory,
+        "mine",
+        labels.Labels((HOSTILE.split("\n")[0][:40],), HOSTILE),
+        labels.read(store.directory, "mine"),
     )
 
 
 @pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize("sample", [SAMPLES[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in SAMPLES[1:])])
+@pytest.mark.parametrize(
+    "sample", [SAMPLES[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in SAMPLES[1:])]
+)
 def test_no_text_of_a_run_becomes_markup(page: str, sample: str, store: Store) -> None:
     hostile_run(store, sample)
     app = opened(page, run="mine")
@@ -129,7 +160,10 @@ def test_probes_of_operations_and_runs_side_by_side_are_inert_too(store: Store) 
     row = row_of(size=HOSTILE, modules=HOSTILE, note=HOSTILE)
     about = header(name=HOSTILE, device_name=HOSTILE, command=HOSTILE, note=HOSTILE, versions={"torch": HOSTILE})
     write_ops_run(
-        store, about, [row, replace(row, op="sdpa", refusal=HOSTILE, repeats=None, classes=(), positions=())], run_id="ops"
+        store,
+        about,
+        [row, replace(row, op="sdpa", refusal=HOSTILE, repeats=None, classes=(), positions=())],
+        run_id="ops",
     )
     for app in (opened("compare", run="mine", compare="other"), opened("ops", row=f"mm~~float32~{HOSTILE}")):
         assert any("boldly" in text for _, text in texts(app))
@@ -139,14 +173,22 @@ def test_probes_of_operations_and_runs_side_by_side_are_inert_too(store: Store) 
 def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(store: Store) -> None:
     hostile_run(store, SAMPLES[0])
     (store.directory / "[y](evil) **boldly**.duckdb").write_bytes(b"not a database")
-    for app in (opened("runs"), opened("overview", run=HOSTILE), opened("compare", run="mine", variant=HOSTILE, compare=HOSTILE)):
+    for app in (
+        opened("runs"),
+        opened("overview", run=HOSTILE),
+        opened("compare", run="mine", variant=HOSTILE, compare=HOSTILE),
+    ):
         assert any("boldly" in text for _, text in texts(app))
         assert {(place, what, text[:300]) for place, text in texts(app) for what in live(text)} == set()
 
 
 @pytest.mark.parametrize(
     ("page", "where"),
-    [("overview", "app.shell.widgets.escaped"), ("overview", "app.shell.widgets.code"), ("layers", "app.shell.widgets.escaped")],
+    [
+        ("overview", "app.shell.widgets.escaped"),
+        ("overview", "app.shell.widgets.code"),
+        ("layers", "app.shell.widgets.escaped"),
+    ],
 )
 def test_without_its_signs_escaped_each_kind_is_seen(
     page: str, where: str, store: Store, monkeypatch: pytest.MonkeyPatch

@@ -92,13 +92,22 @@ def test_files_are_taken_in_one_at_a_time_beside_captures_and_apart_from_their_l
     told: list[str] = []
     first, second = (
         jobs.submit(
-            ["ingest", name], title=name, device=job_module.TAKING_IN, who="ada", on_over=lambda job: told.append(job.state)
+            ["ingest", name],
+            title=name,
+            device=job_module.TAKING_IN,
+            who="ada",
+            on_over=lambda job: told.append(job.state),
         )
         for name in ("a", "b")
     )
     waiting = jobs.submit(["capture"], title="d", device="cpu")
     states = {job.number: job.state for job in (*jobs.all(), *jobs.ingests())}
-    assert states == {capture.number: "running", first.number: "running", second.number: "waiting", waiting.number: "waiting"}
+    assert states == {
+        capture.number: "running",
+        first.number: "running",
+        second.number: "waiting",
+        waiting.number: "waiting",
+    }
     assert [job.number for job in jobs.ingests()] == [second.number, first.number]
     assert [job.number for job in jobs.all()] == [waiting.number, capture.number]
     jobs.cancel(second.number)
@@ -108,11 +117,15 @@ def test_files_are_taken_in_one_at_a_time_beside_captures_and_apart_from_their_l
 def test_whoever_is_told_of_a_job_may_ask_for_all_of_them(jobs, monkeypatch, tmp_path):
     """Told while the list is locked, it would wait for itself for ever, and with it everybody who asks for the list."""
     program(
-        monkeypatch, tmp_path, "import json; print(json.dumps({'stage': 'done', 'rows_done': 2, 'rows_total': 2, 'run_id': 'r'}))"
+        monkeypatch,
+        tmp_path,
+        "import json; print(json.dumps({'stage': 'done', 'rows_done': 2, 'rows_total': 2, 'run_id': 'r'}))",
     )
     told: list[str] = []
     submitting = threading.Thread(
-        target=lambda: jobs.submit(["x"], title="t", device="cpu", on_change=lambda _: told.append(jobs.all()[0].state)),
+        target=lambda: jobs.submit(
+            ["x"], title="t", device="cpu", on_change=lambda _: told.append(jobs.all()[0].state)
+        ),
         daemon=True,
     )
     submitting.start()
@@ -233,7 +246,11 @@ time.sleep(1200)
 
 def test_a_job_that_will_not_end_is_killed_after_two_seconds_and_what_it_began_is_swept(jobs, monkeypatch, tmp_path):
     root = str(job_module.ROOT)
-    program(monkeypatch, tmp_path, STUBBORN.format(root=root).replace("from core", "sys.modules.pop('core', None)\nfrom core", 1))
+    program(
+        monkeypatch,
+        tmp_path,
+        STUBBORN.format(root=root).replace("from core", "sys.modules.pop('core', None)\nfrom core", 1),
+    )
     (tmp_path / "runs").mkdir()
     job = jobs.submit([], title="stubborn", device="cpu")
     wait(jobs, job.number, lambda j: j.stage == "begun")

@@ -1,4 +1,6 @@
-"""Figures on their way to the browser: the library that draws them, what they are sent, what the browser says was picked."""
+"""Figures on their way to the browser: the library that draws them, what they are sent, what the browser says was
+picked.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ def test_browsers_keep_the_library():
 
 @pytest.mark.parametrize(
     ("page", "run", "count"),
-    [("overview", "fresh-against-cached", 3), ("near_ties", "fresh-against-cached", 3), ("layers", "where-it-starts", 3)],
+    [
+        ("overview", "fresh-against-cached", 3),
+        ("near_ties", "fresh-against-cached", 3),
+        ("layers", "where-it-starts", 3),
+    ],
 )
 def test_pages_send_figures_that_the_library_draws(page, run, count):
     figures = figures_of(opened(page, run=run))
@@ -105,12 +111,16 @@ def test_one_number_of_the_point_that_was_clicked(monkeypatch, place, expected):
     assert plots.chosen("chart", place) == expected
 
 
-VIEW: Any = SimpleNamespace(run=SimpleNamespace(run_id="a-run"), pair=SimpleNamespace(index=0), prompt=1)  # what a brush is of
+VIEW: Any = SimpleNamespace(
+    run=SimpleNamespace(run_id="a-run"), pair=SimpleNamespace(index=0), prompt=1
+)  # what a brush is of
 
 
 def said_by_a_browser(monkeypatch, *points: list, is_brush: bool = False) -> None:
     monkeypatch.setattr(
-        st, "session_state", {"near_ties": {"picked": {"points": list(points), "is_brush": is_brush}}, parts.BRUSHED: "before"}
+        st,
+        "session_state",
+        {"near_ties": {"picked": {"points": list(points), "is_brush": is_brush}}, parts.BRUSHED: "before"},
     )
 
 

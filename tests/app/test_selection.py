@@ -1,4 +1,6 @@
-"""One selection in the address: what a link restores, what it may not say, and what the steps and the strip are given."""
+"""One selection in the address: what a link restores, what it may not say, and what the steps and the strip are
+given.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,18 @@ NOT_THERE = {
     "an unknown run": ({"run": "no-such-run"}, "There is no run 'no-such-run'"),
     "an empty run": ({"run": ""}, "There is no run ''"),
     "a path": ({"run": "../../etc/passwd"}, "There is no run '../../etc/passwd'"),
-    "markup": ({"run": "![x](http://x.example/y.png)<script>"}, "There is no run '![x](http://x.example/y.png)<script>'"),
+    "markup": (
+        {"run": "![x](http://x.example/y.png)<script>"},
+        "There is no run '![x](http://x.example/y.png)<script>'",
+    ),
     "control characters": ({"run": "a\x00b\n# c\u202e"}, "There is no run 'a\N{REPLACEMENT CHARACTER}b"),
     "a very long run": ({"run": "r" * 5000}, "There is no run '" + "r" * 60 + "…'"),
     "an unknown variant": ({"run": RUN, "variant": "nonsense"}, "asks for variant 'nonsense'; this run has 'decode'"),
     "a prompt too far": ({"run": RUN, "prompt": "2"}, "asks for prompt 2; this run has 0 to 1"),
-    "a position too far": ({"run": RUN, "prompt": "1", "position": "287"}, "asks for position 287; this run has 0 to 286"),
+    "a position too far": (
+        {"run": RUN, "prompt": "1", "position": "287"},
+        "asks for position 287; this run has 0 to 286",
+    ),
     "a negative position": ({"run": RUN, "position": "-1"}, "asks for position -1; this run has 0 to 441"),
     "a huge position": ({"run": RUN, "position": "9" * 14}, f"asks for position {'9' * 14}; this run has"),
     "too many digits": ({"run": RUN, "position": "9" * 6000}, "is no number that a position can be"),
@@ -62,7 +70,7 @@ NOT_THERE = {
     "other digits": ({"run": RUN, "position": "\u0663"}, "which is no number"),
     "spaces": ({"run": RUN, "position": " 7"}, "which is no number"),
     "a word": ({"run": RUN, "prompt": "NaN"}, "'NaN', which is no number that a prompt can be"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("page", ["overview", "runs", "capture"])
@@ -85,7 +93,9 @@ def test_a_link_to_what_is_there_gets_no_sentence_and_its_page():
 
 @pytest.mark.parametrize("way", ["late", "Back", "much later", "another page"])
 def test_an_address_that_was_replaced_a_moment_ago_is_not_taken_for_back(way: str, monkeypatch: pytest.MonkeyPatch):
-    """Keys that are pressed faster than pages are drawn: each asks with the address that the browser had when it was pressed."""
+    """Keys that are pressed faster than pages are drawn: each asks with the address that the browser had when it was
+    pressed.
+    """
     app = followed("near_ties", run=RUN, variant="decode", prompt="1", position="36")
     earlier = dict(app.query_params)
     app.number_input(key="position").set_value(37).run()
@@ -108,7 +118,9 @@ def test_an_address_that_was_replaced_a_moment_ago_is_not_taken_for_back(way: st
 
 @pytest.mark.parametrize("is_held", [True, False])
 def test_a_second_run_says_again_what_the_widgets_of_a_link_show(is_held: bool, monkeypatch: pytest.MonkeyPatch):
-    """It may come before the browser has drawn the first. The twin: where nothing is held, only the first run says it."""
+    """It may come before the browser has drawn the first. The twin: where nothing is held, only the first run says
+    it.
+    """
     if not is_held:
         monkeypatch.setattr(selection, "hold", lambda key: None)
         monkeypatch.setattr(address, "hold", lambda key: None)
@@ -250,7 +262,9 @@ def view_of(run: RunReader, prompt: int = 0, position: int = 0) -> selection.Vie
 def test_steps_lead_to_the_positions_that_sql_finds():
     with RunReader(ROOT / "sample_runs" / f"{RUN}.duckdb") as run:
         found = stepper.steps(view_of(run, prompt=1))
-        rows = run._database.rows("SELECT position, is_flip, near_tie, max_abs FROM position WHERE prompt = 1 ORDER BY position")
+        rows = run._database.rows(
+            "SELECT position, is_flip, near_tie, max_abs FROM position WHERE prompt = 1 ORDER BY position"
+        )
     places = {kind["name"]: kind["places"] for kind in found["kinds"]}
     assert places == {"flip": [30, 36, 239], "near tie": [row[0] for row in rows if row[2]]}
     assert found["worst"] == max(rows, key=lambda row: (row[3], -row[0]))[0]
@@ -260,16 +274,27 @@ def test_steps_lead_to_the_positions_that_sql_finds():
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ({"position": 36, "number": 5}, "36"), ({"position": 999, "number": 5}, "286"), ({"position": -4, "number": 5}, "0"),
-        ({"position": "36", "number": 5}, "7"), ({"position": 36.5, "number": 5}, "7"), ({"position": 36}, "7"),
-        ({"position": 36, "number": 5, "stamp": "another-run 0 1"}, "7"), (["x"], "7"), (None, "7"), ({}, "7"),
+        ({"position": 36, "number": 5}, "36"),
+        ({"position": 999, "number": 5}, "286"),
+        ({"position": -4, "number": 5}, "0"),
+        ({"position": "36", "number": 5}, "7"),
+        ({"position": 36.5, "number": 5}, "7"),
+        ({"position": 36}, "7"),
+        ({"position": 36, "number": 5, "stamp": "another-run 0 1"}, "7"),
+        (["x"], "7"),
+        (None, "7"),
+        ({}, "7"),
     ],
-)  # fmt: skip
+)
 def test_what_the_browser_asks_for_is_checked(asked, expected, monkeypatch):
     """[position, stamp, number] as the component sends it; anything else is left alone."""
     with RunReader(ROOT / "sample_runs" / f"{RUN}.duckdb") as run:
         view = view_of(run, prompt=1, position=7)
-        session: dict = {"view": view, "position": 7, "stepper": {"go": {"stamp": selection.stamp(view), **asked} if isinstance(asked, dict) else asked}}  # fmt: skip
+        session: dict = {
+            "view": view,
+            "position": 7,
+            "stepper": {"go": {"stamp": selection.stamp(view), **asked} if isinstance(asked, dict) else asked},
+        }
         monkeypatch.setattr("streamlit.session_state", session)
         stepper._go()
     assert str(session["position"]) == expected
@@ -278,9 +303,16 @@ def test_what_the_browser_asks_for_is_checked(asked, expected, monkeypatch):
 def table(**columns: object) -> pd.DataFrame:
     """Three positions: equal, a near tie, a flip."""
     figures = {
-        "max_abs": [0.0, 0.25, 1.0], "max_ulps": [0, 10, 1000], "mean_ulps": [0.0, 0.5, 2.0], "neq": [0, 5, 10], "kl": [0.0, 1e-6, 1e-2],
-        "reference_margin": [4.0, 0.5, 0.1], "variant_margin": [4.0, 0.75, 0.2], "is_flip": [False, False, True], "near_tie": [False, True, True],
-    }  # fmt: skip
+        "max_abs": [0.0, 0.25, 1.0],
+        "max_ulps": [0, 10, 1000],
+        "mean_ulps": [0.0, 0.5, 2.0],
+        "neq": [0, 5, 10],
+        "kl": [0.0, 1e-6, 1e-2],
+        "reference_margin": [4.0, 0.5, 0.1],
+        "variant_margin": [4.0, 0.75, 0.2],
+        "is_flip": [False, False, True],
+        "near_tie": [False, True, True],
+    }
     return pd.DataFrame({**figures, **columns})
 
 
@@ -329,7 +361,9 @@ def test_undefined_figures_are_not_coloured(colour):
 def test_the_strip_sends_a_list_a_figure_and_no_object_a_token():
     with RunReader(ROOT / "sample_runs" / f"{RUN}.duckdb") as run:
         view = view_of(run)
-        sent = token_strip.columns(view.prompt_table, run.header.prompts[0], run.vocabulary, run.header.vocab, view.dtype, "KL")
+        sent = token_strip.columns(
+            view.prompt_table, run.header.prompts[0], run.vocabulary, run.header.vocab, view.dtype, "KL"
+        )
         first = view.prompt_table.iloc[0]
     lists = {name: column for name, column in sent.items() if isinstance(column, list)}
     assert {len(column) for column in lists.values()} == {442}
@@ -341,9 +375,12 @@ def test_the_strip_sends_a_list_a_figure_and_no_object_a_token():
 
 def test_a_prompt_without_texts_or_ids_sends_neither():
     figures = table(
-        nonfinite_mismatch=[0, 2, 0], reference_token=pd.array([1, None, 2], "Int32"), variant_token=pd.array([1, 3, 2], "Int32"),
-        reference_margin_ulps=pd.array([1, None, 2], "Int64"), variant_margin_ulps=pd.array([1, 3, 2], "Int64"),
-    )  # fmt: skip
+        nonfinite_mismatch=[0, 2, 0],
+        reference_token=pd.array([1, None, 2], "Int32"),
+        variant_token=pd.array([1, 3, 2], "Int32"),
+        reference_margin_ulps=pd.array([1, None, 2], "Int64"),
+        variant_margin_ulps=pd.array([1, 3, 2], "Int64"),
+    )
     sent = token_strip.columns(figures, Prompt(3), {1: "<b>"}, 8, "float32", "KL")
     assert sent["texts"] is None
     assert sent["ids"] is None

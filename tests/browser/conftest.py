@@ -21,8 +21,9 @@ def _is_accessibility_of_a_chosen_page(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All are browser tests. Of a test with many cases the first is run by `make test`, the others are thorough (`make thorough`): a
-    page takes seconds to open, and the cases that matter beyond it have unit and page tests. Accessibility is looked at on some pages of every kind.
+    """All are browser tests. Of a test with many cases the first is run by `make test`, the others are thorough (`make
+    thorough`): a page takes seconds to open, and the cases that matter beyond it have unit and page tests.
+    Accessibility is looked at on some pages of every kind.
     """
     begun = set()
     for item in items:
@@ -74,7 +75,9 @@ def no_page_stays_open(browser: Browser, visitor: BrowserContext) -> Iterator[No
 
 
 def what_went_wrong(page: Page) -> list[str]:
-    """Requests that failed and what the browser's console says of errors, as they come: printed beside a test that fails."""
+    """Requests that failed and what the browser's console says of errors, as they come: printed beside a test that
+    fails.
+    """
     said: list[str] = []
     page.on("requestfailed", lambda request: said.append(f"{request.url}: {request.failure}"))
     page.on("response", lambda answer: said.append(f"{answer.url}: {answer.status}") if answer.status >= 400 else None)
@@ -91,10 +94,14 @@ def page(visitor: BrowserContext, dashboard: Dashboard) -> Iterator[Page]:
     outside: list[str] = []
     opened.on(
         "request",
-        lambda request: None if request.url.startswith((dashboard.url, "data:", "blob:")) else outside.append(request.url),
+        lambda request: (
+            None if request.url.startswith((dashboard.url, "data:", "blob:")) else outside.append(request.url)
+        ),
     )
     yield opened
-    print(*said, f"at the end: {opened.locator('body').inner_text()[:1500]}", sep="\n")  # captured: shown where the test fails
+    print(
+        *said, f"at the end: {opened.locator('body').inner_text()[:1500]}", sep="\n"
+    )  # captured: shown where the test fails
     exceptions = opened.locator("[data-testid=stException]").count()
     if opened.url.startswith(dashboard.url):
         opened.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")

@@ -21,7 +21,9 @@ SCREENSHOTS = Path(__file__).parent / "screenshots"
 
 
 def chromium() -> str:
-    """The browser to drive: ULPSCOPE_CHROMIUM, else the first of the usual names; the tests fail without one, they never skip."""
+    """The browser to drive: ULPSCOPE_CHROMIUM, else the first of the usual names; the tests fail without one, they
+    never skip.
+    """
     for name in (
         os.environ.get("ULPSCOPE_CHROMIUM", ""),
         "chromium",
@@ -35,7 +37,9 @@ def chromium() -> str:
 
 
 # `streamlit`, which writes the stacks of its threads to its log when it is asked.
-STREAMLIT = "import faulthandler, signal; faulthandler.register(signal.SIGUSR1); from streamlit.web.cli import main; main()"
+STREAMLIT = (
+    "import faulthandler, signal; faulthandler.register(signal.SIGUSR1); from streamlit.web.cli import main; main()"
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,17 @@ def start(store: Path, script: Path = Path("app/main.py"), port: int = 0, **envi
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
     began = time.perf_counter()
-    command = [sys.executable, "-c", STREAMLIT, "run", str(script), "--server.port", str(port), "--server.headless", "true"]
+    command = [
+        sys.executable,
+        "-c",
+        STREAMLIT,
+        "run",
+        str(script),
+        "--server.port",
+        str(port),
+        "--server.headless",
+        "true",
+    ]
     store.parent.mkdir(parents=True, exist_ok=True)
     log = (store.parent / "server.log").open("wb")
     process = subprocess.Popen(
@@ -96,9 +110,9 @@ _homes: dict[tuple[BrowserContext, str], Page] = {}  # the first tab of a dashbo
 
 
 def new_tab(context: BrowserContext, dashboard: Dashboard) -> Page:
-    """A tab without history, in the process of a first one that stays open: what that has compiled of the dashboard's scripts is not compiled again,
-    half of what a page takes to open. Every dashboard has a first tab of its own: what was asked of one that had just gone from one server to
-    another was now and then never answered.
+    """A tab without history, in the process of a first one that stays open: what that has compiled of the dashboard's
+    scripts is not compiled again, half of what a page takes to open. Every dashboard has a first tab of its own: what
+    was asked of one that had just gone from one server to another was now and then never answered.
     """
     if (context, dashboard.url) not in _homes:
         home = _homes[context, dashboard.url] = context.new_page()
@@ -116,8 +130,9 @@ def close_tabs(context: BrowserContext) -> None:
             page.close()
 
 
-# Resolves when no script runs and nothing of the page has changed for a while: what a click starts is begun by then, charts are drawn. What is
-# evaluated in a page is waited for without an end by the browser's driver, so this has one of its own.
+# Resolves when no script runs and nothing of the page has changed for a while: what a click starts is begun by then,
+# charts are drawn. What is evaluated in a page is waited for without an end by the browser's driver, so this has one of
+# its own.
 QUIET = """() => new Promise((resolve, reject) => {
   let timer;
   const begun = performance.now();
@@ -140,8 +155,8 @@ QUIET = """() => new Promise((resolve, reject) => {
 
 
 def settle(page: Page) -> None:
-    """Wait until no script runs, the code of every kind of element is there, every figure is drawn and the page has come to rest. Where it does
-    not, what the servers do then is printed.
+    """Wait until no script runs, the code of every kind of element is there, every figure is drawn and the page has
+    come to rest. Where it does not, what the servers do then is printed.
     """
     try:
         page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=120_000)
@@ -155,8 +170,8 @@ def settle(page: Page) -> None:
 
 
 def pause(page: Page, milliseconds: int) -> None:
-    """Wait by the page's own clock and two frames more, so that what it had to do by then is done, however busy its machine is. A page that
-    nobody sees draws no frames: it fails after a minute.
+    """Wait by the page's own clock and two frames more, so that what it had to do by then is done, however busy its
+    machine is. A page that nobody sees draws no frames: it fails after a minute.
     """
     page.evaluate(
         """(ms) => new Promise((done, fail) => {
@@ -168,7 +183,9 @@ def pause(page: Page, milliseconds: int) -> None:
 
 
 def picture(page: Page, name: str) -> None:
-    """Keep a screenshot of the whole page for people to look at, where `make thorough` or a person asks for them: each takes seconds."""
+    """Keep a screenshot of the whole page for people to look at, where `make thorough` or a person asks for them: each
+    takes seconds.
+    """
     if not os.environ.get("ULPSCOPE_PICTURES"):
         return
     SCREENSHOTS.mkdir(exist_ok=True)

@@ -57,7 +57,10 @@ def test_no_page_has_a_serious_fault(name, page: Page, dashboard: Dashboard):
     page.reload()
     settle(page)
     pause(page, 150)
-    assert page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor") == "rgb(17, 21, 27)"
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
+        == "rgb(17, 21, 27)"
+    )
     assert faults(page) == []
 
 

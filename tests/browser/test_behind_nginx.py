@@ -1,4 +1,6 @@
-"""deploy/nginx.conf for real: Debian's nginx with a certificate of its own in front of two processes of one store, and Chromium in front of it."""
+"""deploy/nginx.conf for real: Debian's nginx with a certificate of its own in front of two processes of one store, and
+Chromium in front of it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ error_log {folder}/error.log info;
 worker_processes 1;
 events {{ worker_connections 256; }}
 http {{
-    client_body_temp_path {folder}/bodies; proxy_temp_path {folder}/proxied; fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u;
+    client_body_temp_path {folder}/bodies; proxy_temp_path {folder}/proxied; fastcgi_temp_path {folder}/f;
+      uwsgi_temp_path {folder}/u;
     scgi_temp_path {folder}/s;
     include {folder}/site.conf;
 }}
@@ -81,11 +84,15 @@ def _site_conf(folder: Path, ports: list[int], source: str) -> str:
     """The file that is shipped, with other ports, name and places."""
     https, plain, first, second = ports
     changes = {
-        r"127\.0\.0\.1:8501": f"127.0.0.1:{first}", r"127\.0\.0\.1:8502": f"127.0.0.1:{second}",
-        r"listen 80;": f"listen 127.0.0.1:{plain};", r"listen 443 ssl": f"listen 127.0.0.1:{https} ssl",
-        r"\n *listen \[::\].*": "", r"ulpscope\.example\.org;": "localhost;",
-        r"/etc/letsencrypt/live/ulpscope\.example\.org": str(folder), r"/var/log/nginx": str(folder),
-    }  # fmt: skip
+        r"127\.0\.0\.1:8501": f"127.0.0.1:{first}",
+        r"127\.0\.0\.1:8502": f"127.0.0.1:{second}",
+        r"listen 80;": f"listen 127.0.0.1:{plain};",
+        r"listen 443 ssl": f"listen 127.0.0.1:{https} ssl",
+        r"\n *listen \[::\].*": "",
+        r"ulpscope\.example\.org;": "localhost;",
+        r"/etc/letsencrypt/live/ulpscope\.example\.org": str(folder),
+        r"/var/log/nginx": str(folder),
+    }
     for old, new in changes.items():
         source, count = re.subn(old, new, source)
         assert count, old
@@ -110,7 +117,9 @@ def _nginx(folder: Path, ports: list[int], source: str) -> subprocess.Popen:
     folder.mkdir(exist_ok=True)
     (folder / "site.conf").write_text(_site_conf(folder, ports, source))
     (folder / "nginx.conf").write_text(MAIN.format(folder=folder))
-    process = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")], stderr=subprocess.DEVNULL
+    )
     _until_answered(ports[1], process)
     return process
 
@@ -119,7 +128,15 @@ def _nginx(folder: Path, ports: list[int], source: str) -> subprocess.Popen:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("nginx")
     folder.chmod(0o755)
-    certificate = ["-keyout", str(folder / "privkey.pem"), "-out", str(folder / "fullchain.pem"), "-days", "2", "-nodes"]
+    certificate = [
+        "-keyout",
+        str(folder / "privkey.pem"),
+        "-out",
+        str(folder / "fullchain.pem"),
+        "-days",
+        "2",
+        "-nodes",
+    ]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", *certificate, "-subj", "/CN=localhost"]
     subprocess.run([*command, "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
     ports = _free_ports(4)
@@ -135,8 +152,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     environment = {**os.environ, "ULPSCOPE_CONFIG": str(settings), "ULPSCOPE_STORE": str(store)}
     made = subprocess.run(
         [sys.executable, "-m", "core", "tokens", "add", "ci", "--role", "editor", "--json"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     processes = []
     for port in ports[2:]:
         log = (folder / f"{port}.log").open("wb")
@@ -186,7 +207,9 @@ def test_a_deep_link_is_opened_by_signing_in_through_the_proxy(site: Site, stran
     expect(again.get_by_role("heading", name="Near ties", exact=True)).to_be_visible()
 
 
-def test_without_the_websockets_headers_the_page_stays_empty(site: Site, stranger: BrowserContext, tmp_path: Path) -> None:
+def test_without_the_websockets_headers_the_page_stays_empty(
+    site: Site, stranger: BrowserContext, tmp_path: Path
+) -> None:
     """The planted fault: the two lines everybody forgets."""
     broken = re.sub(r"\n *proxy_set_header (Upgrade|Connection).*", "", SITE.read_text())
     folder = tmp_path / "broken"

@@ -1,4 +1,6 @@
-"""The dashboard in a real Chromium: every page on a sample run, the clicks that matter, an upload from file to picture."""
+"""The dashboard in a real Chromium: every page on a sample run, the clicks that matter, an upload from file to
+picture.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_pages_open_in_the_dark_and_on_a_phone(browser: Browser, dashboard: Dash
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_a_page_finds_its_server_at_once_and_fetches_no_colours_for_commands(page: Page, dashboard: Dashboard, is_told: bool):
+def test_a_page_finds_its_server_at_once_and_fetches_no_colours_for_commands(
+    page: Page, dashboard: Dashboard, is_told: bool
+):
     """Where it is not told, it asks below the page's address first: the test would notice."""
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url.removeprefix(dashboard.url)))
@@ -112,7 +116,13 @@ def test_a_click_on_a_token_selects_its_position_on_every_page(page: Page, dashb
 def test_a_click_on_a_point_of_the_scatter_selects_its_position(page: Page, dashboard: Dashboard):
     page.goto(f"{dashboard.url}/near_ties?run=fresh-against-cached&position=37")
     settle(page)
-    flip = page.locator(".js-plotly-plot").first.locator(".scatterlayer .trace").nth(3).locator(".point").first.bounding_box()
+    flip = (
+        page.locator(".js-plotly-plot")
+        .first.locator(".scatterlayer .trace")
+        .nth(3)
+        .locator(".point")
+        .first.bounding_box()
+    )
     assert flip is not None
     page.mouse.click(flip["x"] + flip["width"] / 2, flip["y"] + flip["height"] / 2)
     expect(page.get_by_role("heading", name=re.compile("Best tokens at position (?!37)"))).to_be_visible()
@@ -224,7 +234,9 @@ def test_a_link_to_an_unknown_run_gets_a_sentence_and_the_gallery(page: Page, da
 
 
 @pytest.mark.model
-def test_a_capture_started_on_the_page_is_seen_by_others_and_opens_when_done(page: Page, dashboard: Dashboard, browser: Browser):
+def test_a_capture_started_on_the_page_is_seen_by_others_and_opens_when_done(
+    page: Page, dashboard: Dashboard, browser: Browser
+):
     page.goto(f"{dashboard.url}/capture")
     settle(page)
     page.get_by_label("Name of the run").fill("From the page")

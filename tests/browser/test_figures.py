@@ -1,4 +1,6 @@
-"""Figures in a real Chromium: drawn when they change and only then, zoomed across positions, legible, over the whole window, and missed in words."""
+"""Figures in a real Chromium: drawn when they change and only then, zoomed across positions, legible, over the whole
+window, and missed in words.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(page: P
 def test_a_figure_is_drawn_again_where_it_changes_and_nowhere_else(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"overview?{AT}")
     for key in ("over_positions", "ulp_histogram"):
-        figure(page, key).evaluate("figure => { figure.times = 0; figure.on('plotly_afterplot', () => figure.times++); }")
+        figure(page, key).evaluate(
+            "figure => { figure.times = 0; figure.on('plotly_afterplot', () => figure.times++); }"
+        )
     step(page, "ArrowRight", 37)
     assert figure(page, "over_positions").evaluate("figure => figure.times") > 0  # the line at the position has moved
     assert figure(page, "ulp_histogram").evaluate("figure => figure.times") == 0
@@ -74,7 +78,9 @@ def test_the_outline_of_a_brush_stays_while_it_holds_and_goes_with_it(page: Page
     settle(page)
     outline = chart.locator(".selectionlayer path")
     assert outline.count()
-    page.get_by_role("heading", name="Near ties", exact=True).click()  # the arrows are the choice's as long as that has the focus
+    page.get_by_role(
+        "heading", name="Near ties", exact=True
+    ).click()  # the arrows are the choice's as long as that has the focus
     step(page, "ArrowRight", 37)
     assert outline.count()
     page.get_by_role("button", name="Clear the brush").click()
@@ -101,7 +107,8 @@ def test_words_of_a_figure_are_legible_in_both_themes(page: Page, dashboard: Das
     opened(page, dashboard, f"near_ties?{AT}")
     expect(figure(page, "near_ties").locator(".xtick text").first).to_be_visible()
     colours = page.evaluate(
-        """() => [...new Set([...document.querySelectorAll(".js-plotly-plot :is(.xtick, .ytick, .g-xtitle, .g-ytitle, .legendtext) text, .js-plotly-plot .legendtext")]
+        """() => [...new Set([...document.querySelectorAll(".js-plotly-plot :is(.xtick, .ytick, .g-xtitle, .g-ytitle,
+          .legendtext) text, .js-plotly-plot .legendtext")]
                  .map((text) => getComputedStyle(text).fill))]"""
     )
     assert len(colours) >= 2

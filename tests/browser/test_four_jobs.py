@@ -1,4 +1,6 @@
-"""The four jobs of the design, walked as their people would: from the start page, from a shell, from somebody's link."""
+"""The four jobs of the design, walked as their people would: from the start page, from a shell, from somebody's
+link.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,18 @@ X, HEAD = states()
 def core(dashboard: Dashboard, *arguments: object) -> subprocess.CompletedProcess[str]:
     """The command line on the dashboard's store."""
     return subprocess.run(
-        [sys.executable, "-m", "core", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "core", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "ULPSCOPE_STORE": str(dashboard.store)},
-    )  # fmt: skip
+    )
 
 
-def test_an_inference_engineer_uploads_a_dump_and_the_control_it_asks_for(page: Page, dashboard: Dashboard, tmp_path: Path):
+def test_an_inference_engineer_uploads_a_dump_and_the_control_it_asks_for(
+    page: Page, dashboard: Dashboard, tmp_path: Path
+):
     """'Run 1 differs from run 2: is my KV reuse broken?'"""
     dump = saved(
         tmp_path / "reuse.npz",
@@ -90,8 +98,12 @@ def test_a_kernel_author_learns_at_which_module_a_fault_enters(page: Page, dashb
 
 
 def test_a_team_sees_the_same_position_of_the_same_run(browser: Browser, dashboard: Dashboard):
-    """One walks from the start page to a flip and copies the link; a colleague's browser, which has never been here, opens it."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, permissions=["clipboard-read", "clipboard-write"])
+    """One walks from the start page to a flip and copies the link; a colleague's browser, which has never been here,
+    opens it.
+    """
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 900}, permissions=["clipboard-read", "clipboard-write"]
+    )
     page = context.new_page()
     page.goto(f"{dashboard.url}/near_ties?run=batch-1-against-n&variant=prefill")
     settle(page)

@@ -1,4 +1,6 @@
-"""The gallery in a real Chromium: ticks, deletions that are undone, labels, the trash, and a dump dropped onto the page."""
+"""The gallery in a real Chromium: ticks, deletions that are undone, labels, the trash, and a dump dropped onto the
+page.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ DROP = """([selector, name, body]) => {
   const carried = new DataTransfer();
   carried.items.add(new File([bytes], name));
   const place = document.querySelector(selector);
-  const told = (kind) => place.dispatchEvent(new DragEvent(kind, { dataTransfer: carried, bubbles: true, cancelable: true, composed: true }));
+  const told = (kind) => place.dispatchEvent(new DragEvent(kind, { dataTransfer: carried, bubbles: true,
+    cancelable: true, composed: true }));
   return ["dragenter", "dragover", "drop"].map((kind) => !told(kind));
 }"""
 
@@ -40,7 +43,9 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
 
 @pytest.fixture
 def store(gallery: Dashboard) -> Store:
-    """Three runs, newest first: a (tagged), b, c. They are copies of one, so their ids are all that tells them apart."""
+    """Three runs, newest first: a (tagged), b, c. They are copies of one, so their ids are all that tells them
+    apart.
+    """
     shutil.rmtree(gallery.store, ignore_errors=True)
     gallery.store.mkdir()
     for name in ("a", "b", "c"):
@@ -141,7 +146,9 @@ def test_a_deleted_run_is_restored_from_the_list(opened: Page, store: Store):
     assert [path.stem for path in store.paths()] == ["a", "b", "c"]
 
 
-def test_a_tag_and_a_note_are_typed_saved_and_found_by_others(opened: Page, store: Store, browser: Browser, gallery: Dashboard):
+def test_a_tag_and_a_note_are_typed_saved_and_found_by_others(
+    opened: Page, store: Store, browser: Browser, gallery: Dashboard
+):
     click_row(opened, 0, 17)
     settle(opened)
     opened.get_by_role("button", name="Tags & note").click()
@@ -177,14 +184,13 @@ def test_a_dump_dropped_anywhere_on_the_page_is_on_the_upload_page(opened: Page,
 @pytest.mark.thorough
 def test_text_that_is_dropped_starts_no_upload(opened: Page):
     """The twin of the test above: only files are taken."""
-    opened.evaluate(
-        """() => {
+    opened.evaluate("""() => {
           const carried = new DataTransfer();
           carried.setData("text/plain", "words");
           for (const kind of ["dragover", "drop"])
-            document.querySelector("h1").dispatchEvent(new DragEvent(kind, { dataTransfer: carried, bubbles: true, cancelable: true }));
-        }"""
-    )
+            document.querySelector("h1").dispatchEvent(new DragEvent(kind, { dataTransfer: carried, bubbles: true,
+              cancelable: true }));
+        }""")
     opened.wait_for_timeout(1500)
     settle(opened)
     expect(opened.locator("h1")).to_have_text("Runs")

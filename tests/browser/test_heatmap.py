@@ -1,4 +1,6 @@
-"""The heatmap in a real Chromium: one differing logit among twelve million is seen, reached and told; windows are links."""
+"""The heatmap in a real Chromium: one differing logit among twelve million is seen, reached and told; windows are
+links.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,16 @@ COLOURED = """(canvas) => {
   const pixels = canvas.getContext("2d").getImageData(x + 2, y + 2, w - 4, h - 4).data;
   const found = [];
   for (let i = 0; i < pixels.length; i += 4)
-    if (pixels[i + 3] === 255) found.push([(2 + (i / 4) % (w - 4)) / w, (2 + Math.floor(i / 4 / (w - 4))) / h, ...pixels.slice(i, i + 3)]);
+    if (pixels[i + 3] === 255) found.push([(2 + (i / 4) % (w - 4)) / w, (2 + Math.floor(i / 4 / (w - 4))) / h,
+      ...pixels.slice(i, i + 3)]);
   return found;
 }"""
 
 
 @pytest.fixture(scope="module")
 def runs(dashboard: Dashboard) -> Iterator[dict[str, list[np.ndarray]]]:
-    """`one-differs`: one logit one ULP apart; `none-differs`: the same without it; `signs-differ`: one in 16 logits next to 0 and of the other sign.
+    """`one-differs`: one logit one ULP apart; `none-differs`: the same without it; `signs-differ`: one in 16 logits
+    next to 0 and of the other sign.
 
     Gone afterwards: other tests count runs.
     """
@@ -114,7 +118,13 @@ def test_one_differing_logit_is_seen_clicked_reached_and_told(page: Page, dashbo
     tip = page.locator(".tip")
     values = [f"{float(values_of(side[ROW, TOKEN], BFLOAT16)):.9g}" for side in runs["one-differs"]]
     expect(tip).to_contain_text(f"prompt 1, position {ROW - 400}", timeout=10_000)
-    for text in (f"side_0: {values[0]}", f"side_1: {values[1]}", "1 ULP of bfloat16", TEXT.replace(" ", "·"), f"({TOKEN})"):
+    for text in (
+        f"side_0: {values[0]}",
+        f"side_1: {values[1]}",
+        "1 ULP of bfloat16",
+        TEXT.replace(" ", "·"),
+        f"({TOKEN})",
+    ):
         expect(tip).to_contain_text(text)
     assert tip.locator("img").count() == 0  # a token's text is text
     picture(page, "heatmap-single-logits")
@@ -175,10 +185,19 @@ def test_where_nothing_differs_nothing_is_drawn(page: Page, dashboard: Dashboard
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("ratio", [1, 2, 1.5])
-def test_one_differing_logit_is_seen_whatever_the_pixels_of_the_screen(browser: Browser, dashboard: Dashboard, runs, ratio):
-    context = browser.new_context(viewport={"width": 390, "height": 844}, device_scale_factor=ratio, color_scheme="dark")
+def test_one_differing_logit_is_seen_whatever_the_pixels_of_the_screen(
+    browser: Browser, dashboard: Dashboard, runs, ratio
+):
+    context = browser.new_context(
+        viewport={"width": 390, "height": 844}, device_scale_factor=ratio, color_scheme="dark"
+    )
     page = context.new_page()
-    for rows, tokens in (("0:600", "0:20000"), ("300:450", "0:20000"), ("0:600", "15000:15400"), ("416:420", "15318:15326")):
+    for rows, tokens in (
+        ("0:600", "0:20000"),
+        ("300:450", "0:20000"),
+        ("0:600", "15000:15400"),
+        ("416:420", "15318:15326"),
+    ):
         canvas = opened(page, dashboard, f"run=one-differs&rows={rows}&tokens={tokens}")
         coloured = canvas.evaluate(COLOURED)
         assert coloured
@@ -216,7 +235,10 @@ def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, das
     )  # where the wheel came to rest it may have been said before
     settle(page)
     assert "position=0" in page.url  # a drag selects nothing
-    linked = {axis: [int(n) for n in re.search(rf"{axis}=(\d+)(?:%3A|:)(\d+)", page.url).groups()] for axis in ("rows", "tokens")}
+    linked = {
+        axis: [int(n) for n in re.search(rf"{axis}=(\d+)(?:%3A|:)(\d+)", page.url).groups()]
+        for axis in ("rows", "tokens")
+    }
     assert linked["rows"] == [int(moved[0]), int(np.ceil(moved[1]))]
     assert linked["tokens"] == [int(moved[2]), int(np.ceil(moved[3]))]
     assert window(canvas) == moved  # what came back from the server moved nothing
@@ -357,7 +379,9 @@ def test_another_run_or_variant_replaces_what_is_drawn(page: Page, dashboard: Da
 def test_a_tile_that_fails_is_said_in_a_sentence(page: Page, dashboard: Dashboard):
     page.route(
         "**/tiles/**",
-        lambda route: route.fulfill(status=409, body="run.duckdb: <b>its</b> heatmap makes no sense; the file is damaged."),
+        lambda route: route.fulfill(
+            status=409, body="run.duckdb: <b>its</b> heatmap makes no sense; the file is damaged."
+        ),
     )
     page.goto(f"{dashboard.url}/heatmap?run=batch-1-against-n")
     settle(page)

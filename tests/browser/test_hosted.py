@@ -1,4 +1,6 @@
-"""A server with a sign-in, as people meet it: the deep link, the page, both roles, signing out; and what others wrote stays text."""
+"""A server with a sign-in, as people meet it: the deep link, the page, both roles, signing out; and what others wrote
+stays text.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,15 @@ def hosted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 
 @pytest.fixture
 def viewer(browser: Browser) -> Iterator[Page]:
-    """A browser that knows nothing yet. Fails if a page asked anything of the outside or the policy stopped anything."""
+    """A browser that knows nothing yet. Fails if a page asked anything of the outside or the policy stopped
+    anything.
+    """
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     blocked: list[str] = []
-    page.on("console", lambda message: blocked.append(message.text) if "Content Security Policy" in message.text else None)
+    page.on(
+        "console", lambda message: blocked.append(message.text) if "Content Security Policy" in message.text else None
+    )
     page.on("dialog", lambda dialog: (blocked.append(f"dialog {dialog.message}"), dialog.dismiss()))
     yield page
     context.close()
@@ -115,9 +121,14 @@ def test_the_sign_in_page_is_readable_in_both_themes_and_on_a_telephone(hosted, 
 
 @pytest.mark.thorough
 def test_what_others_wrote_runs_in_no_page_and_the_policy_stops_no_page(hosted, viewer):
-    """Names, sides, token texts, metadata, tags and a note, each with a script that would mark the window or ask for a dialog."""
+    """Names, sides, token texts, metadata, tags and a note, each with a script that would mark the window or ask for a
+    dialog.
+    """
     url, store = hosted
-    evil = '<script>window.owned=1</script><img src=x onerror="window.owned=1;alert(1)">[x](javascript:alert(1))<svg onload=alert(1)>'
+    evil = (
+        '<script>window.owned=1</script><img src=x onerror="window.owned=1;alert(1)">[x](javascript:alert(1))<svg'
+        " onload=alert(1)>"
+    )
     dump = store.parent / "evil.npz"
     logits = np.random.default_rng(0).standard_normal((3, 8), dtype=np.float32)
     texts = [evil, "`<img src=x onerror=alert(1)>`", "$$\\href{javascript:alert(1)}{x}$$"]
@@ -128,7 +139,8 @@ def test_what_others_wrote_runs_in_no_page_and_the_policy_stops_no_page(hosted, 
     enter(viewer, f"{url}/?run={run_id}", EDITOR)
     for name, _ in PAGES:
         viewer.goto(
-            f"{url}/{'' if name == 'runs' else name}?run={run_id}&position=1" + (f"&with={run_id}" if name == "compare" else "")
+            f"{url}/{'' if name == 'runs' else name}?run={run_id}&position=1"
+            + (f"&with={run_id}" if name == "compare" else "")
         )
         settle(viewer)
         assert viewer.evaluate("window.owned") is None, name
@@ -152,15 +164,17 @@ def test_a_page_could_tell_no_other_host_what_it_read(hosted, browser):
     enter(page, f"{url}/{LINK}", EDITOR)
     settle(page)
     refused: list[str] = []
-    page.on("console", lambda message: refused.append(message.text) if "Content Security Policy" in message.text else None)
-    page.evaluate(
-        """async () => {
+    page.on(
+        "console", lambda message: refused.append(message.text) if "Content Security Policy" in message.text else None
+    )
+    page.evaluate("""async () => {
             await fetch('http://127.0.0.1:9/x').catch(() => 0);
             new Image().src = 'http://127.0.0.1:9/x.png';
-            const frame = document.createElement('iframe'); frame.src = 'http://127.0.0.1:9/'; document.body.append(frame);
-            const script = document.createElement('script'); script.src = 'http://127.0.0.1:9/x.js'; document.body.append(script);
-        }"""
-    )
+            const frame = document.createElement('iframe'); frame.src = 'http://127.0.0.1:9/';
+              document.body.append(frame);
+            const script = document.createElement('script'); script.src = 'http://127.0.0.1:9/x.js';
+              document.body.append(script);
+        }""")
     directives = ("connect-src", "img-src", "frame-src", "script-src")
     until = time.monotonic() + 30
     while not all(any(directive in text for text in refused) for directive in directives) and time.monotonic() < until:
@@ -178,13 +192,16 @@ def test_another_site_can_neither_frame_a_page_nor_act_in_it(hosted, browser):
     enter(page, f"{url}/", EDITOR)
     settle(page)
     elsewhere = context.new_page()
-    elsewhere.route("http://localhost:9/**", lambda route: route.fulfill(content_type="text/html", body="<h1>elsewhere</h1>"))
+    elsewhere.route(
+        "http://localhost:9/**", lambda route: route.fulfill(content_type="text/html", body="<h1>elsewhere</h1>")
+    )
     elsewhere.goto("http://localhost:9/")
     said = elsewhere.evaluate(
         """async (url) => {
             const tries = {};
             for (const method of ['GET', 'POST', 'DELETE'])
-                tries[method] = await fetch(`${url}/api/runs/mine`, {method, credentials: 'include'}).then((r) => r.type, () => 'refused');
+                tries[method] = await fetch(`${url}/api/runs/mine`, {method,
+                  credentials: 'include'}).then((r) => r.type, () => 'refused');
             tries.socket = await new Promise((done) => {
                 const socket = new WebSocket(url.replace('http', 'ws') + '/_stcore/stream');
                 socket.onopen = () => done('open'); socket.onerror = () => done('refused');

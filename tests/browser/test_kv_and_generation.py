@@ -94,7 +94,9 @@ def test_measure_and_kind_change_what_is_drawn(page: Page, dashboard: Dashboard,
     expect(page.get_by_text("root mean square of the difference in a head")).to_be_visible()
     page.get_by_test_id("stButtonGroup").filter(has_text="keys").get_by_text("values", exact=True).click()
     expect(page.get_by_text("Layers x positions of the values")).to_be_visible()
-    expect(page.locator(".js-plotly-plot")).to_have_count(3)  # what was drawn before goes a moment after the new is there
+    expect(page.locator(".js-plotly-plot")).to_have_count(
+        3
+    )  # what was drawn before goes a moment after the new is there
 
 
 @pytest.mark.thorough
@@ -110,7 +112,11 @@ def test_every_table_of_the_page_downloads_under_its_name(page: Page, dashboard:
             button.click()
         found[got.value.suggested_filename] = Path(got.value.path()).read_text().splitlines()
     with RunReader(Store(dashboard.store).path_of("deep")) as run:
-        expected = {"by-layer": 64, "by-prompt-layer-and-head": len(run.kv(0)), "by-position": len(run.kv_positions(0, 0))}
+        expected = {
+            "by-layer": 64,
+            "by-prompt-layer-and-head": len(run.kv(0)),
+            "by-position": len(run.kv_positions(0, 0)),
+        }
     assert {name: len(lines) - 1 for name, lines in found.items()} == {
         f"deep-pair0-kv-{part}.csv": rows for part, rows in expected.items()
     }
@@ -135,7 +141,9 @@ def test_equal_caches_are_a_sentence_in_the_dark_and_on_a_phone(browser: Browser
     context.close()
 
 
-def test_the_token_that_parts_the_sides_is_marked_on_both_and_a_click_selects_it(page: Page, dashboard: Dashboard, runs: None):
+def test_the_token_that_parts_the_sides_is_marked_on_both_and_a_click_selects_it(
+    page: Page, dashboard: Dashboard, runs: None
+):
     page.goto(f"{dashboard.url}/flips?run=continued&variant=decode&prompt=0&position=0")
     settle(page)
     expect(page.locator(".reference .token.parting")).to_have_text("·w12")

@@ -1,4 +1,6 @@
-"""The Layers page in a real Chromium: what is drawn, what a click opens, and that it reads in the dark and on a phone."""
+"""The Layers page in a real Chromium: what is drawn, what a click opens, and that it reads in the dark and on a
+phone.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def test_a_click_on_the_map_opens_the_module_and_selects_the_position(page: Page
     map_.scroll_into_view_if_needed()
     plot = map_.locator(".nsewdrag").first.bounding_box()
     assert plot is not None
-    x, y = plot["x"] + plot["width"] * 40.5 / 60, plot["y"] + plot["height"] * 4.5 / 6  # position 40 of the stream of block 1
+    x, y = (
+        plot["x"] + plot["width"] * 40.5 / 60,
+        plot["y"] + plot["height"] * 4.5 / 6,
+    )  # position 40 of the stream of block 1
     page.mouse.move(x, y)
     expect(map_.locator(".hoverlayer")).to_contain_text("model.layers.1from position 40: 1.41 times the floor")
     page.mouse.click(x, y)

@@ -1,4 +1,6 @@
-"""Nothing jumps: once a page's heading is there, neither the rest of the page that arrives nor a step of the position moves what is read."""
+"""Nothing jumps: once a page's heading is there, neither the rest of the page that arrives nor a step of the position
+moves what is read.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,27 @@ from tests.browser.driving import Dashboard, pause, settle
 GOOD = 0.1  # cumulative layout shift, the bound of web.dev/articles/cls for a good page
 RUN = "run=fresh-against-cached&variant=decode&prompt=0&position=144"
 PAGES = {
-    "runs": "", "overview": RUN, "near_ties": RUN, "heatmap": "run=batch-1-against-n&position=89&token=100", "flips": RUN, "repeats": "run=batch-1-against-n",
-    "kv_cache": RUN, "compare": f"{RUN}&with=batch-1-against-n,injected-bug", "capture": "", "upload": "",
-}  # fmt: skip
+    "runs": "",
+    "overview": RUN,
+    "near_ties": RUN,
+    "heatmap": "run=batch-1-against-n&position=89&token=100",
+    "flips": RUN,
+    "repeats": "run=batch-1-against-n",
+    "kv_cache": RUN,
+    "compare": f"{RUN}&with=batch-1-against-n,injected-bug",
+    "capture": "",
+    "upload": "",
+}
 FIXED = ("runs", "capture", "upload")  # which show no position
-# The browser's own measure, of every shift that no click or key of a person caused, from the frame on in which the page's heading and the style
-# sheet that keeps room (app/shell/room.css, in the sidebar) are both there: what is seen before that is Streamlit's empty page.
+# The browser's own measure, of every shift that no click or key of a person caused, from the frame on in which the
+# page's heading and the style sheet that keeps room (app/shell/room.css, in the sidebar) are both there: what is seen
+# before that is Streamlit's empty page.
 WATCH = """
 window.shifts = [];
 window.begun = null;
 const look = () => {
-  if (!document.querySelector("[data-testid=stMain] h1") || !document.querySelector("[data-testid=stSidebar] style")) return requestAnimationFrame(look);
+  if (!document.querySelector("[data-testid=stMain] h1")
+    || !document.querySelector("[data-testid=stSidebar] style")) return requestAnimationFrame(look);
   requestAnimationFrame(() => requestAnimationFrame(() => { window.begun = performance.now(); }));
 };
 requestAnimationFrame(look);
@@ -69,7 +81,8 @@ def test_a_page_that_jumps_would_be_seen(watched: Page, dashboard: Dashboard):
     settle(watched)
     now = watched.evaluate("performance.now()")
     watched.evaluate(
-        "() => { const late = document.createElement('div'); late.style.height = '300px'; document.querySelector('[data-testid=stMainBlockContainer]').prepend(late); }"
+        "() => { const late = document.createElement('div'); late.style.height = '300px';"
+        " document.querySelector('[data-testid=stMainBlockContainer]').prepend(late); }"
     )
     pause(watched, 300)
     assert watched.evaluate(SHIFTED, now) >= GOOD

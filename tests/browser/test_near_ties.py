@@ -26,7 +26,9 @@ LENGTHS = (4096, 300)
 
 @pytest.fixture(scope="module")
 def crowded(dashboard: Dashboard) -> Iterator[str]:
-    """4096 and 300 positions, bfloat16; differences from below a step to a hundred steps, one token text a formula, one markup."""
+    """4096 and 300 positions, bfloat16; differences from below a step to a hundred steps, one token text a formula, one
+    markup.
+    """
     random = np.random.default_rng(1)
     texts = {i: f" w{i}" for i in range(VOCAB)} | {3: "=cmd|' /C calc'!A0", 4: "<img src=x onerror=alert(1)>"}
     prompts = tuple(Prompt(n, tuple(int(i) for i in random.integers(0, VOCAB, n))) for n in LENGTHS)
@@ -178,7 +180,9 @@ def test_the_table_of_flips_downloads_with_every_digit_in_both_forms(page: Page,
     texts = [row[heading.index("reference_text")] for row in rows]
     assert not any(text.startswith("=") for text in texts)
     assert "<img src=x onerror=alert(1)>" in texts or 4 not in table["reference_token"]
-    assert all(f" w{token}" == text for token, text in zip(table["reference_token"], texts, strict=True) if token not in (3, 4))
+    assert all(
+        f" w{token}" == text for token, text in zip(table["reference_token"], texts, strict=True) if token not in (3, 4)
+    )
 
 
 @pytest.mark.parametrize(("form", "begins"), [("SVG", b"<svg"), ("PNG", b"\x89PNG")])
@@ -194,11 +198,19 @@ def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
     chart.hover()
     with page.expect_download() as got:
         chart.locator("[data-title^='Download plot']").first.click()
-    assert got.value.suggested_filename == f"fresh-against-cached-pair0-best-tokens-logits-prompt1-position36.{form.lower()}"
+    assert (
+        got.value.suggested_filename
+        == f"fresh-against-cached-pair0-best-tokens-logits-prompt1-position36.{form.lower()}"
+    )
     content = Path(got.value.path()).read_bytes()
     assert content.startswith(begins)
     if form == "SVG":
-        for part in ("(fresh-against-cached)", "decode against prefill", "logits and ULPs of bfloat16", "prompt 1, position 36"):
+        for part in (
+            "(fresh-against-cached)",
+            "decode against prefill",
+            "logits and ULPs of bfloat16",
+            "prompt 1, position 36",
+        ):
             assert part in content.decode()
     else:
         box = chart.bounding_box()

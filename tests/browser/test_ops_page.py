@@ -1,4 +1,6 @@
-"""The Ops page in a real Chromium: two machines beside each other, a row's classes, and a probe of this machine that is cancelled."""
+"""The Ops page in a real Chromium: two machines beside each other, a row's classes, and a probe of this machine that is
+cancelled.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,16 @@ from core.runs.store.store import Store
 from tests.browser.driving import Dashboard, picture, settle
 
 MM = OpRow(
-    "mm", "", "float32", "256 to 256", elements=256, repeats=Repeats(25), relative_rms=3e-7,
-    classes=(BatchClass((1, 2, 3), "a" * 16), BatchClass((4, 8), "b" * 16, 231, 1792)), positions=(RowPositions(3, ((0, 1, 2),)),),
-)  # fmt: skip
+    "mm",
+    "",
+    "float32",
+    "256 to 256",
+    elements=256,
+    repeats=Repeats(25),
+    relative_rms=3e-7,
+    classes=(BatchClass((1, 2, 3), "a" * 16), BatchClass((4, 8), "b" * 16, 231, 1792)),
+    positions=(RowPositions(3, ((0, 1, 2),)),),
+)
 OTHER = replace(MM, classes=(BatchClass((1,), "a" * 16), BatchClass((2, 3, 4, 8), "d" * 16, 9, 3)))
 SOFTMAX = replace(MM, op="softmax", size="width 256", classes=(BatchClass((1, 2, 3, 4, 8), "c" * 16),))
 
@@ -25,7 +34,9 @@ SOFTMAX = replace(MM, op="softmax", size="width 256", classes=(BatchClass((1, 2,
 def machines(dashboard: Dashboard) -> Iterator[str]:
     store = Store(dashboard.store)
     for name, device, rows in (("a-processor", "cpu", (MM, SOFTMAX)), ("a-card", "cuda:0", (OTHER, SOFTMAX))):
-        about = OpsHeader(name, device, f"<b>{name}</b>", ("float32",), 0, "python -m core ops", versions={"torch": "2.13.0"})
+        about = OpsHeader(
+            name, device, f"<b>{name}</b>", ("float32",), 0, "python -m core ops", versions={"torch": "2.13.0"}
+        )
         write_ops_run(store, about, rows, run_id=name)
     yield "a-processor,a-card"
     for name in ("a-processor", "a-card"):
@@ -54,7 +65,9 @@ def test_machines_stand_beside_each_other_and_this_one_is_probed(page: Page, das
     page.get_by_text("Probe this machine").first.click()
     settle(page)
     page.get_by_role("button", name="Probe this machine").click()
-    expect(page.get_by_text(re.compile(r"of 5\d probes"))).to_be_visible(timeout=300_000)  # a job is polite to what else runs
+    expect(page.get_by_text(re.compile(r"of 5\d probes"))).to_be_visible(
+        timeout=300_000
+    )  # a job is polite to what else runs
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_text("cancelled; nothing was stored")).to_be_visible()
     page.get_by_role("button", name="Dismiss").click()

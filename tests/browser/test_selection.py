@@ -1,4 +1,6 @@
-"""One selection in a real Chromium: steps and keys, the link that restores a view, Back, and links to what is not there."""
+"""One selection in a real Chromium: steps and keys, the link that restores a view, Back, and links to what is not
+there.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,26 @@ def opened(page: Page, dashboard: Dashboard, path: str) -> None:
 
 
 def expect_position(page: Page, position: int) -> None:
-    expect(page.get_by_role("heading", name=f"Best tokens at position {position}", exact=True)).to_be_visible(timeout=60_000)
+    expect(page.get_by_role("heading", name=f"Best tokens at position {position}", exact=True)).to_be_visible(
+        timeout=60_000
+    )
     expect(page).to_have_url(re.compile(rf"[?&]position={position}(&|$)"))
 
 
 @pytest.mark.parametrize(
     ("key", "position"),
     [
-        ("ArrowRight", 37), ("ArrowLeft", 35), ("Shift+ArrowRight", 239), ("Shift+ArrowLeft", 30), ("n", 239), ("p", 30), ("w", 204),
-        ("t", None), ("Shift+t", None),
+        ("ArrowRight", 37),
+        ("ArrowLeft", 35),
+        ("Shift+ArrowRight", 239),
+        ("Shift+ArrowLeft", 30),
+        ("n", 239),
+        ("p", 30),
+        ("w", 204),
+        ("t", None),
+        ("Shift+t", None),
     ],
-)  # fmt: skip
+)
 def test_a_key_steps_the_position(page: Page, dashboard: Dashboard, key: str, position: int | None):
     opened(page, dashboard, f"near_ties?{AT_36}")
     if position is None:
@@ -212,19 +223,22 @@ VIEWS = {  # the gallery is at the bare address
 
 def shown(page: Page) -> list[str]:
     """What a reader sees: the text of the page and of the sidebar, and what every control holds."""
-    return page.evaluate(
-        """() => {
-          const seen = [document.querySelector('[data-testid=stMain]').innerText, document.querySelector('[data-testid=stSidebarUserContent]').innerText];
-          document.querySelectorAll('input, [role=slider]').forEach((e) => seen.push(e.ariaLabel + '=' + (e.value ?? e.ariaValueNow)));
-          document.querySelectorAll('[role=radio], [role=switch], [role=checkbox]').forEach((e) => seen.push(e.innerText + '=' + (e.ariaChecked ?? e.checked)));
-          const strip = [...document.querySelectorAll('[data-testid=stBidiComponentIsolated]')].map((e) => e.shadowRoot).find((r) => r && r.querySelector('.strip'));
+    return page.evaluate("""() => {
+          const seen = [document.querySelector('[data-testid=stMain]').innerText,
+            document.querySelector('[data-testid=stSidebarUserContent]').innerText];
+          document.querySelectorAll('input, [role=slider]')
+            .forEach((e) => seen.push(e.ariaLabel + '=' + (e.value ?? e.ariaValueNow)));
+          document.querySelectorAll('[role=radio], [role=switch], [role=checkbox]')
+            .forEach((e) => seen.push(e.innerText + '=' + (e.ariaChecked ?? e.checked)));
+          const strip = [...document.querySelectorAll('[data-testid=stBidiComponentIsolated]')]
+            .map((e) => e.shadowRoot).find((r) => r && r.querySelector('.strip'));
           if (strip) {
-            seen.push('here ' + strip.querySelector('.here')?.dataset.position, strip.querySelector('.legend').innerText);
+            seen.push('here ' + strip.querySelector('.here')?.dataset.position,
+              strip.querySelector('.legend').innerText);
             seen.push([...strip.querySelectorAll('.strip .token')].map((e) => e.style.backgroundColor).join());
           }
           return seen;
-        }"""
-    )
+        }""")
 
 
 def expect_shown(page: Page, expected: list[str]) -> None:
@@ -246,7 +260,9 @@ def choose(page: Page, label: str, option: str) -> None:
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_copied_link_opens_as_exactly_the_same_view_for_a_new_viewer(browser: Browser, dashboard: Dashboard, name: str):
+def test_a_copied_link_opens_as_exactly_the_same_view_for_a_new_viewer(
+    browser: Browser, dashboard: Dashboard, name: str
+):
     page = viewer(browser, permissions=["clipboard-read", "clipboard-write"])
     opened(page, dashboard, f"{name}?{AT_36}&{VIEWS[name]}")
     page.wait_for_timeout(1500)
@@ -302,7 +318,9 @@ def test_a_link_made_by_clicking_opens_as_the_same_view(browser: Browser, dashbo
 @pytest.mark.thorough
 def test_without_a_clipboard_the_link_is_there_to_be_copied_by_hand(browser: Browser, dashboard: Dashboard):
     page = viewer(browser)
-    page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined}); document.execCommand = () => false;")
+    page.add_init_script(
+        "Object.defineProperty(navigator, 'clipboard', {value: undefined}); document.execCommand = () => false;"
+    )
     opened(page, dashboard, f"overview?{AT_36}")
     page.get_by_role("button", name="Copy link").click()
     field = page.get_by_label("Link to this view")
@@ -361,10 +379,15 @@ def test_back_undoes_a_setting_and_a_step_one_at_a_time(page: Page, dashboard: D
         ("run=fresh-against-cached&position=-3", "this run has 0 to 441"),
         ("run=fresh-against-cached&position=1e9", "'1e9', which is no number"),
         ("run=fresh-against-cached&prompt=7", "asks for prompt 7; this run has 0 to 1"),
-        ("run=fresh-against-cached&variant=" + quote("<script>alert(1)</script>"), "asks for variant '<script>alert(1)</script>'"),
+        (
+            "run=fresh-against-cached&variant=" + quote("<script>alert(1)</script>"),
+            "asks for variant '<script>alert(1)</script>'",
+        ),
     ],
-)  # fmt: skip
-def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(page: Page, dashboard: Dashboard, link: str, sentence: str):
+)
+def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(
+    page: Page, dashboard: Dashboard, link: str, sentence: str
+):
     opened(page, dashboard, f"near_ties?{link}")
     expect(page.locator("h1")).to_have_text("Runs")
     expect(page.locator("[data-testid=stAlert]").filter(has_text=sentence)).to_be_visible()

@@ -1,4 +1,6 @@
-"""The strip of tokens in a real Chromium: what it shows, by mouse and by keys, readable on every colour, quick with 4096 tokens."""
+"""The strip of tokens in a real Chromium: what it shows, by mouse and by keys, readable on every colour, quick with
+4096 tokens.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,12 @@ HOSTILE = [
     "[l](http://x.example)",
     "&amp;",
 ]
-# Streamlit draws the component in a shadow root, which CSS selectors of the driver see through and scripts of the page do not.
-ROOT_OF = "[...document.querySelectorAll('[data-testid=stBidiComponentIsolated]')].map((e) => e.shadowRoot).find((r) => r && r.querySelector('.strip'))"
+# Streamlit draws the component in a shadow root, which CSS selectors of the driver see through and scripts of the page
+# do not.
+ROOT_OF = (
+    "[...document.querySelectorAll('[data-testid=stBidiComponentIsolated]')].map((e) => e.shadowRoot).find((r) => r &&"
+    " r.querySelector('.strip'))"
+)
 
 
 def run_of(dashboard: Dashboard, name: str, tokens: list[str]) -> str:
@@ -66,12 +72,14 @@ def token(page: Page, position: int):
     return page.locator(f".strip .token[data-position='{position}']")
 
 
-# WCAG 2.1: relative luminance of sRGB, contrast (lighter + 0.05) / (darker + 0.05); a translucent colour lies on the page's.
+# WCAG 2.1: relative luminance of sRGB, contrast (lighter + 0.05) / (darker + 0.05); a translucent colour lies on the
+# page's.
 CONTRASTS = """() => {
   const root = ROOT_OF;
   const parts = (colour) => { const n = colour.match(/[0-9.]+/g).map(Number); return [n[0], n[1], n[2], n[3] ?? 1]; };
   const over = (top, below) => top.slice(0, 3).map((c, i) => c * top[3] + below[i] * (1 - top[3]));
-  const luminance = (rgb) => { const [r, g, b] = rgb.map((c) => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const luminance = (rgb) => { const [r, g, b] = rgb.map((c) => { c /= 255;
+    return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
   const back = parts(getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor);
   return [...root.querySelectorAll('.strip .token')].map((e) => {
     const style = getComputedStyle(e);
@@ -108,10 +116,19 @@ def test_the_tooltip_has_the_figures_of_the_position(page: Page, dashboard: Dash
     expect(tip).to_be_visible()
     said = tip.inner_text()
     for part in (
-        "position 30", f"({ids[30]})", "FLIP", f"({row['reference_token']}) → ", f"({row['variant_token']})", f"{row['max_ulps']:,}",
-        f"{row['max_abs']:.4g} logits", f"{row['neq']:,} of 4,096", f"{row['kl']:.4g} nats", "ULPs of bfloat16", "near tie",
+        "position 30",
+        f"({ids[30]})",
+        "FLIP",
+        f"({row['reference_token']}) → ",
+        f"({row['variant_token']})",
+        f"{row['max_ulps']:,}",
+        f"{row['max_abs']:.4g} logits",
+        f"{row['neq']:,} of 4,096",
+        f"{row['kl']:.4g} nats",
+        "ULPs of bfloat16",
+        "near tie",
         f"{row['reference_margin_ulps']} / {row['variant_margin_ulps']} ULPs",
-    ):  # fmt: skip
+    ):
         assert part in said, part
     assert vocabulary[int(row["variant_token"])] in said
     token(page, 31).hover()
@@ -166,7 +183,8 @@ def test_after_a_click_the_arrow_keys_go_on_from_there(page: Page, dashboard: Da
 def test_the_selected_token_is_scrolled_into_the_strip(page: Page, dashboard: Dashboard):
     opened(page, dashboard, "overview?run=fresh-against-cached&prompt=1&position=286")
     expect(token(page, 286)).to_be_attached()
-    inside = """() => { const box = ROOT_OF.querySelector('.strip').getBoundingClientRect(), at = ROOT_OF.querySelector('.here').getBoundingClientRect();
+    inside = """() => { const box = ROOT_OF.querySelector('.strip').getBoundingClientRect(),
+      at = ROOT_OF.querySelector('.here').getBoundingClientRect();
       return at.top >= box.top && at.bottom <= box.bottom; }""".replace("ROOT_OF", ROOT_OF)
     assert page.evaluate(inside)
     page.keyboard.press("p")
@@ -216,7 +234,9 @@ def test_token_texts_are_text_whatever_they_are(page: Page, dashboard: Dashboard
 
 @pytest.mark.thorough
 def test_4096_tokens_are_shown_and_chosen_without_a_wait(browser: Browser, dashboard: Dashboard):
-    """Measured inside the page: from the click to the frame that shows the selection, and the strip's own share of the page's load."""
+    """Measured inside the page: from the click to the frame that shows the selection, and the strip's own share of the
+    page's load.
+    """
     words = [
         "import",
         " re",
@@ -246,25 +266,33 @@ def test_4096_tokens_are_shown_and_chosen_without_a_wait(browser: Browser, dashb
             """async (position) => {
               const token = ROOT_OF.querySelector(`[data-position='${position}']`);
               const start = performance.now();
-              const until = (is) => new Promise((done) => { const look = () => (is() ? requestAnimationFrame(() => done(performance.now() - start)) : setTimeout(look, 4)); look(); });
+              const until = (is) => new Promise((done) => {
+                const look = () =>
+                  (is() ? requestAnimationFrame(() => done(performance.now() - start)) : setTimeout(look, 4));
+                look();
+              });
               token.click();
-              return [await until(() => token.classList.contains('here')), await until(() => [...document.querySelectorAll('h3')].some((h) => h.textContent.endsWith(' ' + position)))];
+              return [await until(() => token.classList.contains('here')),
+              await until(() => [...document.querySelectorAll('h3')]
+                .some((h) => h.textContent.endsWith(' ' + position)))];
             }""".replace("ROOT_OF", ROOT_OF),
             position,
-        )  # fmt: skip
+        )
         shown.append(times[0])
         answered.append(times[1])
         settle(page)
     print(
-        f"4096 tokens: selection shown in {statistics.median(shown):.0f} ms, figures of the position in {statistics.median(answered):.0f} ms"
+        f"4096 tokens: selection shown in {statistics.median(shown):.0f} ms, figures of the position in"
+        f" {statistics.median(answered):.0f} ms"
     )
     assert all(here < there for here, there in zip(shown, answered, strict=True))  # it does not wait for the server
     rebuilt = min(  # of three: other processes share the machine
         page.evaluate(
             """() => { const strip = ROOT_OF.querySelector('.strip'); const start = performance.now();
-              const parts = [...strip.childNodes].map((n) => n.cloneNode(true)); strip.replaceChildren(...parts); strip.offsetHeight; return performance.now() - start; }""".replace("ROOT_OF", ROOT_OF)
+              const parts = [...strip.childNodes].map((n) => n.cloneNode(true)); strip.replaceChildren(...parts);
+                strip.offsetHeight; return performance.now() - start; }""".replace("ROOT_OF", ROOT_OF)
         )
         for _ in range(3)
-    )  # fmt: skip
+    )
     print(f"building and laying out {LONG} tokens: {rebuilt:.0f} ms")
     page.context.close()

@@ -1,4 +1,6 @@
-"""The upload page in a real Chromium: from the picker to the open run, and every way in which an upload may break off and go on."""
+"""The upload page in a real Chromium: from the picker to the open run, and every way in which an upload may break off
+and go on.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def large(folder: Path, megabytes: int, name: str = "large.npz") -> Path:
     rows = megabytes * 1_000_000 // 2 // 4 // 50_000
     noise = np.random.default_rng(0)
     np.savez(
-        folder / name, **{side: noise.standard_normal((rows, 50_000), dtype=np.float32) for side in ("reference", "variant")}
+        folder / name,
+        **{side: noise.standard_normal((rows, 50_000), dtype=np.float32) for side in ("reference", "variant")},
     )
     return folder / name
 
@@ -104,7 +107,10 @@ def test_an_upload_is_paused_left_reloaded_and_goes_on_when_the_file_is_chosen_a
 ):
     held: list = []
     opened.route(
-        PIECES, lambda route: held.append(route) if route.request.headers.get("upload-offset", "0") != "0" else route.continue_()
+        PIECES,
+        lambda route: (
+            held.append(route) if route.request.headers.get("upload-offset", "0") != "0" else route.continue_()
+        ),
     )
     file = large(tmp_path, 48)
     choose(opened, file)
@@ -121,7 +127,10 @@ def test_an_upload_is_paused_left_reloaded_and_goes_on_when_the_file_is_chosen_a
     expect(row(opened, "large.npz")).to_contain_text("choose the same file again")
     picture(opened, "upload-unfinished")
     offsets: list[str] = []
-    opened.on("request", lambda request: offsets.append(request.headers["upload-offset"]) if request.method == "PATCH" else None)
+    opened.on(
+        "request",
+        lambda request: offsets.append(request.headers["upload-offset"]) if request.method == "PATCH" else None,
+    )
     choose(opened, file)
     expect(row(opened, "large.npz")).to_contain_text("arrived")
     assert offsets == [str(32 << 20)]
@@ -154,7 +163,9 @@ def test_a_server_that_is_killed_and_started_again_gets_the_rest(browser: Browse
     stalled: list = []
     page.route(
         PIECES,
-        lambda route: stalled.append(route) if route.request.headers.get("upload-offset", "0") != "0" else route.continue_(),
+        lambda route: (
+            stalled.append(route) if route.request.headers.get("upload-offset", "0") != "0" else route.continue_()
+        ),
     )
     file = large(tmp_path, 48)
     choose(page, file)
@@ -204,7 +215,9 @@ def memory_bytes(dashboard: Dashboard) -> int:
 
 @pytest.mark.thorough
 def test_cancel_stops_an_upload_and_leaves_nothing(opened: Page, dashboard: Dashboard, tmp_path: Path):
-    opened.route(PIECES, lambda route: None if route.request.headers.get("upload-offset", "0") != "0" else route.continue_())
+    opened.route(
+        PIECES, lambda route: None if route.request.headers.get("upload-offset", "0") != "0" else route.continue_()
+    )
     choose(opened, large(tmp_path, 48, "cancelled.npz"))
     expect(row(opened, "cancelled.npz")).to_contain_text("33.6 MB of", timeout=20_000)
     opened.get_by_role("button", name="Cancel cancelled.npz").click()
@@ -216,8 +229,12 @@ def test_cancel_stops_an_upload_and_leaves_nothing(opened: Page, dashboard: Dash
 
 
 @pytest.mark.thorough
-def test_a_bar_with_files_in_every_state_has_no_serious_fault_in_both_themes_wide_and_narrow(opened: Page, tmp_path: Path):
-    opened.route(PIECES, lambda route: None if route.request.headers.get("upload-offset", "0") != "0" else route.continue_())
+def test_a_bar_with_files_in_every_state_has_no_serious_fault_in_both_themes_wide_and_narrow(
+    opened: Page, tmp_path: Path
+):
+    opened.route(
+        PIECES, lambda route: None if route.request.headers.get("upload-offset", "0") != "0" else route.continue_()
+    )
     odd = tmp_path / "odd.npz"
     odd.write_bytes(os.urandom(100))
     choose(opened, large(tmp_path, 48), DUMP, odd)

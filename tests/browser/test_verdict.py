@@ -1,4 +1,6 @@
-"""The verdict in a real Chromium: judged from the page, unfolded, clicked into, copied; in light, in the dark and on a phone."""
+"""The verdict in a real Chromium: judged from the page, unfolded, clicked into, copied; in light, in the dark and on a
+phone.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ def cli(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(ROOT)
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(console, "EVERY_SECONDS", threading.TIMEOUT_MAX)  # however slow the machine is, stderr holds what it says
+    monkeypatch.setattr(
+        console, "EVERY_SECONDS", threading.TIMEOUT_MAX
+    )  # however slow the machine is, stderr holds what it says
 
     def run(*arguments: object) -> Done:
         monkeypatch.setattr(sys, "argv", ["python -m core", *map(str, arguments)])

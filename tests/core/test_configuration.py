@@ -33,7 +33,14 @@ def test_the_file_in_the_working_directory_counts_unless_another_is_named(tmp_pa
 
 @pytest.mark.parametrize(
     ("written", "count"),
-    [("1000", 1000), ('"1000"', 1000), ('"20 GiB"', 20 << 30), ('"20GB"', 20 * 10**9), ('"0.5 mib"', 1 << 19), ("0", 0)],
+    [
+        ("1000", 1000),
+        ('"1000"', 1000),
+        ('"20 GiB"', 20 << 30),
+        ('"20GB"', 20 * 10**9),
+        ('"0.5 mib"', 1 << 19),
+        ("0", 0),
+    ],
 )
 def test_bytes_as_a_number_or_with_a_unit(tmp_path, written, count):
     assert said(tmp_path, f"[limits]\nfile_bytes = {written}\n").limits.file_bytes == count
@@ -44,9 +51,14 @@ def test_the_environment_overrides_every_setting_of_the_file(tmp_path):
     """A value of each type; and no setting is left that a variable does not reach."""
     text = '[sign_in]\ntokens = false\neditors = ["a@x.org"]\nsession_hours = 1\nheader = "X-User"\n'
     found = said(
-        tmp_path, text, ULPSCOPE_SIGN_IN_TOKENS="yes", ULPSCOPE_SIGN_IN_EDITORS="b@x.org, @y.org", ULPSCOPE_SIGN_IN_SESSION_HOURS="2.5",
-        ULPSCOPE_SIGN_IN_HEADER="X-Other", ULPSCOPE_SIGN_IN_ATTEMPTS="3",
-    ).sign_in  # fmt: skip
+        tmp_path,
+        text,
+        ULPSCOPE_SIGN_IN_TOKENS="yes",
+        ULPSCOPE_SIGN_IN_EDITORS="b@x.org, @y.org",
+        ULPSCOPE_SIGN_IN_SESSION_HOURS="2.5",
+        ULPSCOPE_SIGN_IN_HEADER="X-Other",
+        ULPSCOPE_SIGN_IN_ATTEMPTS="3",
+    ).sign_in
     assert (found.tokens, found.editors, found.session_hours) == (True, ("b@x.org", "@y.org"), 2.5)
     assert (found.header, found.attempts) == ("X-Other", 3)
     for section in ("limits", "retention", "hosting", "sign_in"):

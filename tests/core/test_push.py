@@ -72,7 +72,9 @@ class _Breaking(httpx2.HTTPTransport):
 
 
 @pytest.mark.slow
-def test_in_pieces_it_goes_on_where_the_connection_broke(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_pieces_it_goes_on_where_the_connection_broke(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = dump(tmp_path / "pieces.npz", 16, 4096)
     monkeypatch.setattr(pushing, "_WHOLE_BYTES", 0)
     monkeypatch.setattr(pushing, "PIECE_BYTES", 100_000)
@@ -149,7 +151,11 @@ class _Answering(http.server.BaseHTTPRequestHandler):
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (401, '{"error": "Sign in first."}', "asks who you are (401): Sign in first; give --token-file or ULPSCOPE_TOKEN."),
+        (
+            401,
+            '{"error": "Sign in first."}',
+            "asks who you are (401): Sign in first; give --token-file or ULPSCOPE_TOKEN.",
+        ),
         (403, '{"error": "You are a viewer."}', "refuses it (403): You are a viewer."),
         (413, '{"error": "Too large."}', "refuses it (413): Too large."),
         (507, '{"error": "No room."}', "refuses it (507): No room."),
@@ -184,7 +190,9 @@ def test_a_server_that_is_not_there_or_speaks_no_tls_is_one_sentence(tmp_path: P
             server.shutdown()
 
 
-def test_a_token_travels_in_a_header_and_is_in_no_sentence(tmp_path: Path, cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_travels_in_a_header_and_is_in_no_sentence(
+    tmp_path: Path, cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[str | None] = []
 
     class Listening(_Answering):
@@ -214,12 +222,16 @@ def test_a_token_travels_in_a_header_and_is_in_no_sentence(tmp_path: Path, cli, 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["none.npz", "--to", "http://x"], "there is no such file"), (["x", "--to", "ftp://x"], "no address of a server"),
-        (["x", "--to", "https://user:word@x"], "no address of a server"), (["no-such-run", "--to", "http://x"], "no run 'no-such-run'"),
+        (["none.npz", "--to", "http://x"], "there is no such file"),
+        (["x", "--to", "ftp://x"], "no address of a server"),
+        (["x", "--to", "https://user:word@x"], "no address of a server"),
+        (["no-such-run", "--to", "http://x"], "no run 'no-such-run'"),
         (["x", "--to", "http://x", "--token-file", "/none"], "cannot be read as a token"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_meant_is_refused_before_anything_is_sent(arguments: list[str], words: str, cli, tmp_path: Path) -> None:
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
+    arguments: list[str], words: str, cli, tmp_path: Path
+) -> None:
     copied(tmp_path / "runs" / "x.duckdb")
     done = cli("push", *arguments)
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr
@@ -258,7 +270,9 @@ def odd_server_says(tmp_path: Path, **said: tuple[int, dict[str, str], str]) -> 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Odd", (_Odd,), {"said": said})) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            return pushed(Pushing(dump(tmp_path / "x.npz"), "x", f"http://127.0.0.1:{server.server_port}", patience_seconds=0))[0]
+            return pushed(
+                Pushing(dump(tmp_path / "x.npz"), "x", f"http://127.0.0.1:{server.server_port}", patience_seconds=0)
+            )[0]
         finally:
             server.shutdown()
 
@@ -300,7 +314,9 @@ def test_an_answer_that_no_server_of_ours_gives_is_one_sentence(
         odd_server_says(tmp_path, **{method: (status, headers, body)})
 
 
-def test_a_server_that_says_nothing_odd_is_believed_and_its_escapes_are_not_printed(tmp_path: Path, monkeypatch) -> None:
+def test_a_server_that_says_nothing_odd_is_believed_and_its_escapes_are_not_printed(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(pushing, "_WHOLE_BYTES", 0)
     assert odd_server_says(tmp_path).run_id == "r"
     assert odd_server_says(tmp_path, GET=(200, {}, '{"uploads": null}')).run_id == "r"

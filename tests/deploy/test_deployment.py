@@ -1,4 +1,6 @@
-"""What `deploy/` and docs/hosting.md say agrees with the code: settings, defaults, commands, what is copied into the image."""
+"""What `deploy/` and docs/hosting.md say agrees with the code: settings, defaults, commands, what is copied into the
+image.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Forks a child from a warm process, lets it work on a store, and kills it at a moment: `python -m tests.faults.nursery`.
+"""Forks a child from a warm process, lets it work on a store, and kills it at a moment: `python -m
+tests.faults.nursery`.
 
-A line of standard input is JSON: the store, the work, a seed, and the moment in seconds after the child's first step (work on runs that are
-there), or after it began to write (work that adds some). A line of standard output says that it was killed, or how it ended by itself. The kill
-thus falls into the work, and not into the start of Python.
+A line of standard input is JSON: the store, the work, a seed, and the moment in seconds after the child's first step
+(work on runs that are there), or after it began to write (work that adds some). A line of standard output says that it
+was killed, or how it ended by itself. The kill thus falls into the work, and not into the start of Python.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def change(store: Store, seed: int) -> None:
         if action == "label":
             known = [path.stem for path in store.paths()] or ["none"]
             labels.write(
-                store.directory, chance.choice(known), labels.labels_of([f"tag {seed}"], "a note " * chance.randrange(90))
+                store.directory,
+                chance.choice(known),
+                labels.labels_of([f"tag {seed}"], "a note " * chance.randrange(90)),
             )
         elif action == "discard" and len(store.paths()) > 1:
             store.discard(chance.choice(store.paths()).stem)
@@ -107,9 +110,13 @@ def losing(store: Store, seed: int) -> None:
 
 
 WORK: dict[str, Callable[[Store, int], None]] = {
-    "change": change, "ingest": ingest_one, "capture": capture_one, "careless": careless, "forgetful": forgetful,
+    "change": change,
+    "ingest": ingest_one,
+    "capture": capture_one,
+    "careless": careless,
+    "forgetful": forgetful,
     "losing": losing,
-}  # fmt: skip
+}
 
 
 class Nursery:

@@ -1,4 +1,6 @@
-"""A full disk, files that are damaged or gone while they are looked at, and clocks that are wrong: what was stored stays, and the app says so."""
+"""A full disk, files that are damaged or gone while they are looked at, and clocks that are wrong: what was stored
+stays, and the app says so.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,14 @@ DISK_BYTES = 2 << 20
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB of its own; skipped where none may be mounted (RLIMIT_FSIZE stands for one in test_crash.py)."""
+    """A file system of 2 MB of its own; skipped where none may be mounted (RLIMIT_FSIZE stands for one in
+    test_crash.py).
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "ulpscope-test", disk], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "ulpscope-test", disk], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
     yield disk
@@ -139,7 +145,9 @@ def test_a_run_lost_while_it_is_viewed_is_a_sentence_and_the_others_stay(fate: s
     assert not app.exception
     text = said(app)
     assert "mine" in text
-    assert any(words in text for words in ("is not there any more", "was deleted meanwhile", "cannot", "damaged", "not a"))
+    assert any(
+        words in text for words in ("is not there any more", "was deleted meanwhile", "cannot", "damaged", "not a")
+    )
     with RunReader(store.path_of("other")) as other:
         assert other.read_rows(1, 0, other.header.rows).any()
 

@@ -1,6 +1,8 @@
-"""Processes that work on a store are killed at random moments: no half run is ever visible, nothing stored is lost, the next one goes on.
+"""Processes that work on a store are killed at random moments: no half run is ever visible, nothing stored is lost, the
+next one goes on.
 
-`make test` kills a dozen; `python -m pytest -m thorough tests/faults` kills a hundred and more. A failure prints the seed of its moments.
+`make test` kills a dozen; `python -m pytest -m thorough tests/faults` kills a hundred and more. A failure prints the
+seed of its moments.
 """
 
 from __future__ import annotations
@@ -64,6 +66,8 @@ def test_a_worker_killed_at_any_moment_leaves_whole_runs_and_all_of_them(
 @pytest.mark.parametrize(
     ("fault", "words"), [("careless", "half a run is visible"), ("forgetful", "has changed"), ("losing", "is lost")]
 )
-def test_a_store_that_writes_where_readers_look_is_caught(fault: str, words: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_a_store_that_writes_where_readers_look_is_caught(
+    fault: str, words: str, nursery: Nursery, tmp_path: Path
+) -> None:
     with pytest.raises(AssertionError, match=words):
         _kill(nursery, fault, 20, 6, _store(tmp_path))

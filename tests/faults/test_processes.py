@@ -1,4 +1,6 @@
-"""Two apps on one store are one app to their viewers; an app that is killed loses nothing, and the next one goes on without a hand."""
+"""Two apps on one store are one app to their viewers; an app that is killed loses nothing, and the next one goes on
+without a hand.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ def test_what_one_app_does_the_other_shows(two_apps: tuple[Dashboard, Dashboard]
 
 
 @pytest.mark.thorough
-def test_an_app_on_another_store_would_not_pass_for_one_on_this(two_apps: tuple[Dashboard, Dashboard], tmp_path: Path) -> None:
+def test_an_app_on_another_store_would_not_pass_for_one_on_this(
+    two_apps: tuple[Dashboard, Dashboard], tmp_path: Path
+) -> None:
     copied(two_apps[0].store / "mine.duckdb")
     copied(tmp_path / "runs" / "mine.duckdb")
     elsewhere = start(tmp_path / "runs", ULPSCOPE_SAMPLES="")

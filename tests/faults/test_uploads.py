@@ -1,4 +1,6 @@
-"""Uploads that are cut, and servers that are killed while they receive or ingest: nothing half is visible, nothing is left, and it goes on."""
+"""Uploads that are cut, and servers that are killed while they receive or ingest: nothing half is visible, nothing is
+left, and it goes on.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ KILLS = 8
 TUS = {"Tus-Resumable": "1.0.0"}
 
 
-def _ask(dashboard: Dashboard, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
+def _ask(
+    dashboard: Dashboard, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+):
     connection = http.client.HTTPConnection(dashboard.url.removeprefix("http://"), timeout=300)
     connection.request(method, path, body, headers or {})
     answer = connection.getresponse()
@@ -68,7 +72,9 @@ def _start(watched: Watched) -> Dashboard:
 def _left_behind(watched: Watched) -> list[str]:
     """What lies in the store beside runs and what belongs to it for good."""
     kept = {".labels", ".trash", ".audit", ".hosting", ".uploads", ".ingests"}
-    return [path.name for path in watched.store.directory.iterdir() if path.suffix != ".duckdb" and path.name not in kept]
+    return [
+        path.name for path in watched.store.directory.iterdir() if path.suffix != ".duckdb" and path.name not in kept
+    ]
 
 
 def _until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
@@ -104,7 +110,10 @@ def test_an_upload_goes_on_where_a_killed_server_broke_it_off(watched: Watched, 
     arrived = 0
     for _ in range(KILLS):
         share = chance.uniform(0.05, 0.6)
-        head = f"PATCH {place} HTTP/1.1\r\nTus-Resumable: 1.0.0\r\nUpload-Offset: {arrived}\r\nContent-Type: application/offset+octet-stream"
+        head = (
+            f"PATCH {place} HTTP/1.1\r\nTus-Resumable: 1.0.0\r\nUpload-Offset: {arrived}\r\nContent-Type:"
+            " application/offset+octet-stream"
+        )
         _send_half(dashboard, head, dump[arrived:], share, partial(dashboard.process.send_signal, signal.SIGKILL))
         dashboard.process.wait(30)
         watched.check()

@@ -22,7 +22,9 @@ class Watched:
     known: dict[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Every visible run is whole, every one that was seen before is there or in the trash bit for bit, labels can be read."""
+        """Every visible run is whole, every one that was seen before is there or in the trash bit for bit, labels can
+        be read.
+        """
         cards, broken = list_runs(self.store)
         assert broken == [], f"half a run is visible: {broken[0].reason}"
         there = {path.stem: path for path in self.store.paths()}

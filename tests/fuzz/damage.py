@@ -1,7 +1,7 @@
 """Damage to files: to any bytes, or behind the checksums that would give it away, as somebody who means it would do it.
 
-A run file's blocks carry DuckDB's checksum, an archive's members a CRC-32. `resealed` makes them right again, so that what is damaged reaches
-the code behind them.
+A run file's blocks carry DuckDB's checksum, an archive's members a CRC-32. `resealed` makes them right again, so that
+what is damaged reaches the code behind them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 CORPUS = Path(__file__).parent / "corpus"
-HEADERS, HEADER, BLOCK = 3, 4096, 16384  # a small run file: the file's header, two of the database, then blocks of 16 KiB
+HEADERS, HEADER, BLOCK = (
+    3,
+    4096,
+    16384,
+)  # a small run file: the file's header, two of the database, then blocks of 16 KiB
 KINDS = ("flip", "byte", "number", "digits", "cut out", "insert", "repeat", "copy", "truncate")
 PLACES = ("anywhere", "start", "end", "filled")
 NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**63, 2**64 - 1)
@@ -26,7 +30,9 @@ NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0x
 
 @dataclass(frozen=True)
 class Damage:
-    """One change: `kind` at a `share` of the way through what `place` names; value and length are what the kind makes of them."""
+    """One change: `kind` at a `share` of the way through what `place` names; value and length are what the kind makes
+    of them.
+    """
 
     kind: str
     place: str
@@ -123,9 +129,16 @@ def _truncate(out: bytearray, at: int, damage: Damage) -> None:
 
 
 _CHANGES: dict[str, Callable[[bytearray, int, Damage], None]] = {
-    "flip": _flip, "byte": _byte, "number": _number, "digits": _digits, "cut out": _cut, "insert": _insert, "repeat": _repeat,
-    "copy": _copy, "truncate": _truncate,
-}  # fmt: skip
+    "flip": _flip,
+    "byte": _byte,
+    "number": _number,
+    "digits": _digits,
+    "cut out": _cut,
+    "insert": _insert,
+    "repeat": _repeat,
+    "copy": _copy,
+    "truncate": _truncate,
+}
 
 
 def damaged_inside(raw: bytes, member: int, damages: list[Damage]) -> bytes:
@@ -135,7 +148,9 @@ def damaged_inside(raw: bytes, member: int, damages: list[Damage]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for number, (info, body) in enumerate(members):
-            archive.writestr(info, damaged(body, damages) if number == member % len(members) else body, info.compress_type)
+            archive.writestr(
+                info, damaged(body, damages) if number == member % len(members) else body, info.compress_type
+            )
     return out.getvalue()
 
 

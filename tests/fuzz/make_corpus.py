@@ -1,4 +1,6 @@
-"""Write the corpus that can be written: dumps of every kind, and a run file of the current schema. `python -m tests.fuzz.make_corpus`."""
+"""Write the corpus that can be written: dumps of every kind, and a run file of the current schema. `python -m
+tests.fuzz.make_corpus`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def write_dumps(folder: Path) -> None:
     np.save(folder / "single.npy", logits.astype(np.float16))
     save_file(pair, folder / "plain.safetensors")
     save_file(
-        {name: side.astype(np.float16) for name, side in pair.items()}, folder / "half.safetensors", {"compute_dtype": "float16"}
+        {name: side.astype(np.float16) for name, side in pair.items()},
+        folder / "half.safetensors",
+        {"compute_dtype": "float16"},
     )
 
 

@@ -1,6 +1,8 @@
-"""A process that reads files nobody should trust: each in a child of its own, with limits, and what became of it as a line of JSON.
+"""A process that reads files nobody should trust: each in a child of its own, with limits, and what became of it as a
+line of JSON.
 
-`python -m tests.fuzz.reading` takes `[path, fault]` as JSON a line. A fault is planted: a reader that crashes, raises, hangs, or eats memory.
+`python -m tests.fuzz.reading` takes `[path, fault]` as JSON a line. A fault is planted: a reader that crashes, raises,
+hangs, or eats memory.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Outcome:
             return f"{self.how}: {self.text}"
         if self.peak_mib > PEAK_MIB:
             return f"{self.peak_mib} MiB"
-        is_one = self.how == "read" or (self.text.isprintable() and self.text.endswith(".") and 10 < len(self.text) < 1000)
+        is_one = self.how == "read" or (
+            self.text.isprintable() and self.text.endswith(".") and 10 < len(self.text) < 1000
+        )
         return "" if is_one else f"no sentence: {self.text!r}"
 
 

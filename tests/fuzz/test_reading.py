@@ -1,6 +1,8 @@
-"""Whatever stands in a file, reading it ends in a sentence or in figures: no crash, no other exception, in bounded time and memory.
+"""Whatever stands in a file, reading it ends in a sentence or in figures: no crash, no other exception, in bounded time
+and memory.
 
-The short form of every test is CI's; `python -m pytest -m thorough tests/fuzz` runs ULPSCOPE_FUZZ damaged files a test (1500 where it is not set).
+The short form of every test is CI's; `python -m pytest -m thorough tests/fuzz` runs ULPSCOPE_FUZZ damaged files a test
+(1500 where it is not set).
 """
 
 from __future__ import annotations
@@ -40,11 +42,17 @@ def readers() -> Iterator[Readers]:
 
 
 def _effort(examples: int) -> settings:
-    """The short form takes the same examples every time, the long one others each time, and prints how to have a failure again."""
+    """The short form takes the same examples every time, the long one others each time, and prints how to have a
+    failure again.
+    """
     return settings(
-        max_examples=examples, deadline=None, derandomize=examples != LONG, database=None, print_blob=True,
+        max_examples=examples,
+        deadline=None,
+        derandomize=examples != LONG,
+        database=None,
+        print_blob=True,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-    )  # fmt: skip
+    )
 
 
 def _check(readers: Readers, path: Path, raw: bytes, seen: Counter[str]) -> None:
@@ -89,11 +97,17 @@ def test_a_damaged_dump_is_a_sentence_or_a_dump(examples: int, readers: Readers,
 
 
 @pytest.mark.parametrize("examples", EFFORTS)
-def test_an_archive_damaged_behind_its_checksums_is_a_sentence_or_a_dump(examples: int, readers: Readers, tmp_path: Path) -> None:
+def test_an_archive_damaged_behind_its_checksums_is_a_sentence_or_a_dump(
+    examples: int, readers: Readers, tmp_path: Path
+) -> None:
     seen: Counter[str] = Counter()
 
     @_effort(examples)
-    @given(name=st.sampled_from(sorted(ARCHIVES)), member=st.integers(0, 7), damages=st.lists(DAMAGES, min_size=1, max_size=3))
+    @given(
+        name=st.sampled_from(sorted(ARCHIVES)),
+        member=st.integers(0, 7),
+        damages=st.lists(DAMAGES, min_size=1, max_size=3),
+    )
     def each(name: str, member: int, damages: list[Damage]) -> None:
         _check(readers, tmp_path / name, damaged_inside(ARCHIVES[name], member, damages), seen)
 
@@ -102,7 +116,9 @@ def test_an_archive_damaged_behind_its_checksums_is_a_sentence_or_a_dump(example
 
 
 @pytest.mark.parametrize("examples", EFFORTS)
-def test_a_run_file_damaged_by_accident_is_a_sentence_or_the_run(examples: int, readers: Readers, tmp_path: Path) -> None:
+def test_a_run_file_damaged_by_accident_is_a_sentence_or_the_run(
+    examples: int, readers: Readers, tmp_path: Path
+) -> None:
     seen: Counter[str] = Counter()
 
     @_effort(examples)
@@ -116,7 +132,8 @@ def test_a_run_file_damaged_by_accident_is_a_sentence_or_the_run(examples: int, 
 
 @pytest.mark.parametrize("examples", [pytest.param(12, id="short"), EFFORTS[1]])
 def test_a_run_file_made_to_harm_harms_nobody_but_its_reader(examples: int, readers: Readers, tmp_path: Path) -> None:
-    """With right checksums DuckDB believes what it reads: it may never come back, or crash. No other exception, and no more memory than allowed.
+    """With right checksums DuckDB believes what it reads: it may never come back, or crash. No other exception, and no
+    more memory than allowed.
 
     So no such file is ever opened by a server: `adopt` reads it in a process of its own (the tests below).
     """

@@ -49,7 +49,8 @@ class Sink(Protocol):
         """The keys or values of one layer after one prompt."""
 
     def layers(self, chosen: Sequence[Sequence[int]], *, is_beside: bool) -> LayerSink:
-        """What takes the outputs of the model's modules at the chosen positions of each prompt; asked for where the plan has them.
+        """What takes the outputs of the model's modules at the chosen positions of each prompt; asked for where the
+        plan has them.
 
         is_beside: there is a core to spare, so that they can be compared while forwards go on.
         """
@@ -73,9 +74,9 @@ class Progress:
 class CapturePlan:
     """A capture whose every argument has been checked: `header` is the run it makes, `token_ids` the prompts' tokens.
 
-    has_kv: keep figures of the key/value caches; generations: for each prompt that was generated what the sides made of it, else
-    empty. Tokens beyond a generation's given positions are fed one by one, with the cache that the prompt left. layers: at which
-    positions the modules' outputs are compared; None: they are not.
+    has_kv: keep figures of the key/value caches; generations: for each prompt that was generated what the sides made of
+    it, else empty. Tokens beyond a generation's given positions are fed one by one, with the cache that the prompt
+    left. layers: at which positions the modules' outputs are compared; None: they are not.
     """
 
     loaded: LoadedModel
@@ -106,10 +107,11 @@ def plan_capture(
 ) -> CapturePlan:
     """Check everything that can be known before the first forward. A prompt is text, or the token ids themselves.
 
-    `repeat` calls every path so many times; see core.inference.paths.sides. `kv`: compare the key/value caches; None: where a path
-    reads one. `generations`, one a prompt: what the sides made of its first positions; see core.inference.generating.generation. `layers`:
-    compare the outputs of the model's modules too, beside a rounding floor of `layer_floor` reorderings; where that would take too much
-    disk, at the `layer_positions` of each prompt and others evenly spread.
+    `repeat` calls every path so many times; see core.inference.paths.sides. `kv`: compare the key/value caches; None:
+    where a path reads one. `generations`, one a prompt: what the sides made of its first positions; see
+    core.inference.generating.generation. `layers`: compare the outputs of the model's modules too, beside a rounding
+    floor of `layer_floor` reorderings; where that would take too much disk, at the `layer_positions` of each prompt and
+    others evenly spread.
     """
     if not 0 <= seed < 1 << 63:
         raise UsageError(f"--seed {seed}: expected a whole number from 0 to 2^63 - 1.")
@@ -118,7 +120,9 @@ def plan_capture(
     check_paths(loaded, paths, None)
     if not prompts:
         raise CaptureError("a capture needs at least one prompt.")
-    token_ids = tuple(tokens_of(loaded, prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1))
+    token_ids = tuple(
+        tokens_of(loaded, prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1)
+    )
     for positions in sorted({len(ids) for ids in token_ids}):
         check_paths(loaded, paths, positions)
     _check_batches(loaded, paths, token_ids)
@@ -146,7 +150,9 @@ def plan_capture(
         raise CaptureError(f"{can_keep}, and leave --kv out.")
     has_kv = can_keep is None and (any(path.reads_cache for path in paths) if kv is None else kv)
     if layers and generations:
-        raise UsageError("modules are compared where prompts are scored, not where they are continued; leave --layers out.")
+        raise UsageError(
+            "modules are compared where prompts are scored, not where they are continued; leave --layers out."
+        )
     lengths = [len(ids) for ids in token_ids]
     looked_at = plan_layers(loaded, lengths, paths[0], layer_floor, layer_positions) if layers else None
     return CapturePlan(loaded, paths, token_ids, seed, header, has_kv, tuple(generations), looked_at)
@@ -162,10 +168,12 @@ def _in_short(sides: Sequence[Side], repeat: int) -> str:
 
 
 def run_capture(plan: CapturePlan, sink: Sink, on_progress: Callable[[Progress], None] | None = None) -> list[str]:
-    """Run every side of the plan into the sink: side 0 first, prompts one after another, logits in chunks of about 8 MB.
+    """Run every side of the plan into the sink: side 0 first, prompts one after another, logits in chunks of about 8
+    MB.
 
-    Kernels are the ones an engine would use (nothing is forced to be deterministic: what they do is the subject), seeded anew
-    for every side so that a side does not depend on those before it. -> sentences on what is less than was planned, beside the sides
+    Kernels are the ones an engine would use (nothing is forced to be deterministic: what they do is the subject),
+    seeded anew for every side so that a side does not depend on those before it. -> sentences on what is less than was
+    planned, beside the sides
     """
     began = time.perf_counter()
     rows_total = plan.header.rows * len(plan.paths)
@@ -213,7 +221,9 @@ def run_capture(plan: CapturePlan, sink: Sink, on_progress: Callable[[Progress],
     return missing
 
 
-def _outcomes(plan: CapturePlan, side: int, layers: LayerCapture | None) -> Generator[torch.Tensor | KvPart, None, None]:
+def _outcomes(
+    plan: CapturePlan, side: int, layers: LayerCapture | None
+) -> Generator[torch.Tensor | KvPart, None, None]:
     """The rows of one side, in order, prompt after prompt, each followed by the caches it left."""
     watch = CacheWatch() if plan.has_kv else None
     trace = layers.trace(side, plan.paths[side]) if layers is not None else None
@@ -242,7 +252,9 @@ def _pieces(opened: OpenPath, ids: Sequence[int], generation: Generation | None)
 
 
 class _Gather:
-    """Rows of one side on the device, handed to the sink a chunk at a time: one copy to the host for hundreds of tokens."""
+    """Rows of one side on the device, handed to the sink a chunk at a time: one copy to the host for hundreds of
+    tokens.
+    """
 
     def __init__(self, plan: CapturePlan, side: int, sink: Sink) -> None:
         self._plan, self._side, self._sink = plan, side, sink
@@ -259,7 +271,9 @@ class _Gather:
                 continue
             with torch_errors_stop(self._plan.paths[self._side]):
                 if self._waiting is None:
-                    self._waiting = torch.empty((self._capacity, logits.shape[1]), dtype=logits.dtype, device=logits.device)
+                    self._waiting = torch.empty(
+                        (self._capacity, logits.shape[1]), dtype=logits.dtype, device=logits.device
+                    )
                 taken = logits[: self._capacity - self._filled]
                 self._waiting[self._filled : self._filled + len(taken)] = taken
             self._filled += len(taken)
@@ -292,16 +306,22 @@ def tokens_of(loaded: LoadedModel, prompt: str | Sequence[int], where: str) -> t
             with quiet():
                 ids = tuple(int(token) for token in loaded.tokenizer(prompt)["input_ids"]) if prompt else ()
         except Exception as error:  # a lone surrogate, for instance, is text to Python and to no tokenizer
-            raise CaptureError(f"{where}: the tokenizer cannot read it ({first_line(error)}); expected plain text.") from error
+            raise CaptureError(
+                f"{where}: the tokenizer cannot read it ({first_line(error)}); expected plain text."
+            ) from error
     else:
         ids = tuple(int(token) for token in prompt)
     if not ids:
         raise CaptureError(f"{where} is empty; expected at least one token.")
     if loaded.context is not None and len(ids) > loaded.context:
-        raise CaptureError(f"{where} has {len(ids)} tokens, the model's context is {loaded.context}; shorten the prompt.")
+        raise CaptureError(
+            f"{where} has {len(ids)} tokens, the model's context is {loaded.context}; shorten the prompt."
+        )
     for position, token in enumerate(ids):
         if not 0 <= token < loaded.token_limit:
-            raise CaptureError(f"{where}: token {token} at position {position} is not among the model's {loaded.token_limit}.")
+            raise CaptureError(
+                f"{where}: token {token} at position {position} is not among the model's {loaded.token_limit}."
+            )
     return ids
 
 
@@ -321,8 +341,9 @@ def _check_batches(loaded: LoadedModel, paths: Sequence[Path], token_ids: Sequen
         needed = path.working_bytes(loaded, longest)
         if free is not None and needed > free:
             raise CaptureError(
-                f"path '{path}': a batch of {path.rows} x {longest} positions takes at least {memory.in_words(needed)}, {loaded.device} has "
-                f"{memory.in_words(free)} free; lower batch:N, shorten the prompts or choose a narrower dtype."
+                f"path '{path}': a batch of {path.rows} x {longest} positions takes at least {memory.in_words(needed)},"
+                f" {loaded.device} has {memory.in_words(free)} free; lower batch:N, shorten the prompts or choose a"
+                " narrower dtype."
             )
     if any(path.has_real_neighbours for path in paths):
         for ids in token_ids:

@@ -1,4 +1,6 @@
-"""What a planned capture will compute and keep, before it runs: counted by walking each path without computing anything."""
+"""What a planned capture will compute and keep, before it runs: counted by walking each path without computing
+anything.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ from core.numerics.formats import format_named
 
 @dataclass(frozen=True)
 class SideCost:
-    """One side, over all prompts. forwards: calls of the model; positions: rows of logits kept; tokens: what its forwards compute,
-    every row of the batch with its padding (where texts are generated, at most: none parts and none ends early); kv_bytes: estimate of its largest key/value cache, 0 without one, None if unknown.
+    """One side, over all prompts. forwards: calls of the model; positions: rows of logits kept; tokens: what its
+    forwards compute, every row of the batch with its padding (where texts are generated, at most: none parts and none
+    ends early); kv_bytes: estimate of its largest key/value cache, 0 without one, None if unknown.
     """
 
     name: str
@@ -36,7 +39,9 @@ class SideCost:
 
 @dataclass(frozen=True)
 class Costs:
-    """A planned capture in figures; bytes throughout. logits_bytes is the size of its run file, to within a few percent."""
+    """A planned capture in figures; bytes throughout. logits_bytes is the size of its run file, to within a few
+    percent.
+    """
 
     prompts: int
     positions: int
@@ -58,7 +63,9 @@ class Costs:
 
 
 def costs_of(plan: CapturePlan) -> Costs:
-    """Count a plan whose model may have no weights; CaptureError where its logits do not fit beside the weights it will have."""
+    """Count a plan whose model may have no weights; CaptureError where its logits do not fit beside the weights it will
+    have.
+    """
     loaded, header = plan.loaded, plan.header
     free = memory.free_bytes(torch.device(loaded.device))
     if free is not None and next(loaded.model.parameters()).is_meta:
@@ -107,7 +114,9 @@ class _Counting(Setting):
 
 
 def _walk_of_prompt(plan: CapturePlan, path: Path, number: int) -> list[int]:
-    """Columns of each forward that a side makes for one prompt; a continuation is computed twice: to find it, and to keep it."""
+    """Columns of each forward that a side makes for one prompt; a continuation is computed twice: to find it, and to
+    keep it.
+    """
     positions = len(plan.token_ids[number])
     if not plan.generations:
         return walk(path, plan.loaded, positions)
@@ -155,7 +164,11 @@ class _CacheBytes:
         try:
             with quiet(), torch.inference_mode(), _experts_without_numbers(model):
                 cache = DynamicCache(config=model.config)
-                model(input_ids=torch.zeros((1, columns), dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
+                model(
+                    input_ids=torch.zeros((1, columns), dtype=torch.long, device="meta"),
+                    past_key_values=cache,
+                    use_cache=True,
+                )
                 held = [getattr(layer, kind, None) for layer in cache.layers for kind in ("keys", "values")]
                 return sum(tensor.nbytes for tensor in held if isinstance(tensor, torch.Tensor))
         except Exception:  # code that branches on numbers: an estimate is a courtesy, and no reason to refuse a capture
@@ -182,7 +195,7 @@ def _refuse_too_large(plan: CapturePlan, free: int | None) -> None:
         needed = path.working_bytes(plan.loaded, longest)
         if free is not None and needed > free:
             raise CaptureError(
-                f"path '{path}': a batch of {path.rows} x {longest} positions takes at least {memory.in_words(needed)}, {plan.loaded.device} "
-                f"has {memory.in_words(max(0, free))} free beside the weights; lower batch:N, shorten the prompts or choose a "
-                "narrower dtype."
+                f"path '{path}': a batch of {path.rows} x {longest} positions takes at least {memory.in_words(needed)},"
+                f" {plan.loaded.device} has {memory.in_words(max(0, free))} free beside the weights; lower batch:N,"
+                " shorten the prompts or choose a narrower dtype."
             )

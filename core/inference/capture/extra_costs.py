@@ -1,4 +1,6 @@
-"""What a planned capture will run beside its sides (floors, kernels, remedies, judging), and how long all of it takes on this machine."""
+"""What a planned capture will run beside its sides (floors, kernels, remedies, judging), and how long all of it takes
+on this machine.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ class Work:
 
 @dataclass(frozen=True)
 class StageCost:
-    """One thing that is run beside the sides: at least and at most, for a clock decides how often remedies are timed, and what a judge
-    finds, which rungs he climbs.
+    """One thing that is run beside the sides: at least and at most, for a clock decides how often remedies are timed,
+    and what a judge finds, which rungs he climbs.
     """
 
     name: str
@@ -64,7 +66,9 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Speed:
-    """Of this machine, in the model's dtype, as busy as it is: weights read, and products computed, a second; seconds of one module's call."""
+    """Of this machine, in the model's dtype, as busy as it is: weights read, and products computed, a second; seconds
+    of one module's call.
+    """
 
     bytes_per_second: float
     flops_per_second: float
@@ -112,7 +116,9 @@ def _remedies(plan: CapturePlan, variants: Sequence[Path], turns: int, forwards:
     applied = [remedy for remedy in REMEDIES if not remedy.lacks(plan.loaded, reference)]
     for variant in variants:
         tried = [remedy for remedy in applied if not remedy.lacks(plan.loaded, variant)]
-        found += (_over(plan, reference) + _over(plan, variant)) * (len(tried) - 1)  # the pair as it is has been captured
+        found += (_over(plan, reference) + _over(plan, variant)) * (
+            len(tried) - 1
+        )  # the pair as it is has been captured
         sides = [reference, variant]
         found += _sum([_timed(plan, path, plan.token_ids[0], WALK_FORWARDS) for path in sides])
         found += _sum([_timed(plan, path, plan.token_ids[0], forwards) for path in dict.fromkeys(sides)]) * (
@@ -136,7 +142,9 @@ def _timed(plan: CapturePlan, path: Path, ids: Sequence[int], forwards: int) -> 
 
 
 def _judging(plan: CapturePlan, variant: Path) -> Work:
-    """Every rung that can be climbed, but those in float64 of a mixture of experts; see core.inference.controls.judge_model."""
+    """Every rung that can be climbed, but those in float64 of a mixture of experts; see
+    core.inference.controls.judge_model.
+    """
     reference, plain = plan.paths[0], _over(plan, _PLAIN)
     both, own = _over(plan, reference) + _over(plan, variant), _over(plan, variant)
     is_narrow = plan.loaded.dtype != "float32"
@@ -153,7 +161,10 @@ def speed_here(loaded: LoadedModel, clock: Callable[[], float] = time.perf_count
     """Three small measurements, a tenth of a second each; none of them reads a weight of the model."""
     device, dtype = torch.device(loaded.device), loaded.torch_dtype
     weights = torch.zeros(_BYTES // dtype.itemsize // 4096, 4096, dtype=dtype, device=device)
-    row, square = torch.zeros(1, 4096, dtype=dtype, device=device), torch.zeros(_WIDTH, _WIDTH, dtype=dtype, device=device)
+    row, square = (
+        torch.zeros(1, 4096, dtype=dtype, device=device),
+        torch.zeros(_WIDTH, _WIDTH, dtype=dtype, device=device),
+    )
     small = torch.nn.Linear(8, 8, device=device, dtype=dtype)
 
     def seconds(work: Callable[[], object]) -> float:
@@ -177,8 +188,9 @@ def speed_here(loaded: LoadedModel, clock: Callable[[], float] = time.perf_count
 
 
 def seconds_of(loaded: LoadedModel, costs: Costs, stages: Sequence[StageCost], speed: Speed) -> tuple[float, float]:
-    """(least, most) of the whole capture, to within a factor of WITHIN: every forward reads the weights once and calls every module,
-    every token takes two operations a weight."""
+    """(least, most) of the whole capture, to within a factor of WITHIN: every forward reads the weights once and calls
+    every module, every token takes two operations a weight.
+    """
     model = loaded.model
     calls = sum(1 for module in model.modules() if not list(module.children()))
     weights = sum(parameter.numel() for parameter in model.parameters())

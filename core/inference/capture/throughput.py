@@ -20,9 +20,8 @@ from core.inference.paths.paths import Path, open_path, parse_path
 from core.runs.tables.remedies import NARROW
 
 TOKENS = 32
-LEAST_TURNS = (
-    6  # with fewer no interval holds the median of the turns with 95 %: all of n turns lie on one side of it with 2^(1 - n)
-)
+# with fewer no interval holds the median of the turns with 95 %: all of n turns lie on one side of it with 2^(1 - n)
+LEAST_TURNS = 6
 MOST_TURNS = 20
 LONGEST_SECONDS = 20.0  # of turns beyond LEAST_TURNS
 _OUTSIDE = 0.05
@@ -34,9 +33,9 @@ Contender = Callable[[], float]
 
 @dataclass(frozen=True)
 class Timing:
-    """One contender among others. seconds: of every turn that counts; share: of the throughput of the one it is held against, as the
-    ratio of their median seconds; low, high: between these the median of the turns' own ratios lies with 95 %, None of fewer than
-    LEAST_TURNS turns.
+    """One contender among others. seconds: of every turn that counts; share: of the throughput of the one it is held
+    against, as the ratio of their median seconds; low, high: between these the median of the turns' own ratios lies
+    with 95 %, None of fewer than LEAST_TURNS turns.
     """
 
     seconds: tuple[float, ...]
@@ -61,8 +60,8 @@ def by_turns(
     clock: Clock = time.perf_counter,
     on_turn: Callable[[int], None] = lambda _: None,
 ) -> list[Timing]:
-    """All contenders once a turn, one after another, so that a busy moment of the machine meets all of them; a turn before the first
-    does not count. against: the contender that each one's share is of.
+    """All contenders once a turn, one after another, so that a busy moment of the machine meets all of them; a turn
+    before the first does not count. against: the contender that each one's share is of.
 
     turns: so many; None: LEAST_TURNS, and more until every share is narrow, up to MOST_TURNS or LONGEST_SECONDS.
     """
@@ -86,9 +85,9 @@ def by_turns(
 def timing_of(plain: Sequence[float], own: Sequence[float]) -> Timing:
     """Seconds of the same turns, of what is held against and of what is held.
 
-    The interval is that of the sign test: of n turns the k-th smallest and k-th largest ratio hold the median but with a probability
-    of 2 P(binomial(n, 1/2) < k), whatever the distribution (Conover, Practical Nonparametric Statistics, 3.2). It holds the share too:
-    a ratio of medians lies between the smallest and the largest ratio.
+    The interval is that of the sign test: of n turns the k-th smallest and k-th largest ratio hold the median but with
+    a probability of 2 P(binomial(n, 1/2) < k), whatever the distribution (Conover, Practical Nonparametric Statistics,
+    3.2). It holds the share too: a ratio of medians lies between the smallest and the largest ratio.
     """
     share = statistics.median(plain) / statistics.median(own)
     if own is plain:
@@ -108,8 +107,8 @@ def timing_of(plain: Sequence[float], own: Sequence[float]) -> Timing:
 class Throughput:
     """One path at one batch size.
 
-    tokens: of all rows together, in one turn; seconds: median of the turns, all of which are in `round_seconds`; share: of the tokens a
-    second of the first path at the same batch size; share_low, share_high: see Timing.
+    tokens: of all rows together, in one turn; seconds: median of the turns, all of which are in `round_seconds`; share:
+    of the tokens a second of the first path at the same batch size; share_low, share_high: see Timing.
     """
 
     path: str
@@ -134,11 +133,12 @@ def throughput(
     on_progress: Callable[[str], None] | None = None,
     clock: Clock = time.perf_counter,
 ) -> list[Throughput]:
-    """Every path at every batch size, over prompts of `tokens` tokens of real text; by batch size, in the order of the paths.
+    """Every path at every batch size, over prompts of `tokens` tokens of real text; by batch size, in the order of the
+    paths.
 
-    `prefill` computes all of a prompt's tokens in one forward, `decode` one token of every row a forward: its tokens a second are those
-    of generation with a cache that grows from nothing to `tokens`. The paths take turns (by_turns), `rounds` or as many as it takes.
-    against: the path that each one's share is of; the first, where nothing is said.
+    `prefill` computes all of a prompt's tokens in one forward, `decode` one token of every row a forward: its tokens a
+    second are those of generation with a cache that grows from nothing to `tokens`. The paths take turns (by_turns),
+    `rounds` or as many as it takes. against: the path that each one's share is of; the first, where nothing is said.
     """
     parsed = [parse_path(path) for path in paths]
     _check(parsed, batches, tokens, rounds)
@@ -160,11 +160,18 @@ def throughput(
         timings = by_turns(contenders, against or [0] * len(parsed), turns=rounds, clock=clock, on_turn=tell)
         found += [
             Throughput(
-                str(asked), batch, batch * tokens, timing.median_seconds, timing.seconds, batch * tokens / timing.median_seconds,
-                timing.share, timing.low, timing.high,
+                str(asked),
+                batch,
+                batch * tokens,
+                timing.median_seconds,
+                timing.seconds,
+                batch * tokens / timing.median_seconds,
+                timing.share,
+                timing.low,
+                timing.high,
             )
             for asked, timing in zip(parsed, timings, strict=True)
-        ]  # fmt: skip
+        ]
     return found
 
 

@@ -1,7 +1,8 @@
-"""In which precision a side answers: does it compute in float32 when it is asked to, or in 16 bits whatever it is asked?
+"""In which precision a side answers: does it compute in float32 when it is asked to, or in 16 bits whatever it is
+asked?
 
-A served engine holds its own weights. Handed the widened model it returns what it returned before, and held against a float32 floor a
-correct one would stand ten thousand times above it.
+A served engine holds its own weights. Handed the widened model it returns what it returned before, and held against a
+float32 floor a correct one would stand ten thousand times above it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from core.runs.file.records import FLOAT32, MISSING, MODULES, ONE_ORDER, SYMMETR
 _ASKED = 128  # positions to ask for, and one prompt at least
 _PRACTICALLY_ALL = 0.98  # of logits on a 16-bit grid; of those computed in float32 1 in 65,000 is on that of bfloat16
 _SAME = 0.98  # of logits that round to the bits of the first answer; computed in float32, a third to two thirds do
-# Of what rounding to 16 bits does to the model itself. bfloat16 hidden states under a float32 head reached 0.8 to 1.0 at nine of ten positions
-# on six models; a correct side that computes in float32 stays at 1e-4 (1e-3 of float16).
+# Of what rounding to 16 bits does to the model itself. bfloat16 hidden states under a float32 head reached 0.8 to 1.0
+# at nine of ten positions on six models; a correct side that computes in float32 stays at 1e-4 (1e-3 of float16).
 _A_QUARTER = 0.25
 _LARGEST = 10.0  # times that; what is further away is no rounding to 16 bits, whatever it was computed in
 
@@ -37,12 +38,14 @@ class Narrow:
 
 
 def narrow_answers(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: Side) -> Narrow | None:
-    """Does the side compute in 16 bits though it is asked for float32? None where its answers become finer, and for a float32 model.
+    """Does the side compute in 16 bits though it is asked for float32? None where its answers become finer, and for a
+    float32 model.
 
-    Either its answers lie on the grid of a 16-bit dtype. Or (a float32 head over 16-bit hidden states) they are off it, and yet as far from the model's own
-    float32 forward as rounding to 16 bits is at nine of ten positions, while being the first answer over again, or not even
-    repeatable to a quarter of that: a sum in float32 is, in whatever order. A fault of an engine that does compute in float32 does neither, for its first answer
-    was rounded otherwise. CaptureError where it cannot be asked.
+    Either its answers lie on the grid of a 16-bit dtype. Or (a float32 head over 16-bit hidden states) they are off it,
+    and yet as far from the model's own float32 forward as rounding to 16 bits is at nine of ten positions, while being
+    the first answer over again, or not even repeatable to a quarter of that: a sum in float32 is, in whatever order. A
+    fault of an engine that does compute in float32 does neither, for its first answer was rounded otherwise.
+    CaptureError where it cannot be asked.
     """
     if loaded.dtype == "float32":
         return None
@@ -64,7 +67,9 @@ def narrow_answers(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: 
         return Narrow(side.name, loaded.dtype, "asked for float32 it returns the same logits as before")
     if np.quantile(_ratios(_apart(again, wide), own), 0.1) >= _A_QUARTER:
         return Narrow(
-            side.name, loaded.dtype, f"asked for float32 twice it is as far from itself as rounding to {loaded.dtype} goes"
+            side.name,
+            loaded.dtype,
+            f"asked for float32 twice it is as far from itself as rounding to {loaded.dtype} goes",
         )
     return None
 
@@ -77,12 +82,14 @@ def narrow_evidence(narrow: Sequence[Narrow], sides: tuple[Side, Side]) -> list[
     figures = {"computes_in": {one.side: one.dtype for one in narrow}}
     control = f"'{sides[1].name}' against '{sides[0].name}' in float32"
     decides = (
-        f"The pair cannot be had in float32: {why} ({who}). Let it load its weights in float32 when `model.dtype` is float32, and the float32 "
-        "rung decides."
+        f"The pair cannot be had in float32: {why} ({who}). Let it load its weights in float32 when `model.dtype` is"
+        " float32, and the float32 rung decides."
     )
     return [
         Evidence(FLOAT32, control, figures, MISSING, decides),
-        Evidence(SYMMETRY, "both sides in float32 against a plain forward in float64", figures, MISSING, f"Missing: {why}."),
+        Evidence(
+            SYMMETRY, "both sides in float32 against a plain forward in float64", figures, MISSING, f"Missing: {why}."
+        ),
         Evidence(MODULES, "outputs of modules, both sides in float32", figures, MISSING, f"Missing: {why}."),
         Evidence(ONE_ORDER, "every sum in one order, both sides in float32", figures, MISSING, f"Missing: {why}."),
     ]
@@ -104,7 +111,8 @@ def _answer(loaded: LoadedModel, side: Side, ids: Sequence[int]) -> torch.Tensor
 
 
 def grid_of(answers: Sequence[torch.Tensor]) -> tuple[str, str] | None:
-    """(the coarsest 16-bit dtype that holds practically all of the values, a clause that says so), None where none does.
+    """(the coarsest 16-bit dtype that holds practically all of the values, a clause that says so), None where none
+    does.
 
     Zeros, infinities and NaN are in every dtype and say nothing.
     """

@@ -1,11 +1,12 @@
 """Roundings to 16 bits drawn anew: what the same function, computed in the same dtype, might as well have come out as.
 
-A model's own ways (prefill, decode, reorderings) round the same values to the same bits nearly everywhere, for products sum in float32:
-their errors against float32 agree to 0.9 on a tiny Llama, and what one of them does says little of an engine whose kernels round
-elsewhere. So every rounding is drawn anew: each operation's result is computed from the same 16-bit inputs in float32, moved by up to a
-quarter of a 16-bit unit in the last place, and rounded. Its error is half again the model's own at most, no more like it than another engine's, and the
-model's own ways must look like one more draw, or the draws decide nothing. Equal values are moved alike, so what all prompts begin with is rounded
-alike in all, as kernels do.
+A model's own ways (prefill, decode, reorderings) round the same values to the same bits nearly everywhere, for products
+sum in float32: their errors against float32 agree to 0.9 on a tiny Llama, and what one of them does says little of an
+engine whose kernels round elsewhere. So every rounding is drawn anew: each operation's result is computed from the same
+16-bit inputs in float32, moved by up to a quarter of a 16-bit unit in the last place, and rounded. Its error is half
+again the model's own at most, no more like it than another engine's, and the model's own ways must look like one more
+draw, or the draws decide nothing. Equal values are moved alike, so what all prompts begin with is rounded alike in all,
+as kernels do.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from core.judging.sixteen_bits import Errors, SixteenTest, sixteen_evidence, six
 from core.runs.file.records import FAILED, MISSING, OWN_DTYPE, Evidence
 
 _SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13}  # of a float32 significand beyond the dtype's
-_AMOUNT = 0.5  # of a unit in the last place, over which a value is moved before it is rounded; 1 would be stochastic rounding
+_AMOUNT = (
+    0.5  # of a unit in the last place, over which a value is moved before it is rounded; 1 would be stochastic rounding
+)
 _CHUNK_BYTES = 64 << 20  # of errors at once
 DRAWS = 8
 _DIRECTIONS = 8
@@ -43,7 +46,9 @@ _DECODED = 1024  # positions up to which token-by-token decode is one of the mod
 
 
 class DrawnRounding(TorchDispatchMode):
-    """Every rounding to `dtype` inside is drawn anew, the same way for the same seed. For one forward; in-place operations stay as they are."""
+    """Every rounding to `dtype` inside is drawn anew, the same way for the same seed. For one forward; in-place
+    operations stay as they are.
+    """
 
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
         super().__init__()
@@ -88,7 +93,9 @@ class DrawnRounding(TorchDispatchMode):
 
 
 def _hashed(bits: torch.Tensor, seed: int) -> torch.Tensor:
-    """A number in [-0.5, 0.5) for each int32, as good as random and the same for the same. Multiply and shift, as in splitmix."""
+    """A number in [-0.5, 0.5) for each int32, as good as random and the same for the same. Multiply and shift, as in
+    splitmix.
+    """
     mixed = (bits ^ ((seed * 0x9E3779B1) & 0x7FFFFFFF)) * -1640531535
     mixed = (mixed ^ (mixed >> 15)) * -2048144777
     mixed = (mixed ^ (mixed >> 13)) * -1028477379
@@ -148,9 +155,11 @@ def errors_of(
     say: Callable[[str], None] = lambda _: None,
     plain: Side = PREFILL,
 ) -> tuple[list[Errors], list[Errors]]:
-    """(each side in the model's own 16 bits, each draw) against the model's float32 forward of the same tokens, which is `plain`.
+    """(each side in the model's own 16 bits, each draw) against the model's float32 forward of the same tokens, which
+    is `plain`.
 
-    Of the logits, only the float32 forward of a few prompts at a time is kept. CaptureError where float32 does not fit, or a side fails.
+    Of the logits, only the float32 forward of a few prompts at a time is kept. CaptureError where float32 does not fit,
+    or a side fails.
     """
     if loaded.torch_dtype not in _SPARE_BITS:
         raise CaptureError(f"roundings are drawn in bfloat16 and float16, not in {loaded.dtype}.")
@@ -175,11 +184,17 @@ def errors_of(
 
 
 def _directions(
-    loaded: LoadedModel, plain: Side, prompts: Sequence[Sequence[int]], exact: Sequence[torch.Tensor], seeds: Sequence[int]
+    loaded: LoadedModel,
+    plain: Side,
+    prompts: Sequence[Sequence[int]],
+    exact: Sequence[torch.Tensor],
+    seeds: Sequence[int],
 ) -> torch.Tensor:
-    """The directions over tokens in which most of the draws' error lies, by their largest principal ones at a few positions, each position of size 1.
+    """The directions over tokens in which most of the draws' error lies, by their largest principal ones at a few
+    positions, each position of size 1.
 
-    In a trained model one of them may hold three quarters of it, and then a position's size is that of one number. [directions, vocab], orthonormal
+    In a trained model one of them may hold three quarters of it, and then a position's size is that of one number.
+    [directions, vocab], orthonormal
     """
     rows: list[torch.Tensor] = []
     left = _LOOKED_AT
@@ -215,7 +230,8 @@ def sixteen_rows(
     say: Callable[[str], None] = lambda _: None,
     plain: Side = PREFILL,
 ) -> tuple[list[Evidence], SixteenTest | None]:
-    """(a row for each side, the test of the first that failed): what can be said of sides of which there is nothing but 16 bits.
+    """(a row for each side, the test of the first that failed): what can be said of sides of which there is nothing but
+    16 bits.
 
     plain: what they ought to compute, the model's own forward or that in a lower precision.
     """
@@ -226,17 +242,21 @@ def sixteen_rows(
     own = dict(zip([way.name for way in ways], tests[len(sides) :], strict=True))
     ratios = [test.ratio for test in own.values()]
     rows = [
-        sixteen_evidence(test, side.name, loaded.dtype, DRAWS, lengths, ratios) for side, test in zip(sides, tests, strict=False)
+        sixteen_evidence(test, side.name, loaded.dtype, DRAWS, lengths, ratios)
+        for side, test in zip(sides, tests, strict=False)
     ]
     odd = [name for name, test in own.items() if not test.is_passed]
     if odd:
-        why = f"The model's own '{odd[0]}' does not look like its rounding drawn anew, so the draws are no measure of this model's rounding."
+        why = (
+            f"The model's own '{odd[0]}' does not look like its rounding drawn anew, so the draws are no measure of"
+            " this model's rounding."
+        )
         return [Evidence(OWN_DTYPE, row.control, row.figures, MISSING, why) for row in rows], None
     failed = [test for test, row in zip(tests, rows, strict=False) if row.outcome == FAILED]
     if len(sides) > 1 and len(failed) == len(sides):
         why = (
-            f"Neither side is what '{loaded.name}' computes for these tokens in {loaded.dtype}: another checkpoint, other weights, or a function of "
-            "its own that both share; its rounding says nothing of them."
+            f"Neither side is what '{loaded.name}' computes for these tokens in {loaded.dtype}: another checkpoint,"
+            " other weights, or a function of its own that both share; its rounding says nothing of them."
         )
         return [Evidence(OWN_DTYPE, row.control, row.figures, MISSING, why) for row in rows], None
     return rows, failed[0] if failed else None

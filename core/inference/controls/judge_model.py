@@ -1,4 +1,5 @@
-"""Judge a pair: run its controls, hold it against this model's own rounding floor, and say rounding or bug (docs/verdict.md).
+"""Judge a pair: run its controls, hold it against this model's own rounding floor, and say rounding or bug
+(docs/verdict.md).
 
 A side is a path of the grammar, or any callable: an engine, a kernel, a cache of one's own.
 """
@@ -76,7 +77,9 @@ from core.runs.file.records import (
 
 SEEDS = 4
 FLOAT64 = "float64"
-SEEDS_OF_MODULES = 2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
+SEEDS_OF_MODULES = (
+    2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
+)
 _COARSER = 8  # times that bfloat16 is than float16
 _WANTED = 64  # positions that stand out and are looked at whatever the memory
 
@@ -102,15 +105,18 @@ def judge(
 ) -> Verdict:
     """Rounding, or a bug? Runs every control by itself.
 
-    A side is a path ("decode+batch:8") or any callable (model, token_ids[positions]) -> logits[positions, vocab]; it is called with
-    the model in its own dtype and again with the same weights in float32. One with a third parameter `watch` may hand in what its
-    modules put out, `watch("model.layers.0.self_attn", tensor[positions, features])`, so that the module is named. `prompts` are token ids;
-    `precisions` are those that a side is known to keep something in, beside the ones that engines offer and that are tried anyway. CaptureError where something
-    cannot be run at all; what only a control needs is noted as missing instead.
+    A side is a path ("decode+batch:8") or any callable (model, token_ids[positions]) -> logits[positions, vocab]; it is
+    called with the model in its own dtype and again with the same weights in float32. One with a third parameter
+    `watch` may hand in what its modules put out, `watch("model.layers.0.self_attn", tensor[positions, features])`, so
+    that the module is named. `prompts` are token ids; `precisions` are those that a side is known to keep something in,
+    beside the ones that engines offer and that are tried anyway. CaptureError where something cannot be run at all;
+    what only a control needs is noted as missing instead.
     """
     loaded = model if isinstance(model, LoadedModel) else loaded_from(model, tokenizer)
     ids = [tuple(int(token) for token in prompt) for prompt in prompts]
-    return judge_pair(loaded, ids, reference, variant, seeds=seeds, precisions=precisions, on_progress=on_progress).verdict
+    return judge_pair(
+        loaded, ids, reference, variant, seeds=seeds, precisions=precisions, on_progress=on_progress
+    ).verdict
 
 
 def judge_pair(
@@ -127,8 +133,14 @@ def judge_pair(
     check_prompts(loaded, prompts)
     if len(set(seeds)) < max(2, len(seeds)):
         raise CaptureError(f"judging: seeds are {list(seeds)}; expected at least two, and none twice.")
-    with quiet(), torch.inference_mode(), foreign_errors_stop("judging", "shorten the prompts or choose a smaller model"):
-        ladder = _Ladder(loaded, prompts, (side_of(reference), side_of(variant)), list(seeds), on_progress or (lambda _: None))
+    with (
+        quiet(),
+        torch.inference_mode(),
+        foreign_errors_stop("judging", "shorten the prompts or choose a smaller model"),
+    ):
+        ladder = _Ladder(
+            loaded, prompts, (side_of(reference), side_of(variant)), list(seeds), on_progress or (lambda _: None)
+        )
         ladder.precisions = tuple(precisions)
         return ladder.climb()
 
@@ -136,8 +148,8 @@ def judge_pair(
 class _Ladder:
     """One pair on trial. `evidence`, `floors`, `tests` and `measured` fill up from rung to rung.
 
-    tests: of the pair, by rung, FLOAT64 where that takes float32's place; measured: mean squares of the reorderings by dtype; broken: what
-    is NaN or infinite on one side only, in the first dtype where anything is.
+    tests: of the pair, by rung, FLOAT64 where that takes float32's place; measured: mean squares of the reorderings by
+    dtype; broken: what is NaN or infinite on one side only, in the first dtype where anything is.
     """
 
     def __init__(
@@ -224,21 +236,31 @@ class _Ladder:
         (found,) = digests_of(self.loaded, self.prompts, [changed])
         figures = {"rows": side.rows, "bit_identical": found == digest}
         if found == digest:
-            outcome, says = PASSED, "Other prompts in the other rows, as many and as long, do not change a bit of this one's."
+            outcome, says = (
+                PASSED,
+                "Other prompts in the other rows, as many and as long, do not change a bit of this one's.",
+            )
         elif _has_experts(self.loaded.model):
-            outcome, says = NOTED, (
-                "What the other rows hold changes this one's bits; in a mixture of experts the rows share the experts' products, so that "
-                "alone is no leak."
-            )  # fmt: skip
+            outcome, says = (
+                NOTED,
+                (
+                    "What the other rows hold changes this one's bits; in a mixture of experts the rows share the"
+                    " experts' products, so that alone is no leak."
+                ),
+            )
         else:
-            outcome, says = FAILED, (
-                "What the other rows hold changes this one's logits, though their number and length are the same: data leaks between rows."
-            )  # fmt: skip
+            outcome, says = (
+                FAILED,
+                (
+                    "What the other rows hold changes this one's logits, though their number and length are the same:"
+                    " data leaks between rows."
+                ),
+            )
         self.evidence.append(Evidence(NEIGHBOURS, control, figures, outcome, says))
 
     def _other_row(self, digest: str) -> None:
-        """The same prompt in another row. Kernels may sum rows in different orders (on a CPU they do, by thread), which is rounding and
-        is held against the floor like any other; what is more than that depends on the row.
+        """The same prompt in another row. Kernels may sum rows in different orders (on a CPU they do, by thread), which
+        is rounding and is held against the floor like any other; what is more than that depends on the row.
         """
         side = self.sides[1]
         if side.rows < 2:
@@ -258,15 +280,24 @@ class _Ladder:
         dtype = next((name for name in (FLOAT64, "float32") if name in self.measured), None)
         test = None if dtype is None else self._row_test(dtype, (side, moved))
         if test is None:
-            says = f"Row {there} of {side.rows} gives other bits than row {here}; whether by more than rounding takes a floor."
+            says = (
+                f"Row {there} of {side.rows} gives other bits than row {here}; whether by more than rounding takes a"
+                " floor."
+            )
             self.evidence.append(Evidence(NEIGHBOURS, control, figures, NOTED, says))
             return
         figures |= {
-            "compute_dtype": dtype, "noise_ratio": test.noise_ratio, "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
-            "positions_beyond": len(test.outliers), "nonfinite_mismatch": test.nonfinite,
-        }  # fmt: skip
+            "compute_dtype": dtype,
+            "noise_ratio": test.noise_ratio,
+            "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
+            "positions_beyond": len(test.outliers),
+            "nonfinite_mismatch": test.nonfinite,
+        }
         if test.is_passed:
-            says = f"Row {there} of {side.rows} gives other bits than row {here}, by {test.ratio:.2f} times the rounding floor in {dtype}."
+            says = (
+                f"Row {there} of {side.rows} gives other bits than row {here}, by {test.ratio:.2f} times the rounding"
+                f" floor in {dtype}."
+            )
             self.evidence.append(Evidence(NEIGHBOURS, control, figures, PASSED, says))
             return
         how_far = (
@@ -274,7 +305,10 @@ class _Ladder:
             if test.not_finite is None
             else f"in {dtype}, {test.not_finite.says(self.lengths)}"
         )
-        says = f"The same prompt in row {there} of {side.rows} gives other logits than in row {here}: {how_far}. What is computed depends on the row."
+        says = (
+            f"The same prompt in row {there} of {side.rows} gives other logits than in row {here}: {how_far}. What is"
+            " computed depends on the row."
+        )
         self.evidence.append(Evidence(NEIGHBOURS, control, figures, FAILED, says))
 
     def _row_test(self, dtype: str, sides: tuple[Side, Side]) -> FloorTest | None:
@@ -284,7 +318,9 @@ class _Ladder:
         except CaptureError:
             return None
         names = (sides[0].name, sides[1].name)
-        return floor_test(mean_squares(apart), self.measured[dtype], not_finite=not_finite_of(self.loaded, apart, names))
+        return floor_test(
+            mean_squares(apart), self.measured[dtype], not_finite=not_finite_of(self.loaded, apart, names)
+        )
 
     def _own_dtype(self, own: Sequence[Divergence]) -> None:
         own_rounding = own_rounding_of(self.loaded, self.prompts)
@@ -292,7 +328,10 @@ class _Ladder:
         self._against_floor(self.loaded, own, None, OWN_DTYPE, own_rounding=own_rounding)
         row = self.evidence[-1]
         if own_rounding is None and row.outcome == FAILED and not self.tests[OWN_DTYPE].nonfinite:
-            doubt = "Reorderings alone do not show all that rounding to 16 bits does, and float32, which would, does not fit."
+            doubt = (
+                "Reorderings alone do not show all that rounding to 16 bits does, and float32, which would, does not"
+                " fit."
+            )
             self.evidence[-1] = replace(row, outcome=NOTED, says=f"{row.says} {doubt}")
 
     def _against_floor(
@@ -305,11 +344,14 @@ class _Ladder:
         key: str | None = None,
         own_rounding: NDArray[np.float64] | None = None,
     ) -> None:
-        """Adds the pair's row of the rung, and its test under `key` or the rung; missing where this model's maps cannot be reordered."""
+        """Adds the pair's row of the rung, and its test under `key` or the rung; missing where this model's maps cannot
+        be reordered.
+        """
         shown = dtype or loaded.dtype
         reference, variant = self.sides
         control = (
-            f"'{variant.name}' against '{reference.name}' in {shown}, beside {len(self.seeds)} reorderings of every linear map"
+            f"'{variant.name}' against '{reference.name}' in {shown}, beside {len(self.seeds)} reorderings of every"
+            " linear map"
         )
         broken = not_finite_of(loaded, pair, (reference.name, variant.name))
         self.broken = self.broken or broken
@@ -327,11 +369,7 @@ class _Ladder:
             control += f", and the same forward in {shown} and in float32"
         mean = mean_squares(pair)
         test = floor_test(
-            mean,
-            squares,
-            not_finite=broken,
-            is_16_bits=shown not in ("float32", FLOAT64),
-            own_rounding=own_rounding,
+            mean, squares, not_finite=broken, is_16_bits=shown not in ("float32", FLOAT64), own_rounding=own_rounding
         )
         self.tests[key or rung] = test
         self.measured[shown] = squares
@@ -340,7 +378,9 @@ class _Ladder:
         self.evidence.append(floor_evidence(test, rung, shown, control, mean, at_positions, self.lengths, floor.maps))
 
     def _narrow_sides(self) -> list[Narrow]:
-        """Those that compute in 16 bits whatever they are asked; a side that cannot be asked is for the float32 rung to report."""
+        """Those that compute in 16 bits whatever they are asked; a side that cannot be asked is for the float32 rung to
+        report.
+        """
         found = []
         for side in self.sides:
             with suppress(CaptureError):
@@ -357,8 +397,8 @@ class _Ladder:
         other = next((one for one in self.narrow if one.dtype != self.loaded.dtype), None)
         if other is not None and OWN_DTYPE in self.tests:
             says = (
-                f"'{other.side}' computes in {other.dtype}, the model is loaded in {self.loaded.dtype}, and rounding to one is no measure of "
-                f"the other: load the model in {other.dtype}."
+                f"'{other.side}' computes in {other.dtype}, the model is loaded in {self.loaded.dtype}, and rounding to"
+                f" one is no measure of the other: load the model in {other.dtype}."
             )
             self.of_16_bits = [Evidence(OWN_DTYPE, f"rounding in {other.dtype} drawn anew", {}, MISSING, says)]
             if self.tests[OWN_DTYPE].ratio <= _COARSER * LARGEST_RATIO_16_BITS and not self.tests[OWN_DTYPE].nonfinite:
@@ -370,11 +410,16 @@ class _Ladder:
             self.of_16_bits, failed = sixteen_rows(self.loaded, self.prompts, sides, blocks, self.say)
         except CaptureError as error:
             control = f"rounding in {self.loaded.dtype} drawn anew"
-            self.of_16_bits, failed = [Evidence(OWN_DTYPE, control, {}, MISSING, f"It cannot be measured: {error}")], None
+            self.of_16_bits, failed = (
+                [Evidence(OWN_DTYPE, control, {}, MISSING, f"It cannot be measured: {error}")],
+                None,
+            )
         self.evidence += self.of_16_bits
         if failed is not None and len(sides) == 1 and not failed.nonfinite:
             with suppress(CaptureError):
-                self.lowered = lowered_in_16_bits(self.loaded, self.prompts, sides[0], failed, blocks, self.precisions, self.say)
+                self.lowered = lowered_in_16_bits(
+                    self.loaded, self.prompts, sides[0], failed, blocks, self.precisions, self.say
+                )
             if self.lowered is not None:
                 self.evidence.append(self.lowered.evidence)
         return failed
@@ -413,10 +458,16 @@ class _Ladder:
                 if single.outcome == PASSED
                 else (MISSING, "do that to the pair without a fault")
             )
-            says = f"{single.says} A near tie of the router between two experts can {doubt}; float64, which would tell, cannot be had: {error}"
+            says = (
+                f"{single.says} A near tie of the router between two experts can {doubt}; float64, which would tell,"
+                f" cannot be had: {error}"
+            )
             self.evidence[place] = replace(single, outcome=outcome, says=says)
             return
-        says = f"{single.says} Near ties of the router between two experts make that uncertain in a mixture of experts, so float64 decides."
+        says = (
+            f"{single.says} Near ties of the router between two experts make that uncertain in a mixture of experts, so"
+            " float64 decides."
+        )
         self.evidence[place] = replace(single, outcome=NOTED, says=says)
 
     def _lower_precision(self) -> None:
@@ -451,7 +502,9 @@ class _Ladder:
             self.evidence.append(self.lowered.evidence)
 
     def _over_modules(self, deciding: FloorTest) -> None:
-        """At which module the pair leaves the floor, in the dtype that decided; a compiled side has no modules to look at."""
+        """At which module the pair leaves the floor, in the dtype that decided; a compiled side has no modules to look
+        at.
+        """
         if any(side.is_one_piece for side in self.sides):
             return
         self.say("module by module")
@@ -470,11 +523,14 @@ class _Ladder:
         )
         is_handed_in = any(side.hands_in for side in self.sides)
         self.evidence.append(
-            growth_evidence(control, found.names, found.pair_rms, found.floor_rms, dtype, deciding, is_handed_in=is_handed_in)
+            growth_evidence(
+                control, found.names, found.pair_rms, found.floor_rms, dtype, deciding, is_handed_in=is_handed_in
+            )
         )
 
     def _one_order(self, *, differ: bool) -> None:
-        """The pair with every sum in one order, in float32 where that was decided and the pair differs there, else in its own dtype.
+        """The pair with every sum in one order, in float32 where that was decided and the pair differs there, else in
+        its own dtype.
 
         differ: do the sides differ in their own dtype? For float64 there are no kernels of fixed order.
         """
@@ -486,7 +542,9 @@ class _Ladder:
         self.say(f"both sides with every sum in one order, in {dtype}")
         try:
             with in_float32(loaded) if is_wide else nullcontext(loaded) as widened:
-                row = one_order_evidence(widened, self.prompts, self.sides, None if deciding is None else deciding.is_passed)
+                row = one_order_evidence(
+                    widened, self.prompts, self.sides, None if deciding is None else deciding.is_passed
+                )
         except CaptureError:
             return
         if row is not None:
@@ -499,13 +557,17 @@ class _Ladder:
             with foreign_errors_stop("float64", "choose a smaller model"):
                 errors = self._errors()
         except CaptureError as error:
-            self.evidence.append(Evidence(SYMMETRY, control, {}, MISSING, f"A forward in float64 is not to be had: {error}"))
+            self.evidence.append(
+                Evidence(SYMMETRY, control, {}, MISSING, f"A forward in float64 is not to be had: {error}")
+            )
             return
         names = (self.sides[0].name, self.sides[1].name)
         self.evidence.append(symmetry_evidence(control, names, errors))
 
     def _errors(self) -> tuple[float, float]:
-        """rms of each side, computed in float32, to a plain forward of the same weights in float64; over as many prompts as fit."""
+        """rms of each side, computed in float32, to a plain forward of the same weights in float64; over as many
+        prompts as fit.
+        """
         loaded = self.loaded
         chosen = as_many_as(self.prompts, EXACT_BYTES // (8 * loaded.vocab_size))
         with in_float64(loaded) as widened:
@@ -513,7 +575,10 @@ class _Ladder:
             exact = [model(torch.tensor([list(ids)], device=loaded.device)).logits[0] for ids in chosen]
         with in_float32(loaded) as widened:
             found = [
-                [divergence(plain, pieces_of_side(side, widened, ids)) for plain, ids in zip(exact, chosen, strict=True)]
+                [
+                    divergence(plain, pieces_of_side(side, widened, ids))
+                    for plain, ids in zip(exact, chosen, strict=True)
+                ]
                 for side in self.sides
             ]
         reference, variant = (float(np.sqrt(mean_squares(of_side).mean())) for of_side in found)
@@ -528,21 +593,25 @@ def _rerun(sides: Sequence[Side], first: Sequence[str], second: Sequence[str]) -
         does = "does" if len(moved) == 1 else "do"
         says = f"{names} {does} not give the same bits twice: something in it is nondeterministic."
         return Evidence(RERUN, control, {"not_repeatable": moved}, FAILED, says)
-    return Evidence(RERUN, control, {"not_repeatable": []}, PASSED, "Each side gives the same bits when it is called again.")
+    return Evidence(
+        RERUN, control, {"not_repeatable": []}, PASSED, "Each side gives the same bits when it is called again."
+    )
 
 
 def _has_experts(model: Any) -> bool:
     config = model.config.get_text_config(decoder=True)
     return any(
-        getattr(config, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
+        getattr(config, key, None)
+        for key in ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
     )
 
 
 def _asks_for_float64(loaded: LoadedModel, test: FloorTest) -> bool:
     """May the float32 rung of this model mean nothing, one way or the other?
 
-    A router that chooses experts is no continuous function: where two experts' scores nearly tie, rounding picks another expert and
-    the position jumps, in the pair (which then fails) or in the reorderings (whose floor then hides a fault). In float64 such a tie
-    has to be 2^29 times nearer, and a fault is as large as it was. What is larger at every position alike is no matter of ties.
+    A router that chooses experts is no continuous function: where two experts' scores nearly tie, rounding picks
+    another expert and the position jumps, in the pair (which then fails) or in the reorderings (whose floor then hides
+    a fault). In float64 such a tie has to be 2^29 times nearer, and a fault is as large as it was. What is larger at
+    every position alike is no matter of ties.
     """
     return _has_experts(loaded.model) and not test.nonfinite and not is_larger_everywhere(test)

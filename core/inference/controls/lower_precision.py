@@ -41,9 +41,8 @@ _SCREENED = 48  # positions from the first that differs on, by which precisions 
 _ALIKE = 10.0  # floors within which a side is at the model's own
 _LEAST_LEFT = 1e-3  # below which precisions are not told apart by what they leave
 _MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothing
-_MOST_LEFT_16_BITS = (
-    0.9  # of its distance to float32: between two values of 8 bits, 16 bits often fall to the other one than float32 does
-)
+# of its distance to float32: between two values of 8 bits, 16 bits often fall to the other one than float32 does
+_MOST_LEFT_16_BITS = 0.9
 _EXPLAINED = 0.1  # of a side's distance, up to which a precision is named though something is left
 _LOOKED_INTO = 3
 _AS_GOOD = 3.0  # times what the best one leaves
@@ -55,7 +54,9 @@ _LEAST_OF_WHOLE = 0.5  # of what rounding drawn anew is from float32: a model in
 
 @dataclass(frozen=True)
 class Lowered:
-    """The row of evidence, and what judging needs of it. place: (prompt, position) of a fault on top; side, precision: which is what, None of a whole model in 16 bits."""
+    """The row of evidence, and what judging needs of it. place: (prompt, position) of a fault on top; side, precision:
+    which is what, None of a whole model in 16 bits.
+    """
 
     evidence: Evidence
     place: tuple[int, int] | None = None
@@ -67,8 +68,9 @@ class Lowered:
 class _Trial:
     """One precision beside a side: what it leaves, held against its own floor.
 
-    left: share of the side's distance; ties: of a precision of the logits, the share of them that are one value of that dtype further, 0 where any is
-    further than that: what lies in the middle of two values falls to either by rounding alone, and a few reorderings need not show it.
+    left: share of the side's distance; ties: of a precision of the logits, the share of them that are one value of that
+    dtype further, 0 where any is further than that: what lies in the middle of two values falls to either by rounding
+    alone, and a few reorderings need not show it.
     """
 
     precision: Precision
@@ -94,8 +96,8 @@ def lowered(
     given: Sequence[Precision] = (),
     is_fixed: bool = False,
 ) -> Lowered | None:
-    """loaded: in float32; floor: mean squares of its reorderings [seeds, positions]; given: precisions of the caller's own, tried before those that engines
-    offer; is_fixed: sides cannot be computed in float64.
+    """loaded: in float32; floor: mean squares of its reorderings [seeds, positions]; given: precisions of the caller's
+    own, tried before those that engines offer; is_fixed: sides cannot be computed in float64.
 
     None where neither side is the model's own, so that nothing can be said of the other.
     """
@@ -126,9 +128,15 @@ def lowered(
     figures: dict[str, Any] = {"noise_ratio": ratio}
     if best:
         figures |= {"precision": best[0][0].name, "share_left": best[0][1]}
-        says = f"No precision explains it: {best[0][0].name} comes nearest and leaves {_percent(best[0][1])} of the distance where it explains most."
+        says = (
+            f"No precision explains it: {best[0][0].name} comes nearest and leaves {_percent(best[0][1])} of the"
+            " distance where it explains most."
+        )
     else:
-        says = "None of the precisions that were tried (caches and weights of 4, 8 and 16 bits, products in TF32, a head in 16 bits) explains it."
+        says = (
+            "None of the precisions that were tried (caches and weights of 4, 8 and 16 bits, products in TF32, a head"
+            " in 16 bits) explains it."
+        )
     return Lowered(Evidence(PRECISION, control, figures, NOTED, says))
 
 
@@ -149,7 +157,9 @@ def _screened(
     given: Sequence[Precision],
     say: Callable[[str], None],
 ) -> list[tuple[Precision, float]]:
-    """(precision, share of the side's distance that it leaves at the positions that it explains best), least first, of the shortest prompt that differs."""
+    """(precision, share of the side's distance that it leaves at the positions that it explains best), least first, of
+    the shortest prompt that differs.
+    """
     begins = np.concatenate([[0], np.cumsum([len(ids) for ids in prompts])])
     for number in sorted(range(len(prompts)), key=lambda place: len(prompts[place])):
         own = distance[begins[number] : begins[number + 1]]
@@ -163,7 +173,9 @@ def _screened(
     say("other precisions")
 
     def left_by(precision: Precision, stop: int) -> float:
-        """Infinity where the model cannot be computed so: attention that it has no eager form of, a cache of its own kind."""
+        """Infinity where the model cannot be computed so: attention that it has no eager form of, a cache of its own
+        kind.
+        """
         ids, differs = prompts[number][:stop], beyond[beyond < stop]
         try:
             with foreign_errors_stop(precision.name, "leave it out"):
@@ -178,7 +190,9 @@ def _screened(
     if first:  # weights, products and what is rounded before it is read show at position 0 already
         caches = [replace(each, stored=Stored(first, 1)) for each in (*given, *catalogue(loaded)) if each.part == CACHE]
         at_first = [(each, left_by(each, first + 1)) for each in caches]
-        chosen = [replace(each, stored=way) for each, left in at_first if left < _MOST_LEFT for way in ways_to_store(first)]
+        chosen = [
+            replace(each, stored=way) for each, left in at_first if left < _MOST_LEFT for way in ways_to_store(first)
+        ]
     else:
         chosen = [*given, *catalogue(loaded)]
     found = [(precision, left_by(precision, first + _SCREENED)) for precision in chosen]
@@ -195,7 +209,9 @@ def _tried(
     *,
     is_fixed: bool,
 ) -> _Trial:
-    """In float32, and where that fails in float64: a value in the middle of two of a coarse format falls to either by rounding alone."""
+    """In float32, and where that fails in float64: a value in the middle of two of a coarse format falls to either by
+    rounding alone.
+    """
     trial = _residual(loaded, prompts, side, precision, distance, seeds)
     if trial.is_passed or is_fixed or trial.left > _ALL_BUT_A_FEW:
         return trial
@@ -241,7 +257,9 @@ def _add_reorderings(
     plain: Sequence[torch.Tensor],
     seeds: Sequence[int],
 ) -> None:
-    """Adds to each seed's divergences those of `own` with its linear maps reordered, to itself as it is: `plain` [positions, vocab], a prompt each."""
+    """Adds to each seed's divergences those of `own` with its linear maps reordered, to itself as it is: `plain`
+    [positions, vocab], a prompt each.
+    """
     for of_seed, seed in zip(floor, seeds, strict=True):
         with own.open(loaded, None) as pieces_of, reordered(loaded.model, seed):
             of_seed += [divergence(each, pieces_of(ids)) for each, ids in zip(plain, group, strict=True)]
@@ -272,22 +290,31 @@ class _Ties:
 def _explained(trial: _Trial, side: Side, control: str, ratio: float, lengths: Sequence[int]) -> Lowered:
     test = trial.test
     figures: dict[str, Any] = {
-        "noise_ratio": ratio, "precision": trial.precision.name, "compute_dtype": trial.dtype, "share_left": trial.left,
-        "left_noise_ratio": test.noise_ratio, "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
-        "position_ratio_allowed": test.threshold, "positions_beyond": len(test.outliers),
-    }  # fmt: skip
+        "noise_ratio": ratio,
+        "precision": trial.precision.name,
+        "compute_dtype": trial.dtype,
+        "share_left": trial.left,
+        "left_noise_ratio": test.noise_ratio,
+        "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
+        "position_ratio_allowed": test.threshold,
+        "positions_beyond": len(test.outliers),
+    }
     what = f"'{side.name}' is the model's own function with its {trial.precision.name}"
     if trial.is_passed:
         left = f"what is left is {test.ratio:.2f} times that precision's own floor in {trial.dtype}"
         if not test.is_passed:
-            left = f"of all logits {_percent(trial.ties)} fall to the next value, as what lies between two does by rounding"
+            left = (
+                f"of all logits {_percent(trial.ties)} fall to the next value, as what lies between two does by"
+                " rounding"
+            )
         says = f"{what}, {three_digits(ratio)} rounding floors from float32, and nothing else: {left}."
         return Lowered(Evidence(PRECISION, control, figures, PASSED, says), None, side, trial.precision)
     shown = structure_of(test.outliers, lengths)
     where = f", {place_in_words(int(test.outliers[0]), lengths)} first" if len(test.outliers) else ""
     says = (
-        f"A lower precision is part of it: its {trial.precision.name}. What that leaves is {three_digits(max(test.ratio, test.worst))} times this precision's own "
-        f"rounding floor in {trial.dtype}{where}: a fault on top of it."
+        f"A lower precision is part of it: its {trial.precision.name}. What that leaves is"
+        f" {three_digits(max(test.ratio, test.worst))} times this precision's own rounding floor in"
+        f" {trial.dtype}{where}: a fault on top of it."
     )
     return Lowered(Evidence(PRECISION, control, figures, FAILED, says), shown.first)
 
@@ -301,7 +328,8 @@ def _whole_model(
     blocks: Sequence[int],
     say: Callable[[str], None],
 ) -> Lowered | None:
-    """A side that answers on the grid of a 16-bit dtype: beside the model computed in that dtype throughout, its rounding drawn anew.
+    """A side that answers on the grid of a 16-bit dtype: beside the model computed in that dtype throughout, its
+    rounding drawn anew.
 
     What it answered when it was asked for float32 is held there, not what it would make of a model in 16 bits.
     """
@@ -315,7 +343,10 @@ def _whole_model(
         with converted(loaded, dtype) as narrowed:
             rows, failed = sixteen_rows(narrowed, chosen, [answering(side.name, answers)], blocks, say)
     except CaptureError as error:
-        says = f"All logits of '{side.name}' are {dtype} values, and beside the model in {dtype} it cannot be held: {error}"
+        says = (
+            f"All logits of '{side.name}' are {dtype} values, and beside the model in {dtype} it cannot be held:"
+            f" {error}"
+        )
         return Lowered(Evidence(PRECISION, control, {"noise_ratio": ratio, "precision": dtype}, NOTED, says))
     row = rows[0]
     far = float(row.figures["noise_ratio"])  # over rounding drawn anew
@@ -324,15 +355,17 @@ def _whole_model(
     what = f"'{side.name}' computes in {dtype}, {three_digits(ratio)} rounding floors from float32."
     if row.outcome != FAILED and far < _LEAST_OF_WHOLE * own:
         says = (
-            f"All logits of '{side.name}' are {dtype} values, but it is nearer to float32 than a model in {dtype} throughout is."
+            f"All logits of '{side.name}' are {dtype} values, but it is nearer to float32 than a model in {dtype}"
+            " throughout is."
         )
         return Lowered(Evidence(PRECISION, control, figures, NOTED, says))
     if row.outcome == PASSED:
         return Lowered(Evidence(PRECISION, control, figures, PASSED, f"{what} {row.says}"))
     if row.outcome == MISSING and far <= own / _LEAST_OF_WHOLE and not row.figures["nonfinite_mismatch"]:
         says = (
-            f"{what} Its error is {far / own:.2f} times that of the model's own ways in {dtype}, whose roundings are no measure position by position "
-            f"(near ties of a router): faults below {1 / _LEAST_OF_WHOLE:g} times the rounding over all positions are not seen."
+            f"{what} Its error is {far / own:.2f} times that of the model's own ways in {dtype}, whose roundings are no"
+            f" measure position by position (near ties of a router): faults below {1 / _LEAST_OF_WHOLE:g} times the"
+            " rounding over all positions are not seen."
         )
         return Lowered(Evidence(PRECISION, control, figures, PASSED, says))
     says = f"All logits of '{side.name}' are {dtype} values. {row.says}"
@@ -341,9 +374,15 @@ def _whole_model(
 
 
 def checked_in_16_bits(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], found: Lowered, seeds: Sequence[int], say: Callable[[str], None]
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    found: Lowered,
+    seeds: Sequence[int],
+    say: Callable[[str], None],
 ) -> Lowered:
-    """`found` checked in the model's own 16 bits, where the pair fails too: does the precision explain it there, or have the 16-bit kernels a fault of their own?"""
+    """`found` checked in the model's own 16 bits, where the pair fails too: does the precision explain it there, or
+    have the 16-bit kernels a fault of their own?
+    """
     if found.side is None or found.precision is None or found.evidence.outcome != PASSED:
         return found
     own = found.precision.side
@@ -353,10 +392,14 @@ def checked_in_16_bits(
     floor: list[list[Divergence]] = [[] for _ in seeds]
     for group in groups_of(loaded, prompts):
         plain = [whole_side(pieces_of_side(own, loaded, ids)) for ids in group]
-        pair += [divergence(each, pieces_of_side(found.side, loaded, ids)) for each, ids in zip(plain, group, strict=True)]
+        pair += [
+            divergence(each, pieces_of_side(found.side, loaded, ids)) for each, ids in zip(plain, group, strict=True)
+        ]
         _add_reorderings(floor, loaded, own, group, plain, seeds)
         with in_float32(loaded) as widened:
-            rounding += [divergence(each, pieces_of_side(own, widened, ids)) for each, ids in zip(plain, group, strict=True)]
+            rounding += [
+                divergence(each, pieces_of_side(own, widened, ids)) for each, ids in zip(plain, group, strict=True)
+            ]
     test = floor_test(
         mean_squares(pair),
         np.stack([mean_squares(of_seed) for of_seed in floor]),
@@ -370,11 +413,17 @@ def checked_in_16_bits(
     if test.is_passed:
         return found
     says = (
-        f"In float32 its {own.name} is all that parts '{found.side.name}' from the model, and in {loaded.dtype} it is not: what that leaves there is "
-        f"{three_digits(test.ratio)} times its own rounding floor, so the kernels of {loaded.dtype} have a fault of their own."
+        f"In float32 its {own.name} is all that parts '{found.side.name}' from the model, and in {loaded.dtype} it is"
+        f" not: what that leaves there is {three_digits(test.ratio)} times its own rounding floor, so the kernels of"
+        f" {loaded.dtype} have a fault of their own."
     )
     return Lowered(
-        replace(row, figures={**row.figures, f"left_noise_ratio_{loaded.dtype}": test.noise_ratio}, outcome=FAILED, says=says)
+        replace(
+            row,
+            figures={**row.figures, f"left_noise_ratio_{loaded.dtype}": test.noise_ratio},
+            outcome=FAILED,
+            says=says,
+        )
     )
 
 
@@ -387,8 +436,9 @@ def lowered_in_16_bits(
     given: Sequence[Precision] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Lowered | None:
-    """`lowered` for an engine that has nothing but 16 bits, and is further from the model's float32 forward than rounding: is it rounding beside a forward with
-    an 8-bit cache, or with weights of 4 bits? loaded: in its 16 bits; failed: that error's test.
+    """`lowered` for an engine that has nothing but 16 bits, and is further from the model's float32 forward than
+    rounding: is it rounding beside a forward with an 8-bit cache, or with weights of 4 bits? loaded: in its 16 bits;
+    failed: that error's test.
     """
     ids = min(prompts, key=len)
     starts = structure_of(failed.outliers, [len(each) for each in prompts]).first
@@ -415,7 +465,9 @@ def lowered_in_16_bits(
     precision = tried[best]
     say(f"roundings drawn anew with {precision.name}")
     rows, still = sixteen_rows(loaded, prompts, [side], blocks, say, precision.side)
-    control = f"'{side.name}' in {loaded.dtype} against the model's own float32 forward in precisions that engines offer"
+    control = (
+        f"'{side.name}' in {loaded.dtype} against the model's own float32 forward in precisions that engines offer"
+    )
     figures = {
         **rows[0].figures,
         "noise_ratio": failed.ratio,
@@ -424,7 +476,10 @@ def lowered_in_16_bits(
     }
     if still is None and rows[0].outcome == PASSED:
         what = f"'{side.name}' is the model's own function in {loaded.dtype} with its {precision.name}"
-        says = f"{what}, {three_digits(failed.ratio)} times the rounding from float32. Beside that precision: {rows[0].says}"
+        says = (
+            f"{what}, {three_digits(failed.ratio)} times the rounding from float32. Beside that precision:"
+            f" {rows[0].says}"
+        )
         return Lowered(Evidence(PRECISION, control, figures, PASSED, says))
     says = f"{precision.name} comes nearest and does not explain it. {rows[0].says}"
     return Lowered(Evidence(PRECISION, control, figures, NOTED, says[0].upper() + says[1:]))

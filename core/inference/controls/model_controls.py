@@ -1,4 +1,6 @@
-"""What a model says of an uploaded dump: its rounding floor on the dump's own tokens, and how far each uploaded side lies from it."""
+"""What a model says of an uploaded dump: its rounding floor on the dump's own tokens, and how far each uploaded side
+lies from it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def model_controls(
     seeds: Sequence[int] = range(SEEDS),
     on_progress: Callable[[str], None] | None = None,
 ) -> ModelControls:
-    """Runs the model, loaded in the dump's dtype, on the dump's tokens. UsageError where the dump is of no tokens or another vocabulary."""
+    """Runs the model, loaded in the dump's dtype, on the dump's tokens. UsageError where the dump is of no tokens or
+    another vocabulary.
+    """
     say = on_progress or (lambda _: None)
     header = figures.header
     prompts = [prompt.token_ids for prompt in header.prompts]
@@ -52,12 +56,19 @@ def model_controls(
         raise UsageError("this dump has no token_ids, so no model can be run on its tokens; save them with the logits.")
     if loaded.vocab_size != header.vocab:
         raise UsageError(
-            f"model '{loaded.name}' has logits of {loaded.vocab_size} tokens, the dump of {header.vocab}; they are not of one model."
+            f"model '{loaded.name}' has logits of {loaded.vocab_size} tokens, the dump of {header.vocab}; they are not"
+            " of one model."
         )
     if loaded.dtype != header.compute_dtype:
-        raise UsageError(f"model '{loaded.name}' is loaded in {loaded.dtype}, the dump was computed in {header.compute_dtype}.")
+        raise UsageError(
+            f"model '{loaded.name}' is loaded in {loaded.dtype}, the dump was computed in {header.compute_dtype}."
+        )
     check_prompts(loaded, prompts)
-    with quiet(), torch.inference_mode(), foreign_errors_stop("the model's controls", "choose a smaller model or another device"):
+    with (
+        quiet(),
+        torch.inference_mode(),
+        foreign_errors_stop("the model's controls", "choose a smaller model or another device"),
+    ):
         say(f"{len(seeds)} reorderings in {loaded.dtype}")
         own = rounding_floor(loaded, prompts, list(seeds))
         own_rounding = None if loaded.dtype == "float32" else own_rounding_of(loaded, prompts)
@@ -90,8 +101,8 @@ def _lowered(
     seeds: Sequence[int],
     say: Callable[[str], None],
 ) -> dict[str, Evidence]:
-    """A row of evidence for each side of a float32 dump that the model does not compute, by its name: does it in a lower precision? What was uploaded is not
-    computed again, so a prompt may come once only.
+    """A row of evidence for each side of a float32 dump that the model does not compute, by its name: does it in a
+    lower precision? What was uploaded is not computed again, so a prompt may come once only.
     """
     if loaded.dtype != "float32" or len(set(prompts)) < len(prompts):
         return {}
@@ -104,13 +115,17 @@ def _lowered(
             answers[ids] = _uploaded(figures, index, row, len(ids), loaded.device)
             row += len(ids)
         with suppress(CaptureError), foreign_errors_stop("lower precisions", "choose a smaller model"):
-            of_side = lowered(loaded, prompts, (PREFILL, answering(name, answers)), floor, seeds, BLOCKS, say, is_fixed=True)
+            of_side = lowered(
+                loaded, prompts, (PREFILL, answering(name, answers)), floor, seeds, BLOCKS, say, is_fixed=True
+            )
             if of_side is not None:
                 found[name] = of_side.evidence
     return found
 
 
-def _from_model(loaded: LoadedModel, figures: Figures, prompts: Sequence[Sequence[int]]) -> dict[str, NDArray[np.float64]]:
+def _from_model(
+    loaded: LoadedModel, figures: Figures, prompts: Sequence[Sequence[int]]
+) -> dict[str, NDArray[np.float64]]:
     """Mean squares of each side against the model's own prefill, by the side's name. [positions]"""
     found: dict[str, list[Divergence]] = {side.name: [] for side in figures.header.sides}
     row = 0
@@ -118,13 +133,17 @@ def _from_model(loaded: LoadedModel, figures: Figures, prompts: Sequence[Sequenc
         for ids in prompts:
             plain = whole_side(pieces_of(ids))
             for index, name in enumerate(found):
-                found[name].append(divergence(plain, iter([(0, _uploaded(figures, index, row, len(ids), loaded.device))])))
+                found[name].append(
+                    divergence(plain, iter([(0, _uploaded(figures, index, row, len(ids), loaded.device))]))
+                )
             row += len(ids)
     return {name: mean_squares(each) for name, each in found.items()}
 
 
 def _errors(loaded: LoadedModel, figures: Figures, prompts: Sequence[Sequence[int]]) -> dict[str, float]:
-    """rms of each side, in logits, to a forward in float64; over as many prompts as fit, empty where that is not to be had."""
+    """rms of each side, in logits, to a forward in float64; over as many prompts as fit, empty where that is not to be
+    had.
+    """
     chosen = {id(ids) for ids in as_many_as(prompts, EXACT_BYTES // (8 * loaded.vocab_size))}
     found: dict[str, list[Divergence]] = {side.name: [] for side in figures.header.sides}
     row = 0

@@ -1,7 +1,8 @@
-"""Where in the model two paths part: the output of every module of every block, at the same positions, beside the rounding floor there.
+"""Where in the model two paths part: the output of every module of every block, at the same positions, beside the
+rounding floor there.
 
-Of the reference only chosen positions are kept; the other side, and each reordering, is compared with them as it runs, so no second
-trace is ever in memory.
+Of the reference only chosen positions are kept; the other side, and each reordering, is compared with them as it runs,
+so no second trace is ever in memory.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def _run(loaded: LoadedModel, side: Side, trace: LayerTrace) -> None:
 
 @dataclass(frozen=True)
 class Growth:
-    """How far a pair and its floor are apart at each module. names: in the order in which they run; rms: [modules], in units of the
-    module's output; positions: how many were looked at.
+    """How far a pair and its floor are apart at each module. names: in the order in which they run; rms: [modules], in
+    units of the module's output; positions: how many were looked at.
     """
 
     names: tuple[str, ...]
@@ -50,8 +51,9 @@ def growth_over_modules(
 ) -> Growth:
     """Both sides and the reorderings of prefill, module by module, in the dtype that `loaded` is in.
 
-    wanted: rows (positions of all prompts, one after another) that must be looked at; of the others as many as fit, evenly spread.
-    CaptureError where the model has no blocks, or where a side computes positions in forwards that cannot be followed.
+    wanted: rows (positions of all prompts, one after another) that must be looked at; of the others as many as fit,
+    evenly spread. CaptureError where the model has no blocks, or where a side computes positions in forwards that
+    cannot be followed.
     """
     chosen = _chosen(loaded, [len(ids) for ids in prompts], wanted)
     plain = side_of("prefill")
@@ -67,7 +69,8 @@ def growth_over_modules(
         _run(loaded, sides[1], compared)
         if kept.is_ambiguous or compared.is_ambiguous:
             raise CaptureError(
-                "a side computes or hands in positions twice, or in several rows alike, so its forwards could not be followed."
+                "a side computes or hands in positions twice, or in several rows alike, so its forwards could not be"
+                " followed."
             )
         for name in compared.squares:
             seen[name] = seen.get(name, True) and bool(kept.seen[name].all() and compared.seen[name].all())
@@ -85,8 +88,8 @@ def growth_over_modules(
     names = tuple(name for name in pair if name in floor and seen[name])
     if not names:
         raise CaptureError(
-            f"'{sides[1].name}' computes positions in forwards that could not be followed; an engine may hand in what its modules put out "
-            "(docs/verdict.md, `watch`)."
+            f"'{sides[1].name}' computes positions in forwards that could not be followed; an engine may hand in what"
+            " its modules put out (docs/verdict.md, `watch`)."
         )
     pair_rms, floor_rms = (np.array([_rms(of[name]) for name in names]) for of in (pair, floor))
     return Growth(names, pair_rms, floor_rms, sum(map(len, chosen)))
@@ -99,7 +102,9 @@ def _rms(squares: Sequence[NDArray[np.float64]]) -> float:
 def _chosen(loaded: LoadedModel, lengths: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
     """Positions of each prompt that KEPT_BYTES have room for: the wanted ones first, then others evenly spread."""
     text = loaded.model.config.get_text_config(decoder=True)
-    bytes_a_row = len(traced_modules(loaded.model)) * int(getattr(text, "hidden_size", 0) or 1) * loaded.torch_dtype.itemsize
+    bytes_a_row = (
+        len(traced_modules(loaded.model)) * int(getattr(text, "hidden_size", 0) or 1) * loaded.torch_dtype.itemsize
+    )
     room, total = max(1, KEPT_BYTES // bytes_a_row), sum(lengths)
     first = list(wanted)[:room]
     spread = np.linspace(0, total - 1, min(total, max(0, room - len(first)))).astype(int).tolist()

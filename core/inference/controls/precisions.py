@@ -1,8 +1,10 @@
-"""Precisions that a side may have been lowered to: an 8-bit cache, weights of 4 bits, TF32 products, a head in bfloat16.
+"""Precisions that a side may have been lowered to: an 8-bit cache, weights of 4 bits, TF32 products, a head in
+bfloat16.
 
-Each is put on the model itself, whose forward then computes what such a side computes and nothing else. A side that agrees with one
-of them up to that one's own rounding floor differs by its precision alone; what it differs by beyond that is a fault on top of it.
-Size and evenness would not do: an output scaled by 1.01 is as even as an 8-bit cache, and as large.
+Each is put on the model itself, whose forward then computes what such a side computes and nothing else. A side that
+agrees with one of them up to that one's own rounding floor differs by its precision alone; what it differs by beyond
+that is a fault on top of it. Size and evenness would not do: an output scaled by 1.01 is as even as an 8-bit cache, and
+as large.
 """
 
 from __future__ import annotations
@@ -27,17 +29,24 @@ Rounding = Callable[[torch.Tensor], torch.Tensor]
 """Values -> the nearest ones that a format holds; same shape and dtype."""
 
 CACHE, WEIGHTS, LAYERS, PRODUCTS, HEAD, LOGITS = PARTS = (
-    "KV cache", "weights", "weights of linear layers", "products", "head", "logits",
-)  # fmt: skip
+    "KV cache",
+    "weights",
+    "weights of linear layers",
+    "products",
+    "head",
+    "logits",
+)
 _OPERANDS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"})
 _TINY = 1e-8  # least scale: a group of zeros stays zeros
 
 
 @dataclass(frozen=True)
 class Stored:
-    """How a cache is rounded that was read unrounded at first: `first` tokens in the first forward, then `chunk` a forward.
+    """How a cache is rounded that was read unrounded at first: `first` tokens in the first forward, then `chunk` a
+    forward.
 
-    What a forward writes is rounded after it; is_read_back: from the second forward on before it is read, as engines do that write before they attend.
+    What a forward writes is rounded after it; is_read_back: from the second forward on before it is read, as engines do
+    that write before they attend.
     """
 
     first: int
@@ -49,9 +58,10 @@ class Stored:
 class Precision:
     """One part of the model kept or computed in one format.
 
-    part: of PARTS; format: in words ('int8, a scale for each token and head'); rounding: of keys and values [rows, heads, slots, dim], of
-    weights [out, in], of the operands of products, of logits [positions, vocab]; stored: of a cache, None where it is rounded before anything reads it;
-    dtype: that the logits come in, of a head or of logits; path: of the model's own forward.
+    part: of PARTS; format: in words ('int8, a scale for each token and head'); rounding: of keys and values [rows,
+    heads, slots, dim], of weights [out, in], of the operands of products, of logits [positions, vocab]; stored: of a
+    cache, None where it is rounded before anything reads it; dtype: that the logits come in, of a head or of logits;
+    path: of the model's own forward.
     """
 
     part: str
@@ -63,7 +73,9 @@ class Precision:
 
     @property
     def name(self) -> str:
-        return f"{self.part} in {self.format}" + (", rounded after it was first read" if self.stored is not None else "")
+        return f"{self.part} in {self.format}" + (
+            ", rounded after it was first read" if self.stored is not None else ""
+        )
 
     @property
     def side(self) -> Side:
@@ -144,7 +156,11 @@ def _weights_rounded(model: torch.nn.Module, rounding: Rounding, *, is_all: bool
             for module in model.modules():
                 is_layer = isinstance(module, torch.nn.Linear | Conv1D) and module is not head
                 for parameter in module._parameters.values():
-                    if parameter is None or not parameter.is_floating_point() or any(parameter is kept for kept, _ in originals):
+                    if (
+                        parameter is None
+                        or not parameter.is_floating_point()
+                        or any(parameter is kept for kept, _ in originals)
+                    ):
                         continue
                     if not is_all and not (is_layer and parameter.ndim == 2):
                         continue
@@ -188,7 +204,8 @@ class _RoundedOperands(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.name.split("::")[1] in _OPERANDS:
             args = [
-                self._rounding(x) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim > 1 else x for x in args
+                self._rounding(x) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim > 1 else x
+                for x in args
             ]
         return func(*args, **(kwargs or {}))
 
@@ -197,7 +214,9 @@ class _RoundedOperands(TorchDispatchMode):
 
 
 def through(dtype: torch.dtype) -> Rounding:
-    """To the nearest value of a dtype that torch has, and back. Of 8 bits the largest one stands for what is beyond it, as in engines."""
+    """To the nearest value of a dtype that torch has, and back. Of 8 bits the largest one stands for what is beyond it,
+    as in engines.
+    """
     if dtype.itemsize > 1:
         return lambda values: values.to(dtype).to(values.dtype)
     largest = torch.finfo(dtype).max
@@ -215,7 +234,9 @@ def mantissa(bits: int) -> Rounding:
 
 
 def scaled(dtype: torch.dtype, largest: float, group: int | None) -> Rounding:
-    """To a dtype with the scale at which a group's largest magnitude is that dtype's `largest`. group: of the last axis, 0 all of it, None the whole tensor"""
+    """To a dtype with the scale at which a group's largest magnitude is that dtype's `largest`. group: of the last
+    axis, 0 all of it, None the whole tensor
+    """
 
     def rounding(values: torch.Tensor) -> torch.Tensor:
         scale = _magnitude(values, group).clamp_min(_TINY) / largest
@@ -225,7 +246,9 @@ def scaled(dtype: torch.dtype, largest: float, group: int | None) -> Rounding:
 
 
 def integers(bits: int, group: int | None) -> Rounding:
-    """To integers of so many bits, symmetric about zero, with the scale at which a group's largest magnitude is the largest of them."""
+    """To integers of so many bits, symmetric about zero, with the scale at which a group's largest magnitude is the
+    largest of them.
+    """
     largest = 2 ** (bits - 1) - 1
 
     def rounding(values: torch.Tensor) -> torch.Tensor:
@@ -236,7 +259,9 @@ def integers(bits: int, group: int | None) -> Rounding:
 
 
 def integers_with_zero(bits: int, group: int) -> Rounding:
-    """To integers of so many bits between a group's least and largest value, zero among them: a scale and a zero point, as AWQ and GPTQ store."""
+    """To integers of so many bits between a group's least and largest value, zero among them: a scale and a zero point,
+    as AWQ and GPTQ store.
+    """
     steps = 2**bits - 1
 
     def rounding(values: torch.Tensor) -> torch.Tensor:
@@ -276,14 +301,29 @@ def q4_0(values: torch.Tensor) -> torch.Tensor:
 
 # The 16 levels of NF4: Dettmers et al., QLoRA (2023), appendix E.
 _NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
 
 
 def nf4(values: torch.Tensor) -> torch.Tensor:
-    """NF4: groups of 64 along the rows of the whole matrix, scaled to their largest magnitude, to the nearest of 16 levels."""
+    """NF4: groups of 64 along the rows of the whole matrix, scaled to their largest magnitude, to the nearest of 16
+    levels.
+    """
     levels = torch.tensor(_NF4, dtype=values.dtype, device=values.device)
     middles = (levels[1:] + levels[:-1]) / 2
 
@@ -352,7 +392,9 @@ _NARROW = (("bfloat16", torch.bfloat16), ("float16", torch.float16))
 
 
 def catalogue(loaded: LoadedModel) -> tuple[Precision, ...]:
-    """The precisions that engines offer, for this model. Position 0 shows each: its own value, weights and products are of that precision already."""
+    """The precisions that engines offer, for this model. Position 0 shows each: its own value, weights and products are
+    of that precision already.
+    """
     has_head = isinstance(getattr(loaded.model.get_output_embeddings(), "weight", None), torch.Tensor)
     parts = (LOGITS, HEAD) if has_head else (LOGITS,)
     found = [Precision(part, name, through(dtype), dtype=dtype) for name, dtype in _NARROW for part in parts]
@@ -369,6 +411,8 @@ def catalogue(loaded: LoadedModel) -> tuple[Precision, ...]:
 
 
 def ways_to_store(first: int) -> tuple[Stored, ...]:
-    """In which forwards the tokens after the first `first` ones may come: one at a time, as many again each time, all in one, or written before they are read."""
+    """In which forwards the tokens after the first `first` ones may come: one at a time, as many again each time, all
+    in one, or written before they are read.
+    """
     ways = (Stored(first, 1), Stored(first, first), Stored(first, 1 << 30), Stored(first, 1 << 30, is_read_back=True))
     return tuple(dict.fromkeys(ways))

@@ -27,7 +27,9 @@ from core.runs.tables.remedies import PriceRow, RemedyRow
 
 WALK_FORWARDS = 16  # of a path on the clock, at most: twenty turns of all remedies shall be no hour
 LEAST_FORWARDS = 4
-WALK_SECONDS = 0.15  # that a walk is to take, between these; a clock tells a tenth of a second apart from a hundredth more
+WALK_SECONDS = (
+    0.15  # that a walk is to take, between these; a clock tells a tenth of a second apart from a hundredth more
+)
 FLOOR_SEEDS = 2
 BATCHES = (1, 2, 4, 8)
 PRICE_TOKENS = 16
@@ -37,7 +39,9 @@ Model = Callable[[LoadedModel], AbstractContextManager[LoadedModel]]
 
 @dataclass(frozen=True)
 class Remedy:
-    """path: the same path with the remedy in it, or a sentence on why there is none; model: the model to compute with meanwhile."""
+    """path: the same path with the remedy in it, or a sentence on why there is none; model: the model to compute with
+    meanwhile.
+    """
 
     name: str
     what: str
@@ -46,11 +50,17 @@ class Remedy:
     dtype: str | None = None
 
     def lacks(self, loaded: LoadedModel, path: Path) -> str:
-        """Why this model cannot take the path with the remedy in it, as far as that is known without its weights; '' where it can."""
+        """Why this model cannot take the path with the remedy in it, as far as that is known without its weights; ''
+        where it can.
+        """
         made = self.path(path)
         if isinstance(made, str) or self.model is nullcontext:
             return made if isinstance(made, str) else made.refusal(loaded) or ""
-        return "The model computes in float32 as it is." if loaded.dtype == "float32" and self.model is not _deterministic else ""
+        return (
+            "The model computes in float32 as it is."
+            if loaded.dtype == "float32" and self.model is not _deterministic
+            else ""
+        )
 
 
 def remedies_of(
@@ -67,10 +77,10 @@ def remedies_of(
 ) -> list[RemedyRow]:
     """Every remedy for a pair of paths, the pair as it is first; prompts are token ids.
 
-    Figures are over all prompts; throughput is that of the first, at most its first WALK_FORWARDS forwards, all remedies taking turns
-    (throughput.by_turns, which `turns` and `clock` are for). floor_rms: of `floor_of`, and as_it_is: the pair as a capture found it, where they
-    are known; else they are measured. A remedy that this model or device has no use for, or that fails, is a row with
-    the reason. CaptureError where the pair itself cannot be run.
+    Figures are over all prompts; throughput is that of the first, at most its first WALK_FORWARDS forwards, all
+    remedies taking turns (throughput.by_turns, which `turns` and `clock` are for). floor_rms: of `floor_of`, and
+    as_it_is: the pair as a capture found it, where they are known; else they are measured. A remedy that this model or
+    device has no use for, or that fails, is a row with the reason. CaptureError where the pair itself cannot be run.
     """
     paths = (parse_path(reference), parse_path(variant))
     for path in paths:
@@ -91,7 +101,9 @@ def remedies_of(
         elif not number:
             raise CaptureError(row.refusal)
     try:
-        timings = _timings(loaded, prompts[0], list(timed.values()), turns, clock, lambda turn: tell(f"throughput, turn {turn}"))
+        timings = _timings(
+            loaded, prompts[0], list(timed.values()), turns, clock, lambda turn: tell(f"throughput, turn {turn}")
+        )
     except UlpscopeError:
         return rows  # without shares: what is left of the difference is what was asked for first
     for number, pair in zip(timed, timings, strict=True):
@@ -100,7 +112,9 @@ def remedies_of(
 
 
 def floor_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], reference: str) -> float:
-    """rms of reorderings of the reference, in logits; NaN where there is no such floor: the ratios are missing then, and the rest is there."""
+    """rms of reorderings of the reference, in logits; NaN where there is no such floor: the ratios are missing then,
+    and the rest is there.
+    """
     try:
         return rounding_floor(loaded, prompts, range(FLOOR_SEEDS), reference).rms
     except UlpscopeError:
@@ -108,32 +122,54 @@ def floor_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], reference: s
 
 
 def prices_of(
-    loaded: LoadedModel, paths: Sequence[Path], *, turns: int | None = None, on_progress: Callable[[str], None] | None = None, clock: Clock = time.perf_counter
-) -> list[PriceRow]:  # fmt: skip
-    """Every path without its batch, as it is and with every sum in one order, at BATCHES; none of a path that cannot be run so."""
+    loaded: LoadedModel,
+    paths: Sequence[Path],
+    *,
+    turns: int | None = None,
+    on_progress: Callable[[str], None] | None = None,
+    clock: Clock = time.perf_counter,
+) -> list[PriceRow]:
+    """Every path without its batch, as it is and with every sum in one order, at BATCHES; none of a path that cannot be
+    run so.
+    """
     found = []
     for name in without_batch(paths):
         try:
             text = neighbour_rows(loaded.tokenizer, [0] * PRICE_TOKENS, 1)[0].tolist()
             tokens = len(_cut(loaded, parse_path(name), text, clock))
             timed = throughput(
-                loaded, [name, f"{name}+invariant"], BATCHES, tokens=tokens, rounds=turns, on_progress=on_progress, clock=clock
+                loaded,
+                [name, f"{name}+invariant"],
+                BATCHES,
+                tokens=tokens,
+                rounds=turns,
+                on_progress=on_progress,
+                clock=clock,
             )
         except UlpscopeError:
             continue  # the remedy's own row says why
         for before, after in zip(timed[::2], timed[1::2], strict=True):
             found.append(
                 PriceRow(
-                    name, after.batch, after.tokens, before.tokens_per_second, after.tokens_per_second, after.share, after.share_low,
-                    after.share_high, len(after.round_seconds),
+                    name,
+                    after.batch,
+                    after.tokens,
+                    before.tokens_per_second,
+                    after.tokens_per_second,
+                    after.share,
+                    after.share_low,
+                    after.share_high,
+                    len(after.round_seconds),
                 )
-            )  # fmt: skip
+            )
     return found
 
 
 def without_batch(paths: Sequence[Path]) -> list[str]:
     """Each path less what its batch and its order of sums are, once."""
-    bare = (replace(path, modifiers=tuple(step for step in path.modifiers if step.name not in _OF_BATCH)) for path in paths)
+    bare = (
+        replace(path, modifiers=tuple(step for step in path.modifiers if step.name not in _OF_BATCH)) for path in paths
+    )
     return list(dict.fromkeys(map(str, bare)))
 
 
@@ -171,7 +207,10 @@ def _row(
     max_abs, rms, max_ulps = (found.max_abs, found.rms, found.max_ulps) if is_sized else (None, None, None)
     ratio = found.rms / floor if floor > 0 and is_sized else None
     elements = sum(map(len, prompts)) * loaded.vocab_size
-    return RemedyRow(remedy.name, remedy.what, dtype, elements, found.neq, max_abs, rms, max_ulps, found.flips, ratio), both
+    return (
+        RemedyRow(remedy.name, remedy.what, dtype, elements, found.neq, max_abs, rms, max_ulps, found.flips, ratio),
+        both,
+    )
 
 
 @dataclass(frozen=True)
@@ -183,10 +222,16 @@ class _Walk:
 
 
 def _timings(
-    loaded: LoadedModel, ids: Sequence[int], timed: Sequence[tuple[Remedy, tuple[Path, Path]]], turns: int | None, clock: Clock,
+    loaded: LoadedModel,
+    ids: Sequence[int],
+    timed: Sequence[tuple[Remedy, tuple[Path, Path]]],
+    turns: int | None,
+    clock: Clock,
     on_turn: Callable[[int], None],
-) -> list[tuple[_Walk, _Walk]]:  # fmt: skip
-    """Of reference and variant of each, held against those of the first; what is the same for both is run once a turn."""
+) -> list[tuple[_Walk, _Walk]]:
+    """Of reference and variant of each, held against those of the first; what is the same for both is run once a
+    turn.
+    """
     plain = timed[0][1]
     cuts = [_cut(loaded, path, ids, clock) for path in plain]
     places: dict[tuple[str, Path, int], int] = {}
@@ -205,11 +250,16 @@ def _timings(
             pair.append((path.rows * len(cut), places[key]))
         found.append((pair[0], pair[1]))
     timings = by_turns(contenders, against, turns=turns, clock=clock, on_turn=on_turn)
-    return [(_Walk(reference[0], timings[reference[1]]), _Walk(variant[0], timings[variant[1]])) for reference, variant in found]
+    return [
+        (_Walk(reference[0], timings[reference[1]]), _Walk(variant[0], timings[variant[1]]))
+        for reference, variant in found
+    ]
 
 
 def _cut(loaded: LoadedModel, path: Path, ids: Sequence[int], clock: Clock) -> Sequence[int]:
-    """As many of the tokens as the path is timed over: WALK_SECONDS long, between LEAST_FORWARDS and WALK_FORWARDS, by one walk of it."""
+    """As many of the tokens as the path is timed over: WALK_SECONDS long, between LEAST_FORWARDS and WALK_FORWARDS, by
+    one walk of it.
+    """
     longest = ids[: _tokens_of(path, len(ids), WALK_FORWARDS)]
     seconds, forwards = walk_seconds(loaded, path, longest, clock), path.forwards(len(longest))
     wanted = math.ceil(WALK_SECONDS * forwards / seconds) if seconds > 0 else forwards
@@ -231,10 +281,17 @@ def _with_throughput(row: RemedyRow, pair: tuple[_Walk, _Walk]) -> RemedyRow:
     reference, variant = (walk.timing for walk in pair)
     rates = [walk.tokens / walk.timing.median_seconds for walk in pair]
     return replace(
-        row, reference_tokens_per_second=rates[0], variant_tokens_per_second=rates[1], reference_share=reference.share,
-        variant_share=variant.share, reference_share_low=reference.low, reference_share_high=reference.high, variant_share_low=variant.low,
-        variant_share_high=variant.high, turns=len(reference.seconds),
-    )  # fmt: skip
+        row,
+        reference_tokens_per_second=rates[0],
+        variant_tokens_per_second=rates[1],
+        reference_share=reference.share,
+        variant_share=variant.share,
+        reference_share_low=reference.low,
+        reference_share_high=reference.high,
+        variant_share_low=variant.low,
+        variant_share_high=variant.high,
+        turns=len(reference.seconds),
+    )
 
 
 def _compared(
@@ -312,10 +369,17 @@ def _deterministic(loaded: LoadedModel) -> Iterator[LoadedModel]:
 REMEDIES = (
     Remedy("as it is", "The two paths, nothing changed."),
     Remedy("float32", "Weights and every step in float32.", model=_widened, dtype="float32"),
-    Remedy("float32 head", "The last product, hidden state to logits, in float32; all before it as it is.", model=_head_in_float32, dtype="float32"),
+    Remedy(
+        "float32 head",
+        "The last product, hidden state to logits, in float32; all before it as it is.",
+        model=_head_in_float32,
+        dtype="float32",
+    ),
     Remedy("TF32 off", "float32 products with full operands.", path=_without_tf32),
     Remedy("reduced reductions off", "Parts of a 16-bit product are added in float32.", path=_with("reduced", "off")),
     Remedy("math attention", "Attention as plain products and a softmax, no fused kernel.", path=_with("sdpa", "math")),
     Remedy("deterministic algorithms", "torch.use_deterministic_algorithms(True).", model=_deterministic),
-    Remedy("invariant", "Every sum in an order that no batch, row, chunk or cache length changes.", path=_with("invariant")),
-)  # fmt: skip
+    Remedy(
+        "invariant", "Every sum in an order that no batch, row, chunk or cache length changes.", path=_with("invariant")
+    ),
+)

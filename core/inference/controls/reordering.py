@@ -1,13 +1,16 @@
-"""The same linear maps summed in another order: what pure rounding does to this model (DESIGN section 6, the rounding floor).
+"""The same linear maps summed in another order: what pure rounding does to this model (DESIGN section 6, the rounding
+floor).
 
-A product contracts one axis of a weight with one of its input: y[o] = sum_i W[o, i] x[i]. Permuting that axis of both alike is the
-same mathematics in another order of summation. It is done where torch dispatches its operations, below every module class: fused
-projections, transposed weights (Conv1D), experts held as one 3-D parameter and weights that a module multiplies with by itself
-all arrive there as one of a dozen products. The model is never written to, so there is nothing to put back: a permuted weight is
-a copy that lives for one product, or, within `keep_bytes`, as long as the context.
+A product contracts one axis of a weight with one of its input: y[o] = sum_i W[o, i] x[i]. Permuting that axis of both
+alike is the same mathematics in another order of summation. It is done where torch dispatches its operations, below
+every module class: fused projections, transposed weights (Conv1D), experts held as one 3-D parameter and weights that a
+module multiplies with by itself all arrive there as one of a dozen products. The model is never written to, so there is
+nothing to put back: a permuted weight is a copy that lives for one product, or, within `keep_bytes`, as long as the
+context.
 
-Attention, norms, embeddings and convolutions stay as they are. An operation that takes a weight and is not known to be either is
-refused, and so is a module whose products were never seen: a floor of half a model would be too low, and call rounding a bug.
+Attention, norms, embeddings and convolutions stay as they are. An operation that takes a weight and is not known to be
+either is refused, and so is a module whose products were never seen: a floor of half a model would be too low, and call
+rounding a bug.
 """
 
 from __future__ import annotations
@@ -60,14 +63,18 @@ _NO_MAP = (torch.nn.Embedding, torch.nn.modules.conv._ConvNd)
 
 
 def order_of(seed: int, name: str, length: int) -> torch.Tensor:
-    """The permutation of `length` terms for a seed and a weight's name, the same on every machine. [length], int64 on the CPU"""
+    """The permutation of `length` terms for a seed and a weight's name, the same on every machine. [length], int64 on
+    the CPU
+    """
     digest = hashlib.sha256(f"{seed} {length} {name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     return torch.randperm(length, generator=generator)
 
 
 class Reordering:
-    """What has been reordered so far. `calls`: name of a weight -> products with it; `len` is the number of such weights."""
+    """What has been reordered so far. `calls`: name of a weight -> products with it; `len` is the number of such
+    weights.
+    """
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -85,11 +92,11 @@ class Reordering:
 def reordered(model: torch.nn.Module, seed: int, *, keep_bytes: int = 0) -> Iterator[Reordering]:
     """Every linear map of the model that runs inside sums in an order drawn from (seed, name of its weight).
 
-    keep_bytes: how much memory permuted copies may take so as to serve the next forward too. Permuting all weights costs about as
-    much as a short prefill, which token-by-token decode would otherwise pay at every token.
+    keep_bytes: how much memory permuted copies may take so as to serve the next forward too. Permuting all weights
+    costs about as much as a short prefill, which token-by-token decode would otherwise pay at every token.
 
-    Weights converted inside are followed, but copies are kept only of those that the model has on entry: so open it last. Only this
-    thread is affected.
+    Weights converted inside are followed, but copies are kept only of those that the model has on entry: so open it
+    last. Only this thread is affected.
     """
     refusal = reordering_refusal(model)
     if refusal:
@@ -111,8 +118,8 @@ def reordered(model: torch.nn.Module, seed: int, *, keep_bytes: int = 0) -> Iter
     for name, module in model.named_modules():
         if not mode.has_seen(module, ran[module]):
             raise CaptureError(
-                f"reordering: '{name}' ({type(module).__name__}) ran by a kernel whose sums cannot be reached from torch; "
-                "leave compile out, or choose its eager implementation."
+                f"reordering: '{name}' ({type(module).__name__}) ran by a kernel whose sums cannot be reached from"
+                " torch; leave compile out, or choose its eager implementation."
             )
 
 
@@ -131,12 +138,17 @@ def reordering_refusal(model: torch.nn.Module) -> str | None:
                 continue
             if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
                 dtype = str(tensor.dtype).removeprefix("torch.")
-                return f"{where} holds its {key} as {dtype}, as quantised layers do; load the model without quantisation"
+                return (
+                    f"{where} holds its {key} as {dtype}, as quantised layers do; load the model without quantisation"
+                )
         for key, parameter in module._parameters.items():
             if parameter is None:
                 continue
             if type(parameter) not in (torch.nn.Parameter, torch.Tensor):
-                return f"{where} holds its {key} as {type(parameter).__name__}; load the model with plain tensors as weights"
+                return (
+                    f"{where} holds its {key} as {type(parameter).__name__}; load the model with plain tensors as"
+                    " weights"
+                )
             if parameter.device.type == "meta":
                 return f"{where} has its {key} offloaded; load the whole model onto one device"
     return None
@@ -146,7 +158,8 @@ def _noting(ran: Counter[torch.nn.Module]) -> Any:
     def note(module: torch.nn.Module, *_: Any) -> None:
         if _is_under_compile():
             raise CaptureError(
-                "reordering: the model is called through torch.compile, whose sums cannot be reached; leave compile out."
+                "reordering: the model is called through torch.compile, whose sums cannot be reached; leave compile"
+                " out."
             )
         ran[module] += 1
 
@@ -156,14 +169,16 @@ def _noting(ran: Counter[torch.nn.Module]) -> Any:
 def _is_under_compile() -> bool:
     """Is the code that runs now called through torch.compile?
 
-    Under a dispatch mode dynamo quietly falls back to the plain model (convert_frame: "should_skip_for_dispatch_mode"), and the
-    floor would then compare two kinds of kernels. Its frame evaluator is installed all the same.
+    Under a dispatch mode dynamo quietly falls back to the plain model (convert_frame: "should_skip_for_dispatch_mode"),
+    and the floor would then compare two kinds of kernels. Its frame evaluator is installed all the same.
     """
     return get_eval_frame_callback() is not None
 
 
 class _Weights:
-    """The matrices among a model's parameters, found again by where in memory a tensor begins: every view of one is one."""
+    """The matrices among a model's parameters, found again by where in memory a tensor begins: every view of one is
+    one.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         names: dict[int, str] = {}
@@ -187,7 +202,9 @@ class _Weights:
         """Names of the matrices that the module itself owns, unless it is one of the kinds that are no map."""
         if isinstance(module, _NO_MAP):
             return []
-        return [self._names.get(p.data_ptr(), "") for p in module._parameters.values() if p is not None and _is_matrix(p)]
+        return [
+            self._names.get(p.data_ptr(), "") for p in module._parameters.values() if p is not None and _is_matrix(p)
+        ]
 
     def parameter(self, tensor: torch.Tensor) -> str | None:
         """The parameter that the tensor is, or is a view of."""
@@ -205,7 +222,9 @@ class _Weights:
         return name
 
     def add_copy(self, tensor: torch.Tensor, name: str) -> None:
-        """The tensor is a function of the parameter `name` alone: its rows gathered for some tokens, or it in another dtype."""
+        """The tensor is a function of the parameter `name` alone: its rows gathered for some tokens, or it in another
+        dtype.
+        """
         # While its weak reference is held, no other storage gets the address that is the key.
         self._copies = {key: kept for key, kept in self._copies.items() if not kept[0].expired()}
         storage = tensor.untyped_storage()
@@ -226,7 +245,9 @@ class _Reorder(TorchDispatchMode):
         self._computed_with: set[str] = set()
 
     def has_seen(self, module: torch.nn.Module, runs: int) -> bool:
-        """Of a module that ran so often: was a product reordered each time, if it is a linear layer, and else anything computed?"""
+        """Of a module that ran so often: was a product reordered each time, if it is a linear layer, and else anything
+        computed?
+        """
         names = self._weights.of(module)
         if not runs or not names:
             return True
@@ -237,7 +258,9 @@ class _Reorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):  # flex_attention, whose kernel only torch.compile makes
-            raise CaptureError(f"reordering: {func} cannot run while sums are reordered; choose attn:sdpa or attn:eager.")
+            raise CaptureError(
+                f"reordering: {func} cannot run while sums are reordered; choose attn:sdpa or attn:eager."
+            )
         packet = func.overloadpacket
         factors = _PRODUCTS.get(packet)
         if factors is None and func.namespace == "transformers" and func._opname == "grouped_mm_fallback":
@@ -285,7 +308,9 @@ class _Reorder(TorchDispatchMode):
         axes = (-1, -1 if packet is _aten.linear or second.ndim == 1 else -2)
         length = first.shape[axes[0]]
         if packet is _aten._grouped_mm and second.ndim == 2 and first.ndim == 2:
-            raise CaptureError(f"reordering: {func} contracts '{name}' group by group; choose the eager experts implementation.")
+            raise CaptureError(
+                f"reordering: {func} contracts '{name}' group by group; choose the eager experts implementation."
+            )
         self._found.calls[name] += 1
         if length < 2:  # one term has one order
             return func(*args, **kwargs)
@@ -312,7 +337,9 @@ class _Reorder(TorchDispatchMode):
 
 
 def _permuted(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Tensor:
-    """The tensor with one axis in another order, laid out in memory as it was, so that the same kernel takes it. Same shape."""
+    """The tensor with one axis in another order, laid out in memory as it was, so that the same kernel takes it. Same
+    shape.
+    """
     spread = [dim for dim in range(tensor.ndim) if tensor.stride(dim) == 0 and tensor.shape[dim] > 1]
     narrow = tensor
     for dim in spread:  # an expanded axis holds its values once
@@ -329,8 +356,8 @@ def _permuted(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Ten
 def _selected(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Tensor:
     if tensor.device.type != "cpu" or axis != tensor.ndim - 1:
         return tensor.index_select(axis, order)
-    # On a CPU index_select along the last axis takes up to 7 times as long ([4096, 384] in bfloat16: 2.1 against 0.3 ms), and
-    # gather moves 2-byte integers faster than 2-byte floats.
+    # On a CPU index_select along the last axis takes up to 7 times as long ([4096, 384] in bfloat16: 2.1 against 0.3
+    # ms), and gather moves 2-byte integers faster than 2-byte floats.
     bits = tensor.view(torch.int16) if tensor.dtype.itemsize == 2 else tensor
     return bits.gather(axis, order.expand(tensor.shape)).view(tensor.dtype)
 

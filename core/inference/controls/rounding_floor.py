@@ -1,10 +1,12 @@
-"""How far pure rounding moves this model's logits: the rounding floor of DESIGN section 6, and a pair measured with the same rule.
+"""How far pure rounding moves this model's logits: the rounding floor of DESIGN section 6, and a pair measured with the
+same rule.
 
-noise ratio = rms of the pair / rms of the floor, both in one dtype. In float32 the same weights make the microscope: bfloat16 and
-float16 values are float32 values too, so the widened model is the same function and only its rounding is finer.
+noise ratio = rms of the pair / rms of the floor, both in one dtype. In float32 the same weights make the microscope:
+bfloat16 and float16 values are float32 values too, so the widened model is the same function and only its rounding is
+finer.
 
-Measured with `python -m benchmarks.verdicts.floor` on sample_runs/model (3 layers, hidden 384), three prompts of 48 tokens, two CPU cores;
-rms of the difference to prefill, in logits:
+Measured with `python -m benchmarks.verdicts.floor` on sample_runs/model (3 layers, hidden 384), three prompts of 48
+tokens, two CPU cores; rms of the difference to prefill, in logits:
 
 | | bfloat16 | float32 | noise ratios |
 |---|---|---|---|
@@ -13,10 +15,10 @@ rms of the difference to prefill, in logits:
 | prefill+attn:eager | 2.9e-2 | 1.4e-6 | 1.9 and 0.5 |
 | bug: one cached value of one head scaled by 1.01 | 2.0e-2 | 1.4e-3 | 1.3 and 560 |
 
-A reordered prefill costs a plain one and one pass that permutes the weights (about 5 ms for these 10 million): 3.1 times the plain
-one at 48 tokens in bfloat16, 1.6 times at 480; 2.5 and 1.3 times in float32. Prompts measured together share that pass. Decode
-keeps the permuted weights and costs 2.2 times the plain one in bfloat16 and 1.7 in float32: what is left is that every operation
-passes through Python, about 2 ms a token whatever the size of the model.
+A reordered prefill costs a plain one and one pass that permutes the weights (about 5 ms for these 10 million): 3.1
+times the plain one at 48 tokens in bfloat16, 1.6 times at 480; 2.5 and 1.3 times in float32. Prompts measured together
+share that pass. Decode keeps the permuted weights and costs 2.2 times the plain one in bfloat16 and 1.7 in float32:
+what is left is that every operation passes through Python, about 2 ms a token whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ __all__ = [
     "whole_side",
 ]
 
-_PLAIN_BYTES = 256 << 20  # of plain logits at once: prompts that share a reordering share the cost of permuting the weights
+_PLAIN_BYTES = (
+    256 << 20
+)  # of plain logits at once: prompts that share a reordering share the cost of permuting the weights
 EXACT_BYTES = 256 << 20  # of float64 logits at once
 _REMEDY = "shorten the prompts, choose a smaller model or another device"
 
@@ -68,9 +72,9 @@ _REMEDY = "shorten the prompts, choose a smaller model or another device"
 class Divergence:
     """How far one prompt's logits lie from the reference's, over the elements finite on both sides.
 
-    squares: sum of squared differences, float64 [positions]; elements: how many, int64 [positions]; mismatches: elements where one
-    side is NaN and the other not, or one or both are infinite and they differ, int64 [positions]; first_mismatch: token of the first of
-    them and its value on both sides, None where there is none.
+    squares: sum of squared differences, float64 [positions]; elements: how many, int64 [positions]; mismatches:
+    elements where one side is NaN and the other not, or one or both are infinite and they differ, int64 [positions];
+    first_mismatch: token of the first of them and its value on both sides, None where there is none.
     """
 
     squares: NDArray[np.float64]
@@ -133,8 +137,8 @@ def rounding_floor(
 ) -> Floor:
     """The path with its linear maps reordered, one order a seed, against the path as it is; prompts are token ids.
 
-    dtype: 'float32' to widen the weights meanwhile, None for the model's own; on_progress: (positions done, of how many). Of the
-    logits, only the plain side is kept, and of many prompts only that of a few at a time.
+    dtype: 'float32' to widen the weights meanwhile, None for the model's own; on_progress: (positions done, of how
+    many). Of the logits, only the plain side is kept, and of many prompts only that of a few at a time.
     """
     steps = parse_path(path)
     check_prompts(loaded, prompts)
@@ -154,7 +158,9 @@ def rounding_floor(
                     found[number] += [divergence(side, pieces_of(prompt), tick) for side, prompt in pairs]
                 maps = max(maps, len(reordering))
         if not maps:
-            raise CaptureError(f"rounding floor of '{steps}': no linear map ran that could be reordered; expected some.")
+            raise CaptureError(
+                f"rounding floor of '{steps}': no linear map ran that could be reordered; expected some."
+            )
         compute_dtype = steps.compute_dtype(model)
     return Floor(str(steps), compute_dtype, maps, tuple(seeds), tuple(map(tuple, found)))
 
@@ -189,8 +195,8 @@ def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
         needed, free = converted_bytes(loaded, "float32"), memory.free_bytes(torch.device(loaded.device))
         if free is not None and needed > free:
             raise CaptureError(
-                f"model '{loaded.name}': its weights in float32 take another {memory.in_words(needed)}, {loaded.device} has "
-                f"{memory.in_words(free)} free; choose a smaller model or another device."
+                f"model '{loaded.name}': its weights in float32 take another {memory.in_words(needed)}, {loaded.device}"
+                f" has {memory.in_words(free)} free; choose a smaller model or another device."
             )
     with converted(loaded, "float32") as widened:
         yield widened
@@ -199,7 +205,9 @@ def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
 @contextmanager
 def _computing(loaded: LoadedModel, dtype: str | None, where: str) -> Iterator[LoadedModel]:
     if dtype not in (None, loaded.dtype, "float32"):
-        raise CaptureError(f"{where}: {loaded.dtype} weights cannot be computed with in {dtype} unrounded; expected float32.")
+        raise CaptureError(
+            f"{where}: {loaded.dtype} weights cannot be computed with in {dtype} unrounded; expected float32."
+        )
     with quiet(), foreign_errors_stop(where, _REMEDY), torch.inference_mode():
         if dtype in (None, loaded.dtype):
             yield loaded
@@ -217,7 +225,8 @@ def check_prompts(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None
             raise CaptureError(f"prompt {number} of {len(prompts)} is empty; expected at least one token.")
         if loaded.context is not None and len(prompt) > loaded.context:
             raise CaptureError(
-                f"prompt {number} of {len(prompts)} has {len(prompt)} tokens, the model's context is {loaded.context}; shorten it."
+                f"prompt {number} of {len(prompts)} has {len(prompt)} tokens, the model's context is {loaded.context};"
+                " shorten it."
             )
 
 
@@ -239,7 +248,9 @@ def groups_of(
 
 
 def _spare_bytes(loaded: LoadedModel) -> int:
-    """What permuted weights may take between the forwards of a path: half of what is free, the rest is for the forwards."""
+    """What permuted weights may take between the forwards of a path: half of what is free, the rest is for the
+    forwards.
+    """
     return (memory.free_bytes(torch.device(loaded.device)) or 0) // 2
 
 
@@ -287,7 +298,8 @@ def not_finite_of(loaded: LoadedModel, found: Sequence[Divergence], sides: tuple
 
 
 def own_rounding_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> NDArray[np.float64] | None:
-    """Mean squares of a plain forward in 16 bits to the same one in float32; None where float32 does not fit. [positions]
+    """Mean squares of a plain forward in 16 bits to the same one in float32; None where float32 does not fit.
+    [positions]
 
     Of as many prompts as fit; the others are given the mean of those.
     """

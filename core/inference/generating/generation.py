@@ -1,9 +1,9 @@
 """Free greedy continuations: every side goes on from the same prompt by its own argmax, and somewhere they may part.
 
-A path computes the prompt as its base says and then goes on token by token with the cache that the prompt left, as every engine
-does. Up to the place where two sides part they have seen the same tokens, so feeding the reference's tokens to every side once
-more repeats what each of them computed, and gives the complete logits of both at the parting. That second pass is an ordinary
-capture: this module finds the tokens.
+A path computes the prompt as its base says and then goes on token by token with the cache that the prompt left, as
+every engine does. Up to the place where two sides part they have seen the same tokens, so feeding the reference's
+tokens to every side once more repeats what each of them computed, and gives the complete logits of both at the parting.
+That second pass is an ordinary capture: this module finds the tokens.
 """
 
 from __future__ import annotations
@@ -46,13 +46,17 @@ def plan_generation(
     kv: bool | None = None,
     on_progress: Callable[[GenerationProgress], None] | None = None,
 ) -> CapturePlan:
-    """Let every side continue every prompt by up to `tokens` tokens; the plan captures their logits up to the last parting.
+    """Let every side continue every prompt by up to `tokens` tokens; the plan captures their logits up to the last
+    parting.
 
-    A side ends where it chooses an end-of-text token, which counts as its last. The captured positions are those of the prompt and
-    of the reference's tokens up to the latest place where a variant parts from it, or all of them where none does.
+    A side ends where it chooses an end-of-text token, which counts as its last. The captured positions are those of the
+    prompt and of the reference's tokens up to the latest place where a variant parts from it, or all of them where none
+    does.
     """
     ids, paths = _checked(loaded, prompts, reference, variants, tokens)
-    plan_capture(loaded, ids, reference, variants, seed=seed, kv=kv)  # refuses what a capture would, before anything is computed
+    plan_capture(
+        loaded, ids, reference, variants, seed=seed, kv=kv
+    )  # refuses what a capture would, before anything is computed
     by_side: list[list[tuple[int, ...]]] = []
     written = 0
     for path in paths:
@@ -64,14 +68,23 @@ def plan_generation(
                 done = sum(map(len, by_side))
                 on_progress(GenerationProgress(str(path), done, len(ids) * len(paths), written))
     generations = [
-        Generation(n, len(given), tokens, tuple(side[n] for side in by_side), tuple(_text(loaded, side[n]) for side in by_side))
+        Generation(
+            n, len(given), tokens, tuple(side[n] for side in by_side), tuple(_text(loaded, side[n]) for side in by_side)
+        )
         for n, given in enumerate(ids)
     ]
     whole = [(*given, *_common(generation)) for given, generation in zip(ids, generations, strict=True)]
     return plan_capture(
-        loaded, whole, reference, variants, name=name or _title(loaded, paths, tokens), command=command, seed=seed, kv=kv,
+        loaded,
+        whole,
+        reference,
+        variants,
+        name=name or _title(loaded, paths, tokens),
+        command=command,
+        seed=seed,
+        kv=kv,
         generations=generations,
-    )  # fmt: skip
+    )
 
 
 def plan_longest(
@@ -119,7 +132,9 @@ def end_tokens(loaded: LoadedModel) -> frozenset[int]:
 
 
 def best_and_margin(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Argmax, lowest id on ties, NaN never wins, as in the metric contract, and margin in logits. [rows, vocab] -> [rows] each"""
+    """Argmax, lowest id on ties, NaN never wins, as in the metric contract, and margin in logits. [rows, vocab] ->
+    [rows] each
+    """
     known = torch.where(logits.isnan(), -torch.inf, logits)
     best = known.topk(2, dim=-1).values.double()
     return known.argmax(-1), best[:, 0] - best[:, 1]
@@ -180,8 +195,8 @@ def _check_room(loaded: LoadedModel, prompts: Sequence[Sequence[int]], tokens: i
     for number, ids in enumerate(prompts, start=1):
         if loaded.context is not None and len(ids) + tokens > loaded.context:
             raise CaptureError(
-                f"prompt {number} of {len(prompts)} has {len(ids)} tokens, and {tokens} more do not fit the model's context of "
-                f"{loaded.context}; shorten it or lower --tokens."
+                f"prompt {number} of {len(prompts)} has {len(ids)} tokens, and {tokens} more do not fit the model's"
+                f" context of {loaded.context}; shorten it or lower --tokens."
             )
 
 

@@ -1,8 +1,8 @@
 """Look for prompts on which two paths choose another token: flips are rare, and finding one is otherwise done by hand.
 
-Only each position's argmax and margin are kept of a prompt, so a search stores nothing until it has found something; the prompts
-it found are captured afterwards like any others. Prompts go down the reference and then down the variant in batches, because a
-path may have to change the whole model first (another dtype, another number of threads).
+Only each position's argmax and margin are kept of a prompt, so a search stores nothing until it has found something;
+the prompts it found are captured afterwards like any others. Prompts go down the reference and then down the variant in
+batches, because a path may have to change the whole model first (another dtype, another number of threads).
 """
 
 from __future__ import annotations
@@ -20,14 +20,19 @@ from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.paths import Path, Pieces, open_path, parse_path, rows_of_a_chunk
 
-_FIRST_BATCH, _LARGEST_BATCH = 4, 64  # prompts: a first flip is told soon, and a costly change of the model is made seldom
+_FIRST_BATCH, _LARGEST_BATCH = (
+    4,
+    64,
+)  # prompts: a first flip is told soon, and a costly change of the model is made seldom
 
 
 @dataclass(frozen=True)
 class Flip:
-    """Where two paths choose another token: index of the prompt among those given, position, both tokens, both margins in logits.
+    """Where two paths choose another token: index of the prompt among those given, position, both tokens, both margins
+    in logits.
 
-    In a search over continuations the position is that of the last common token. A margin that is no finite number is None.
+    In a search over continuations the position is that of the last common token. A margin that is no finite number is
+    None.
     """
 
     prompt: int
@@ -40,9 +45,11 @@ class Flip:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to. `closest` is the smallest margin met where nothing flipped, in logits, None where none was measured.
+    """What a search came to. `closest` is the smallest margin met where nothing flipped, in logits, None where none was
+    measured.
 
-    positions: at which the two were compared; skipped: prompts that the model cannot take, with the reason; why: in words.
+    positions: at which the two were compared; skipped: prompts that the model cannot take, with the reason; why: in
+    words.
     """
 
     flips: tuple[Flip, ...]
@@ -92,8 +99,9 @@ def search(
 ) -> Found:
     """Try the prompts in order until so many of them have a flip, the minutes are spent, or all were tried.
 
-    `tokens` = 0 compares the argmax at every position of the prompt; otherwise both sides continue the prompt greedily by up to
-    so many tokens, and a prompt counts where they part. A prompt too long or empty is skipped, not an end of the search.
+    `tokens` = 0 compares the argmax at every position of the prompt; otherwise both sides continue the prompt greedily
+    by up to so many tokens, and a prompt counts where they part. A prompt too long or empty is skipped, not an end of
+    the search.
     """
     check_budget(flips, minutes, tokens)
     paths = (parse_path(reference), parse_path(variant))
@@ -106,7 +114,9 @@ def search(
             raise CaptureError(f"path '{path}': {reason}.")
     usable, skipped = _usable(loaded, prompts, paths, tokens)
     if not usable:
-        raise CaptureError(f"no prompt can be searched; the first: {skipped[0][1]}" if skipped else "no prompt was given.")
+        raise CaptureError(
+            f"no prompt can be searched; the first: {skipped[0][1]}" if skipped else "no prompt was given."
+        )
     state = _State(flips, minutes, len(usable))
     compare = _by_continuation(loaded, paths, tokens, seed) if tokens else _by_score(loaded, paths, seed)
     for batch in _batches(usable):
@@ -124,7 +134,9 @@ def search(
 def check_budget(flips: int, minutes: float | None, tokens: int) -> None:
     """UsageError where a search of these could find nothing, or never end."""
     if flips < 1 or tokens < 0 or (minutes is not None and not 0 < minutes < float("inf")):
-        raise UsageError("a search looks for at least one flip, in more than no time; check --flips, --max-minutes and --tokens.")
+        raise UsageError(
+            "a search looks for at least one flip, in more than no time; check --flips, --max-minutes and --tokens."
+        )
 
 
 class _State:
@@ -177,7 +189,9 @@ class _State:
             why = f"the {(self._seconds or 0) / 60:g} minutes were spent"
         else:
             why = "all prompts were tried"
-        return Found(tuple(self._flips), self._prompts, self._positions, self.seconds, self._closest, tuple(skipped), why)
+        return Found(
+            tuple(self._flips), self._prompts, self._positions, self.seconds, self._closest, tuple(skipped), why
+        )
 
 
 _Compared = Iterator[tuple[list[Flip], int, float | None]]
@@ -199,11 +213,15 @@ def _by_score(loaded: LoadedModel, paths: tuple[Path, Path], seed: int) -> _Comp
             places = (ours.tokens != theirs.tokens).nonzero()[:, 0].tolist()
             found = [
                 Flip(
-                    number, place, int(ours.tokens[place]), int(theirs.tokens[place]), _finite(float(ours.margins[place])),
+                    number,
+                    place,
+                    int(ours.tokens[place]),
+                    int(theirs.tokens[place]),
+                    _finite(float(ours.margins[place])),
                     _finite(float(theirs.margins[place])),
                 )
                 for place in places
-            ]  # fmt: skip
+            ]
             closest = float(torch.minimum(ours.margins, theirs.margins).nan_to_num(torch.inf).min())
             yield found, len(ids), closest if closest < torch.inf else None
             if state.is_late:
@@ -218,7 +236,9 @@ def _finite(margin: float) -> float | None:
 
 
 def _scores(loaded: LoadedModel, path: Path, prompts: Sequence[Sequence[int]], seed: int) -> Iterator[_Scored]:
-    """Argmax (lowest id on ties, NaN never wins) and margin of every position; computed on the device, a piece at a time."""
+    """Argmax (lowest id on ties, NaN never wins) and margin of every position; computed on the device, a piece at a
+    time.
+    """
     with quiet(), torch.inference_mode(), torch_errors_stop(path):
         torch.manual_seed(seed)
         with open_path(path, loaded) as opened:
@@ -232,7 +252,9 @@ def _scores(loaded: LoadedModel, path: Path, prompts: Sequence[Sequence[int]], s
 
 
 def _together(pieces: Pieces, rows: int) -> Iterator[torch.Tensor]:
-    """The same logits, pieces of a few rows joined to about so many: four kernels for hundreds of steps instead of for each."""
+    """The same logits, pieces of a few rows joined to about so many: four kernels for hundreds of steps instead of for
+    each.
+    """
     waiting: list[torch.Tensor] = []
     for _, logits in pieces:
         waiting.append(logits)
@@ -254,7 +276,9 @@ def _by_continuation(loaded: LoadedModel, paths: tuple[Path, Path], tokens: int,
             if budget is not None and time.monotonic() - began > budget / 2:
                 break
         variants = continue_all(paths[1], loaded, [ids for _, ids in batch[: len(references)]], tokens, seed=seed)
-        for (number, ids), (ours, our_margins), (theirs, their_margins) in zip(batch, references, variants, strict=False):
+        for (number, ids), (ours, our_margins), (theirs, their_margins) in zip(
+            batch, references, variants, strict=False
+        ):
             step = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
             found = []
             if step is not None:

@@ -1,6 +1,8 @@
-"""Products, attention, softmax and norms on a CPU: numba's kernels, given tensors, shared among threads. float32, bfloat16 and float16.
+"""Products, attention, softmax and norms on a CPU: numba's kernels, given tensors, shared among threads. float32,
+bfloat16 and float16.
 
-float16 goes through float32, which holds it exactly: the same sums, at the price of widening the weights at every product.
+float16 goes through float32, which holds it exactly: the same sums, at the price of widening the weights at every
+product.
 """
 
 from __future__ import annotations
@@ -71,9 +73,16 @@ def _sums(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None = None, *, 
 
 
 def attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
 ) -> torch.Tensor:
-    """query [b, h, m, d], key [b, h / g, n, d], value [b, h / g, n, e], mask broadcastable to [b, h, m, n]. -> [b, h, m, e]"""
+    """query [b, h, m, d], key [b, h / g, n, d], value [b, h / g, n, e], mask broadcastable to [b, h, m, n]. -> [b, h,
+    m, e]
+    """
     asked = dtype = query.dtype
     if dtype is torch.float16:
         query, key, value, dtype = query.float(), key.float(), value.float(), torch.float32
@@ -92,9 +101,22 @@ def attention(
 
     def run(first: int, last: int) -> None:
         kernel(
-            query.data_ptr(), query.stride()[:3], key.data_ptr(), key.stride()[:3], value.data_ptr(), value.stride()[:3],
-            mask_at, mask_strides, kind, is_causal, scale, shape, first, last, out.data_ptr(),
-        )  # fmt: skip
+            query.data_ptr(),
+            query.stride()[:3],
+            key.data_ptr(),
+            key.stride()[:3],
+            value.data_ptr(),
+            value.stride()[:3],
+            mask_at,
+            mask_strides,
+            kind,
+            is_causal,
+            scale,
+            shape,
+            first,
+            last,
+            out.data_ptr(),
+        )
 
     _shared(run, batch * heads, 1, 4 * batch * heads * queries * keys * width)
     return out.to(asked)
@@ -137,7 +159,16 @@ def layer_norm(
 
     def run(first: int, last: int) -> None:
         kernels.layer_norm(
-            rows.data_ptr(), length, first, last, length, out.data_ptr(), length, mean.data_ptr(), rstd.data_ptr(), epsilon
+            rows.data_ptr(),
+            length,
+            first,
+            last,
+            length,
+            out.data_ptr(),
+            length,
+            mean.data_ptr(),
+            rstd.data_ptr(),
+            epsilon,
         )
 
     _shared(run, count, 1, 64 * rows.numel())
@@ -151,9 +182,9 @@ def layer_norm(
 def aligned(func: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
     """An elementwise function, every element of which takes the vectorised branch of torch's loop.
 
-    torch computes the last elements of a loop, those that fill no pair of vectors, with other instructions (the C library's exp
-    instead of a polynomial), and every thread has such an end; which elements those are depends on the number of rows. So the tensor
-    is filled up until no thread's share has an end.
+    torch computes the last elements of a loop, those that fill no pair of vectors, with other instructions (the C
+    library's exp instead of a polynomial), and every thread has such an end; which elements those are depends on the
+    number of rows. So the tensor is filled up until no thread's share has an end.
     """
     length = x.numel()
     filled = _filled(length)
@@ -170,7 +201,9 @@ _VECTORS = 64  # elements of two vectors: 512 bits of bfloat16; a multiple of ev
 
 
 def _filled(length: int) -> int:
-    """The least number of elements from `length` on of which every thread's share is a whole number of pairs of vectors."""
+    """The least number of elements from `length` on of which every thread's share is a whole number of pairs of
+    vectors.
+    """
     threads = torch.get_num_threads()
     filled = -(-length // _VECTORS) * _VECTORS
     while True:
@@ -186,8 +219,8 @@ _threads: list[int] = []  # of the modes that are open; without one, as many as 
 def begin_sharing() -> None:
     """From here on products are shared among as many threads as torch has, and torch itself keeps to one.
 
-    After each loop of its own torch's threads spin for milliseconds, waiting for the next, on the cores that products need: with two threads a
-    prefill was no faster than with one.
+    After each loop of its own torch's threads spin for milliseconds, waiting for the next, on the cores that products
+    need: with two threads a prefill was no faster than with one.
     """
     _threads.append(_threads[-1] if _threads else torch.get_num_threads())
     torch.set_num_threads(1)
@@ -205,14 +238,19 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 
 
 def _shared(run: Callable[[int, int], None], count: int, step: int, work: int) -> None:
-    """run(first, last) over 0..count-1, by as many threads as torch has; each takes whole steps. No sum depends on who computes it."""
+    """run(first, last) over 0..count-1, by as many threads as torch has; each takes whole steps. No sum depends on who
+    computes it.
+    """
     available = _threads[-1] if _threads else torch.get_num_threads()
     threads = min(available, -(-count // step), max(1, work // _LEAST_WORK))
     if threads < 2:
         run(0, count)
         return
     share = -(-count // (threads * step)) * step
-    others = [_pool(available - 1).submit(partial(run, begin, min(begin + share, count))) for begin in range(share, count, share)]
+    others = [
+        _pool(available - 1).submit(partial(run, begin, min(begin + share, count)))
+        for begin in range(share, count, share)
+    ]
     run(0, share)
     for other in others:
         other.result()

@@ -27,7 +27,9 @@ from core.inference.invariant.tiles import (
 )
 
 DEPTH = 1024
-"""Terms of a dot product after which its lanes are added: 6 rows of x and 4 of w of so many stay in the first-level cache."""
+"""Terms of a dot product after which its lanes are added: 6 rows of x and 4 of w of so many stay in the first-level
+cache.
+"""
 _PANEL = 32  # rows of w that all rows of x pass by before the next: with DEPTH, a quarter of a second-level cache
 _QUERIES = 48  # queries whose scores are kept at once
 NO_MASK, BOOLEAN, ADDED = 0, 1, 2
@@ -132,7 +134,8 @@ columns_of_weights = _columns(FLOAT32, BFLOAT16)  # float32 weights of attention
 
 @njit(forceinline=True)
 def exp(x):
-    """e**x for x <= 0 in float32, within 2 ULPs; exactly 1 at 0, 0 below e**-87. The same steps for one number as for a vector of them.
+    """e**x for x <= 0 in float32, within 2 ULPs; exactly 1 at 0, 0 below e**-87. The same steps for one number as for a
+    vector of them.
 
     Cody and Waite's reduction by ln 2 in two parts; the polynomial is that of Cephes' expf.
     """
@@ -150,7 +153,8 @@ def exp(x):
 
 @njit(forceinline=True)
 def _weights_of(at, count):
-    """Scores [count] at an address -> e**(score - largest), in place; minus infinity (masked) gives 0. -> (largest, sum)
+    """Scores [count] at an address -> e**(score - largest), in place; minus infinity (masked) gives 0. -> (largest,
+    sum)
 
     The sum runs from key to key, so that masked ones, wherever they stand, change nothing.
     """
@@ -200,7 +204,9 @@ def softmax(x, x_row, first, last, length, out, out_row, is_log):
 
 @njit(nogil=True, cache=True)
 def layer_norm(x, x_row, first, last, length, out, out_row, mean_out, rstd_out, epsilon):
-    """(x - mean) / sqrt(variance + epsilon) of rows first to last - 1; sums in float64, one term after another in 4 lanes."""
+    """(x - mean) / sqrt(variance + epsilon) of rows first to last - 1; sums in float64, one term after another in 4
+    lanes.
+    """
     for row in range(first, last):
         source, target = x + row * x_row * 4, out + row * out_row * 4
         mean = _sum_of(source, length, 0.0, False) / length
@@ -233,12 +239,29 @@ def _sum_of(at, length, mean, is_squared):
 
 @njit(forceinline=True)
 def _attention(
-    dots, weighted, size, q, q_strides, k, k_strides, v, v_strides, mask, mask_strides, mask_kind, is_causal, scale, shape, first, last, out
-):  # fmt: skip
+    dots,
+    weighted,
+    size,
+    q,
+    q_strides,
+    k,
+    k_strides,
+    v,
+    v_strides,
+    mask,
+    mask_strides,
+    mask_kind,
+    is_causal,
+    scale,
+    shape,
+    first,
+    last,
+    out,
+):
     """Rows first to last - 1 of [batch x heads] of attention, into out [batch, heads, queries, value width], float32.
 
-    Strides are of (batch, head, token); shape: heads, heads a key head serves, queries, keys, width, value width.
-    For each query, scores are dot products of fixed order, and the sums over keys run from key to key, so that masked keys
+    Strides are of (batch, head, token); shape: heads, heads a key head serves, queries, keys, width, value width. For
+    each query, scores are dot products of fixed order, and the sums over keys run from key to key, so that masked keys
     (of the future, of padding, of unused cache) change nothing wherever they stand.
     """
     heads, shared, queries, keys, width, value_width = shape
@@ -278,12 +301,54 @@ def _attention(
 
 
 @njit(nogil=True, cache=True)
-def attention_float32(q, q_strides, k, k_strides, v, v_strides, mask, mask_strides, mask_kind, is_causal, scale, shape, first, last, out):  # fmt: skip
+def attention_float32(
+    q, q_strides, k, k_strides, v, v_strides, mask, mask_strides, mask_kind, is_causal, scale, shape, first, last, out
+):
     """`_attention` of float32."""
-    _attention(dots_float32, columns_float32, 4, q, q_strides, k, k_strides, v, v_strides, mask, mask_strides, mask_kind, is_causal, scale, shape, first, last, out)  # fmt: skip
+    _attention(
+        dots_float32,
+        columns_float32,
+        4,
+        q,
+        q_strides,
+        k,
+        k_strides,
+        v,
+        v_strides,
+        mask,
+        mask_strides,
+        mask_kind,
+        is_causal,
+        scale,
+        shape,
+        first,
+        last,
+        out,
+    )
 
 
 @njit(nogil=True, cache=True)
-def attention_bfloat16(q, q_strides, k, k_strides, v, v_strides, mask, mask_strides, mask_kind, is_causal, scale, shape, first, last, out):  # fmt: skip
+def attention_bfloat16(
+    q, q_strides, k, k_strides, v, v_strides, mask, mask_strides, mask_kind, is_causal, scale, shape, first, last, out
+):
     """`_attention` of bfloat16."""
-    _attention(dots_pairs, columns_of_weights, 2, q, q_strides, k, k_strides, v, v_strides, mask, mask_strides, mask_kind, is_causal, scale, shape, first, last, out)  # fmt: skip
+    _attention(
+        dots_pairs,
+        columns_of_weights,
+        2,
+        q,
+        q_strides,
+        k,
+        k_strides,
+        v,
+        v_strides,
+        mask,
+        mask_strides,
+        mask_kind,
+        is_causal,
+        scale,
+        shape,
+        first,
+        last,
+        out,
+    )

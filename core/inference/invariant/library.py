@@ -1,6 +1,8 @@
-"""The kernels of fixed order as operations of torch: `torch.ops.ulpscope.product` and its like, for CPU, CUDA, and shapes alone.
+"""The kernels of fixed order as operations of torch: `torch.ops.ulpscope.product` and its like, for CPU, CUDA, and
+shapes alone.
 
-On CUDA the kernels are Triton's, imported when a tensor there first needs one. Sums are float32; every result is rounded once.
+On CUDA the kernels are Triton's, imported when a tensor there first needs one. Sums are float32; every result is
+rounded once.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from torch import Tensor
 
 from core.inference.invariant import cpu
 
-# ruff: noqa: ARG001, UP045 - fake kernels have the signature of the real ones, and torch reads schemas from the older spelling
+# ruff: noqa: ARG001, UP045 - fake kernels have the signature of the real ones, and torch reads schemas from the older
+# spelling
 
 
 def _cuda() -> Any:
@@ -54,8 +57,12 @@ def _(x: Tensor, w: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @torch.library.custom_op("ulpscope::attention", mutates_args=(), device_types="cpu")
-def attention(query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor], is_causal: bool, scale: float) -> Tensor:
-    """query [b, h, m, d], key [b, h / g, n, d], value [b, h / g, n, e], mask broadcastable to [b, h, m, n]. -> [b, h, m, e]"""
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor], is_causal: bool, scale: float
+) -> Tensor:
+    """query [b, h, m, d], key [b, h / g, n, d], value [b, h / g, n, e], mask broadcastable to [b, h, m, n]. -> [b, h,
+    m, e]
+    """
     return cpu.attention(query, key, value, mask, is_causal, scale)
 
 

@@ -20,9 +20,11 @@ _HANDLERS: dict[Any, Handler] = {}
 
 @contextmanager
 def invariant(model: torch.nn.Module) -> Iterator[None]:
-    """Every sum that is computed inside has one order, whatever the batch, the row, the chunk, the cache and the threads.
+    """Every sum that is computed inside has one order, whatever the batch, the row, the chunk, the cache and the
+    threads.
 
-    Nothing of the model is changed, so there is nothing to put back. Only this thread is affected. The model is on a CPU or on CUDA.
+    Nothing of the model is changed, so there is nothing to put back. Only this thread is affected. The model is on a
+    CPU or on CUDA.
     """
     _check(model)
     with _Invariant():
@@ -70,12 +72,21 @@ def invariant_refusal(model: torch.nn.Module) -> str | None:
             torch.nn.Parameter,
             torch.Tensor,
         ):
-            return f"'{name}' is held as {dtype} in a {type(tensor).__name__}, for which there is no kernel of fixed order; leave invariant out"
+            return (
+                f"'{name}' is held as {dtype} in a {type(tensor).__name__}, for which there is no kernel of fixed"
+                " order; leave invariant out"
+            )
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.modules.conv._ConvNd):
-            return f"'{name}' ({type(module).__name__}) adds up over neighbouring tokens, for which there is no kernel of fixed order; leave invariant out"
+            return (
+                f"'{name}' ({type(module).__name__}) adds up over neighbouring tokens, for which there is no kernel of"
+                " fixed order; leave invariant out"
+            )
         if hasattr(module, "in_features") and not isinstance(getattr(module, "weight", None), torch.Tensor):
-            return f"'{name}' ({type(module).__name__}) holds no weight in the open, as quantised layers do; leave invariant out"
+            return (
+                f"'{name}' ({type(module).__name__}) holds no weight in the open, as quantised layers do; leave"
+                " invariant out"
+            )
     return None
 
 
@@ -87,13 +98,17 @@ def _no_kernels_on(device: torch.device) -> str | None:
     if device.type == "cpu":
         return None
     if find_spec("triton") is None:
-        return "its kernels of fixed order on CUDA are written in Triton, which is not installed; pip install triton, or choose --device cpu"
+        return (
+            "its kernels of fixed order on CUDA are written in Triton, which is not installed; pip install triton, or"
+            " choose --device cpu"
+        )
     if torch.version.hip is not None:
         return "its kernels of fixed order are for CUDA, and this is ROCm; choose --device cpu"
     if torch.cuda.get_device_capability(device) < _AMPERE:
         name = torch.cuda.get_device_name(device)
         return (
-            f"its kernels of fixed order take a GPU of compute capability 8.0 or later, and this is a {name}; choose --device cpu"
+            f"its kernels of fixed order take a GPU of compute capability 8.0 or later, and this is a {name}; choose"
+            " --device cpu"
         )
     return None
 

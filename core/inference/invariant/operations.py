@@ -1,7 +1,7 @@
 """What becomes of each of torch's operations under one order of sums: taken over, filled up, let through, or refused.
 
-Operations are let through by name, not kept out by name: what adds up or is not correctly rounded and is not known to have one order
-is refused, so that bits that agree are no luck of the shapes that were tried.
+Operations are let through by name, not kept out by name: what adds up or is not correctly rounded and is not known to
+have one order is refused, so that bits that agree are no luck of the shapes that were tried.
 """
 
 # ruff: noqa: ARG001 - every operation is handled by one signature
@@ -53,16 +53,19 @@ def _only_floats(handler: Handler) -> Handler:
 
 def _has_floats(values: Any) -> bool:
     return any(
-        value.is_floating_point() or value.is_complex()
-        if isinstance(value, torch.Tensor)
-        else isinstance(value, list | tuple) and _has_floats(value)
+        (
+            value.is_floating_point() or value.is_complex()
+            if isinstance(value, torch.Tensor)
+            else isinstance(value, list | tuple) and _has_floats(value)
+        )
         for value in values
     )
 
 
 def _refuse(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     raise CaptureError(
-        f"invariant: {func} is not known to give the same bits whatever the batch; leave invariant out, or choose attn:sdpa or attn:eager."
+        f"invariant: {func} is not known to give the same bits whatever the batch; leave invariant out, or choose"
+        " attn:sdpa or attn:eager."
     )
 
 
@@ -74,7 +77,11 @@ def _unknown(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _aligned(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     x, *rest = args
-    if any(isinstance(value, torch.Tensor) and value.ndim for value in rest) or func._schema.is_mutable or "out" in kwargs:
+    if (
+        any(isinstance(value, torch.Tensor) and value.ndim for value in rest)
+        or func._schema.is_mutable
+        or "out" in kwargs
+    ):
         return _refuse(mode, func, args, kwargs)
     return products.aligned(func, x, *rest, **kwargs)
 
@@ -113,7 +120,9 @@ def _addmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _addmv(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     self, x, w = args
-    return products.added(self, products.product(x, w[:, None])[:, 0], x.dtype, kwargs.get("beta", 1), kwargs.get("alpha", 1))
+    return products.added(
+        self, products.product(x, w[:, None])[:, 0], x.dtype, kwargs.get("beta", 1), kwargs.get("alpha", 1)
+    )
 
 
 def _grouped(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -202,7 +211,9 @@ def _running_sum(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _scaled(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Sums of two: one rounding, unless one is scaled, which only torch's vectorised branch does without another rounding."""
+    """Sums of two: one rounding, unless one is scaled, which only torch's vectorised branch does without another
+    rounding.
+    """
     if kwargs.get("alpha", 1) != 1 or any(not isinstance(value, torch.Tensor) for value in args[2:]):
         return _refuse(mode, func, args, kwargs)
     return func(*args, **kwargs)
@@ -250,7 +261,22 @@ _TAKEN_OVER: dict[Any, Handler] = {
 _INEXACT = {
     getattr(_aten, name)
     for name in (
-        *("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid", "erf", "silu", "gelu", "softplus"),
+        *(
+            "exp",
+            "exp2",
+            "expm1",
+            "log",
+            "log2",
+            "log1p",
+            "sin",
+            "cos",
+            "tanh",
+            "sigmoid",
+            "erf",
+            "silu",
+            "gelu",
+            "softplus",
+        ),
         *("elu", "mish", "log_sigmoid", "logit", "rsqrt"),
     )
 }
@@ -259,7 +285,18 @@ _EXACT_POINTWISE = {
     getattr(_aten, name)
     for name in (
         *("mul", "mul_", "div", "div_", "neg", "abs", "sqrt", "reciprocal", "relu", "clamp"),
-        *("clamp_min", "clamp_max", "maximum", "minimum", "where", "masked_fill", "masked_fill_", "clone", "sign", "round"),
+        *(
+            "clamp_min",
+            "clamp_max",
+            "maximum",
+            "minimum",
+            "where",
+            "masked_fill",
+            "masked_fill_",
+            "clone",
+            "sign",
+            "round",
+        ),
         *(
             "eq",
             "ne",
@@ -299,7 +336,18 @@ _EXACT = {
             "cat",
             "stack",
         ),
-        *("chunk", "split", "split_with_sizes", "contiguous", "clone", "copy_", "detach", "detach_", "dropout", "embedding"),
+        *(
+            "chunk",
+            "split",
+            "split_with_sizes",
+            "contiguous",
+            "clone",
+            "copy_",
+            "detach",
+            "detach_",
+            "dropout",
+            "embedding",
+        ),
         *(
             "empty",
             "empty_like",
@@ -313,7 +361,18 @@ _EXACT = {
             "new_zeros",
             "ones",
         ),
-        *("ones_like", "new_ones", "scalar_tensor", "fill_", "zero_", "expand", "expand_as", "flatten", "gather", "index"),
+        *(
+            "ones_like",
+            "new_ones",
+            "scalar_tensor",
+            "fill_",
+            "zero_",
+            "expand",
+            "expand_as",
+            "flatten",
+            "gather",
+            "index",
+        ),
         *(
             "index_select",
             "index_copy_",
@@ -363,8 +422,30 @@ _EXACT = {
             "constant_pad_nd",
             "pad",
         ),
-        *("one_hot", "histc", "bincount", "equal", "_reshape_alias", "numpy_T", "diff", "floor_divide", "resize_", "bucketize"),
-        *("__and__", "__or__", "_assert_async", "flip", "is_same_size", "set_", "unfold", "real", "result_type", "__getitem__"),
+        *(
+            "one_hot",
+            "histc",
+            "bincount",
+            "equal",
+            "_reshape_alias",
+            "numpy_T",
+            "diff",
+            "floor_divide",
+            "resize_",
+            "bucketize",
+        ),
+        *(
+            "__and__",
+            "__or__",
+            "_assert_async",
+            "flip",
+            "is_same_size",
+            "set_",
+            "unfold",
+            "real",
+            "result_type",
+            "__getitem__",
+        ),
     )
     if hasattr(_aten, name)
 }

@@ -1,4 +1,6 @@
-"""Products, attention, softmax and norms in one fixed order, by the kernels of the device the tensors are on (cpu.py, cuda/)."""
+"""Products, attention, softmax and norms in one fixed order, by the kernels of the device the tensors are on (cpu.py,
+cuda/).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from core.errors import CaptureError
 from core.inference.invariant import cpu, library
 
 _COMPUTED_BY: dict[str, Any] = {"cpu": cpu, "cuda": library}
-"""Device type -> product, batched, attention, softmax, row_sums, layer_norm. A CPU's are called as they are: torch's dispatcher takes 5 µs a call."""
+"""Device type -> product, batched, attention, softmax, row_sums, layer_norm. A CPU's are called as they are: torch's
+dispatcher takes 5 µs a call.
+"""
 
 
 def _kernels_for(*tensors: torch.Tensor) -> Any:
@@ -28,7 +32,11 @@ def _kernels_for(*tensors: torch.Tensor) -> Any:
 def _check(*tensors: torch.Tensor) -> Any:
     """The kernels for a product of these."""
     dtype = tensors[0].dtype
-    if any(tensor.dtype is not dtype for tensor in tensors) or dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if any(tensor.dtype is not dtype for tensor in tensors) or dtype not in (
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+    ):
         found = " by ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
         raise CaptureError(f"invariant: a product of {found} has no kernel of fixed order; leave invariant out.")
     return _kernels_for(*tensors)
@@ -64,8 +72,9 @@ def matmul(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def batched(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """x [b, m, k] times w [b, k, n], both activations. -> [b, m, n] in dtype
 
-    Always one term after another: k may be the keys of attention, of which masked ones add zeros; and how w lies in memory, by which a
-    product with a weight may choose its kernel, is here a matter of whether torch had to copy it, and so of the batch.
+    Always one term after another: k may be the keys of attention, of which masked ones add zeros; and how w lies in
+    memory, by which a product with a weight may choose its kernel, is here a matter of whether torch had to copy it,
+    and so of the batch.
     """
     return _check(x, w).batched(x, w, dtype)
 
@@ -99,7 +108,8 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """query [b, h, m, d], key [b, h / g, n, d], value [b, h / g, n, e], mask broadcastable to [b, h, m, n]. -> [b, h, m, e]
+    """query [b, h, m, d], key [b, h / g, n, d], value [b, h / g, n, e], mask broadcastable to [b, h, m, n]. -> [b, h,
+    m, e]
 
     The scores, their softmax and the weighted sum stay in float32; one rounding at the end.
     """

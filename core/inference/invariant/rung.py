@@ -23,11 +23,12 @@ def one_order_evidence(
 ) -> Evidence | None:
     """A row of the rung that says where a divergence comes from, in the dtype that `loaded` is in; it never decides.
 
-    is_rounding: what the deciding rung found; None where there was none. None instead of a row: a side cannot be run in one order.
+    is_rounding: what the deciding rung found; None where there was none. None instead of a row: a side cannot be run in
+    one order.
 
-    Equal bits show that on these prompts nothing in the caches, indices, masks and batches of the sides moves a bit in that dtype, for a
-    fault in one of them is no sum in another order and stays, unless it is so small that it rounds away. They say nothing of the kernels
-    that this mode takes the place of, which only the floor does.
+    Equal bits show that on these prompts nothing in the caches, indices, masks and batches of the sides moves a bit in
+    that dtype, for a fault in one of them is no sum in another order and stays, unless it is so small that it rounds
+    away. They say nothing of the kernels that this mode takes the place of, which only the floor does.
     """
     names = [side.name for side in sides]
     control = f"'{names[1]}' against '{names[0]}' in {loaded.dtype}, every sum of both in one order (invariant)"
@@ -41,18 +42,19 @@ def one_order_evidence(
     if reference != variant:
         or_fault = "" if is_rounding else ", or a fault"
         says = (
-            f"{with_it} still differ: they do not compute the same steps, be it another formula or rounding elsewhere{or_fault}."
+            f"{with_it} still differ: they do not compute the same steps, be it another formula or rounding"
+            f" elsewhere{or_fault}."
         )
         return Evidence(ONE_ORDER, control, figures, NOTED, says)
     if is_rounding is False:
         says = (
-            f"{with_it} are equal bit for bit, so what parts them beyond the floor is in the kernels that this mode takes the place of, or rounds "
-            "away with them."
+            f"{with_it} are equal bit for bit, so what parts them beyond the floor is in the kernels that this mode"
+            " takes the place of, or rounds away with them."
         )
         return Evidence(ONE_ORDER, control, figures, NOTED, says)
     says = (
-        f"{with_it} are equal bit for bit: on these prompts it is the kernels' order of sums that parts them, and nothing of a cache, index, mask or "
-        f"neighbour that {loaded.dtype} shows."
+        f"{with_it} are equal bit for bit: on these prompts it is the kernels' order of sums that parts them, and"
+        f" nothing of a cache, index, mask or neighbour that {loaded.dtype} shows."
     )
     return Evidence(ONE_ORDER, control, figures, PASSED, says)
 

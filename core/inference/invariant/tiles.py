@@ -1,15 +1,16 @@
 # mypy: ignore-errors
 """The inner loops of the fixed-order products, as LLVM vectors: every sum has one order, whatever the shape around it.
 
-Two kinds. A *dot* tile multiplies rows by rows, x[R, K] by w[C, K]: each of its R x C sums runs down K in 16 lanes (lane l takes the
-terms k with k mod 16 = l; of 16-bit pairs, (k div 2) mod 16 = l), then the lanes are added in one tree. A *column* tile multiplies x[R, K]
-by w[K, 16 C]: each sum runs down K one term after another, so that a term that is zero, wherever it stands, changes nothing. R and C only say
-how many sums share a register file; no sum sees its neighbours. Every step is one IEEE operation (a fused multiply-add), so the
-bits do not depend on the width of the machine's vectors either. The exception is `vdpbf16ps`, where the machine has it: it adds
-two exact products of bfloat16 in the order the instruction is built with, and flushes subnormals.
+Two kinds. A *dot* tile multiplies rows by rows, x[R, K] by w[C, K]: each of its R x C sums runs down K in 16 lanes
+(lane l takes the terms k with k mod 16 = l; of 16-bit pairs, (k div 2) mod 16 = l), then the lanes are added in one
+tree. A *column* tile multiplies x[R, K] by w[K, 16 C]: each sum runs down K one term after another, so that a term that
+is zero, wherever it stands, changes nothing. R and C only say how many sums share a register file; no sum sees its
+neighbours. Every step is one IEEE operation (a fused multiply-add), so the bits do not depend on the width of the
+machine's vectors either. The exception is `vdpbf16ps`, where the machine has it: it adds two exact products of bfloat16
+in the order the instruction is built with, and flushes subnormals.
 
-Addresses come as integers: unpacking arrays would take as long as a small product. Compiled kernels are cached by the time of the file
-that holds them, kernels.py; change a word there when something here changes.
+Addresses come as integers: unpacking arrays would take as long as a small product. Compiled kernels are cached by the
+time of the file that holds them, kernels.py; change a word there when something here changes.
 """
 
 # ruff: noqa: ARG001 - numba reads the arguments of an intrinsic from its signature
@@ -42,7 +43,9 @@ FLOAT32, BFLOAT16, BFLOAT16_PAIRS = 0, 1, 2
 
 _FEATURES = llvm.get_host_cpu_features()
 HAS_WIDE_VECTORS = bool(_FEATURES.get("avx512f"))
-"""Are there 32 registers of 16 lanes? Otherwise a vector takes several, and tiles are made smaller; no sum changes by that."""
+"""Are there 32 registers of 16 lanes? Otherwise a vector takes several, and tiles are made smaller; no sum changes by
+that.
+"""
 HAS_PAIRS = HAS_WIDE_VECTORS and bool(_FEATURES.get("avx512bf16"))
 """Does this machine multiply pairs of bfloat16 in one instruction?"""
 
@@ -55,7 +58,9 @@ def _fma(builder, a, b, c):
 
 def _pairs_fma(builder, a, b, c):
     name = "llvm.x86.avx512bf16.dpbf16ps.512"
-    function = builder.module.globals.get(name) or ir.Function(builder.module, ir.FunctionType(_V16, [_V16, _B32, _B32]), name)
+    function = builder.module.globals.get(name) or ir.Function(
+        builder.module, ir.FunctionType(_V16, [_V16, _B32, _B32]), name
+    )
     return builder.call(function, [c, builder.bitcast(a, _B32), builder.bitcast(b, _B32)])
 
 
@@ -136,7 +141,8 @@ def _even_odd(builder, words):
 
 
 def dot_tile(rows, columns, kind):
-    """-> intrinsic(x, x_row, w, w_row, length, out, out_row, is_first): addresses, strides of rows in elements, length >= 1.
+    """-> intrinsic(x, x_row, w, w_row, length, out, out_row, is_first): addresses, strides of rows in elements, length
+    >= 1.
 
     out[r, c] = (0 if is_first else out[r, c]) + sum over k of x[r, k] w[c, k].
     """
@@ -165,7 +171,10 @@ def dot_tile(rows, columns, kind):
         bytes_of = ir.Constant(_I64, size)
 
         def addresses(begin, stride, count):
-            return [builder.add(begin, builder.mul(ir.Constant(_I64, n), builder.mul(stride, bytes_of))) for n in range(count)]
+            return [
+                builder.add(begin, builder.mul(ir.Constant(_I64, n), builder.mul(stride, bytes_of)))
+                for n in range(count)
+            ]
 
         x_of, w_of = addresses(x, x_row, rows), addresses(w, w_row, columns)
         zero = ir.Constant(_V16, [ir.Constant(_F32, 0.0)] * LANES)
@@ -201,7 +210,9 @@ def dot_tile(rows, columns, kind):
             for c in range(0, columns, together):
                 found = _four_sums(builder, own[c : c + 4]) if together == 4 else _lane_sum(builder, own[c])
                 place = builder.inttoptr(builder.add(row, ir.Constant(_I64, 4 * c)), found.type.as_pointer())
-                zero = ir.Constant(found.type, [ir.Constant(_F32, 0.0)] * 4) if together == 4 else ir.Constant(_F32, 0.0)
+                zero = (
+                    ir.Constant(found.type, [ir.Constant(_F32, 0.0)] * 4) if together == 4 else ir.Constant(_F32, 0.0)
+                )
                 earlier = builder.select(is_first, zero, builder.load(place, align=4))
                 builder.store(builder.fadd(earlier, found), place, align=4)
         return context.get_dummy_value()
@@ -213,10 +224,11 @@ def dot_tile(rows, columns, kind):
 
 
 def column_tile(rows, vectors, x_kind, kind, *, is_masked=False):
-    """-> intrinsic(x, x_row, w, w_row, length, out, out_row, is_first, columns): as above, w being [length, 16 vectors].
+    """-> intrinsic(x, x_row, w, w_row, length, out, out_row, is_first, columns): as above, w being [length, 16
+    vectors].
 
-    x_kind, kind: of x and w, not pairs. is_masked: of the one vector only the first `columns` columns exist. Each sum goes on from
-    out[r, c], one term after another.
+    x_kind, kind: of x and w, not pairs. is_masked: of the one vector only the first `columns` columns exist. Each sum
+    goes on from out[r, c], one term after another.
     """
     x_size, size = (4 if one == FLOAT32 else 2 for one in (x_kind, kind))
     x_element, element = (_F32 if one == FLOAT32 else _I16 for one in (x_kind, kind))
@@ -280,7 +292,9 @@ def fma(typingctx, a, b, c):
 
     def build(context, builder, signature, arguments):
         name = "llvm.fma.f32"
-        function = builder.module.globals.get(name) or ir.Function(builder.module, ir.FunctionType(_F32, [_F32] * 3), name)
+        function = builder.module.globals.get(name) or ir.Function(
+            builder.module, ir.FunctionType(_F32, [_F32] * 3), name
+        )
         return builder.call(function, arguments)
 
     return types.float32(types.float32, types.float32, types.float32), build
@@ -291,7 +305,9 @@ def power_of_two(typingctx, exponent):
     """2**exponent as float32, for -126 <= exponent <= 127 (int32)."""
 
     def build(context, builder, signature, arguments):
-        return builder.bitcast(builder.shl(builder.add(arguments[0], ir.Constant(_I32, 127)), ir.Constant(_I32, 23)), _F32)
+        return builder.bitcast(
+            builder.shl(builder.add(arguments[0], ir.Constant(_I32, 127)), ir.Constant(_I32, 23)), _F32
+        )
 
     return types.float32(types.int32), build
 
@@ -322,9 +338,11 @@ def write_float(typingctx, address, value):
 
 
 def _named(typed, name):
-    """An intrinsic with a name of its own in this module, by which numba finds it when it looks a kernel up in its cache.
+    """An intrinsic with a name of its own in this module, by which numba finds it when it looks a kernel up in its
+    cache.
 
-    Known by its contents or a random identity, no process would find what another compiled, and each would add to the disk.
+    Known by its contents or a random identity, no process would find what another compiled, and each would add to the
+    disk.
     """
     typed.__name__ = typed.__qualname__ = name
     globals()[name] = typed

@@ -16,12 +16,16 @@ def bits_of(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
 
 
 def own_bits(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
-    """The same in memory of its own where the tensor is a small part of something larger, which would live as long as they do."""
+    """The same in memory of its own where the tensor is a small part of something larger, which would live as long as
+    they do.
+    """
     if tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return bits_of(tensor)
 
 
 def row_sums(values: torch.Tensor) -> NDArray[np.float64]:
-    """Sums of rows, [rows, n] float64 -> [rows]. On a CPU in numpy's order, which is the same on every processor; torch's hangs on its vectors."""
+    """Sums of rows, [rows, n] float64 -> [rows]. On a CPU in numpy's order, which is the same on every processor;
+    torch's hangs on its vectors.
+    """
     return values.numpy().sum(axis=1) if values.device.type == "cpu" else values.sum(1).cpu().numpy()

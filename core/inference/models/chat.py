@@ -10,19 +10,22 @@ from core.inference.models.torch_errors import first_line, quiet
 
 
 def chat_tokens(loaded: LoadedModel, messages: Sequence[Mapping[str, str]], where: str) -> tuple[int, ...]:
-    """Token ids of a chat of `role` and `content`, up to where the model is to answer; one that ends with the assistant's own
-    words is taken as it is.
+    """Token ids of a chat of `role` and `content`, up to where the model is to answer; one that ends with the
+    assistant's own words is taken as it is.
 
-    The template writes every special token itself, so the tokenizer adds none: a second beginning-of-text token would be another
-    prompt than the one served. `where` begins the sentence of a refusal.
+    The template writes every special token itself, so the tokenizer adds none: a second beginning-of-text token would
+    be another prompt than the one served. `where` begins the sentence of a refusal.
     """
     template = template_of(loaded, where)
     is_answered = messages[-1]["role"] == "assistant"
     try:
         with quiet():
             rendered = loaded.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], chat_template=template, tokenize=False, add_generation_prompt=not is_answered
-            )  # fmt: skip
+                [dict(message) for message in messages],
+                chat_template=template,
+                tokenize=False,
+                add_generation_prompt=not is_answered,
+            )
     except Exception as error:  # templates are programs: jinja's errors, and whatever they raise on purpose
         roles = ", ".join(message["role"] for message in messages)
         raise CaptureError(
@@ -33,7 +36,9 @@ def chat_tokens(loaded: LoadedModel, messages: Sequence[Mapping[str, str]], wher
         with quiet():
             ids = loaded.tokenizer(str(rendered), add_special_tokens=False)["input_ids"]
     except Exception as error:
-        raise CaptureError(f"{where}: the tokenizer cannot read it ({first_line(error)}); expected plain text.") from error
+        raise CaptureError(
+            f"{where}: the tokenizer cannot read it ({first_line(error)}); expected plain text."
+        ) from error
     return tuple(int(token) for token in ids)
 
 
@@ -44,5 +49,6 @@ def template_of(loaded: LoadedModel, where: str) -> str:
             return str(loaded.tokenizer.get_chat_template())
     except Exception as error:  # ValueError where there is none, others where a tokenizer cannot have one
         raise CaptureError(
-            f"{where}: the tokenizer of '{loaded.name}' has no chat template; give the prompt as text, or choose a chat model."
+            f"{where}: the tokenizer of '{loaded.name}' has no chat template; give the prompt as text, or choose a chat"
+            " model."
         ) from error

@@ -1,7 +1,9 @@
-"""The same function in float64 throughout: where rounding is 2^-29 of what it is in float32, and a fault is as large as before.
+"""The same function in float64 throughout: where rounding is 2^-29 of what it is in float32, and a fault is as large as
+before.
 
-Modules widen to float32 by themselves (norms, softmax, routers, rotary angles), which in a float64 model would narrow. Here every
-cast to float32 is one to float64, so the floor is that of float64: 2e-15 logits on models whose float32 floor is 1e-6.
+Modules widen to float32 by themselves (norms, softmax, routers, rotary angles), which in a float64 model would narrow.
+Here every cast to float32 is one to float64, so the floor is that of float64: 2e-15 logits on models whose float32
+floor is 1e-6.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ __all__ = ["in_float64"]
 
 @contextmanager
 def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
-    """The model with its weights widened to float64, and then bit for bit what it was; CaptureError where they do not fit.
+    """The model with its weights widened to float64, and then bit for bit what it was; CaptureError where they do not
+    fit.
 
     Only this thread is affected. Code inside that asks torch for float32 is given float64.
     """
@@ -31,7 +34,8 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
     needed, free = 8 * sum(tensor.numel() for tensor in tensors), memory.free_bytes(torch.device(loaded.device))
     if free is not None and needed > free:
         raise CaptureError(
-            f"the weights in float64 take another {memory.in_words(needed)}, {loaded.device} has {memory.in_words(free)} free"
+            f"the weights in float64 take another {memory.in_words(needed)}, {loaded.device} has"
+            f" {memory.in_words(free)} free"
         )
     originals: list[tuple[torch.Tensor, torch.Tensor]] = []
     with ExitStack() as stack:

@@ -1,4 +1,6 @@
-"""How much memory is free, in bytes: asked before anything large is allocated, because Linux grants first and kills later."""
+"""How much memory is free, in bytes: asked before anything large is allocated, because Linux grants first and kills
+later.
+"""
 
 from __future__ import annotations
 

@@ -30,9 +30,10 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len
 class LoadedModel:
     """A model in eval mode, all of it in `dtype` on `device`.
 
-    name: as asked for; revision: the hub's commit, or the digest of a folder's weights; device: 'cpu', 'cuda:0'; device_name: the chip;
-    context: the most positions it takes, None where unlimited; vocab_size: width of its logits, in tokens. One loaded without
-    weights has them on torch's meta device: every shape is there, and no forward gives a number.
+    name: as asked for; revision: the hub's commit, or the digest of a folder's weights; device: 'cpu', 'cuda:0';
+    device_name: the chip; context: the most positions it takes, None where unlimited; vocab_size: width of its logits,
+    in tokens. One loaded without weights has them on torch's meta device: every shape is there, and no forward gives a
+    number.
     """
 
     model: PreTrainedModel
@@ -91,11 +92,13 @@ def load_model(
     trust_remote_code: bool = False,
     weights: bool = True,
 ) -> LoadedModel:
-    """The model of a local folder or hub id, wholly in `dtype`; on CUDA if there is one, unless `device` says otherwise.
+    """The model of a local folder or hub id, wholly in `dtype`; on CUDA if there is one, unless `device` says
+    otherwise.
 
-    Cheap checks come first: nothing large is read before the device, the config, the tokenizer and the free memory are known
-    to do. Every refusal is a CaptureError of one sentence. Without `weights` it ends there: a model of the config's shapes, for
-    which nothing large was read or downloaded, and whose revision is '' where only the weights would tell it.
+    Cheap checks come first: nothing large is read before the device, the config, the tokenizer and the free memory are
+    known to do. Every refusal is a CaptureError of one sentence. Without `weights` it ends there: a model of the
+    config's shapes, for which nothing large was read or downloaded, and whose revision is '' where only the weights
+    would tell it.
     """
     fmt = format_named(dtype)
     target = usable_device(device)
@@ -142,12 +145,15 @@ class _NoTokenizer:
 
     def __call__(self, *_: object, **__: object) -> Any:
         raise CaptureError(
-            "the model came without its tokenizer, and a batch is filled with real text; give one, or add neighbours:random."
+            "the model came without its tokenizer, and a batch is filled with real text; give one, or add"
+            " neighbours:random."
         )
 
 
 def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
-    """A model that is already in memory, as it is; `tokenizer` None: that of the folder it came from, or none at all."""
+    """A model that is already in memory, as it is; `tokenizer` None: that of the folder it came from, or none at
+    all.
+    """
     dtype = str(model.dtype).removeprefix("torch.")
     if dtype not in LOGIT_FORMATS:
         raise CaptureError(f"the model is in {dtype}; expected {', '.join(LOGIT_FORMATS)}.")
@@ -155,7 +161,9 @@ def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
     if tokenizer is None and Path(name).is_dir():
         tokenizer = _tokenizer(name, _Source(name, Path(name), None), False)
     if model.training:
-        raise CaptureError(f"a {type(model).__name__} in training mode drops activations at random; call model.eval() first.")
+        raise CaptureError(
+            f"a {type(model).__name__} in training mode drops activations at random; call model.eval() first."
+        )
     return LoadedModel(
         model=model,
         tokenizer=_NoTokenizer() if tokenizer is None else tokenizer,  # type: ignore[arg-type]
@@ -210,14 +218,22 @@ def _source(name: str, revision: str | None) -> _Source:
     if path.exists():
         raise CaptureError(f"model '{name}' is a file; expected a folder with config.json and weights, or a hub id.")
     try:
-        hub = huggingface_hub.HfApi().model_info(name, revision=revision, timeout=_HUB_TIMEOUT_SECONDS, files_metadata=True)
+        hub = huggingface_hub.HfApi().model_info(
+            name, revision=revision, timeout=_HUB_TIMEOUT_SECONDS, files_metadata=True
+        )
         return _Source(place=name, folder=None, revision=hub.sha, hub=hub)
     except HFValidationError as error:  # not of the form of a hub id, so it was meant as a folder
-        raise CaptureError(f"model '{name}': no such folder; expected one with config.json and weights, or a hub id.") from error
+        raise CaptureError(
+            f"model '{name}': no such folder; expected one with config.json and weights, or a hub id."
+        ) from error
     except GatedRepoError as error:
-        raise CaptureError(f"model '{name}' is gated; accept its terms on the hub and log in with an access token.") from error
+        raise CaptureError(
+            f"model '{name}' is gated; accept its terms on the hub and log in with an access token."
+        ) from error
     except RevisionNotFoundError as error:
-        raise CaptureError(f"model '{name}' has no revision '{revision}'; expected a branch, tag or commit of it.") from error
+        raise CaptureError(
+            f"model '{name}' has no revision '{revision}'; expected a branch, tag or commit of it."
+        ) from error
     except RepositoryNotFoundError as error:
         raise CaptureError(
             f"model '{name}': no such folder here, and no such public model on the hub; check its name."
@@ -245,11 +261,15 @@ def _config(name: str, source: _Source, trust_remote_code: bool) -> Any:
     if source.folder is not None:
         file = source.folder / "config.json"
         if not file.is_file():
-            raise CaptureError(f"model '{name}': the folder has no config.json; expected a model saved by transformers.")
+            raise CaptureError(
+                f"model '{name}': the folder has no config.json; expected a model saved by transformers."
+            )
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise CaptureError(f"{file} is not readable as JSON ({first_line(error)}); copy the model again.") from error
+            raise CaptureError(
+                f"{file} is not readable as JSON ({first_line(error)}); copy the model again."
+            ) from error
         if not isinstance(content, dict) or not (content.get("model_type") or content.get("auto_map")):
             raise CaptureError(f"{file} names no model_type; expected the config of a transformers model.")
     try:
@@ -291,7 +311,9 @@ def _tokenizer(name: str, source: _Source, trust_remote_code: bool) -> PreTraine
     except Exception:
         can_encode = False
     if not can_encode:
-        raise CaptureError(f"model '{name}': its tokenizer turns text into no tokens; expected a tokenizer with a vocabulary.")
+        raise CaptureError(
+            f"model '{name}': its tokenizer turns text into no tokens; expected a tokenizer with a vocabulary."
+        )
     return tokenizer
 
 
@@ -341,22 +363,25 @@ def _refuse_absent(name: str, model: PreTrainedModel, absent: list[str]) -> None
     """transformers would fill them with random numbers and only warn."""
     if absent:
         raise CaptureError(
-            f"model '{name}': its weights lack '{absent[0]}'{f' and {len(absent) - 1} more' if len(absent) > 1 else ''}; "
-            f"expected all those of a {type(model).__name__}."
+            f"model '{name}': its weights lack"
+            f" '{absent[0]}'{f' and {len(absent) - 1} more' if len(absent) > 1 else ''}; expected all those of a"
+            f" {type(model).__name__}."
         )
 
 
 def _shapes(config: Any, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
+        model: Any = AutoModelForCausalLM.from_config(
+            config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+        )
     return model
 
 
 def _check_names(name: str, source: _Source, model: PreTrainedModel) -> None:
     """Refuse a folder whose weights lack some that the model has, as loading them would.
 
-    From the names in the files' headers. Where they have names that the model has not, transformers may rename them while it
-    loads, and only loading tells; then nothing is said.
+    From the names in the files' headers. Where they have names that the model has not, transformers may rename them
+    while it loads, and only loading tells; then nothing is said.
     """
     named = _names_of(source.folder) if source.folder is not None else None
     expected = set(model.state_dict())
@@ -365,11 +390,15 @@ def _check_names(name: str, source: _Source, model: PreTrainedModel) -> None:
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     ignored = list(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())
     absent = expected - named - tied
-    _refuse_absent(name, model, sorted(key for key in absent if not any(re.search(pattern, key) for pattern in ignored)))
+    _refuse_absent(
+        name, model, sorted(key for key in absent if not any(re.search(pattern, key) for pattern in ignored))
+    )
 
 
 def _names_of(folder: Path) -> set[str] | None:
-    """Names of a folder's safetensors, without reading one of them; None where it has none. Its files are known to be whole."""
+    """Names of a folder's safetensors, without reading one of them; None where it has none. Its files are known to be
+    whole.
+    """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         with single.open("rb") as stream:  # not by a map of the file, which may be larger than this machine

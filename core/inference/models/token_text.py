@@ -1,7 +1,8 @@
 """The readable text of every token id.
 
-`convert_ids_to_tokens` shows a byte-level tokenizer's private alphabet ('Ġdef' for ' def'), and `decode` turns bytes that
-are no valid UTF-8 alone into a replacement character, so that a hundred different tokens look the same. Neither is readable.
+`convert_ids_to_tokens` shows a byte-level tokenizer's private alphabet ('Ġdef' for ' def'), and `decode` turns bytes
+that are no valid UTF-8 alone into a replacement character, so that a hundred different tokens look the same. Neither is
+readable.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level BPE: Radford et al., "Language models are unsupervised multitask learners" (2019),
-    bytes_to_unicode: printable Latin-1 stands for itself, the other bytes are numbered from U+0100 upward."""
+    """Character -> byte of byte-level BPE: Radford et al., "Language models are unsupervised multitask learners"
+    (2019), bytes_to_unicode: printable Latin-1 stands for itself, the other bytes are numbered from U+0100 upward.
+    """
     itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in set(itself)]
     return {chr(byte): byte for byte in itself} | {chr(256 + number): byte for number, byte in enumerate(others)}
@@ -31,7 +33,9 @@ def readable(raw: bytes) -> str:
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> dict[int, str]:
-    """Token id -> text, for each of `ids`; an id the tokenizer does not know (padding of the vocabulary) is '<unused 511>'."""
+    """Token id -> text, for each of `ids`; an id the tokenizer does not know (padding of the vocabulary) is '<unused
+    511>'.
+    """
     raws = tokenizer.convert_ids_to_tokens(list(ids))
     return {token: _text(tokenizer, token, raw) for token, raw in zip(ids, raws, strict=True)}
 

@@ -17,7 +17,8 @@ _HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors format itself
 def weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
     """Bytes the weights of `folder` take once every float is `itemsize` bytes wide.
 
-    `saved_itemsize` (bytes an element, from the config) is used where a file does not say it itself (pytorch_model.bin).
+    `saved_itemsize` (bytes an element, from the config) is used where a file does not say it itself
+    (pytorch_model.bin).
     """
     total = 0.0
     for file in _weight_files(folder):
@@ -37,12 +38,16 @@ def _weight_files(folder: Path) -> list[Path]:
             try:
                 shards = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise CaptureError(f"{folder / index} is not an index of weight files; copy the model again.") from error
+                raise CaptureError(
+                    f"{folder / index} is not an index of weight files; copy the model again."
+                ) from error
             for shard in shards:
                 if not (folder / shard).is_file():
                     raise CaptureError(f"{folder} has no '{shard}', which its {index} lists; copy the model again.")
             return [folder / shard for shard in shards]
-    raise CaptureError(f"{folder} holds no weights; expected model.safetensors or pytorch_model.bin, whole or in shards.")
+    raise CaptureError(
+        f"{folder} holds no weights; expected model.safetensors or pytorch_model.bin, whole or in shards."
+    )
 
 
 def _safetensors_bytes(file: Path, itemsize: int) -> int:
@@ -61,14 +66,18 @@ def _safetensors_bytes(file: Path, itemsize: int) -> int:
             is_float = entry["dtype"] in _FLOAT_BYTES
             total += math.prod(entry["shape"]) * itemsize if is_float else stop - begin
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CaptureError(f"{file} is no safetensors file (a git-lfs pointer, or cut short?); copy the model again.") from error
+        raise CaptureError(
+            f"{file} is no safetensors file (a git-lfs pointer, or cut short?); copy the model again."
+        ) from error
     if size < end:
         raise CaptureError(f"{file} has {size} bytes where its header announces {end}; copy the model again.")
     return total
 
 
 def digest(folder: Path) -> str:
-    """`sha256:...` of a folder's weight files, in order of their names: which weights a run was made with. '' if there are none."""
+    """`sha256:...` of a folder's weight files, in order of their names: which weights a run was made with. '' if there
+    are none.
+    """
     total = hashlib.sha256()
     files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin") and path.is_file())
     for path in files:

@@ -1,1 +1,3 @@
-"""Torch operations on their own: what this machine's kernels keep bit for bit, from run to run, over batch sizes and row positions."""
+"""Torch operations on their own: what this machine's kernels keep bit for bit, from run to run, over batch sizes and
+row positions.
+"""

@@ -1,7 +1,8 @@
 """Inputs of a probe: made from integers, so that they are the same bits on every machine.
 
-torch's own generators give other numbers on other processors and devices. Raw words of a Philox generator are whole numbers whose
-stream numpy does not change, and turning a 32-bit integer into a float32 is exact but for one rounding that IEEE 754 fixes.
+torch's own generators give other numbers on other processors and devices. Raw words of a Philox generator are whole
+numbers whose stream numpy does not change, and turning a 32-bit integer into a float32 is exact but for one rounding
+that IEEE 754 fixes.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Outline(Source):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an operation is called with. rows: tensors whose first axis is the batch, [N, ...]; shared: what every row uses."""
+    """What an operation is called with. rows: tensors whose first axis is the batch, [N, ...]; shared: what every row
+    uses.
+    """
 
     rows: tuple[torch.Tensor, ...]
     shared: tuple[torch.Tensor, ...] = ()

@@ -9,7 +9,9 @@ from core.inference.models.model import load_model
 from core.inference.ops.operations import Operation, linear_operation
 
 
-def linear_operations(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> tuple[Operation, ...]:
+def linear_operations(
+    name: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> tuple[Operation, ...]:
     """`linear` at every (in, out) that the model's config gives its modules; no weights are read."""
     loaded = load_model(
         name, dtype="float32", device="cpu", revision=revision, trust_remote_code=trust_remote_code, weights=False
@@ -23,7 +25,9 @@ def linear_operations_of(model: nn.Module) -> tuple[Operation, ...]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             shape = (module.in_features, module.out_features, module.bias is not None)
-        elif isinstance(module, Conv1D):  # GPT-2's: a linear map whose weight lies the other way round, always with a bias
+        elif isinstance(
+            module, Conv1D
+        ):  # GPT-2's: a linear map whose weight lies the other way round, always with a bias
             shape = (module.nx, module.nf, True)
         else:
             continue

@@ -1,7 +1,7 @@
 """The operations that are probed: one entry each, with its sizes and how it is called.
 
-A row is one element of the batch axis; its result depends on that row and on what all rows share. Sizes are those of language models
-from small to large, and the two of the public claims (mm at 4096 x 4096, and sums of a million).
+A row is one element of the batch axis; its result depends on that row and on what all rows share. Sizes are those of
+language models from small to large, and the two of the public claims (mm at 4096 x 4096, and sums of a million).
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ INPUT_BYTES = 128 << 20  # of float32 rows in one probe; larger batches of long 
 class Operation:
     """One torch operation. axes: what the numbers of a size mean, in words with a {} for each.
 
-    make(source, rows, *size): float32 inputs; run: its result [rows, ...], a float tensor; exact: the same in float64 where `run`
-    cannot; backend: of attention; devices: where it exists; has_rows: False where the result sums over the batch, so that only repeats
-    are asked of it; batches: sizes beyond the common ones, by size; quick: how many of its sizes a quick probe takes.
+    make(source, rows, *size): float32 inputs; run: its result [rows, ...], a float tensor; exact: the same in float64
+    where `run` cannot; backend: of attention; devices: where it exists; has_rows: False where the result sums over the
+    batch, so that only repeats are asked of it; batches: sizes beyond the common ones, by size; quick: how many of its
+    sizes a quick probe takes.
     """
 
     name: str
@@ -76,7 +77,9 @@ def _biased_linear(source: Source, rows: int, into: int, out: int) -> Inputs:
 
 
 def _matrices(source: Source, rows: int, high: int, inner: int, wide: int) -> Inputs:
-    """a [rows, m, k], b [rows, k, n]: a row is a pair of matrices. Row by row, so that row 0 is the same at every batch."""
+    """a [rows, m, k], b [rows, k, n]: a row is a pair of matrices. Row by row, so that row 0 is the same at every
+    batch.
+    """
     made = [(source.values(high, inner), source.values(inner, wide)) for _ in range(rows)]
     return Inputs((torch.stack([a for a, _ in made]), torch.stack([b for _, b in made])))
 
@@ -100,7 +103,9 @@ def _heads(source: Source, rows: int, heads: int, queries: int, keys: int, width
 
 
 def _scattered(source: Source, rows: int, width: int, places: int) -> Inputs:
-    """values [rows, width], an index into `places` for each, zeros [rows, places]: about width/places values meet in each place."""
+    """values [rows, width], an index into `places` for each, zeros [rows, places]: about width/places values meet in
+    each place.
+    """
     index = source.indices(places, width)
     return Inputs((source.values(rows, width), index.expand(rows, -1).contiguous(), torch.zeros(rows, places)))
 
@@ -118,7 +123,9 @@ def _gradients(source: Source, rows: int, tokens: int, places: int, width: int) 
 
 
 def _topk(inputs: Inputs) -> torch.Tensor:
-    """The 20 largest values and where they stand, beside each other: of equal values either may come first. [rows, 60]"""
+    """The 20 largest values and where they stand, beside each other: of equal values either may come first. [rows,
+    60]
+    """
     values, indices = inputs.rows[0].topk(20, dim=-1)
     # An index as two numbers of at most 256, which every dtype here holds exactly.
     return torch.cat([values, (indices % 128).to(values.dtype), (indices // 128).to(values.dtype)], dim=-1)
@@ -141,9 +148,13 @@ def _by(backend: SDPBackend) -> Run:
 def linear_operation(into: int, out: int, has_bias: bool, modules: str) -> Operation:
     """`linear` at a size of a model's own."""
     return Operation(
-        "linear with bias" if has_bias else "linear", "{} to {}", ((into, out),), _biased_linear if has_bias else _linear, _apply_linear,
+        "linear with bias" if has_bias else "linear",
+        "{} to {}",
+        ((into, out),),
+        _biased_linear if has_bias else _linear,
+        _apply_linear,
         modules=modules,
-    )  # fmt: skip
+    )
 
 
 def _apply_linear(inputs: Inputs) -> torch.Tensor:
@@ -158,32 +169,86 @@ _INTO = "{} values into {}"
 
 OPERATIONS = (
     Operation(
-        "mm", _TO, ((256, 256), (1024, 1024), (4096, 4096)), _matrix, lambda given: torch.mm(given.rows[0], given.shared[0]),
-        batches={(4096, 4096): (512, 1024, 2048)}, quick=2,
+        "mm",
+        _TO,
+        ((256, 256), (1024, 1024), (4096, 4096)),
+        _matrix,
+        lambda given: torch.mm(given.rows[0], given.shared[0]),
+        batches={(4096, 4096): (512, 1024, 2048)},
+        quick=2,
     ),
     Operation(
-        "addmm", _TO, ((256, 256), (1024, 1024), (4096, 1024)), _biased,
-        lambda given: torch.addmm(given.shared[1], given.rows[0], given.shared[0]), quick=2,
+        "addmm",
+        _TO,
+        ((256, 256), (1024, 1024), (4096, 1024)),
+        _biased,
+        lambda given: torch.addmm(given.shared[1], given.rows[0], given.shared[0]),
+        quick=2,
     ),
     Operation("linear", _TO, ((256, 256), (1024, 1024), (1024, 4096)), _linear, _apply_linear, quick=2),
     Operation(
-        "bmm", "{} x {} by {}", ((1, 64, 256), (16, 64, 64), (64, 256, 64)), _matrices,
-        lambda given: torch.bmm(given.rows[0], given.rows[1]), quick=2,
-    ),
-    Operation("sum", _WIDE, ((256,), (4096,), (65_536,), (1_048_576,)), _vectors, lambda given: given.rows[0].sum(-1, keepdim=True), quick=2),
-    Operation("mean", _WIDE, ((256,), (4096,), (65_536,)), _vectors, lambda given: given.rows[0].mean(-1, keepdim=True), quick=2),
-    Operation("softmax", _WIDE, ((256,), (4096,), (32_768,)), _vectors, lambda given: given.rows[0].softmax(-1), quick=2),
-    Operation("log_softmax", _WIDE, ((256,), (4096,), (32_768,)), _vectors, lambda given: given.rows[0].log_softmax(-1), quick=2),
-    Operation(
-        "rms_norm", _WIDE, ((256,), (1024,), (4096,)), _scaled,
-        lambda given: functional.rms_norm(given.rows[0], given.rows[0].shape[1:], given.shared[0]), quick=2,
+        "bmm",
+        "{} x {} by {}",
+        ((1, 64, 256), (16, 64, 64), (64, 256, 64)),
+        _matrices,
+        lambda given: torch.bmm(given.rows[0], given.rows[1]),
+        quick=2,
     ),
     Operation(
-        "layer_norm", _WIDE, ((256,), (1024,), (4096,)), _scaled,
-        lambda given: functional.layer_norm(given.rows[0], given.rows[0].shape[1:], given.shared[0], given.shared[1]), quick=2,
+        "sum",
+        _WIDE,
+        ((256,), (4096,), (65_536,), (1_048_576,)),
+        _vectors,
+        lambda given: given.rows[0].sum(-1, keepdim=True),
+        quick=2,
+    ),
+    Operation(
+        "mean",
+        _WIDE,
+        ((256,), (4096,), (65_536,)),
+        _vectors,
+        lambda given: given.rows[0].mean(-1, keepdim=True),
+        quick=2,
+    ),
+    Operation(
+        "softmax", _WIDE, ((256,), (4096,), (32_768,)), _vectors, lambda given: given.rows[0].softmax(-1), quick=2
+    ),
+    Operation(
+        "log_softmax",
+        _WIDE,
+        ((256,), (4096,), (32_768,)),
+        _vectors,
+        lambda given: given.rows[0].log_softmax(-1),
+        quick=2,
+    ),
+    Operation(
+        "rms_norm",
+        _WIDE,
+        ((256,), (1024,), (4096,)),
+        _scaled,
+        lambda given: functional.rms_norm(given.rows[0], given.rows[0].shape[1:], given.shared[0]),
+        quick=2,
+    ),
+    Operation(
+        "layer_norm",
+        _WIDE,
+        ((256,), (1024,), (4096,)),
+        _scaled,
+        lambda given: functional.layer_norm(given.rows[0], given.rows[0].shape[1:], given.shared[0], given.shared[1]),
+        quick=2,
     ),
     *(
-        Operation("sdpa", _HEADS, _ATTENTION_SIZES, _heads, _by(backend), exact=_by(SDPBackend.MATH), backend=name, devices=devices, quick=2)
+        Operation(
+            "sdpa",
+            _HEADS,
+            _ATTENTION_SIZES,
+            _heads,
+            _by(backend),
+            exact=_by(SDPBackend.MATH),
+            backend=name,
+            devices=devices,
+            quick=2,
+        )
         for name, backend, devices in (
             ("math", SDPBackend.MATH, ("cpu", "cuda")),
             ("flash", SDPBackend.FLASH_ATTENTION, ("cpu", "cuda")),
@@ -193,19 +258,29 @@ OPERATIONS = (
     ),
     Operation("cumsum", _WIDE, ((4096,), (65_536,), (1_048_576,)), _vectors, lambda given: given.rows[0].cumsum(-1)),
     Operation(
-        "scatter_add", _INTO, ((4096, 64), (16_384, 64)), _scattered,
+        "scatter_add",
+        _INTO,
+        ((4096, 64), (16_384, 64)),
+        _scattered,
         lambda given: given.rows[2].scatter_add(1, given.rows[1], given.rows[0]),
     ),
     Operation(
-        "index_add", _INTO, ((4096, 64), (16_384, 64)), _indexed,
+        "index_add",
+        _INTO,
+        ((4096, 64), (16_384, 64)),
+        _indexed,
         lambda given: given.rows[1].index_add(1, given.shared[0], given.rows[0]),
     ),
     Operation(
-        "embedding backward", "{} tokens of {}, width {}", ((256, 64, 64), (1024, 64, 256)), _gradients,
-        lambda given: torch.ops.aten.embedding_dense_backward(*given.rows, len(given.shared[0]), -1, False), has_rows=False,
+        "embedding backward",
+        "{} tokens of {}, width {}",
+        ((256, 64, 64), (1024, 64, 256)),
+        _gradients,
+        lambda given: torch.ops.aten.embedding_dense_backward(*given.rows, len(given.shared[0]), -1, False),
+        has_rows=False,
     ),
     Operation("topk", "20 of {}", ((4096,), (32_768,)), _vectors, _topk),
-)  # fmt: skip
+)
 """In the order of a report."""
 
 
@@ -215,7 +290,9 @@ def common_batches(is_quick: bool) -> tuple[int, ...]:
 
 
 def batches_of(operation: Operation, size: tuple[int, ...], is_quick: bool) -> tuple[int, ...]:
-    """The batch sizes of one probe, 1 first: the common ones as far as the inputs stay small, and the operation's own."""
+    """The batch sizes of one probe, 1 first: the common ones as far as the inputs stay small, and the operation's
+    own.
+    """
     if not operation.has_rows:
         return (1, 4, 16)
     row_bytes = sum(tensor.nbytes for tensor in operation.make(Outline(), 1, *size).rows)

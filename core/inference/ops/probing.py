@@ -36,8 +36,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """What is probed and how hard. repeats: calls at each batch size beyond the first; seconds_each: after which a probe repeats no
-    more (each batch size is called twice at least); seconds_in_all: after which no further probe begins, None for no such limit.
+    """What is probed and how hard. repeats: calls at each batch size beyond the first; seconds_each: after which a
+    probe repeats no more (each batch size is called twice at least); seconds_in_all: after which no further probe
+    begins, None for no such limit.
     """
 
     device: torch.device
@@ -55,13 +56,21 @@ class ProbePlan:
 
 
 def probes_of(
-    device: torch.device, names: Sequence[str], is_quick: bool, of_model: Sequence[Operation] = (), table: Sequence[Operation] = OPERATIONS
-) -> tuple[tuple[Operation, tuple[int, ...]], ...]:  # fmt: skip
-    """(operation, size) of everything to probe. names: of operations, empty for all; a size that a model has too is probed once."""
+    device: torch.device,
+    names: Sequence[str],
+    is_quick: bool,
+    of_model: Sequence[Operation] = (),
+    table: Sequence[Operation] = OPERATIONS,
+) -> tuple[tuple[Operation, tuple[int, ...]], ...]:
+    """(operation, size) of everything to probe. names: of operations, empty for all; a size that a model has too is
+    probed once.
+    """
     found = {}
     for operation in (*table, *of_model):
         if device.type in operation.devices and (not names or operation.name in names or operation in of_model):
-            for size in operation.sizes[: operation.quick] if is_quick and operation not in of_model else operation.sizes:
+            for size in (
+                operation.sizes[: operation.quick] if is_quick and operation not in of_model else operation.sizes
+            ):
                 found[operation.name, operation.backend, size] = (operation, size)
     return tuple(found.values())
 
@@ -105,9 +114,14 @@ def probe(operation: Operation, size: tuple[int, ...], dtype: str, plan: ProbePl
         except _REFUSALS as error:  # the probes before it and after it are worth having
             return row.refused(f"it failed after {called.repeats.calls} calls: {first_line(error)}")
     return replace(
-        found, op=operation.name, backend=operation.backend, dtype=dtype, size=row.size, modules=operation.modules,
+        found,
+        op=operation.name,
+        backend=operation.backend,
+        dtype=dtype,
+        size=row.size,
+        modules=operation.modules,
         seconds=time.monotonic() - began,
-    )  # fmt: skip
+    )
 
 
 def _examined(operation: Operation, given: Inputs, called: _Called, fmt: FloatFormat, plan: ProbePlan) -> OpRow:
@@ -118,12 +132,20 @@ def _examined(operation: Operation, given: Inputs, called: _Called, fmt: FloatFo
     sizes = _QUICK_POSITION_BATCHES if plan.is_quick else POSITION_BATCHES
     why = "" if has_answer else _SUMS_ROWS if not operation.has_rows else _RUNS_DIFFER
     return OpRow(
-        "", "", fmt.name, "", elements=alone.size, repeats=called.repeats,
+        "",
+        "",
+        fmt.name,
+        "",
+        elements=alone.size,
+        repeats=called.repeats,
         classes=_classes(_bits_of_rows(operation, given, called.row_bits, tried), fmt) if has_answer else (),
-        positions=tuple(_positions(operation, given, n) for n in sizes if n <= max(called.row_bits)) if has_answer else (),
-        relative_rms=_relative_rms(operation, given, alone, fmt), note="; ".join(part for part in (why, called.note) if part),
+        positions=(
+            tuple(_positions(operation, given, n) for n in sizes if n <= max(called.row_bits)) if has_answer else ()
+        ),
+        relative_rms=_relative_rms(operation, given, alone, fmt),
+        note="; ".join(part for part in (why, called.note) if part),
         rows_tried=tried,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -149,7 +171,9 @@ class _Bare:
 
 @dataclass(frozen=True)
 class _Called:
-    """row_bits: row 0's bits of the first call at each batch size, [elements] each; note: batch sizes that could not be called."""
+    """row_bits: row 0's bits of the first call at each batch size, [elements] each; note: batch sizes that could not be
+    called.
+    """
 
     row_bits: dict[int, NDArray[np.unsignedinteger]]
     repeats: Repeats
@@ -159,7 +183,9 @@ class _Called:
 def _lack_of_memory(operation: Operation, size: tuple[int, ...], batch: int, device: torch.device) -> str:
     """A sentence where the inputs would not fit, else ''."""
     outline = operation.make(Outline(), batch, *size)
-    needed = 3 * sum(tensor.nbytes for tensor in (*outline.rows, *outline.shared))  # float32, the dtype's, and the result
+    needed = 3 * sum(
+        tensor.nbytes for tensor in (*outline.rows, *outline.shared)
+    )  # float32, the dtype's, and the result
     for where in {torch.device("cpu"), device}:
         free = memory.free_bytes(where)
         if free is not None and needed > free:
@@ -168,7 +194,9 @@ def _lack_of_memory(operation: Operation, size: tuple[int, ...], batch: int, dev
 
 
 def _refusal(operation: Operation, given: Inputs) -> str:
-    """What torch says where it does not have the operation here, in a sentence without its full stop; '' where it does."""
+    """What torch says where it does not have the operation here, in a sentence without its full stop; '' where it
+    does.
+    """
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
@@ -198,12 +226,16 @@ def _call_at(operation: Operation, given: Inputs, batches: Sequence[int], fmt: F
                 if not torch.equal(_whole(first), _whole(again)):
                     differing += 1
                     neq, max_ulps = _apart(bits_of(first), bits_of(again), fmt)
-                    worst = max(worst, (batch, number, neq, first.numel(), max_ulps), key=lambda found: (found[2], found[4]))
+                    worst = max(
+                        worst, (batch, number, neq, first.numel(), max_ulps), key=lambda found: (found[2], found[4])
+                    )
                 if time.monotonic() > ends:
                     break
         except _REFUSALS as error:
             row_bits.pop(batch, None)
-            notes.append(f"batch {batch} was not compared: {'out of memory' if is_out_of_memory(error) else first_line(error)}")
+            notes.append(
+                f"batch {batch} was not compared: {'out of memory' if is_out_of_memory(error) else first_line(error)}"
+            )
             if is_out_of_memory(error):
                 break
     return _Called(row_bits, Repeats(calls, differing, *worst), "; ".join(notes))
@@ -257,14 +289,22 @@ def _positions(operation: Operation, given: Inputs, batch: int) -> RowPositions:
     return RowPositions(batch, tuple(map(tuple, groups.values())))
 
 
-def _relative_rms(operation: Operation, given: Inputs, alone: NDArray[np.unsignedinteger], fmt: FloatFormat) -> float | None:
-    """Rms of the result for one row to the same in float64 from the same inputs, over that one's rms; None where it has none."""
+def _relative_rms(
+    operation: Operation, given: Inputs, alone: NDArray[np.unsignedinteger], fmt: FloatFormat
+) -> float | None:
+    """Rms of the result for one row to the same in float64 from the same inputs, over that one's rms; None where it has
+    none.
+    """
     exact = (operation.exact or operation.run)(given.first(1).to(given.rows[0].device, torch.float64))
     reference = (exact[0] if operation.has_rows else exact).double().cpu().numpy().ravel()
     if not alone.size or not np.isfinite(reference).all() or not reference.any():
         return None
     values = alone.view(fmt.values).astype(np.float64)
-    return float(np.sqrt(np.mean((values - reference) ** 2) / np.mean(reference**2))) if np.isfinite(values).all() else None
+    return (
+        float(np.sqrt(np.mean((values - reference) ** 2) / np.mean(reference**2)))
+        if np.isfinite(values).all()
+        else None
+    )
 
 
 def machine_settings(device: torch.device) -> dict[str, str]:

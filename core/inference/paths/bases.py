@@ -1,4 +1,6 @@
-"""Bases: ways to walk through the prompt. To add one, write a generator function over a `Setting` and enter it in BASES."""
+"""Bases: ways to walk through the prompt. To add one, write a generator function over a `Setting` and enter it in
+BASES.
+"""
 
 # ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it needs all of it
 
@@ -14,7 +16,8 @@ from core.inference.models.model import LoadedModel
 from core.inference.paths.batch import Setting
 from core.inference.paths.grammar import Base, Pieces, whole_number
 
-# One entry a token, so that dropping the last entries is dropping the last tokens. Kinds that are not known are not trusted.
+# One entry a token, so that dropping the last entries is dropping the last tokens. Kinds that are not known are not
+# trusted.
 _TRIMMABLE = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
 
 
@@ -51,11 +54,12 @@ def _reuse(setting: Setting, prefix: int) -> Pieces:
 def _blocks(setting: Setting, size: int) -> Pieces:
     """Call 1 computes the whole prompt; call 2 finds its whole blocks of N tokens in the cache and computes the rest.
 
-    As in paged engines at least one token is computed anew, so a block that ends with the prompt is not reused. The logits of
-    reused positions are call 1's, because that call is the only one that ever computed them.
+    As in paged engines at least one token is computed anew, so a block that ends with the prompt is not reused. The
+    logits of reused positions are call 1's, because that call is the only one that ever computed them.
     """
     earlier = DynamicCache(config=setting.loaded.model.config)
-    earlier.activate_past_recording()  # sliding windows keep what they would drop, or there would be nothing to go back to
+    # sliding windows keep what they would drop, or there would be nothing to go back to
+    earlier.activate_past_recording()
     reused = (setting.positions - 1) // size * size
     for position, logits in setting.pieces(0, setting.positions, earlier):
         if reused == 0:  # nothing to find: every call computes all of it, as call 1 did
@@ -70,7 +74,9 @@ def _blocks(setting: Setting, size: int) -> Pieces:
 
 
 def _static(setting: Setting) -> Pieces:
-    """Token by token over a cache allocated for the whole prompt beforehand: attention always spans it, masked beyond the token."""
+    """Token by token over a cache allocated for the whole prompt beforehand: attention always spans it, masked beyond
+    the token.
+    """
     cache = StaticCache(config=setting.loaded.model.config, max_cache_len=setting.columns + setting.room)
     for position in range(setting.positions):
         yield from setting.pieces(position, position + 1, cache)
@@ -84,8 +90,8 @@ def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> s
     most = _positions_of_one_rotation(loaded)
     if most is not None and positions is not None and positions > most:
         return (
-            f"a {kind} rotates all keys otherwise once a prompt exceeds {most} tokens, so earlier cached keys are another "
-            f"function than one forward of {positions}; shorten the prompt, or choose prefill"
+            f"a {kind} rotates all keys otherwise once a prompt exceeds {most} tokens, so earlier cached keys are"
+            f" another function than one forward of {positions}; shorten the prompt, or choose prefill"
         )
     return None
 
@@ -93,13 +99,17 @@ def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> s
 def _positions_of_one_rotation(loaded: LoadedModel) -> int | None:
     """Up to so many tokens rotary frequencies do not depend on the length of the prompt; None where they never do.
 
-    transformers, modeling_rope_utils.dynamic_rope_update: 'longrope' switches to other frequencies and 'dynamic' scales them
-    when the longest position of a *forward* passes the length of pretraining; keys cached before keep the old rotation.
+    transformers, modeling_rope_utils.dynamic_rope_update: 'longrope' switches to other frequencies and 'dynamic' scales
+    them when the longest position of a *forward* passes the length of pretraining; keys cached before keep the old
+    rotation.
     """
     config = loaded.model.config.get_text_config(decoder=True)
     given = getattr(config, "rope_parameters", None) or {}
     limits = []
-    for rope in [given, *(entry for entry in given.values() if isinstance(entry, dict))]:  # some models have one a layer type
+    for rope in [
+        given,
+        *(entry for entry in given.values() if isinstance(entry, dict)),
+    ]:  # some models have one a layer type
         if rope.get("rope_type") == "longrope":
             limits.append(int(rope["original_max_position_embeddings"]))
         elif rope.get("rope_type") == "dynamic":
@@ -111,17 +121,20 @@ def _nothing_fresh(loaded: LoadedModel, positions: int | None, prefix: int) -> s
     if positions is not None and positions <= prefix:
         remedy = f"lengthen it, or reuse at most {positions - 1}" if positions > 1 else "lengthen it"
         return (
-            f"a prompt of {positions} tokens has nothing left to compute after the first {prefix} from an earlier call; {remedy}"
+            f"a prompt of {positions} tokens has nothing left to compute after the first {prefix} from an earlier call;"
+            f" {remedy}"
         )
     return without_cache(loaded, positions)
 
 
 def _cannot_trim(loaded: LoadedModel, positions: int | None, size: int) -> str | None:
     without = without_cache(loaded, positions)
-    if without is None and any(type(layer) not in _TRIMMABLE for layer in DynamicCache(config=loaded.model.config).layers):
+    if without is None and any(
+        type(layer) not in _TRIMMABLE for layer in DynamicCache(config=loaded.model.config).layers
+    ):
         return (
-            f"a {type(loaded.model).__name__} keeps a running state in some layers, which cannot be trimmed to a block; "
-            "choose reuse:N, which copies it"
+            f"a {type(loaded.model).__name__} keeps a running state in some layers, which cannot be trimmed to a block;"
+            " choose reuse:N, which copies it"
         )
     return without
 

@@ -31,10 +31,10 @@ def real_neighbours(loaded: LoadedModel, prompt: Sequence[int], count: int) -> t
 class Setting:
     """What a base is to compute: the logits of `prompt`, which is row `row` of a batch of `rows`.
 
-    left, right: padding tokens before and after every row, masked; call: what computes a forward, None for the model itself;
-    room: tokens that will follow the prompt, for which a cache that is allocated beforehand needs space; watch: is told of the
-    cache that each forward leaves behind, and has forwards that need none make one; trace: is told which positions each forward
-    computes, and where in its batch.
+    left, right: padding tokens before and after every row, masked; call: what computes a forward, None for the model
+    itself; room: tokens that will follow the prompt, for which a cache that is allocated beforehand needs space; watch:
+    is told of the cache that each forward leaves behind, and has forwards that need none make one; trace: is told which
+    positions each forward computes, and where in its batch.
     """
 
     loaded: LoadedModel
@@ -90,14 +90,16 @@ class Setting:
         return self.columns if stop == self.positions else self.left + stop
 
     def forward(self, start: int, stop: int, cache: Cache | None = None) -> torch.Tensor:
-        """Logits of the prompt's positions start..stop-1 by one forward, after whatever `cache` holds. -> [stop - start, vocab]"""
+        """Logits of the prompt's positions start..stop-1 by one forward, after whatever `cache` holds. -> [stop -
+        start, vocab]
+        """
         return torch.cat([logits for _, logits in self.pieces(start, stop, cache)])
 
     def pieces(self, start: int, stop: int, cache: Cache | None = None) -> Iterator[tuple[int, torch.Tensor]]:
         """The same forward, its logits a piece at a time: (first position, logits[rows, vocab]).
 
-        The model's body has run, and `cache` is filled, when the first piece comes; where all logits would be too many at once,
-        its head then runs for the columns of one slice after another (core.inference.paths.sliced_head).
+        The model's body has run, and `cache` is filled, when the first piece comes; where all logits would be too many
+        at once, its head then runs for the columns of one slice after another (core.inference.paths.sliced_head).
         """
         if cache is None and self.watch is not None:
             cache = DynamicCache(config=self.loaded.model.config)
@@ -133,7 +135,9 @@ class Setting:
             yield from sliced_logits(self.loaded.model, arguments, start, stop, size)
 
     def step(self, tokens: torch.Tensor, done: int, cache: Cache) -> torch.Tensor:
-        """One more token a row, after the prompt and `done` tokens that followed it: tokens [rows] -> [1, vocab], of the prompt's row."""
+        """One more token a row, after the prompt and `done` tokens that followed it: tokens [rows] -> [1, vocab], of
+        the prompt's row.
+        """
         arguments: dict[str, Any] = {"input_ids": tokens[:, None], "use_cache": True, "past_key_values": cache}
         if self.left:
             after = torch.ones((self.rows, done + 1), dtype=torch.long, device=tokens.device)

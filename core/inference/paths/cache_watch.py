@@ -15,7 +15,9 @@ from core.runs.tables.kv_cache import KvPart
 
 @dataclass(frozen=True)
 class PromptPlace:
-    """Where a prompt lies in a batch. rows: of the batch; row: the prompt's; left, right: padding tokens beside it; positions: its tokens."""
+    """Where a prompt lies in a batch. rows: of the batch; row: the prompt's; left, right: padding tokens beside it;
+    positions: its tokens.
+    """
 
     rows: int
     row: int
@@ -26,7 +28,9 @@ class PromptPlace:
 
 @dataclass
 class CacheWatch:
-    """Sees every forward of an open path; afterwards holds the cache of the last one, and where the prompt lies in it."""
+    """Sees every forward of an open path; afterwards holds the cache of the last one, and where the prompt lies in
+    it.
+    """
 
     cache: Cache | None = None
     place: PromptPlace | None = None
@@ -35,14 +39,18 @@ class CacheWatch:
 def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvPart]:
     """The prompt's row of every layer's keys and values, widened to `dtype`, padding left out, a layer at a time.
 
-    Layers that keep no keys (a running state, a cache of a kind unknown here) are left out, and so is what `dtype` does not hold
-    exactly.
+    Layers that keep no keys (a running state, a cache of a kind unknown here) are left out, and so is what `dtype` does
+    not hold exactly.
     """
     if watch.cache is None or watch.place is None:
         return
     for index, layer in enumerate(watch.cache.layers):
         for kind, tensor in (("key", getattr(layer, "keys", None)), ("value", getattr(layer, "values", None))):
-            if not isinstance(tensor, torch.Tensor) or tensor.ndim != 4 or torch.promote_types(tensor.dtype, dtype) != dtype:
+            if (
+                not isinstance(tensor, torch.Tensor)
+                or tensor.ndim != 4
+                or torch.promote_types(tensor.dtype, dtype) != dtype
+            ):
                 continue
             first, slots = _slots(layer, tensor.shape[2], watch.place)
             if slots.start < slots.stop:
@@ -53,8 +61,8 @@ def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvP
 def _slots(layer: Any, stored: int, place: PromptPlace) -> tuple[int, slice]:
     """(first position of the prompt that the layer holds, the slots of it and of those after it).
 
-    A layer holds its columns from slot 0 on (and, allocated beforehand, nothing after them), or, once it has dropped some, the
-    last ones. Columns are the prompt's positions shifted by the padding on the left.
+    A layer holds its columns from slot 0 on (and, allocated beforehand, nothing after them), or, once it has dropped
+    some, the last ones. Columns are the prompt's positions shifted by the padding on the left.
     """
     seen = int(layer.get_seq_length())
     first_column, filled = (0, seen) if stored >= seen else (seen - stored, stored)

@@ -1,4 +1,6 @@
-"""A side to be judged: a path of the grammar, or any callable, made ready the same way; and what two of them differ by."""
+"""A side to be judged: a path of the grammar, or any callable, made ready the same way; and what two of them differ
+by.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ Open = Callable[[LoadedModel, LayerTrace | None], AbstractContextManager[Callabl
 
 @dataclass(frozen=True)
 class Side:
-    """A path or a callable, made ready the same way. block_sizes: values of its base, which may be those of blocks; hands_in: a callable
-    that hands in what its modules put out (Watch), so nobody has to follow the model's own."""
+    """A path or a callable, made ready the same way. block_sizes: values of its base, which may be those of blocks;
+    hands_in: a callable that hands in what its modules put out (Watch), so nobody has to follow the model's own.
+    """
 
     name: str
     open: Open
@@ -70,7 +73,9 @@ def side_of(given: str | Engine) -> Side:
         return Side(str(path), lambda loaded, trace: open_path(path, loaded, trace=trace), path)
     name = getattr(given, "__name__", type(given).__name__)
     hands_in = _takes_watch(given)
-    return Side(name, lambda loaded, trace: _open_engine(name, given, loaded, trace, hands_in=hands_in), hands_in=hands_in)
+    return Side(
+        name, lambda loaded, trace: _open_engine(name, given, loaded, trace, hands_in=hands_in), hands_in=hands_in
+    )
 
 
 def _takes_watch(engine: Engine) -> bool:
@@ -81,10 +86,12 @@ def _takes_watch(engine: Engine) -> bool:
 
 
 class Watch:
-    """What a callable is given as `watch`: `watch(name, tensor)` hands in what the module of that name put out, [positions, features].
+    """What a callable is given as `watch`: `watch(name, tensor)` hands in what the module of that name put out,
+    [positions, features].
 
-    name: as the model calls its module (`model.layers.3.self_attn`): its embedding, blocks, their direct parts, what follows the blocks;
-    start: the first position that the tensor is of, 0 unless the engine computes a prompt in parts. CaptureError for what is neither.
+    name: as the model calls its module (`model.layers.3.self_attn`): its embedding, blocks, their direct parts, what
+    follows the blocks; start: the first position that the tensor is of, 0 unless the engine computes a prompt in parts.
+    CaptureError for what is neither.
     """
 
     def __init__(self, engine: str, loaded: LoadedModel, positions: int, trace: LayerTrace | None) -> None:
@@ -98,21 +105,32 @@ class Watch:
     def __call__(self, name: str, tensor: torch.Tensor, start: int = 0) -> None:
         if self._names and name not in self._names:
             near = difflib.get_close_matches(str(name), self._names, 1)
-            which = f"did it mean '{near[0]}'?" if near else f"they are {', '.join(self._names[:3])}, ... {self._names[-1]}."
+            which = (
+                f"did it mean '{near[0]}'?"
+                if near
+                else f"they are {', '.join(self._names[:3])}, ... {self._names[-1]}."
+            )
             raise CaptureError(
                 f"'{self._engine}' hands in '{name}', which is no module of {self._model} that is compared; {which}"
             )
         is_tensor = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
         if not is_tensor or tensor.ndim != 2 or not 0 <= start < start + len(tensor) <= self._positions:
-            came = f"{list(tensor.shape)} from position {start} on" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            came = (
+                f"{list(tensor.shape)} from position {start} on"
+                if isinstance(tensor, torch.Tensor)
+                else type(tensor).__name__
+            )
             raise CaptureError(
-                f"'{self._engine}' hands in '{name}' as {came}; expected numbers [positions, features] within {self._positions} positions."
+                f"'{self._engine}' hands in '{name}' as {came}; expected numbers [positions, features] within"
+                f" {self._positions} positions."
             )
         if self._trace is None:
             return
         width = self._trace.width_of(name)
         if width not in (None, tensor.shape[1]):
-            raise CaptureError(f"'{self._engine}' hands in '{name}' with {tensor.shape[1]} features; the other side has {width}.")
+            raise CaptureError(
+                f"'{self._engine}' hands in '{name}' with {tensor.shape[1]} features; the other side has {width}."
+            )
         self._trace.hand_in(name, tensor, start)
 
 
@@ -126,8 +144,12 @@ def _open_engine(
             logits = engine(loaded.model, torch.tensor(list(ids), dtype=torch.long, device=loaded.device), **given)
         except UlpscopeError:
             raise
-        except Exception as error:  # whatever an engine raises: a control it cannot run is a missing one, no end of the judgement
-            raise CaptureError(f"'{name}' failed in {loaded.dtype}: {type(error).__name__}: {first_line(error)}.") from error
+        except (
+            Exception
+        ) as error:  # whatever an engine raises: a control it cannot run is a missing one, no end of the judgement
+            raise CaptureError(
+                f"'{name}' failed in {loaded.dtype}: {type(error).__name__}: {first_line(error)}."
+            ) from error
         if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != len(ids) or logits.shape[1] < 2:
             came = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
             raise CaptureError(f"'{name}' gave {came}; expected logits [{len(ids)}, vocab].")
@@ -140,7 +162,9 @@ def _open_engine(
 def pieces_of_side(
     side: Side, loaded: LoadedModel, ids: Sequence[int], trace: LayerTrace | None = None
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """(first position, logits [positions, vocab]) of a prompt, in order. `trace` is told which positions each forward of a path computes."""
+    """(first position, logits [positions, vocab]) of a prompt, in order. `trace` is told which positions each forward
+    of a path computes.
+    """
     with side.open(loaded, trace) as pieces_of:
         yield from pieces_of(ids)
 
@@ -154,7 +178,9 @@ def measure(
     for ids in prompts:
         plain = whole_side(pieces_of_side(sides[0], loaded, ids))
         hashes[0].update(bits_of(plain).data)
-        found.append(divergence(plain, _hashed(_as_wide(plain, sides, pieces_of_side(sides[1], loaded, ids)), hashes[1])))
+        found.append(
+            divergence(plain, _hashed(_as_wide(plain, sides, pieces_of_side(sides[1], loaded, ids)), hashes[1]))
+        )
     return found, [digest.hexdigest() for digest in hashes]
 
 

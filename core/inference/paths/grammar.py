@@ -24,7 +24,9 @@ Others = Mapping[str, tuple[Value, ...]]
 
 @dataclass(frozen=True)
 class Argument:
-    """One value after a colon. shown: how the grammar writes it; expected: in words; read: None where the text will not do."""
+    """One value after a colon. shown: how the grammar writes it; expected: in words; read: None where the text will not
+    do.
+    """
 
     shown: str
     expected: str
@@ -35,10 +37,10 @@ class Argument:
 class Base:
     """A way to walk through the prompt.
 
-    at_once: positions whose logits (of every row) are on the device at once, given the prompt's positions and the values;
-    forwards: calls of the model for a prompt of so many positions, earlier calls whose cache is reused included;
-    reads_cache: whether any forward reads keys and values of an earlier one;
-    refuse: why this model cannot take a prompt of so many positions (None: of any length) this way and what to do, or None.
+    at_once: positions whose logits (of every row) are on the device at once, given the prompt's positions and the
+    values; forwards: calls of the model for a prompt of so many positions, earlier calls whose cache is reused
+    included; reads_cache: whether any forward reads keys and values of an earlier one; refuse: why this model cannot
+    take a prompt of so many positions (None: of any length) this way and what to do, or None.
     """
 
     compute: Callable[..., Pieces]
@@ -53,11 +55,11 @@ class Base:
 class Modifier:
     """A change to the setting that lasts while the base runs.
 
-    rows: sequences in the batch, given the values; columns: padding tokens a row, given the values; ends_prompt: whether something
-    stands after the prompt, so that nothing can follow it; contradiction: what is wrong
-    with these values beside the other modifiers, whatever the model; refuse: why this model or device cannot do it;
-    has_own_neighbours: fills the batch without the text of real neighbours; is_one_piece: a forward gives all its logits at once;
-    computes_in: another dtype than the model's, or None.
+    rows: sequences in the batch, given the values; columns: padding tokens a row, given the values; ends_prompt:
+    whether something stands after the prompt, so that nothing can follow it; contradiction: what is wrong with these
+    values beside the other modifiers, whatever the model; refuse: why this model or device cannot do it;
+    has_own_neighbours: fills the batch without the text of real neighbours; is_one_piece: a forward gives all its
+    logits at once; computes_in: another dtype than the model's, or None.
     """
 
     change: Callable[..., AbstractContextManager[Setting]]
@@ -96,7 +98,9 @@ def whole_number(least: int, most: int | None = None, shown: str = "N") -> Argum
 
 def choice(*words: str) -> Argument:
     """One of a few words."""
-    return Argument("|".join(words), f"one of {', '.join(words)}", lambda text: text.lower() if text.lower() in words else None)
+    return Argument(
+        "|".join(words), f"one of {', '.join(words)}", lambda text: text.lower() if text.lower() in words else None
+    )
 
 
 def a_word(shown: str, expected: str) -> Argument:
@@ -121,7 +125,9 @@ def read_step(path: str, text: str, kind: str, known: Mapping[str, Any]) -> Step
     for argument, value in zip(arguments, values, strict=True):
         meant = argument.read(value)
         if meant is None:
-            raise UsageError(f"path '{path}': {name} takes {argument.expected}, not '{value}'; write {_shown(name, arguments)}.")
+            raise UsageError(
+                f"path '{path}': {name} takes {argument.expected}, not '{value}'; write {_shown(name, arguments)}."
+            )
         read.append(meant)
     return Step(name, tuple(read))
 

@@ -1,4 +1,5 @@
-"""What the modules of a model put out while a path runs, at chosen positions of a prompt: kept, or compared with what was kept.
+"""What the modules of a model put out while a path runs, at chosen positions of a prompt: kept, or compared with what
+was kept.
 
 Modules are watched by forward hooks, which read and change nothing.
 """
@@ -23,19 +24,22 @@ from core.inference.models.bits import row_sums
 class Forwards:
     """Which of the chosen positions of a prompt each forward of a model computes, and where in its batch.
 
-    prompt: token ids; positions: which of them, ascending. is_ambiguous: nobody told which positions a forward computes, and its tokens
-    do not tell: several rows hold them, or they were computed before.
+    prompt: token ids; positions: which of them, ascending. is_ambiguous: nobody told which positions a forward
+    computes, and its tokens do not tell: several rows hold them, or they were computed before.
     """
 
     prompt: Sequence[int]
     positions: Sequence[int]
     is_ambiguous: bool = field(default=False, init=False)
     _is_inferred: bool = field(default=False, init=False)
-    _expected: tuple[int, int, int, int] | None = field(default=None, init=False)  # row, first column, first position, end
+    _expected: tuple[int, int, int, int] | None = field(
+        default=None, init=False
+    )  # row, first column, first position, end
     _is_told: bool = field(default=False, init=False)
 
     def expect(self, row: int, skipped: int, start: int, stop: int) -> None:
-        """Until `done`, forwards compute positions start..stop-1 of the prompt, in columns from `skipped` on of batch row `row`.
+        """Until `done`, forwards compute positions start..stop-1 of the prompt, in columns from `skipped` on of batch
+        row `row`.
 
         They may be several: above a number of logits the model is called once more for each slice of its head.
         """
@@ -48,8 +52,9 @@ class Forwards:
         self._is_told = False
 
     def begin(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """A forward of the model begins. If nobody told which positions it computes (a callable's own), its tokens and its cache do:
-        the row that holds the prompt's tokens from the cache's length on; of any other forward nothing is kept.
+        """A forward of the model begins. If nobody told which positions it computes (a callable's own), its tokens and
+        its cache do: the row that holds the prompt's tokens from the cache's length on; of any other forward nothing is
+        kept.
         """
         self._is_inferred = not self._is_told
         if self._is_told:
@@ -70,8 +75,9 @@ class Forwards:
 class LayerTrace(Forwards):
     """What modules put out for a prompt, at chosen positions: kept, or compared with what another trace kept.
 
-    against: the trace to compare with, None to keep. kept: by module, [chosen, width]; squares: by module, mean squares of the
-    difference [chosen]; seen: by module, positions that a forward has computed [chosen]; modules in the order in which they ran.
+    against: the trace to compare with, None to keep. kept: by module, [chosen, width]; squares: by module, mean squares
+    of the difference [chosen]; seen: by module, positions that a forward has computed [chosen]; modules in the order in
+    which they ran.
     """
 
     against: LayerTrace | None = None
@@ -128,7 +134,9 @@ class LayerTrace(Forwards):
 
 
 def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
-    """Embedding, every block with its direct parts (norms, attention, MLP), what follows the blocks; by name, in the model's order."""
+    """Embedding, every block with its direct parts (norms, attention, MLP), what follows the blocks; by name, in the
+    model's order.
+    """
     count = int(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
     lists = ((name, part) for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList))
     name, module = next(((name, part) for name, part in lists if len(part) == count), ("", None))

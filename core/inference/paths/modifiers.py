@@ -1,7 +1,7 @@
 """Modifiers: what surrounds the prompt, and what the machine does with it.
 
-To add one, write a context manager from a `Setting` to the changed one, which puts everything back however it is left, and
-enter it in MODIFIERS.
+To add one, write a context manager from a `Setting` to the changed one, which puts everything back however it is left,
+and enter it in MODIFIERS.
 """
 
 # ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it needs all of it
@@ -94,7 +94,10 @@ def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> 
     taken = signature(loaded.model.forward).parameters
     lacking = [name for name in ("attention_mask", "position_ids") if name not in taken]
     if lacking:
-        return f"a {type(loaded.model).__name__} takes no {lacking[0]}, so padding would change its function; leave pad out"
+        return (
+            f"a {type(loaded.model).__name__} takes no {lacking[0]}, so padding would change its function; leave"
+            " pad out"
+        )
     return None
 
 
@@ -132,7 +135,9 @@ def _attentions(loaded: LoadedModel) -> list[str]:
 def _no_such_attention(loaded: LoadedModel, others: Others, name: str) -> str | None:
     exist = _attentions(loaded)
     if name not in exist:
-        return f"a {type(loaded.model).__name__} on {loaded.device} has no attention '{name}'; choose {' or '.join(exist)}"
+        return (
+            f"a {type(loaded.model).__name__} on {loaded.device} has no attention '{name}'; choose {' or '.join(exist)}"
+        )
     if name.startswith("flash_attention") and _dtype_of(loaded, others) == "float32":
         return f"{name} takes float16 and bfloat16 only; choose another dtype or attention"
     return None
@@ -241,9 +246,16 @@ def _reduced(setting: Setting, switch: str) -> Iterator[Setting]:
 
 def _no_reductions(loaded: LoadedModel, others: Others, switch: str) -> str | None:
     if not loaded.device.startswith("cuda"):
-        return f"reduced-precision reductions exist on CUDA only, and the model is on {loaded.device}; leave reduced:{switch} out"
+        return (
+            f"reduced-precision reductions exist on CUDA only, and the model is on {loaded.device}; leave"
+            f" reduced:{switch} out"
+        )
     dtype = _dtype_of(loaded, others)
-    return None if dtype != "float32" else f"reduced:{switch} changes 16-bit products only, and these are float32; leave it out"
+    return (
+        None
+        if dtype != "float32"
+        else f"reduced:{switch} changes 16-bit products only, and these are float32; leave it out"
+    )
 
 
 @contextmanager

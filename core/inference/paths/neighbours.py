@@ -35,8 +35,8 @@ def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def neighbour_rows(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], count: int) -> torch.Tensor:
     """Token ids of other prompts, each as long as `ids`. -> [count, positions], int64, on the CPU.
 
-    Windows of real text, the same at every call; row k is the same whatever `count`, so a batch of 4 is the beginning of a
-    batch of 8. None equals `ids`, and none equals another until the text has no window left that is new.
+    Windows of real text, the same at every call; row k is the same whatever `count`, so a batch of 4 is the beginning
+    of a batch of 8. None equals `ids`, and none equals another until the text has no window left that is new.
     """
     prompt = [int(token) for token in ids]
     if count == 0:

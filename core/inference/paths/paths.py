@@ -1,7 +1,7 @@
 """Paths: ways to compute the logits of given tokens that are equal in exact arithmetic. `base+modifier+modifier`.
 
-A base is added in `bases.py`, a modifier in `modifiers.py`, each by one entry; nothing else knows their names. docs/paths.md is the
-table for users.
+A base is added in `bases.py`, a modifier in `modifiers.py`, each by one entry; nothing else knows their names.
+docs/paths.md is the table for users.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ Choose = Callable[[torch.Tensor], int | None]
 
 @dataclass(frozen=True)
 class Path:
-    """A base and its modifiers, in canonical order: two ways to write the same steps are equal, and `str` gives one of them."""
+    """A base and its modifiers, in canonical order: two ways to write the same steps are equal, and `str` gives one of
+    them.
+    """
 
     base: Step
     modifiers: tuple[Step, ...] = ()
@@ -71,7 +73,9 @@ class Path:
         return self.rows * columns * loaded.vocab_size * loaded.torch_dtype.itemsize
 
     def working_bytes(self, loaded: LoadedModel, positions: int) -> int:
-        """Bytes a forward of this path needs at least beside the weights: logits, one layer's activations, the cache it reads."""
+        """Bytes a forward of this path needs at least beside the weights: logits, one layer's activations, the cache it
+        reads.
+        """
         text = loaded.model.config.get_text_config(decoder=True)
         hidden = int(getattr(text, "hidden_size", 0) or 0)
         wide = int(getattr(text, "intermediate_size", 0) or 4 * hidden)
@@ -106,7 +110,8 @@ class Path:
         return next((sentence for sentence in found if sentence), None)
 
     def refusal(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
-        """Why this model, on its device, cannot take a prompt of so many tokens down this path and what to do about it, or None.
+        """Why this model, on its device, cannot take a prompt of so many tokens down this path and what to do about it,
+        or None.
 
         Without `positions` only what holds for prompts of any length is said.
         """
@@ -147,7 +152,8 @@ def parse_path(text: str) -> Path:
 class OpenPath:
     """The model made ready for a path, for any number of prompts. Calling it gives the pieces of one prompt.
 
-    Each piece is checked: its dtype is the path's, its width the vocabulary, and no position is left out or given twice.
+    Each piece is checked: its dtype is the path's, its width the vocabulary, and no position is left out or given
+    twice.
     """
 
     def __init__(self, path: Path, setting: Setting, loaded: LoadedModel) -> None:
@@ -162,8 +168,8 @@ class OpenPath:
     def continued(self, token_ids: Sequence[int], asked: int, choose: Choose) -> Pieces:
         """The same, and then token by token with the cache that the prompt left, as every engine goes on from a prompt.
 
-        choose(logits[1, vocab]) gives the token that follows a position, or None to end; at most `asked` tokens follow. The
-        logits after the last token are not computed. The other rows go on as their own texts do.
+        choose(logits[1, vocab]) gives the token that follows a position, or None to end; at most `asked` tokens follow.
+        The logits after the last token are not computed. The other rows go on as their own texts do.
         """
         watch = self._setting.watch or CacheWatch()
         setting = replace(self._setting, watch=watch, room=asked)
@@ -190,7 +196,9 @@ class OpenPath:
         _refuse(self.path, self._asked, len(token_ids))
         given = replace(setting, prompt=tuple(int(token) for token in token_ids))
         if int(given.token_ids.max()) >= loaded.token_limit:
-            raise CaptureError(f"{where}: token {int(given.token_ids.max())} is not among the model's {loaded.token_limit}.")
+            raise CaptureError(
+                f"{where}: token {int(given.token_ids.max())} is not among the model's {loaded.token_limit}."
+            )
         done = 0
         for position, logits in BASES[self.path.base.name].compute(given, *self.path.base.values):
             _check(where, given, position, done, logits)
@@ -205,11 +213,11 @@ class OpenPath:
 def open_path(
     path: Path, loaded: LoadedModel, watch: CacheWatch | None = None, trace: Forwards | None = None
 ) -> Iterator[OpenPath]:
-    """The model made ready for the path. `watch` sees the cache that each forward leaves; with one, every forward keeps a cache.
-    `trace` is told which positions each forward computes.
+    """The model made ready for the path. `watch` sees the cache that each forward leaves; with one, every forward keeps
+    a cache. `trace` is told which positions each forward computes.
 
-    What the modifiers change (weights, threads, kernels) stays changed for the whole process until the end of the `with`, so only
-    one path can be open at a time.
+    What the modifiers change (weights, threads, kernels) stays changed for the whole process until the end of the
+    `with`, so only one path can be open at a time.
     """
     _refuse(path, loaded, None)
     with ExitStack() as stack:
@@ -220,7 +228,9 @@ def open_path(
 
 
 def run_path(path: Path, loaded: LoadedModel, token_ids: Sequence[int]) -> Pieces:
-    """The logits of one prompt down one path, piece by piece: token ids [positions] -> (position, logits[rows, vocab])."""
+    """The logits of one prompt down one path, piece by piece: token ids [positions] -> (position, logits[rows,
+    vocab]).
+    """
     _refuse(path, loaded, len(token_ids))
     with open_path(path, loaded) as pieces_of:
         yield from pieces_of(token_ids)

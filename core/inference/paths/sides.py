@@ -26,10 +26,12 @@ class Side:
 
 
 def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[Side, ...]:
-    """The reference first. `repeat` calls each path so many times, as separate calls that a server would get one after another.
+    """The reference first. `repeat` calls each path so many times, as separate calls that a server would get one after
+    another.
 
-    With block or prefix reuse the first call finds no cache, computes the whole prompt and leaves its keys and values; the later
-    ones read them. So call 1 of `blocks:16` is a prefill and calls 2 to N are `blocks:16`. Without reuse every call is fresh.
+    With block or prefix reuse the first call finds no cache, computes the whole prompt and leaves its keys and values;
+    the later ones read them. So call 1 of `blocks:16` is a prefill and calls 2 to N are `blocks:16`. Without reuse
+    every call is fresh.
     """
     if repeat < 1:
         raise UsageError(f"--repeat {repeat}: a path is called at least once.")
@@ -41,7 +43,9 @@ def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[
             raise UsageError(f"path '{path}' is given twice; every side of a run needs a path of its own.")
     if repeat == 1:
         return tuple(Side(str(path), path) for path in paths)
-    return tuple(Side(f"{path} call {call}", _path_of_call(path, call)) for path in paths for call in range(1, repeat + 1))
+    return tuple(
+        Side(f"{path} call {call}", _path_of_call(path, call)) for path in paths for call in range(1, repeat + 1)
+    )
 
 
 def _path_of_call(path: Path, call: int) -> Path:
@@ -50,12 +54,15 @@ def _path_of_call(path: Path, call: int) -> Path:
 
 
 def sweep(reference: str, text: str) -> list[str]:
-    """`batch=1,2,4` -> the reference with each value of a modifier, or with each value of another base. Paths as text."""
+    """`batch=1,2,4` -> the reference with each value of a modifier, or with each value of another base. Paths as
+    text.
+    """
     name, equals, values = text.partition("=")
     name = name.strip().lower()
     if not equals or not values.strip() or (name not in MODIFIERS and name not in BASES):
         raise UsageError(
-            f"--sweep '{text}' is not known; expected NAME=VALUE,VALUE,... with one of {', '.join([*MODIFIERS, *BASES])}."
+            f"--sweep '{text}' is not known; expected NAME=VALUE,VALUE,... with one of"
+            f" {', '.join([*MODIFIERS, *BASES])}."
         )
     path = parse_path(reference)
     if name in MODIFIERS:

@@ -1,9 +1,9 @@
 """The logits of one forward in slices: the body of the model runs once, its head on some columns at a time.
 
-A forward of 4096 tokens over a vocabulary of 128256 gives a gigabyte of bfloat16 logits for every row of the batch, at once. The
-hidden states they come from are fifty times smaller. So above `SLICE_BYTES` the model is called again for each slice with its
-body standing still: it hands out the hidden states of its one real run, and whatever the model does behind it (final scaling,
-soft capping) is the model's own code. Below that size nothing is changed.
+A forward of 4096 tokens over a vocabulary of 128256 gives a gigabyte of bfloat16 logits for every row of the batch, at
+once. The hidden states they come from are fifty times smaller. So above `SLICE_BYTES` the model is called again for
+each slice with its body standing still: it hands out the hidden states of its one real run, and whatever the model does
+behind it (final scaling, soft capping) is the model's own code. Below that size nothing is changed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def sliced_logits(model: Any, arguments: dict[str, Any], start: int, stop: int, 
                 return
             if logits.shape[1] != last - first:
                 kind = type(model).__name__
-                raise CaptureError(f"a {kind} gave logits of {logits.shape[1]} columns for {last - first}; shorten the prompts.")
+                raise CaptureError(
+                    f"a {kind} gave logits of {logits.shape[1]} columns for {last - first}; shorten the prompts."
+                )
             yield logits
             del logits  # or it would live on beside the next slice
 

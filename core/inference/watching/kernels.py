@@ -1,8 +1,9 @@
-"""Which kernels run while a path is taken: torch's profiler, and what the products' libraries say of themselves on a CPU.
+"""Which kernels run while a path is taken: torch's profiler, and what the products' libraries say of themselves on a
+CPU.
 
-On CUDA the profiler names each kernel and the operation that launched it. On a CPU it knows operations only; which implementation a
-product gets is told by oneDNN and MKL in their verbose mode, on the process's standard output, which is read while a forward runs.
-Every kernel is placed in the innermost module that was running, by forward hooks.
+On CUDA the profiler names each kernel and the operation that launched it. On a CPU it knows operations only; which
+implementation a product gets is told by oneDNN and MKL in their verbose mode, on the process's standard output, which
+is read while a forward runs. Every kernel is placed in the innermost module that was running, by forward hooks.
 """
 
 from __future__ import annotations
@@ -34,12 +35,22 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes line
 FORWARDS = 8  # looked at of a path's many: the first four and the last four. An event takes about 1 KB while it is read
 _ENTER, _LEAVE = "\x1eenter ", "\x1eleave"
 _MODULE = "module "
-# oneDNN: onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0 ...,,,13x384:384x2048,0.05
-_ONEDNN = re.compile(r"^onednn_verbose,(?:v\d+,)?(?:primitive,)?exec,cpu,([^,]+),([^,]+),[^,]*,([^,]*),.*,([^,]*),([\d.e+-]+)$")
+# oneDNN: onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0
+# ...,,,13x384:384x2048,0.05
+_ONEDNN = re.compile(
+    r"^onednn_verbose,(?:v\d+,)?(?:primitive,)?exec,cpu,([^,]+),([^,]+),[^,]*,([^,]*),.*,([^,]*),([\d.e+-]+)$"
+)
 # MKL_VERBOSE SGEMM(T,N,2048,13,384,0x7ff...,...) 9.75us CNR:OFF ...
 _MKL = re.compile(r"^MKL_VERBOSE ([A-Z]\w*)\(([^)]*)\) ([\d.]+)([num]?s)\b")
 _UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
-_CPP_NAMES = {"float": "float32", "double": "float64", "Half": "float16", "long int": "int64", "long": "int64", "int": "int32"}
+_CPP_NAMES = {
+    "float": "float32",
+    "double": "float64",
+    "Half": "float16",
+    "long int": "int64",
+    "long": "int64",
+    "int": "int32",
+}
 _TYPE = re.compile(r"\b(?:src|wei|dst)[^: ]*:([a-z]+\d+)")
 
 
@@ -59,7 +70,8 @@ class _Found:
 
 
 class _Slices(LayerTrace):
-    """Tells a new forward from one that calls the model once more, for the next slice of its logits (core.inference.paths.sliced_head).
+    """Tells a new forward from one that calls the model once more, for the next slice of its logits
+    (core.inference.paths.sliced_head).
 
     begin, end: called around every forward that is announced.
     """
@@ -88,12 +100,16 @@ class _Slices(LayerTrace):
 def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int = 0, *, seed: int = 0) -> KernelList:
     """What a side launches for one prompt. number: of the side in its run; CaptureError where it cannot be run.
 
-    Of a path with many forwards the first and the last are looked at, FORWARDS together; of a callable the first. A compiled model
-    is one piece, so its kernels belong to no module; it runs once unwatched, or what the compiler traces would count as launched.
-    The profiler's cost is in the microseconds of operations, not in those that libraries tell.
+    Of a path with many forwards the first and the last are looked at, FORWARDS together; of a callable the first. A
+    compiled model is one piece, so its kernels belong to no module; it runs once unwatched, or what the compiler traces
+    would count as launched. The profiler's cost is in the microseconds of operations, not in those that libraries tell.
     """
     total = side.path.forwards(len(ids)) if side.path is not None else 0
-    wanted = set(range(FORWARDS // 2)) | set(range(total - FORWARDS // 2, total)) if total > FORWARDS else set(range(FORWARDS))
+    wanted = (
+        set(range(FORWARDS // 2)) | set(range(total - FORWARDS // 2, total))
+        if total > FORWARDS
+        else set(range(FORWARDS))
+    )
     found, ran, looked, is_warm = _Found(), 0, 0, not side.is_one_piece
     with ExitStack() as hooks:
         running = ExitStack()
@@ -135,7 +151,9 @@ def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int 
 
 @cache
 def _set_up_libraries() -> None:
-    """Once a process: MKL's first verbose call looks the machine over for half a second, which would be that of some operation."""
+    """Once a process: MKL's first verbose call looks the machine over for half a second, which would be that of some
+    operation.
+    """
     with tempfile.TemporaryFile() as file, _library_lines("cpu", file):
         torch.ones(2, 2) @ torch.ones(2, 2)
 
@@ -186,7 +204,10 @@ def _watched(loaded: LoadedModel, found: _Found) -> Iterator[None]:
     """One forward: its operations and kernels are in `found` afterwards."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if loaded.device.startswith("cuda") else [])]
     with tempfile.TemporaryFile() as file:
-        with profile(activities=activities, record_shapes=True, acc_events=True) as profiler, _library_lines(loaded.device, file):
+        with (
+            profile(activities=activities, record_shapes=True, acc_events=True) as profiler,
+            _library_lines(loaded.device, file),
+        ):
             yield
         _add_operations(profiler.events() or [], found)
         file.seek(0)
@@ -230,7 +251,13 @@ def _add_library_lines(lines: Sequence[str], found: _Found) -> None:
             primitive, implementation, memory, problem, milliseconds = told.groups()
             types = "/".join(dict.fromkeys(_TYPE.findall(memory)))
             place = modules[-1] if modules else ""
-            found.add(place, "oneDNN", f"{primitive} {implementation}", f"{types} {problem}".strip(), float(milliseconds) * 1e3)
+            found.add(
+                place,
+                "oneDNN",
+                f"{primitive} {implementation}",
+                f"{types} {problem}".strip(),
+                float(milliseconds) * 1e3,
+            )
         elif told := _MKL.match(line):
             name, arguments, time, unit = told.groups()
             sizes = []
@@ -242,7 +269,9 @@ def _add_library_lines(lines: Sequence[str], found: _Found) -> None:
 
 
 def _add_operations(events: Sequence[Any], found: _Found) -> None:
-    """Operations that compute something: the outermost with a kernel of its own, so `linear` is its `addmm`, without the copy in it."""
+    """Operations that compute something: the outermost with a kernel of its own, so `linear` is its `addmm`, without
+    the copy in it.
+    """
     counted: set[int] = set()
     for event in events:
         place, inside = "", False
@@ -278,11 +307,15 @@ def _shapes(event: Any) -> str:
 
 @cache
 def _computes(name: str) -> bool:
-    """Has the operation a kernel of its own that makes values? Views, allocations and compositions of other operations have none."""
+    """Has the operation a kernel of its own that makes values? Views, allocations and compositions of other operations
+    have none.
+    """
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return True
-    if name.startswith(("empty", "new_empty", "resize", "set_", "detach_", "_unsafe_view", "_local_scalar", "record_stream")):
+    if name.startswith(
+        ("empty", "new_empty", "resize", "set_", "detach_", "_unsafe_view", "_local_scalar", "record_stream")
+    ):
         return False
     first = getattr(packet, packet.overloads()[0])
     if torch._C._dispatch_has_kernel_for_dispatch_key(first.name(), "CompositeImplicitAutograd"):

@@ -1,4 +1,5 @@
-"""Module outputs of a capture: watched by hooks on every side, handed on part by part, and the rounding floor of every module.
+"""Module outputs of a capture: watched by hooks on every side, handed on part by part, and the rounding floor of every
+module.
 
 Nothing is kept here but what fills a part: a side's outputs leave for the sink (core.runs.tables.layers) as they come.
 """
@@ -25,9 +26,13 @@ from core.inference.paths.paths import Path, open_path, parse_path
 from core.inference.watching.modules import LOGITS, Watched, watched_modules
 from core.runs.tables.layer_spool import LayerModule, LayerPart
 
-FLOOR_SEEDS = 2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
+FLOOR_SEEDS = (
+    2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
+)
 SPOOL_BYTES = 2 << 30  # of the reference's outputs that wait on disk
-MOST_CELLS = 1 << 20  # modules x positions: rows of layer_position a pair, and 72 bytes of memory each while it is written
+MOST_CELLS = (
+    1 << 20
+)  # modules x positions: rows of layer_position a pair, and 72 bytes of memory each while it is written
 _PART_BYTES = 64 << 10  # of one module at a time where forwards compute a few positions each, at least
 _LARGER_PART_BYTES = 1 << 20  # and at most; between them what keeps all modules together within
 _PARTS_TOGETHER_BYTES = 64 << 20
@@ -37,9 +42,11 @@ _PLAIN = parse_path("prefill")
 
 
 class LayerSink(Protocol):
-    """Takes module outputs: the reference's, then those of the floor, then each variant's; see core.runs.tables.layers.LayerRows.
+    """Takes module outputs: the reference's, then those of the floor, then each variant's; see
+    core.runs.tables.layers.LayerRows.
 
-    Where it was asked for not to work beside the forwards it is through with a part when it returns; else the part's array is its own.
+    Where it was asked for not to work beside the forwards it is through with a part when it returns; else the part's
+    array is its own.
     """
 
     def write(self, side: int, part: LayerPart) -> None: ...
@@ -52,8 +59,9 @@ class LayerSink(Protocol):
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """positions: of each prompt, those that are looked at, ascending; seeds: reorderings of the floor, 0 for none; modules: how many are
-    watched; spool_bytes: what the reference's outputs take on disk, about."""
+    """positions: of each prompt, those that are looked at, ascending; seeds: reorderings of the floor, 0 for none;
+    modules: how many are watched; spool_bytes: what the reference's outputs take on disk, about.
+    """
 
     positions: tuple[tuple[int, ...], ...]
     seeds: int
@@ -69,9 +77,9 @@ class LayerPlan:
 def plan_layers(
     loaded: LoadedModel, lengths: Sequence[int], reference: Path, seeds: int, wanted: Sequence[int] = ()
 ) -> LayerPlan:
-    """What is watched, and where: every position while the reference's outputs take at most SPOOL_BYTES and the rows MOST_CELLS, else as
-    many as that. The last position of each prompt and the `wanted` ones (of each prompt that has them) come first, the others are
-    evenly spread over all prompts. CaptureError where the modules cannot be watched.
+    """What is watched, and where: every position while the reference's outputs take at most SPOOL_BYTES and the rows
+    MOST_CELLS, else as many as that. The last position of each prompt and the `wanted` ones (of each prompt that has
+    them) come first, the others are evenly spread over all prompts. CaptureError where the modules cannot be watched.
     """
     if seeds < 0:
         raise UsageError(f"--layer-floor {seeds}: expected a number of reorderings, 0 for none.")
@@ -87,11 +95,15 @@ def plan_layers(
     row_bytes = (sum(each.width for each in modules) + loaded.vocab_size) * loaded.torch_dtype.itemsize
     room = max(1, min(SPOOL_BYTES // row_bytes, MOST_CELLS // (len(modules) + 1)))
     begins = np.cumsum([0, *lengths])
-    asked = [begin + place for begin, length in zip(begins[:-1], lengths, strict=True) for place in wanted if place < length]
+    asked = [
+        begin + place for begin, length in zip(begins[:-1], lengths, strict=True) for place in wanted if place < length
+    ]
     first = list(dict.fromkeys([*asked, *(begins[1:] - 1)]))[:room]
     spread = np.linspace(0, begins[-1] - 1, min(int(begins[-1]), room)).astype(int)
     others = (
-        [row for row in spread.tolist() if row not in set(first)][: room - len(first)] if room < begins[-1] else spread.tolist()
+        [row for row in spread.tolist() if row not in set(first)][: room - len(first)]
+        if room < begins[-1]
+        else spread.tolist()
     )
     rows = np.array(sorted({int(row) for row in (*first, *others)}))
     chosen = tuple(tuple((rows[(rows >= a) & (rows < b)] - a).tolist()) for a, b in pairwise(begins))
@@ -110,17 +122,26 @@ def is_one_piece(path: Path) -> bool:
 
 
 class ModuleTrace(Forwards):
-    """Watches the modules during one side's forwards and hands on what they put out at the chosen positions of the prompt begun last.
+    """Watches the modules during one side's forwards and hands on what they put out at the chosen positions of the
+    prompt begun last.
 
-    order: the modules in the order in which they first put something out, which the reference's trace fills and the others read.
-    What is not clearly [positions of this forward, width] in some layout is left out of the whole prompt. Of a module that stands in
-    several places of the model the first counts, which is where it has its name from.
+    order: the modules in the order in which they first put something out, which the reference's trace fills and the
+    others read. What is not clearly [positions of this forward, width] in some layout is left out of the whole prompt.
+    Of a module that stands in several places of the model the first counts, which is where it has its name from.
     """
 
     def __init__(
-        self, order: dict[str, LayerModule], emit: Callable[[LayerPart], None], *, is_reference: bool, part_bytes: int, is_kept: bool
-    ) -> None:  # fmt: skip
-        """part_bytes: of one module that wait between two forwards; is_kept: parts are not done with when `emit` returns."""
+        self,
+        order: dict[str, LayerModule],
+        emit: Callable[[LayerPart], None],
+        *,
+        is_reference: bool,
+        part_bytes: int,
+        is_kept: bool,
+    ) -> None:
+        """part_bytes: of one module that wait between two forwards; is_kept: parts are not done with when `emit`
+        returns.
+        """
         super().__init__((), ())
         self._order, self._emit, self._is_reference, self._part_bytes, self._is_kept = (
             order,
@@ -176,7 +197,9 @@ class ModuleTrace(Forwards):
         self._take(watched.name, watched.kind, watched.block, own[self._columns], self._first)
 
     def _spoil(self, name: str, dtype: torch.dtype) -> None:
-        """A forward's output of the module is not understood: nothing of it counts, not even what an earlier forward gave."""
+        """A forward's output of the module is not understood: nothing of it counts, not even what an earlier forward
+        gave.
+        """
         self._waiting.pop(name, None)
         module = self._order.get(name)
         if module is not None and name not in self._spoiled:
@@ -202,14 +225,18 @@ class ModuleTrace(Forwards):
         own = first[row if shape[0] == rows else 0]  # position embeddings are one row for all
         if first.ndim == 3:
             return own if shape[1] == columns else None
-        if shape[1] == columns and (shape[2] != columns or columns == 1):  # a norm of each head: [rows, columns, heads, width]
+        if shape[1] == columns and (
+            shape[2] != columns or columns == 1
+        ):  # a norm of each head: [rows, columns, heads, width]
             return own.reshape(columns, -1)
         if shape[2] == columns and shape[1] != columns:  # or [rows, heads, columns, width]
             return own.transpose(0, 1).reshape(columns, -1)
         return None
 
     def _take(self, name: str, kind: str, block: int | None, found: torch.Tensor, first: int) -> None:
-        """found: [positions, width]; copied or done with before this returns, for models add to their outputs in place."""
+        """found: [positions, width]; copied or done with before this returns, for models add to their outputs in
+        place.
+        """
         if name in self._spoiled:
             return
         module = self._order.get(name)
@@ -275,9 +302,13 @@ def watching(model: Any, trace: ModuleTrace | None) -> Iterator[None]:
     handles = []
     try:
         if trace is not None:
-            handles.append(model.register_forward_pre_hook(lambda _, given, named: trace.begin(given, named), with_kwargs=True))
+            handles.append(
+                model.register_forward_pre_hook(lambda _, given, named: trace.begin(given, named), with_kwargs=True)
+            )
             for each in watched_modules(model):
-                handles.append(each.module.register_forward_hook(lambda _, __, output, each=each: trace.see(each, output)))
+                handles.append(
+                    each.module.register_forward_hook(lambda _, __, output, each=each: trace.see(each, output))
+                )
         yield
     finally:
         for handle in handles:
@@ -287,7 +318,9 @@ def watching(model: Any, trace: ModuleTrace | None) -> Iterator[None]:
 class LayerCapture:
     """The traces of one capture's sides and of its floor, into a sink."""
 
-    def __init__(self, loaded: LoadedModel, plan: LayerPlan, token_ids: Sequence[Sequence[int]], sink: LayerSink) -> None:
+    def __init__(
+        self, loaded: LoadedModel, plan: LayerPlan, token_ids: Sequence[Sequence[int]], sink: LayerSink
+    ) -> None:
         self._loaded, self._plan, self._token_ids, self._sink = loaded, plan, token_ids, sink
         self._order: dict[str, LayerModule] = {}
         part_bytes = min(_LARGER_PART_BYTES, max(_PART_BYTES, _PARTS_TOGETHER_BYTES // max(1, plan.modules)))
@@ -307,7 +340,9 @@ class LayerCapture:
         self._sink.end(side, prompt)
 
     def floor(self, reference: Path, on_step: Callable[[str], None]) -> None:
-        """Reorderings of prefill against prefill, all prompts a seed. CaptureError where that cannot be had: there is no floor then."""
+        """Reorderings of prefill against prefill, all prompts a seed. CaptureError where that cannot be had: there is
+        no floor then.
+        """
         try:
             if self._plan.seeds and reference != _PLAIN:
                 on_step("plain prefill for the floor of the modules")

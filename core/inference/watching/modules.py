@@ -1,7 +1,8 @@
-"""The modules whose outputs are compared: embedding, norms, projections, attention, MLP and its parts, the stream after each block.
+"""The modules whose outputs are compared: embedding, norms, projections, attention, MLP and its parts, the stream after
+each block.
 
-Left out is what has no output for each position of each row (rotary tables, convolutions, experts that see some of the tokens), or only
-hands on what it was given (dropout).
+Left out is what has no output for each position of each row (rotary tables, convolutions, experts that see some of the
+tokens), or only hands on what it was given (dropout).
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from transformers.pytorch_utils import Conv1D
 from core.errors import CaptureError
 
 LOGITS = "logits"
-_LEFT_OUT = (torch.nn.Dropout, torch.nn.Identity, torch.nn.modules.conv._ConvNd, torch.nn.ModuleList, torch.nn.ModuleDict)
+_LEFT_OUT = (
+    torch.nn.Dropout,
+    torch.nn.Identity,
+    torch.nn.modules.conv._ConvNd,
+    torch.nn.ModuleList,
+    torch.nn.ModuleDict,
+)
 _LINEAR = (torch.nn.Linear, Conv1D)
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 _MLP = re.compile(r"mlp|moe|expert|feed_?forward|ffn", re.IGNORECASE)
@@ -25,8 +32,9 @@ _NORM = re.compile(r"norm|^ln_", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Watched:
-    """One module to be watched. kind: of core.runs.tables.layer_spool.KINDS; block: None outside the blocks; width: of its output, estimated
-    from its weights."""
+    """One module to be watched. kind: of core.runs.tables.layer_spool.KINDS; block: None outside the blocks; width: of
+    its output, estimated from its weights.
+    """
 
     name: str
     module: torch.nn.Module
@@ -49,7 +57,9 @@ def watched_modules(model: Any) -> list[Watched]:
             continue
         is_block = block is not None and module is blocks[block]
         kind = "residual" if is_block else _kind(inside.partition(".")[2] if inside is not None else "", name, module)
-        if kind == "other" and not _has_weights(module):  # an activation within a mixer, whose axes are in an order of its own
+        if kind == "other" and not _has_weights(
+            module
+        ):  # an activation within a mixer, whose axes are in an order of its own
             continue
         found.append(Watched(name, module, kind, block, _width(module, kind, hidden, config)))
     return found
@@ -87,7 +97,8 @@ def _kind(place: str, name: str, module: torch.nn.Module) -> str:
             return "attention"
         if _MLP.search(text):
             return "mlp"
-    # Two linear maps and an activation that stand in the block itself are its MLP (OPT); a mixer's own parts are neither.
+    # Two linear maps and an activation that stand in the block itself are its MLP (OPT); a mixer's own parts are
+    # neither.
     return "mlp" if not parent and (isinstance(module, _LINEAR) or not _has_weights(module)) else "other"
 
 

@@ -1,7 +1,7 @@
 """Arrays that lie in files: checked by their headers first, then read as streams of bounded size.
 
-Whatever comes from a file is hostile until checked. Exceptions of zipfile, zlib and numpy's header parser stop here: each becomes a
-`DumpError` of one sentence.
+Whatever comes from a file is hostile until checked. Exceptions of zipfile, zlib and numpy's header parser stop here:
+each becomes a `DumpError` of one sentence.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ HEADER_BYTES = 10_000  # numpy's own limit on an npy header
 SPOOL_BYTES = 32 << 20  # columns of a Fortran-order array turned around at a time
 SPOOL_ROWS = 1 << 16  # beyond it the runs written while turning become too short to be quick
 
-# What zipfile, zlib, struct, ast, json and numpy raise on damaged input (found by fuzzing; RuntimeError covers RecursionError and zipfile's
-# NotImplementedError; ValueError covers UnicodeError and json's).
+# What zipfile, zlib, struct, ast, json and numpy raise on damaged input (found by fuzzing; RuntimeError covers
+# RecursionError and zipfile's NotImplementedError; ValueError covers UnicodeError and json's).
 FOREIGN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -53,7 +53,9 @@ FOREIGN = (
 
 def shown(text: object, limit: int = 80) -> str:
     """Untrusted text, fit for a message: one line, printable, cut."""
-    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text)[: limit + 1])
+    printable = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text)[: limit + 1]
+    )
     return printable if len(printable) <= limit else printable[: limit - 1] + "…"
 
 
@@ -100,7 +102,8 @@ class Window(io.RawIOBase):
 class StoredArray:
     """An array in a file, its size checked but its elements unread.
 
-    file, key: as shown to the user; dtype: as saved, byte order included; shape: as saved; open_stream: a fresh stream of its elements.
+    file, key: as shown to the user; dtype: as saved, byte order included; shape: as saved; open_stream: a fresh stream
+    of its elements.
     """
 
     file: str
@@ -178,14 +181,16 @@ def load(array: StoredArray) -> NDArray[Any]:
 def read_npy_header(stream: Any, file: str, key: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     """(shape, fortran, dtype, bytes of the header) of an npy stream, by numpy's parser, after its length was checked.
 
-    Format: numpy.lib.format. Version 3 differs from 2 only in the encoding of field names, and arrays with fields are refused anyway.
+    Format: numpy.lib.format. Version 3 differs from 2 only in the encoding of field names, and arrays with fields are
+    refused anyway.
     """
     where = f"{file}: '{shown(key)}'"
     with foreign_errors(where, "an npy array as np.save writes it"):
         start = _read_up_to(stream, 12)
         if start[:6] != npy_format.MAGIC_PREFIX:
             raise DumpError(
-                f"{where} begins with {start[:6]!r}; expected an npy array, which begins with {npy_format.MAGIC_PREFIX!r}."
+                f"{where} begins with {start[:6]!r}; expected an npy array, which begins with"
+                f" {npy_format.MAGIC_PREFIX!r}."
             )
         version = tuple(start[6:8])
         if version not in ((1, 0), (2, 0), (3, 0)) or len(start) < 12:
@@ -197,7 +202,9 @@ def read_npy_header(stream: Any, file: str, key: str) -> tuple[tuple[int, ...], 
         text = start + _read_up_to(stream, prefix + length - len(start))
         parse = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy and ast remark on odd headers; odd ones are refused below or harmless
+            warnings.simplefilter(
+                "ignore"
+            )  # numpy and ast remark on odd headers; odd ones are refused below or harmless
             shape, fortran, dtype = parse(io.BytesIO(text[8 : prefix + length]), max_header_size=HEADER_BYTES)
         if any(not 0 <= n < 1 << 62 for n in shape) or any(isinstance(n, bool) for n in shape):
             raise DumpError(f"{where} declares the shape {shown(shape)}; expected whole numbers from 1 up.")
@@ -225,7 +232,8 @@ def check_elements(array: StoredArray, available: int) -> None:
         raise array.refusal(f"is empty (shape {shown(array.shape)} of {shown(array.dtype)})", "at least one element")
     if array.nbytes != available:
         raise array.refusal(
-            f"declares shape {shown(array.shape)} of {shown(array.dtype)}, {array.nbytes} bytes, but {available} are there",
+            f"declares shape {shown(array.shape)} of {shown(array.dtype)}, {array.nbytes} bytes, but {available} are"
+            " there",
             "a complete array and nothing after it",
         )
 
@@ -233,7 +241,8 @@ def check_elements(array: StoredArray, available: int) -> None:
 def in_c_order(array: StoredArray, stack: ExitStack) -> StoredArray:
     """The same array with its last axis contiguous: itself, or turned around in a temporary file that `stack` closes.
 
-    Memory stays at one block of columns: the file-order stream is read once, each block's rows are written to their places.
+    Memory stays at one block of columns: the file-order stream is read once, each block's rows are written to their
+    places.
     """
     if not array.fortran:
         return array
@@ -242,7 +251,8 @@ def in_c_order(array: StoredArray, stack: ExitStack) -> StoredArray:
     rows = math.prod(leading)
     if rows > SPOOL_ROWS:
         raise array.refusal(
-            f"has {rows} positions in Fortran order", f"at most {SPOOL_ROWS} so, or the array saved through np.ascontiguousarray"
+            f"has {rows} positions in Fortran order",
+            f"at most {SPOOL_ROWS} so, or the array saved through np.ascontiguousarray",
         )
     item = array.dtype.itemsize
     elements = Elements(array)

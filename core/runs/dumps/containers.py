@@ -1,7 +1,8 @@
-"""The three kinds of file a dump comes in: npz, npy, safetensors. Each is told by its first bytes, never by its name, so a renamed file
-opens as what it is.
+"""The three kinds of file a dump comes in: npz, npy, safetensors. Each is told by its first bytes, never by its name,
+so a renamed file opens as what it is.
 
-Every declared size is checked against the file, and the total against a limit, before anything is unpacked or allocated.
+Every declared size is checked against the file, and the total against a limit, before anything is unpacked or
+allocated.
 """
 
 from __future__ import annotations
@@ -42,9 +43,22 @@ SUSPECT_BYTES = 256 << 20
 GAP_BYTES = 32  # between two zip members there may be a data descriptor (24 bytes), never a whole member
 
 _SAFETENSORS = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "V2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?", "F8_E4M3": "V1", "F8_E5M2": "V1",
-}  # fmt: skip
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "V2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "BOOL": "?",
+    "F8_E4M3": "V1",
+    "F8_E5M2": "V1",
+}
 
 
 @dataclass(frozen=True)
@@ -115,7 +129,14 @@ def _npy_array(name: str, key: str, file: io.FileIO, file_bytes: int) -> StoredA
 
 
 def _windowed(
-    name: str, key: str, dtype: np.dtype, shape: tuple[int, ...], fortran: bool, file: io.FileIO, start: int, lock: threading.Lock
+    name: str,
+    key: str,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    fortran: bool,
+    file: io.FileIO,
+    start: int,
+    lock: threading.Lock,
 ) -> StoredArray:
     length = math.prod(shape) * dtype.itemsize
 
@@ -129,7 +150,9 @@ def check_key(name: str, key: str) -> None:
     """Refuses a key that could not be shown, or that plays a path trick."""
     parts = key.split("/")
     if len(key) > MAX_KEY_LENGTH:
-        raise DumpError(f"{name}: '{shown(key)}' is a name of {len(key)} characters; expected at most {MAX_KEY_LENGTH}.")
+        raise DumpError(
+            f"{name}: '{shown(key)}' is a name of {len(key)} characters; expected at most {MAX_KEY_LENGTH}."
+        )
     if (
         not key.strip()
         or not key.isprintable()
@@ -138,7 +161,8 @@ def check_key(name: str, key: str) -> None:
         or any(part.strip() in ("", ".", "..") for part in parts)
     ):
         raise DumpError(
-            f"{name}: '{shown(key)}' is an unsafe name; expected a printable one without '..', an empty part or a leading '/'."
+            f"{name}: '{shown(key)}' is an unsafe name; expected a printable one without '..', an empty part or a"
+            " leading '/'."
         )
 
 
@@ -160,7 +184,10 @@ def _zip_arrays(name: str, file: io.FileIO, stack: ExitStack, max_bytes: int) ->
     arrays: dict[str, StoredArray] = {}
     for member in members:
         key = member.filename.removesuffix(".npy")
-        with foreign_errors(f"{name}: '{shown(key)}'", "an undamaged member of an npz archive"), archive.open(member) as stream:
+        with (
+            foreign_errors(f"{name}: '{shown(key)}'", "an undamaged member of an npz archive"),
+            archive.open(member) as stream,
+        ):
             shape, fortran, dtype, header = read_npy_header(stream, name, key)
         arrays[key] = _zipped(name, key, dtype, shape, fortran, archive, member, header)
         check_elements(arrays[key], member.file_size - header)
@@ -188,10 +215,13 @@ def _zipped(
 def _member_key(name: str, member: zipfile.ZipInfo) -> str:
     """The array's key, after its member's name, method and flags were found harmless."""
     if "\0" in member.orig_filename:  # zipfile cuts the name there, so it would pass for another
-        raise DumpError(f"{name}: '{shown(member.orig_filename)}' is a name with a NUL in it; expected a printable name.")
+        raise DumpError(
+            f"{name}: '{shown(member.orig_filename)}' is a name with a NUL in it; expected a printable name."
+        )
     if not member.filename.endswith(".npy"):
         raise DumpError(
-            f"{name}: holds '{shown(member.filename)}', which is no npy array; expected an npz archive as np.savez writes it."
+            f"{name}: holds '{shown(member.filename)}', which is no npy array; expected an npz archive as np.savez"
+            " writes it."
         )
     key = member.filename.removesuffix(".npy")
     check_key(name, key)
@@ -199,7 +229,8 @@ def _member_key(name: str, member: zipfile.ZipInfo) -> str:
         raise DumpError(f"{name}: '{shown(key)}' is encrypted; expected an archive without a password.")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise DumpError(
-            f"{name}: '{shown(key)}' is packed by method {member.compress_type}; expected stored or deflated, as np.savez writes it."
+            f"{name}: '{shown(key)}' is packed by method {member.compress_type}; expected stored or deflated, as"
+            " np.savez writes it."
         )
     return key
 
@@ -213,22 +244,26 @@ def _check_sizes(name: str, members: list[zipfile.ZipInfo], max_bytes: int) -> N
         key, packed, unpacked = (shown(member.filename.removesuffix(".npy")), member.compress_size, member.file_size)
         stored = member.compress_type == zipfile.ZIP_STORED
         if (stored and packed != unpacked) or unpacked > packed * DEFLATE_RATIO + HEADER_BYTES:
-            raise DumpError(f"{name}: '{key}' declares {unpacked} bytes out of {packed} packed ones; expected sizes that agree.")
+            raise DumpError(
+                f"{name}: '{key}' declares {unpacked} bytes out of {packed} packed ones; expected sizes that agree."
+            )
         if unpacked > SUSPECT_BYTES and unpacked > packed * SUSPECT_RATIO:
             raise DumpError(
-                f"{name}: '{key}' unpacks {packed} bytes to {unpacked}, more than {SUSPECT_RATIO} times as many; expected logits, "
-                "which pack far worse: save without compression (np.savez)."
+                f"{name}: '{key}' unpacks {packed} bytes to {unpacked}, more than {SUSPECT_RATIO} times as many;"
+                " expected logits, which pack far worse: save without compression (np.savez)."
             )
     packed = sum(member.compress_size for member in members)
     if total > SUSPECT_BYTES and total > packed * SUSPECT_RATIO:  # several members, each small enough by itself
         raise DumpError(
-            f"{name}: unpacks {packed} bytes to {total}, more than {SUSPECT_RATIO} times as many; expected logits, which pack far worse: save "
-            "without compression (np.savez)."
+            f"{name}: unpacks {packed} bytes to {total}, more than {SUSPECT_RATIO} times as many; expected logits,"
+            " which pack far worse: save without compression (np.savez)."
         )
 
 
 def _check_places(name: str, members: list[zipfile.ZipInfo], file: io.FileIO, directory: int) -> None:
-    """Members stand one after another from the file's start to its directory: none overlaps (a bomb) or hides (a damaged directory)."""
+    """Members stand one after another from the file's start to its directory: none overlaps (a bomb) or hides (a
+    damaged directory).
+    """
     place = 0
     for member in sorted(members, key=lambda m: m.header_offset):
         start, key = member.header_offset, shown(member.filename.removesuffix(".npy"))
@@ -239,9 +274,17 @@ def _check_places(name: str, members: list[zipfile.ZipInfo], file: io.FileIO, di
             local = file.read(30)
             if len(local) < 30:
                 raise EOFError("the file ends before it")
-        end = start + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little") + member.compress_size
+        end = (
+            start
+            + 30
+            + int.from_bytes(local[26:28], "little")
+            + int.from_bytes(local[28:30], "little")
+            + member.compress_size
+        )
         if start < place or end > directory:
-            raise DumpError(f"{name}: '{key}' overlaps another part of the archive; expected members one after another.")
+            raise DumpError(
+                f"{name}: '{key}' overlaps another part of the archive; expected members one after another."
+            )
         if start > place + GAP_BYTES:
             _gap(name, start - place)
         place = end
@@ -250,7 +293,9 @@ def _check_places(name: str, members: list[zipfile.ZipInfo], file: io.FileIO, di
 
 
 def _gap(name: str, count: int) -> NoReturn:
-    raise DumpError(f"{name}: has {count} bytes that belong to no member of its directory; expected an undamaged npz archive.")
+    raise DumpError(
+        f"{name}: has {count} bytes that belong to no member of its directory; expected an undamaged npz archive."
+    )
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -261,7 +306,8 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _safetensors_arrays(name: str, file: io.FileIO, file_bytes: int) -> tuple[dict[str, StoredArray], dict[str, str]]:
-    """Format: 8 bytes of length, JSON header, bytes of the tensors without holes or overlaps (huggingface.co/docs/safetensors).
+    """Format: 8 bytes of length, JSON header, bytes of the tensors without holes or overlaps
+    (huggingface.co/docs/safetensors).
 
     Read here and not by the safetensors library, which has no bfloat16 for numpy; the raw bytes are simple to stream.
     """
@@ -270,7 +316,8 @@ def _safetensors_arrays(name: str, file: io.FileIO, file_bytes: int) -> tuple[di
         length = int.from_bytes(file.read(8), "little")
         if length > min(DIRECTORY_BYTES, file_bytes - 8):
             raise DumpError(
-                f"{name}: declares a safetensors header of {length} bytes; expected at most {DIRECTORY_BYTES} and a complete file."
+                f"{name}: declares a safetensors header of {length} bytes; expected at most {DIRECTORY_BYTES} and a"
+                " complete file."
             )
         header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=_no_duplicates)
         if not isinstance(header, dict):
@@ -293,7 +340,8 @@ def _safetensors_arrays(name: str, file: io.FileIO, file_bytes: int) -> tuple[di
     for begin, end, key in sorted(spans):
         if begin != place or 8 + length + end > file_bytes:
             raise DumpError(
-                f"{name}: '{shown(key)}' lies at bytes {begin} to {end}; expected it to begin at {place} and to end within the file."
+                f"{name}: '{shown(key)}' lies at bytes {begin} to {end}; expected it to begin at {place} and to end"
+                " within the file."
             )
         place = end
     if 8 + length + place != file_bytes:
@@ -305,13 +353,18 @@ def _tensor(name: str, key: str, entry: Any) -> tuple[np.dtype, tuple[int, ...],
     """(dtype, shape, begin, end) of one tensor of a safetensors header; BF16 is numpy's 2-byte void, as in npz."""
 
     def whole(numbers: Any) -> TypeGuard[list[int]]:
-        return isinstance(numbers, list) and len(numbers) <= 64 and all(type(n) is int and 0 <= n < 1 << 62 for n in numbers)
+        return (
+            isinstance(numbers, list)
+            and len(numbers) <= 64
+            and all(type(n) is int and 0 <= n < 1 << 62 for n in numbers)
+        )
 
     found = entry if isinstance(entry, dict) else {}
     shape, offsets, dtype = (found.get("shape"), found.get("data_offsets"), found.get("dtype"))
     if not whole(shape) or not whole(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise DumpError(
-            f"{name}: '{shown(key)}' has the entry {shown(entry)}; expected dtype, shape and data_offsets of whole numbers."
+            f"{name}: '{shown(key)}' has the entry {shown(entry)}; expected dtype, shape and data_offsets of whole"
+            " numbers."
         )
     if not isinstance(dtype, str) or dtype not in _SAFETENSORS:
         raise DumpError(f"{name}: '{shown(key)}' has the dtype {shown(dtype)}; expected F32, F16 or BF16.")

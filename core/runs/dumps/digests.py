@@ -1,4 +1,6 @@
-"""What makes equal logits known as equal wherever they lie: a digest of their values, whatever dtype they were stored in."""
+"""What makes equal logits known as equal wherever they lie: a digest of their values, whatever dtype they were stored
+in.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ _FIRST = 4096  # elements that are looked at before all: of logits that a narrow
 
 
 class SideDigest:
-    """SHA-256 of a side's bits, rows in order, little-endian: as they are stored (`stored`), and in the dtype its values are of (`values`).
+    """SHA-256 of a side's bits, rows in order, little-endian: as they are stored (`stored`), and in the dtype its
+    values are of (`values`).
 
-    That is bfloat16 where every value is one, else float16 where every value is one, else float32. So a side has the same digest
-    beside a side of another dtype, upcast, or in a run of its own.
+    That is bfloat16 where every value is one, else float16 where every value is one, else float32. So a side has the
+    same digest beside a side of another dtype, upcast, or in a run of its own.
     """
 
     def __init__(self, fmt: FloatFormat) -> None:

@@ -1,7 +1,8 @@
 """Dumps: files of logits from anywhere, understood, checked and read as bits in step over all sides.
 
-The conventions are DESIGN section 5, "Dumps". Opening reads headers, the small reserved arrays, and as much of the logits as it takes to
-know the compute dtype; `Dump.chunks` then streams. Memory stays below some 300 MB whatever the size of the dump.
+The conventions are DESIGN section 5, "Dumps". Opening reads headers, the small reserved arrays, and as much of the
+logits as it takes to know the compute dtype; `Dump.chunks` then streams. Memory stays below some 300 MB whatever the
+size of the dump.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class _Side:
 class Dump:
     """An opened dump; a context manager. Made by `open_dump`.
 
-    sides, vocab, prompts, compute_dtype: as in a RunHeader; rows: positions of all prompts together; dtype_reason: 'declared', 'detected',
-    'array dtype' or 'override', a colon, and words to show; meta: the dump's JSON text or ''; warnings: sentences to show;
-    generations: what each side emitted, by prompt, where the dump says so.
+    sides, vocab, prompts, compute_dtype: as in a RunHeader; rows: positions of all prompts together; dtype_reason:
+    'declared', 'detected', 'array dtype' or 'override', a colon, and words to show; meta: the dump's JSON text or '';
+    warnings: sentences to show; generations: what each side emitted, by prompt, where the dump says so.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class Dump:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -85,7 +88,9 @@ class Dump:
         self._stack.close()
 
     def header(self, name: str, provenance: Provenance) -> RunHeader:
-        """The header of the run that this dump would become; texts of its tokens become the vocabulary, as far as they go."""
+        """The header of the run that this dump would become; texts of its tokens become the vocabulary, as far as they
+        go.
+        """
         vocabulary: dict[int, str] = {}
         for prompt in self.prompts:
             for token_id, text in zip(prompt.token_ids, prompt.token_texts, strict=False):
@@ -100,11 +105,14 @@ class Dump:
             vocabulary=vocabulary,
         )
 
-    def chunks(self, max_bytes: int = CHUNK_BYTES) -> Generator[tuple[int, list[NDArray[np.unsignedinteger]]], None, None]:
-        """(first row, one [n, vocab] array of compute-dtype bits a side), in row order, again from the start at each call.
+    def chunks(
+        self, max_bytes: int = CHUNK_BYTES
+    ) -> Generator[tuple[int, list[NDArray[np.unsignedinteger]]], None, None]:
+        """(first row, one [n, vocab] array of compute-dtype bits a side), in row order, again from the start at each
+        call.
 
-        A chunk takes at most `max_bytes` a side and 64 MiB together, but at least one row. An archive's checksums are known good only
-        once the last chunk has been read: what was read before a DumpError is void.
+        A chunk takes at most `max_bytes` a side and 64 MiB together, but at least one row. An archive's checksums are
+        known good only once the last chunk has been read: what was read before a DumpError is void.
         """
         if self._is_closed:
             raise UsageError("this dump is closed; open it again to read it.")
@@ -118,7 +126,10 @@ class Dump:
                 streams.callback(elements[-1].close)
             for first in range(0, self.rows, at_once):
                 count = min(at_once, self.rows - first)
-                yield (first, [self._take(side, stream, count) for side, stream in zip(self._sides, elements, strict=True)])
+                yield (
+                    first,
+                    [self._take(side, stream, count) for side, stream in zip(self._sides, elements, strict=True)],
+                )
 
     def _take(self, side: _Side, stream: Elements, rows: int) -> NDArray[np.unsignedinteger]:
         """The next rows of one side as bits of the compute dtype. [rows, vocab]"""
@@ -141,25 +152,37 @@ class Dump:
 
 
 def open_dump(
-    paths: Sequence[Path], *, compute_dtype: str | None = None, reference: str | None = None, holds: str | None = None,
-    max_bytes: int = 64 * GIB, fewest_sides: int = 2, on_progress: Callable[[int, int], None] | None = None,
-) -> Dump:  # fmt: skip
-    """Opens one npz or safetensors file of two or more sides, or two files of one array each. DumpError where it cannot be taken.
+    paths: Sequence[Path],
+    *,
+    compute_dtype: str | None = None,
+    reference: str | None = None,
+    holds: str | None = None,
+    max_bytes: int = 64 * GIB,
+    fewest_sides: int = 2,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Dump:
+    """Opens one npz or safetensors file of two or more sides, or two files of one array each. DumpError where it cannot
+    be taken.
 
-    `reference` names the side to compare with; else it is the one called 'reference', else the first. `compute_dtype` overrides what the dump declares or what would be detected; `max_bytes` limits each file, packed and unpacked.
+    `reference` names the side to compare with; else it is the one called 'reference', else the first. `compute_dtype`
+    overrides what the dump declares or what would be detected; `max_bytes` limits each file, packed and unpacked.
     `holds`: 'logits' takes arrays for [positions, vocab] that look like log-probabilities of chosen tokens.
-    `fewest_sides`: 1 where a single side is of use, which makes no run. `on_progress(bytes read, bytes in all)` is told of what is read to
-    know the compute dtype, which may be all of it.
+    `fewest_sides`: 1 where a single side is of use, which makes no run. `on_progress(bytes read, bytes in all)` is told
+    of what is read to know the compute dtype, which may be all of it.
     """
     stack = ExitStack()
     try:
         if len(paths) not in (1, 2):
-            raise UsageError(f"a dump is one file or a pair of files, not {len(paths)}; put more than two sides into one npz.")
+            raise UsageError(
+                f"a dump is one file or a pair of files, not {len(paths)}; put more than two sides into one npz."
+            )
         override = format_named(compute_dtype) if compute_dtype else None
         check_holds(holds)
         containers = [open_container(Path(path), stack, max_bytes) for path in paths]
         dump = _understand(containers, override, reference, stack, fewest_sides, on_progress or _untold)
-        dump.warnings = tuple(_looked_at(dump, " and ".join(container.name for container in containers), holds == LOGITS))
+        dump.warnings = tuple(
+            _looked_at(dump, " and ".join(container.name for container in containers), holds == LOGITS)
+        )
         return dump
     except BaseException:
         stack.close()
@@ -177,16 +200,22 @@ def _untold(done: int, total: int) -> None:
 
 
 def _understand(
-    containers: list[Container], override: FloatFormat | None, reference: str | None, stack: ExitStack, fewest_sides: int,
+    containers: list[Container],
+    override: FloatFormat | None,
+    reference: str | None,
+    stack: ExitStack,
+    fewest_sides: int,
     tell: Callable[[int, int], None],
-) -> Dump:  # fmt: skip
+) -> Dump:
     named = _named_arrays(containers, fewest_sides)
     layout_of_sides = _common_shape(named)
     reserved = [read_reserved(container, layout_of_sides) for container in containers]
     declared = [extra.compute_dtype for extra in reserved]
     dump_name = " and ".join(container.name for container in containers)
     if override is None and len({fmt.name for fmt in declared if fmt}) > 1:
-        raise DumpError(f"{dump_name}: declare different compute_dtypes; expected one, or compute_dtype given when opening.")
+        raise DumpError(
+            f"{dump_name}: declare different compute_dtypes; expected one, or compute_dtype given when opening."
+        )
     said = next((fmt for fmt in declared if fmt), None)
     sides = []
     for name, (place, array) in named.items():
@@ -196,10 +225,15 @@ def _understand(
         reference = reserved[0].reference or None
     if reference is not None and reference not in named:
         raise UsageError(
-            f"{dump_name}: no side '{shown(reference, 60)}'; there are {', '.join(shown(name, 40) for name in list(named)[:8])}."
+            f"{dump_name}: no side '{shown(reference, 60)}'; there are"
+            f" {', '.join(shown(name, 40) for name in list(named)[:8])}."
         )
-    if reference is not None or len(containers) == 1:  # of two files the first is the reference, whatever they are called
-        sides.sort(key=lambda side: side.header.name != (reference or "reference"))  # stable: the others stay in file order
+    if (
+        reference is not None or len(containers) == 1
+    ):  # of two files the first is the reference, whatever they are called
+        sides.sort(
+            key=lambda side: side.header.name != (reference or "reference")
+        )  # stable: the others stay in file order
     target, reason = (
         override or said,
         "override: chosen when opening" if override else "declared: the dump's own compute_dtype key",
@@ -211,15 +245,20 @@ def _understand(
     layout = reserved[0].over(reserved[1] if len(reserved) > 1 else None)
     if target.itemsize * layout.vocab * len(sides) > ROW_BYTES_TOGETHER:
         raise DumpError(
-            f"{dump_name}: one position of all {len(sides)} sides takes {target.itemsize * layout.vocab * len(sides) // MIB} MiB; "
-            f"expected at most {ROW_BYTES_TOGETHER // MIB}: put the sides into several dumps."
+            f"{dump_name}: one position of all {len(sides)} sides takes"
+            f" {target.itemsize * layout.vocab * len(sides) // MIB} MiB; expected at most {ROW_BYTES_TOGETHER // MIB}:"
+            " put the sides into several dumps."
         )
     generations = _generations(dump_name, [side.header.name for side in sides], named, reserved, layout)
     return Dump(stack, sides, layout, target, reason, next((r.meta for r in reserved if r.meta), ""), [], generations)
 
 
 def _generations(
-    dump_name: str, sides: list[str], named: dict[str, tuple[int, StoredArray]], reserved: list[Reserved], layout: Layout
+    dump_name: str,
+    sides: list[str],
+    named: dict[str, tuple[int, StoredArray]],
+    reserved: list[Reserved],
+    layout: Layout,
 ) -> tuple[Generation, ...]:
     """What each side emitted, by prompt: the tokens from the first that was not given on."""
     emitted: dict[str, tuple[int, ...]] = {}
@@ -229,14 +268,15 @@ def _generations(
             name = key or (only[0] if len(only) == 1 else "")
             if name not in only:
                 raise DumpError(
-                    f"{extra.file}: '{EMITTED}{':' if key else ''}{shown(key, 60)}' belongs to no side; expected '{EMITTED}:SIDE', of "
-                    f"{', '.join(shown(side, 40) for side in only[:8])}."
+                    f"{extra.file}: '{EMITTED}{':' if key else ''}{shown(key, 60)}' belongs to no side; expected"
+                    f" '{EMITTED}:SIDE', of {', '.join(shown(side, 40) for side in only[:8])}."
                 )
             emitted[name] = tokens
     lacking = [name for name in sides if name not in emitted]
     if emitted and lacking:
         raise DumpError(
-            f"{dump_name}: has '{EMITTED}' tokens of some sides but not of '{shown(lacking[0], 60)}'; expected all or none."
+            f"{dump_name}: has '{EMITTED}' tokens of some sides but not of '{shown(lacking[0], 60)}'; expected all or"
+            " none."
         )
     texts = {i: text for p in layout.prompts for i, text in zip(p.token_ids, p.token_texts, strict=False)}
     found, start = [], 0
@@ -247,12 +287,17 @@ def _generations(
         first = given.pop()
         if given or any(token < 0 for row in rows for token in row[first:]):
             raise DumpError(
-                f"{dump_name}: '{EMITTED}' tokens of prompt {index} begin at different positions or leave some out; expected -1 for every "
-                "position whose next token was given, the same on every side, and tokens from there to the end."
+                f"{dump_name}: '{EMITTED}' tokens of prompt {index} begin at different positions or leave some out;"
+                " expected -1 for every position whose next token was given, the same on every side, and tokens from"
+                " there to the end."
             )
         if first < prompt.positions:
-            words = tuple("".join(texts[t] for t in row[first:]) if all(t in texts for t in row[first:]) else "" for row in rows)
-            found.append(Generation(index, first + 1, prompt.positions - first, tuple(row[first:] for row in rows), words))
+            words = tuple(
+                "".join(texts[t] for t in row[first:]) if all(t in texts for t in row[first:]) else "" for row in rows
+            )
+            found.append(
+                Generation(index, first + 1, prompt.positions - first, tuple(row[first:] for row in rows), words)
+            )
     return tuple(found)
 
 
@@ -265,18 +310,21 @@ def _named_arrays(containers: list[Container], fewest_sides: int) -> dict[str, t
     if len(containers) == 1:
         only, arrays = containers[0], found[0]
         if only.kind == "npy" and fewest_sides > 1:
-            raise DumpError(f"{only.name}: holds one array; expected two sides: give a second file, or both arrays in one npz.")
+            raise DumpError(
+                f"{only.name}: holds one array; expected two sides: give a second file, or both arrays in one npz."
+            )
         if not fewest_sides <= len(arrays) <= MAX_SIDES:
             keys = ", ".join(f"'{shown(key, 40)}'" for key in list(arrays)[:3]) or "none"
             raise DumpError(
-                f"{only.name}: holds {len(arrays)} sides ({keys}); expected {fewest_sides} to {MAX_SIDES}: save every side under its own key, or give "
-                "a second file."
+                f"{only.name}: holds {len(arrays)} sides ({keys}); expected {fewest_sides} to {MAX_SIDES}: save every"
+                " side under its own key, or give a second file."
             )
         return {key: (0, array) for key, array in arrays.items()}
     for container, arrays in zip(containers, found, strict=True):
         if len(arrays) != 1:
             raise DumpError(
-                f"{container.name}: holds {len(arrays)} sides; expected one array in each of two files that make a pair."
+                f"{container.name}: holds {len(arrays)} sides; expected one array in each of two files that make a"
+                " pair."
             )
     names = ["".join(c if c.isprintable() else "?" for c in container.path.stem)[:200] for container in containers]
     if names[0] == names[1] or any(is_reserved(name) or not name.strip() for name in names):
@@ -296,7 +344,9 @@ def _common_shape(named: dict[str, tuple[int, StoredArray]]) -> tuple[int, ...]:
         if len(shape) > 3:
             raise array.refusal(f"has shape {shown(array.shape)}", "(positions, vocab) or (prompts, positions, vocab)")
         if not 2 <= shape[-1] <= MAX_VOCAB:
-            raise array.refusal(f"has shape {shown(array.shape)}", f"a last axis of 2 to {MAX_VOCAB} tokens, the vocabulary")
+            raise array.refusal(
+                f"has shape {shown(array.shape)}", f"a last axis of 2 to {MAX_VOCAB} tokens, the vocabulary"
+            )
         if array.size // shape[-1] > MAX_ROWS:
             raise array.refusal(f"has shape {shown(array.shape)}", f"at most {MAX_ROWS} positions")
         shapes[name] = shape
@@ -305,7 +355,8 @@ def _common_shape(named: dict[str, tuple[int, StoredArray]]) -> tuple[int, ...]:
         if shape != shapes[first]:
             array = named[name][1]
             raise array.refusal(
-                f"has shape {shown(array.shape)}", f"{shown(named[first][1].shape)} as '{shown(first)}' has: sides align"
+                f"has shape {shown(array.shape)}",
+                f"{shown(named[first][1].shape)} as '{shown(first)}' has: sides align",
             )
     return shapes[first]
 
@@ -313,12 +364,15 @@ def _common_shape(named: dict[str, tuple[int, StoredArray]]) -> tuple[int, ...]:
 def _lossy(source: Source, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> DumpError:
     value = source.first_lost(bits, target)
     return source.array.refusal(
-        f"holds {value!r}, which is no {target.name} value", f"logits that {target.name} holds exactly, or another compute_dtype"
+        f"holds {value!r}, which is no {target.name} value",
+        f"logits that {target.name} holds exactly, or another compute_dtype",
     )
 
 
 def _check_all(sources: list[Source], target: FloatFormat | None, tell: Callable[[int, int], None]) -> None:
-    """Reads what must be read to refuse sides of nothing but NaN, float64 beyond float32, and values beyond the given compute dtype."""
+    """Reads what must be read to refuse sides of nothing but NaN, float64 beyond float32, and values beyond the given
+    compute dtype.
+    """
     done, total = 0, sum(source.array.nbytes for source in sources)
     for source in sources:
         is_settled = target is None or source.is_always_exact(target)
@@ -341,7 +395,9 @@ def _check_all(sources: list[Source], target: FloatFormat | None, tell: Callable
 
 
 def _detect(sources: list[Source], tell: Callable[[int, int], None]) -> tuple[FloatFormat, str]:
-    """The narrowest dtype that holds every value of every side bit for bit, and why. Stops at the first value that does not fit."""
+    """The narrowest dtype that holds every value of every side bit for bit, and why. Stops at the first value that does
+    not fit.
+    """
     arrays = " and ".join(sorted({source.fmt.name for source in sources}, reverse=True))
     if len({source.fmt.name for source in sources}) == 1 and sources[0].fmt is not FLOAT32:
         return sources[0].fmt, f"array dtype: {arrays} arrays"
@@ -349,7 +405,9 @@ def _detect(sources: list[Source], tell: Callable[[int, int], None]) -> tuple[Fl
         if _are_exact(sources, fmt, tell):
             return (fmt, f"detected: {arrays} arrays whose every value is exactly a {fmt.name}")
     if not _are_exact(sources, FLOAT32, tell):
-        raise DumpError(f"{sources[0].array.file}: holds NaNs that change between {arrays}; expected all sides in one dtype.")
+        raise DumpError(
+            f"{sources[0].array.file}: holds NaNs that change between {arrays}; expected all sides in one dtype."
+        )
     return (FLOAT32, f"array dtype: {arrays} arrays with values that no narrower dtype holds")
 
 
@@ -373,7 +431,8 @@ def _are_exact(sources: list[Source], fmt: FloatFormat, tell: Callable[[int, int
 
 
 def _looked_at(dump: Dump, name: str, are_logits: bool) -> list[str]:
-    """What a user should know about a dump that is taken all the same. DumpError where its first rows are no logits of [positions, vocab].
+    """What a user should know about a dump that is taken all the same. DumpError where its first rows are no logits of
+    [positions, vocab].
 
     are_logits: the user says so.
     """
@@ -381,12 +440,14 @@ def _looked_at(dump: Dump, name: str, are_logits: bool) -> list[str]:
     for side in dump._sides:
         if side.source.is_double:
             found.append(
-                f"{side.source.array.where} is float64; its values are all float32, so it is kept, and exported, as float32."
+                f"{side.source.array.where} is float64; its values are all float32, so it is kept, and exported, as"
+                " float32."
             )
     highest = max((max(prompt.token_ids) for prompt in dump.prompts if prompt.token_ids), default=0)
     if highest >= dump.vocab:
         found.append(
-            f"{name}: token_ids holds {highest}, beyond the vocabulary of {dump.vocab}; are the ids those of these logits?"
+            f"{name}: token_ids holds {highest}, beyond the vocabulary of {dump.vocab}; are the ids those of these"
+            " logits?"
         )
     chunks = dump.chunks(max_bytes=LOOKED_AT_BYTES // max(8, len(dump.sides)))
     first = next(chunks)[1]
@@ -396,7 +457,8 @@ def _looked_at(dump: Dump, name: str, are_logits: bool) -> list[str]:
         what = looks_normalised(values)
         if what:
             found.append(
-                f"{side.source.array.where} looks like {what}: its sampled rows sum to 1; ULPs and margins are of those, not logits."
+                f"{side.source.array.where} looks like {what}: its sampled rows sum to 1; ULPs and margins are of"
+                " those, not logits."
             )
         elif looks_chosen(values) and not are_logits:
             found.append(_chosen(dump, side))
@@ -404,21 +466,26 @@ def _looked_at(dump: Dump, name: str, are_logits: bool) -> list[str]:
 
 
 def _chosen(dump: Dump, side: _Side) -> str:
-    """A sentence for log-probabilities of chosen tokens; DumpError where there are more rows than a vocabulary would have columns."""
+    """A sentence for log-probabilities of chosen tokens; DumpError where there are more rows than a vocabulary would
+    have columns.
+    """
     looks = (
-        f"looks like chosen-token log-probabilities of {dump.rows:,} sequences of {dump.vocab:,} tokens, not [positions, vocab]: "
-        "no value is above 0, and the rows add up to more than 1 as probabilities"
+        f"looks like chosen-token log-probabilities of {dump.rows:,} sequences of {dump.vocab:,} tokens, not"
+        " [positions, vocab]: no value is above 0, and the rows add up to more than 1 as probabilities"
     )
     array = side.source.array
     if dump.rows > dump.vocab:
         raise array.refusal(looks, f"the logits of every token of the vocabulary, or {LOGITS_ALL_THE_SAME}")
     return (
-        f"{array.where} {looks}; if it is so, every figure here is meaningless: save the logits of every token of the vocabulary."
+        f"{array.where} {looks}; if it is so, every figure here is meaningless: save the logits of every token of the"
+        " vocabulary."
     )
 
 
 def _dtypes_apart(dump: Dump, first: Sequence[NDArray[np.unsignedinteger]]) -> list[str]:
-    """What follows for ULPs where sides were saved or computed in different dtypes. first: rows of every side, bits of the compute dtype."""
+    """What follows for ULPs where sides were saved or computed in different dtypes. first: rows of every side, bits of
+    the compute dtype.
+    """
     holds: dict[str, str] = {}  # side -> dtype of its values
     for side, bits in zip(dump._sides, first, strict=True):
         if side.source.fmt.bits == 16 and side.source.fmt is not dump._format:
@@ -432,12 +499,14 @@ def _dtypes_apart(dump: Dump, first: Sequence[NDArray[np.unsignedinteger]]) -> l
         steps = max(1 << (dump._format.mantissa_bits - format_named(dtype).mantissa_bits) for dtype in coarse.values())
         coarsest = max(coarse.values(), key=lambda dtype: -format_named(dtype).mantissa_bits)
         return [
-            f"the sides are of different dtypes: {_listed(holds)}. ULPs are of {dump.compute_dtype} on every side, and one step "
-            f"of {coarsest} is up to {steps:,} of them, so rounding to it alone is up to {steps // 2:,} ULPs: go by differences in logits, or compare sides of one dtype."
+            f"the sides are of different dtypes: {_listed(holds)}. ULPs are of {dump.compute_dtype} on every side, and"
+            f" one step of {coarsest} is up to {steps:,} of them, so rounding to it alone is up to {steps // 2:,} ULPs:"
+            " go by differences in logits, or compare sides of one dtype."
         ]
     if len(saved) > 1:
         return [
-            f"the sides were saved in different dtypes ({', '.join(saved)}); ULPs are of {dump.compute_dtype} on every side, which holds every value."
+            f"the sides were saved in different dtypes ({', '.join(saved)}); ULPs are of {dump.compute_dtype} on every"
+            " side, which holds every value."
         ]
     return []
 

@@ -1,8 +1,9 @@
 """Runs back to npz, bit for bit, as numpy.load and `open_dump` read it.
 
-One prompt is `[positions, vocab]` under each side's name, several of equal length `[prompts, positions, vocab]`. Prompts of unequal
-lengths stand one after another as `[all positions, vocab]`, with the reserved key `prompt_lengths` (int64, one a prompt) beside them.
-bfloat16 is always uint16 bits: of `compute_dtype`, or as `dtype:SIDE` says where the run's is another.
+One prompt is `[positions, vocab]` under each side's name, several of equal length `[prompts, positions, vocab]`.
+Prompts of unequal lengths stand one after another as `[all positions, vocab]`, with the reserved key `prompt_lengths`
+(int64, one a prompt) beside them. bfloat16 is always uint16 bits: of `compute_dtype`, or as `dtype:SIDE` says where the
+run's is another.
 """
 
 from __future__ import annotations
@@ -45,13 +46,14 @@ class ExportableRun(Protocol):
 
 
 def export_npz(run: ExportableRun, path: Path, *, overwrite: bool = False) -> None:
-    """Writes every side in the bits and dtype it came in, with `compute_dtype`, and `token_ids` and `tokens` where all are known.
+    """Writes every side in the bits and dtype it came in, with `compute_dtype`, and `token_ids` and `tokens` where all
+    are known.
 
-    A dump that said which tokens were emitted gets them back as `emitted:SIDE`. A capture's continuations are no such tokens: each
-    side went on from its own, while its logits here are of the reference's.
+    A dump that said which tokens were emitted gets them back as `emitted:SIDE`. A capture's continuations are no such
+    tokens: each side went on from its own, while its logits here are of the reference's.
 
-    `reference_side` names the run's reference where opening the file would take another for it. The file appears complete or not at all;
-    StoreError where it cannot be written or would replace another.
+    `reference_side` names the run's reference where opening the file would take another for it. The file appears
+    complete or not at all; StoreError where it cannot be written or would replace another.
     """
     path = Path(path)
     if path.suffix in _OTHER_KINDS:
@@ -87,13 +89,17 @@ def _check_name(name: str) -> None:
     except DumpError as error:
         raise UsageError(f"side '{name}' cannot be a key of an npz: {error}") from None
     if is_reserved(name):
-        raise UsageError(f"side '{name}' cannot be exported: its name is a reserved key of a dump; expected another name.")
+        raise UsageError(
+            f"side '{name}' cannot be exported: its name is a reserved key of a dump; expected another name."
+        )
 
 
 def _write(run: ExportableRun, archive: zipfile.ZipFile) -> None:
     header = run.header
     lengths = [prompt.positions for prompt in header.prompts]
-    leading: tuple[int, ...] = (header.rows,) if len(lengths) == 1 or len(set(lengths)) > 1 else (len(lengths), lengths[0])
+    leading: tuple[int, ...] = (
+        (header.rows,) if len(lengths) == 1 or len(set(lengths)) > 1 else (len(lengths), lengths[0])
+    )
     for place, side in enumerate(header.sides):
         _write_side(run, archive, place, format_named(side.source_dtype), leading)
     if len(set(lengths)) > 1:
@@ -103,7 +109,8 @@ def _write(run: ExportableRun, archive: zipfile.ZipFile) -> None:
         _write_array(archive, "token_ids", np.array(ids, np.int64).reshape(leading))
     if all(prompt.token_texts for prompt in header.prompts):
         texts = [text for prompt in header.prompts for text in prompt.token_texts]
-        # A unicode array gives every text the room of the longest; one absurdly long text is not worth gigabytes of padding.
+        # A unicode array gives every text the room of the longest; one absurdly long text is not worth gigabytes of
+        # padding.
         if 4 * max(map(len, texts)) * len(texts) <= TEXT_BYTES and any(texts):
             _write_array(archive, "tokens", np.array(texts, np.str_).reshape(leading))
     if header.provenance.kind == "upload" and run.generations:
@@ -139,19 +146,24 @@ def _member(key: str) -> zipfile.ZipInfo:
     return zipfile.ZipInfo(f"{key}.npy", (1980, 1, 1, 0, 0, 0))
 
 
-def _write_side(run: ExportableRun, archive: zipfile.ZipFile, place: int, source: FloatFormat, leading: tuple[int, ...]) -> None:
+def _write_side(
+    run: ExportableRun, archive: zipfile.ZipFile, place: int, source: FloatFormat, leading: tuple[int, ...]
+) -> None:
     header = run.header
     compute = header.format
     descr = {FLOAT32.name: "<f4", FLOAT16.name: "<f2", BFLOAT16.name: "<u2"}[source.name]
     step = max(1, ROWS_BYTES // (header.vocab * 4))
     with archive.open(_member(header.sides[place].name), "w", force_zip64=True) as member:
-        npy_format.write_array_header_1_0(member, {"descr": descr, "fortran_order": False, "shape": (*leading, header.vocab)})
+        npy_format.write_array_header_1_0(
+            member, {"descr": descr, "fortran_order": False, "shape": (*leading, header.vocab)}
+        )
         for start in range(0, header.rows, step):
             bits = run.read_rows(place, start, min(start + step, header.rows))
             restored = bits if source is compute else narrow(widen(bits, compute), source)
             if restored is None:
                 name = header.sides[place].name
                 raise StoreError(
-                    f"side '{name}' holds values that are no {source.name}, the dtype it came in; expected a run from one dump."
+                    f"side '{name}' holds values that are no {source.name}, the dtype it came in; expected a run from"
+                    " one dump."
                 )
             member.write(np.ascontiguousarray(restored).reshape(-1).view(np.uint8).data)

@@ -1,5 +1,5 @@
-"""The reserved keys of a dump: token_ids, tokens, prompt_lengths, compute_dtype, reference_side, meta, and for each side `emitted` and `dtype`.
-Read, checked, and laid over its rows.
+"""The reserved keys of a dump: token_ids, tokens, prompt_lengths, compute_dtype, reference_side, meta, and for each
+side `emitted` and `dtype`. Read, checked, and laid over its rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def is_reserved(key: str) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows belong to prompts. vocab: tokens; prompts: with ids and texts where the dump has them; rows: positions of them all."""
+    """How rows belong to prompts. vocab: tokens; prompts: with ids and texts where the dump has them; rows: positions
+    of them all.
+    """
 
     vocab: int
     prompts: tuple[Prompt, ...]
@@ -46,8 +48,9 @@ class Layout:
 class Reserved:
     """What one file says beside its logits. lengths: positions of each prompt; token_ids, texts: of all rows, or empty.
 
-    emitted: by side ('' for the only side of the file), the token chosen from the logits of each row, -1 where it was given.
-    side_dtypes: what the 16-bit bits of a side are, by its name; reference: the side the others are compared with, '' where it is not said.
+    emitted: by side ('' for the only side of the file), the token chosen from the logits of each row, -1 where it was
+    given. side_dtypes: what the 16-bit bits of a side are, by its name; reference: the side the others are compared
+    with, '' where it is not said.
     """
 
     file: str
@@ -67,11 +70,13 @@ class Reserved:
         if other is not None:
             if token_ids and other.token_ids and token_ids != other.token_ids:
                 raise DumpError(
-                    f"{other.file}: 'token_ids' are others than in {self.file}; expected both sides to be of the same tokens."
+                    f"{other.file}: 'token_ids' are others than in {self.file}; expected both sides to be of the same"
+                    " tokens."
                 )
             if len(lengths) > 1 and len(other.lengths) > 1 and lengths != other.lengths:
                 raise DumpError(
-                    f"{other.file}: 'prompt_lengths' are others than in {self.file}; expected both sides to be of the same prompts."
+                    f"{other.file}: 'prompt_lengths' are others than in {self.file}; expected both sides to be of the"
+                    " same prompts."
                 )
             lengths = max(lengths, other.lengths, key=len)
             token_ids, texts = token_ids or other.token_ids, texts or other.texts
@@ -83,7 +88,9 @@ class Reserved:
 
 
 def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
-    """The reserved keys of one file whose sides have `shape`: [vocab], [positions, vocab] or [prompts, positions, vocab]."""
+    """The reserved keys of one file whose sides have `shape`: [vocab], [positions, vocab] or [prompts, positions,
+    vocab].
+    """
     arrays = container.arrays
     if container.kind == "npy":
         arrays = {}
@@ -111,8 +118,17 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
     if reference and (reference not in arrays or is_reserved(reference)):
         raise _refusal(container, "reference_side", f"is '{shown(reference, 60)}'", "the name of a side")
     return Reserved(
-        container.name, shape[-1], lengths, ids, _tokens(container, counts), compute_dtype, meta, emitted, side_dtypes, reference
-    )  # fmt: skip
+        container.name,
+        shape[-1],
+        lengths,
+        ids,
+        _tokens(container, counts),
+        compute_dtype,
+        meta,
+        emitted,
+        side_dtypes,
+        reference,
+    )
 
 
 def _dtype(container: Container, key: str, named: str) -> FloatFormat:
@@ -127,7 +143,9 @@ def _refusal(container: Container, key: str, found: str, expected: str) -> DumpE
 
 
 def _whole_numbers(array: StoredArray, shape_fits: bool, expected: str, *, lowest: int = 0) -> NDArray[Any]:
-    """A small array of integers from `lowest` up, loaded once its dtype and shape are known to be right. Flat, C order."""
+    """A small array of integers from `lowest` up, loaded once its dtype and shape are known to be right. Flat, C
+    order.
+    """
     if array.dtype.kind not in "iu":
         raise array.refusal(f"has the dtype {shown(array.dtype)}", "whole numbers")
     if not shape_fits:
@@ -140,7 +158,9 @@ def _whole_numbers(array: StoredArray, shape_fits: bool, expected: str, *, lowes
 
 
 def _fits(shape: tuple[int, ...], counts: tuple[int, int]) -> bool:
-    """One entry for each position: the shape of the sides without their vocabulary, leading axes of size 1 as one likes."""
+    """One entry for each position: the shape of the sides without their vocabulary, leading axes of size 1 as one
+    likes.
+    """
     while len(shape) > 1 and shape[0] == 1:
         shape = shape[1:]
     prompts, positions = counts
@@ -150,7 +170,9 @@ def _fits(shape: tuple[int, ...], counts: tuple[int, int]) -> bool:
 
 
 def _one_each(counts: tuple[int, int]) -> str:
-    return f"one for each position: {counts[1]}" if counts[0] == 1 else f"one for each position of each prompt: {counts}"
+    return (
+        f"one for each position: {counts[1]}" if counts[0] == 1 else f"one for each position of each prompt: {counts}"
+    )
 
 
 def _token_ids(array: StoredArray, counts: tuple[int, int]) -> tuple[int, ...]:
@@ -167,7 +189,8 @@ def _prompt_lengths(array: StoredArray, shape: tuple[int, ...]) -> tuple[int, ..
     lengths = _whole_numbers(array, fits, f"at most {rows} lengths beside sides of (all positions, vocab)").tolist()
     if sum(lengths) != rows or min(lengths) < 1:
         raise array.refusal(
-            f"adds up to {sum(lengths)}, its smallest is {min(lengths)}", f"lengths from 1 up that add up to {rows} positions"
+            f"adds up to {sum(lengths)}, its smallest is {min(lengths)}",
+            f"lengths from 1 up that add up to {rows} positions",
         )
     return tuple(lengths)
 
@@ -185,9 +208,11 @@ def _strings(array: StoredArray, limit: int) -> list[str]:
         values = loaded.tolist()
     # A token may be a piece of a UTF-8 sequence: its bytes are then shown as such.
     return [
-        v.decode("utf-8", "backslashreplace")
-        if isinstance(v, bytes)
-        else v.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        (
+            v.decode("utf-8", "backslashreplace")
+            if isinstance(v, bytes)
+            else v.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        )
         for v in values
     ]
 

@@ -1,6 +1,7 @@
 """What the elements of a dump's array mean: their source dtype, and lossless moves into the compute dtype.
 
-Bits are only moved as integers or by conversions that are checked to survive the way back; a value that would be rounded is refused.
+Bits are only moved as integers or by conversions that are checked to survive the way back; a value that would be
+rounded is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ NORMALISED = 0.05  # nats; rounding of bfloat16 at a log-probability near -10 is
 
 @dataclass(frozen=True)
 class Source:
-    """How to read an array's elements. fmt: the logit format of their values; is_double: they are float64 that must fit float32."""
+    """How to read an array's elements. fmt: the logit format of their values; is_double: they are float64 that must fit
+    float32.
+    """
 
     array: StoredArray
     fmt: FloatFormat
@@ -28,7 +31,9 @@ class Source:
     def bits(self, raw: NDArray[Any]) -> NDArray[np.unsignedinteger]:
         """Elements as saved, as the bits of `fmt`. Same shape, [n] or [n, m]."""
         order = raw.dtype.str[0] if raw.dtype.kind != "V" else "<"
-        plain = raw.view(f"{order if order != '|' else '<'}u{raw.dtype.itemsize}").astype(f"<u{raw.dtype.itemsize}", copy=False)
+        plain = raw.view(f"{order if order != '|' else '<'}u{raw.dtype.itemsize}").astype(
+            f"<u{raw.dtype.itemsize}", copy=False
+        )
         return self._from_double(plain) if self.is_double else plain
 
     def _from_double(self, bits64: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
@@ -59,7 +64,9 @@ class Source:
         return float(values_of(bits, self.fmt)[0])
 
 
-def moved(bits: NDArray[np.unsignedinteger], fmt: FloatFormat, target: FloatFormat) -> NDArray[np.unsignedinteger] | None:
+def moved(
+    bits: NDArray[np.unsignedinteger], fmt: FloatFormat, target: FloatFormat
+) -> NDArray[np.unsignedinteger] | None:
     """Bits of `fmt` as the same values in `target`, or None where one would change. Same shape."""
     if target is fmt:
         return bits
@@ -84,10 +91,12 @@ def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
             return Source(array, bits_format)
         found = f"'{bits_format.name}'" if bits_format else "none"
         raise array.refusal(
-            f"is {array.dtype.name} with the compute_dtype {found}", "compute_dtype 'bfloat16' or 'float16' beside 16-bit bits"
+            f"is {array.dtype.name} with the compute_dtype {found}",
+            "compute_dtype 'bfloat16' or 'float16' beside 16-bit bits",
         )
     raise array.refusal(
-        f"has the dtype {shown(array.dtype)}", "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key beside them"
+        f"has the dtype {shown(array.dtype)}",
+        "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key beside them",
     )
 
 
@@ -115,18 +124,19 @@ def looks_normalised(rows: NDArray[np.float32]) -> str:
 def are_log_probabilities(logsumexp: NDArray[np.float64], kept: NDArray[np.int64] | int, vocab: int) -> bool:
     """Can values at most 0 of these logsumexp [rows], `kept` of each row's tokens, be a vocabulary's log-probabilities?
 
-    All of them add up to 1. The largest k of V probabilities add up to k / V at least and 1 at most, so logits that happen to be negative
-    are seldom mistaken: those of GPT-2, near -40, add up to 1e-16.
+    All of them add up to 1. The largest k of V probabilities add up to k / V at least and 1 at most, so logits that
+    happen to be negative are seldom mistaken: those of GPT-2, near -40, add up to 1e-16.
     """
     least = np.where(np.asarray(kept) < vocab, np.log(np.maximum(kept, 1) / vocab), 0.0)
     return bool(((logsumexp > least - NORMALISED) & (logsumexp < NORMALISED)).all())
 
 
 def looks_chosen(rows: NDArray[np.float32]) -> bool:
-    """Are [sequences, tokens] the log-probabilities of tokens that were chosen, where [positions, vocab] logits should be?
+    """Are [sequences, tokens] the log-probabilities of tokens that were chosen, where [positions, vocab] logits should
+    be?
 
-    None is above 0, and those of most rows add up to more than 1 as probabilities, which the log-probabilities of a vocabulary, cut or
-    whole, never do. Logits less their row's largest have an exact 0 in every row.
+    None is above 0, and those of most rows add up to more than 1 as probabilities, which the log-probabilities of a
+    vocabulary, cut or whole, never do. Logits less their row's largest have an exact 0 in every row.
     """
     wide = rows.astype(np.float64)
     if (wide > 0).any() or not np.isfinite(wide).any():
@@ -138,5 +148,7 @@ def looks_chosen(rows: NDArray[np.float32]) -> bool:
 
 
 def narrowest(rows: NDArray[np.unsignedinteger], fmt: FloatFormat) -> FloatFormat:
-    """The dtype whose values these bits of `fmt` all are, bit for bit: bfloat16, else float16, else float32, wide as they may be stored."""
+    """The dtype whose values these bits of `fmt` all are, bit for bit: bfloat16, else float16, else float32, wide as
+    they may be stored.
+    """
     return next((target for target in (BFLOAT16, FLOAT16) if moved(rows, fmt, target) is not None), fmt)

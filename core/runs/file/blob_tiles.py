@@ -19,7 +19,9 @@ def binary_rows(rows: NDArray[np.unsignedinteger], tile_bytes: int) -> tuple[pa.
     tiles = -(-row_bytes // tile_bytes)
     starts = np.arange(rows.shape[0])[:, None] * row_bytes + np.arange(tiles)[None, :] * tile_bytes
     offsets = np.append(starts.ravel(), rows.nbytes).astype(np.int32)
-    return pa.Array.from_buffers(pa.binary(), rows.shape[0] * tiles, [None, pa.py_buffer(offsets), pa.py_buffer(rows)]), tiles
+    return pa.Array.from_buffers(
+        pa.binary(), rows.shape[0] * tiles, [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
+    ), tiles
 
 
 def logits_table(side: int, places: NDArray[np.int32], rows: NDArray[np.unsignedinteger]) -> pa.Table:

@@ -1,7 +1,8 @@
-"""The edge to DuckDB, which only this module imports: `Database` is one open run file, and DuckDB's exceptions become `StoreError`.
+"""The edge to DuckDB, which only this module imports: `Database` is one open run file, and DuckDB's exceptions become
+`StoreError`.
 
-Reading never locks; any number of processes read while a writer adds runs, because a writer only ever touches a file that nobody
-else can see.
+Reading never locks; any number of processes read while a writer adds runs, because a writer only ever touches a file
+that nobody else can see.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ SPREADS_SINCE = 4  # and for how sure a throughput's share is
 _READABLE_VERSIONS = (1, 2, 3, 4)
 _SMALL_RUN = 32 << 20  # bytes of logits
 _REQUIRED_TABLES = {"run", "prompt", "token", "vocabulary", "side", "logits", "side_position", "top_token"} | {
-    "pair", "position", "ulp_histogram", "ulp_tile", "evidence",
-}  # fmt: skip
+    "pair",
+    "position",
+    "ulp_histogram",
+    "ulp_tile",
+    "evidence",
+}
 _TABLES_OF_VERSION_2 = {"kv", "kv_position", "generation", "generated_token", "floor_position"}
 _TABLES_OF_VERSION_3 = {"layer", "layer_position"}
 _CONFIG: dict[str, Any] = {
@@ -42,7 +47,8 @@ _CONFIG: dict[str, Any] = {
 _FOREIGN = (duckdb.Error, pa.ArrowException, UnicodeError, OverflowError, MemoryError, RuntimeError)
 _LISTING_THREADS = 2
 
-# Names are looked up among the system's first: a macro in a foreign file could otherwise stand for `count` or `duckdb_views`.
+# Names are looked up among the system's first: a macro in a foreign file could otherwise stand for `count` or
+# `duckdb_views`.
 _SEARCH = "SET search_path = 'system.main,run_file.main'"
 _SHUT_IN = "SET enable_external_access = false"
 
@@ -50,16 +56,22 @@ Read = TypeVar("Read")
 
 
 class Database:
-    """One open run file. A reader's queries may come from several threads (each uses a cursor); a writer belongs to one."""
+    """One open run file. A reader's queries may come from several threads (each uses a cursor); a writer belongs to
+    one.
+    """
 
-    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, ask: Callable[[], duckdb.DuckDBPyConnection]) -> None:
+    def __init__(
+        self, path: Path, connection: duckdb.DuckDBPyConnection, ask: Callable[[], duckdb.DuckDBPyConnection]
+    ) -> None:
         self.path = path
         self._connection = connection
         self._ask = ask
 
     @classmethod
     def to_read(cls, path: Path) -> Database:
-        """Opened read-only and shut in: nothing inside a foreign file can reach any other file, or take the place of a function."""
+        """Opened read-only and shut in: nothing inside a foreign file can reach any other file, or take the place of a
+        function.
+        """
         with _edge(path):
             attach = f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)"
             connection = _connected(attach, _SHUT_IN)
@@ -70,7 +82,9 @@ class Database:
         """A new file for `expected_bytes` of logits: small runs get small blocks, or ten empty tables cost 3 MB."""
         with _edge(path):
             block = 16384 if expected_bytes < _SMALL_RUN else 262144
-            attach = f"ATTACH {_quoted(path.absolute())} AS run_file (TYPE duckdb, ROW_GROUP_SIZE 2048, BLOCK_SIZE {block})"
+            attach = (
+                f"ATTACH {_quoted(path.absolute())} AS run_file (TYPE duckdb, ROW_GROUP_SIZE 2048, BLOCK_SIZE {block})"
+            )
             connection = _connected(attach, "USE run_file", temp_directory=str(path.absolute().parent / "spill"))
             # The connection itself: a cursor would be another one and not see the open transaction.
             return cls(path, connection, partial(_itself, connection))
@@ -84,9 +98,13 @@ class Database:
 
     @classmethod
     def to_change(cls, path: Path) -> Database:
-        """A file that nobody else can see yet, opened to be written to; shut in like a reader, for it may come from anybody."""
+        """A file that nobody else can see yet, opened to be written to; shut in like a reader, for it may come from
+        anybody.
+        """
         with _edge(path):
-            connection = _connected(f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb)", _SEARCH, _SHUT_IN)
+            connection = _connected(
+                f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb)", _SEARCH, _SHUT_IN
+            )
             database = cls(path, connection, partial(_itself, connection))
         try:
             database.refuse_views()
@@ -101,7 +119,9 @@ class Database:
             return self._ask().sql(sql, params=_plain(values)).to_arrow_table()
 
     def rows(self, sql: str, values: Sequence[Any] = (), *, most: int | None = None) -> list[tuple]:
-        """The result of a query; with `most` the first so many rows, and no more are made (a LIMIT would cost a tenth of a card)."""
+        """The result of a query; with `most` the first so many rows, and no more are made (a LIMIT would cost a tenth
+        of a card).
+        """
         with _edge(self.path):
             result = self._ask().execute(sql, _plain(values))
             return result.fetchall() if most is None else result.fetchmany(most)
@@ -119,7 +139,9 @@ class Database:
             self._connection.unregister("arriving")
 
     def refuse_views(self) -> None:
-        """A run file has none. In place of a table one could make us read other files of the directory, or never come back."""
+        """A run file has none. In place of a table one could make us read other files of the directory, or never come
+        back.
+        """
         found = self.rows("SELECT view_name FROM duckdb_views() WHERE NOT internal LIMIT 1")
         if found:
             raise StoreError(f"{_shown(self.path)}: a DuckDB file with the view '{found[0][0]}', so not a run file.")
@@ -139,12 +161,16 @@ class Database:
 
     def has_table(self, name: str) -> bool:
         """For tables that a schema version got later."""
-        found = "SELECT 1 FROM duckdb_tables() WHERE database_name = 'run_file' AND schema_name = 'main' AND table_name = ?"
+        found = (
+            "SELECT 1 FROM duckdb_tables() WHERE database_name = 'run_file' AND schema_name = 'main' AND table_name = ?"
+        )
         return bool(self.rows(found, [name]))
 
     def _refuse_missing(self, missing: set[str]) -> None:
         if missing:
-            raise StoreError(f"{_shown(self.path)}: a DuckDB file without the table '{min(missing)}', so not a run file.")
+            raise StoreError(
+                f"{_shown(self.path)}: a DuckDB file without the table '{min(missing)}', so not a run file."
+            )
 
     def close(self) -> None:
         """Write everything out and let go of the file."""
@@ -227,23 +253,30 @@ def check_version(path: Path, found: Sequence[Any]) -> int:
     if len(found) != 1:
         raise StoreError(f"{_shown(path)}: {len(found)} rows of provenance, a run file has one.")
     if found[0] not in _READABLE_VERSIONS:
-        raise StoreError(f"{_shown(path)}: schema version {found[0]}, this ULPscope reads versions 1 to {SCHEMA_VERSION}.")
+        raise StoreError(
+            f"{_shown(path)}: schema version {found[0]}, this ULPscope reads versions 1 to {SCHEMA_VERSION}."
+        )
     return int(found[0])
 
 
 def check_size(path: Path, logits_bytes: int) -> int:
-    """Bytes of the file. Logits are not compressed: a smaller file has lost some, or promises what would never fit in memory."""
+    """Bytes of the file. Logits are not compressed: a smaller file has lost some, or promises what would never fit in
+    memory.
+    """
     with _edge(path):
         size = path.stat().st_size
     if size < logits_bytes:
-        raise StoreError(f"{_shown(path)}: {size} bytes cannot hold its {logits_bytes} bytes of logits; the file is damaged.")
+        raise StoreError(
+            f"{_shown(path)}: {size} bytes cannot hold its {logits_bytes} bytes of logits; the file is damaged."
+        )
     return size
 
 
 def each_database(paths: Sequence[Path], read: Callable[[Database], Read]) -> Iterator[tuple[Path, Read | StoreError]]:
     """What `read` makes of every file, in order; one that cannot be read gives its StoreError and harms no other.
 
-    The file is attached as `run_file`, so `read` says `run_file.run`. Opening an instance costs 10 ms, attaching to one 0.4 ms.
+    The file is attached as `run_file`, so `read` says `run_file.run`. Opening an instance costs 10 ms, attaching to one
+    0.4 ms.
     """
     shares = [paths[i::_LISTING_THREADS] for i in range(_LISTING_THREADS)]
     with ThreadPoolExecutor(_LISTING_THREADS, thread_name_prefix="ulpscope-listing") as pool:

@@ -1,4 +1,6 @@
-"""What was measured of a run, out of its file: of a finished one, or of one whose last logit has been written and that is not placed yet."""
+"""What was measured of a run, out of its file: of a finished one, or of one whose last logit has been written and that
+is not placed yet.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,16 @@ from core.runs.file.records import RunHeader
 
 # What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records and arrays.
 DECODING = (
-    UsageError, TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, RecursionError, pa.ArrowException,
-)  # fmt: skip
+    UsageError,
+    TypeError,
+    ValueError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    pa.ArrowException,
+)
 
 # Only what may be null becomes a nullable column: those are slower to compute with.
 NULLABLE = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
@@ -62,12 +72,16 @@ def read_window(
         raise StoreError(f"{database.path.name}: {what}; the file is damaged.") from error
     first_token = first_tile * per_tile
     if bits.shape[1] != min((last_tile + 1) * per_tile, header.vocab) - first_token:
-        raise StoreError(f"{database.path.name}: side {side} lacks logits of rows {rows[0]} to {rows[1]}; the file is damaged.")
+        raise StoreError(
+            f"{database.path.name}: side {side} lacks logits of rows {rows[0]} to {rows[1]}; the file is damaged."
+        )
     return bits[:, tokens[0] - first_token : tokens[1] - first_token]
 
 
 def _check_places(keys: NDArray[np.int64], places: NDArray[np.int64], tiles: range) -> None:
-    """Every tile of every place once. keys: prompt, position and tile of each tile, in order, [3, tiles]; places: [rows, 2]"""
+    """Every tile of every place once. keys: prompt, position and tile of each tile, in order, [3, tiles]; places:
+    [rows, 2]
+    """
     expected = np.stack([*np.repeat(places, len(tiles), axis=0).T, np.tile(np.array(tiles), len(places))])
     if not np.array_equal(keys, expected):
         raise ValueError("a tile is missing, or there twice")
@@ -86,12 +100,17 @@ class Figures:
         try:
             yield
         except DECODING as error:
-            raise StoreError(f"{self._database.path.name}: its {what} makes no sense ({error}); the file is damaged.") from error
+            raise StoreError(
+                f"{self._database.path.name}: its {what} makes no sense ({error}); the file is damaged."
+            ) from error
 
     def positions(self, pair: int) -> pd.DataFrame:
-        """Figures of a pair, one row a position of every prompt, columns of the table `position` (null where undefined)."""
+        """Figures of a pair, one row a position of every prompt, columns of the table `position` (null where
+        undefined).
+        """
         found = self._database.table(
-            """SELECT prompt, position, neq, bit_identical, max_abs, rms, max_ulps, max_ulps_token, mean_ulps, nonfinite_mismatch,
+            """SELECT prompt, position, neq, bit_identical, max_abs, rms, max_ulps, max_ulps_token,
+              mean_ulps, nonfinite_mismatch,
                       reference_token, variant_token, is_flip, reference_margin, variant_margin, reference_margin_ulps,
                       variant_margin_ulps, near_tie, is_tie, kl
                FROM position WHERE pair = ? ORDER BY prompt, position""",
@@ -108,18 +127,24 @@ class Figures:
 
     def logsumexp(self, side: int) -> NDArray[np.float64]:
         """Of every row of a side, in nats, NaN where undefined. [rows]"""
-        found = self._database.table("SELECT logsumexp FROM side_position WHERE side = ? ORDER BY prompt, position", [side])
+        found = self._database.table(
+            "SELECT logsumexp FROM side_position WHERE side = ? ORDER BY prompt, position", [side]
+        )
         with self.decoding("table of sides by position"):
             return found.column("logsumexp").to_numpy().astype(np.float64)
 
     def is_only_masked(self, pair: int) -> bool:
-        """Is what one side of a pair has no number for -inf everywhere, and neither NaN nor +inf, which show in a row's logsumexp?"""
+        """Is what one side of a pair has no number for -inf everywhere, and neither NaN nor +inf, which show in a row's
+        logsumexp?
+        """
         rows = self.positions(pair)["nonfinite_mismatch"].to_numpy(np.int64) > 0
         of_rows = np.concatenate([self.logsumexp(side)[rows] for side in (0, pair + 1)])
         return not (np.isnan(of_rows) | np.isposinf(of_rows)).any()
 
     def best_tokens(self, side: int, ranks: int) -> pd.DataFrame:
-        """The first `ranks` tokens of every row of a side: prompt, position, rank (as in the file, 0 is the argmax), token_id, logit."""
+        """The first `ranks` tokens of every row of a side: prompt, position, rank (as in the file, 0 is the argmax),
+        token_id, logit.
+        """
         found = self._database.table(
             """SELECT prompt, position, rank, token_id, logit FROM top_token
                WHERE side = ? AND rank < ? ORDER BY prompt, position, rank""",
@@ -131,7 +156,8 @@ class Figures:
     def ulp_cells(self, pair: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
         """The finest heatmap cells of rows [start, stop) of a pair. [rows, cells]"""
         found = self._database.table(
-            "SELECT cells FROM ulp_tile WHERE pair = ? AND level = 0 AND first_row >= ? AND first_row < ? ORDER BY first_row",
+            "SELECT cells FROM ulp_tile WHERE pair = ? AND level = 0 AND first_row >= ? AND first_row < ? ORDER BY"
+            " first_row",
             [pair, start, stop],
         )
         with self.decoding("heatmap"):

@@ -1,7 +1,7 @@
 """What a run is, as frozen records that check themselves.
 
-Words (DESIGN, section 2): a run has prompts and sides; a side is `[rows, vocab]` logits, where a *row* is one position of one
-prompt, prompts one after another; the first side is the reference; a pair is the reference and one variant.
+Words (DESIGN, section 2): a run has prompts and sides; a side is `[rows, vocab]` logits, where a *row* is one position
+of one prompt, prompts one after another; the first side is the reference; a pair is the reference and one variant.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ OUTCOMES = (PASSED, FAILED, MISSING, NOTED)
 
 VALIDITY, SAMPLER, RERUN, NEIGHBOURS = "validity", "sampler", "rerun", "neighbours"
 OWN_DTYPE, FLOAT32, PRECISION, SYMMETRY = "own dtype", "float32", "precision", "symmetry"
-STRUCTURE, MODULES, ONE_ORDER = "structure", "modules", "one order"  # over positions, over modules, with every sum in one order
+STRUCTURE, MODULES, ONE_ORDER = (
+    "structure",
+    "modules",
+    "one order",
+)  # over positions, over modules, with every sum in one order
 RUNGS = (
     VALIDITY,
     SAMPLER,
@@ -39,7 +43,9 @@ RUNGS = (
 
 
 def rung_of(name: str, control: str) -> str:
-    """The rung of a stored row: before 22 November 2026 those over modules and in one order were called `structure` too."""
+    """The rung of a stored row: before 22 November 2026 those over modules and in one order were called `structure`
+    too.
+    """
     if name != STRUCTURE:
         return name
     if control.startswith("outputs of "):
@@ -49,7 +55,9 @@ def rung_of(name: str, control: str) -> str:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One row: which rung of the ladder, what was run for it, its figures with their units, how it came out, and what that says."""
+    """One row: which rung of the ladder, what was run for it, its figures with their units, how it came out, and what
+    that says.
+    """
 
     rung: str
     control: str
@@ -78,7 +86,9 @@ def _is_plain(value: object, deep: int = 4) -> bool:
 
 @dataclass(frozen=True)
 class FloorRows:
-    """A pair beside its rounding floor at every position of all prompts, prompts one after another: rms in logits. [positions] each"""
+    """A pair beside its rounding floor at every position of all prompts, prompts one after another: rms in logits.
+    [positions] each
+    """
 
     compute_dtype: str
     pair_rms: NDArray[np.float64]
@@ -105,8 +115,8 @@ class Prompt:
 class SideHeader:
     """One side as announced before its logits: its name, the path that computes it, and the dtype its array came in.
 
-    `source_dtype` is what the array was saved as (float32 where an engine upcast its bfloat16 logits); the run file keeps
-    the same values in the run's compute dtype, and export restores the source dtype bit for bit.
+    `source_dtype` is what the array was saved as (float32 where an engine upcast its bfloat16 logits); the run file
+    keeps the same values in the run's compute dtype, and export restores the source dtype bit for bit.
     """
 
     name: str
@@ -121,7 +131,9 @@ class SideHeader:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where the logits come from. `kind` is 'capture' or 'upload'; unknown text is ''; `seed` is None where none was used."""
+    """Where the logits come from. `kind` is 'capture' or 'upload'; unknown text is ''; `seed` is None where none was
+    used.
+    """
 
     kind: str
     model: str = ""
@@ -142,8 +154,8 @@ class Provenance:
 class Generation:
     """What the sides made of one prompt when each went on greedily from its own argmax.
 
-    The first `given_positions` positions of the prompt were given; `asked` is the number of tokens each side was asked for;
-    `tokens[side]` is what it generated, fewer where it ended its text; `texts[side]` the same as text.
+    The first `given_positions` positions of the prompt were given; `asked` is the number of tokens each side was asked
+    for; `tokens[side]` is what it generated, fewer where it ended its text; `texts[side]` the same as text.
     """
 
     prompt: int
@@ -154,15 +166,21 @@ class Generation:
 
     def __post_init__(self) -> None:
         if self.given_positions < 1 or any(len(generated) > self.asked for generated in self.tokens):
-            raise UsageError(f"prompt {self.prompt}: a generation continues at least one position by at most what was asked for.")
+            raise UsageError(
+                f"prompt {self.prompt}: a generation continues at least one position by at most what was asked for."
+            )
 
     def parting(self, side: int) -> int | None:
-        """The position of the prompt whose logits made `side` choose another token than side 0; None where it never did."""
+        """The position of the prompt whose logits made `side` choose another token than side 0; None where it never
+        did.
+        """
         ours, theirs = self.tokens[0], self.tokens[side]
         for step, (first, second) in enumerate(zip(ours, theirs, strict=False)):
             if first != second:
                 return self.given_positions - 1 + step
-        return None  # a side that ends its text earlier has chosen an end-of-text token, which is a token like any other
+        return (
+            None  # a side that ends its text earlier has chosen an end-of-text token, which is a token like any other
+        )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
-"""Run files from outside: taken into a store as new files of the current schema, by a process of their own that may crash.
+"""Run files from outside: taken into a store as new files of the current schema, by a process of their own that may
+crash.
 
-A damaged file can make DuckDB end the process that reads it, and a made one can try to use up the machine, so neither happens here. Files of
-older schema versions come out as files of this one: to adopt a run of one's own is to migrate it, on a copy.
+A damaged file can make DuckDB end the process that reads it, and a made one can try to use up the machine, so neither
+happens here. Files of older schema versions come out as files of this one: to adopt a run of one's own is to migrate
+it, on a copy.
 """
 
 from __future__ import annotations
@@ -29,24 +31,38 @@ _KILLED_BY: dict[int, str] = {
 
 
 def adopt(
-    store: Store, path: Path, *, run_id: str | None = None, name: str | None = None, on_progress: Callable[[int, int], None] | None = None
-) -> str:  # fmt: skip
-    """Check a run file table by table and store it as a new run; returns its id. `on_progress(rows done, rows of all sides)`.
+    store: Store,
+    path: Path,
+    *,
+    run_id: str | None = None,
+    name: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """Check a run file table by table and store it as a new run; returns its id. `on_progress(rows done, rows of all
+    sides)`.
 
-    StoreError, and nothing is stored, where anything in it is not a run's: objects or columns of other kinds, rows out of range, figures that
-    are not those of its logits, logits that are not those of its digests. `path` itself is only read.
+    StoreError, and nothing is stored, where anything in it is not a run's: objects or columns of other kinds, rows out
+    of range, figures that are not those of its logits, logits that are not those of its digests. `path` itself is only
+    read.
     """
     path = Path(path)
     if not path.is_file():
         raise StoreError(f"{shown(path.name)}: is no file; expected a run file (.duckdb).")
     if not is_run_file(path):
-        raise StoreError(f"{shown(path.name)}: is no DuckDB file; expected a run file. `python -m core ingest` takes dumps.")
+        raise StoreError(
+            f"{shown(path.name)}: is no DuckDB file; expected a run file. `python -m core ingest` takes dumps."
+        )
     store.sweep()
     asked = {"store": str(store.directory.absolute()), "path": str(path.absolute()), "run_id": run_id, "name": name}
     process = subprocess.Popen(
-        [sys.executable, "-m", "core.runs.importing.import_process", json.dumps(asked)], cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True, errors="replace",
-    )  # fmt: skip
+        [sys.executable, "-m", "core.runs.importing.import_process", json.dumps(asked)],
+        cwd=_ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+    )
     said: dict[str, object] = {}
     try:
         said = _followed(process, on_progress)
@@ -66,11 +82,15 @@ def adopt(
         raise StoreError(sentence)
     number = -process.returncode
     why = _KILLED_BY.get(number) if number > 0 else None
-    raise StoreError(f"{shown(path.name)}: {why or 'made the process that read it crash'}; it is damaged, or made to do that.")
+    raise StoreError(
+        f"{shown(path.name)}: {why or 'made the process that read it crash'}; it is damaged, or made to do that."
+    )
 
 
 def _followed(process: subprocess.Popen, on_progress: Callable[[int, int], None] | None) -> dict[str, object]:
-    """The last word of the process: its `run_id` or `error`; empty where it ended without one, or said nothing for too long."""
+    """The last word of the process: its `run_id` or `error`; empty where it ended without one, or said nothing for too
+    long.
+    """
     assert process.stdout is not None  # it was asked for
     watch = threading.Timer(_SILENT_SECONDS, process.kill)
     watch.daemon = True

@@ -1,8 +1,8 @@
 """A run file from outside, looked at before anything in it is believed: what its catalog holds, and how much.
 
-It is somebody else's database. Nothing of it is ever executed: a file with a view, a macro, a default, a generated column or anything else
-that is not a plain column of a table of ours is refused by name. Compressed, a billion rows or a terabyte of text take a few bytes, so rows
-and texts are counted before they are read.
+It is somebody else's database. Nothing of it is ever executed: a file with a view, a macro, a default, a generated
+column or anything else that is not a plain column of a table of ours is refused by name. Compressed, a billion rows or
+a terabyte of text take a few bytes, so rows and texts are counted before they are read.
 """
 
 from __future__ import annotations
@@ -22,29 +22,66 @@ _OBJECTS = {  # what a run file has none of; each query names the first, cut sho
     "type": "SELECT type_name FROM duckdb_types() WHERE database_name = 'run_file' AND NOT internal",
     "index": "SELECT index_name FROM duckdb_indexes() WHERE database_name = 'run_file'",
     "trigger": "SELECT trigger_name FROM duckdb_triggers() WHERE database_name = 'run_file'",
-    "constraint": "SELECT constraint_text FROM duckdb_constraints() WHERE database_name = 'run_file' AND constraint_type <> 'NOT NULL'",
+    "constraint": (
+        "SELECT constraint_text FROM duckdb_constraints() WHERE database_name = 'run_file' AND constraint_type <> 'NOT"
+        " NULL'"
+    ),
 }
-_COLUMNS = "SELECT table_name, column_name, data_type, column_default IS NOT NULL OR is_generated FROM duckdb_columns() WHERE database_name = 'run_file'"
+_COLUMNS = (
+    "SELECT table_name, column_name, data_type, column_default IS NOT NULL OR is_generated FROM duckdb_columns() WHERE"
+    " database_name = 'run_file'"
+)
 _EARLIER_TYPES = {("run", "seed"): {"BIGINT"}}  # of version 1
 _LATER_COLUMNS = {  # the version from which on a file has them
-    ("pair", "because"): 2, ("pair", "noise_ratio"): 2, ("evidence", "says"): 2,
+    ("pair", "because"): 2,
+    ("pair", "noise_ratio"): 2,
+    ("evidence", "says"): 2,
     **{("remedy", f"{side}_share_{end}"): 4 for side in ("reference", "variant") for end in ("low", "high")},
-    **{("price", f"share_{end}"): 4 for end in ("low", "high")}, ("remedy", "turns"): 4, ("price", "turns"): 4,
-}  # fmt: skip
+    **{("price", f"share_{end}"): 4 for end in ("low", "high")},
+    ("remedy", "turns"): 4,
+    ("price", "turns"): 4,
+}
 _MOST_ROWS = {
-    "run": 1, "prompt": MAX_ROWS, "token": MAX_ROWS, "vocabulary": MAX_VOCAB, "side": MAX_SIDES, "digest": MAX_SIDES, "pair": MAX_SIDES,
-    "generation": MAX_ROWS, "generated_token": 16 * MAX_ROWS, "evidence": 1 << 18, "floor_position": 16 * MAX_ROWS,
-    "kv": 4 * MAX_ROWS, "kv_position": 64 * MAX_ROWS, "layer": 4 * MAX_ROWS, "layer_position": 64 * MAX_ROWS, "op": 1 << 17,
-    "kernel": MAX_ROWS, "kernel_side": MAX_SIDES, "remedy": 1 << 17, "price": 1 << 17,
-}  # fmt: skip
+    "run": 1,
+    "prompt": MAX_ROWS,
+    "token": MAX_ROWS,
+    "vocabulary": MAX_VOCAB,
+    "side": MAX_SIDES,
+    "digest": MAX_SIDES,
+    "pair": MAX_SIDES,
+    "generation": MAX_ROWS,
+    "generated_token": 16 * MAX_ROWS,
+    "evidence": 1 << 18,
+    "floor_position": 16 * MAX_ROWS,
+    "kv": 4 * MAX_ROWS,
+    "kv_position": 64 * MAX_ROWS,
+    "layer": 4 * MAX_ROWS,
+    "layer_position": 64 * MAX_ROWS,
+    "op": 1 << 17,
+    "kernel": MAX_ROWS,
+    "kernel_side": MAX_SIDES,
+    "remedy": 1 << 17,
+    "price": 1 << 17,
+}
 _TOGETHER = 256 << 20  # bytes of text of one table
 _LONGEST_TEXT = 4096  # bytes of one text, where nothing else is said
 _LONGEST = {
-    ("run", "command"): 1 << 20, ("run", "note"): 1 << 20, ("run", "versions"): 1 << 16, ("token", "text"): 1 << 16,
-    ("vocabulary", "text"): 1 << 16, ("evidence", "figures"): 1 << 20, ("evidence", "says"): 1 << 16, ("pair", "because"): 1 << 16,
-    ("generation", "text"): 16 << 20, ("op", "batch_classes"): 1 << 20, ("op", "row_positions"): 16 << 20,
-    ("op", "modules"): 1 << 16, ("kernel", "detail"): 1 << 16, ("run", "name"): 1000, ("side", "name"): 400,
-}  # fmt: skip
+    ("run", "command"): 1 << 20,
+    ("run", "note"): 1 << 20,
+    ("run", "versions"): 1 << 16,
+    ("token", "text"): 1 << 16,
+    ("vocabulary", "text"): 1 << 16,
+    ("evidence", "figures"): 1 << 20,
+    ("evidence", "says"): 1 << 16,
+    ("pair", "because"): 1 << 16,
+    ("generation", "text"): 16 << 20,
+    ("op", "batch_classes"): 1 << 20,
+    ("op", "row_positions"): 16 << 20,
+    ("op", "modules"): 1 << 16,
+    ("kernel", "detail"): 1 << 16,
+    ("run", "name"): 1000,
+    ("side", "name"): 400,
+}
 
 Catalog = dict[str, dict[str, str]]  # table -> column -> type
 
@@ -72,21 +109,31 @@ def catalog_of(database: Database) -> Catalog:
 
 
 def check_catalog(database: Database, ours: Catalog) -> Catalog:
-    """The file's tables, which are some of `ours` with their columns; StoreError for anything else in it. Reads no row."""
+    """The file's tables, which are some of `ours` with their columns; StoreError for anything else in it. Reads no
+    row.
+    """
     file = shown(database.path.name)
     for what, query in _OBJECTS.items():
         if found := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):
-            raise StoreError(f"{file}: holds the {what} '{_cut(found[0][0])}', and a run file has none; nothing was taken in.")
+            raise StoreError(
+                f"{file}: holds the {what} '{_cut(found[0][0])}', and a run file has none; nothing was taken in."
+            )
     for table, column, kind, has_default in database.rows(_COLUMNS):
         if table not in ours:
-            raise StoreError(f"{file}: holds the table '{_cut(table)}', which a run file does not have; nothing was taken in.")
+            raise StoreError(
+                f"{file}: holds the table '{_cut(table)}', which a run file does not have; nothing was taken in."
+            )
         expected = ours[table].get(column)
         if expected is None:
-            raise StoreError(f"{file}: table {table} has the column '{_cut(column)}', which a run file's does not have.")
+            raise StoreError(
+                f"{file}: table {table} has the column '{_cut(column)}', which a run file's does not have."
+            )
         if kind != expected and kind not in _EARLIER_TYPES.get((table, column), ()):
             raise StoreError(f"{file}: column {table}.{column} is {_cut(kind)}; expected {expected}.")
         if has_default:
-            raise StoreError(f"{file}: column {table}.{column} has a default or is generated; a run file's columns are plain.")
+            raise StoreError(
+                f"{file}: column {table}.{column} has a default or is generated; a run file's columns are plain."
+            )
     return catalog_of(database)
 
 
@@ -95,7 +142,9 @@ def check_columns(database: Database, found: Catalog, ours: Catalog, version: in
     for table, columns in found.items():
         for column in ours[table].keys() - columns.keys():
             if version >= _LATER_COLUMNS.get((table, column), 0):
-                raise StoreError(f"{shown(database.path.name)}: table {table} has no column '{column}'; the file is damaged.")
+                raise StoreError(
+                    f"{shown(database.path.name)}: table {table} has no column '{column}'; the file is damaged."
+                )
 
 
 def check_amounts(database: Database, found: Catalog) -> dict[str, int]:
@@ -105,7 +154,9 @@ def check_amounts(database: Database, found: Catalog) -> dict[str, int]:
     for table in found:
         counts[table] = int(database.rows(f"SELECT count(*) FROM run_file.main.{table}")[0][0])
         if counts[table] > _MOST_ROWS.get(table, counts[table]):
-            raise StoreError(f"{file}: table {table} has {counts[table]:,} rows; expected at most {_MOST_ROWS[table]:,}.")
+            raise StoreError(
+                f"{file}: table {table} has {counts[table]:,} rows; expected at most {_MOST_ROWS[table]:,}."
+            )
     for table, columns in found.items():
         texts = [column for column, kind in columns.items() if kind == "VARCHAR"]
         if not counts[table] or not texts:
@@ -114,12 +165,15 @@ def check_amounts(database: Database, found: Catalog) -> dict[str, int]:
         sizes = database.rows(f"SELECT {asked} FROM run_file.main.{table}")[0]
         if sum(size or 0 for size in sizes[1::2]) > _TOGETHER:
             raise StoreError(
-                f"{file}: table {table} holds {sum(s or 0 for s in sizes[1::2]):,} bytes of text; expected at most {_TOGETHER:,}."
+                f"{file}: table {table} holds {sum(s or 0 for s in sizes[1::2]):,} bytes of text; expected at most"
+                f" {_TOGETHER:,}."
             )
         for column, size in zip(texts, sizes[::2], strict=True):
             limit = _LONGEST.get((table, column), _LONGEST_TEXT)
             if (size or 0) > limit:
-                raise StoreError(f"{file}: {table}.{column} holds a text of {size:,} bytes; expected at most {limit:,}.")
+                raise StoreError(
+                    f"{file}: {table}.{column} holds a text of {size:,} bytes; expected at most {limit:,}."
+                )
     return counts
 
 

@@ -1,7 +1,8 @@
 """Does a run file say of its logits what the logits say? Its stored figures beside those computed anew from its bits.
 
-Counts, tokens and ULPs have to agree exactly. Numbers in float64 (rms, mean, KL, logsumexp) have to agree to a millionth: they are the
-same bits on every machine, but files are older than that, and in those the processor's vector width shows in the last digits.
+Counts, tokens and ULPs have to agree exactly. Numbers in float64 (rms, mean, KL, logsumexp) have to agree to a
+millionth: they are the same bits on every machine, but files are older than that, and in those the processor's vector
+width shows in the last digits.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ _TOP = 20
 
 
 def check_figures(run: RunReader, writer: RunWriter) -> None:
-    """StoreError, naming the first place, where a figure of `run` is not that of `writer`, to which all of its logits were written."""
+    """StoreError, naming the first place, where a figure of `run` is not that of `writer`, to which all of its logits
+    were written.
+    """
     for side, (digest, stored) in enumerate(zip(writer.digests(), run.sides, strict=True)):
         if digest != stored.stored_sha256:
             raise StoreError(
-                f"{run.path.name}: side {side}'s logits have the SHA-256 {digest[:16]}…, the file says {str(stored.stored_sha256)[:16]!a}…: they are not "
-                "those that were stored."
+                f"{run.path.name}: side {side}'s logits have the SHA-256 {digest[:16]}…, the file says"
+                f" {str(stored.stored_sha256)[:16]!a}…: they are not those that were stored."
             )
     figures = writer.figures()
     for side in range(len(run.sides)):
@@ -44,7 +47,9 @@ def check_figures(run: RunReader, writer: RunWriter) -> None:
 
 def _check_side(run: RunReader, figures: Figures, side: int) -> None:
     with run.figures.decoding("table of sides by position"):
-        ours, theirs = (pd.DataFrame({"logsumexp": values}) for values in (figures.logsumexp(side), run.figures.logsumexp(side)))
+        ours, theirs = (
+            pd.DataFrame({"logsumexp": values}) for values in (figures.logsumexp(side), run.figures.logsumexp(side))
+        )
         places = np.array(run.header.places(), np.int64)
         for table in (ours, theirs):
             table.insert(0, "prompt", places[: len(table), 0])

@@ -1,8 +1,10 @@
-"""A foreign run file read and written anew as a run of our schema: the process that `core.runs.importing.adopt` starts for it, and shuts in.
+"""A foreign run file read and written anew as a run of our schema: the process that `core.runs.importing.adopt` starts
+for it, and shuts in.
 
-The logits are copied bit for bit and everything that follows from them is computed again by the kernel; what the file said of them has to
-agree (core.runs.importing.check_figures). The rest is copied after it was found to be in range: verdicts with their evidence, caches, modules, kernels,
-remedies, what the sides generated, and where it all comes from. No bits prove these, and the run's note says so.
+The logits are copied bit for bit and everything that follows from them is computed again by the kernel; what the file
+said of them has to agree (core.runs.importing.check_figures). The rest is copied after it was found to be in range:
+verdicts with their evidence, caches, modules, kernels, remedies, what the sides generated, and where it all comes from.
+No bits prove these, and the run's note says so.
 """
 
 from __future__ import annotations
@@ -39,21 +41,31 @@ from core.runs.store.store import Store
 from core.runs.writer import _SCHEMA, RunWriter
 
 NOTE = (
-    "Taken in from a run file: figures were computed anew from its logits; verdicts, evidence, caches, modules, kernels and remedies "
-    "are as that file has them."
+    "Taken in from a run file: figures were computed anew from its logits; verdicts, evidence, caches, modules, kernels"
+    " and remedies are as that file has them."
 )
 _CHUNK_BYTES = 16 << 20  # of logits of one side, read at a time
 _COPY_ROWS = 1 << 16
 _YEARS = (1990, 2200)
 _MEMORY_BYTES = 4 << 30  # of data; a run of any size needs some 600 MB of it
 _IDENTICAL = "identical"  # the verdict that the bits themselves decide
-_VERDICTS = (_IDENTICAL, "rounding", "lower precision", "nondeterministic", "bug suspected", "invalid dump", "undecided")
+_VERDICTS = (
+    _IDENTICAL,
+    "rounding",
+    "lower precision",
+    "nondeterministic",
+    "bug suspected",
+    "invalid dump",
+    "undecided",
+)
 
 Progress = Callable[[int, int], None]
 
 
 def counted(path: Path) -> tuple[Catalog, dict[str, int], str]:
-    """The tables of a run file from outside, rows by table, and the run's kind; StoreError where they are not what a run has."""
+    """The tables of a run file from outside, rows by table, and the run's kind; StoreError where they are not what a
+    run has.
+    """
     if os.path.lexists(f"{path}.wal"):
         raise StoreError(
             f"{shown(path.name)}: has a log of unfinished changes beside it (.wal); open and close it in DuckDB first."
@@ -69,7 +81,9 @@ def counted(path: Path) -> tuple[Catalog, dict[str, int], str]:
 
 
 def take_in(store: Store, path: Path, *, run_id: str | None, name: str | None, on_progress: Progress) -> str:
-    """Store what `path` holds as a new run; returns its id. StoreError, and nothing stored, where it is no run that can be believed."""
+    """Store what `path` holds as a new run; returns its id. StoreError, and nothing stored, where it is no run that can
+    be believed.
+    """
     tables, counts, kind = counted(path)
     if kind == OPS:
         return _take_ops(store, path, run_id, name)
@@ -98,8 +112,15 @@ def _take_ops(store: Store, path: Path, run_id: str | None, name: str | None) ->
 
 
 def _take_run(
-    store: Store, run: RunReader, tables: Catalog, counts: dict[str, int], *, run_id: str | None, name: str | None, on_progress: Progress
-) -> str:  # fmt: skip
+    store: Store,
+    run: RunReader,
+    tables: Catalog,
+    counts: dict[str, int],
+    *,
+    run_id: str | None,
+    name: str | None,
+    on_progress: Progress,
+) -> str:
     header = _header(run, name)
     _check_header(run, header, counts)
     inspected = Database.to_read(run.path)
@@ -122,9 +143,12 @@ def _header(run: RunReader, name: str | None) -> RunHeader:
         raise StoreError(f"{run.path.name}: its versions are no JSON object of texts; the file is damaged.")
     try:
         return replace(
-            run.header, name=name or run.header.name, provenance=replace(about, note=_noted(about.note)), vocabulary=run.vocabulary,
+            run.header,
+            name=name or run.header.name,
+            provenance=replace(about, note=_noted(about.note)),
+            vocabulary=run.vocabulary,
             created=_created(run.path, run.created),
-        )  # fmt: skip
+        )
     except UsageError as error:
         raise StoreError(f"{run.path.name}: {error}") from error
 
@@ -136,21 +160,28 @@ def _check_header(run: RunReader, header: RunHeader, counts: dict[str, int]) -> 
         raise StoreError(f"{file}: the run has no name; give it one.")
     if not (header.vocab <= MAX_VOCAB and header.rows <= MAX_ROWS and len(header.sides) <= MAX_SIDES):
         raise StoreError(
-            f"{file}: {len(header.sides)} sides of {header.rows:,} x {header.vocab:,} logits are more than a run can have."
+            f"{file}: {len(header.sides)} sides of {header.rows:,} x {header.vocab:,} logits are more than a run can"
+            " have."
         )
     pairs = len(header.sides) - 1
     tiles = -(-header.vocab * header.format.itemsize // TILE_BYTES)
     expected = {
-        "prompt": len(header.prompts), "logits": len(header.sides) * header.rows * tiles, "side_position": len(header.sides) * header.rows,
-        "pair": pairs, "position": pairs * header.rows,
-    }  # fmt: skip
+        "prompt": len(header.prompts),
+        "logits": len(header.sides) * header.rows * tiles,
+        "side_position": len(header.sides) * header.rows,
+        "pair": pairs,
+        "position": pairs * header.rows,
+    }
     most = {
-        "top_token": TOP_K * expected["side_position"], "ulp_tile": 2 * expected["position"], "ulp_histogram": pairs * (EXACT_DISTANCES + DENSE_DISTANCES),
-    }  # fmt: skip
+        "top_token": TOP_K * expected["side_position"],
+        "ulp_tile": 2 * expected["position"],
+        "ulp_histogram": pairs * (EXACT_DISTANCES + DENSE_DISTANCES),
+    }
     for table, rows in most.items():
         if counts.get(table, 0) > rows:
             raise StoreError(
-                f"{file}: table {table} has {counts[table]:,} rows; the run makes at most {rows:,}; the file is damaged."
+                f"{file}: table {table} has {counts[table]:,} rows; the run makes at most {rows:,}; the file is"
+                " damaged."
             )
     for table, rows in expected.items():
         if counts.get(table) != rows:
@@ -162,7 +193,8 @@ def _check_header(run: RunReader, header: RunHeader, counts: dict[str, int]) -> 
     for pair in run.pairs:
         if pair.verdict is not None and pair.verdict not in _VERDICTS:
             raise StoreError(
-                f"{file}: pair {pair.index} has the verdict '{shown(pair.verdict, 40)}', which is none of this ULPscope's."
+                f"{file}: pair {pair.index} has the verdict '{shown(pair.verdict, 40)}', which is none of this"
+                " ULPscope's."
             )
         if pair.verdict == _IDENTICAL and not pair.summary.bit_identical:
             raise StoreError(f"{file}: pair {pair.index} has the verdict '{_IDENTICAL}', and its sides are not.")
@@ -222,12 +254,18 @@ def _copy_rest(run: RunReader, inspected: Database, tables: Catalog, counts: dic
 
 def _check_generation(run: RunReader, prompt: int) -> None:
     made, given = run.generations[prompt], run.header.prompts[prompt]
-    if made.given_positions > given.positions or any(token >= run.header.vocab for side in made.tokens for token in side):
-        raise StoreError(f"{run.path.name}: what was generated for prompt {prompt} does not fit the run; the file is damaged.")
+    if made.given_positions > given.positions or any(
+        token >= run.header.vocab for side in made.tokens for token in side
+    ):
+        raise StoreError(
+            f"{run.path.name}: what was generated for prompt {prompt} does not fit the run; the file is damaged."
+        )
 
 
 def shut_in(source_bytes: int) -> None:
-    """Limits of this process: memory, time by the size of the file, no dumps of it; and it dies with the one that started it."""
+    """Limits of this process: memory, time by the size of the file, no dumps of it; and it dies with the one that
+    started it.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
     seconds = 60 + source_bytes // 4_000_000
@@ -249,7 +287,9 @@ def _die_with_parent() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """SETTINGS, a JSON object: store, path, run_id, name. Lines of JSON come out: progress, then `run_id` or `error`."""
+    """SETTINGS, a JSON object: store, path, run_id, name. Lines of JSON come out: progress, then `run_id` or
+    `error`.
+    """
     asked: dict[str, Any] = json.loads(arguments[0])
     path = Path(asked["path"])
 
@@ -260,9 +300,12 @@ def main(arguments: list[str]) -> int:
     try:
         shut_in(path.stat().st_size)
         run_id = take_in(
-            Store(Path(asked["store"])), path, run_id=asked["run_id"], name=asked["name"],
+            Store(Path(asked["store"])),
+            path,
+            run_id=asked["run_id"],
+            name=asked["name"],
             on_progress=lambda done, total: say(done=done, total=total),
-        )  # fmt: skip
+        )
     except UlpscopeError as error:
         say(error=str(error), status=getattr(error, "status", 0))
         return 2

@@ -1,6 +1,7 @@
 """A baseline for `compare`: the figures of every prompt, written once, that no later comparison may exceed.
 
-The file is JSON for people to read and edit: a line a prompt. A figure that somebody takes out of a line is not held any more.
+The file is JSON for people to read and edit: a line a prompt. A figure that somebody takes out of a line is not held
+any more.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Figures = dict[str, float | None]
 
 @dataclass(frozen=True)
 class _Held:
-    """What is held of a prompt: its name for people, its unit, the worst position by it, and whether slack widens it."""
+    """What is held of a prompt: its name for people, its unit, the worst position by it, and whether slack widens
+    it.
+    """
 
     words: str
     unit: str
@@ -76,8 +79,8 @@ class Bounds:
 def prompt_keys(prompts: Sequence[Prompt]) -> list[str]:
     """What each prompt is recognised by: its token ids where they are known, else its index and length.
 
-    `tokens:` and the first 16 hexadecimal digits of the SHA-256 of the ids, in decimal with single spaces; or `index:3:24`, the prompt
-    with index 3, of 24 positions. The same tokens a second time get `#2`.
+    `tokens:` and the first 16 hexadecimal digits of the SHA-256 of the ids, in decimal with single spaces; or
+    `index:3:24`, the prompt with index 3, of 24 positions. The same tokens a second time get `#2`.
     """
     keys: list[str] = []
     seen: dict[str, int] = {}
@@ -122,7 +125,9 @@ def bounds_text(pairs: Sequence[PairReport], prompts: Sequence[Prompt], compute_
         ]
         names = f'"reference": {json.dumps(pair.reference)}, "variant": {json.dumps(pair.variant)}'
         of_pairs.append("  {" + names + ', "prompts": [\n   ' + ",\n   ".join(lines) + "\n  ]}")
-    head = f' "format": "{FORMAT}", "version": {VERSION}, "compute_dtype": {json.dumps(compute_dtype)}, "vocab": {vocab},'
+    head = (
+        f' "format": "{FORMAT}", "version": {VERSION}, "compute_dtype": {json.dumps(compute_dtype)}, "vocab": {vocab},'
+    )
     return "{\n" + head + '\n "pairs": [\n' + ",\n".join(of_pairs) + "\n ]\n}\n"
 
 
@@ -155,10 +160,14 @@ def read_bounds(path: Path) -> Bounds:
     for place, pair in enumerate(listed):
         where = f"pair {place}"
         if not isinstance(pair, dict) or not isinstance(pair.get("prompts"), list):
-            raise _refusal(path, f"has no list of prompts for {where}", "an object with 'reference', 'variant' and 'prompts'")
+            raise _refusal(
+                path, f"has no list of prompts for {where}", "an object with 'reference', 'variant' and 'prompts'"
+            )
         names = (pair.get("reference"), pair.get("variant"))
         if not all(isinstance(name, str) for name in names) or names in pairs:
-            raise _refusal(path, f"does not name the sides of {where}, or names them twice", "two texts, each pair once")
+            raise _refusal(
+                path, f"does not name the sides of {where}, or names them twice", "two texts, each pair once"
+            )
         pairs[names] = _prompts_of(path, where, pair["prompts"])  # type: ignore[index]
     return Bounds(path.name, compute_dtype, vocab, pairs)
 
@@ -184,15 +193,22 @@ def _prompts_of(path: Path, where: str, listed: list[Any]) -> dict[str, _Bound]:
 
 
 def hold(
-    bounds: Bounds, pairs: Sequence[PairReport], prompts: Sequence[Prompt], compute_dtype: str, vocab: int, slack: float = 1.0
+    bounds: Bounds,
+    pairs: Sequence[PairReport],
+    prompts: Sequence[Prompt],
+    compute_dtype: str,
+    vocab: int,
+    slack: float = 1.0,
 ) -> tuple[list[Outcome], list[str]]:
     """One outcome a pair and prompt, and sentences about what cannot be held. UsageError where nothing can.
 
-    A prompt fails where a figure exceeds its bound times `slack`; without a bound it is undecided, and so is a bound whose prompt was not
-    compared. One pair is held to one pair whatever its sides are called, several by their names.
+    A prompt fails where a figure exceeds its bound times `slack`; without a bound it is undecided, and so is a bound
+    whose prompt was not compared. One pair is held to one pair whatever its sides are called, several by their names.
     """
     if bounds.vocab != vocab:
-        raise UsageError(f"{bounds.file}: was measured over a vocabulary of {bounds.vocab:,}, this is {vocab:,}: another model.")
+        raise UsageError(
+            f"{bounds.file}: was measured over a vocabulary of {bounds.vocab:,}, this is {vocab:,}: another model."
+        )
     notes = []
     if bounds.compute_dtype != compute_dtype:
         notes.append(f"{bounds.file} was measured in {shown(bounds.compute_dtype, 20)}, this is {compute_dtype}.")
@@ -210,16 +226,32 @@ def hold(
         for key, bound in lines.items():
             if key not in keys:
                 says = f"prompt {bound.number} of {bounds.file} ({shown(key)}) was not compared"
-                outcomes.append(Outcome(pair.reference, pair.variant, "bounds", UNDECIDED, None, "", f"{says}.", key=key))
+                outcomes.append(
+                    Outcome(pair.reference, pair.variant, "bounds", UNDECIDED, None, "", f"{says}.", key=key)
+                )
     if not held:
-        whose = f"it knows {shown(', '.join(key for lines in bounds.pairs.values() for key in list(lines)[:1]), 60)}, this holds {keys[0]}"
-        raise UsageError(f"{bounds.file}: has bounds for none of these prompts ({whose}, ...); --write-bounds writes new ones.")
-    notes += [f"{bounds.file}: '{shown(v, 60)}' against '{shown(r, 60)}' has bounds and was not compared." for r, v in known]
+        whose = (
+            f"it knows {shown(', '.join(key for lines in bounds.pairs.values() for key in list(lines)[:1]), 60)}, this"
+            f" holds {keys[0]}"
+        )
+        raise UsageError(
+            f"{bounds.file}: has bounds for none of these prompts ({whose}, ...); --write-bounds writes new ones."
+        )
+    notes += [
+        f"{bounds.file}: '{shown(v, 60)}' against '{shown(r, 60)}' has bounds and was not compared." for r, v in known
+    ]
     return outcomes, notes
 
 
 def _held(
-    file: str, pair: PairReport, number: int, key: str, rows: Sequence[Row], bound: _Bound | None, vocab: int, slack: float
+    file: str,
+    pair: PairReport,
+    number: int,
+    key: str,
+    rows: Sequence[Row],
+    bound: _Bound | None,
+    vocab: int,
+    slack: float,
 ) -> Outcome:
     name = f"prompt {number} ({key}) of '{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
     if bound is None:
@@ -245,7 +277,9 @@ def _held(
     worst = worst_row(rows, _FIGURES[beyond[0][0]].key)
     times_said = f"{times:.3g}" if math.isfinite(times) else "infinite"
     says = f"{name} exceeds its bounds{widened}: {said}."
-    return Outcome(pair.reference, pair.variant, "bounds", FAILED, times_said, "times its bound", says, worst, number, key)
+    return Outcome(
+        pair.reference, pair.variant, "bounds", FAILED, times_said, "times its bound", says, worst, number, key
+    )
 
 
 def _exceeds(figure: str, value: float, limit: float) -> str:

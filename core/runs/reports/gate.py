@@ -1,4 +1,6 @@
-"""The gate of `compare`: what a team declares unacceptable, condition by condition, and the position that is worst under each."""
+"""The gate of `compare`: what a team declares unacceptable, condition by condition, and the position that is worst
+under each.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,30 @@ from core.runs.reports.report_json import PairReport, plain_number
 UNDECIDED = "undecided"
 ALLOWED = "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X or verdict"
 _UNITS = {
-    "bits": "values", "flips": "positions", "flips:margin": "positions", "ulps": "ULPs", "kl": "nats", "rms": "logits", "max-abs": "logits",
-    "share": "of all elements", "same-top1": "of all positions", "verdict": "",
-}  # fmt: skip
+    "bits": "values",
+    "flips": "positions",
+    "flips:margin": "positions",
+    "ulps": "ULPs",
+    "kl": "nats",
+    "rms": "logits",
+    "max-abs": "logits",
+    "share": "of all elements",
+    "same-top1": "of all positions",
+    "verdict": "",
+}
 _MEANING = {
-    "flips:margin": "X in logits, or in ULPs as 5ulps", "ulps": "N a whole number of ULPs", "kl": "X in nats", "rms": "X in logits",
-    "max-abs": "X in logits", "share": "X from 0 to 1", "same-top1": "X from 0 to 1",
-}  # fmt: skip
+    "flips:margin": "X in logits, or in ULPs as 5ulps",
+    "ulps": "N a whole number of ULPs",
+    "kl": "X in nats",
+    "rms": "X in logits",
+    "max-abs": "X in logits",
+    "share": "X from 0 to 1",
+    "same-top1": "X from 0 to 1",
+}
 _SIGNS = {"ulps": ":", "same-top1": "<"}
 _NUMBER = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,4})?", re.ASCII | re.IGNORECASE)
-# Verdicts that fail a build, and those that no control has decided. `rounding`, `identical` and a wanted lower precision pass.
+# Verdicts that fail a build, and those that no control has decided. `rounding`, `identical` and a wanted lower
+# precision pass.
 _FAILING = ("bug suspected", "nondeterministic", "invalid dump")
 _OPEN = ("undecided", "not judged")
 
@@ -48,9 +64,10 @@ def percent(share: float) -> str:
 class Outcome:
     """How one pair came out under one condition, or one of its prompts under its bounds.
 
-    outcome: 'passed', 'failed', or 'undecided' where nothing known decides it; figure: what was measured, in `unit`; says: one
-    sentence; worst: the row of the report that is worst under this condition, None where no position differs. Of one prompt under its
-    bounds: prompt is its index, None where it was not compared, and key what it is recognised by.
+    outcome: 'passed', 'failed', or 'undecided' where nothing known decides it; figure: what was measured, in `unit`;
+    says: one sentence; worst: the row of the report that is worst under this condition, None where no position differs.
+    Of one prompt under its bounds: prompt is its index, None where it was not compared, and key what it is recognised
+    by.
     """
 
     reference: str
@@ -74,9 +91,9 @@ class Outcome:
 class Condition:
     """What fails a build. `limit` is in logits, nats, ULPs (`is_in_ulps`) or a share, as the kind says.
 
-    bits: any bit differs. flips: another argmax. flips:margin: another argmax where the smaller of the two margins is more than the
-    limit. ulps, kl, rms, max-abs, share: more than the limit. same-top1: less than it. verdict: a bug suspected, nondeterministic, or an
-    invalid dump.
+    bits: any bit differs. flips: another argmax. flips:margin: another argmax where the smaller of the two margins is
+    more than the limit. ulps, kl, rms, max-abs, share: more than the limit. same-top1: less than it. verdict: a bug
+    suspected, nondeterministic, or an invalid dump.
     """
 
     kind: str
@@ -121,7 +138,9 @@ class Condition:
             outcome = FAILED if is_failed else PASSED
         sides = f"'{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
         worst = worst_row(pair.rows, key)
-        return Outcome(pair.reference, pair.variant, str(self), outcome, figure, _UNITS[self.kind], f"{sides} {says}.", worst)
+        return Outcome(
+            pair.reference, pair.variant, str(self), outcome, figure, _UNITS[self.kind], f"{sides} {says}.", worst
+        )
 
 
 def parse_conditions(given: Sequence[str]) -> list[Condition]:
@@ -131,7 +150,9 @@ def parse_conditions(given: Sequence[str]) -> list[Condition]:
 
 @dataclass(frozen=True)
 class GateReport:
-    """What came of a gate: one outcome a pair and condition, then one a pair and prompt that has bounds; notes: sentences beside them."""
+    """What came of a gate: one outcome a pair and condition, then one a pair and prompt that has bounds; notes:
+    sentences beside them.
+    """
 
     outcomes: tuple[Outcome, ...]
     prompts: tuple[Prompt, ...]
@@ -151,20 +172,30 @@ class GateReport:
 
     @property
     def worst(self) -> Outcome | None:
-        """The outcome with the worst position: of those that failed, or of all where none did. NaN first, then the largest difference."""
+        """The outcome with the worst position: of those that failed, or of all where none did. NaN first, then the
+        largest difference.
+        """
         placed = [outcome for outcome in self.failed or self.outcomes if outcome.worst is not None]
         return max(placed, key=lambda outcome: _difference(outcome.worst or {}), default=None)
 
     def place(self, row: Row) -> Row:
-        """A position with everything that is known of it: the token read there, both tokens chosen, margins, KL, differences."""
+        """A position with everything that is known of it: the token read there, both tokens chosen, margins, KL,
+        differences.
+        """
         prompt = self.prompts[row["prompt"]]
         read = prompt.token_ids[row["position"]] if prompt.token_ids else None
-        text = prompt.token_texts[row["position"]] if prompt.token_texts else self.vocabulary.get(-1 if read is None else read)
+        text = (
+            prompt.token_texts[row["position"]]
+            if prompt.token_texts
+            else self.vocabulary.get(-1 if read is None else read)
+        )
         chosen = {f"{side}_text": self.vocabulary.get(row[f"{side}_token"]) for side in ("reference", "variant")}
         return {"prompt": row["prompt"], "position": row["position"], "token": read, "text": text, **row, **chosen}
 
     def in_words(self, row: Row) -> str:
-        """`position 17 (after ' the'): 473 ' cat' became 1716 ' dog', margins 0.31 and 0.06 logits (5 and 1 ULPs), ...`"""
+        """`position 17 (after ' the'): 473 ' cat' became 1716 ' dog', margins 0.31 and 0.06 logits (5 and 1 ULPs),
+        ...`
+        """
         here = self.place(row)
         prompt = f"prompt {here['prompt']}, " if len(self.prompts) > 1 else ""
         read = (
@@ -173,18 +204,23 @@ class GateReport:
             else f" (after token {here['token']})" * (here["token"] is not None)
         )
         tokens = [
-            "no token (all NaN)" if here[f"{side}_token"] is None
-            else f"{here[f'{side}_token']}" + (f" {here[f'{side}_text']!r}" if here[f"{side}_text"] is not None else "")
+            (
+                "no token (all NaN)"
+                if here[f"{side}_token"] is None
+                else f"{here[f'{side}_token']}"
+                + (f" {here[f'{side}_text']!r}" if here[f"{side}_text"] is not None else "")
+            )
             for side in ("reference", "variant")
-        ]  # fmt: skip
+        ]
         chosen = f"{tokens[0]} became {tokens[1]}" if here["is_flip"] else f"both choose {tokens[0]}"
         margins = " and ".join(_shown(here[f"{side}_margin"]) for side in ("reference", "variant"))
         ulps = " and ".join(_shown(here[f"{side}_margin_ulps"]) for side in ("reference", "variant"))
         wrong = here["nonfinite_mismatch"]
         odd = f", {wrong:,} NaN or infinite on one side only" if wrong else ""
         return (
-            f"{prompt}position {here['position']}{read}: {chosen}, margins {margins} logits ({ulps} ULPs), KL {_shown(here['kl'])} nats, "
-            f"up to {_shown(here['max_abs'])} logits and {_shown(here['max_ulps'])} ULPs apart{odd}"
+            f"{prompt}position {here['position']}{read}: {chosen}, margins {margins} logits ({ulps} ULPs), KL"
+            f" {_shown(here['kl'])} nats, up to {_shown(here['max_abs'])} logits and {_shown(here['max_ulps'])} ULPs"
+            f" apart{odd}"
         )
 
     def sentence(self, outcome: Outcome) -> str:
@@ -198,24 +234,34 @@ class GateReport:
         def plain(outcome: Outcome) -> dict[str, Any]:
             prompt = {} if outcome.key is None else {"prompt": outcome.prompt, "key": outcome.key}
             return {
-                "condition": outcome.condition, "reference": outcome.reference, "variant": outcome.variant, **prompt, "outcome": outcome.outcome,
-                "figure": plain_number(outcome.figure), "unit": outcome.unit, "says": outcome.says,
+                "condition": outcome.condition,
+                "reference": outcome.reference,
+                "variant": outcome.variant,
+                **prompt,
+                "outcome": outcome.outcome,
+                "figure": plain_number(outcome.figure),
+                "unit": outcome.unit,
+                "says": outcome.says,
                 "worst": None if outcome.worst is None else self.place(outcome.worst),
-            }  # fmt: skip
+            }
 
         worst = self.worst
         return {
             "outcome": self.outcome,
             "conditions": [plain(outcome) for outcome in self.outcomes],
-            "worst": None
-            if worst is None or worst.worst is None
-            else {"reference": worst.reference, "variant": worst.variant, **self.place(worst.worst)},
+            "worst": (
+                None
+                if worst is None or worst.worst is None
+                else {"reference": worst.reference, "variant": worst.variant, **self.place(worst.worst)}
+            ),
             "notes": list(self.notes),
         }
 
 
 def check_measured(where: str, pairs: Sequence[PairReport]) -> None:
-    """StoreError where a figure is undefined that nothing can make so: the file it comes from is damaged, and nothing holds of it."""
+    """StoreError where a figure is undefined that nothing can make so: the file it comes from is damaged, and nothing
+    holds of it.
+    """
     for pair in pairs:
         for row in ({name: plain_number(value) for name, value in asdict(pair.summary).items()}, *pair.rows):
             lost = [name for name, value in row.items() if value is None and name not in _MAY_BE_UNDEFINED]
@@ -238,7 +284,8 @@ def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
         if empty:
             where = f"position {empty[0]['position']} of prompt {empty[0]['prompt']} first"
             notes.append(
-                f"at {_of(len(empty), pair)} a side of '{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}' holds no number, {where}."
+                f"at {_of(len(empty), pair)} a side of '{shown(pair.variant, 200)}' against"
+                f" '{shown(pair.reference, 200)}' holds no number, {where}."
             )
     return notes
 
@@ -321,13 +368,19 @@ def _sure_flips(condition: Condition, pair: PairReport) -> _Judged:
         return (
             True,
             len(sure),
-            f"has another argmax at {_of(len(sure), pair)} with both margins over {words}, of {_count(len(flips), 'flip')} in all",
+            (
+                f"has another argmax at {_of(len(sure), pair)} with both margins over {words}, of"
+                f" {_count(len(flips), 'flip')} in all"
+            ),
             by_flip,
         )
     if not flips:
         return False, 0, "has the same argmax at every position", by_flip
     most = max(_size(row[f"{side}_margin"]) for row in flips for side in ("reference", "variant"))
-    excused = f"has {_count(len(flips), 'flip')}, none with both margins over {words}; at one of them a side prefers its token by {most:.4g} logits"
+    excused = (
+        f"has {_count(len(flips), 'flip')}, none with both margins over {words}; at one of them a side prefers its"
+        f" token by {most:.4g} logits"
+    )
     return False, 0, excused, by_flip
 
 
@@ -369,17 +422,30 @@ def _rms(condition: Condition, pair: PairReport) -> _Judged:
 
 def _max_abs(condition: Condition, pair: PairReport) -> _Judged:
     is_failed = not pair.summary.max_abs <= condition.limit or pair.summary.nonfinite_mismatch > 0
-    return is_failed, pair.summary.max_abs, f"differs by up to {pair.summary.max_abs:.4g} logits{_mismatch(pair)}", _difference
+    return (
+        is_failed,
+        pair.summary.max_abs,
+        f"differs by up to {pair.summary.max_abs:.4g} logits{_mismatch(pair)}",
+        _difference,
+    )
 
 
 def _share(condition: Condition, pair: PairReport) -> _Judged:
     share = pair.summary.neq_share
-    return not share <= condition.limit, share, f"differs in {percent(share)} of elements ({pair.summary.neq:,})", by_share
+    return (
+        not share <= condition.limit,
+        share,
+        f"differs in {percent(share)} of elements ({pair.summary.neq:,})",
+        by_share,
+    )
 
 
 def _same_top1(condition: Condition, pair: PairReport) -> _Judged:
     same = pair.summary.same_top1
-    says = f"has the same argmax at {len(pair.rows) - pair.summary.flips:,} of {_count(len(pair.rows), 'position')} ({percent(same)})"
+    says = (
+        f"has the same argmax at {len(pair.rows) - pair.summary.flips:,} of {_count(len(pair.rows), 'position')}"
+        f" ({percent(same)})"
+    )
     return not same >= condition.limit, same, says, by_flip
 
 
@@ -393,9 +459,17 @@ def _verdict(_: Condition, pair: PairReport) -> _Judged:
 
 
 _JUDGES: dict[str, Callable[[Condition, PairReport], _Judged]] = {
-    "bits": _bits, "flips": _flips, "flips:margin": _sure_flips, "ulps": _ulps, "kl": _kl, "rms": _rms, "max-abs": _max_abs, "share": _share,
-    "same-top1": _same_top1, "verdict": _verdict,
-}  # fmt: skip
+    "bits": _bits,
+    "flips": _flips,
+    "flips:margin": _sure_flips,
+    "ulps": _ulps,
+    "kl": _kl,
+    "rms": _rms,
+    "max-abs": _max_abs,
+    "share": _share,
+    "same-top1": _same_top1,
+    "verdict": _verdict,
+}
 
 
 def _mismatch(pair: PairReport) -> str:

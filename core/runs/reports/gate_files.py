@@ -1,4 +1,6 @@
-"""What came of a gate as files: JUnit XML for a CI system, Markdown for its job page. Names in them come from somebody's dump."""
+"""What came of a gate as files: JUnit XML for a CI system, Markdown for its job page. Names in them come from
+somebody's dump.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ MOST_ROWS = 50  # of prompts beyond their bounds in a table for people; GitHub t
 
 
 def junit_text(report: GateReport) -> str:
-    """JUnit XML: a suite a pair, a test a condition, and a test a prompt that has bounds; `undecided` is a skipped test.
+    """JUnit XML: a suite a pair, a test a condition, and a test a prompt that has bounds; `undecided` is a skipped
+    test.
 
-    It has what both common schemas ask for, Ant's (JUnit.xsd of Windy Road) and Jenkins' (junit-10.xsd), and nothing that either refuses.
+    It has what both common schemas ask for, Ant's (JUnit.xsd of Windy Road) and Jenkins' (junit-10.xsd), and nothing
+    that either refuses.
     """
     root = ET.Element("testsuites")
     when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
@@ -32,9 +36,19 @@ def junit_text(report: GateReport) -> str:
         name = _name(f"{variant} against {reference}")
         counts = {kind: sum(outcome.outcome == kind for outcome in outcomes) for kind in (FAILED, UNDECIDED)}
         suite = ET.SubElement(
-            root, "testsuite", name=name, package="ulpscope", id=str(number), timestamp=when, hostname="localhost", tests=str(len(outcomes)),
-            failures=str(counts[FAILED]), errors="0", skipped=str(counts[UNDECIDED]), time="0",
-        )  # fmt: skip
+            root,
+            "testsuite",
+            name=name,
+            package="ulpscope",
+            id=str(number),
+            timestamp=when,
+            hostname="localhost",
+            tests=str(len(outcomes)),
+            failures=str(counts[FAILED]),
+            errors="0",
+            skipped=str(counts[UNDECIDED]),
+            time="0",
+        )
         ET.SubElement(suite, "properties")
         for outcome in outcomes:
             # A dot in a class name would make packages of it.
@@ -53,7 +67,9 @@ def junit_text(report: GateReport) -> str:
 
 
 def markdown_text(report: GateReport) -> str:
-    """Markdown: a table of conditions with outcome and figure, then the worst position, then what should be known beside it."""
+    """Markdown: a table of conditions with outcome and figure, then the worst position, then what should be known
+    beside it.
+    """
     counts = {kind: sum(outcome.outcome == kind for outcome in report.outcomes) for kind in (FAILED, UNDECIDED, PASSED)}
     said = ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
     whole = [outcome for outcome in report.outcomes if outcome.key is None]
@@ -64,7 +80,9 @@ def markdown_text(report: GateReport) -> str:
     if len(told) > MOST_ROWS:
         rows.append(("", f"{len(told) - MOST_ROWS:,} more prompts", "", "", ""))
     if len(held) > len(told):
-        rows.append((PASSED, "bounds", "", "", f"{len(held) - len(told):,} of {len(held):,} prompts are within their bounds"))
+        rows.append(
+            (PASSED, "bounds", "", "", f"{len(held) - len(told):,} of {len(held):,} prompts are within their bounds")
+        )
     parts = [f"### ULPscope gate: {report.outcome}", f"{said}."]
     parts.append(markdown.table(("outcome", "condition", "pair", "figure", "what it says"), rows))
     worst = report.worst
@@ -95,7 +113,9 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Adds to the end of a file, as `$GITHUB_STEP_SUMMARY` is meant to be used; StoreError where it cannot be written."""
+    """Adds to the end of a file, as `$GITHUB_STEP_SUMMARY` is meant to be used; StoreError where it cannot be
+    written.
+    """
     try:
         with path.open("ab") as file:
             file.write(text.encode())
@@ -119,4 +139,6 @@ def _name(text: str) -> str:
 
 
 def _unwritable(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"{path}: cannot be written ({error.strerror or error}); expected a folder with room and permission.")
+    return StoreError(
+        f"{path}: cannot be written ({error.strerror or error}); expected a folder with room and permission."
+    )

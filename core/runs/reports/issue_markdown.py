@@ -1,6 +1,8 @@
-"""A run as Markdown for an issue thread: where it comes from, figures of a pair, its verdict with all evidence, flips, an address.
+"""A run as Markdown for an issue thread: where it comes from, figures of a pair, its verdict with all evidence, flips,
+an address.
 
-Every name, path and token comes from somebody's file: it stands in a code span or is escaped, so that it stays text wherever pasted.
+Every name, path and token comes from somebody's file: it stands in a code span or is escaped, so that it stays text
+wherever pasted.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def _provenance(run: RunReader) -> str:
         "dtype": header.compute_dtype,
         "device": plain(f"{about.device} ({about.device_name})" if about.device_name else about.device),
         "versions": plain(", ".join(f"{name} {version}" for name, version in about.versions.items())),
-        "prompts": f"{_plural(len(header.prompts), 'prompt')}, {_plural(header.rows, 'position')}, vocabulary {header.vocab:,}",
+        "prompts": (
+            f"{_plural(len(header.prompts), 'prompt')}, {_plural(header.rows, 'position')}, vocabulary {header.vocab:,}"
+        ),
         "captured" if about.kind == "capture" else "uploaded": f"{run.created:%Y-%m-%d %H:%M} UTC",
         "command": code(about.command) if about.command else "",
         "note": plain(about.note),
@@ -54,7 +58,9 @@ def _pair(run: RunReader, pair: StoredPair) -> list[str]:
         "differing logits": f"{summary.neq:,} of {elements:,} ({percent(summary.neq / elements)})",
         "largest difference": f"{summary.max_abs:.6g} logits{logits}",
         "rms of the difference": f"{summary.rms:.4g} logits{logits}",
-        "largest distance": f"{summary.max_ulps:,} ULPs of {header.compute_dtype} (mean {summary.mean_ulps:.4g}){logits}",
+        "largest distance": (
+            f"{summary.max_ulps:,} ULPs of {header.compute_dtype} (mean {summary.mean_ulps:.4g}){logits}"
+        ),
         "flips": f"{summary.flips:,} of {_plural(header.rows, 'position')}",
         "near ties": f"{summary.near_ties:,}, of them ties {summary.ties:,}",
         "KL, nats": f"mean {_number(summary.mean_kl)}, largest {_number(summary.max_kl)}{positions_of_kl}",

@@ -1,4 +1,6 @@
-"""Probes of operations in words: an answer and a sentence to each question, machines beside each other, a table in markdown."""
+"""Probes of operations in words: an answer and a sentence to each question, machines beside each other, a table in
+markdown.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def answer(row: OpRow, question: str) -> str:
     """YES, NO, NOT_ASKED or NOT_AVAILABLE. question: of QUESTIONS."""
     if row.refusal:
         return NOT_AVAILABLE
-    found = {"repeat": row.is_repeatable, "batch": row.is_batch_invariant, "position": row.is_position_invariant}[question]
+    found = {"repeat": row.is_repeatable, "batch": row.is_batch_invariant, "position": row.is_position_invariant}[
+        question
+    ]
     return NOT_ASKED if found is None else YES if found else NO
 
 
@@ -52,7 +56,10 @@ def _repeat_says(row: OpRow) -> str:
         return f"{found.calls:,} calls, all identical"
     many = "calls differ from the first" if found.differing > 1 else "call differs from the first"
     worst = f"in up to {found.worst_neq:,} of {found.worst_elements:,} elements, up to {_ulps(found.worst_max_ulps)}"
-    return f"{found.differing:,} of {found.calls:,} {many} of their batch size, {worst} (batch {found.worst_batch}, call {found.worst_call})"
+    return (
+        f"{found.differing:,} of {found.calls:,} {many} of their batch size, {worst} (batch {found.worst_batch}, call"
+        f" {found.worst_call})"
+    )
 
 
 def batch_says(row: OpRow) -> str:
@@ -72,11 +79,16 @@ def batch_says(row: OpRow) -> str:
 
 
 def distance_says(row: OpRow) -> str:
-    """How far row 0 goes from batch 1 in the worst class: `3,990 of 4,096 elements, up to 12 ULPs`; '' where it stays."""
+    """How far row 0 goes from batch 1 in the worst class: `3,990 of 4,096 elements, up to 12 ULPs`; '' where it
+    stays.
+    """
     if len(row.classes) < 2:
         return ""
     worst = max(row.classes, key=lambda found: (found.neq, found.max_ulps))
-    return f"{worst.neq:,} of {row.elements * row.rows_tried:,} elements, up to {_ulps(max(found.max_ulps for found in row.classes))}"
+    return (
+        f"{worst.neq:,} of {row.elements * row.rows_tried:,} elements, up to"
+        f" {_ulps(max(found.max_ulps for found in row.classes))}"
+    )
 
 
 def _position_says(row: OpRow) -> str:
@@ -118,7 +130,8 @@ class Beside:
     def disagreement(self) -> str:
         """On what the machines that answered differ; '' where they agree, or fewer than two answered.
 
-        Over the batch sizes that all of them tried: a quick probe and a full one are not at odds because one went further.
+        Over the batch sizes that all of them tried: a quick probe and a full one are not at odds because one went
+        further.
         """
         there = [row for row in self.rows if row is not None and not row.refusal]
         steady = [row.is_repeatable for row in there if row.is_repeatable is not None]
@@ -182,7 +195,10 @@ def markdown(run: OpsRun) -> str:
         lines += [
             f"### {_inert(dtype)}",
             "",
-            "| operation | size | run to run | batch size, row 0 | row position | distance to batch 1 | relative rms to float64 |",
+            (
+                "| operation | size | run to run | batch size, row 0 | row position | distance to batch 1 | relative"
+                " rms to float64 |"
+            ),
         ]
         lines.append("|---|---|---|---|---|---|---|")
         for row in rows:

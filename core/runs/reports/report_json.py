@@ -34,7 +34,9 @@ _POSITION_FIELDS = (
     "near_tie",
 )
 _GATE_FIELDS = (*_POSITION_FIELDS, "bit_identical", "rms")  # what a gate asks of a position beyond what is printed
-_FLIP_FIELDS = tuple(name for name in _POSITION_FIELDS if name not in ("neq", "nonfinite_mismatch", "is_flip", "near_tie"))
+_FLIP_FIELDS = tuple(
+    name for name in _POSITION_FIELDS if name not in ("neq", "nonfinite_mismatch", "is_flip", "near_tie")
+)
 
 
 def plain_number(value: Any) -> Any:
@@ -75,12 +77,16 @@ def over_positions(summary: Summary, rows: int) -> str:
     if summary.kl_positions == rows:
         return ""
     undefined = rows - summary.kl_positions - summary.kl_infinite
-    rest = [f"{what} at {count:,}" for what, count in (("infinite", summary.kl_infinite), ("undefined", undefined)) if count]
+    rest = [
+        f"{what} at {count:,}" for what, count in (("infinite", summary.kl_infinite), ("undefined", undefined)) if count
+    ]
     return "; ".join([f"over {summary.kl_positions:,} of {rows:,} positions", *rest])
 
 
 def over_logits(summary: Summary, elements: int) -> str:
-    """`over 280 of 24,000 logits`: what differences and ULPs are over, those finite on both sides; '' where that is all of them."""
+    """`over 280 of 24,000 logits`: what differences and ULPs are over, those finite on both sides; '' where that is all
+    of them.
+    """
     return "" if summary.finite == elements else f"over {summary.finite:,} of {elements:,} logits"
 
 
@@ -91,7 +97,9 @@ def over_margins(summary: Summary, rows: int) -> str:
 
 @dataclass(frozen=True)
 class PairReport:
-    """One pair's share of the report: summary, histogram, one dict a row, and of a stored run the verdict and the sentence for it."""
+    """One pair's share of the report: summary, histogram, one dict a row, and of a stored run the verdict and the
+    sentence for it.
+    """
 
     reference: str
     variant: str
@@ -102,10 +110,14 @@ class PairReport:
     because: str = ""
 
 
-def report_of_dump(dump: Dump, on_progress: Callable[[int, int], None] | None = None) -> tuple[list[PairReport], list[list[str]]]:
-    """Compare a dump's reference with every variant, in one pass over the file. Returns the pairs and the bit-identical classes.
+def report_of_dump(
+    dump: Dump, on_progress: Callable[[int, int], None] | None = None
+) -> tuple[list[PairReport], list[list[str]]]:
+    """Compare a dump's reference with every variant, in one pass over the file. Returns the pairs and the bit-identical
+    classes.
 
-    Classes need every side against every other; sides are grouped by the SHA-256 of their bits. `on_progress(rows done, rows in all)`.
+    Classes need every side against every other; sides are grouped by the SHA-256 of their bits. `on_progress(rows done,
+    rows in all)`.
     """
     header = dump.header("dump", Provenance(kind="upload"))
     places = header.places()
@@ -138,11 +150,14 @@ def report_of_run(run: RunReader) -> tuple[list[PairReport], list[list[str]]]:
     for pair in run.pairs:
         table = run.positions(pair.index)
         columns = {
-            name: [plain_number(v) for v in table[name].astype(object).where(table[name].notna(), None)] for name in _GATE_FIELDS
+            name: [plain_number(v) for v in table[name].astype(object).where(table[name].notna(), None)]
+            for name in _GATE_FIELDS
         }
         places = list(zip(table["prompt"].tolist(), table["position"].tolist(), strict=True))
         if places != run.header.places():
-            raise StoreError(f"{run.path.name}: its figures are of other positions than its prompts have; the file is damaged.")
+            raise StoreError(
+                f"{run.path.name}: its figures are of other positions than its prompts have; the file is damaged."
+            )
         rows = [
             {"prompt": prompt, "position": position, **{name: columns[name][i] for name in _GATE_FIELDS}}
             for i, (prompt, position) in enumerate(places)
@@ -151,12 +166,16 @@ def report_of_run(run: RunReader) -> tuple[list[PairReport], list[list[str]]]:
         _check_numbers(run, {name: [plain_number(value)] for name, value in asdict(pair.summary).items()})
         verdict = shown_verdict(run.header.provenance.kind, pair.summary.bit_identical, pair.verdict)
         histogram = run.histogram(pair.index)
-        pairs.append(PairReport(pair.reference, pair.variant, pair.summary, histogram, rows, verdict, pair.because or ""))
+        pairs.append(
+            PairReport(pair.reference, pair.variant, pair.summary, histogram, rows, verdict, pair.because or "")
+        )
     return pairs, run.classes
 
 
 def _check_numbers(run: RunReader, figures: dict[str, list[Any]]) -> None:
-    """StoreError where a figure of a file, which may be anybody's, is a text or the like. One that is undefined stays so."""
+    """StoreError where a figure of a file, which may be anybody's, is a text or the like. One that is undefined stays
+    so.
+    """
     for name, values in figures.items():
         if any(value is not None and not isinstance(value, int | float) for value in values):
             raise StoreError(f"{run.path.name}: its figure {name} is no number somewhere; the file is damaged.")
@@ -199,7 +218,11 @@ def as_json(
         result["by_position"] = [placed(row, _POSITION_FIELDS) for row in chosen.rows]
     if len(pairs) > 1:
         result["pairs"] = [
-            {"reference": p.reference, "variant": p.variant, **{n: plain_number(v) for n, v in asdict(p.summary).items()}}
+            {
+                "reference": p.reference,
+                "variant": p.variant,
+                **{n: plain_number(v) for n, v in asdict(p.summary).items()},
+            }
             for p in pairs
         ]
         result["classes"] = classes

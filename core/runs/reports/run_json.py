@@ -28,21 +28,36 @@ def provenance_json(run: RunReader) -> dict[str, Any]:
     """Where a run comes from, with its id, name and time."""
     header = run.header
     return {
-        "run_id": run.run_id, "name": header.name, "created": run.created.isoformat() + "Z", **asdict(header.provenance),
-    }  # fmt: skip
+        "run_id": run.run_id,
+        "name": header.name,
+        "created": run.created.isoformat() + "Z",
+        **asdict(header.provenance),
+    }
 
 
 def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
-    """Provenance, sides, the report of the first pair (DESIGN, section 5), caches and continuations; figures of every position if asked."""
+    """Provenance, sides, the report of the first pair (DESIGN, section 5), caches and continuations; figures of every
+    position if asked.
+    """
     header = run.header
     pairs, classes = report_of_run(run)
     report = as_json(
-        pairs, classes, compute_dtype=header.compute_dtype, rows=header.rows, vocab=header.vocab, prompts=len(header.prompts),
+        pairs,
+        classes,
+        compute_dtype=header.compute_dtype,
+        rows=header.rows,
+        vocab=header.vocab,
+        prompts=len(header.prompts),
         with_positions=with_positions,
-    )  # fmt: skip
+    )
     caches = [found for pair in run.pairs if (found := kv_json(run, pair.index)) is not None]
     verdicts = [
-        {"variant": pair.variant, "verdict": pair.verdict, "because": pair.because, "noise_ratio": _finite(pair.noise_ratio)}
+        {
+            "variant": pair.variant,
+            "verdict": pair.verdict,
+            "because": pair.because,
+            "noise_ratio": _finite(pair.noise_ratio),
+        }
         for pair in run.pairs
     ]
     made = [asdict(generation) for generation in run.generations.values()]
@@ -55,10 +70,13 @@ def ops_json(run: OpsRun) -> dict[str, Any]:
     about = run.header
     rows = [
         {
-            **asdict(row), "is_repeatable": row.is_repeatable, "is_batch_invariant": row.is_batch_invariant,
-            "is_position_invariant": row.is_position_invariant, "says": {question: says(row, question) for question in QUESTIONS},
+            **asdict(row),
+            "is_repeatable": row.is_repeatable,
+            "is_batch_invariant": row.is_batch_invariant,
+            "is_position_invariant": row.is_position_invariant,
+            "says": {question: says(row, question) for question in QUESTIONS},
         }
         for row in run.rows
-    ]  # fmt: skip
+    ]
     created = about.created.isoformat() + "Z" if about.created is not None else None
     return {**({"run_id": run.run_id} if run.run_id else {}), **asdict(about), "created": created, "rows": rows}

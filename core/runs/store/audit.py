@@ -1,7 +1,9 @@
-"""Who added, changed or deleted what: one JSON line an event, in `.audit/audit.jsonl` of the writable directory of the store.
+"""Who added, changed or deleted what: one JSON line an event, in `.audit/audit.jsonl` of the writable directory of the
+store.
 
-Lines are appended under a lock, so any number of processes may write; a file that has reached its size is put aside under the time at
-which that happened, and never removed. What a line says is of others (names, titles): it is JSON, with everything but ASCII escaped.
+Lines are appended under a lock, so any number of processes may write; a file that has reached its size is put aside
+under the time at which that happened, and never removed. What a line says is of others (names, titles): it is JSON,
+with everything but ASCII escaped.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _log = logging.getLogger(__name__)
 
 
 def record(store_directory: Path, who: str, what: str, run_id: str = "", **figures: object) -> bool:
-    """Append one event; False, and a line in the server's log, where that cannot be done. It never raises: the event has happened."""
+    """Append one event; False, and a line in the server's log, where that cannot be done. It never raises: the event
+    has happened.
+    """
     said: dict[str, object] = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "who": who,
@@ -86,7 +90,9 @@ def _append(folder: Path, line: bytes, largest: int) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / FILE
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
+        )
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):

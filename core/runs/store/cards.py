@@ -1,4 +1,6 @@
-"""The gallery: one card a run file, read in under a millisecond each; what cannot be read is listed by name with the reason."""
+"""The gallery: one card a run file, read in under a millisecond each; what cannot be read is listed by name with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ _LONGEST_TOKEN = 200  # characters; the vocabularies there are stay below it
 
 @dataclass(frozen=True)
 class RunCard:
-    """A run at a glance. flips, max_ulps (of the compute dtype), max_neq_share and nonfinite_mismatch are those of its worst pair.
+    """A run at a glance. flips, max_ulps (of the compute dtype), max_neq_share and nonfinite_mismatch are those of its
+    worst pair.
 
-    verdicts: those that are stored; pair_verdicts: what is shown for each pair, judged or not (core.runs.views.verdicts).
+    verdicts: those that are stored; pair_verdicts: what is shown for each pair, judged or not
+    (core.runs.views.verdicts).
     """
 
     run_id: str
@@ -81,7 +85,9 @@ def arranged(store: Store, found: Mapping[Path, RunCard | StoreError]) -> tuple[
 
 
 def prompt_texts(paths: Sequence[Path]) -> dict[Path, str]:
-    """The beginnings of each run's prompts, a line each, to search in; empty where there are no texts or the file is no run."""
+    """The beginnings of each run's prompts, a line each, to search in; empty where there are no texts or the file is no
+    run.
+    """
     found = each_database(paths, _read_prompt_texts)
     return {path: "" if isinstance(text, StoreError) else text for path, text in found}
 
@@ -115,19 +121,36 @@ def _read_card(database: Database) -> RunCard:
     sides = database.rows("SELECT side, name FROM run_file.side", most=MAX_SIDES + 1)
     prompts = database.rows("SELECT count(*) FROM run_file.prompt")[0][0]
     if max(len(pairs), len(sides)) > MAX_SIDES:
-        raise StoreError(f"{path.name}: has more than {MAX_SIDES:,} sides or pairs, which no run has; the file is damaged.")
+        raise StoreError(
+            f"{path.name}: has more than {MAX_SIDES:,} sides or pairs, which no run has; the file is damaged."
+        )
     try:
         return RunCard(
-            run_id=path.stem, name=name, created=created, kind=kind, model=model, compute_dtype=compute_dtype, device=device,
-            prompts=prompts, positions=positions, vocab=vocab, pairs=len(pairs),
-            bit_identical_pairs=sum(pair[0] for pair in pairs), flips=max((pair[1] for pair in pairs), default=0),
-            max_ulps=max((pair[2] for pair in pairs), default=0), max_neq_share=max((pair[3] for pair in pairs), default=0.0),
+            run_id=path.stem,
+            name=name,
+            created=created,
+            kind=kind,
+            model=model,
+            compute_dtype=compute_dtype,
+            device=device,
+            prompts=prompts,
+            positions=positions,
+            vocab=vocab,
+            pairs=len(pairs),
+            bit_identical_pairs=sum(pair[0] for pair in pairs),
+            flips=max((pair[1] for pair in pairs), default=0),
+            max_ulps=max((pair[2] for pair in pairs), default=0),
+            max_neq_share=max((pair[3] for pair in pairs), default=0.0),
             nonfinite_mismatch=max((pair[5] for pair in pairs), default=0),
             verdicts=", ".join(sorted({pair[4] for pair in pairs if pair[4] is not None})),
-            pair_verdicts=tuple(shown_verdict(kind, bool(pair[0]), pair[4]) for pair in sorted(pairs, key=lambda pair: pair[6])),
+            pair_verdicts=tuple(
+                shown_verdict(kind, bool(pair[0]), pair[4]) for pair in sorted(pairs, key=lambda pair: pair[6])
+            ),
             sides=tuple(side[1] for side in sorted(sides)),
-            bytes=check_size(path, len(sides) * positions * vocab * format_named(compute_dtype).itemsize if kind != "ops" else 0),
+            bytes=check_size(
+                path, len(sides) * positions * vocab * format_named(compute_dtype).itemsize if kind != "ops" else 0
+            ),
             is_read_only=True,
-        )  # fmt: skip
+        )
     except (UsageError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{path.name}: its provenance makes no sense ({error}).") from error

@@ -1,8 +1,9 @@
 """Tags, a note and a pin of a run, kept beside the run files: those are immutable, and sample runs are read-only.
 
-One small JSON file a run, `.labels/RUN_ID.json` in the writable directory of the store, written whole under another name and renamed. Who
-changes labels says what they were when he saw them, so that two who change one run at once both get what they changed. Files there may come
-from anybody: what cannot be read is a sentence and no labels, and it is put aside, not overwritten, when new labels are written.
+One small JSON file a run, `.labels/RUN_ID.json` in the writable directory of the store, written whole under another
+name and renamed. Who changes labels says what they were when he saw them, so that two who change one run at once both
+get what they changed. Files there may come from anybody: what cannot be read is a sentence and no labels, and it is put
+aside, not overwritten, when new labels are written.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Labels:
     def __post_init__(self) -> None:
         for tag in self.tags:
             if not 0 < len(tag) <= LONGEST_TAG:
-                raise UsageError(f"the tag '{tag[:LONGEST_TAG]}…' has {len(tag)} characters; a tag has 1 to {LONGEST_TAG}.")
+                raise UsageError(
+                    f"the tag '{tag[:LONGEST_TAG]}…' has {len(tag)} characters; a tag has 1 to {LONGEST_TAG}."
+                )
         if len(self.tags) > MOST_TAGS:
             raise UsageError(f"{len(self.tags)} tags; a run has at most {MOST_TAGS}.")
         if len(self.note) > LONGEST_NOTE:
@@ -100,7 +103,9 @@ def read(store: Path, run_id: str) -> Labels:
 
 @dataclass(frozen=True)
 class Change:
-    """labels: those that are stored now; aside: where a damaged file was put; has_both_notes: two people's, one below the other."""
+    """labels: those that are stored now; aside: where a damaged file was put; has_both_notes: two people's, one below
+    the other.
+    """
 
     labels: Labels
     aside: str | None = None
@@ -108,11 +113,12 @@ class Change:
 
 
 def write(store: Path, run_id: str, wanted: Labels, seen: Labels | None = None) -> Change:
-    """Make the labels of a run what somebody wants who has `seen` them as they were; None: whatever they are. No labels leave no file.
+    """Make the labels of a run what somebody wants who has `seen` them as they were; None: whatever they are. No labels
+    leave no file.
 
-    What others changed since then stays: tags that were added or taken away are added to and taken away from those that are stored, a pin counts
-    where it was changed, and a note that both have changed becomes both notes, the other's first. UsageError where that is more than is
-    kept, StoreError where it cannot be written; then nothing is changed.
+    What others changed since then stays: tags that were added or taken away are added to and taken away from those that
+    are stored, a pin counts where it was changed, and a note that both have changed becomes both notes, the other's
+    first. UsageError where that is more than is kept, StoreError where it cannot be written; then nothing is changed.
     """
     path = path_of(store, run_id)
     try:
@@ -123,7 +129,9 @@ def write(store: Path, run_id: str, wanted: Labels, seen: Labels | None = None) 
             aside = _put_aside(path, run_id) if stored is None else None
             _write(path, changed.labels)
     except OSError as error:
-        raise StoreError(f"the labels of run '{run_id}' cannot be written ({error.strerror}); they are as they were.") from error
+        raise StoreError(
+            f"the labels of run '{run_id}' cannot be written ({error.strerror}); they are as they were."
+        ) from error
     return replace(changed, aside=aside)
 
 
@@ -204,7 +212,9 @@ def tidy(store: Path) -> None:
 def _entries(store: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(store / FOLDER) as entries:
-            yield from (entry for entry in entries if entry.name.endswith(_SUFFIX) and not entry.name.startswith(_WRITING))
+            yield from (
+                entry for entry in entries if entry.name.endswith(_SUFFIX) and not entry.name.startswith(_WRITING)
+            )
     except OSError:  # not there yet, or no directory
         return
 
@@ -226,7 +236,9 @@ def _parsed(path: Path, body: bytes) -> Labels:
 
 def _damaged(path: Path, why: str) -> StoreError:
     name = path.name.encode("utf-8", "backslashreplace").decode()
-    return StoreError(f"{FOLDER}/{name}: no labels are read from it ({why}); new ones would put it aside, not overwrite it.")
+    return StoreError(
+        f"{FOLDER}/{name}: no labels are read from it ({why}); new ones would put it aside, not overwrite it."
+    )
 
 
 def _put_aside(path: Path, run_id: str) -> str:

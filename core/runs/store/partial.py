@@ -1,4 +1,6 @@
-"""A run file while it is being written: in a directory that no reader looks at, locked for as long as its writer lives."""
+"""A run file while it is being written: in a directory that no reader looks at, locked for as long as its writer
+lives.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ _living: set[Partial] = set()  # of this process
 class Partial:
     """`.partial-RUN_ID/RUN_ID.duckdb`; whatever the writer spills or logs lies beside it and goes with it.
 
-    The lock is flock's, which the system drops when the process dies and which acts between two writers of one process too.
-    DuckDB's own lock would not do: it ends when the finished file is closed, before the file is on the disk and in its place.
+    The lock is flock's, which the system drops when the process dies and which acts between two writers of one process
+    too. DuckDB's own lock would not do: it ends when the finished file is closed, before the file is on the disk and in
+    its place.
     """
 
     def __init__(self, directory: Path, lock: int) -> None:
@@ -32,8 +35,8 @@ class Partial:
     def make(cls, store: Path, run_id: str) -> Partial | None:
         """None where the name is taken. OSError where nothing can be made.
 
-        A sweep may find the directory before it is locked, and remove it: then it is made again, under the same name, which may be one that was
-        promised.
+        A sweep may find the directory before it is locked, and remove it: then it is made again, under the same name,
+        which may be one that was promised.
         """
         directory = store / f"{_PREFIX}{run_id}"
         was_swept = False
@@ -67,7 +70,9 @@ def is_passing(path: str) -> bool:
 
 
 def remove_living() -> None:
-    """Remove what this process is writing, whatever its writers are doing: for a process that ends at once, without unwinding."""
+    """Remove what this process is writing, whatever its writers are doing: for a process that ends at once, without
+    unwinding.
+    """
     for partial in list(_living):
         for _ in range(3):  # a writer's thread may put a file into a directory while it is being emptied
             shutil.rmtree(partial.directory, ignore_errors=True)

@@ -1,7 +1,8 @@
 """What may be stored, whether there is room for it, and which runs have been there long enough.
 
-Retention moves runs into the trash, from where they come back for a week; it counts from when a file came into the directory (its change
-time, which a restore or a copy renews), not from when its run was made: a run of last year that is taken in today has just come.
+Retention moves runs into the trash, from where they come back for a week; it counts from when a file came into the
+directory (its change time, which a restore or a copy renews), not from when its run was made: a run of last year that
+is taken in today has just come.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ class Due:
 
 
 def check_room(store: Store, incoming_bytes: int, limits: Limits) -> None:
-    """LimitError for a file of so many bytes that is larger than one may be (413), or that there is no room for (507)."""
+    """LimitError for a file of so many bytes that is larger than one may be (413), or that there is no room for
+    (507).
+    """
     if limits.file_bytes and incoming_bytes > limits.file_bytes:
         raise LimitError(
-            f"the file has {incoming_bytes:,} bytes; this server takes files of at most {limits.file_bytes:,} (limits.file_bytes).",
+            f"the file has {incoming_bytes:,} bytes; this server takes files of at most {limits.file_bytes:,}"
+            " (limits.file_bytes).",
             413,
         )
     check_space(store, incoming_bytes, limits)
@@ -48,13 +52,17 @@ def check_room(store: Store, incoming_bytes: int, limits: Limits) -> None:
 def check_space(store: Store, more_bytes: int, limits: Limits | None = None, *, replaced: Sequence[Path] = ()) -> None:
     """LimitError (507) where so many bytes more would fill the store, or its disk, beyond what is in force.
 
-    `replaced`: files that the new one is made of; those of them that are uploads go once it is there, so the store need not hold both.
+    `replaced`: files that the new one is made of; those of them that are uploads go once it is there, so the store need
+    not hold both.
     """
     limits = configuration().limits if limits is None else limits
-    if limits.store_bytes and (held := stored_bytes(store) - _uploaded(store, replaced)) + more_bytes > limits.store_bytes:
+    if (
+        limits.store_bytes
+        and (held := stored_bytes(store) - _uploaded(store, replaced)) + more_bytes > limits.store_bytes
+    ):
         raise LimitError(
-            f"no room for {more_bytes:,} bytes: the store holds {held:,} of at most {limits.store_bytes:,} (limits.store_bytes); "
-            "delete runs for good, or ask who keeps this server."
+            f"no room for {more_bytes:,} bytes: the store holds {held:,} of at most {limits.store_bytes:,}"
+            " (limits.store_bytes); delete runs for good, or ask who keeps this server."
         )
     check_free(store, more_bytes, limits)
 
@@ -64,13 +72,15 @@ def check_free(store: Store, more_bytes: int, limits: Limits) -> None:
     free = free_bytes(store)
     if limits.free_bytes and free is not None and free - more_bytes < limits.free_bytes:
         raise LimitError(
-            f"no room for {more_bytes:,} bytes: {free:,} are free on the store's disk, of which {limits.free_bytes:,} have to stay "
-            "free (limits.free_bytes)."
+            f"no room for {more_bytes:,} bytes: {free:,} are free on the store's disk, of which {limits.free_bytes:,}"
+            " have to stay free (limits.free_bytes)."
         )
 
 
 def stored_bytes(store: Store) -> int:
-    """Of all run files of the writable directory, those in the trash and those being written included, and of what arrived of uploads."""
+    """Of all run files of the writable directory, those in the trash and those being written included, and of what
+    arrived of uploads.
+    """
     total = 0
     for pattern in (f"*{SUFFIX}", f"{TRASH}/*/*{SUFFIX}", f".partial-*/*{SUFFIX}", f"{UPLOADS}/*/file/*"):
         for path in store.directory.glob(pattern):
@@ -86,8 +96,8 @@ def _uploaded(store: Store, files: Sequence[Path]) -> int:
 
 
 def free_bytes(store: Store) -> int | None:
-    """That who runs this may still write on the disk of the store, which may not have been made yet; None for a file system without blocks
-    (`/proc`), which is no disk that could be full: writing there fails with its own sentence.
+    """That who runs this may still write on the disk of the store, which may not have been made yet; None for a file
+    system without blocks (`/proc`), which is no disk that could be full: writing there fails with its own sentence.
     """
     place = store.directory.absolute()
     while not place.exists() and place != place.parent:
@@ -102,7 +112,8 @@ def free_bytes(store: Store) -> int | None:
 def due(store: Store, retention: Retention, now: float | None = None) -> list[Due]:
     """The runs that retention would move, the oldest first. `now`: seconds since 1970.
 
-    Pinned runs stay, and those whose labels cannot be read, for they may be pinned; so does a file that is no readable run.
+    Pinned runs stay, and those whose labels cannot be read, for they may be pinned; so does a file that is no readable
+    run.
     """
     if not retention.days and not retention.runs:
         return []
@@ -121,7 +132,9 @@ def due(store: Store, retention: Retention, now: float | None = None) -> list[Du
 
 
 def apply_retention(store: Store, retention: Retention) -> list[str]:
-    """Move what is due into the trash; returns the ids. One that cannot be moved stays, and is tried again the next time."""
+    """Move what is due into the trash; returns the ids. One that cannot be moved stays, and is tried again the next
+    time.
+    """
     moved = []
     for run in due(store, retention):
         with suppress(StoreError):  # another process was faster, or it cannot be moved

@@ -1,4 +1,6 @@
-"""The store: directories of run files. One run = one DuckDB file, written under a temporary name, renamed, then read-only."""
+"""The store: directories of run files. One run = one DuckDB file, written under a temporary name, renamed, then
+read-only.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Store:
     def __init__(self, directory: Path, read_only: Sequence[Path] = ()) -> None:
         self.directory = directory
         own = directory.resolve()
-        self.read_only = tuple(folder for folder in read_only if folder.resolve() != own)  # else every run would be there twice
+        self.read_only = tuple(
+            folder for folder in read_only if folder.resolve() != own
+        )  # else every run would be there twice
 
     def paths(self) -> list[Path]:
         """Every visible run file; those of the writable directory first."""
@@ -32,7 +36,9 @@ class Store:
         for directory in (self.directory, *self.read_only):
             if directory.is_dir():
                 visible = (p for p in directory.glob(f"*{SUFFIX}") if not p.name.startswith("."))
-                found += sorted(visible, key=lambda path: path.name)  # of a thousand, four times as fast as comparing paths
+                found += sorted(
+                    visible, key=lambda path: path.name
+                )  # of a thousand, four times as fast as comparing paths
         return found
 
     def is_writable(self, path: Path) -> bool:
@@ -67,7 +73,8 @@ class Store:
         return path.stem
 
     def discard(self, run_id: str) -> str:
-        """Move a run and its labels into the trash, from where `restore` puts them back; returns the entry. Sample runs are refused.
+        """Move a run and its labels into the trash, from where `restore` puts them back; returns the entry. Sample runs
+        are refused.
 
         The disk is free once the entry is purged: by `purge_trash`, or by sweeps a week later.
         """
@@ -99,7 +106,9 @@ class Store:
         return "-".join(part for part in (created.strftime("%Y%m%d-%H%M%S"), words, secrets.token_hex(2)) if part)
 
     def new_partial(self, name: str, created: datetime, run_id: str | None = None) -> Partial:
-        """A place for a run to be written to, in the same directory, so that renaming it is atomic; its id is nobody else's."""
+        """A place for a run to be written to, in the same directory, so that renaming it is atomic; its id is nobody
+        else's.
+        """
         if run_id is not None and not _RUN_ID.fullmatch(run_id):
             raise StoreError(f"'{run_id[:80]}' cannot be a run id; expected letters, digits, '.', '-' and '_'.")
         try:
@@ -111,14 +120,20 @@ class Store:
         except OSError as error:
             where = f"{self.directory}: cannot be written to ({error.strerror})"
             raise StoreError(f"{where}; set ULPSCOPE_STORE or --store to another directory.") from error
-        taken = f"run '{run_id}' exists already or is being written" if run_id else f"no id is left for a run called '{name}'"
+        taken = (
+            f"run '{run_id}' exists already or is being written"
+            if run_id
+            else f"no id is left for a run called '{name}'"
+        )
         raise StoreError(f"{self.directory}: {taken}; nothing was changed.")
 
     def _target(self, run_id: str) -> Path:
         return self.directory / f"{run_id}{SUFFIX}"
 
     def place(self, path: Path, run_id: str) -> Path:
-        """Make a finished file visible: to disk first, then under its name, then the directory. Never over an existing run."""
+        """Make a finished file visible: to disk first, then under its name, then the directory. Never over an existing
+        run.
+        """
         target = self._target(run_id)
         try:
             to_disk(path)
@@ -140,7 +155,8 @@ class Store:
     def sweep(self) -> list[Path]:
         """Remove what killed writers left behind; returns the directories removed. Those of living writers stay.
 
-        And what has been in the trash for a week: every writer begins with a sweep, so the trash costs disk only until then.
+        And what has been in the trash for a week: every writer begins with a sweep, so the trash costs disk only until
+        then.
         """
         trash.expire(self.directory)
         labels.tidy(self.directory)
@@ -167,7 +183,9 @@ def to_disk(path: Path) -> None:
 
 
 def open_store(directory: str | Path | None = None) -> Store:
-    """The store of `directory`, else of ULPSCOPE_STORE, else `runs/`; with the sample runs unless ULPSCOPE_SAMPLES is ''."""
+    """The store of `directory`, else of ULPSCOPE_STORE, else `runs/`; with the sample runs unless ULPSCOPE_SAMPLES is
+    ''.
+    """
     chosen = Path(directory or os.environ.get("ULPSCOPE_STORE") or "runs")
     shipped = Path(__file__).resolve().parents[3] / "sample_runs"
     samples = os.environ.get("ULPSCOPE_SAMPLES", str(shipped))

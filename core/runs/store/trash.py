@@ -1,7 +1,9 @@
-"""Runs that were deleted and can still be had back: `.trash/TIME-RANDOM/RUN_ID.duckdb` in the store, with the run's labels beside it.
+"""Runs that were deleted and can still be had back: `.trash/TIME-RANDOM/RUN_ID.duckdb` in the store, with the run's
+labels beside it.
 
-A run goes there and comes back by renaming on one file system, so either is immediate whatever its size, and its disk is free only once it is
-purged: by hand, or by writers' sweeps after `KEPT_SECONDS` (`expire`). No reader looks into a hidden directory, so such a run is listed nowhere.
+A run goes there and comes back by renaming on one file system, so either is immediate whatever its size, and its disk
+is free only once it is purged: by hand, or by writers' sweeps after `KEPT_SECONDS` (`expire`). No reader looks into a
+hidden directory, so such a run is listed nowhere.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Discarded:
 
 
 def discard(store: Path, path: Path) -> str:
-    """Move the run file `path` of the store into the trash, and its labels after it; returns the entry. OSError where that fails."""
+    """Move the run file `path` of the store into the trash, and its labels after it; returns the entry. OSError where
+    that fails.
+    """
     if path.is_dir() and not path.is_symlink():
         raise IsADirectoryError(21, "Is a directory")
     entry = store / FOLDER / f"{datetime.now(UTC).strftime(_TIME)}-{secrets.token_hex(4)}"
@@ -62,7 +66,9 @@ def discard(store: Path, path: Path) -> str:
 
 
 def restore(store: Path, entry: str) -> str:
-    """Put a run back where it was, never over another; returns its id. Labels that the store has under its id meanwhile stay."""
+    """Put a run back where it was, never over another; returns its id. Labels that the store has under its id meanwhile
+    stay.
+    """
     found = next((run for run in listed(store) if run.entry == entry), None)
     if found is None:
         raise StoreError("that run is not in the trash any more.")
@@ -94,7 +100,8 @@ def listed(store: Path) -> list[Discarded]:
 
 
 def entry_of(trash: Sequence[Discarded], name: str) -> str:
-    """The entry that a run's id, a unique beginning of one, or an entry's own name means; StoreError if there is none or several.
+    """The entry that a run's id, a unique beginning of one, or an entry's own name means; StoreError if there is none
+    or several.
 
     A run that was deleted, captured under the same id and deleted again is there twice: then the entry has to be named.
     """
@@ -114,7 +121,9 @@ def purge(store: Path, older_than_seconds: float = 0.0, entry: str | None = None
     now, purged = datetime.now(UTC).replace(tzinfo=None), 0
     for path in _entries(store):
         moment = _deleted(path.name)
-        is_old = older_than_seconds <= 0 or (moment is not None and (now - moment).total_seconds() >= older_than_seconds)
+        is_old = older_than_seconds <= 0 or (
+            moment is not None and (now - moment).total_seconds() >= older_than_seconds
+        )
         if is_old and entry in (None, path.name):
             shutil.rmtree(path, ignore_errors=True)
             purged += not path.exists()
@@ -122,7 +131,8 @@ def purge(store: Path, older_than_seconds: float = 0.0, entry: str | None = None
 
 
 def expire(store: Path) -> None:
-    """Remove for good what has been in the trash for a week, at the second look that finds it so, an hour or more after the first.
+    """Remove for good what has been in the trash for a week, at the second look that finds it so, an hour or more after
+    the first.
 
     A clock that is ahead for a moment (a machine that wakes up, another one on a shared directory) thus costs no run.
     """

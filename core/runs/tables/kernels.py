@@ -1,4 +1,6 @@
-"""Kernels that each side of a run launched: a row a kernel and module in the table `kernel`, written once and read back whole."""
+"""Kernels that each side of a run launched: a row a kernel and module in the table `kernel`, written once and read back
+whole.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel in a module of one side. library: of LIBRARIES; detail: shapes and types as the library tells them, or the operation of
-    torch that launched it; launches and microseconds (its own, while watched): over all forwards that were looked at.
+    """A kernel in a module of one side. library: of LIBRARIES; detail: shapes and types as the library tells them, or
+    the operation of torch that launched it; launches and microseconds (its own, while watched): over all forwards that
+    were looked at.
     """
 
     module: str
@@ -39,7 +42,9 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class KernelList:
-    """Of one side. rows: in the order in which they first ran; forwards: calls of the model that were looked at; of: all there were."""
+    """Of one side. rows: in the order in which they first ran; forwards: calls of the model that were looked at; of:
+    all there were.
+    """
 
     side: int
     rows: tuple[KernelRow, ...]
@@ -58,7 +63,9 @@ class KernelList:
 
 
 def module_kind(module: str) -> str:
-    """A module's name with its layers' numbers left out: `model.layers.3.mlp` and `model.layers.7.mlp` are of one kind."""
+    """A module's name with its layers' numbers left out: `model.layers.3.mlp` and `model.layers.7.mlp` are of one
+    kind.
+    """
     return _LAYER.sub(".*", module)
 
 

@@ -1,7 +1,7 @@
 """Key/value caches while a run is written: the reference's wait on disk, and every variant's are compared with them.
 
-Only figures are kept. Complete caches of a long prompt are as large as the model's own memory for it, and what is asked of them
-is where and by how much they differ.
+Only figures are kept. Complete caches of a long prompt are as large as the model's own memory for it, and what is asked
+of them is where and by how much they differ.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ KINDS = ("key", "value")
 class KvPart:
     """The keys or the values of one layer after one prompt, as far as the cache still holds them.
 
-    bits: [heads, positions, width] of the compute dtype, for the positions of the prompt from `first_position` on (a sliding
-    window drops the earliest).
+    bits: [heads, positions, width] of the compute dtype, for the positions of the prompt from `first_position` on (a
+    sliding window drops the earliest).
     """
 
     prompt: int
@@ -36,7 +36,9 @@ class KvPart:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or self.bits.ndim != 3 or self.first_position < 0:
-            raise UsageError(f"layer {self.layer}: {self.kind} {self.bits.shape} is no [heads, positions, width] of a cache.")
+            raise UsageError(
+                f"layer {self.layer}: {self.kind} {self.bits.shape} is no [heads, positions, width] of a cache."
+            )
 
     @property
     def key(self) -> tuple[int, int, str]:

@@ -1,7 +1,7 @@
 """What the modules of a model put out, part by part, and the file in which one side's outputs wait for the other's.
 
-Paths change weights, threads and kernels of the whole process, so two of them cannot run in step: the reference is through before a
-variant begins, and waits on disk (decision 0008).
+Paths change weights, threads and kernels of the whole process, so two of them cannot run in step: the reference is
+through before a variant begins, and waits on disk (decision 0008).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Key = tuple[int, int]  # prompt, ordinal
 
 @dataclass(frozen=True)
 class LayerModule:
-    """One module of a model. ordinal: place in the order in which the modules first put something out; block: None outside the blocks."""
+    """One module of a model. ordinal: place in the order in which the modules first put something out; block: None
+    outside the blocks.
+    """
 
     ordinal: int
     name: str
@@ -37,9 +39,11 @@ class LayerModule:
 
 @dataclass(frozen=True)
 class LayerPart:
-    """What a module put out at some of the positions that are looked at, consecutive among them, from number `first` on.
+    """What a module put out at some of the positions that are looked at, consecutive among them, from number `first`
+    on.
 
-    bits: [positions, width] of `dtype`, the module's own. A width of 0: what it put out is not understood, and nothing of it counts.
+    bits: [positions, width] of `dtype`, the module's own. A width of 0: what it put out is not understood, and nothing
+    of it counts.
     """
 
     prompt: int
@@ -50,7 +54,9 @@ class LayerPart:
 
     def __post_init__(self) -> None:
         if self.bits.ndim != 2 or not len(self.bits) or self.bits.dtype != self.format.carrier or self.first < 0:
-            raise UsageError(f"{self.module.name}: {self.bits.shape} {self.bits.dtype} is no [positions, width] of {self.dtype}.")
+            raise UsageError(
+                f"{self.module.name}: {self.bits.shape} {self.bits.dtype} is no [positions, width] of {self.dtype}."
+            )
 
     @property
     def format(self) -> FloatFormat:
@@ -67,7 +73,9 @@ class LayerPart:
 
 @dataclass
 class _Region:
-    """Where a module's outputs for a prompt lie in the file, and which positions have been written. seen: [positions looked at]"""
+    """Where a module's outputs for a prompt lie in the file, and which positions have been written. seen: [positions
+    looked at]
+    """
 
     offset: int
     width: int
@@ -76,7 +84,9 @@ class _Region:
 
 
 class LayerSpool:
-    """Outputs of one side in one file; memory holds where each module's begin. A position that comes twice is overwritten."""
+    """Outputs of one side in one file; memory holds where each module's begin. A position that comes twice is
+    overwritten.
+    """
 
     def __init__(self, path: Path, counts: Sequence[int]) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)

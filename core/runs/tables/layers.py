@@ -1,7 +1,8 @@
-"""Module outputs of a pair while a run is written: compared part by part as they come, kept as rows of `layer` and `layer_position`.
+"""Module outputs of a pair while a run is written: compared part by part as they come, kept as rows of `layer` and
+`layer_position`.
 
-Only figures are kept: all outputs of a long prompt are larger than the model. Memory holds those of one prompt of one side (56 bytes
-a module and position) and the sums of the rounding floor (16 bytes).
+Only figures are kept: all outputs of a long prompt are larger than the model. Memory holds those of one prompt of one
+side (56 bytes a module and position) and the sums of the rounding floor (16 bytes).
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ _FIGURES = ("max_abs", "sum_squares")
 
 Insert = Callable[[str, pa.Table], None]
 Put = Callable[..., None]
-_Floor = tuple[NDArray[np.float64], NDArray[np.int64]]  # sum of squares and finite elements over all seeds, [positions] each
+_Floor = tuple[
+    NDArray[np.float64], NDArray[np.int64]
+]  # sum of squares and finite elements over all seeds, [positions] each
 
 
 @dataclass
 class _Compared:
-    """Figures of a module for one prompt, by position. counts, figures: rows named by _COUNTS and _FIGURES, [rows, positions]"""
+    """Figures of a module for one prompt, by position. counts, figures: rows named by _COUNTS and _FIGURES, [rows,
+    positions]
+    """
 
     module: LayerModule
     width: int
@@ -49,7 +54,9 @@ class _Comparison:
         self._found: dict[Key, _Compared] = {}
 
     def add(self, part: LayerPart, spool: LayerSpool, count: int) -> None:
-        """count: positions of the prompt that are looked at. A module of which some part cannot be compared is left out."""
+        """count: positions of the prompt that are looked at. A module of which some part cannot be compared is left
+        out.
+        """
         kept, against = self._found.get(part.key), spool.reference_of(part)
         fmt = FLOAT32 if against is None or against[1] is not part.format else part.format
         if against is None or (kept is not None and kept.format is not fmt):
@@ -72,7 +79,9 @@ class _Comparison:
     def take(self, spool: LayerSpool) -> list[tuple[Key, _Compared]]:
         """The modules that both sides put out at every position looked at, in their order; and forget them all."""
         found = [
-            (key, kept) for key, kept in sorted(self._found.items()) if kept.width and kept.seen.all() and spool.is_whole(key)
+            (key, kept)
+            for key, kept in sorted(self._found.items())
+            if kept.width and kept.seen.all() and spool.is_whole(key)
         ]
         self._found.clear()
         return found
@@ -81,17 +90,18 @@ class _Comparison:
 class LayerRows:
     """Takes module outputs and writes rows of the tables `layer` and `layer_position`.
 
-    The reference's first; then, where there is to be a rounding floor, those of reordered prefills (and of a plain one, if the reference
-    is another path); then the variants', each prompt followed by `end`.
+    The reference's first; then, where there is to be a rounding floor, those of reordered prefills (and of a plain one,
+    if the reference is another path); then the variants', each prompt followed by `end`.
     """
 
     def __init__(
         self, directory: Path, chosen: Sequence[Sequence[int]], put: Put, insert: Insert, *, is_beside: bool = True
     ) -> None:
-        """chosen: positions of each prompt that are looked at, ascending. put: hands work to the thread that stores, which `insert` belongs to.
+        """chosen: positions of each prompt that are looked at, ascending. put: hands work to the thread that stores,
+        which `insert` belongs to.
 
-        is_beside: all work is done there; else only storing, and comparing in the caller's thread: beside forwards that keep every core busy
-        it costs them more than it takes (a fifth of the whole, on two cores).
+        is_beside: all work is done there; else only storing, and comparing in the caller's thread: beside forwards that
+        keep every core busy it costs them more than it takes (a fifth of the whole, on two cores).
         """
         self._directory, self._storing, self._insert, self._is_beside = directory, put, insert, is_beside
         self._chosen = [np.array(positions, np.int32) for positions in chosen]
@@ -117,7 +127,9 @@ class LayerRows:
             self._put(self._end, side - 1, prompt)
 
     def write_plain(self, part: LayerPart) -> None:
-        """What a module put out in a plain prefill, where the reference is another path: the reorderings are compared with it."""
+        """What a module put out in a plain prefill, where the reference is another path: the reorderings are compared
+        with it.
+        """
         self._put(self._write_plain, part, size=part.bits.nbytes)
 
     def write_floor(self, part: LayerPart) -> None:
@@ -154,7 +166,9 @@ class LayerRows:
 
     def _end_floor(self) -> None:
         for key, kept in self._current.take(self._plain or self._reference):
-            squares, finite = self._floor.setdefault(key, (np.zeros(len(kept.seen)), np.zeros(len(kept.seen), np.int64)))
+            squares, finite = self._floor.setdefault(
+                key, (np.zeros(len(kept.seen)), np.zeros(len(kept.seen), np.int64))
+            )
             squares += kept.of("sum_squares")
             finite += kept.of("finite")
 
@@ -171,7 +185,9 @@ class LayerRows:
 
     def _store(self, pair: int, prompt: int, found: list[tuple[Key, _Compared]]) -> None:
         positions = self._chosen[prompt]
-        self._insert("layer", _module_table(pair, prompt, positions, [(kept, self._floor.get(key)) for key, kept in found]))
+        self._insert(
+            "layer", _module_table(pair, prompt, positions, [(kept, self._floor.get(key)) for key, kept in found])
+        )
         at_once = max(1, _INSERT_ROWS // len(positions))
         for start in range(0, len(found), at_once):
             tables = [
@@ -181,22 +197,34 @@ class LayerRows:
             self._insert("layer_position", pa.concat_tables(tables))
 
 
-def _module_table(pair: int, prompt: int, positions: NDArray[np.int32], found: list[tuple[_Compared, _Floor | None]]) -> pa.Table:
+def _module_table(
+    pair: int, prompt: int, positions: NDArray[np.int32], found: list[tuple[_Compared, _Floor | None]]
+) -> pa.Table:
     """One row a module."""
     rows: dict[str, list] = {}
     for kept, floor in found:
         finite = max(1, int(kept.of("finite").sum()))
         differing = np.flatnonzero(kept.of("neq"))
         row = {
-            "pair": pair, "prompt": prompt, "ordinal": kept.module.ordinal, "module": kept.module.name, "kind": kept.module.kind,
-            "block": kept.module.block, "dtype": kept.format.name, "positions": len(positions), "elements": len(positions) * kept.width,
-            "neq": int(kept.of("neq").sum()), "finite": int(kept.of("finite").sum()), "max_abs": float(kept.of("max_abs").max()),
-            "rms": float(np.sqrt(kept.of("sum_squares").sum() / finite)), "max_ulps": int(kept.of("max_ulps").max()),
+            "pair": pair,
+            "prompt": prompt,
+            "ordinal": kept.module.ordinal,
+            "module": kept.module.name,
+            "kind": kept.module.kind,
+            "block": kept.module.block,
+            "dtype": kept.format.name,
+            "positions": len(positions),
+            "elements": len(positions) * kept.width,
+            "neq": int(kept.of("neq").sum()),
+            "finite": int(kept.of("finite").sum()),
+            "max_abs": float(kept.of("max_abs").max()),
+            "rms": float(np.sqrt(kept.of("sum_squares").sum() / finite)),
+            "max_ulps": int(kept.of("max_ulps").max()),
             "mean_ulps": float(kept.of("sum_ulps").sum() / finite),
             "nonfinite_mismatch": int(kept.of("nonfinite_mismatch").sum()),
             "first_position": int(positions[differing[0]]) if len(differing) else None,
             "floor_rms": None if floor is None else float(np.sqrt(floor[0].sum() / max(1, int(floor[1].sum())))),
-        }  # fmt: skip
+        }
         for name, value in row.items():
             rows.setdefault(name, []).append(value)
     return pa.table({name: pa.array(values, _TYPES.get(name)) for name, values in rows.items()})
@@ -209,7 +237,9 @@ _TYPES = {
 }
 
 
-def _position_table(pair: int, prompt: int, positions: NDArray[np.int32], kept: _Compared, floor: _Floor | None) -> pa.Table:
+def _position_table(
+    pair: int, prompt: int, positions: NDArray[np.int32], kept: _Compared, floor: _Floor | None
+) -> pa.Table:
     """One row a position of one module."""
     count = len(positions)
     return pa.table(
@@ -221,6 +251,8 @@ def _position_table(pair: int, prompt: int, positions: NDArray[np.int32], kept: 
             "neq": kept.of("neq"),
             "rms": np.sqrt(kept.of("sum_squares") / np.maximum(kept.of("finite"), 1)),
             "max_ulps": kept.of("max_ulps"),
-            "floor_rms": pa.nulls(count, pa.float64()) if floor is None else np.sqrt(floor[0] / np.maximum(floor[1], 1)),
+            "floor_rms": pa.nulls(count, pa.float64())
+            if floor is None
+            else np.sqrt(floor[0] / np.maximum(floor[1], 1)),
         }
     )

@@ -1,4 +1,6 @@
-"""What could be changed about a pair, what is left of its divergence then, and what that costs: rows of the table `remedy`."""
+"""What could be changed about a pair, what is left of its divergence then, and what that costs: rows of the table
+`remedy`.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ from core.runs.file.database import SPREADS_SINCE, Database
 
 NARROW = 0.1  # of a share: an interval no wider is worth no more turns of the clock
 TOO_WIDE = 0.5  # of a share: an interval that is wider tells nothing that would be advice
-CLOCK = 0.1  # of the throughput: in older runs, whose shares have no interval, what the pair as it is keeps of its own shows how far to trust them
+# of the throughput: in older runs, whose shares have no interval, what the pair as it is keeps of its own shows how far
+# to trust them
+CLOCK = 0.1
 _NAME = re.compile(r"[\w +-]+")  # as ours are: a sentence sets it as markdown
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A share of a throughput, and between what it lies with 95 %; low and high are None where that is not known: in older runs, and of few
-    turns of the clock."""
+    """A share of a throughput, and between what it lies with 95 %; low and high are None where that is not known: in
+    older runs, and of few turns of the clock.
+    """
 
     share: float
     low: float | None = None
@@ -56,12 +61,13 @@ class Kept:
 class RemedyRow:
     """A pair under one remedy; the first row of a pair is the pair as it is.
 
-    compute_dtype: what the logits were compared in, whose ULPs `max_ulps` counts. neq: differing logits of `elements`; rms in logits;
-    max_abs, rms, max_ulps, noise_ratio: None where a NaN or infinity stands on one side only, for that difference has no size;
-    noise_ratio: rms over that of the rounding floor of the model as it is, so that all rows are in one unit; None where there is no floor.
-    tokens_per_second: of reference and variant, from the median of the turns in which all remedies ran one after another; shares: of the
-    same path's in the first row; low, high: between these the median of the turns' own ratios lies with 95 %, None where fewer than six
-    turns were run, and in older runs. refusal: why it could not be measured, one sentence; every figure is None then.
+    compute_dtype: what the logits were compared in, whose ULPs `max_ulps` counts. neq: differing logits of `elements`;
+    rms in logits; max_abs, rms, max_ulps, noise_ratio: None where a NaN or infinity stands on one side only, for that
+    difference has no size; noise_ratio: rms over that of the rounding floor of the model as it is, so that all rows are
+    in one unit; None where there is no floor. tokens_per_second: of reference and variant, from the median of the turns
+    in which all remedies ran one after another; shares: of the same path's in the first row; low, high: between these
+    the median of the turns' own ratios lies with 95 %, None where fewer than six turns were run, and in older runs.
+    refusal: why it could not be measured, one sentence; every figure is None then.
     """
 
     name: str
@@ -87,13 +93,24 @@ class RemedyRow:
 
     def __post_init__(self) -> None:
         sizes = (
-            self.max_abs, self.rms, self.max_ulps, self.noise_ratio, self.reference_tokens_per_second, self.variant_tokens_per_second,
-            self.reference_share, self.variant_share, self.reference_share_low, self.reference_share_high, self.variant_share_low,
+            self.max_abs,
+            self.rms,
+            self.max_ulps,
+            self.noise_ratio,
+            self.reference_tokens_per_second,
+            self.variant_tokens_per_second,
+            self.reference_share,
+            self.variant_share,
+            self.reference_share_low,
+            self.reference_share_high,
+            self.variant_share_low,
             self.variant_share_high,
-        )  # fmt: skip
+        )
         counts = (self.elements, self.neq, self.flips)
         is_counted = None not in counts and 0 <= (self.neq or 0) <= (self.elements or 0) and (self.flips or 0) >= 0
-        is_sized = all(size is None or 0 <= size < math.inf for size in sizes) and (self.turns is None or self.turns >= 1)
+        is_sized = all(size is None or 0 <= size < math.inf for size in sizes) and (
+            self.turns is None or self.turns >= 1
+        )
         if not _NAME.fullmatch(self.name) or not is_sized or (self.is_measured and not is_counted):
             raise UsageError(
                 "a remedy has a name or figures that no measurement gives"
@@ -133,8 +150,9 @@ def _kept(share: float | None, low: float | None, high: float | None) -> Kept | 
 
 @dataclass(frozen=True)
 class PriceRow:
-    """Throughput of a path with every sum in one order, at a batch size: tokens of the batch a second without and with, from the medians of
-    turns, and their ratio with its interval, as in RemedyRow."""
+    """Throughput of a path with every sum in one order, at a batch size: tokens of the batch a second without and with,
+    from the medians of turns, and their ratio with its interval, as in RemedyRow.
+    """
 
     path: str
     batch: int
@@ -191,7 +209,9 @@ def insert_prices(database: Database, rows: Sequence[PriceRow]) -> None:
 
 def read_prices(database: Database, version: int) -> list[PriceRow]:
     """Of a file of that schema; empty where they were not measured."""
-    return [PriceRow(*row) for row in database.rows(f"SELECT {_columns(PriceRow, version)} FROM price ORDER BY ordinal")]
+    return [
+        PriceRow(*row) for row in database.rows(f"SELECT {_columns(PriceRow, version)} FROM price ORDER BY ordinal")
+    ]
 
 
 def _columns(of: type[RemedyRow | PriceRow], version: int) -> str:
@@ -219,7 +239,8 @@ def advice(rows: Sequence[RemedyRow]) -> str:
         best = min(calmer, key=lambda row: row.rms or math.inf)
         flips = f", flips {_count(best.flips)} of {_count(plain.flips)}" if plain.flips else ""
         said.append(
-            f"**{best.name}** leaves {_ratio((best.rms or 0.0) / (plain.rms or 1.0))} of the difference (rms{flips}){_cost(best)}."
+            f"**{best.name}** leaves {_ratio((best.rms or 0.0) / (plain.rms or 1.0))} of the difference"
+            f" (rms{flips}){_cost(best)}."
         )
     shares = (plain.reference_share, plain.variant_share) if plain.reference_share_low is None else ()
     apart = max((share for share in shares if share is not None), key=lambda share: abs(share - 1), default=1.0)

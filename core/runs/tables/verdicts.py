@@ -16,7 +16,9 @@ from core.runs.file.records import Evidence, FloorRows
 def insert_evidence(
     database: Database, pair: int, places: NDArray[np.int32], evidence: Sequence[Evidence], floors: Sequence[FloorRows]
 ) -> None:
-    """Evidence of a pair and its floors by position; `places`: prompt and position of every row of the run. [rows, 2]"""
+    """Evidence of a pair and its floors by position; `places`: prompt and position of every row of the run. [rows,
+    2]
+    """
     for row in evidence:
         figures = json.dumps(row.figures, allow_nan=False)
         values = [pair, row.rung, row.control, figures, row.outcome, row.says]

@@ -26,7 +26,8 @@ class Compared:
         return self.run.header.rows * self.run.header.vocab
 
 
-# What is laid side by side: name, of the summary, and whether more of it is more divergence (a ratio says something then).
+# What is laid side by side: name, of the summary, and whether more of it is more divergence (a ratio says something
+# then).
 MEASURES: tuple[tuple[str, str, bool], ...] = (
     ("differing logits, share", "neq_share", True),
     ("rms difference, logits", "rms", True),
@@ -42,7 +43,9 @@ MEASURES: tuple[tuple[str, str, bool], ...] = (
 
 
 def headline(compared: Sequence[Compared]) -> list[dict[str, object]]:
-    """One row a measure: `measure`, `values` (one a run, None where undefined), `ratios` to the first run (None where they say nothing)."""
+    """One row a measure: `measure`, `values` (one a run, None where undefined), `ratios` to the first run (None where
+    they say nothing).
+    """
     rows: list[dict[str, object]] = []
     for title, name, is_more in MEASURES:
         values = [_figure(one, name) for one in compared]
@@ -71,7 +74,9 @@ def same_tokens(compared: Sequence[Compared]) -> bool | None:
 
 @dataclass(frozen=True)
 class FlipSet:
-    """A position at which some run's argmax flips. flips: of each run, whether it does; tokens: (reference, variant) where it does."""
+    """A position at which some run's argmax flips. flips: of each run, whether it does; tokens: (reference, variant)
+    where it does.
+    """
 
     prompt: int
     position: int
@@ -84,13 +89,15 @@ class FlipSet:
 
 
 def flip_sets(compared: Sequence[Compared]) -> list[FlipSet]:
-    """Every position at which any run flips, those of all runs first. Positions are compared by number: ask `same_tokens` first."""
+    """Every position at which any run flips, those of all runs first. Positions are compared by number: ask
+    `same_tokens` first.
+    """
     found: dict[tuple[int, int], list[tuple[int, int] | None]] = {}
     for place, one in enumerate(compared):
         flips = one.table[one.table["is_flip"]]
-        for prompt, position, reference, variant in flips[["prompt", "position", "reference_token", "variant_token"]].itertuples(
-            index=False
-        ):
+        for prompt, position, reference, variant in flips[
+            ["prompt", "position", "reference_token", "variant_token"]
+        ].itertuples(index=False):
             entry = found.setdefault((int(prompt), int(position)), [None] * len(compared))
             entry[place] = (int(reference), int(variant))
     sets = [
@@ -101,7 +108,8 @@ def flip_sets(compared: Sequence[Compared]) -> list[FlipSet]:
 
 
 def distribution(histogram: dict[int, int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(ULPs, share of elements that are at least so many apart), ascending: a curve that can be laid over another run's.
+    """(ULPs, share of elements that are at least so many apart), ascending: a curve that can be laid over another
+    run's.
 
     The share at 1 ULP is that of the elements that differ; elements that are not finite on both sides are not counted.
     """

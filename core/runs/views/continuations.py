@@ -16,8 +16,8 @@ from core.runs.reader import RunReader
 class Continuation:
     """One variant's continuation of one prompt against the reference's.
 
-    `position` is where they part: the position of the prompt whose logits made the variant choose another token; None where they
-    never do within the tokens that both generated.
+    `position` is where they part: the position of the prompt whose logits made the variant choose another token; None
+    where they never do within the tokens that both generated.
     """
 
     prompt: int
@@ -53,15 +53,17 @@ class Continuation:
     def is_confirmed(self, here: pd.Series) -> bool:
         """Whether the stored logits of the parting position have the two generated tokens as their argmaxes.
 
-        here: the row of the position table at `position`. They have not where a path computes the same tokens differently from
-        call to call.
+        here: the row of the position table at `position`. They have not where a path computes the same tokens
+        differently from call to call.
         """
         argmaxes = (here["reference_token"], here["variant_token"])
         return not any(pd.isna(token) for token in argmaxes) and (int(argmaxes[0]), int(argmaxes[1])) == self.chosen
 
 
 def continuations(run: RunReader, prompt: int | None = None) -> list[Continuation]:
-    """Of every prompt that was continued, or of one, each variant in turn; empty for a run that only scored given tokens."""
+    """Of every prompt that was continued, or of one, each variant in turn; empty for a run that only scored given
+    tokens.
+    """
     found = []
     for index, generation in sorted(run.generations.items()):
         if prompt not in (None, index):

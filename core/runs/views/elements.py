@@ -38,8 +38,8 @@ def _texts(run: RunReader, token_ids: Iterable[int]) -> pd.Series:
 def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: int = 8) -> pd.DataFrame:
     """The tokens that are among the `count` best of either side, best of the reference first.
 
-    Columns: token_id, text (null if unknown), reference_logit, variant_logit, reference_rank, variant_rank (1 is the argmax), and
-    the probabilities of both sides.
+    Columns: token_id, text (null if unknown), reference_logit, variant_logit, reference_rank, variant_rank (1 is the
+    argmax), and the probabilities of both sides.
     """
     sides = (0, pair + 1)
     tops = [run.top_tokens(side, prompt, position) for side in sides]
@@ -57,7 +57,9 @@ def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: in
 
 
 def rank_of(logits: NDArray[np.float64], token: int) -> int:
-    """The token's place by its logit, 1 is the argmax: equal ones stand in order of their ids, NaNs come last in order of theirs."""
+    """The token's place by its logit, 1 is the argmax: equal ones stand in order of their ids, NaNs come last in order
+    of theirs.
+    """
     value = logits[token]
     if np.isnan(value):
         return 1 + int((~np.isnan(logits)).sum() + np.isnan(logits[:token]).sum())
@@ -67,7 +69,8 @@ def rank_of(logits: NDArray[np.float64], token: int) -> int:
 def worst_elements(
     run: RunReader, pair: int, prompt: int, position: int, count: int = 12, *, by_ulps: bool = False
 ) -> pd.DataFrame:
-    """The elements of a position that are furthest apart, by absolute difference or by ULPs: token_id, text, both logits, difference, ulps.
+    """The elements of a position that are furthest apart, by absolute difference or by ULPs: token_id, text, both
+    logits, difference, ulps.
 
     A NaN or infinity that is not met by the same comes first, with null for difference and ulps.
     """

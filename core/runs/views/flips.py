@@ -1,4 +1,6 @@
-"""Every flip of a pair with what each side made of both tokens: probabilities and ranks, from the stored best tokens where they suffice."""
+"""Every flip of a pair with what each side made of both tokens: probabilities and ranks, from the stored best tokens
+where they suffice.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,20 @@ STORED_RANKS = 20  # of each side and position in the table top_token
 MOST_READ = 256  # rows of logits read for tokens outside them: 1 to 3 ms each at a vocabulary of 128256
 
 _FIGURES = [
-    "prompt", "position", "is_flip", "near_tie", "reference_token", "variant_token", "reference_margin", "variant_margin",
-    "reference_margin_ulps", "variant_margin_ulps", "max_abs", "kl", "nonfinite_mismatch",
-]  # fmt: skip
+    "prompt",
+    "position",
+    "is_flip",
+    "near_tie",
+    "reference_token",
+    "variant_token",
+    "reference_margin",
+    "variant_margin",
+    "reference_margin_ulps",
+    "variant_margin_ulps",
+    "max_abs",
+    "kl",
+    "nonfinite_mismatch",
+]
 SIDES = ("reference", "variant")
 
 
@@ -26,10 +39,11 @@ def flip_table(
 ) -> pd.DataFrame:
     """One row a flip, with `near_ties` one a near tie too, in the order of `table`, the pair's figures by position.
 
-    Beside those figures: `reference_text` and `variant_text` of the two argmaxes (null where unknown); `T_token_S_probability` of
-    side T's argmax on side S, `T_token_probability_change` from the reference to the variant; `T_token_S_rank`, 1 is the argmax, of T's argmax
-    on the other side S. Null where a side is all NaN, where a probability is undefined, and where a token is not among a side's
-    stored best and `most_read` rows of logits were read already.
+    Beside those figures: `reference_text` and `variant_text` of the two argmaxes (null where unknown);
+    `T_token_S_probability` of side T's argmax on side S, `T_token_probability_change` from the reference to the
+    variant; `T_token_S_rank`, 1 is the argmax, of T's argmax on the other side S. Null where a side is all NaN, where a
+    probability is undefined, and where a token is not among a side's stored best and `most_read` rows of logits were
+    read already.
     """
     chosen = table["is_flip"].to_numpy(bool)
     if near_ties:
@@ -64,7 +78,8 @@ def flip_table(
 def _of_tokens(
     run: RunReader, side: int, rows: NDArray[np.int64], wanted: NDArray[np.int64], left: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], int]:
-    """(logits, NaN where unknown; ranks, 1 is the argmax, 0 where unknown; how many rows may still be read) of tokens on one side.
+    """(logits, NaN where unknown; ranks, 1 is the argmax, 0 where unknown; how many rows may still be read) of tokens
+    on one side.
 
     rows: [n]; wanted: [k, n] token ids, -1 for none. Logits and ranks are [k, n].
     """

@@ -1,12 +1,14 @@
-"""The heatmap in tiles: one pair's distances over rows x columns, each cell the maximum of what it covers, at any level of detail.
+"""The heatmap in tiles: one pair's distances over rows x columns, each cell the maximum of what it covers, at any level
+of detail.
 
-A cell of levels (r, c) covers 2^r rows x 2^c columns; a tile is 64 x 1024 cells, fewer at the ends. Columns are token ids, or ranks:
-column k of a row is then the token whose logit is the reference's k-th largest of that row. A cell holds the largest ULP distance or
-the largest absolute difference (float32 logits as bits); all ones means a NaN or infinity mismatch inside, in either measure.
+A cell of levels (r, c) covers 2^r rows x 2^c columns; a tile is 64 x 1024 cells, fewer at the ends. Columns are token
+ids, or ranks: column k of a row is then the token whose logit is the reference's k-th largest of that row. A cell holds
+the largest ULP distance or the largest absolute difference (float32 logits as bits); all ones means a NaN or infinity
+mismatch inside, in either measure.
 
-ULPs by token id come from the stored pyramid wherever its cells fit into the asked ones, everything else from the logits. What tiles
-beside each other share, whole rows of stored cells or blocks of 64 rows by rank or of differences, the caller may keep (`Keep`);
-nothing is kept here.
+ULPs by token id come from the stored pyramid wherever its cells fit into the asked ones, everything else from the
+logits. What tiles beside each other share, whole rows of stored cells or blocks of 64 rows by rank or of differences,
+the caller may keep (`Keep`); nothing is kept here.
 """
 
 from __future__ import annotations
@@ -29,16 +31,21 @@ Measure = Literal["ulps", "difference"]
 ORDERS: tuple[Order, ...] = ("id", "rank")
 MEASURES: tuple[Measure, ...] = ("ulps", "difference")
 Cells = NDArray[np.unsignedinteger]
-Keep = Callable[[tuple, Callable[[], Cells]], Cells]  # (key within the pair, how to make it) -> the array, made or remembered
+Keep = Callable[
+    [tuple, Callable[[], Cells]], Cells
+]  # (key within the pair, how to make it) -> the array, made or remembered
 
 TILE_ROWS = 64
 TILE_COLUMNS = 1024
 GROUP_LEVEL = 5  # the stored pyramid and the blocks begin with cells of 2^5 columns
 WORK = 1 << 24  # logits, or cells of the stored pyramid, that one tile may read: 60 ms
 RANKED_WORK = 1 << 26  # logits that one tile may put in order of rank where single ranks are asked for
-# Logits of whole rows that one picture may read: single logits lie in blocks of 32 to 64 tiles, so a row is read whole. 130 ms.
+# Logits of whole rows that one picture may read: single logits lie in blocks of 32 to 64 tiles, so a row is read whole.
+# 130 ms.
 MOST_READ = 48 << 20
-WHOLE_RUN = 1 << 30  # a pair of more logits than this is shown in ULPs by token id only: the rest would read all of it first
+WHOLE_RUN = (
+    1 << 30
+)  # a pair of more logits than this is shown in ULPs by token id only: the rest would read all of it first
 _LEVELS = 32  # more than any axis has
 READ_ELEMENTS = 1 << 21  # logits of a side that are in memory at a time
 
@@ -55,7 +62,9 @@ class Tile:
 
 @dataclass(frozen=True)
 class Element:
-    """One logit of both sides. Ranks: 1 is the argmax; `ulps` and `difference` are None where a NaN or infinity is not met by the same."""
+    """One logit of both sides. Ranks: 1 is the argmax; `ulps` and `difference` are None where a NaN or infinity is not
+    met by the same.
+    """
 
     row: int
     token: int
@@ -124,7 +133,9 @@ def tile_cells(run: RunReader, pair: int, tile: Tile, order: Order, measure: Mea
     return pyramid.maxima(np.concatenate(groups), tall, wide >> GROUP_LEVEL)
 
 
-def _extent(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measure) -> tuple[tuple[int, int], tuple[int, int]]:
+def _extent(
+    run: RunReader, pair: int, tile: Tile, order: Order, measure: Measure
+) -> tuple[tuple[int, int], tuple[int, int]]:
     """(rows, columns) that a tile covers, half open; UsageError where there is no such tile."""
     header = run.header
     if not 0 <= pair < len(header.sides) - 1:
@@ -142,7 +153,8 @@ def _extent(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measur
     finest = finest_columns(run, order, measure)[tile.row_level]
     if tile.column_level < min(finest, largest_level(header.vocab, TILE_COLUMNS)):
         raise UsageError(
-            f"columns of level {tile.column_level} asked for; with rows of level {tile.row_level} there are {finest} and more."
+            f"columns of level {tile.column_level} asked for; with rows of level {tile.row_level} there are {finest}"
+            " and more."
         )
     return spans[0], spans[1]
 
@@ -193,7 +205,9 @@ def _blocks(run: RunReader, pair: int, rows: tuple[int, int], measure: Measure, 
     ]
 
 
-def _grouped_blocks(run: RunReader, pair: int, rows: tuple[int, int], order: Order, measure: Measure, keep: Keep) -> list[Cells]:
+def _grouped_blocks(
+    run: RunReader, pair: int, rows: tuple[int, int], order: Order, measure: Measure, keep: Keep
+) -> list[Cells]:
     """The same as maxima of 32 columns, by rank or by token id. [block][rows, groups]"""
 
     def made(span: tuple[int, int]) -> Cells:
@@ -207,7 +221,9 @@ def _grouped_blocks(run: RunReader, pair: int, rows: tuple[int, int], order: Ord
 def largest_in(
     run: RunReader, pair: int, rows: tuple[int, int], columns: tuple[int, int], order: Order, measure: Measure
 ) -> Element:
-    """The element of a rectangle that is furthest apart (the first of equals): what a cell of the heatmap stands for."""
+    """The element of a rectangle that is furthest apart (the first of equals): what a cell of the heatmap stands
+    for.
+    """
     header = run.header
     if not (
         0 <= pair < len(header.sides) - 1
@@ -220,7 +236,9 @@ def largest_in(
         )
     width = header.vocab if order == "rank" else columns[1] - columns[0]
     if (rows[1] - rows[0]) * width > WORK:
-        raise UsageError(f"{rows[1] - rows[0]} rows x {width} logits are too many to look for one; expected at most {WORK}.")
+        raise UsageError(
+            f"{rows[1] - rows[0]} rows x {width} logits are too many to look for one; expected at most {WORK}."
+        )
     if order == "id":
         sides = [run.read_window(side, rows, columns) for side in (0, pair + 1)]
         values = _values(measure, sides[0], sides[1], run)

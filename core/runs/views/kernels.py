@@ -1,8 +1,8 @@
 """The kernels that each side of a run launched, module by module, and what two such lists differ by.
 
-A row is a kernel in a module: what a library calls its implementation (`SGEMM`, `matmul brg_matmul:avx512_core_bf16`, a CUDA kernel),
-or an operation of torch. Launches are counted over the forwards that were looked at, so sides of unequal numbers of forwards are
-compared per forward.
+A row is a kernel in a module: what a library calls its implementation (`SGEMM`, `matmul brg_matmul:avx512_core_bf16`, a
+CUDA kernel), or an operation of torch. Launches are counted over the forwards that were looked at, so sides of unequal
+numbers of forwards are compared per forward.
 """
 
 from __future__ import annotations
@@ -18,15 +18,31 @@ _SHAPE = re.compile(r"([a-z]\w* )?(\d+(?:x\d+)*)")
 _MOST_CLAUSES = 3
 # Operations whose order of summation can depend on shapes; what remains computes element by element, or moves values.
 _REDUCING = (
-    "mm", "gemm", "gemv", "dot", "conv", "matmul", "attention", "sum", "mean", "norm", "softmax", "reduce", "cumsum", "var", "inner",
-)  # fmt: skip
+    "mm",
+    "gemm",
+    "gemv",
+    "dot",
+    "conv",
+    "matmul",
+    "attention",
+    "sum",
+    "mean",
+    "norm",
+    "softmax",
+    "reduce",
+    "cumsum",
+    "var",
+    "inner",
+)
 
 
 @dataclass(frozen=True)
 class KernelPair:
-    """A kernel on both sides. launches and microseconds: per forward of that side; places: what the modules are called, layers together.
+    """A kernel on both sides. launches and microseconds: per forward of that side; places: what the modules are called,
+    layers together.
 
-    ratio: launches of the variant over those of the reference; None where the reference has none. only: "reference", "variant" or "".
+    ratio: launches of the variant over those of the reference; None where the reference has none. only: "reference",
+    "variant" or "".
     """
 
     library: str
@@ -54,9 +70,11 @@ class KernelPair:
 def side_by_side(
     reference: KernelList, variant: KernelList, *, by_module: bool = False, keeps_layers: bool = False
 ) -> list[KernelPair]:
-    """Every kernel of either side: what one launches alone or more often a forward first, of these what adds something up, then by time.
+    """Every kernel of either side: what one launches alone or more often a forward first, of these what adds something
+    up, then by time.
 
-    by_module: a kernel is counted apart for each kind of module in which it runs; keeps_layers: and for each of these modules.
+    by_module: a kernel is counted apart for each kind of module in which it runs; keeps_layers: and for each of these
+    modules.
     """
     both: dict[tuple[str, ...], list[list[KernelRow]]] = {}
     for number, listed in enumerate((reference, variant)):
@@ -74,7 +92,9 @@ def _pair(library: str, name: str, *sides: tuple[KernelList, list[KernelRow]]) -
     details = [_in_order(row.detail for row in rows if row.detail) for _, rows in sides]
     places = _in_order(module_kind(row.module) for _, rows in sides for row in rows)
     modules = _in_order(row.module for _, rows in sides for row in rows)
-    return KernelPair(library, name, places, launches[0], launches[1], spent[0], spent[1], details[0], details[1], modules)
+    return KernelPair(
+        library, name, places, launches[0], launches[1], spent[0], spent[1], details[0], details[1], modules
+    )
 
 
 def _strangest_first(pair: KernelPair) -> tuple[bool, bool, float]:
@@ -99,13 +119,15 @@ def is_reducing(pair: KernelPair) -> bool:
 def in_words(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
     """What the two lists part in, in a sentence or two, those that add something up first; names: of the two sides.
 
-    pairs: of the whole lists, not by module, or a kernel that both sides launch in other modules would be called one side's own.
+    pairs: of the whole lists, not by module, or a kernel that both sides launch in other modules would be called one
+    side's own.
     """
     if not pairs:
         return "No kernel was seen on either side."
     pairs = sorted(pairs, key=lambda pair: not is_reducing(pair))
     kinds = {
-        side: [pair for pair in pairs if pair.only == which] for side, which in zip(names, ("reference", "variant"), strict=True)
+        side: [pair for pair in pairs if pair.only == which]
+        for side, which in zip(names, ("reference", "variant"), strict=True)
     }
     clauses = []
     for side, only in kinds.items():
@@ -127,8 +149,9 @@ def in_words(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
 
 @dataclass(frozen=True)
 class KernelPlace:
-    """What ran where two sides first put out different numbers. module: the first that differs; position: the first of prompt `prompt` at which
-    it does; pairs: the kernels that made its output from what was still equal, a kernel apart for each module; what adds something up first.
+    """What ran where two sides first put out different numbers. module: the first that differs; position: the first of
+    prompt `prompt` at which it does; pairs: the kernels that made its output from what was still equal, a kernel apart
+    for each module; what adds something up first.
     """
 
     module: str
@@ -142,8 +165,8 @@ def where_it_starts(
 ) -> KernelPlace:
     """order: the modules that were compared, in the order in which they run; first: the one of them that differs first.
 
-    What made its output is what ran in it, and what ran in the modules around it after the last module that is still equal: attention by
-    itself is no module, and shows in the projection behind it.
+    What made its output is what ran in it, and what ran in the modules around it after the last module that is still
+    equal: attention by itself is no module, and shows in the projection behind it.
     """
     equal = order[: order.index(first)] if first in order else ()
     sides = [_made_in(listed, first, equal) for listed in (reference, variant)]
@@ -160,7 +183,10 @@ def _made_in(listed: KernelList, first: str, equal: Sequence[str]) -> KernelList
         around = takewhile(lambda number: is_made[number], range(inside[0] - 1, -1, -1))
         chosen = [*inside, *(number for number in around if _is_within(first, listed.rows[number].module))]
     else:  # the logits, which no module of that name puts out: what ran behind the last module
-        begins = [next((number for number, row in enumerate(listed.rows) if _is_within(row.module, name)), -1) for name in equal]
+        begins = [
+            next((number for number, row in enumerate(listed.rows) if _is_within(row.module, name)), -1)
+            for name in equal
+        ]
         chosen = [
             number
             for number in range(max(begins, default=-1) + 1, len(listed.rows))
@@ -200,14 +226,19 @@ def place_in_words(place: KernelPlace, names: tuple[str, str], *, is_one_prompt:
 
 def _one_kernel(pair: KernelPair, names: tuple[str, str]) -> str:
     if pair.only:
-        side, details = (names[0], pair.reference_details) if pair.only == "reference" else (names[1], pair.variant_details)
+        side, details = (
+            (names[0], pair.reference_details) if pair.only == "reference" else (names[1], pair.variant_details)
+        )
         return f"{_shown(pair)} only in {_code(side)}{_in_shape(details)}"
     times = f", {_times(pair.ratio or 0.0)} as often a forward in {_code(names[1])}" if is_multiplied(pair) else ""
     if set(pair.reference_details) == set(pair.variant_details):
         return f"{_shown(pair)} on both sides, same kernel, same shapes{_in_shape(pair.reference_details)}{times}"
     one, other = (
         _first_shape(of, beside)
-        for of, beside in ((pair.reference_details, pair.variant_details), (pair.variant_details, pair.reference_details))
+        for of, beside in (
+            (pair.reference_details, pair.variant_details),
+            (pair.variant_details, pair.reference_details),
+        )
     )
     return f"{_shown(pair)} on both sides, same kernel, other shape: {one} against {other}{times}"
 
@@ -222,11 +253,15 @@ def _in_shape(details: Sequence[str]) -> str:
 
 
 def shape_in_words(detail: str) -> str:
-    """`bfloat16 [1, 384] x [384, 2048]` of `bfloat16 1x384, 384x2048`; what libraries write themselves stays as it is."""
+    """`bfloat16 [1, 384] x [384, 2048]` of `bfloat16 1x384, 384x2048`; what libraries write themselves stays as it
+    is.
+    """
     parts = detail.split(", ")
     if not all(_SHAPE.fullmatch(part) for part in parts):
         return _code(detail) if detail else "no shape told"
-    return " x ".join(_SHAPE.sub(lambda found: f"{found[1] or ''}[{found[2].replace('x', ', ')}]", part) for part in parts)
+    return " x ".join(
+        _SHAPE.sub(lambda found: f"{found[1] or ''}[{found[2].replace('x', ', ')}]", part) for part in parts
+    )
 
 
 def records_of(pairs: Iterable[KernelPair]) -> list[dict[str, object]]:

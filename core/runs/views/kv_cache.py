@@ -1,7 +1,7 @@
 """What a page shows of a pair's key/value caches: how much of them differs, by layer and head, by layer and position.
 
-Views of the tables `kv` and `kv_position`. A table here is what `RunReader.kv` returns, or some of its rows: of one prompt, say.
-Layers and heads are those that keep a cache: a model may have others between them.
+Views of the tables `kv` and `kv_position`. A table here is what `RunReader.kv` returns, or some of its rows: of one
+prompt, say. Layers and heads are those that keep a cache: a model may have others between them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MEASURES = ("neq_share", "max_ulps", "rms")
 class CacheFigures:
     """Some elements of two caches compared.
 
-    Elements differ and `max_ulps` counts as in the metric contract; `max_abs` and `rms` are in the unit of the cache. `first_layer`
-    is the lowest layer in which an element differs, `first_kinds` whether keys or values do there, `first_position` the lowest
-    position of any layer; None and () where nothing differs.
+    Elements differ and `max_ulps` counts as in the metric contract; `max_abs` and `rms` are in the unit of the cache.
+    `first_layer` is the lowest layer in which an element differs, `first_kinds` whether keys or values do there,
+    `first_position` the lowest position of any layer; None and () where nothing differs.
     """
 
     elements: int
@@ -43,8 +43,10 @@ class CacheFigures:
 
 @dataclass(frozen=True)
 class CacheSummary:
-    """The whole caches, their keys, their values, and the keys of layer 0: those depend on nothing but the embedding, the first
-    norm, one product and the rotation, so a difference there is the kernel's own. None for a model whose layer 0 keeps no cache."""
+    """The whole caches, their keys, their values, and the keys of layer 0: those depend on nothing but the embedding,
+    the first norm, one product and the rotation, so a difference there is the kernel's own. None for a model whose
+    layer 0 keeps no cache.
+    """
 
     together: CacheFigures
     keys: CacheFigures
@@ -54,8 +56,9 @@ class CacheSummary:
 
 @dataclass(frozen=True)
 class HeadGrid:
-    """A measure of keys or of values. `cells` [layers, heads], NaN where a layer has no such head; `is_mismatch`: a NaN or infinity
-    is not met by the same."""
+    """A measure of keys or of values. `cells` [layers, heads], NaN where a layer has no such head; `is_mismatch`: a NaN
+    or infinity is not met by the same.
+    """
 
     kind: str
     layers: NDArray[np.int64]
@@ -66,10 +69,12 @@ class HeadGrid:
 
 @dataclass(frozen=True)
 class PositionGrid:
-    """Keys or values of one prompt. Cell (i, j) is layer `layers[i]`, positions `edges[j]` to `edges[j + 1]` (half open), pooled by
-    maximum: nothing that differs is lost. [layers, cells] each, NaN where no position is held by both caches.
+    """Keys or values of one prompt. Cell (i, j) is layer `layers[i]`, positions `edges[j]` to `edges[j + 1]` (half
+    open), pooled by maximum: nothing that differs is lost. [layers, cells] each, NaN where no position is held by both
+    caches.
 
-    neq_share: differing elements over the elements of one position; max_ulps; is_mismatch: a NaN or infinity alone differs there.
+    neq_share: differing elements over the elements of one position; max_ulps; is_mismatch: a NaN or infinity alone
+    differs there.
     """
 
     kind: str
@@ -101,25 +106,39 @@ def _figures(table: pd.DataFrame) -> CacheFigures:
         return CacheFigures(0, 0, 0.0, 0.0, 0.0, 0, 0.0, 0, None, (), None)
     row = merged(table.assign(all=0), ["all"]).iloc[0]
     return CacheFigures(
-        elements=int(row["elements"]), neq=int(row["neq"]), neq_share=float(row["neq_share"]), max_abs=float(row["max_abs"]),
-        rms=float(row["rms"]), max_ulps=int(row["max_ulps"]), mean_ulps=float(row["mean_ulps"]),
-        nonfinite_mismatch=int(row["nonfinite_mismatch"]), first_layer=first_layer,
+        elements=int(row["elements"]),
+        neq=int(row["neq"]),
+        neq_share=float(row["neq_share"]),
+        max_abs=float(row["max_abs"]),
+        rms=float(row["rms"]),
+        max_ulps=int(row["max_ulps"]),
+        mean_ulps=float(row["mean_ulps"]),
+        nonfinite_mismatch=int(row["nonfinite_mismatch"]),
+        first_layer=first_layer,
         first_kinds=tuple(kind for kind in KINDS if kind in kinds),
         first_position=None if first_layer is None else int(differing["first_position"].min()),
-    )  # fmt: skip
+    )
 
 
 def merged(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Rows of equal `by` as one: sums, maxima, means over finite elements. Columns of `by`, then those of `kv` and `neq_share`."""
+    """Rows of equal `by` as one: sums, maxima, means over finite elements. Columns of `by`, then those of `kv` and
+    `neq_share`.
+    """
     weights = table["finite"].to_numpy(float)
     weighed = table.assign(
-        rms=table["rms"].to_numpy() ** 2 * weights,
-        mean_ulps=table["mean_ulps"].to_numpy() * weights,
+        rms=table["rms"].to_numpy() ** 2 * weights, mean_ulps=table["mean_ulps"].to_numpy() * weights
     )
     how = {
-        "elements": "sum", "neq": "sum", "finite": "sum", "max_abs": "max", "rms": "sum", "max_ulps": "max", "mean_ulps": "sum",
-        "nonfinite_mismatch": "sum", "first_position": "min",
-    }  # fmt: skip
+        "elements": "sum",
+        "neq": "sum",
+        "finite": "sum",
+        "max_abs": "max",
+        "rms": "sum",
+        "max_ulps": "max",
+        "mean_ulps": "sum",
+        "nonfinite_mismatch": "sum",
+        "first_position": "min",
+    }
     rows = weighed.groupby(by, sort=True).agg(how).reset_index()
     finite = np.maximum(rows["finite"].to_numpy(float), 1)
     rows["rms"] = np.sqrt(rows["rms"].to_numpy() / finite)
@@ -192,7 +211,8 @@ def _pooled(values: NDArray, at: tuple[NDArray, NDArray], shape: tuple[int, int]
 
 
 def kv_json(run: RunReader, pair: int) -> dict | None:
-    """A pair's caches as plain numbers: summary, the same of every prompt, and one object a layer, kind and head of every prompt.
+    """A pair's caches as plain numbers: summary, the same of every prompt, and one object a layer, kind and head of
+    every prompt.
 
     None where there is nothing to compare.
     """
@@ -223,5 +243,6 @@ def _plain(summary: CacheSummary | None) -> dict:
 
 def _row(values: dict) -> dict:
     return {
-        name: None if pd.isna(value) else getattr(value, "item", lambda value=value: value)() for name, value in values.items()
+        name: None if pd.isna(value) else getattr(value, "item", lambda value=value: value)()
+        for name, value in values.items()
     }

@@ -1,7 +1,9 @@
-"""What a page shows of the outputs of a pair's modules: which differs first, how the difference grows, at which positions.
+"""What a page shows of the outputs of a pair's modules: which differs first, how the difference grows, at which
+positions.
 
-Views of the tables `layer` and `layer_position`. A table here is what `RunReader.layers` returns, or its rows of one prompt. Modules are
-in the order in which they run, and of that, not of what depends on what: keys and values of one norm come one after the other.
+Views of the tables `layer` and `layer_position`. A table here is what `RunReader.layers` returns, or its rows of one
+prompt. Modules are in the order in which they run, and of that, not of what depends on what: keys and values of one
+norm come one after the other.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ NARROW = ("bfloat16", "float16")
 def says_little(dtype: str) -> str:
     """Of a floor in 16 bits, where a pair is above it."""
     return (
-        f"In {dtype} reordered sums change few elements of the first modules, so a floor there says little: capture the pair in float32, where "
-        "it is measured finely."
+        f"In {dtype} reordered sums change few elements of the first modules, so a floor there says little: capture the"
+        " pair in float32, where it is measured finely."
     )
 
 
@@ -36,9 +38,9 @@ def says_little(dtype: str) -> str:
 class ModuleFigures:
     """One module's output on both sides, over the positions looked at.
 
-    Elements differ and ULPs (of `dtype`) count as in the metric contract; max_abs, rms and floor_rms are in the unit of the output.
-    first_prompt, first_position: the lowest place at which an element differs, None where none does. ratio: rms over floor_rms, None
-    without a floor, infinite where the floor is 0 and rms is not.
+    Elements differ and ULPs (of `dtype`) count as in the metric contract; max_abs, rms and floor_rms are in the unit of
+    the output. first_prompt, first_position: the lowest place at which an element differs, None where none does. ratio:
+    rms over floor_rms, None without a floor, infinite where the floor is 0 and rms is not.
     """
 
     ordinal: int
@@ -63,8 +65,10 @@ class ModuleFigures:
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """first: the first module with an element that differs; largest: the one with the largest ratio (of those whose floor is not 0); last:
-    what the model gives in the end; positions: looked at, of all prompts of the table; has_floor: is there a floor of any module."""
+    """first: the first module with an element that differs; largest: the one with the largest ratio (of those whose
+    floor is not 0); last: what the model gives in the end; positions: looked at, of all prompts of the table;
+    has_floor: is there a floor of any module.
+    """
 
     modules: int
     positions: int
@@ -91,7 +95,9 @@ class LayerGrid:
 
 
 def modules_of(table: pd.DataFrame) -> list[ModuleFigures]:
-    """One a module, all prompts of the table together, in the order in which they run. Only those that every prompt has."""
+    """One a module, all prompts of the table together, in the order in which they run. Only those that every prompt
+    has.
+    """
     if table.empty:
         return []
     finite = table["finite"].to_numpy(float)
@@ -103,13 +109,28 @@ def modules_of(table: pd.DataFrame) -> list[ModuleFigures]:
         is_floorless=np.isnan(floor),
     )
     how = {
-        "module": "first", "kind": "first", "block": "first", "dtype": "first", "prompt": "count", "positions": "sum", "elements": "sum",
-        "neq": "sum", "finite": "sum", "max_abs": "max", "squares": "sum", "floor_squares": "sum", "is_floorless": "any", "max_ulps": "max",
-        "ulps": "sum", "nonfinite_mismatch": "sum",
-    }  # fmt: skip
+        "module": "first",
+        "kind": "first",
+        "block": "first",
+        "dtype": "first",
+        "prompt": "count",
+        "positions": "sum",
+        "elements": "sum",
+        "neq": "sum",
+        "finite": "sum",
+        "max_abs": "max",
+        "squares": "sum",
+        "floor_squares": "sum",
+        "is_floorless": "any",
+        "max_ulps": "max",
+        "ulps": "sum",
+        "nonfinite_mismatch": "sum",
+    }
     rows = weighed.groupby("ordinal", sort=True).agg(how).reset_index()
     rows = rows[rows["prompt"] == table["prompt"].nunique()]
-    differing = table[table["neq"] > 0].sort_values(["ordinal", "prompt"]).drop_duplicates("ordinal").set_index("ordinal")
+    differing = (
+        table[table["neq"] > 0].sort_values(["ordinal", "prompt"]).drop_duplicates("ordinal").set_index("ordinal")
+    )
     first = differing[["prompt", "first_position"]].reindex(rows["ordinal"])
     return [
         _figures(row, prompt, position)
@@ -122,11 +143,25 @@ def _figures(row: dict, first_prompt: Any, first_position: Any) -> ModuleFigures
     rms, elements, neq = float(np.sqrt(row["squares"] / total)), int(row["elements"]), int(row["neq"])
     floor_rms = None if row["is_floorless"] else float(np.sqrt(row["floor_squares"] / total))
     return ModuleFigures(
-        ordinal=int(row["ordinal"]), module=str(row["module"]), kind=str(row["kind"]), block=_whole(row["block"]), dtype=str(row["dtype"]),
-        positions=int(row["positions"]), elements=elements, neq=neq, neq_share=neq / max(1, elements), max_abs=float(row["max_abs"]), rms=rms,
-        floor_rms=floor_rms, ratio=_ratio(rms, floor_rms), max_ulps=int(row["max_ulps"]), mean_ulps=float(row["ulps"]) / total,
-        nonfinite_mismatch=int(row["nonfinite_mismatch"]), first_prompt=_whole(first_prompt), first_position=_whole(first_position),
-    )  # fmt: skip
+        ordinal=int(row["ordinal"]),
+        module=str(row["module"]),
+        kind=str(row["kind"]),
+        block=_whole(row["block"]),
+        dtype=str(row["dtype"]),
+        positions=int(row["positions"]),
+        elements=elements,
+        neq=neq,
+        neq_share=neq / max(1, elements),
+        max_abs=float(row["max_abs"]),
+        rms=rms,
+        floor_rms=floor_rms,
+        ratio=_ratio(rms, floor_rms),
+        max_ulps=int(row["max_ulps"]),
+        mean_ulps=float(row["ulps"]) / total,
+        nonfinite_mismatch=int(row["nonfinite_mismatch"]),
+        first_prompt=_whole(first_prompt),
+        first_position=_whole(first_position),
+    )
 
 
 def _whole(value: Any) -> int | None:
@@ -160,7 +195,9 @@ def summary_of(modules: list[ModuleFigures]) -> LayerSummary | None:
 
 
 def kernels_where_it_starts(run: RunReader, pair: int) -> KernelPlace | None:
-    """The first module that differs and what ran there on both sides; None where the run does not hold both, or no module differs."""
+    """The first module that differs and what ran there on both sides; None where the run does not hold both, or no
+    module differs.
+    """
     listed = run.kernels.get(0), run.kernels.get(pair + 1)
     modules = modules_of(run.layers(pair))
     found = summary_of(modules)
@@ -168,14 +205,16 @@ def kernels_where_it_starts(run: RunReader, pair: int) -> KernelPlace | None:
         return None
     first = found.first
     order = [each.module for each in modules]
-    return where_it_starts(listed[0], listed[1], order, first.module, first.first_prompt or 0, first.first_position or 0)
+    return where_it_starts(
+        listed[0], listed[1], order, first.module, first.first_prompt or 0, first.first_position or 0
+    )
 
 
 def grid(run: RunReader, pair: int, prompt: int, measure: str, *, max_columns: int = 400) -> LayerGrid:
     """A measure of MEASURES over modules x positions of one prompt; at most `max_columns` cells a module.
 
-    ratio: rms at the position over the floor_rms of the module in this prompt; NaN where it has no floor, infinite where that is 0 and
-    the pair differs.
+    ratio: rms at the position over the floor_rms of the module in this prompt; NaN where it has no floor, infinite
+    where that is 0 and the pair differs.
     """
     if measure not in MEASURES:
         raise UsageError(f"{measure} of modules asked for; there are {', '.join(MEASURES)}.")
@@ -216,7 +255,8 @@ def module_named(modules: list[ModuleFigures] | tuple[ModuleFigures, ...], name:
 
 
 def layers_json(run: RunReader, pair: int, prompt: int | None = None) -> dict | None:
-    """A pair's modules as plain numbers: the summary, and one object a module. prompt: only that one's. None where there are none.
+    """A pair's modules as plain numbers: the summary, and one object a module. prompt: only that one's. None where
+    there are none.
 
     An infinite ratio (the floor is 0) is null here, as JSON has no infinity.
     """
@@ -241,5 +281,6 @@ def layers_json(run: RunReader, pair: int, prompt: int | None = None) -> dict | 
 
 def _plain(figures: ModuleFigures) -> dict:
     return {
-        name: None if isinstance(value, float) and not np.isfinite(value) else value for name, value in asdict(figures).items()
+        name: None if isinstance(value, float) and not np.isfinite(value) else value
+        for name, value in asdict(figures).items()
     }

@@ -39,10 +39,12 @@ def bytes_to_compare(run: RunReader) -> int:
 
 
 def pairwise(run: RunReader, on_progress: Callable[[int, int], None] | None = None) -> dict[tuple[int, int], Summary]:
-    """Summary of every two classes (i, j), i < j, places in `classes_of`. Those of the reference's class are the stored ones.
+    """Summary of every two classes (i, j), i < j, places in `classes_of`. Those of the reference's class are the stored
+    ones.
 
-    `on_progress(done, in all)`, in rows of a pair; what it raises ends the comparison. The summary of (i, j) takes class i as the reference.
-    Every class is read once, some rows at a time, so that memory holds no more than those rows of all classes.
+    `on_progress(done, in all)`, in rows of a pair; what it raises ends the comparison. The summary of (i, j) takes
+    class i as the reference. Every class is read once, some rows at a time, so that memory holds no more than those
+    rows of all classes.
     """
     groups = classes_of(run)
     stored = {pair.index + 1: pair.summary for pair in run.pairs}
@@ -67,7 +69,9 @@ def _chunks(run: RunReader, classes: int) -> Iterator[tuple[int, int]]:
 
 
 def matrix(pairs: dict[tuple[int, int], Summary], count: int, measure: str) -> NDArray[np.float64]:
-    """One figure of every two classes, the same both ways, 0 on the diagonal; `measure`: of a Summary. [count, count]"""
+    """One figure of every two classes, the same both ways, 0 on the diagonal; `measure`: of a Summary. [count,
+    count]
+    """
     values = np.zeros((count, count))
     for (i, j), summary in pairs.items():
         values[i, j] = values[j, i] = getattr(summary, measure)
@@ -76,22 +80,25 @@ def matrix(pairs: dict[tuple[int, int], Summary], count: int, measure: str) -> N
 
 @dataclass(frozen=True)
 class Sweep:
-    """Sides whose paths differ in one value. name: the step (`batch`); values: of each side, None where it has no such step."""
+    """Sides whose paths differ in one value. name: the step (`batch`); values: of each side, None where it has no such
+    step.
+    """
 
     name: str
     sides: tuple[int, ...]
     values: tuple[int, ...]
 
 
-# What a path without the step has: `prefill` is `prefill+batch:1`. Other steps have no value that stands for their absence.
+# What a path without the step has: `prefill` is `prefill+batch:1`. Other steps have no value that stands for their
+# absence.
 _ABSENT = {"batch": 1}
 
 
 def sweep_of(run: RunReader) -> Sweep | None:
     """The one step in which the paths of the sides differ, where it is a number of at least three values; else None.
 
-    The reference may be of another path altogether (`decode : decode+batch:2, :4, ...` or `prefill : reuse:1, reuse:2`): what counts
-    are the variants, and the reference joins where it fits.
+    The reference may be of another path altogether (`decode : decode+batch:2, :4, ...` or `prefill : reuse:1,
+    reuse:2`): what counts are the variants, and the reference joins where it fits.
     """
     steps = [_steps(side.path) for side in run.sides]
     if any(not found for found in steps):

@@ -1,7 +1,7 @@
 """What is known of a pair's verdict, as people read it: a name, a sentence, and every rung of the ladder, run or not.
 
-Only what is stored is said: the pair's row, its evidence and its floor by position. A pair that was never judged has no evidence;
-what can be said of it without controls is that it is identical, and otherwise nothing.
+Only what is stored is said: the pair's row, its evidence and its floor by position. A pair that was never judged has no
+evidence; what can be said of it without controls is that it is identical, and otherwise nothing.
 """
 
 from __future__ import annotations
@@ -53,9 +53,15 @@ _SUPPLY = {
     },
     "upload": {
         VALIDITY: "This run was stored before dumps were checked; export it and ingest the npz.",
-        SAMPLER: "Save the tokens that each side emitted in the dump, as `emitted:SIDE`, with -1 where the next token was given.",
+        SAMPLER: (
+            "Save the tokens that each side emitted in the dump, as `emitted:SIDE`, with -1 where the next token was"
+            " given."
+        ),
         RERUN: "Call each side once more, and `python -m core verdict {run} --rerun AGAIN.npz`.",
-        NEIGHBOURS: "Run the same prompt beside other requests, as many and as long, and `python -m core verdict {run} --neighbours BESIDE_OTHERS.npz`.",
+        NEIGHBOURS: (
+            "Run the same prompt beside other requests, as many and as long, and `python -m core verdict {run}"
+            " --neighbours BESIDE_OTHERS.npz`."
+        ),
         OWN_DTYPE: _MODEL,
         FLOAT32: "Compute both sides in float32, and `python -m core verdict {run} --float32 PAIR_IN_FLOAT32.npz`.",
         SYMMETRY: _MODEL,
@@ -87,7 +93,9 @@ class Finding:
 
 
 def shown_verdict(kind: str, is_bit_identical: bool, verdict: str | None) -> str:
-    """The stored verdict; of a pair that was not judged, what no evidence comes to: a dump's pair is undecided, never guessed."""
+    """The stored verdict; of a pair that was not judged, what no evidence comes to: a dump's pair is undecided, never
+    guessed.
+    """
     if verdict is not None:
         return verdict
     if is_bit_identical:
@@ -127,12 +135,16 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
 
 
 def tried_of(evidence: Sequence[Evidence]) -> frozenset[str]:
-    """Controls that were given when the pair was judged and that did not decide: `float32`, `floor`, `model`, `rerun`, `neighbours`."""
+    """Controls that were given when the pair was judged and that did not decide: `float32`, `floor`, `model`, `rerun`,
+    `neighbours`.
+    """
     rows = (row.figures.get("tried") for row in evidence if row.rung == FLOAT32 and row.outcome == MISSING)
     return frozenset(str(name) for names in rows if isinstance(names, list) for name in names)
 
 
-def _supply(about: Provenance, rung: str, compute_dtype: str, run_id: str, *, tried: frozenset[str], is_judged: bool) -> str:
+def _supply(
+    about: Provenance, rung: str, compute_dtype: str, run_id: str, *, tried: frozenset[str], is_judged: bool
+) -> str:
     if rung == OWN_DTYPE and compute_dtype == "float32":
         return "The run's own dtype is float32, which is the next rung."
     if rung in (OWN_DTYPE, SYMMETRY) and "model" in tried:
@@ -147,8 +159,8 @@ def _not_judged(about: Provenance, is_bit_identical: bool) -> str:
         return "Both sides are equal bit for bit."
     if about.kind == "upload":
         return (
-            "This dump was stored before uploads were judged, and whether rounding explains the difference is never guessed. The same pair in "
-            "float32 would decide it."
+            "This dump was stored before uploads were judged, and whether rounding explains the difference is never"
+            " guessed. The same pair in float32 would decide it."
         )
     return "No controls were run, so nothing here says whether rounding explains the difference."
 
@@ -174,8 +186,8 @@ def _in_own_dtype(evidence: Sequence[Evidence], compute_dtype: str) -> str:
 def _flips(positions: pd.DataFrame, compute_dtype: str) -> str:
     """`Both flips are near ties, with margins of at most 2 ULPs of bfloat16.`; '' where there is no flip.
 
-    In ULPs and not against the floor: in 16 bits a margin is a whole number of steps, while most logits do not move at all, so the
-    floor's rms is less than one step.
+    In ULPs and not against the floor: in 16 bits a margin is a whole number of steps, while most logits do not move at
+    all, so the floor's rms is less than one step.
     """
     flips = positions[positions["is_flip"]]
     near, count = int(flips["near_tie"].sum()), len(flips)
@@ -183,7 +195,9 @@ def _flips(positions: pd.DataFrame, compute_dtype: str) -> str:
         return ""
     if near < count:
         return f"{near:,} of {count:,} flips {'is a near tie' if near == 1 else 'are near ties'}."
-    who = {1: "The one flip is a near tie", 2: "Both flips are near ties"}.get(count, f"All {count:,} flips are near ties")
+    who = {1: "The one flip is a near tie", 2: "Both flips are near ties"}.get(
+        count, f"All {count:,} flips are near ties"
+    )
     most = flips[["reference_margin_ulps", "variant_margin_ulps"]].max(axis=None, skipna=True)
     if pd.isna(most):
         return f"{who}."
@@ -191,11 +205,13 @@ def _flips(positions: pd.DataFrame, compute_dtype: str) -> str:
     return f"{who}, with {margins} of at most {int(most):,} {'ULP' if most == 1 else 'ULPs'} of {compute_dtype}."
 
 
-def position_ratios(pair_rms: NDArray[np.float64], floor_rms: NDArray[np.float64], compute_dtype: str) -> NDArray[np.float64]:
+def position_ratios(
+    pair_rms: NDArray[np.float64], floor_rms: NDArray[np.float64], compute_dtype: str
+) -> NDArray[np.float64]:
     """Pair over floor at every position of all prompts, as the verdict takes it. [positions]
 
-    A position whose floor is next to 0 has no scale of its own: in 16 bits it is held against the mean floor where that is larger, in
-    wider dtypes against a hundredth of the median one (core.judging.ladder.floor_test).
+    A position whose floor is next to 0 has no scale of its own: in 16 bits it is held against the mean floor where that
+    is larger, in wider dtypes against a hundredth of the median one (core.judging.ladder.floor_test).
     """
     floor = floor_rms**2
     least = float(floor.mean()) if compute_dtype in ("bfloat16", "float16") else float(np.median(floor)) * 1e-4

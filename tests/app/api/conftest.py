@@ -33,14 +33,20 @@ def _run_here(self: Jobs, number: int) -> None:
     try:
         if kind == "adopt":
             run_id = take_in(
-                self.store, paths[0], run_id=asked["run_id"], name=asked.get("name"), on_progress=lambda *rows: told.append(rows)
+                self.store,
+                paths[0],
+                run_id=asked["run_id"],
+                name=asked.get("name"),
+                on_progress=lambda *rows: told.append(rows),
             )
         else:
             run_id = ingest(self.store, paths, **asked, on_progress=lambda *rows: told.append(rows))
     except UlpscopeError as error:
         self._end(number, 2, f"error: {error}")
     else:
-        self._take(number, {"run_id": run_id, "stage": "done", "rows_done": told[-1][0], "rows_total": told[-1][1]}, 0.1)
+        self._take(
+            number, {"run_id": run_id, "stage": "done", "rows_done": told[-1][0], "rows_total": told[-1][1]}, 0.1
+        )
         self._end(number, 0, "")
 
 

@@ -51,7 +51,9 @@ def test_it_runs_while_the_server_does_and_no_longer(store: Path, monkeypatch: p
     assert len(told) == count
 
 
-def test_what_the_first_page_reads_was_read_while_its_browser_loaded(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_first_page_reads_was_read_while_its_browser_loaded(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = copied(store / "a.duckdb")
     st.cache_resource.clear()
     maintenance.warm()

@@ -27,7 +27,9 @@ def _script(url: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not all(map(shutil.which, ("curl", "openssl", "bash"))), reason="the examples need curl and openssl")
+@pytest.mark.skipif(
+    not all(map(shutil.which, ("curl", "openssl", "bash"))), reason="the examples need curl and openssl"
+)
 def test_every_example_does_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "sample_runs").symlink_to(ROOT / "sample_runs")
     (tmp_path / "bin").mkdir()
@@ -40,8 +42,13 @@ def test_every_example_does_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "ulpscope").chmod(0o755)
     with serving(tmp_path / "runs") as server:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")}
-        environment = kept | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "ULPSCOPE_STORE": str(tmp_path / "own")}
-        done = subprocess.run(["bash", "-c", _script(server.url)], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        environment = kept | {
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "ULPSCOPE_STORE": str(tmp_path / "own"),
+        }
+        done = subprocess.run(
+            ["bash", "-c", _script(server.url)], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     assert '"error"' not in done.stdout, done.stdout
     assert done.stdout.splitlines()[0].startswith(f"{server.url}/overview?run=")

@@ -76,19 +76,28 @@ def test_answers_are_as_described(client: TestClient, store: Path) -> None:
     check("/api/runs/{run_id}", "put", client.put("/api/runs/new", content=b"no"))
     check("/api/runs/{run_id}", "put", client.put("/api/runs/new?wait=60", content=b"PK\x03\x04" + bytes(40)))
     for path, method, at, body in [
-        ("/api/openapi.json", "get", "/api/openapi.json", None), ("/api/runs", "get", "/api/runs", None), ("/api/runs", "get", "/api/runs?limit=x", None),
-        ("/api/runs/{run_id}", "get", "/api/runs/a-run?positions=1", None), ("/api/runs/{run_id}", "get", "/api/runs/none", None),
-        ("/api/runs/{run_id}/labels", "put", "/api/runs/a-run/labels", b'{"pinned": true}'), ("/api/runs/{run_id}/labels", "get", "/api/runs/a-run/labels", None),
-        ("/api/ingests", "get", "/api/ingests", None), ("/api/ingests/{run_id}", "get", f"/api/ingests/{run_id}", None),
-        ("/api/ingests/{run_id}", "delete", f"/api/ingests/{run_id}", None), ("/api/runs/{run_id}", "delete", "/api/runs/a-run", None),
-        ("/api/trash", "get", "/api/trash", None), ("/api/runs/{run_id}/restore", "post", "/api/runs/a-run/restore", None),
+        ("/api/openapi.json", "get", "/api/openapi.json", None),
+        ("/api/runs", "get", "/api/runs", None),
+        ("/api/runs", "get", "/api/runs?limit=x", None),
+        ("/api/runs/{run_id}", "get", "/api/runs/a-run?positions=1", None),
+        ("/api/runs/{run_id}", "get", "/api/runs/none", None),
+        ("/api/runs/{run_id}/labels", "put", "/api/runs/a-run/labels", b'{"pinned": true}'),
+        ("/api/runs/{run_id}/labels", "get", "/api/runs/a-run/labels", None),
+        ("/api/ingests", "get", "/api/ingests", None),
+        ("/api/ingests/{run_id}", "get", f"/api/ingests/{run_id}", None),
+        ("/api/ingests/{run_id}", "delete", f"/api/ingests/{run_id}", None),
+        ("/api/runs/{run_id}", "delete", "/api/runs/a-run", None),
+        ("/api/trash", "get", "/api/trash", None),
         ("/api/runs/{run_id}/restore", "post", "/api/runs/a-run/restore", None),
-    ]:  # fmt: skip
+        ("/api/runs/{run_id}/restore", "post", "/api/runs/a-run/restore", None),
+    ]:
         check(path, method, client.request(method.upper(), at, content=body))
 
 
 def test_an_answer_that_is_not_as_described_would_be_seen(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.api.runs._trash", lambda: __import__("app.api.responses", fromlist=["answer"]).answer({"gone": []}))
+    monkeypatch.setattr(
+        "app.api.runs._trash", lambda: __import__("app.api.responses", fromlist=["answer"]).answer({"gone": []})
+    )
     with pytest.raises(jsonschema.ValidationError):
         check("/api/trash", "get", client.get("/api/trash"))
 

@@ -83,10 +83,17 @@ def test_one_run_is_what_the_command_line_prints(client: TestClient, three: list
 
 def test_what_is_not_there_or_not_meant_is_a_status_and_a_sentence(client: TestClient, three: list[str]) -> None:
     for method, path, status in [
-        ("GET", "/api/runs/none", 404), ("GET", "/api/runs/none/file", 404), ("DELETE", "/api/runs/none", 404), ("GET", "/api/runs/run-0?positions=2", 400),
-        ("POST", "/api/runs/run-0/restore", 404), ("POST", "/api/runs", 405), ("PATCH", "/api/runs/run-0", 405), ("GET", "/api/runs/none/labels", 404),
-        ("DELETE", "/api/runs/run-", 404), ("GET", "/api/runs/..%2f..%2fetc%2fpasswd", 404),
-    ]:  # fmt: skip
+        ("GET", "/api/runs/none", 404),
+        ("GET", "/api/runs/none/file", 404),
+        ("DELETE", "/api/runs/none", 404),
+        ("GET", "/api/runs/run-0?positions=2", 400),
+        ("POST", "/api/runs/run-0/restore", 404),
+        ("POST", "/api/runs", 405),
+        ("PATCH", "/api/runs/run-0", 405),
+        ("GET", "/api/runs/none/labels", 404),
+        ("DELETE", "/api/runs/run-", 404),
+        ("GET", "/api/runs/..%2f..%2fetc%2fpasswd", 404),
+    ]:
         answer = client.request(method, path)
         assert answer.status_code == status, (method, path, answer.text)
         if "%2f" not in path:
@@ -184,7 +191,9 @@ def test_a_deleted_run_comes_back_with_its_labels_and_one_deleted_for_good_does_
     assert [event["what"] for event in audit.read(store, 9)] == ["delete", "restore", "delete for good"]
 
 
-def test_a_sample_run_is_not_deleted(client: TestClient, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_run_is_not_deleted(
+    client: TestClient, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ULPSCOPE_SAMPLES", str(tmp_path / "samples"))
     path = copied(tmp_path / "samples" / "shown.duckdb")
     answer = client.delete("/api/runs/shown")
@@ -193,24 +202,44 @@ def test_a_sample_run_is_not_deleted(client: TestClient, store: Path, tmp_path: 
 
 def test_labels_are_replaced_in_part_and_nonsense_changes_nothing(client: TestClient, three: list[str]) -> None:
     put = lambda body: client.put("/api/runs/run-0/labels", content=body)  # noqa: E731
-    assert put('{"tags": ["x"], "note": "n"}').json() == {"run_id": "run-0", "tags": ["x"], "note": "n", "pinned": False}
+    assert put('{"tags": ["x"], "note": "n"}').json() == {
+        "run_id": "run-0",
+        "tags": ["x"],
+        "note": "n",
+        "pinned": False,
+    }
     assert put('{"pinned": true}').json()["tags"] == ["x"]
     for body, status in [
-        ("[]", 400), ("{", 400), ('{"tag": 1}', 400), ('{"tags": "x"}', 400), ('{"pinned": 1}', 400), ('{"tags": ["' + "x" * 50 + '"]}', 400),
+        ("[]", 400),
+        ("{", 400),
+        ('{"tag": 1}', 400),
+        ('{"tags": "x"}', 400),
+        ('{"pinned": 1}', 400),
+        ('{"tags": ["' + "x" * 50 + '"]}', 400),
         ('{"note": "' + "x" * 70_000 + '"}', 413),
-    ]:  # fmt: skip
+    ]:
         assert put(body).status_code == status, body[:40]
-    assert client.get("/api/runs/run-0/labels").json() == {"run_id": "run-0", "tags": ["x"], "note": "n", "pinned": True}
+    assert client.get("/api/runs/run-0/labels").json() == {
+        "run_id": "run-0",
+        "tags": ["x"],
+        "note": "n",
+        "pinned": True,
+    }
 
 
 CHANGES = [
-    ("PUT", "/api/runs/x"), ("DELETE", "/api/runs/run-0"), ("POST", "/api/runs/run-0/restore"), ("PUT", "/api/runs/run-0/labels"),
+    ("PUT", "/api/runs/x"),
+    ("DELETE", "/api/runs/run-0"),
+    ("POST", "/api/runs/run-0/restore"),
+    ("PUT", "/api/runs/run-0/labels"),
     ("DELETE", "/api/ingests/x"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("method", "path"), CHANGES)
-def test_a_viewer_changes_nothing(method: str, path: str, client: TestClient, three: list[str], store: Path, monkeypatch) -> None:
+def test_a_viewer_changes_nothing(
+    method: str, path: str, client: TestClient, three: list[str], store: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(identity, "identity_of", lambda scope: Identity("vic", "viewer", "token"))
     answer = client.request(method, path, content=b"x")
     assert (answer.status_code, list(answer.json())) == (403, ["error"])

@@ -39,7 +39,9 @@ def dump(positions: int = 4, vocab: int = 64, seed: int = 0, **more: np.ndarray)
 
 def left(store: Path) -> list[str]:
     """What lies in the store beside the runs and the log."""
-    return sorted(path.name for path in store.iterdir() if path.suffix != ".duckdb" and path.name not in (".audit", ".ingests"))
+    return sorted(
+        path.name for path in store.iterdir() if path.suffix != ".duckdb" and path.name not in (".audit", ".ingests")
+    )
 
 
 def test_a_dump_becomes_a_run_whose_link_is_answered(real_client: TestClient, store: Path) -> None:
@@ -52,7 +54,9 @@ def test_a_dump_becomes_a_run_whose_link_is_answered(real_client: TestClient, st
         assert (run.header.name, run.header.provenance.model, run.header.vocab) == ("two calls", "a/model", 64)
     assert left(store) == []
     events = [event for event in audit.read(store, 10) if event["what"] == "upload"]
-    assert [(event["who"], event["run_id"], event["title"]) for event in events] == [("local", said["run_id"], "two calls")]
+    assert [(event["who"], event["run_id"], event["title"]) for event in events] == [
+        ("local", said["run_id"], "two calls")
+    ]
 
 
 def test_without_waiting_the_id_is_known_and_where_to_ask(client: TestClient, store: Path) -> None:
@@ -137,7 +141,10 @@ def test_a_body_is_what_its_digest_says_or_is_not_stored(client: TestClient, sto
     assert refused.status_code == 422
     assert left(store) == []
     assert client.put("/api/runs/x", content=body, headers={"Repr-Digest": "md5=:AA==:"}).status_code == 400
-    assert client.put("/api/runs/x?wait=60", content=body, headers={"Repr-Digest": f"sha-256=:{digest}:"}).status_code == 201
+    assert (
+        client.put("/api/runs/x?wait=60", content=body, headers={"Repr-Digest": f"sha-256=:{digest}:"}).status_code
+        == 201
+    )
 
 
 def test_the_same_again_is_another_run_unless_the_sender_says_only_once(client: TestClient, store: Path) -> None:
@@ -189,14 +196,18 @@ def test_an_ingest_that_waits_can_be_stopped_and_its_file_goes(
     assert [event["what"] for event in audit.read(store, 9)] == ["cancel"]
 
 
-def test_an_ingest_that_is_over_stays_as_it_ended_and_nothing_is_said_to_be_cancelled(client: TestClient, store: Path) -> None:
+def test_an_ingest_that_is_over_stays_as_it_ended_and_nothing_is_said_to_be_cancelled(
+    client: TestClient, store: Path
+) -> None:
     said = client.put("/api/runs/x?wait=60", content=dump()).json()
     answer = client.delete(said["job"])
     assert (answer.status_code, answer.json()["state"]) == (200, "done")
     assert [event["what"] for event in audit.read(store, 9)] == ["upload"]
 
 
-@pytest.mark.parametrize("path", ["/api/runs/%20", "/api/runs/x?name=%20", "/api/runs/%09?name=", "/api/runs/%E2%80%83"])
+@pytest.mark.parametrize(
+    "path", ["/api/runs/%20", "/api/runs/x?name=%20", "/api/runs/%09?name=", "/api/runs/%E2%80%83"]
+)
 def test_a_blank_name_is_none(path: str, client: TestClient, store: Path) -> None:
     for more in ({}, {"if-none-match": "*"}):
         answer = client.put(path, content=dump(), headers=more)
@@ -258,7 +269,9 @@ def test_another_process_tells_how_it_is_getting_on_and_why_it_failed(
     assert client.delete(f"/api/ingests/{ingest_jobs.reserved_in(place)}").status_code == 409
     failing = ingest_jobs.begin(there, [arrived], title="broken", options={}, who="ada", place=place)
     deadline = time.monotonic() + 300
-    while (said := client.get(f"/api/ingests/{failing.reserved}").json())["state"] != "failed" and time.monotonic() < deadline:
+    while (said := client.get(f"/api/ingests/{failing.reserved}").json())[
+        "state"
+    ] != "failed" and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "dump.npz" in said["message"]
     (store / ingest_status.FOLDER / f"{failing.reserved}.json").unlink()  # the planted fault: nothing was written down
@@ -268,7 +281,9 @@ def test_another_process_tells_how_it_is_getting_on_and_why_it_failed(
 def test_what_a_killed_process_said_is_believed_as_long_as_its_files_are_there(client: TestClient, store: Path) -> None:
     place = ingest_jobs.receiving(store_cache.jobs(), "killed")
     run_id = ingest_jobs.reserved_in(place)
-    ingest_status.teller(store)(Job(1, "killed", TAKING_IN, (), state="running", rows_done=3, rows_total=7, reserved=run_id))
+    ingest_status.teller(store)(
+        Job(1, "killed", TAKING_IN, (), state="running", rows_done=3, rows_total=7, reserved=run_id)
+    )
     said = client.get(f"/api/ingests/{run_id}").json()
     assert (said["state"], said["rows_done"], said["rows_total"]) == ("running", 3, 7)
     assert len(client.get("/api/ingests").json()["ingests"]) == 1

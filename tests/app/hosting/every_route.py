@@ -1,4 +1,5 @@
-"""Asks every route of the real dashboard with credentials of every wrong kind; run as a process of its own, prints what it found as JSON.
+"""Asks every route of the real dashboard with credentials of every wrong kind; run as a process of its own, prints what
+it found as JSON.
 
 The routes are read from the application, so that a new one cannot be forgotten. Streamlit's server is one a process.
 """
@@ -35,7 +36,9 @@ def paths_of(routes: Iterable[BaseRoute], before: str = "") -> list[tuple[str, s
     return found
 
 
-def answered(app: Any, paths: Iterable[tuple[str, str]], headers: dict[str, str], methods: Iterable[str] = METHODS) -> list[str]:
+def answered(
+    app: Any, paths: Iterable[tuple[str, str]], headers: dict[str, str], methods: Iterable[str] = METHODS
+) -> list[str]:
     """Every way in that is answered with more than a refusal or the sign-in."""
     browser = TestClient(app, follow_redirects=False, raise_server_exceptions=False)
     found = []
@@ -57,7 +60,9 @@ def answered(app: Any, paths: Iterable[tuple[str, str]], headers: dict[str, str]
 
 
 def main() -> None:
-    """Wrong credentials of every kind, then a viewer's token for what changes something, then that token for reading."""
+    """Wrong credentials of every kind, then a viewer's token for what changes something, then that token for
+    reading.
+    """
     from app.hosting.live_settings import office
     from app.main import app
 
@@ -82,7 +87,8 @@ def main() -> None:
     said = {
         "paths": paths,
         "answered": {
-            kind: answered(app, paths, headers, ("GET", "DELETE") if headers else METHODS) for kind, headers in wrong.items()
+            kind: answered(app, paths, headers, ("GET", "DELETE") if headers else METHODS)
+            for kind, headers in wrong.items()
         },
         "changed": changed,
         "read": read,

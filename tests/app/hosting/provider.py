@@ -47,9 +47,14 @@ class Provider:
         issuer = "https://evil.example.org" if "issuer" in self.faults else self.url
         algorithms = ["RS256", "HS256", "none"]
         return JSONResponse(
-            {"issuer": issuer, "authorization_endpoint": f"{self.url}/authorize", "token_endpoint": f"{self.url}/token",
-             "jwks_uri": f"{self.url}/jwks", "id_token_signing_alg_values_supported": algorithms}
-        )  # fmt: skip
+            {
+                "issuer": issuer,
+                "authorization_endpoint": f"{self.url}/authorize",
+                "token_endpoint": f"{self.url}/token",
+                "jwks_uri": f"{self.url}/jwks",
+                "id_token_signing_alg_values_supported": algorithms,
+            }
+        )
 
     async def jwks(self, _: Request) -> Response:
         return JSONResponse({"keys": [self._key.as_dict(private=False)]})
@@ -67,12 +72,25 @@ class Provider:
         basic = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
         asked = self._codes.pop(fields.get("code", ""), None)
         challenge = (
-            base64.urlsafe_b64encode(hashlib.sha256(fields.get("code_verifier", "").encode()).digest()).decode().rstrip("=")
+            base64.urlsafe_b64encode(hashlib.sha256(fields.get("code_verifier", "").encode()).digest())
+            .decode()
+            .rstrip("=")
         )
-        if asked is None or request.headers.get("authorization") != f"Basic {basic}" or challenge != asked["code_challenge"]:
+        if (
+            asked is None
+            or request.headers.get("authorization") != f"Basic {basic}"
+            or challenge != asked["code_challenge"]
+        ):
             return JSONResponse({"error": "invalid_grant"}, 400)
         now = int(time.time())
-        claims = {"iss": self.url, "aud": CLIENT, "sub": "1", "iat": now, "exp": now + 300, "nonce": asked["nonce"]} | self.claims
+        claims = {
+            "iss": self.url,
+            "aud": CLIENT,
+            "sub": "1",
+            "iat": now,
+            "exp": now + 300,
+            "nonce": asked["nonce"],
+        } | self.claims
         token: dict[str, Any] = {"access_token": "a", "token_type": "Bearer", "expires_in": 300}
         if "no token" in self.faults:
             return JSONResponse(token)

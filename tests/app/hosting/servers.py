@@ -25,7 +25,10 @@ def free_port() -> int:
 
 def started(store: Path, log: Path, *arguments: str, **settings: str) -> subprocess.Popen:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")}
-    environment |= {"ULPSCOPE_STORE": str(store), **{f"ULPSCOPE_{name.upper()}": value for name, value in settings.items()}}
+    environment |= {
+        "ULPSCOPE_STORE": str(store),
+        **{f"ULPSCOPE_{name.upper()}": value for name, value in settings.items()},
+    }
     with log.open("wb") as file:
         return subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, env=environment, stdout=file, stderr=file)
 

@@ -35,7 +35,9 @@ async def change(request: Request) -> Response:
 async def talk(websocket: WebSocket) -> None:
     """Says who it is, then sends back what comes."""
     await websocket.accept()
-    await websocket.send_json({"role": identity_of(websocket.scope).role, "headers": list(map(list, websocket.headers.items()))})
+    await websocket.send_json(
+        {"role": identity_of(websocket.scope).role, "headers": list(map(list, websocket.headers.items()))}
+    )
     async for text in websocket.iter_text():
         await websocket.send_text(text)
 

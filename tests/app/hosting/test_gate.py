@@ -17,7 +17,17 @@ from core.runs.store import audit
 from tests.app.hosting.serving import EDITOR, VIEWER, client, forget, form_of, gated, set_up, sign_in
 
 HTML = {"accept": "text/html,application/xhtml+xml"}
-ASSETS = ["/_stcore/health", "/_stcore/host-config", "/media/x.png", "/component/x/y.js", "/static/js/index.js", "/tiles/x", "/files/x.npz", "/api/runs", "/favicon.png"]  # fmt: skip
+ASSETS = [
+    "/_stcore/health",
+    "/_stcore/host-config",
+    "/media/x.png",
+    "/component/x/y.js",
+    "/static/js/index.js",
+    "/tiles/x",
+    "/files/x.npz",
+    "/api/runs",
+    "/favicon.png",
+]
 
 
 @pytest.fixture
@@ -182,7 +192,9 @@ def test_wrong_tokens_are_refused_after_a_while_and_right_ones_never(ada, monkey
 
 
 def _websocket_ends(websocket, seconds: float = 60.0) -> bool:
-    """Whether it is closed with the code of an ended session, after the message that sends Streamlit's page to the sign-in."""
+    """Whether it is closed with the code of an ended session, after the message that sends Streamlit's page to the
+    sign-in.
+    """
     began = time.monotonic()
     while time.monotonic() - began < seconds:
         websocket.send_text("still there")  # so that one that is not closed answers, and is not waited for
@@ -253,9 +265,12 @@ def test_a_token_of_another_role_is_another_session(ada, store, monkeypatch):
 @pytest.fixture
 def proxied(monkeypatch) -> None:
     set_up(
-        monkeypatch, sign_in_header="X-Forwarded-User", sign_in_editors="ada@example.org", sign_in_viewers="@example.org",
+        monkeypatch,
+        sign_in_header="X-Forwarded-User",
+        sign_in_editors="ada@example.org",
+        sign_in_viewers="@example.org",
         hosting_trusted_proxies="10.0.0.0/24",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.usefixtures("proxied")
@@ -271,10 +286,15 @@ def proxied(monkeypatch) -> None:
         (("10.0.1.7", 40000), {"X-Forwarded-User": "ada@example.org"}, None),
         (("127.0.0.1", 40000), {"X-Forwarded-User": "ada@example.org"}, None),
         (("::ffff:10.0.0.7", 40000), {"X-Forwarded-User": "ada@example.org"}, "editor"),
-        # uvicorn writes what a loopback peer says over the peer's address; a port of 0 gives that away, a named port is ambiguous
+        # uvicorn writes what a loopback peer says over the peer's address; a port of 0 gives that away, a named port is
+        # ambiguous
         (("10.0.0.7", 0), {"X-Forwarded-User": "ada@example.org", "X-Forwarded-For": "10.0.0.7"}, None),
         (("10.0.0.7", 443), {"X-Forwarded-User": "ada@example.org", "X-Forwarded-For": "10.0.0.7:443"}, None),
-        (("10.0.0.7", 40000), {"X-Forwarded-User": "ada@example.org", "X-Forwarded-For": "198.51.100.1, 10.0.0.9"}, "editor"),
+        (
+            ("10.0.0.7", 40000),
+            {"X-Forwarded-User": "ada@example.org", "X-Forwarded-For": "198.51.100.1, 10.0.0.9"},
+            "editor",
+        ),
         (None, {"X-Forwarded-User": "ada@example.org"}, None),
     ],
 )
@@ -295,7 +315,9 @@ def test_a_name_that_comes_twice_counts_not_at_all():
 def test_the_proxys_header_is_removed_from_everybody_else(proxied, ada):
     headers = {"authorization": f"Bearer {ada}", "X-Forwarded-User": "eve", "x_forwarded_user": "eve"}
     assert not [
-        name for name in client().get("/api/x", headers=headers).json()["headers"] if "user" in name.replace("user-agent", "")
+        name
+        for name in client().get("/api/x", headers=headers).json()["headers"]
+        if "user" in name.replace("user-agent", "")
     ]
 
 
@@ -356,10 +378,20 @@ def test_without_a_sign_in_this_machine_is_let_in_as_an_editor(base):
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example.org", "127.0.0.1.example.org", "localhost.example.org", "10.0.0.5:8501", "", "localhost@evil.org", "[::1"],
+    [
+        "evil.example.org",
+        "127.0.0.1.example.org",
+        "localhost.example.org",
+        "10.0.0.5:8501",
+        "",
+        "localhost@evil.org",
+        "[::1",
+    ],
 )
 def test_without_a_sign_in_another_name_for_this_machine_is_refused(host):
-    """A page of anybody's may let its own name point to 127.0.0.1 (DNS rebinding); the browser then takes us for its origin."""
+    """A page of anybody's may let its own name point to 127.0.0.1 (DNS rebinding); the browser then takes us for its
+    origin.
+    """
     local = client(base_url="http://127.0.0.1:8501")
     assert local.get("/", headers={"host": host}).status_code == (403 if host else 200)
     with pytest.raises(WebSocketDisconnect), local.websocket_connect("/_stcore/stream", headers={"host": host or "x"}):
@@ -474,7 +506,9 @@ def test_every_answer_tells_the_browser_what_a_page_may_do(ada, monkeypatch):
         policy = answer.headers["content-security-policy"]
         assert "frame-ancestors 'self'" in policy
         assert "object-src 'none'" in policy
-        assert "http" not in policy.replace("https://spaces.example.org", "")  # no other host is ever asked for anything
+        assert "http" not in policy.replace(
+            "https://spaces.example.org", ""
+        )  # no other host is ever asked for anything
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["referrer-policy"] == "same-origin"
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"

@@ -62,7 +62,9 @@ def test_while_nobody_can_look_the_answer_is_503_and_then_as_before(store):
 @pytest.mark.usefixtures("passwords")
 @pytest.mark.parametrize("asks", ["session", "token"])
 def test_nothing_else_waits_for_a_look(asks, store, monkeypatch):
-    """Of requests at the same time, in one event loop: health and a right token are answered while those that have to look still wait."""
+    """Of requests at the same time, in one event loop: health and a right token are answered while those that have to
+    look still wait.
+    """
     monkeypatch.setattr("core.hosting.sessions._LOOK_SECONDS", FOR_EVER)
     monkeypatch.setattr("core.hosting.sessions._WRITE_SECONDS", FOR_EVER)
     set_up(monkeypatch, sign_in_tokens="1")
@@ -180,7 +182,9 @@ def test_shorter_sessions_end_those_that_are_longer(monkeypatch):
 
 @pytest.mark.parametrize("is_beside", [True, False])
 def test_nothing_waits_for_the_lock_of_the_audit_log(is_beside, store, monkeypatch):
-    """A wrong token is written down while another process holds the log. The twin: in the event loop, everybody waits with it."""
+    """A wrong token is written down while another process holds the log. The twin: in the event loop, everybody waits
+    with it.
+    """
     is_told, is_free = threading.Event(), threading.Event()
     beside = middleware.tell
 

@@ -1,4 +1,6 @@
-"""Signing in through a provider: who is in the lists with a verified address, and nobody by a forged, late or borrowed answer."""
+"""Signing in through a provider: who is in the lists with a verified address, and nobody by a forged, late or borrowed
+answer.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,14 @@ def provider(shared: Provider, monkeypatch) -> Provider:
     shared.claims, shared.faults, shared.asked = dict(ADA), set(), []
     oidc._registered.cache_clear()
     set_up(
-        monkeypatch, sign_in_oidc_issuer=shared.url, sign_in_oidc_client_id=CLIENT, sign_in_oidc_client_secret=SECRET,
-        sign_in_editors="ada@example.org", sign_in_viewers="@example.org", hosting_public_url=PUBLIC,
-    )  # fmt: skip
+        monkeypatch,
+        sign_in_oidc_issuer=shared.url,
+        sign_in_oidc_client_id=CLIENT,
+        sign_in_oidc_client_secret=SECRET,
+        sign_in_editors="ada@example.org",
+        sign_in_viewers="@example.org",
+        hosting_public_url=PUBLIC,
+    )
     return shared
 
 
@@ -177,7 +184,14 @@ def test_the_way_to_the_provider_and_back_is_over_whichever_way_the_clock_is_put
 
 
 @pytest.mark.parametrize(
-    "query", ["", "?error=access_denied&error_description=<script>", "?code=x&state=y", "?" + "a=1&" * 50, "?state=" + "x" * 9000]
+    "query",
+    [
+        "",
+        "?error=access_denied&error_description=<script>",
+        "?code=x&state=y",
+        "?" + "a=1&" * 50,
+        "?state=" + "x" * 9000,
+    ],
 )
 def test_an_answer_that_is_none_is_a_sentence(provider, query):
     answer = browser().get(f"/sign-in/callback{query}")

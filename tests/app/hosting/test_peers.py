@@ -13,10 +13,25 @@ from tests.app.hosting.serving import EDITOR, client, gated, set_up, sign_in
 
 PROXY = "10.9.9.9"
 SPELLINGS = (
-    f"{PROXY}:80", f"{PROXY}:080", f"{PROXY}: 80", f"{PROXY}:80 ", f"{PROXY}:+80", f"{PROXY}:8_0", f"{PROXY}:-80", f"{PROXY}:0", PROXY,
-    f"[{PROXY}]:80", f"[{PROXY}]:8_0", f"[{PROXY}]", f"[{PROXY}]: +8_0", f"{PROXY} :80", f"{PROXY}:80, {PROXY}:99", f"127.0.0.1, {PROXY}:080",
-    f"\xa0{PROXY}:80", f"[{PROXY}",
-)  # fmt: skip
+    f"{PROXY}:80",
+    f"{PROXY}:080",
+    f"{PROXY}: 80",
+    f"{PROXY}:80 ",
+    f"{PROXY}:+80",
+    f"{PROXY}:8_0",
+    f"{PROXY}:-80",
+    f"{PROXY}:0",
+    PROXY,
+    f"[{PROXY}]:80",
+    f"[{PROXY}]:8_0",
+    f"[{PROXY}]",
+    f"[{PROXY}]: +8_0",
+    f"{PROXY} :80",
+    f"{PROXY}:80, {PROXY}:99",
+    f"127.0.0.1, {PROXY}:080",
+    f"\xa0{PROXY}:80",
+    f"[{PROXY}",
+)
 
 
 def behind_uvicorn(app: Starlette) -> ProxyHeadersMiddleware:
@@ -32,7 +47,9 @@ def test_no_spelling_of_a_port_makes_a_client_a_proxy(said, monkeypatch):
     assert local.get("/api/x", headers=headers).status_code == 401
     # The twin: the proxy itself is believed, whatever it says of its clients.
     true = client(behind_uvicorn(gated()), client=(PROXY, 40_000))
-    assert true.get("/api/x", headers={"x-forwarded-user": "ada", "x-forwarded-for": "198.51.100.1:80"}).status_code == 200
+    assert (
+        true.get("/api/x", headers={"x-forwarded-user": "ada", "x-forwarded-for": "198.51.100.1:80"}).status_code == 200
+    )
 
 
 @pytest.mark.parametrize("port", ["", ":80", ":080", " :80", ": 80"])
@@ -47,8 +64,17 @@ def test_no_spelling_of_a_port_gives_more_guesses(port, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host", "X_Forwarded_For", "X-Real-IP", "X-Forwarded-Anything"]
-)  # fmt: skip
+    "name",
+    [
+        "Forwarded",
+        "X-Forwarded-For",
+        "X-Forwarded-Proto",
+        "X-Forwarded-Host",
+        "X_Forwarded_For",
+        "X-Real-IP",
+        "X-Forwarded-Anything",
+    ],
+)
 def test_without_a_sign_in_what_a_proxy_passed_on_is_not_local(name):
     local = client(base_url="http://127.0.0.1:8501")
     assert local.get("/").status_code == 200
@@ -57,7 +83,9 @@ def test_without_a_sign_in_what_a_proxy_passed_on_is_not_local(name):
     assert "proxy" in answer.text
 
 
-@pytest.mark.parametrize("text", ["http://[", "http://[::1", "//[", "http://\u2100.example.org".encode().decode("latin-1")])
+@pytest.mark.parametrize(
+    "text", ["http://[", "http://[::1", "//[", "http://\u2100.example.org".encode().decode("latin-1")]
+)
 def test_an_origin_or_referer_that_is_no_address_is_not_ours(text, monkeypatch):
     set_up(monkeypatch, sign_in_editor_password=EDITOR)
     browser = client()

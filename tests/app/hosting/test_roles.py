@@ -47,7 +47,9 @@ def sits(monkeypatch: pytest.MonkeyPatch, who: Identity) -> None:
 @pytest.fixture
 def submitted(monkeypatch) -> list[tuple]:
     found: list[tuple] = []
-    monkeypatch.setattr(Jobs, "submit", lambda self, arguments, **about: found.append((arguments, about)) or Job(1, "", "", ()))
+    monkeypatch.setattr(
+        Jobs, "submit", lambda self, arguments, **about: found.append((arguments, about)) or Job(1, "", "", ())
+    )
     return found
 
 
@@ -89,7 +91,9 @@ def test_what_an_editor_does_is_done_and_written_down_under_their_name(run, stor
 
 
 def test_who_is_not_known_is_a_viewer_where_a_sign_in_is_configured(monkeypatch):
-    """A page's script without the gate's header: something is wrong, and that is no reason to let somebody change things."""
+    """A page's script without the gate's header: something is wrong, and that is no reason to let somebody change
+    things.
+    """
     assert identity.current() == LOCAL
     set_up(monkeypatch, sign_in_tokens="1")
     assert identity.current() == NOBODY
@@ -113,7 +117,9 @@ def buttons(app: AppTest) -> set[str]:
         ("upload", {}, "Save as a run", "editors upload dumps"),
     ],
 )
-def test_a_viewer_gets_a_sentence_in_place_of_what_changes_something(page, link, missing, sentence, run, unjudged, monkeypatch):
+def test_a_viewer_gets_a_sentence_in_place_of_what_changes_something(
+    page, link, missing, sentence, run, unjudged, monkeypatch
+):
     sits(monkeypatch, GRACE)
     app = opened(page, **link)
     assert missing not in buttons(app)
@@ -162,7 +168,9 @@ def test_no_page_changes_anything_without_asking_who_it_is():
     pages_only = [
         path for path in sources if "api" not in path.parts and "uploads" not in path.parts
     ]  # those ask by require_editor
-    assert [each for path in pages_only for each in past_the_asking(path.relative_to(ROOT).as_posix(), path.read_text())] == []
+    assert [
+        each for path in pages_only for each in past_the_asking(path.relative_to(ROOT).as_posix(), path.read_text())
+    ] == []
 
 
 @pytest.mark.parametrize(

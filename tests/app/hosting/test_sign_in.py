@@ -16,10 +16,28 @@ from core.runs.store import audit
 from tests.app.hosting.serving import EDITOR, VIEWER, client, form_of, set_up, sign_in
 
 ELSEWHERE = [
-    "https://evil.org", "//evil.org", "///evil.org", "/\\evil.org", "\\\\evil.org", "/\t/evil.org", "/\n/evil.org", "/\r\nSet-Cookie: a=b",
-    "javascript:alert(1)", "data:text/html,x", "evil.org", "", "?x", "/sign-in", "/sign-in?next=/x", "/sign-in/oidc", "/sign-out", "/\u2028/x",
-    "/" + "x" * 5000, "http:evil.org", "/\x00",
-]  # fmt: skip
+    "https://evil.org",
+    "//evil.org",
+    "///evil.org",
+    "/\\evil.org",
+    "\\\\evil.org",
+    "/\t/evil.org",
+    "/\n/evil.org",
+    "/\r\nSet-Cookie: a=b",
+    "javascript:alert(1)",
+    "data:text/html,x",
+    "evil.org",
+    "",
+    "?x",
+    "/sign-in",
+    "/sign-in?next=/x",
+    "/sign-in/oidc",
+    "/sign-out",
+    "/\u2028/x",
+    "/" + "x" * 5000,
+    "http:evil.org",
+    "/\x00",
+]
 HERE = [
     "/",
     "/overview?run=x&variant=decode%2Bbatch%3A8&position=3",
@@ -66,7 +84,8 @@ def test_a_session_that_ended_leads_back_to_the_page_the_browser_names_as_the_la
 
 @pytest.mark.usefixtures("passwords")
 @pytest.mark.parametrize(
-    "forgery", ["none", "no token", "own token", "no cookie", "other origin", "cross-site", "same-site", "json", "get", "twice"]
+    "forgery",
+    ["none", "no token", "own token", "no cookie", "other origin", "cross-site", "same-site", "json", "get", "twice"],
 )
 def test_a_form_of_another_site_signs_nobody_in(forgery):
     browser, other = client(), client()
@@ -101,7 +120,8 @@ def test_a_form_of_another_site_signs_nobody_in(forgery):
 
 @pytest.mark.usefixtures("passwords")
 @pytest.mark.parametrize(
-    "body", [b"secret=" + b"x" * 20_000, b"&".join(b"a%d=1" % n for n in range(100)), b"\xff\xfe", b"secret=%ff%fe", b""]
+    "body",
+    [b"secret=" + b"x" * 20_000, b"&".join(b"a%d=1" % n for n in range(100)), b"\xff\xfe", b"secret=%ff%fe", b""],
 )
 def test_a_form_that_is_none_of_ours_is_refused(body):
     browser = client()
@@ -150,7 +170,12 @@ def test_the_address_of_the_client_is_taken_from_trusted_proxies_alone(monkeypat
 
 
 def test_no_secret_is_written_anywhere(store, monkeypatch, caplog, capfd):
-    set_up(monkeypatch, sign_in_editor_password=EDITOR, sign_in_viewer_password=passwords.hashed(VIEWER), sign_in_tokens="1")
+    set_up(
+        monkeypatch,
+        sign_in_editor_password=EDITOR,
+        sign_in_viewer_password=passwords.hashed(VIEWER),
+        sign_in_tokens="1",
+    )
     token, _ = tokens.add(store, "ada", "editor", 1)
     secrets = [EDITOR, VIEWER, token, "a wrong one", "ulp_" + "B" * 43]
     for secret in list(secrets):

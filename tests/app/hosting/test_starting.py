@@ -1,4 +1,6 @@
-"""Servers as they are started for real: where they refuse to, what they print, and what they make of oversized headers."""
+"""Servers as they are started for real: where they refuse to, what they print, and what they make of oversized
+headers.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,17 @@ from tests.app.hosting.serving import EDITOR, form_of
 STREAMLIT = ("streamlit", "run", "app/main.py", "--server.headless", "true")
 
 TRAVERSALS = (  # with a right token: what is asked for lies outside what the routes serve
-    "/files/..%2f..%2fetc%2fpasswd.duckdb", "/files/%2e%2e%2f.hosting%2fsecret.duckdb", "/files/.hosting.duckdb", "/files/..duckdb",
-    "//etc/passwd", "/component/..%2f..%2f..%2fetc/passwd", "/media/..%2f..%2fetc/passwd", "/_stcore/bidi-components/..%2f..%2fetc/passwd",
-    "/files/%00.npz", "/static/..%2f..%2f..%2f..%2fapp.py",
-)  # fmt: skip
+    "/files/..%2f..%2fetc%2fpasswd.duckdb",
+    "/files/%2e%2e%2f.hosting%2fsecret.duckdb",
+    "/files/.hosting.duckdb",
+    "/files/..duckdb",
+    "//etc/passwd",
+    "/component/..%2f..%2f..%2fetc/passwd",
+    "/media/..%2f..%2fetc/passwd",
+    "/_stcore/bidi-components/..%2f..%2fetc/passwd",
+    "/files/%00.npz",
+    "/static/..%2f..%2f..%2f..%2fapp.py",
+)
 
 
 @pytest.mark.slow
@@ -26,10 +35,15 @@ TRAVERSALS = (  # with a right token: what is asked for lies outside what the ro
     ("command", "settings", "about"),
     [
         ((*STREAMLIT, "--server.address", "0.0.0.0"), {}, "does not listen on 0.0.0.0"),
-        pytest.param((*STREAMLIT, "--server.address", ""), {}, "does not listen on every address", marks=pytest.mark.thorough),
+        pytest.param(
+            (*STREAMLIT, "--server.address", ""), {}, "does not listen on every address", marks=pytest.mark.thorough
+        ),
         pytest.param((*SERVE, "--address", "::"), {}, "does not listen on ::", marks=pytest.mark.thorough),
         pytest.param(
-            STREAMLIT, {"sign_in_editor_password": "short"}, "editor_password has 5 characters", marks=pytest.mark.thorough
+            STREAMLIT,
+            {"sign_in_editor_password": "short"},
+            "editor_password has 5 characters",
+            marks=pytest.mark.thorough,
         ),
     ],
 )
@@ -69,10 +83,14 @@ def test_a_server_with_a_sign_in_keeps_its_sessions_over_a_restart_and_its_secre
         head = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         assert b"200" in _answer_to(url, head + b"X-Fine: " + b"x" * 10_000 + b"\r\n\r\n")
         assert b"431" in _answer_to(url, head + b"X-Large: " + b"x" * 40_000 + b"\r\n\r\n")
-        assert b"200" not in _answer_to(url, head + b"".join(b"X-%d: %s\r\n" % (n, b"x" * 8000) for n in range(200)) + b"\r\n")
+        assert b"200" not in _answer_to(
+            url, head + b"".join(b"X-%d: %s\r\n" % (n, b"x" * 8000) for n in range(200)) + b"\r\n"
+        )
         assert b"200" not in _answer_to(url, head + b"X-Endless: " + b"x" * 2_000_000)
         for path in TRAVERSALS:
-            request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+            request = (
+                f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+            )
             answer = _answer_to(url, request.encode())
             assert b" 400" in answer or b" 404" in answer, (path, answer)
     said = (tmp_path / "log").read_text()

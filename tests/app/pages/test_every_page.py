@@ -99,7 +99,9 @@ def test_a_bit_identical_pair_is_said_to_be_one(tmp_path, own_store):
     assert "No flips" in said(opened("flips", run=run_id))
 
 
-@pytest.mark.parametrize("case", ["nonfinite_fp32", "six_repeats_bf16", "one_ulp_bf16_void", "flips_fp16", "bf16_upcast_to_fp32"])
+@pytest.mark.parametrize(
+    "case", ["nonfinite_fp32", "six_repeats_bf16", "one_ulp_bf16_void", "flips_fp16", "bf16_upcast_to_fp32"]
+)
 def test_every_page_draws_a_dump_of_every_form(case, own_store):
     from core.judging.ingest import ingest
     from core.runs.store.store import Store
@@ -139,7 +141,10 @@ def test_run_names_and_token_texts_are_rendered_inert(own_store):
     dump = own_store / "evil.npz"
     logits = np.random.default_rng(0).standard_normal((2, 8), dtype=np.float32)
     np.savez(
-        dump, **{"<b>a</b>": logits, "[x](javascript:alert(1))": logits + 1}, token_ids=[1, 2], tokens=["<img src=x>", "$$\\x$$"]
+        dump,
+        **{"<b>a</b>": logits, "[x](javascript:alert(1))": logits + 1},
+        token_ids=[1, 2],
+        tokens=["<img src=x>", "$$\\x$$"],
     )
     run_id = ingest(Store(own_store), [dump], name="<script>alert(1)</script> [link](http://x)")
     for page in PAGES:

@@ -75,8 +75,8 @@ def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
 def test_the_reason_has_the_margin_the_bound_and_how_both_tokens_moved():
     text = said(opened(prompt="1", position="36"))
     assert (
-        "The smaller margin is the reference's, 0 logits (0 ULPs); the largest difference of any logit here is 0.03125, twice that 0.0625"
-        in text
+        "The smaller margin is the reference's, 0 logits (0 ULPs); the largest difference of any logit here is 0.03125,"
+        " twice that 0.0625" in text
     )
     assert "The reference's token moved by -0.03125 and the variant's by +0.03125" in text
     assert "went from 0 to -0.0625 (equal on the reference: the lower token id counts as the argmax)" in text
@@ -104,9 +104,20 @@ def test_every_verdict_is_told_by_its_name_and_sentence_as_plain_text(name):
 
 def position(**figures) -> pd.Series:
     return pd.Series(
-        {"reference_token": 1, "variant_token": 1, "is_flip": False, "near_tie": True, "nonfinite_mismatch": 0, "max_abs": 0.25,
-         "reference_margin": 0.5, "variant_margin": 0.75, "reference_margin_ulps": 4, "variant_margin_ulps": 6} | figures
-    )  # fmt: skip
+        {
+            "reference_token": 1,
+            "variant_token": 1,
+            "is_flip": False,
+            "near_tie": True,
+            "nonfinite_mismatch": 0,
+            "max_abs": 0.25,
+            "reference_margin": 0.5,
+            "variant_margin": 0.75,
+            "reference_margin_ulps": 4,
+            "variant_margin_ulps": 6,
+        }
+        | figures
+    )
 
 
 TOP = pd.DataFrame({"token_id": [1, 2], "reference_logit": [4.0, 3.5], "variant_logit": [4.0, 4.25]})
@@ -115,15 +126,24 @@ TOP = pd.DataFrame({"token_id": [1, 2], "reference_logit": [4.0, 3.5], "variant_
 @pytest.mark.parametrize(
     ("here", "expected"),
     [
-        (position(), "The smaller margin is the reference's, 0.5 logits (4 ULPs); the largest difference of any logit here is 0.25, twice that 0.5."),
+        (
+            position(),
+            (
+                "The smaller margin is the reference's, 0.5 logits (4 ULPs); the largest difference of any logit here"
+                " is 0.25, twice that 0.5."
+            ),
+        ),
         (position(variant_margin=0.125, variant_margin_ulps=1), "the variant's, 0.125 logits (1 ULP)"),
-        (position(is_flip=True, variant_token=2), "moved by 0 and the variant's by +0.75, so the lead of the first over the second went from 0.5 to -0.25."),
+        (
+            position(is_flip=True, variant_token=2),
+            "moved by 0 and the variant's by +0.75, so the lead of the first over the second went from 0.5 to -0.25.",
+        ),
         (position(near_tie=False, max_abs=0.125), "The margin is larger, so a flip is impossible here."),
         (position(near_tie=False, max_abs=0.125, is_flip=True), "the figures contradict each other"),
         (position(nonfinite_mismatch=3), "3 logits here NaN or infinite on one side only"),
         (position(variant_margin=np.nan, variant_margin_ulps=pd.NA), "no finite margin"),
     ],
-)  # fmt: skip
+)
 def test_every_kind_of_position_has_its_reason(here, expected):
     assert expected in parts.why(here, TOP)
 

@@ -1,4 +1,6 @@
-"""The gallery: what is asked for is what is shown, deletions are undone, labels stay beside the runs, and a drop starts an upload."""
+"""The gallery: what is asked for is what is shown, deletions are undone, labels stay beside the runs, and a drop starts
+an upload.
+"""
 
 from __future__ import annotations
 
@@ -77,15 +79,49 @@ def keys(app: AppTest) -> set[str]:
 
 
 CARD = RunCard(
-    run_id="one", name="First", created=datetime(2026, 11, 20), kind="capture", model="org/Small-Model", compute_dtype="bfloat16", device="cpu",
-    prompts=1, positions=100, vocab=10, pairs=1, bit_identical_pairs=0, flips=0, max_ulps=7, max_neq_share=0.5, nonfinite_mismatch=0,
-    verdicts="rounding", pair_verdicts=("rounding",), sides=("prefill", "decode"), bytes=1, is_read_only=False,
-)  # fmt: skip
+    run_id="one",
+    name="First",
+    created=datetime(2026, 11, 20),
+    kind="capture",
+    model="org/Small-Model",
+    compute_dtype="bfloat16",
+    device="cpu",
+    prompts=1,
+    positions=100,
+    vocab=10,
+    pairs=1,
+    bit_identical_pairs=0,
+    flips=0,
+    max_ulps=7,
+    max_neq_share=0.5,
+    nonfinite_mismatch=0,
+    verdicts="rounding",
+    pair_verdicts=("rounding",),
+    sides=("prefill", "decode"),
+    bytes=1,
+    is_read_only=False,
+)
 CARDS = [  # newest first, as they come
-    dataclasses.replace(CARD, run_id="three", name="café", device="cuda", flips=2, positions=50, pair_verdicts=("bug suspected", "rounding")),
-    dataclasses.replace(CARD, run_id="two", name="B", compute_dtype="float32", max_ulps=900, pair_verdicts=("of a later version",), device=""),
+    dataclasses.replace(
+        CARD,
+        run_id="three",
+        name="café",
+        device="cuda",
+        flips=2,
+        positions=50,
+        pair_verdicts=("bug suspected", "rounding"),
+    ),
+    dataclasses.replace(
+        CARD,
+        run_id="two",
+        name="B",
+        compute_dtype="float32",
+        max_ulps=900,
+        pair_verdicts=("of a later version",),
+        device="",
+    ),
     CARD,
-]  # fmt: skip
+]
 LABELS = {"one": Labels(("nightly", "vLLM"), "look at the Second block"), "two": Labels(("night",))}
 PROMPTS = {"one": "def main():\n  pass", "two": "straße".casefold(), "three": ""}
 # what is asked -> the runs shown, in order
@@ -187,7 +223,10 @@ def test_every_setting_of_the_gallery_is_tried_by_a_link():
 def test_a_link_to_a_device_or_a_tag_that_no_run_has_shows_none_and_says_what_it_asks_for():
     app = opened(tag="gone", device="<b>tpu</b>")
     assert names(app) == []
-    assert (app.multiselect(key="gallery_tags").value, app.selectbox(key="gallery_device").value) == (["gone"], "<b>tpu</b>")
+    assert (app.multiselect(key="gallery_tags").value, app.selectbox(key="gallery_device").value) == (
+        ["gone"],
+        "<b>tpu</b>",
+    )
     assert f"0 of {len(SAMPLES)} runs" in said(app)
 
 
@@ -333,7 +372,10 @@ def test_several_ticked_runs_are_tagged_together(mine, own_store):
     app.run()
     app.selectbox(key="tag_of_several").set_value("old").run()
     app.button(key="add_tag").click().run()
-    assert labels.read_all(own_store.directory)[0] == {"mine": Labels(("old",), "a note"), "injected-bug": Labels(("old",))}
+    assert labels.read_all(own_store.directory)[0] == {
+        "mine": Labels(("old",), "a note"),
+        "injected-bug": Labels(("old",)),
+    }
     app.button(key="remove_tag").click().run()
     assert labels.read_all(own_store.directory)[0] == {"mine": Labels((), "a note")}
 

@@ -93,9 +93,14 @@ def test_the_texts_of_tokens_stay_inert(tmp_path):
     from tests.core.runs.made_runs import write_run
 
     header = RunHeader(
-        "hostile", "float32", 8, (Prompt(2, (1, 2), ("<img src=x>", "$$\\x$$")),), (SideHeader("a", "", "float32"), SideHeader("b", "", "float32")),
-        Provenance("upload"), {1: "[x](javascript:alert(1)) **b** <script>alert(1)</script>"},
-    )  # fmt: skip
+        "hostile",
+        "float32",
+        8,
+        (Prompt(2, (1, 2), ("<img src=x>", "$$\\x$$")),),
+        (SideHeader("a", "", "float32"), SideHeader("b", "", "float32")),
+        Provenance("upload"),
+        {1: "[x](javascript:alert(1)) **b** <script>alert(1)</script>"},
+    )
     write_run(Store(tmp_path / "runs"), header, [np.zeros((2, 8), np.uint32), np.ones((2, 8), np.uint32)], "hostile")
     app = opened(run="hostile", token="1")
     heading = next(element.value for element in app.subheader if element.value.startswith("Token"))
@@ -123,7 +128,9 @@ def test_every_logit_of_a_position_is_exported_exactly(tmp_path, dtype):
     assert table["token_id"].tolist() == list(range(8))
     assert np.array_equal(table["reference_logit"], reference[1].astype(float), equal_nan=True)
     assert np.array_equal(table["variant_logit"], variant[1].astype(float), equal_nan=True)
-    bits = {"float16": 10, "float32": 23, "bfloat16": 7}[dtype]  # of the significand: between 1 and 1.5 lie half of 2^bits steps
+    bits = {"float16": 10, "float32": 23, "bfloat16": 7}[
+        dtype
+    ]  # of the significand: between 1 and 1.5 lie half of 2^bits steps
     assert table["ulps"].astype(object).where(table["ulps"].notna(), None).tolist() == [
         0,
         1 << (bits - 1),

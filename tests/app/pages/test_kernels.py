@@ -18,12 +18,16 @@ def own_store(tmp_path, monkeypatch) -> Store:
 
 def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_store):
     app = opened("kernels", run=kernel_run(own_store))
-    assert f"`{NARROW}` only in `side_0`; `{WIDE}` only in `side_1`" in "\n".join(element.value for element in app.markdown)
+    assert f"`{NARROW}` only in `side_0`; `{WIDE}` only in `side_1`" in "\n".join(
+        element.value for element in app.markdown
+    )
     table = app.dataframe[0].value
     assert table["kernel"].tolist() == [NARROW, WIDE, REDUCE, "aten::mm"]
     assert table["only in"].tolist() == ["reference", "variant", "", ""]
     assert table["ratio"].tolist()[2:] == [3.0, 1.0]
-    assert any("its one forward of `side_0` and 3 of 40 forwards of `side_1`" in element.value for element in app.caption)
+    assert any(
+        "its one forward of `side_0` and 3 of 40 forwards of `side_1`" in element.value for element in app.caption
+    )
 
 
 def test_filters_leave_what_they_say(own_store):
@@ -51,9 +55,13 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
     app = opened("kernels", run=with_kernels(own_store, layer_run(own_store, {(1, 1, 4): 3, (5, 1, 4): 1})))
     assert [element.value for element in app.subheader] == ["Where it starts", "All kernels"]
     said = [element.value for element in app.markdown]
-    first = next(number for number, text in enumerate(said) if "The first module that differs is `model.layers.0.norm`" in text)
+    first = next(
+        number for number, text in enumerate(said) if "The first module that differs is `model.layers.0.norm`" in text
+    )
     assert "at prompt 1, position 4" in said[first]
-    assert "`aten::mean` on both sides, same kernel, other shape: bfloat16 [1, 8] against bfloat16 [2, 8]" in said[first]
+    assert (
+        "`aten::mean` on both sides, same kernel, other shape: bfloat16 [1, 8] against bfloat16 [2, 8]" in said[first]
+    )
     assert any("as often a forward, 1 of them in other shapes" in text for text in said[first + 1 :])
     there = app.dataframe[0].value
     assert there["in"].tolist() == ["model.layers.0.norm"]

@@ -1,4 +1,6 @@
-"""The KV cache page, the continuations of the Flips page and their lines on the overview, on runs whose every figure is planted."""
+"""The KV cache page, the continuations of the Flips page and their lines on the overview, on runs whose every figure is
+planted.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,13 @@ def test_the_page_tells_how_much_differs_and_where_it_begins(own_store):
     assert "first in layer 0's keys" in said(app)
     assert "13,086 of 75,776** elements of layer 0's keys differ" in said(app)
     assert figures(app) == {
-        "Keys that differ": "17.3%", "Values that differ": "0.0%", "Max ULPs": "1", "Rms difference": figures(app)["Rms difference"],
-        "First layer": "0", "First position": "7",
-    }  # fmt: skip
+        "Keys that differ": "17.3%",
+        "Values that differ": "0.0%",
+        "Max ULPs": "1",
+        "Rms difference": figures(app)["Rms difference"],
+        "First layer": "0",
+        "First position": "7",
+    }
 
 
 @pytest.mark.parametrize("measure", ["neq_share", "max_ulps", "rms"])
@@ -139,8 +145,8 @@ def test_keys_or_values_alone_draw_too(own_store, kind, other):
 def test_the_flips_page_tells_where_continuations_part(own_store):
     app = opened("flips", run=continued_run(own_store), variant="decode")
     assert (
-        "`decode` and `prefill` part after 2 tokens in common, at position 6: the reference goes on with `·w12  (12)`, the variant with `·<b>two</b>↵  (22)`"
-        in said(app)
+        "`decode` and `prefill` part after 2 tokens in common, at position 6: the reference goes on with `·w12  (12)`,"
+        " the variant with `·<b>two</b>↵  (22)`" in said(app)
     )
     assert "0.125 (2 ULPs) and 0.125 (2 ULPs), ULPs of bfloat16" in said(app)
     assert not app.warning
@@ -184,8 +190,8 @@ def test_the_overview_has_a_line_on_each(own_store):
     app = opened("overview", run=run_id, variant="decode")
     assert "Key/value caches: **" in said(app)
     assert (
-        "Continuations: **1 of 2 prompts part** within 8 generated tokens, first in prompt 0 after 2 tokens in common, at position 6"
-        in said(app)
+        "Continuations: **1 of 2 prompts part** within 8 generated tokens, first in prompt 0 after 2 tokens in common,"
+        " at position 6" in said(app)
     )
     same = opened("overview", run=run_id, variant="decode+batch:8")
     assert "Key/value caches: Nothing differs" in said(same)

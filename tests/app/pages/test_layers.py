@@ -40,12 +40,16 @@ def test_the_page_opens_with_the_first_module_and_position_that_differ(own_store
     app = opened(run=layer_run(own_store, GROWING), prompt="1")
     assert app.title[0].value == "Layers"
     assert (
-        "**`model.layers.0`** (residual) **is the first module that differs, at position 3**: 1 of 40 (2.5%) of its elements. "
-        "In the end 1 of 40 (2.5%) of the logits differ." in said(app)
+        "**`model.layers.0`** (residual) **is the first module that differs, at position 3**: 1 of 40 (2.5%) of its"
+        " elements. In the end 1 of 40 (2.5%) of the logits differ." in said(app)
     )
     assert figures(app) == {
-        "First module": "block 0", "First block": "0", "Logits that differ": "2.5%", "Largest over floor": "0.632", "Positions looked at": "all 5",
-    }  # fmt: skip
+        "First module": "block 0",
+        "First block": "0",
+        "Logits that differ": "2.5%",
+        "Largest over floor": "0.632",
+        "Positions looked at": "all 5",
+    }
     assert "Nearest to its floor, and not above it: `logits`, 0.632 times the floor's rms." in said(app)
     assert len(figures_of(app)) == 3
     assert app.dataframe[0].value["module"].tolist() == [module.name for module in MODULES]
@@ -61,7 +65,10 @@ def test_all_prompts_together_name_the_prompt_too(own_store):
 
 def test_equal_outputs_are_a_sentence_and_no_empty_plot(own_store):
     app = opened(run=layer_run(own_store, {}), prompt="1")
-    assert "No module differs: all 6 put out the same numbers on both sides. That is at 5 positions" in app.success[0].value
+    assert (
+        "No module differs: all 6 put out the same numbers on both sides. That is at 5 positions"
+        in app.success[0].value
+    )
     assert not figures_of(app)
 
 

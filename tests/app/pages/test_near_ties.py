@@ -1,4 +1,6 @@
-"""The Near ties page: what is within a threshold in ULPs and in logits, what a brush lists, and what the address keeps."""
+"""The Near ties page: what is within a threshold in ULPs and in logits, what a brush lists, and what the address
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def opened(**link: str) -> AppTest:
 
 
 def said(app: AppTest) -> str:
-    return "\n".join(str(element.value) for kind in ("markdown", "caption", "subheader") for element in getattr(app, kind))
+    return "\n".join(
+        str(element.value) for kind in ("markdown", "caption", "subheader") for element in getattr(app, kind)
+    )
 
 
 def listed(app: AppTest) -> list[int]:

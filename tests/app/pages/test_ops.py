@@ -1,4 +1,6 @@
-"""The Ops page, on runs whose every answer is planted; what the other pages make of such runs; the job that probes this machine."""
+"""The Ops page, on runs whose every answer is planted; what the other pages make of such runs; the job that probes this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,25 @@ from tests.app.opening import codes
 ROOT = Path(__file__).resolve().parents[3]
 BATCHES = (1, 2, 3, 4, 8)
 MM = OpRow(
-    "mm", "", "float32", "256 to 256", elements=256, repeats=Repeats(25), relative_rms=3e-7,
-    classes=(BatchClass((1, 2, 3), "a" * 16), BatchClass((4, 8), "b" * 16, 231, 1792)), positions=(RowPositions(3, ((0, 1, 2),)),),
-)  # fmt: skip
+    "mm",
+    "",
+    "float32",
+    "256 to 256",
+    elements=256,
+    repeats=Repeats(25),
+    relative_rms=3e-7,
+    classes=(BatchClass((1, 2, 3), "a" * 16), BatchClass((4, 8), "b" * 16, 231, 1792)),
+    positions=(RowPositions(3, ((0, 1, 2),)),),
+)
 SOFTMAX = replace(MM, op="softmax", size="width 256", classes=(BatchClass(BATCHES, "c" * 16),))
 CUMSUM = OpRow(
-    "cumsum", "", "bfloat16", "width 4096", elements=4096, repeats=Repeats(25, 3, 8, 4, 12, 4096, 2), note="repeats differ"
+    "cumsum",
+    "",
+    "bfloat16",
+    "width 4096",
+    elements=4096,
+    repeats=Repeats(25, 3, 8, 4, 12, 4096, 2),
+    note="repeats differ",
 )
 FLASH = OpRow("sdpa", "flash", "float32", "8 heads", refusal="no such kernel")
 
@@ -41,11 +56,19 @@ def own_store(tmp_path, monkeypatch) -> Store:
     return Store(tmp_path / "runs")
 
 
-def probed(store: Store, run_id: str, *rows: OpRow, chip: str = "A processor", minute: int = 0, device: str = "cpu") -> str:
+def probed(
+    store: Store, run_id: str, *rows: OpRow, chip: str = "A processor", minute: int = 0, device: str = "cpu"
+) -> str:
     about = OpsHeader(
-        run_id, device, chip, ("float32", "bfloat16"), 0, "python -m core ops --quick",
-        versions={"torch": "2.13.0", "threads": "2"}, created=datetime(2026, 11, 21, 7, minute, tzinfo=UTC),
-    )  # fmt: skip
+        run_id,
+        device,
+        chip,
+        ("float32", "bfloat16"),
+        0,
+        "python -m core ops --quick",
+        versions={"torch": "2.13.0", "threads": "2"},
+        created=datetime(2026, 11, 21, 7, minute, tzinfo=UTC),
+    )
     return write_ops_run(store, about, rows, run_id=run_id)
 
 
@@ -69,14 +92,17 @@ def test_one_machine_has_its_three_answers_and_the_sentence_for_the_batch(own_st
     probed(own_store, "one", MM, SOFTMAX, CUMSUM, FLASH)
     app = opened()
     assert (
-        "4 probes: 1 differs from run to run, 1 changes with the batch size, none with the row's position, 1 not available"
-        in said(app)
+        "4 probes: 1 differs from run to run, 1 changes with the batch size, none with the row's position, 1 not"
+        " available" in said(app)
     )
     table = app.dataframe[0].value
     assert table["operation"].tolist() == ["mm", "softmax", "cumsum", "sdpa (flash)"]
     assert [list(found) for found in table["run to run"]] == [["yes"], ["yes"], ["no"], ["not available"]]
     assert [list(found) for found in table["batch size"]] == [["no"], ["yes"], ["not asked"], ["not available"]]
-    assert table["row 0 over batch sizes"].tolist()[:2] == ["differs from batch 1 at 4, 8; same class 1..3", "same bits at 1..8"]
+    assert table["row 0 over batch sizes"].tolist()[:2] == [
+        "differs from batch 1 at 4, 8; same class 1..3",
+        "same bits at 1..8",
+    ]
     assert table["from batch 1"].tolist()[0] == "231 of 256 elements, up to 1,792 ULPs"
 
 
@@ -180,7 +206,10 @@ def test_squares_of_equal_bits_have_one_letter_and_colour_on_every_line():
     ("asked", "expected"),
     [
         ((ANY_DEVICE, ["float32"], "quick", ""), ["ops", "--dtype", "float32", "--quick"]),
-        (("cuda:0", ["bfloat16"], "all", " org/m "), ["ops", "--device", "cuda:0", "--dtype", "bfloat16", "--model=org/m"]),
+        (
+            ("cuda:0", ["bfloat16"], "all", " org/m "),
+            ["ops", "--device", "cuda:0", "--dtype", "bfloat16", "--model=org/m"],
+        ),
         ((ANY_DEVICE, [], "all", "--store=/x"), ["ops", "--model=--store=/x"]),
     ],
 )

@@ -42,7 +42,9 @@ def own_store(tmp_path, monkeypatch) -> Store:
 
 
 def table(app: AppTest, key: str):
-    return next(frame.value for frame in app.dataframe if frame.key == key or getattr(frame.proto, "id", "").find(key) >= 0)
+    return next(
+        frame.value for frame in app.dataframe if frame.key == key or getattr(frame.proto, "id", "").find(key) >= 0
+    )
 
 
 @pytest.mark.parametrize("run", SAMPLES)
@@ -61,7 +63,9 @@ def test_a_sweep_is_drawn_over_its_values_and_classes_against_each_other(own_sto
     assert "Over batch" in said(app)
     assert "Every two classes" in said(app)
     shown = table(app, "classes")
-    assert shown["differing logits"].tolist()[1:] == [pair.summary.neq for pair in (run.pairs[0], run.pairs[2], run.pairs[3])]
+    assert shown["differing logits"].tolist()[1:] == [
+        pair.summary.neq for pair in (run.pairs[0], run.pairs[2], run.pairs[3])
+    ]
 
 
 def test_a_large_comparison_waits_to_be_asked_for(own_store, monkeypatch):
@@ -211,7 +215,9 @@ def test_tables_of_a_comparison_hold_the_figures_of_the_run_files(own_store):
     along = compare_parts.by_position(compared, 0)
     assert along.groupby("run").size().to_dict() == {run.run_id: run.header.prompts[0].positions for run in runs}
     for run in runs:
-        counted = compare_parts.distributions(compared).query("run == @run.run_id and distance_ulps > 0")["elements"].sum()
+        counted = (
+            compare_parts.distributions(compared).query("run == @run.run_id and distance_ulps > 0")["elements"].sum()
+        )
         assert counted == run.pairs[0].summary.neq
 
 
@@ -230,6 +236,8 @@ def test_every_two_classes_are_exported_with_their_names(own_store):
     groups = classes_of(run)
     table = repeats_parts.pair_table(pairwise(run), groups, run)
     assert table[["side", "other_side"]].to_numpy().tolist() == [
-        ["decode", "decode+batch:2"], ["decode", "prefill"], ["decode+batch:2", "prefill"],
-    ]  # fmt: skip
+        ["decode", "decode+batch:2"],
+        ["decode", "prefill"],
+        ["decode+batch:2", "prefill"],
+    ]
     assert table["neq"].tolist()[:2] == [run.pairs[0].summary.neq, run.pairs[2].summary.neq]

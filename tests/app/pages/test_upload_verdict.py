@@ -1,4 +1,6 @@
-"""An uploaded run on the overview: its verdict, every check it rests on, and the commands that supply what is missing."""
+"""An uploaded run on the overview: its verdict, every check it rests on, and the commands that supply what is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_no_control_that_was_just_given_is_asked_for_again(own_store, tmp_path):
     """A floor of the fault's own kind decides nothing; what is left is another control."""
     wide = [in_float32(x, HEAD, order) for x, order in ((X, 1), (with_fault(X), 2))]
     dump = saved(tmp_path / "d.npz", reference=wide[0], variant=wide[1], token_ids=np.arange(ROWS))
-    ways = saved(tmp_path / "w.npz", a=wide[0], b=in_float32(with_fault(X), HEAD, 3), c=in_float32(with_fault(X), HEAD, 4))
+    ways = saved(
+        tmp_path / "w.npz", a=wide[0], b=in_float32(with_fault(X), HEAD, 3), c=in_float32(with_fault(X), HEAD, 4)
+    )
     with RunReader(own_store.path_of(ingest(own_store, [dump]))) as run:
         judged = judge_stored(own_store, run, measure_controls(run.figures, floor=[ways]))
     app = opened(run=judged)

@@ -1,4 +1,6 @@
-"""The verdict on the overview and in the gallery: every name, every sentence from a stored row, and how what is missing is supplied."""
+"""The verdict on the overview and in the gallery: every name, every sentence from a stored row, and how what is missing
+is supplied.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
 from tests.app.opening import codes, figures_of, followed
-from tests.core.runs.judged_runs import BLOCKS, CASES, COMMAND, EXACT_FAILED, RERUN_PASSED, floors, judged_run, ratio_row
+from tests.core.runs.judged_runs import (
+    BLOCKS,
+    CASES,
+    COMMAND,
+    EXACT_FAILED,
+    RERUN_PASSED,
+    floors,
+    judged_run,
+    ratio_row,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -77,7 +88,8 @@ def test_every_verdict_has_a_colour_and_every_rung_a_title():
 
 
 @pytest.mark.parametrize(
-    ("ratio", "sentence"), [(0.9557, "In bfloat16 it is 0.96 times the floor."), (2.5, "In bfloat16 it is 2.50 times the floor.")]
+    ("ratio", "sentence"),
+    [(0.9557, "In bfloat16 it is 0.96 times the floor."), (2.5, "In bfloat16 it is 2.50 times the floor.")],
 )
 def test_the_sentence_changes_when_the_row_does(own_store, ratio, sentence):
     rows = [
@@ -130,9 +142,18 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
         "noted",
         "The uploaded floor is of two kinds. It is left aside.",
     )
-    figures = {"nonfinite_mismatch": 1, "noise_ratio": None, "first_nonfinite": [0, 3, 7], "position_ratio_allowed": 4.4}
-    row = ratio_row("float32", "float32", 0.0, "failed", "In float32, 'decode' is NaN at position 3, token 7.", **figures)
-    app = opened(run=judged_run(own_store, "bug suspected", evidence=[aside, row]), open_=("rung_float32_0", "rung_float32_1"))
+    figures = {
+        "nonfinite_mismatch": 1,
+        "noise_ratio": None,
+        "first_nonfinite": [0, 3, 7],
+        "position_ratio_allowed": 4.4,
+    }
+    row = ratio_row(
+        "float32", "float32", 0.0, "failed", "In float32, 'decode' is NaN at position 3, token 7.", **figures
+    )
+    app = opened(
+        run=judged_run(own_store, "bug suspected", evidence=[aside, row]), open_=("rung_float32_0", "rung_float32_1")
+    )
     page = said(app)
     assert "It is left aside" in page
     assert page.count("Pair over floor at each position") == 1
@@ -196,10 +217,17 @@ def test_a_model_that_is_not_here_gets_a_sentence_and_no_button(own_store):
 @pytest.mark.parametrize(
     ("model", "loadable"),
     [
-        ("sample_runs/model", True), ("gpt2", True), ("Qwen/Qwen2.5-0.5B", True), ("/no/such/folder", False), ("a/b/c", False),
-        ("../x", False), ("~nobody-of-that-name/x", False), ("a b", False), ("x\0y", False),
+        ("sample_runs/model", True),
+        ("gpt2", True),
+        ("Qwen/Qwen2.5-0.5B", True),
+        ("/no/such/folder", False),
+        ("a/b/c", False),
+        ("../x", False),
+        ("~nobody-of-that-name/x", False),
+        ("a b", False),
+        ("x\0y", False),
     ],
-)  # fmt: skip
+)
 def test_a_folder_that_is_there_or_a_hub_id_can_be_loaded(model, loadable):
     assert is_loadable(model) == loadable
 
@@ -224,7 +252,9 @@ def test_the_report_can_be_copied_and_carries_the_address(own_store):
 
 
 def test_markup_in_evidence_is_rendered_inert(own_store):
-    row = Evidence("rerun", "<b>c</b> [x](http://evil)", {"<i>f</i>": "[y](http://evil)"}, "failed", "**loud** :red[red] `c`")
+    row = Evidence(
+        "rerun", "<b>c</b> [x](http://evil)", {"<i>f</i>": "[y](http://evil)"}, "failed", "**loud** :red[red] `c`"
+    )
     run_id = judged_run(own_store, "nondeterministic", evidence=[row])
     app = opened(run=run_id, open_=("rung_rerun_0",))
     raw = "\n".join([*(str(e.value) for e in (*app.caption, *app.markdown)), *(step.label for step in app.expander)])
@@ -259,7 +289,15 @@ def test_the_gravest_verdict_of_a_run_comes_first(own_store):
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(None, "–"), (True, "yes"), (12345, "12,345"), (0.95572, "0.9557"), ([1, 2.5], "1, 2.5"), ([], "none"), ("x", "x")],
+    [
+        (None, "–"),
+        (True, "yes"),
+        (12345, "12,345"),
+        (0.95572, "0.9557"),
+        ([1, 2.5], "1, 2.5"),
+        ([], "none"),
+        ("x", "x"),
+    ],
 )
 def test_figures_of_any_json_are_shown(value, shown):
     assert wording.figure(value) == shown
@@ -267,9 +305,16 @@ def test_figures_of_any_json_are_shown(value, shown):
 
 def floor_table() -> pd.DataFrame:
     return pd.concat(
-        pd.DataFrame({"compute_dtype": rows.compute_dtype, "position": np.arange(96), "pair_rms": rows.pair_rms, "floor_rms": rows.floor_rms})
+        pd.DataFrame(
+            {
+                "compute_dtype": rows.compute_dtype,
+                "position": np.arange(96),
+                "pair_rms": rows.pair_rms,
+                "floor_rms": rows.floor_rms,
+            }
+        )
         for rows in floors((32, 33))
-    )  # fmt: skip
+    )
 
 
 def trace(figure, name):
@@ -331,7 +376,9 @@ def test_the_structure_unfolds_to_the_growth_over_modules(own_store):
     app = opened(run=run_id, open_=("rung_modules_0",))
     assert "at the output of every module" in said(app)
     assert "In the model it enters at layer 0" in said(app)
-    figure = charts.over_modules(MODULES["modules"], np.array(MODULES["pair_rms"]), np.array(MODULES["floor_rms"]), "<b>x</b>")
+    figure = charts.over_modules(
+        MODULES["modules"], np.array(MODULES["pair_rms"]), np.array(MODULES["floor_rms"]), "<b>x</b>"
+    )
     drawn = figure.to_json()
     assert "<b>x" not in drawn.replace("\\u003c", "<")
     assert np.isnan(figure.data[1].y[0])  # a log axis has no 0
@@ -340,7 +387,12 @@ def test_the_structure_unfolds_to_the_growth_over_modules(own_store):
 
 @pytest.mark.parametrize(
     "odd",
-    [{"pair_rms": [1.0]}, {"modules": "abc"}, {"floor_rms": ["x", 1, 2, 3]}, {"modules": [], "pair_rms": [], "floor_rms": []}],
+    [
+        {"pair_rms": [1.0]},
+        {"modules": "abc"},
+        {"floor_rms": ["x", 1, 2, 3]},
+        {"modules": [], "pair_rms": [], "floor_rms": []},
+    ],
 )
 def test_lists_of_modules_that_make_no_sense_draw_nothing(own_store, odd):
     row = Evidence("modules", "c", MODULES | odd, "noted", "says")

@@ -26,7 +26,11 @@ uvicorn.run(Starlette(routes=ROUTES), host="127.0.0.1", port=int(sys.argv[1]), l
 
 def about(name: str, **more: str) -> dict[str, str]:
     values = {"filename": name, **more}
-    return {"Upload-Metadata": ",".join(f"{key} {base64.b64encode(value.encode()).decode()}" for key, value in values.items())}
+    return {
+        "Upload-Metadata": ",".join(
+            f"{key} {base64.b64encode(value.encode()).decode()}" for key, value in values.items()
+        )
+    }
 
 
 def announce(client: TestClient, length: int, name: str = "dump.npz", **more: str) -> str:
@@ -54,7 +58,9 @@ class Server:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=300)
 
-    def ask(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
+    def ask(
+        self, method: str, path: str, headers: dict[str, str], body: bytes = b""
+    ) -> tuple[int, dict[str, str], bytes]:
         """One whole request over a connection of its own."""
         with self.connect() as line:
             line.sendall(head(method, path, headers | {"Content-Length": str(len(body)), "Connection": "close"}) + body)
@@ -70,7 +76,13 @@ class Server:
 
 
 def head(method: str, path: str, headers: dict[str, str]) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *(f"{key}: {value}" for key, value in headers.items()), "", ""]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: localhost",
+        *(f"{key}: {value}" for key, value in headers.items()),
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode()
 
 
@@ -89,7 +101,9 @@ def serve(store: Path, port: int = 0, **environment: str) -> Server:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-c", _SERVER, str(port)], cwd=ROOT, env={**os.environ, "ULPSCOPE_STORE": str(store), **environment}
+        [sys.executable, "-c", _SERVER, str(port)],
+        cwd=ROOT,
+        env={**os.environ, "ULPSCOPE_STORE": str(store), **environment},
     )
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:

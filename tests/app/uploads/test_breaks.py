@@ -1,4 +1,6 @@
-"""Uploads that break off: a socket that is cut, a connection that goes dead, a server that is killed; each goes on where it was."""
+"""Uploads that break off: a socket that is cut, a connection that goes dead, a server that is killed; each goes on
+where it was.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def arrived(server: Server, address: str) -> int:
 def begun(server: Server, address: str, offset: int, length: int, body: bytes) -> socket.socket:
     """A request that says it will send `length` bytes and has sent `body`."""
     line = server.connect()
-    line.sendall(head("PATCH", address, TUS | OFFSET | {"Upload-Offset": str(offset), "Content-Length": str(length)}) + body)
+    line.sendall(
+        head("PATCH", address, TUS | OFFSET | {"Upload-Offset": str(offset), "Content-Length": str(length)}) + body
+    )
     return line
 
 
@@ -114,7 +118,9 @@ def test_another_process_waits_while_one_receives_and_goes_on_afterwards(server,
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_a_connection_that_went_dead_does_not_keep_its_sender_out(server, tmp_path):
-    """Nothing comes of it and nothing ends it: as when a laptop was closed. Its owner comes back over another connection."""
+    """Nothing comes of it and nothing ends it: as when a laptop was closed. Its owner comes back over another
+    connection.
+    """
     body = os.urandom(SMALL)
     address = announced(server, len(body))
     line = begun(server, address, 0, len(body), body[: 1 << 20])

@@ -50,7 +50,9 @@ def _is_there(spool: Spool, upload: Upload) -> bool:
 
 
 @pytest.mark.parametrize("ahead", [3600.0, DAY, 365 * DAY])
-def test_an_upload_that_a_clock_ahead_began_is_kept_as_long_as_others_or_until_its_own_time_has_come(spool, clock, ahead):
+def test_an_upload_that_a_clock_ahead_began_is_kept_as_long_as_others_or_until_its_own_time_has_come(
+    spool, clock, ahead
+):
     clock.now += ahead
     upload = _begun(spool, clock)
     clock.now -= ahead

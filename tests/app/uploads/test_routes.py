@@ -1,4 +1,6 @@
-"""The upload routes say and do what tus 1.0.0 asks for; expected values are the protocol's (tus.io/protocols/resumable-upload)."""
+"""The upload routes say and do what tus 1.0.0 asks for; expected values are the protocol's
+(tus.io/protocols/resumable-upload).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ from core.runs.store.quotas import check_space
 from core.runs.store.store import Store
 from tests.app.uploads.serving import OFFSET, TUS, about, announce, offset, send
 
-ADA, BOB, EVE = Identity("ada", "editor", "token"), Identity("bob", "editor", "token"), Identity("eve", "viewer", "token")
+ADA, BOB, EVE = (
+    Identity("ada", "editor", "token"),
+    Identity("bob", "editor", "token"),
+    Identity("eve", "viewer", "token"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -162,9 +168,25 @@ def test_metadata_that_cannot_be_read_is_refused(client, metadata):
 
 @pytest.mark.parametrize(
     "name",
-    ["../../etc/passwd", "/etc/passwd", "..\\..\\x.npz", ".hidden", "a\0b.npz", "..", "", "é" * 300 + ".npz", "\u202egpj.npz",
-     " .npz", " .", ". ..", ".. .", ". . .", "x" * 199 + " " + "y" * 50, "a" * 170 + "." + "b" * 60],
-)  # fmt: skip
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "..\\..\\x.npz",
+        ".hidden",
+        "a\0b.npz",
+        "..",
+        "",
+        "é" * 300 + ".npz",
+        "\u202egpj.npz",
+        " .npz",
+        " .",
+        ". ..",
+        ".. .",
+        ". . .",
+        "x" * 199 + " " + "y" * 50,
+        "a" * 170 + "." + "b" * 60,
+    ],
+)
 def test_a_senders_file_name_reaches_no_other_place(client, store, name):
     address = announce(client, 3, name)
     assert send(client, address, 0, b"abc").status_code == 204
@@ -300,7 +322,9 @@ def test_nothing_expires_where_no_hours_are_set(client, store, monkeypatch):
 
 def _age(upload: Upload, seconds: float) -> None:
     about = upload.directory / "upload.json"
-    about.write_text(about.read_text().replace(f'"created": {upload.created!r}', f'"created": {upload.created - seconds!r}'))
+    about.write_text(
+        about.read_text().replace(f'"created": {upload.created!r}', f'"created": {upload.created - seconds!r}')
+    )
     os.utime(upload.path, (time.time() - seconds, time.time() - seconds))
 
 
@@ -363,12 +387,17 @@ def test_the_list_says_how_far_each_is_and_shows_names_as_they_are(client):
 
 
 def test_a_request_from_another_site_needs_a_header_that_no_form_can_send(client, store):
-    """Without it nothing is made: a page of another origin would need our consent to send it (fetch.spec.whatwg.org, CORS-preflight)."""
+    """Without it nothing is made: a page of another origin would need our consent to send it (fetch.spec.whatwg.org,
+    CORS-preflight).
+    """
     answer = client.post("/api/uploads", headers={"Upload-Length": "3"})
     assert answer.status_code == 412
     assert answer.headers["Tus-Version"] == "1.0.0"
     assert on_disk(store) == []
-    assert "access-control-allow-origin" not in client.options("/api/uploads", headers={"Origin": "https://evil.example"}).headers
+    assert (
+        "access-control-allow-origin"
+        not in client.options("/api/uploads", headers={"Origin": "https://evil.example"}).headers
+    )
 
 
 def test_a_client_that_only_has_post_may_say_what_it_means(client):

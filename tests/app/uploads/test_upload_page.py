@@ -1,4 +1,6 @@
-"""The upload page from the moment the bytes are there: what was understood, what may be corrected, saving, and what is left when that fails."""
+"""The upload page from the moment the bytes are there: what was understood, what may be corrected, saving, and what is
+left when that fails.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +183,14 @@ def test_a_senders_names_are_rendered_inert(monkeypatch, store, tmp_path):
 def test_a_save_that_fails_leaves_the_upload_to_be_saved_again(monkeypatch, store):
     upload = put(store, DUMPS / "six_calls.npz")
     jobs, spool = store_cache.jobs(), Spool(store)
-    save(jobs, spool, [upload], title="x", options={"name": "x", "compute_dtype": "", "reference": "no such side"}, who="local")
+    save(
+        jobs,
+        spool,
+        [upload],
+        title="x",
+        options={"name": "x", "compute_dtype": "", "reference": "no such side"},
+        who="local",
+    )
     deadline = time.monotonic() + 300
     while not jobs.ingests()[0].is_over and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -219,7 +228,9 @@ def test_a_run_file_says_what_it_is_is_checked_and_becomes_a_run(monkeypatch, st
     (path,) = runs(store)
     with RunReader(path) as run, RunReader(ROOT / "sample_runs" / "injected-bug.duckdb") as original:
         assert run.header.name == original.header.name
-        assert [run.at(side, 0, 7).tobytes() for side in (0, 1)] == [original.at(side, 0, 7).tobytes() for side in (0, 1)]
+        assert [run.at(side, 0, 7).tobytes() for side in (0, 1)] == [
+            original.at(side, 0, 7).tobytes() for side in (0, 1)
+        ]
 
 
 @pytest.mark.parametrize("is_large", [False, True])

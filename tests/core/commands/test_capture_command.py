@@ -25,7 +25,10 @@ def chat_model(tmp_path):
     folder.mkdir()
     for file in (ROOT / "sample_runs" / "model").iterdir():
         (folder / file.name).symlink_to(file)
-    template = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}# assistant:{% endif %}"
+    template = (
+        "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}#"
+        " assistant:{% endif %}"
+    )
     (folder / "chat_template.jinja").write_text(template)
     return folder
 
@@ -60,11 +63,19 @@ def test_every_prompt_of_a_file_and_of_the_options_becomes_a_prompt_in_that_orde
 
 def test_chat_puts_each_text_between_the_words_of_the_template(cli, tmp_path, chat_model):
     (tmp_path / "chats.jsonl").write_text(
-        json.dumps({"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}) + "\n"
-        '{"text": "three"}\n'
+        json.dumps({"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]})
+        + '\n{"text": "three"}\n'
     )
     done = cli(
-        "capture", "--model", chat_model, "--prompts", tmp_path / "chats.jsonl", "--chat", "--system", "Be short.", "--json"
+        "capture",
+        "--model",
+        chat_model,
+        "--prompts",
+        tmp_path / "chats.jsonl",
+        "--chat",
+        "--system",
+        "Be short.",
+        "--json",
     )
     assert done.returncode == 0, done.stderr
     assert texts_of(tmp_path / "runs", json.loads(done.stdout)["run_id"]) == [
@@ -90,7 +101,9 @@ def test_chat_puts_each_text_between_the_words_of_the_template(cli, tmp_path, ch
 def test_prompts_that_cannot_be_taken_are_one_sentence_and_exit_code_2(cli, tmp_path, arguments, sentence, dry):
     lines = {
         "IDS": '{"token_ids": [1, 2]}',
-        "SYSTEM": '{"prompt": "a"}\n{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}',
+        "SYSTEM": (
+            '{"prompt": "a"}\n{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}'
+        ),
         "BAD": '{"prompt": "a"}\n\n{"prompt": ',
         "FAR": '{"token_ids": [1, 99999]}',
     }
@@ -217,7 +230,9 @@ def test_a_program_reads_the_id_of_what_was_kept_from_the_last_line_and_the_reas
 
 @pytest.mark.thorough
 def test_a_dry_run_starts_no_slower_than_torch_and_reads_no_weights(tmp_path):
-    """The weights of this copy are a hole of the right size: a capture of it would give zeros, a dry run is the same."""
+    """The weights of this copy are a hole of the right size: a capture of it would give zeros, a dry run is the
+    same.
+    """
     folder = tmp_path / "model"
     folder.mkdir()
     for file in (ROOT / "sample_runs" / "model").iterdir():
@@ -232,7 +247,11 @@ def test_a_dry_run_starts_no_slower_than_torch_and_reads_no_weights(tmp_path):
     command = [sys.executable, "-m", "core", "capture", "--prompt", WALK, "--dry-run", "--json", "--model"]
     said = [
         subprocess.run(
-            [*command, str(model)], cwd=ROOT, env={**os.environ, **environment(tmp_path)}, capture_output=True, check=True
+            [*command, str(model)],
+            cwd=ROOT,
+            env={**os.environ, **environment(tmp_path)},
+            capture_output=True,
+            check=True,
         )
         for model in (folder, "sample_runs/model")
     ]

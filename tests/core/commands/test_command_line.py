@@ -90,7 +90,10 @@ def test_the_gate_decides_the_exit_code(cli, case, gate, code):
     ("arguments", "sentence"),
     [
         (["compare", "nowhere.npz"], "nowhere.npz"),
-        (["compare", CASES / "flips_fp16.npz", "--fail-on", "ulp"], "is not known; expected bits, flips, flips:margin>X, ulps:N"),
+        (
+            ["compare", CASES / "flips_fp16.npz", "--fail-on", "ulp"],
+            "is not known; expected bits, flips, flips:margin>X, ulps:N",
+        ),
         (["compare", CASES / "flips_fp16.npz", "--compute-dtype", "int8"], "float32, float16, bfloat16"),
         (["compare", CASES / "flips_fp16.npz", "--compute-dtype", "bfloat16"], "bfloat16"),
         (["compare", CASES / "flips_fp16.npz", "--variant", "other"], "there are variant"),
@@ -118,7 +121,9 @@ def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
     source = CASES / "flips_fp16.npz"
     run_id = json.loads(cli("ingest", source, "--name", "Golden", "--json").stdout)["run_id"]
     listed = json.loads(cli("list", "--json").stdout)
-    assert [(r["run_id"], r["name"], r["flips"], r["compute_dtype"]) for r in listed] == [(run_id, "Golden", 7, "float16")]
+    assert [(r["run_id"], r["name"], r["flips"], r["compute_dtype"]) for r in listed] == [
+        (run_id, "Golden", 7, "float16")
+    ]
     shown = json.loads(cli("show", run_id[:17], "--json").stdout)
     from_dump = json.loads(cli("compare", source, "--json").stdout)
     from_run = json.loads(cli("compare", run_id, "--json").stdout)
@@ -193,8 +198,9 @@ FOX = "The quick brown fox jumps over the lazy dog. " * 4
 
 @pytest.mark.model
 def test_report_a_the_first_call_differs_from_later_ones_with_reuse_and_not_without(cli):
-    """Report A's protocol on any model: six calls; with a prefix from the cache two classes, without reuse one. In float32, where every processor's kernels
-    sum otherwise; bfloat16 rounds that away on some."""
+    """Report A's protocol on any model: six calls; with a prefix from the cache two classes, without reuse one. In
+    float32, where every processor's kernels sum otherwise; bfloat16 rounds that away on some.
+    """
     of = ["capture", "--model", "sample_runs/model", "--prompt", FOX, "--dtype", "float32", "--repeat", "6", "--json"]
     on = [*of, "--reference", "reuse:31"]
     report = json.loads(cli("show", json.loads(cli(*on).stdout)["run_id"], "--json").stdout)
@@ -235,8 +241,17 @@ def test_a_sweep_shows_which_batch_sizes_form_a_class(cli):
 @pytest.mark.model
 def test_an_interrupted_capture_leaves_nothing_behind(tmp_path):
     command = [sys.executable, "-m", "core", "capture", "--model", "sample_runs/model", "--dtype", "float32"]
-    command += ["--prompt-file", "sample_runs/prompts/scheduler.txt", "--reference", "decode", "--variant", "decode+batch:16"]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment(tmp_path)}, stderr=subprocess.PIPE, text=True)
+    command += [
+        "--prompt-file",
+        "sample_runs/prompts/scheduler.txt",
+        "--reference",
+        "decode",
+        "--variant",
+        "decode+batch:16",
+    ]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **environment(tmp_path)}, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 300
     while not list(tmp_path.glob("runs/.partial*")) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -275,7 +290,12 @@ def test_what_the_dashboard_deleted_is_listed_and_put_back_and_never_over_anothe
     assert json.loads(cli("list", "--deleted", "--json").stdout) == []
     entry = store.discard(run_id)
     (listed,) = json.loads(cli("list", "--deleted", "--json").stdout)
-    assert (listed["run_id"], listed["name"], listed["bytes"], listed["entry"]) == (run_id, "[red]Golden", len(kept), entry)
+    assert (listed["run_id"], listed["name"], listed["bytes"], listed["entry"]) == (
+        run_id,
+        "[red]Golden",
+        len(kept),
+        entry,
+    )
     assert "[red]Golden" in cli("list", "--deleted").stdout
     assert json.loads(cli("restore", run_id[:10], "--json").stdout) == {"restored": [run_id]}
     assert store.path_of(run_id).read_bytes() == kept

@@ -24,8 +24,11 @@ def test_people_see_figures_verdict_and_two_commands_and_a_script_takes_the_id_f
     assert printed.out == f"{RUN}\n"
     figures = next(line for line in printed.err.splitlines() if "decode" in line and "999,370" in line)
     assert [part.strip() for part in figures.strip("│ \n").split("│")][:4] == [
-        "decode", "999,370 of 2,985,984 (33.5%)", "0.34375", "31,470",
-    ]  # fmt: skip
+        "decode",
+        "999,370 of 2,985,984 (33.5%)",
+        "0.34375",
+        "31,470",
+    ]
     assert "rounding: decode against prefill. " in printed.err
     assert re.findall(r"^next: (.*)$", printed.err, re.M) == [
         f"python -m core show {RUN} --store {SAMPLES}",
@@ -63,7 +66,10 @@ SHORT = "python -m core capture --model m --prompt 'a b' --variant decode"
 @pytest.mark.parametrize(
     ("command", "second"),
     [
-        (SHORT, "./ulpscope judge --model m --prompt 'a b' --variant decode --store 'my runs'    # rounding, or a bug?"),
+        (
+            SHORT,
+            "./ulpscope judge --model m --prompt 'a b' --variant decode --store 'my runs'    # rounding, or a bug?",
+        ),
         (SHORT.replace("a b", "x " * 200), "the same command with --judge: rounding, or a bug?"),
         (SHORT.replace("a b", "a\nb"), "the same command with --judge: rounding, or a bug?"),
     ],
@@ -75,4 +81,7 @@ def test_a_run_that_was_not_judged_is_followed_by_the_command_that_judges_it(mon
         provenance = dataclasses.replace(run.header.provenance, command=command)
         monkeypatch.setattr(run, "header", dataclasses.replace(run.header, provenance=provenance))
         monkeypatch.setattr(run, "pairs", tuple(dataclasses.replace(pair, verdict=None) for pair in run.pairs))
-        assert next_commands(run, Path("my runs"), has_said_verdict=False) == (f"./ulpscope show {RUN} --store 'my runs'", second)
+        assert next_commands(run, Path("my runs"), has_said_verdict=False) == (
+            f"./ulpscope show {RUN} --store 'my runs'",
+            second,
+        )

@@ -1,4 +1,6 @@
-"""`kernels` and `remedies` on the command line: what a run holds is printed, what it does not hold is a sentence; and a capture holds it."""
+"""`kernels` and `remedies` on the command line: what a run holds is printed, what it does not hold is a sentence; and a
+capture holds it.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,11 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli):
         assert run.kernels[0].of == 1
         assert run.kernels[1].of == run.header.rows
         plain, *others = run.remedies[0]
-        assert (plain.name, plain.neq, plain.max_ulps) == ("as it is", run.pairs[0].summary.neq, run.pairs[0].summary.max_ulps)
+        assert (plain.name, plain.neq, plain.max_ulps) == (
+            "as it is",
+            run.pairs[0].summary.neq,
+            run.pairs[0].summary.max_ulps,
+        )
         assert {row.name: row.neq for row in others}["invariant"] == 0
     with RunReader(open_store().path_of(json.loads(cli("capture", *asked).stdout)["run_id"])) as run:
         assert run.kernels == {}
@@ -107,7 +113,9 @@ def test_what_one_pair_lacks_does_not_hide_what_the_others_have(cli, monkeypatch
 def test_a_difference_without_a_size_is_printed(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     cli("list")
-    remedy_run(open_store(), rows=(replace(ROWS[0], max_abs=None, rms=None, max_ulps=None, noise_ratio=None), *ROWS[1:]))
+    remedy_run(
+        open_store(), rows=(replace(ROWS[0], max_abs=None, rms=None, max_ulps=None, noise_ratio=None), *ROWS[1:])
+    )
     done = cli("remedies", "remedies")
     assert done.returncode == 0, done.stderr
     assert "undefined" in done.stdout
@@ -119,7 +127,8 @@ def test_kernels_begin_where_the_sides_begin_to_differ(cli, monkeypatch):
     run_id = with_kernels(open_store(), layer_run(open_store(), {(1, 1, 4): 3}))
     lines = cli("kernels", run_id).stdout.splitlines()
     assert lines[0].startswith(
-        "The first module that differs is 'model.layers.0.norm', at prompt 1, position 4. There ran 'aten::mean' on both sides"
+        "The first module that differs is 'model.layers.0.norm', at prompt 1, position 4. There ran 'aten::mean' on"
+        " both sides"
     )
     assert lines[0].endswith("same kernel, other shape: bfloat16 [1, 8] against bfloat16 [2, 8].")
     (pair,) = json.loads(cli("kernels", run_id, "--json").stdout)["pairs"]

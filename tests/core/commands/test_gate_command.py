@@ -1,4 +1,6 @@
-"""`compare` as a gate of a CI job: conditions, a baseline, its files, exit codes, and the example of the documentation."""
+"""`compare` as a gate of a CI job: conditions, a baseline, its files, exit codes, and the example of the
+documentation.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,10 @@ def test_json_gains_a_gate_and_nothing_else_changes(cli):
     assert gated == plain
     assert "gate" not in plain
     assert [(c["condition"], c["outcome"], c["figure"]) for c in gate["conditions"]] == [
-        ("flips", "failed", 7), ("bits", "failed", 39204), ("ulps:40", "passed", 40),
-    ]  # fmt: skip
+        ("flips", "failed", 7),
+        ("bits", "failed", 39204),
+        ("ulps:40", "passed", 40),
+    ]
     worst = plain["by_position"][gate["conditions"][1]["worst"]["position"]]
     assert worst["max_abs"] == gate["worst"]["max_abs"] == plain["summary"]["max_abs"]
     assert gate["outcome"] == "failed"
@@ -64,7 +68,10 @@ def test_json_gains_a_gate_and_nothing_else_changes(cli):
     ("options", "sentence"),
     [
         (["--fail-on", "kl"], "--fail-on 'kl' lacks its limit; expected 'kl>X', X in nats, in quotes"),
-        (["--fail-on", "flips,nonsense"], "--fail-on 'nonsense' is not known; expected bits, flips, flips:margin>X, ulps:N"),
+        (
+            ["--fail-on", "flips,nonsense"],
+            "--fail-on 'nonsense' is not known; expected bits, flips, flips:margin>X, ulps:N",
+        ),
         (["--fail-on", "ulps:" + "9" * 5000], "makes no sense; expected 'ulps:N'"),
         (["--junit", "x.xml"], "--junit reports what came of a gate; give --fail-on or --bounds"),
         (["--markdown", "x.md"], "--markdown reports what came of a gate"),
@@ -118,7 +125,9 @@ def test_a_stored_run_is_held_to_the_bounds_of_its_dump(cli, tmp_path):
 def test_each_of_several_sides_is_gated_and_named(cli, tmp_path):
     done = cli("compare", CASES / "six_repeats_bf16.npz", "--fail-on", "bits", "--junit", tmp_path / "gate.xml")
     assert done.returncode == 1
-    assert [line.split("'")[1] for line in done.stderr.splitlines() if "gate failed" in line] == [f"run_{n}" for n in range(2, 7)]
+    assert [line.split("'")[1] for line in done.stderr.splitlines() if "gate failed" in line] == [
+        f"run_{n}" for n in range(2, 7)
+    ]
     assert len(ET.parse(tmp_path / "gate.xml").getroot()) == 5
 
 
@@ -129,8 +138,8 @@ def test_the_verdict_of_a_dump_is_what_it_would_be_stored_with_and_nothing_is_le
     invalid = cli("compare", CASES / "nonfinite_fp32.npz", "--fail-on", "verdict")
     assert invalid.returncode == 1
     assert (
-        "gate failed: verdict: 'variant' against 'reference' is invalid dump: 'variant' is NaN at position 0, token 1258"
-        in invalid.stderr
+        "gate failed: verdict: 'variant' against 'reference' is invalid dump: 'variant' is NaN at position 0, token"
+        " 1258" in invalid.stderr
     )
     undecided = cli("compare", FLIPS, "--fail-on", "verdict")
     assert undecided.returncode == 0
@@ -179,9 +188,11 @@ def test_the_workflow_of_the_documentation_runs_as_it_is(tmp_path):
     for name in ("sample_runs", "core", "docs", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     variables = {
-        **os.environ, **environment(tmp_path), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+        **os.environ,
+        **environment(tmp_path),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }  # fmt: skip
+    }
     for step in steps:
         done = subprocess.run(
             ["bash", "-e", "-c", step], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120
@@ -209,7 +220,16 @@ def test_a_gate_over_a_damaged_run_is_one_sentence_and_never_green(cli, tmp_path
     run_id = ingest(store, [FLIPS])
     damaged(store.path_of(run_id), statement)
     gate = "bits,flips,flips:margin>1ulps,ulps:1,kl>0,rms>0,max-abs>0,share>0,same-top1<1,verdict"
-    done = cli("compare", run_id, "--fail-on", gate, "--junit", tmp_path / "gate.xml", "--write-bounds", tmp_path / "bounds.json")
+    done = cli(
+        "compare",
+        run_id,
+        "--fail-on",
+        gate,
+        "--junit",
+        tmp_path / "gate.xml",
+        "--write-bounds",
+        tmp_path / "bounds.json",
+    )
     assert done.returncode == 2
     assert "the file is damaged" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

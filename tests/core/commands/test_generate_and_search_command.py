@@ -18,8 +18,10 @@ def test_generate_keeps_what_each_side_wrote_and_the_command_that_repeats_it(cli
     with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
         made = run.generations[0]
         assert [len(tokens) for tokens in made.tokens] == [5, 5]
-        assert run.header.provenance.command == (
-            f"python -m core generate --model sample_runs/model --prompt-file {SHAPES} --variant decode+batch:2 --tokens 5"
+        assert (
+            run.header.provenance.command
+            == f"python -m core generate --model sample_runs/model --prompt-file {SHAPES} --variant decode+batch:2"
+            " --tokens 5"
         )
         assert not run.kv(0).empty
 
@@ -30,7 +32,8 @@ def test_a_dry_run_of_generate_counts_both_passes(cli):
     assert done.returncode == 0, done.stderr
     sides = json.loads(done.stdout)["sides"]
     prompt = sides[0]["positions"] - 3
-    # prefill: one forward and three steps; decode: one a position. Each twice, to find the tokens and to keep their logits.
+    # prefill: one forward and three steps; decode: one a position. Each twice, to find the tokens and to keep their
+    # logits.
     assert [side["forwards"] for side in sides] == [2 * (1 + 3), 2 * (prompt + 3)]
 
 
@@ -51,9 +54,18 @@ def test_a_search_that_finds_nothing_says_what_it_tried_and_exits_with_1(cli, tm
 @pytest.mark.model
 def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
     done = cli(
-        "search", *MODEL, "--prompt", "x = 1", *(["--prompt-file", "sample_runs/prompts/parser.txt"]),
-        *(["--prompt-file", "sample_runs/prompts/scheduler.txt"]), "--variant", "decode", "--flips", "1", "--json",
-    )  # fmt: skip
+        "search",
+        *MODEL,
+        "--prompt",
+        "x = 1",
+        *(["--prompt-file", "sample_runs/prompts/parser.txt"]),
+        *(["--prompt-file", "sample_runs/prompts/scheduler.txt"]),
+        "--variant",
+        "decode",
+        "--flips",
+        "1",
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     flips = [(flip["position"], flip["reference_token"], flip["variant_token"]) for flip in told["flips"]]

@@ -72,7 +72,9 @@ def test_serve_says_what_is_missing_for_signing_in_with_tokens(cli, executed, mo
 
 
 def test_serve_takes_its_configuration_along(cli, executed, monkeypatch, tmp_path):
-    (tmp_path / "ulpscope.toml").write_text('[hosting]\npublic_url = "https://ulpscope.example.org"\n[sign_in]\ntokens = true\n')
+    (tmp_path / "ulpscope.toml").write_text(
+        '[hosting]\npublic_url = "https://ulpscope.example.org"\n[sign_in]\ntokens = true\n'
+    )
     monkeypatch.setattr(serve, "FILE_NAME", str(tmp_path / "ulpscope.toml"))
     monkeypatch.setenv("ULPSCOPE_CONFIG", str(tmp_path / "ulpscope.toml"))
     assert "https://ulpscope.example.org" in cli("serve").stderr

@@ -37,7 +37,11 @@ def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
     assert [row["rung"] for row in pair["evidence"]][:1] == ["rerun"]
     with RunReader(open_store().path_of(told["run_id"])) as run:
         stored = run.pairs[0]
-        assert (stored.verdict, stored.because, stored.noise_ratio) == (pair["verdict"], pair["because"], pair["noise_ratio"])
+        assert (stored.verdict, stored.because, stored.noise_ratio) == (
+            pair["verdict"],
+            pair["because"],
+            pair["noise_ratio"],
+        )
         assert [row.says for row in run.evidence(0)] == [row["says"] for row in pair["evidence"]]
         floors = run.floor_positions(0)
         assert set(floors["compute_dtype"]) == {"bfloat16", "float32"}

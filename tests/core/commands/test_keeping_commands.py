@@ -50,7 +50,9 @@ def _sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ULPSCOPE_SAMPLES", str(tmp_path / "samples"))
 
 
-def test_a_sample_run_among_those_to_delete_leaves_all(cli, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_run_among_those_to_delete_leaves_all(
+    cli, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _sampled(tmp_path, monkeypatch)
     done = cli("delete", "--yes", "a", "sample", "b")
     assert (done.returncode, done.stdout) == (2, "")
@@ -94,4 +96,7 @@ def test_adopt_prints_the_new_run_or_a_sentence(cli, store: Path, tmp_path: Path
     damaged(path, "CREATE MACRO f(x) AS x")
     refused = cli("adopt", path)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.strip() == "error: theirs.duckdb: holds the macro 'f', and a run file has none; nothing was taken in."
+    assert (
+        refused.stderr.strip()
+        == "error: theirs.duckdb: holds the macro 'f', and a run file has none; nothing was taken in."
+    )

@@ -21,8 +21,8 @@ def test_the_table_names_the_first_module_its_position_and_the_growth(cli, tmp_p
     done = cli("layers", run_id)
     assert done.returncode == 0
     assert (
-        "First to differ: model.layers.0.attn.<b>q</b>_proj (projection), at prompt 0, position 1: 1 of 64 elements (1.6%)."
-        in done.stdout
+        "First to differ: model.layers.0.attn.<b>q</b>_proj (projection), at prompt 0, position 1: 1 of 64 elements"
+        " (1.6%)." in done.stdout
     )
     assert "all 8 positions" in done.stdout
     assert done.stdout.count("model.layers.0") == 4  # three modules, and the sentence

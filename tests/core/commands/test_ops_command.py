@@ -15,29 +15,56 @@ from core.runs.store.store import Store
 def stored(tmp_path, **changes) -> str:
     """A run of one probe, in the store of `cli`."""
     about = OpsHeader(
-        "a machine", changes.pop("device", "cpu"), "A chip", ("float32",), 0, "python -m core ops", versions={"torch": "2.13.0"}
+        "a machine",
+        changes.pop("device", "cpu"),
+        "A chip",
+        ("float32",),
+        0,
+        "python -m core ops",
+        versions={"torch": "2.13.0"},
     )
     row = OpRow(
-        "cumsum", "", "float32", "width 4096", elements=4096, repeats=Repeats(40, **changes), note="nothing else was asked"
+        "cumsum",
+        "",
+        "float32",
+        "width 4096",
+        elements=4096,
+        repeats=Repeats(40, **changes),
+        note="nothing else was asked",
     )
     return write_ops_run(Store(tmp_path / "runs"), about, (row,))
 
 
 def test_probes_are_printed_stored_and_printed_again(cli, tmp_path):
     done = cli(
-        "ops", "--device", "cpu", "--quick", "--op", "softmax", "--dtype", "bf16", "--repeats", "1", "--seed", "4", "--json"
+        "ops",
+        "--device",
+        "cpu",
+        "--quick",
+        "--op",
+        "softmax",
+        "--dtype",
+        "bf16",
+        "--repeats",
+        "1",
+        "--seed",
+        "4",
+        "--json",
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert [(row["op"], row["dtype"], row["size"]) for row in said["rows"]] == [
-        ("softmax", "bfloat16", "width 256"), ("softmax", "bfloat16", "width 4096"),
-    ]  # fmt: skip
+        ("softmax", "bfloat16", "width 256"),
+        ("softmax", "bfloat16", "width 4096"),
+    ]
     assert all(row["is_repeatable"] for row in said["rows"])
     assert said["rows"][0]["elements"] == 256
     assert said["versions"]["torch"] == torch.__version__
     assert said["seed"] == 4
     run = read_ops(Store(tmp_path / "runs"), said["run_id"])
-    assert run.header.command == "python -m core ops --device cpu --quick --op softmax --dtype bf16 --repeats 1 --seed 4"
+    assert (
+        run.header.command == "python -m core ops --device cpu --quick --op softmax --dtype bf16 --repeats 1 --seed 4"
+    )
     assert [row.classes[0].digest for row in run.rows] == [row["classes"][0]["digest"] for row in said["rows"]]
     again = cli("ops", "--show", said["run_id"], "--json")
     assert json.loads(again.stdout) == said
@@ -56,7 +83,20 @@ def test_without_saving_nothing_is_stored(cli, tmp_path):
 
 
 def test_programs_are_told_each_step_and_the_run(cli):
-    done = cli("ops", "--device", "cpu", "--quick", "--op", "mean", "--dtype", "float32", "--repeats", "1", "--progress", "json")
+    done = cli(
+        "ops",
+        "--device",
+        "cpu",
+        "--quick",
+        "--op",
+        "mean",
+        "--dtype",
+        "float32",
+        "--repeats",
+        "1",
+        "--progress",
+        "json",
+    )
     steps = [json.loads(line) for line in done.stdout.splitlines()]
     assert steps[0] == {"stage": "loading torch"}
     assert {"stage": "mean, width 256, float32", "rows_done": 0, "rows_total": 2} in steps
@@ -65,8 +105,22 @@ def test_programs_are_told_each_step_and_the_run(cli):
 
 
 def test_a_models_own_shapes_are_probed_too(cli):
-    done = cli("ops", "--device", "cpu", "--quick", "--op", "mean", "--dtype", "float32", "--repeats", "1", "--no-save", "--json",
-               "--model", "sample_runs/model")  # fmt: skip
+    done = cli(
+        "ops",
+        "--device",
+        "cpu",
+        "--quick",
+        "--op",
+        "mean",
+        "--dtype",
+        "float32",
+        "--repeats",
+        "1",
+        "--no-save",
+        "--json",
+        "--model",
+        "sample_runs/model",
+    )
     assert done.returncode == 0, done.stderr
     rows = [row for row in json.loads(done.stdout)["rows"] if row["op"] == "linear"]
     config = json.loads(Path("sample_runs/model/config.json").read_text())
@@ -98,7 +152,10 @@ def test_what_cannot_be_done_is_one_sentence_and_code_2(cli, tmp_path, arguments
 
 
 def test_two_machines_beside_each_other_say_on_what_they_disagree(cli, tmp_path):
-    steady, unsteady = stored(tmp_path), stored(tmp_path, device="cuda:0", differing=3, worst_batch=1, worst_call=2, worst_neq=9)
+    steady, unsteady = (
+        stored(tmp_path),
+        stored(tmp_path, device="cuda:0", differing=3, worst_batch=1, worst_call=2, worst_neq=9),
+    )
     done = cli("ops", "--show", steady, "--show", unsteady)
     assert done.returncode == 0, done.stderr
     assert "run to run" in done.stdout
@@ -113,7 +170,12 @@ def test_every_other_command_says_what_such_a_run_is(cli, tmp_path):
     assert run_id in listed.stdout
     assert "operations" in listed.stdout
     assert [card["kind"] for card in json.loads(cli("list", "--json").stdout)] == ["ops"]
-    for arguments in (["show", run_id], ["compare", run_id], ["export", run_id, tmp_path / "x.npz"], ["verdict", run_id]):
+    for arguments in (
+        ["show", run_id],
+        ["compare", run_id],
+        ["export", run_id, tmp_path / "x.npz"],
+        ["verdict", run_id],
+    ):
         done = cli(*arguments)
         assert done.returncode == 2, arguments
         assert "holds probes of operations, so no sides and no logits" in done.stderr

@@ -1,4 +1,6 @@
-"""How long work says where it is: a bar on a terminal, and in a pipe a line every ten seconds, whatever the work is inside of."""
+"""How long work says where it is: a bar on a terminal, and in a pipe a line every ten seconds, whatever the work is
+inside of.
+"""
 
 from __future__ import annotations
 
@@ -148,6 +150,8 @@ def test_no_command_draws_a_bar_that_would_be_silent_in_a_pipe():
 def test_every_command_of_long_work_tells_where_it_is(command):
     source = (ROOT / "core" / "commands" / f"{command}.py").read_text()
     called = {
-        node.func.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        node.func.id
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert "steps" in called

@@ -14,7 +14,8 @@ from core.commands import stopping
 from core.commands.stopping import EXIT_CODE
 
 ROOT = Path(__file__).resolve().parents[3]
-# A run is being written and the main thread is inside a call that lets other threads run and that no signal ends, as in a forward.
+# A run is being written and the main thread is inside a call that lets other threads run and that no signal ends, as in
+# a forward.
 STUCK = """
 import hashlib, sys
 from pathlib import Path
@@ -35,8 +36,11 @@ with stoppable(), RunWriter(Store(Path(sys.argv[1])), header):
 def started(store: Path, planted: str = "") -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK.format(planted=planted), str(store)],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     time.sleep(0.2)
@@ -46,7 +50,9 @@ def started(store: Path, planted: str = "") -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_process_inside_one_long_call_ends_within_two_seconds_and_leaves_nothing(tmp_path, number):
-    """By the clock of the one who stops it, which alone can be told on a machine where others are at work: without it nothing would end it."""
+    """By the clock of the one who stops it, which alone can be told on a machine where others are at work: without it
+    nothing would end it.
+    """
     assert stopping.PATIENCE_SECONDS < 2
     process = started(tmp_path)
     process.send_signal(number)

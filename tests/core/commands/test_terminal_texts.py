@@ -17,10 +17,25 @@ from tests.core.runs.test_ops_run import header, row_of
 ORDERS = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202e"
 SAMPLES = {"mine": "where-it-starts", "said": "continuations-that-part"}
 COMMANDS = [
-    ("list",), ("list", "--deleted"), ("show", "mine"), ("show", "said"), ("show", "mine", "--markdown"), ("compare", "mine"), ("kernels", "mine"),
-    ("remedies", "mine"), ("layers", "mine"), ("ops", "--show", "probes"), ("ops", "--show", "probes", "--markdown"), ("tidy", "--dry-run"), ("audit",),
-    ("inspect", "FILE"), ("label", "mine"), ("show", ORDERS), ("export", "mine", f"/nowhere/{ORDERS}"), ("compare", f"{ORDERS}.npz"),
-]  # fmt: skip
+    ("list",),
+    ("list", "--deleted"),
+    ("show", "mine"),
+    ("show", "said"),
+    ("show", "mine", "--markdown"),
+    ("compare", "mine"),
+    ("kernels", "mine"),
+    ("remedies", "mine"),
+    ("layers", "mine"),
+    ("ops", "--show", "probes"),
+    ("ops", "--show", "probes", "--markdown"),
+    ("tidy", "--dry-run"),
+    ("audit",),
+    ("inspect", "FILE"),
+    ("label", "mine"),
+    ("show", ORDERS),
+    ("export", "mine", f"/nowhere/{ORDERS}"),
+    ("compare", f"{ORDERS}.npz"),
+]
 
 
 @pytest.fixture
@@ -42,7 +57,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return found
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command).encode("ascii", "replace").decode()[:30])
+@pytest.mark.parametrize(
+    "command", COMMANDS, ids=lambda command: " ".join(command).encode("ascii", "replace").decode()[:30]
+)
 def test_what_a_command_prints_gives_the_terminal_no_orders(command: tuple[str, ...], cli, store: Store) -> None:
     done = cli(*(str(store.path_of("mine")) if part == "FILE" else part for part in command))
     said = done.stdout + done.stderr
@@ -58,4 +75,7 @@ def test_rich_alone_lets_them_through(cli, store: Store, monkeypatch: pytest.Mon
 
 
 def test_other_letters_are_printed_as_they_are() -> None:
-    assert console.printable("größer \N{GREEK SMALL LETTER PI}\n日本語 ≡ ·") == "größer \N{GREEK SMALL LETTER PI}\n日本語 ≡ ·"
+    assert (
+        console.printable("größer \N{GREEK SMALL LETTER PI}\n日本語 ≡ ·")
+        == "größer \N{GREEK SMALL LETTER PI}\n日本語 ≡ ·"
+    )

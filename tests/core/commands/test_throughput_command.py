@@ -9,7 +9,9 @@ MODEL = "sample_runs/model"
 
 @pytest.mark.model
 def test_tokens_a_second_by_batch_size(cli):
-    done = cli("throughput", MODEL, "decode", "decode+invariant", "--batch", "1,2", "--tokens", "4", "--rounds", "1", "--json")
+    done = cli(
+        "throughput", MODEL, "decode", "decode+invariant", "--batch", "1,2", "--tokens", "4", "--rounds", "1", "--json"
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["dtype"] == "bfloat16"

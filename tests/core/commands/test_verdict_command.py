@@ -1,4 +1,6 @@
-"""`verdict` as a shell sees it: what is stored, what controls make of an upload, exit codes, refusals that change nothing."""
+"""`verdict` as a shell sees it: what is stored, what controls make of an upload, exit codes, refusals that change
+nothing.
+"""
 
 import json
 

@@ -9,7 +9,8 @@ import pytest
 
 from core.hosting import passwords
 
-# RFC 7914, section 12: scrypt("pleaseletmein", "SodiumChloride", N=16384, r=8, p=1), of which the first 32 bytes are the first block.
+# RFC 7914, section 12: scrypt("pleaseletmein", "SodiumChloride", N=16384, r=8, p=1), of which the first 32 bytes are
+# the first block.
 RFC_7914 = bytes.fromhex("7023bdcb3afd7348461c06cd81fd38ebfda8fbba904f8e3ea9b543f6545da1f2")
 STORED = f"scrypt$16384$8$1${base64.b64encode(b'SodiumChloride').decode()}${base64.b64encode(RFC_7914).decode()}"
 

@@ -11,19 +11,36 @@ from core.hosting.people import role_of
 
 PASSWORD = SignIn(editor_password="correct horse")
 HEADER = {"header": "X-Forwarded-User", "editors": ("@example.org",)}
-OIDC = {"oidc_issuer": "https://id.example.org", "oidc_client_id": "ulpscope", "oidc_client_secret": "s", "viewers": ("*",)}
+OIDC = {
+    "oidc_issuer": "https://id.example.org",
+    "oidc_client_id": "ulpscope",
+    "oidc_client_secret": "s",
+    "viewers": ("*",),
+}
 PUBLIC = {"public_url": "https://ulpscope.example.org"}
 PROXY = {"trusted_proxies": ("10.0.0.0/8",)}
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost", "LOCALHOST", "unix:///run/ulpscope"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost", "LOCALHOST", "unix:///run/ulpscope"]
+)
 def test_without_a_sign_in_it_starts_on_this_machine(address):
     start.check(Configuration(), {}, address)
 
 
 @pytest.mark.parametrize(
     "address",
-    ["", None, "0.0.0.0", "::", "10.0.0.5", "192.168.1.2", "example.org", "127.0.0.1.example.org", "localhost.example.org"],
+    [
+        "",
+        None,
+        "0.0.0.0",
+        "::",
+        "10.0.0.5",
+        "192.168.1.2",
+        "example.org",
+        "127.0.0.1.example.org",
+        "localhost.example.org",
+    ],
 )
 def test_without_a_sign_in_it_starts_nowhere_else_and_says_what_to_set(address):
     with pytest.raises(ConfigurationError, match="ULPSCOPE_SIGN_IN_EDITOR_PASSWORD") as refused:
@@ -64,13 +81,16 @@ def test_a_configuration_that_does_not_hold_is_refused_in_a_sentence(sign_in, ho
         assert secret not in str(refused.value)
 
 
-@pytest.mark.parametrize(("sign_in", "hosting"), [(HEADER, PROXY), (OIDC, PUBLIC), (HEADER | {"tokens": True}, PROXY | PUBLIC)])
+@pytest.mark.parametrize(
+    ("sign_in", "hosting"), [(HEADER, PROXY), (OIDC, PUBLIC), (HEADER | {"tokens": True}, PROXY | PUBLIC)]
+)
 def test_a_configuration_that_holds_starts(sign_in, hosting):
     start.check(Configuration(sign_in=SignIn(**sign_in), hosting=Hosting(**hosting)), {}, "0.0.0.0")
 
 
 @pytest.mark.parametrize(
-    ("value", "is_refused"), [("", False), ("127.0.0.1", False), ("127.0.0.1,::1", False), ("*", True), ("10.0.0.1", True)]
+    ("value", "is_refused"),
+    [("", False), ("127.0.0.1", False), ("127.0.0.1,::1", False), ("*", True), ("10.0.0.1", True)],
 )
 def test_another_word_for_whom_to_believe_is_refused(value, is_refused):
     found = Configuration(sign_in=PASSWORD)

@@ -48,7 +48,9 @@ def test_a_token_lets_in_until_it_is_revoked_or_over(tmp_path, monkeypatch):
     assert known.of_digest(digest).name == "ada"
     assert known.of_digest(tokens.digest_of("ulp_" + "A" * 43)) is None
     later = datetime.now(UTC) + timedelta(days=1, seconds=1)
-    monkeypatch.setattr(tokens, "datetime", type("Later", (datetime,), {"now": classmethod(lambda cls, zone=None: later)}))
+    monkeypatch.setattr(
+        tokens, "datetime", type("Later", (datetime,), {"now": classmethod(lambda cls, zone=None: later)})
+    )
     assert known.of_digest(digest) is None
     monkeypatch.undo()
     assert known.of_digest(digest) is not None
@@ -56,7 +58,9 @@ def test_a_token_lets_in_until_it_is_revoked_or_over(tmp_path, monkeypatch):
     assert known.of_digest(digest) is None
 
 
-@pytest.mark.parametrize("text", ["", "ulp_", "ulp_" + "A" * 42, "ulp_" + "A" * 44, "ULP_" + "A" * 43, "ulp_" + "A" * 42 + "!"])
+@pytest.mark.parametrize(
+    "text", ["", "ulp_", "ulp_" + "A" * 42, "ulp_" + "A" * 44, "ULP_" + "A" * 43, "ulp_" + "A" * 42 + "!"]
+)
 def test_what_cannot_be_a_token_is_not_looked_up(text):
     assert tokens.digest_of(text) is None
 
@@ -119,7 +123,9 @@ for number in range(5):
 
 def test_processes_that_make_tokens_at_once_lose_none_and_share_one_secret(tmp_path):
     command = [sys.executable, "-c", _MAKE, str(tmp_path)]
-    makers = [subprocess.Popen([*command, name], cwd=ROOT, stdout=subprocess.PIPE, text=True) for name in ("a", "b", "c")]
+    makers = [
+        subprocess.Popen([*command, name], cwd=ROOT, stdout=subprocess.PIPE, text=True) for name in ("a", "b", "c")
+    ]
     secrets = {maker.communicate(timeout=300)[0].strip() for maker in makers}
     assert len(secrets) == 1
     assert len(tokens.listed(tmp_path)) == 15

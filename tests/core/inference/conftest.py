@@ -29,7 +29,10 @@ from transformers import (
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 
-TEXT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six, café lamps – still lit.\n"
+TEXT = (
+    "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six, café lamps – still"
+    " lit.\n"
+)
 VOCAB = 384
 CONTEXT = 96
 WINDOW = 8  # of the sliding-window models: far shorter than the prompts, so that caches do drop tokens
@@ -73,7 +76,8 @@ CONFIGS = {
     "qwen2-moe": lambda: Qwen2MoeConfig(
         **_SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, shared_expert_intermediate_size=48
     ),
-    # These cannot take every path: a running state beside attention, positions that cannot be given, no cache of keys at all.
+    # These cannot take every path: a running state beside attention, positions that cannot be given, no cache of keys
+    # at all.
     "longrope": lambda: LlamaConfig(
         **_SHAPE,
         rope_parameters={
@@ -125,7 +129,9 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         torch.manual_seed(7)
         with quiet():
             AutoModelForCausalLM.from_config(config(), dtype=torch.float32).save_pretrained(folders[name])
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, bos_token="<|start|>", eos_token="<|start|>")
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=bpe._tokenizer, bos_token="<|start|>", eos_token="<|start|>"
+        )
         tokenizer.save_pretrained(folders[name])
     return folders
 

@@ -13,7 +13,8 @@ from core.inference.paths.paths import parse_path, run_path
 
 PROMPT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten"
 POSITIONS = 32
-# With them (AMX) a bfloat16 product goes through the tiles or not by its number of rows: other paths keep their bits, and the floor is another.
+# With them (AMX) a bfloat16 product goes through the tiles or not by its number of rows: other paths keep their bits,
+# and the floor is another.
 HAS_MATRIX_TILES = torch.cpu._is_amx_tile_supported()
 
 
@@ -41,10 +42,11 @@ def exact_logits(loaded: LoadedModel) -> torch.Tensor:
 def float32_bound(loaded: LoadedModel) -> float:
     """How far float32 rounding may move a logit.
 
-    A product of length n is off by at most n u relative to its operands' norms (Higham, "Accuracy and stability of numerical
-    algorithms", 3.5; u = 2^-24). The residual stream passes 5 of them in sequence per layer (query-key, attention-value,
-    output, up, down) and the head; the final norm gives a hidden state of norm sqrt(hidden), so by Cauchy-Schwarz a logit
-    moves by at most that relative error times sqrt(hidden) * |row of the head|. A soft cap of the logits only brings them closer.
+    A product of length n is off by at most n u relative to its operands' norms (Higham, "Accuracy and stability of
+    numerical algorithms", 3.5; u = 2^-24). The residual stream passes 5 of them in sequence per layer (query-key,
+    attention-value, output, up, down) and the head; the final norm gives a hidden state of norm sqrt(hidden), so by
+    Cauchy-Schwarz a logit moves by at most that relative error times sqrt(hidden) * |row of the head|. A soft cap of
+    the logits only brings them closer.
     """
     config = loaded.model.config
     longest = max(config.hidden_size * (4 if config.model_type in ("gpt2", "bloom") else 2), POSITIONS)

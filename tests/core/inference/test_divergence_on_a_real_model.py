@@ -1,7 +1,7 @@
 """On the shipped, really trained model paths part by rounding: in bfloat16 visibly, in float32 a thousand times less.
 
-Which paths part and which do not is the machine's affair (docs/paths.md has what one machine showed), so only what holds wherever
-a product of one row takes another kernel than a product of many is asserted.
+Which paths part and which do not is the machine's affair (docs/paths.md has what one machine showed), so only what
+holds wherever a product of one row takes another kernel than a product of many is asserted.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def test_reruns_agree_bit_for_bit(path: str, shipped: Callable[[str], LoadedMode
 @pytest.mark.parametrize(
     "path", ["decode", "static", "chunked:7", "reuse:31", "blocks:16", "decode+batch:3+row:2", "prefill+pad:left:5"]
 )
-def test_what_parts_in_bfloat16_is_a_thousand_times_closer_in_float32(path: str, shipped: Callable[[str], LoadedModel]) -> None:
+def test_what_parts_in_bfloat16_is_a_thousand_times_closer_in_float32(
+    path: str, shipped: Callable[[str], LoadedModel]
+) -> None:
     """Rounding scales with the dtype's unit, 2^-8 against 2^-24; a wrong cache or position would not."""
     narrow, wide = shipped("bfloat16"), shipped("float32")
     exact = logits_of("prefill", wide, prompt(wide))

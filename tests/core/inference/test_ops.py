@@ -1,4 +1,6 @@
-"""Probes of operations: planted operations whose answers are known are reported exactly, and torch's own are what torch itself says."""
+"""Probes of operations: planted operations whose answers are known are reported exactly, and torch's own are what torch
+itself says.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ WIDE = 64
 
 def plan_of(*operations: Operation, **settings) -> ProbePlan:
     return ProbePlan(
-        CPU, settings.pop("dtypes", ("float32",)), probes_of(CPU, (), False, (), operations),
+        CPU,
+        settings.pop("dtypes", ("float32",)),
+        probes_of(CPU, (), False, (), operations),
         **{"repeats": 4, "seconds_each": 5.0, "is_quick": True, **settings},
-    )  # fmt: skip
+    )
 
 
 def make(source: Source, rows: int, width: int) -> Inputs:
@@ -35,7 +39,9 @@ def make(source: Source, rows: int, width: int) -> Inputs:
 
 
 def in_order(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """x @ w, every product added in the order of the width whatever the batch: element-wise operations only. [rows, 8]"""
+    """x @ w, every product added in the order of the width whatever the batch: element-wise operations only. [rows,
+    8]
+    """
     total = torch.zeros(len(x), w.shape[1], dtype=x.dtype)
     for k in range(len(w)):
         total = total + x[:, k : k + 1] * w[k]
@@ -120,7 +126,8 @@ def every_nth_call(n: int):
 
 def test_noise_in_every_seventh_call_is_caught_with_its_size():
     row = probe(operation := planted(every_nth_call(7)), (WIDE,), "float32", plan_of(operation))
-    # One call finds out whether there is such an operation; then 5 calls at each of 12 batch sizes, the first of them the reference.
+    # One call finds out whether there is such an operation; then 5 calls at each of 12 batch sizes, the first of them
+    # the reference.
     numbers = [[2 + 5 * batch + call for call in range(5)] for batch in range(12)]
     expected = sum((number % 7 == 0) != (calls[0] % 7 == 0) for calls in numbers for number in calls[1:])
     assert row.repeats is not None
@@ -170,7 +177,8 @@ def test_an_operation_that_looks_at_the_index_of_a_row_is_caught_at_these_indice
     ]
     assert (
         says(row, "position")
-        == "batch 5: index 4 differs from index 0; batch 8: indices 4..7 differ from index 0; batch 17: indices 4..16 differ from index 0"
+        == "batch 5: index 4 differs from index 0; batch 8: indices 4..7 differ from index 0; batch 17: indices 4..16"
+        " differ from index 0"
     )
 
 
@@ -207,7 +215,9 @@ def test_the_error_to_float64_is_numpys():
 
 
 def test_probing_ends_when_its_time_is_used_up():
-    operations = tuple(planted(lambda given: in_order(given.rows[0], given.shared[0]), f"planted {i}") for i in range(3))
+    operations = tuple(
+        planted(lambda given: in_order(given.rows[0], given.shared[0]), f"planted {i}") for i in range(3)
+    )
     told = []
     assert list(probe_all(plan_of(*operations, seconds_in_all=0.0), lambda *said: told.append(said))) == []
     rows = list(probe_all(plan_of(*operations, dtypes=("float32", "bfloat16")), lambda *said: told.append(said)))
@@ -219,7 +229,11 @@ def test_probing_ends_when_its_time_is_used_up():
 
 
 def test_a_value_is_its_32_bit_integer_over_two_to_the_30():
-    whole = np.random.Philox(key=int.from_bytes(hashlib.sha256(b"5\0mm").digest()[:16], "little")).random_raw(3).view(np.int32)
+    whole = (
+        np.random.Philox(key=int.from_bytes(hashlib.sha256(b"5\0mm").digest()[:16], "little"))
+        .random_raw(3)
+        .view(np.int32)
+    )
     made = Source(5, "mm").values(2, 3).numpy()
     assert np.array_equal(made.ravel(), np.ldexp(whole.astype(np.float64), -30).astype(np.float32))
 
@@ -227,7 +241,10 @@ def test_a_value_is_its_32_bit_integer_over_two_to_the_30():
 def changes_with_the_batch(operation: Operation, size: tuple[int, ...]) -> bool:
     """Do row 0's inputs, or what the rows share, depend on how many rows are made?"""
     small, large = (operation.inputs(0, batch, size) for batch in (2, 5))
-    pairs = [*zip(small.rows, (tensor[:2] for tensor in large.rows), strict=True), *zip(small.shared, large.shared, strict=True)]
+    pairs = [
+        *zip(small.rows, (tensor[:2] for tensor in large.rows), strict=True),
+        *zip(small.shared, large.shared, strict=True),
+    ]
     return not all(torch.equal(a, b) for a, b in pairs)
 
 
@@ -269,7 +286,9 @@ def test_mm_of_this_processor_is_what_torch_itself_says():
 
 
 def test_a_difference_that_only_another_row_shows_is_found():
-    """One 16-bit result in a thousand shows another order of summation: what row 0 hides, the rows tried after it may show."""
+    """One 16-bit result in a thousand shows another order of summation: what row 0 hides, the rows tried after it may
+    show.
+    """
 
     def run(given: Inputs) -> torch.Tensor:
         found = in_order(given.rows[0], given.shared[0])
@@ -292,8 +311,10 @@ def test_a_models_linear_maps_are_each_shape_once_with_the_modules_that_have_it(
         model.add_module(str(block), part)
     found = linear_operations_of(model)
     assert [(one.name, one.sizes, one.modules) for one in found] == [
-        ("linear", ((12, 12),), "q_proj, k_proj"), ("linear with bias", ((12, 4),), "down"), ("linear with bias", ((12, 36),), "c_attn"),
-    ]  # fmt: skip
+        ("linear", ((12, 12),), "q_proj, k_proj"),
+        ("linear with bias", ((12, 4),), "down"),
+        ("linear with bias", ((12, 36),), "c_attn"),
+    ]
     row = probe(found[1], (12, 4), "float32", plan_of(found[1]))
     assert row.modules == "down"
     assert row.elements == 4
@@ -342,8 +363,9 @@ def test_no_memory_for_a_single_row_is_a_row_that_says_so():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_the_public_claims_hold_on_cuda():
-    """docs/reports: on a GPU mm, addmm and large sums repeat themselves, mm(a[:1], b) is not mm(a, b)[:1] at 2048 x 4096, and the index
-    of a row has no effect. What adds atomically may differ from run to run; that it must is claimed of one card only.
+    """docs/reports: on a GPU mm, addmm and large sums repeat themselves, mm(a[:1], b) is not mm(a, b)[:1] at 2048 x
+    4096, and the index of a row has no effect. What adds atomically may differ from run to run; that it must is claimed
+    of one card only.
     """
     device = torch.device("cuda")
     plan = ProbePlan(device, ("bfloat16", "float32"), probes_of(device, ("mm", "addmm", "sum"), False), repeats=20)

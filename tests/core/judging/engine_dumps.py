@@ -1,7 +1,8 @@
-"""Dumps as an engine with a known fault would save them, made of numbers: a linear 'model' whose rounding is real and whose bugs are planted.
+"""Dumps as an engine with a known fault would save them, made of numbers: a linear 'model' whose rounding is real and
+whose bugs are planted.
 
-Logits are products of states and a head, states as a trained model has them: each position leans to one token. 16-bit sides round the
-products; float32 sides compute them in float32, in another order on each side.
+Logits are products of states and a head, states as a trained model has them: each position leans to one token. 16-bit
+sides round the products; float32 sides compute them in float32, in another order on each side.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ ROWS, WIDTH, VOCAB = 48, 512, 600
 
 
 def states(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(states [ROWS, WIDTH], head [WIDTH, VOCAB]), every value a bfloat16 one, so that both precisions compute one function."""
+    """(states [ROWS, WIDTH], head [WIDTH, VOCAB]), every value a bfloat16 one, so that both precisions compute one
+    function.
+    """
     random = np.random.default_rng(seed)
     head = (random.standard_normal((WIDTH, VOCAB)) / 16).astype(ml_dtypes.bfloat16).astype(np.float64)
     leaning = head[:, random.integers(0, VOCAB, ROWS)].T * 8

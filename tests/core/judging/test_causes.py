@@ -77,14 +77,20 @@ def test_rounding_alone_is_no_temperature(fmt):
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
-    seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 40), vocab=st.integers(2, 400), noise=st.floats(1e-6, 3),
-    tails=st.sampled_from(["normal", "cauchy", "one element", "one row", "relative", "a step"]), peak=st.sampled_from([0.0, 30.0, 300.0]),
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(1, 40),
+    vocab=st.integers(2, 400),
+    noise=st.floats(1e-6, 3),
+    tails=st.sampled_from(["normal", "cauchy", "one element", "one row", "relative", "a step"]),
+    peak=st.sampled_from([0.0, 30.0, 300.0]),
     fmt=st.sampled_from(FORMATS),
-)  # fmt: skip
+)
 def test_noise_of_any_kind_is_no_temperature(seed, rows, vocab, noise, tails, peak, fmt):
     random = np.random.default_rng(seed)
     logits = random.standard_normal((rows, vocab)) * 3
-    logits[np.arange(rows), random.integers(0, vocab, rows)] += peak  # a sure token, whose own rounding outweighs all others'
+    logits[np.arange(rows), random.integers(0, vocab, rows)] += (
+        peak  # a sure token, whose own rounding outweighs all others'
+    )
     shape = (rows, vocab)
     moved = {
         "normal": lambda: random.standard_normal(shape) * noise,
@@ -99,7 +105,9 @@ def test_noise_of_any_kind_is_no_temperature(seed, rows, vocab, noise, tails, pe
 
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_a_sure_token_does_not_explain_its_own_rounding_because_every_difference_is_asked(is_asked, monkeypatch):
-    """Of 300 logits' rounding by a step, that of the largest outweighs all others and is alike in every row that rounds the same way."""
+    """Of 300 logits' rounding by a step, that of the largest outweighs all others and is alike in every row that rounds
+    the same way.
+    """
     if not is_asked:
         monkeypatch.setattr(causes, "_SHRUNK_SHARE", 0.0)
     claimed = 0
@@ -113,10 +121,16 @@ def test_a_sure_token_does_not_explain_its_own_rounding_because_every_difference
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    seed=st.integers(0, 2**32 - 1), rows=st.integers(2, 40), vocab=st.integers(64, 400),
-    temperature=st.floats(0.2, 5).filter(lambda t: abs(t - 1) > 0.05), fmt=st.sampled_from(FORMATS), offset=st.floats(-20, 20),
-)  # fmt: skip
-def test_every_temperature_beside_a_little_noise_is_found_whatever_the_constant(seed, rows, vocab, temperature, fmt, offset):
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(2, 40),
+    vocab=st.integers(64, 400),
+    temperature=st.floats(0.2, 5).filter(lambda t: abs(t - 1) > 0.05),
+    fmt=st.sampled_from(FORMATS),
+    offset=st.floats(-20, 20),
+)
+def test_every_temperature_beside_a_little_noise_is_found_whatever_the_constant(
+    seed, rows, vocab, temperature, fmt, offset
+):
     random = np.random.default_rng(seed)
     logits = random.standard_normal((rows, vocab)) * 3
     noise = random.standard_normal((rows, vocab)) * 0.01
@@ -197,7 +211,9 @@ def test_a_bug_that_controls_find_names_the_temperature_first(tmp_path):
     wide = in_float32(X, HEAD, 1), in_float32(X, HEAD, 2) / np.float32(0.7)
     hot = (OTHER / 0.7).astype(ml_dtypes.bfloat16).astype(np.float32)
     with stored(tmp_path, reference=PLAIN.astype(np.float32), variant=hot) as run:
-        controls = measure_controls(run.figures, float32=[saved(tmp_path / "wide.npz", reference=wide[0], variant=wide[1])])
+        controls = measure_controls(
+            run.figures, float32=[saved(tmp_path / "wide.npz", reference=wide[0], variant=wide[1])]
+        )
         store = Store(tmp_path / "store")
         with RunReader(store.path_of(judge_stored(store, run, controls))) as judged:
             (pair,) = judged.pairs

@@ -1,4 +1,6 @@
-"""The statistics of the verdict on made figures, where what is rounding and what is not is known; and the order of the ladder."""
+"""The statistics of the verdict on made figures, where what is rounding and what is not is known; and the order of the
+ladder.
+"""
 
 import math
 
@@ -36,13 +38,17 @@ POSITIONS = 4096
 
 
 def rounding(rng: np.random.Generator, seeds: int, positions: int = POSITIONS, spread: float = 0.3) -> np.ndarray:
-    """Mean squares: a scale of its own at each position (as contexts differ), times log-normal noise. [seeds, positions]"""
+    """Mean squares: a scale of its own at each position (as contexts differ), times log-normal noise. [seeds,
+    positions]
+    """
     scale = np.exp(rng.normal(0, 1, positions)) * 1e-6
     return (scale * np.exp(rng.normal(0, spread, (seeds, positions)))) ** 2
 
 
 def test_rounding_is_rarely_called_a_fault():
-    """200 pairs drawn as the floor is: at a false-alarm rate of one in a thousand, 200 draws have more than 2 with probability 1e-3."""
+    """200 pairs drawn as the floor is: at a false-alarm rate of one in a thousand, 200 draws have more than 2 with
+    probability 1e-3.
+    """
     rng = np.random.default_rng(0)
     alarms = 0
     for _ in range(200):
@@ -103,7 +109,9 @@ def test_in_16_bits_the_floor_is_what_rounding_to_16_bits_does_where_reorderings
     assert found.is_passed
     assert found.ratio == pytest.approx(1, rel=0.5)
     assert not floor_test(drawn[0] * 20**2, degenerate, is_16_bits=True, own_rounding=drawn[1]).is_passed
-    assert floor_test(drawn[0], drawn[1:], is_16_bits=True, own_rounding=drawn[1] * 1e-8).ratio == pytest.approx(1, rel=0.5)
+    assert floor_test(drawn[0], drawn[1:], is_16_bits=True, own_rounding=drawn[1] * 1e-8).ratio == pytest.approx(
+        1, rel=0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,8 +161,10 @@ def test_a_nan_on_one_side_fails_whatever_the_figures():
         found = floor_test(drawn[0], drawn[1:], not_finite=broken, is_16_bits=is_16_bits)
         assert not found.is_passed
         assert (found.noise_ratio, found.nonfinite, found.outliers.tolist(), found.worst_row) == (None, 3, [7, 9], 7)
-    assert broken.says([5, POSITIONS]) == (
-        "'b' is NaN at position 2 of prompt 1, token 3 (' the'), where 'a' is 1.25; 3 logits at 2 positions are not finite on one side only"
+    assert (
+        broken.says([5, POSITIONS])
+        == "'b' is NaN at position 2 of prompt 1, token 3 (' the'), where 'a' is 1.25; 3 logits at 2 positions are not"
+        " finite on one side only"
     )
     assert broken.place([5, POSITIONS]) == (1, 2)
 
@@ -214,15 +224,20 @@ def test_the_same_place_of_several_prompts_is_one_place():
 
 
 def test_random_places_are_hardly_ever_called_boundaries():
-    """By hand: of 511 positions 63 are multiples of 8, so three drawn ones are all that with probability C(63, 3) / C(511, 3) = 0.18 %."""
+    """By hand: of 511 positions 63 are multiples of 8, so three drawn ones are all that with probability C(63, 3) /
+    C(511, 3) = 0.18 %.
+    """
     rng = np.random.default_rng(11)
     draws = 10_000
     named = sum(
-        structure_of(np.sort(rng.choice(np.arange(1, 512), 3, replace=False)), [512]).block is not None for _ in range(draws)
+        structure_of(np.sort(rng.choice(np.arange(1, 512), 3, replace=False)), [512]).block is not None
+        for _ in range(draws)
     )
     expected = draws * math.comb(63, 3) / math.comb(511, 3)
     assert abs(named - expected) < 5 * math.sqrt(expected)
-    aligned = [structure_of(np.sort(rng.choice(np.arange(16, 512, 16), 3, replace=False)), [512]).block for _ in range(1000)]
+    aligned = [
+        structure_of(np.sort(rng.choice(np.arange(16, 512, 16), 3, replace=False)), [512]).block for _ in range(1000)
+    ]
     assert None not in aligned  # the twin: faults at blocks of 16 are always seen
     # Three of blocks of 16 are all multiples of 32 with probability C(15, 3) / C(31, 3) = 0.10.
     assert abs(sum(block > 16 for block in aligned) - 1000 * math.comb(15, 3) / math.comb(31, 3)) < 50
@@ -243,8 +258,10 @@ def test_the_sentence_says_which_blocks_the_places_do_not_tell_apart():
         return structure_evidence(structure_of(test.outliers, [512]), test, [512]).says
 
     assert said([64]) == "It begins at position 64."
-    assert said([16, 48, 80]) == (
-        "It begins at position 16; every place where it begins is a multiple of 16: a boundary of blocks of 16, or of 8, which 3 places do not tell apart."
+    assert (
+        said([16, 48, 80])
+        == "It begins at position 16; every place where it begins is a multiple of 16: a boundary of blocks of 16, or"
+        " of 8, which 3 places do not tell apart."
     )
     assert (
         said([16, 48, 80, 112, 176])
@@ -293,7 +310,9 @@ def test_undecided_names_the_control_and_the_command_that_supplies_it():
 def test_a_test_can_ask_for_rounding_and_is_shown_the_evidence_otherwise():
     rounding = conclude([row(RERUN, PASSED), row(FLOAT32, PASSED, "one floor.")], is_bit_identical=False)
     assert rounding.check() is rounding
-    bug = conclude([row(RERUN, PASSED, "same bits."), row(FLOAT32, FAILED, "24 times the floor.")], is_bit_identical=False)
+    bug = conclude(
+        [row(RERUN, PASSED, "same bits."), row(FLOAT32, FAILED, "24 times the floor.")], is_bit_identical=False
+    )
     with pytest.raises(AssertionError) as raised:
         bug.check()
     assert str(raised.value).splitlines() == [

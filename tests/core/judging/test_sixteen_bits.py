@@ -1,4 +1,6 @@
-"""16 bits alone: rounding drawn by numpy is never accused, planted faults are seen above the limit that the test itself states."""
+"""16 bits alone: rounding drawn by numpy is never accused, planted faults are seen above the limit that the test itself
+states.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,13 @@ Fault = Callable[[NDArray[np.float64]], None]
 
 
 def rounding(generator: np.random.Generator, prompts: int, mixing: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Errors as rounding makes them: a dozen directions, positions whose size varies by a fifth. [positions, vocab], rms about 1"""
+    """Errors as rounding makes them: a dozen directions, positions whose size varies by a fifth. [positions, vocab],
+    rms about 1
+    """
     rows = prompts * LENGTH
-    return np.exp(0.2 * generator.standard_normal((rows, 1))) * (generator.standard_normal((rows, len(mixing))) @ mixing)
+    return np.exp(0.2 * generator.standard_normal((rows, 1))) * (
+        generator.standard_normal((rows, len(mixing))) @ mixing
+    )
 
 
 def errors(of: NDArray[np.float64], prompts: int, logits: NDArray[np.float64] | None = None) -> Errors:
@@ -41,7 +47,9 @@ def tried(seed: int, prompts: int, fault: Fault = lambda _: None) -> SixteenTest
     logits = 50 * generator.standard_normal((prompts * LENGTH, VOCAB))
     engine, *draws = (rounding(generator, prompts, mixing) for _ in range(DRAWS + 1))
     fault(engine)
-    return sixteen_test(errors(engine, prompts, logits), [errors(one, prompts, logits) for one in draws], [LENGTH] * prompts)
+    return sixteen_test(
+        errors(engine, prompts, logits), [errors(one, prompts, logits) for one in draws], [LENGTH] * prompts
+    )
 
 
 @pytest.mark.parametrize(("prompts", "engines"), [(1, 200), (5, 40), (20, 10)])
@@ -114,7 +122,9 @@ def test_a_fault_that_no_single_position_shows_is_seen_where_it_gathers(fault: F
 
 
 def test_a_fault_outside_the_direction_in_which_rounding_lies_is_seen_at_its_position() -> None:
-    """As in a trained model: nine tenths of rounding is one number times one direction, and a position's size is that number's."""
+    """As in a trained model: nine tenths of rounding is one number times one direction, and a position's size is that
+    number's.
+    """
     generator, prompts = np.random.default_rng(11), 3
     axis = directed(1.0)
     mixing = generator.standard_normal((12, VOCAB)) / np.sqrt(12)
@@ -130,7 +140,9 @@ def test_a_fault_outside_the_direction_in_which_rounding_lies_is_seen_at_its_pos
     assert sixteen_test(engine, draws, lengths).is_passed
     test = sixteen_test(wrong, draws, lengths)
     assert test.outliers.tolist() == [50]
-    assert sixteen_test(replace(wrong, rest=None), draws, lengths).is_passed  # the twin: by its size alone it is nothing
+    assert sixteen_test(
+        replace(wrong, rest=None), draws, lengths
+    ).is_passed  # the twin: by its size alone it is nothing
     assert (
         test.limits()["fault_seen_at_one_position"]
         < 0.5 * sixteen_test(replace(wrong, rest=None), draws, lengths).limits()["fault_seen_at_one_position"]
@@ -211,7 +223,10 @@ def test_rows_say_what_was_seen_and_how_small_a_fault_would_not_be() -> None:
     lengths = [LENGTH] * 10
     passed = sixteen_evidence(tried(3, 10), "engine", "bfloat16", DRAWS, lengths, [0.9, 1.0])
     assert passed.outcome == PASSED
-    assert f"Faults below {passed.figures['fault_seen_at_one_position']:.2g} times the rounding at one position" in passed.says
+    assert (
+        f"Faults below {passed.figures['fault_seen_at_one_position']:.2g} times the rounding at one position"
+        in passed.says
+    )
 
     def plant(engine: NDArray[np.float64]) -> None:
         engine[57] += directed(12.0)

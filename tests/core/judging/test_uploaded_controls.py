@@ -1,4 +1,6 @@
-"""Controls raise the verdict of a dump: rounding stays rounding, planted faults are caught, and what is no control is refused."""
+"""Controls raise the verdict of a dump: rounding stays rounding, planted faults are caught, and what is no control is
+refused.
+"""
 
 import json
 from pathlib import Path
@@ -26,7 +28,9 @@ FLOOR = {f"way_{order}": in_float32(X, HEAD, order) for order in (11, 12, 13, 14
 def judged(folder: Path, variant: np.ndarray, *, name: str | None = None, **controls: Any) -> RunReader:
     """A bfloat16 dump whose variant is `variant`, judged with controls given as dicts of arrays."""
     store = Store(folder / "store")
-    given = {what: [saved(folder / f"{what}.npz", **arrays)] for what, arrays in controls.items() if isinstance(arrays, dict)}
+    given = {
+        what: [saved(folder / f"{what}.npz", **arrays)] for what, arrays in controls.items() if isinstance(arrays, dict)
+    }
     flags = {what: value for what, value in controls.items() if not isinstance(value, dict)}
     dump = saved(folder / "dump.npz", reference=in_bfloat16(X, HEAD, 1), variant=variant, token_ids=np.arange(ROWS))
     with RunReader(store.path_of(ingest(store, [dump]))) as run:
@@ -101,7 +105,9 @@ def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(sid
     assert (run.pairs[0].verdict, row_of(run, RERUN).outcome) == ("nondeterministic", FAILED)
     assert row_of(run, RERUN).figures["not_repeatable"] == [side]
     one_bit = {**again, side: again[side].copy()}
-    one_bit[side][ROWS - 1, 0] = np.nextafter(np.float32(one_bit[side][ROWS - 1, 0]) * np.float32(1.0078125), np.float32(0))
+    one_bit[side][ROWS - 1, 0] = np.nextafter(
+        np.float32(one_bit[side][ROWS - 1, 0]) * np.float32(1.0078125), np.float32(0)
+    )
     one_bit[side] = (one_bit[side].view(np.uint32) & 0xFFFF0000).view(np.float32)
     (tmp_path / "c").mkdir()
     run = judged(tmp_path / "c", variant, rerun=one_bit)
@@ -139,7 +145,9 @@ def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_pat
         for each in (before, run):
             export_npz(each, tmp_path / f"{each.run_id}.npz")
         first, second = (np.load(tmp_path / f"{each.run_id}.npz") for each in (before, run))
-        assert all(np.array_equal(first[key].view(np.uint8), second[key].view(np.uint8)) for key in ("reference", "variant"))
+        assert all(
+            np.array_equal(first[key].view(np.uint8), second[key].view(np.uint8)) for key in ("reference", "variant")
+        )
     assert run.header.name == "with a rerun"
     assert f"verdict {run.run_id}" in run.pairs[0].because
     assert [path.name for path in (tmp_path / "store").iterdir() if path.name.startswith(".")] == []
@@ -147,33 +155,63 @@ def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_pat
 
 PAIR = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(X, HEAD, 2)}
 REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
-    "fewer positions": ("rerun", {"variant": in_bfloat16(X, HEAD, 2)[:-1]}, "47 positions x 600 tokens; the run has 48 x 600"),
-    "other tokens": ("rerun", {"variant": in_bfloat16(X, HEAD, 2), "token_ids": np.arange(ROWS) + 1}, "other token_ids than the run"),
+    "fewer positions": (
+        "rerun",
+        {"variant": in_bfloat16(X, HEAD, 2)[:-1]},
+        "47 positions x 600 tokens; the run has 48 x 600",
+    ),
+    "other tokens": (
+        "rerun",
+        {"variant": in_bfloat16(X, HEAD, 2), "token_ids": np.arange(ROWS) + 1},
+        "other token_ids than the run",
+    ),
     "other names": ("rerun", {"nobody": in_bfloat16(X, HEAD, 2)}, "not sides of the run"),
     "float32 values in a rerun": ("rerun", {"variant": in_float32(X, HEAD, 2)}, "which is no bfloat16 value"),
     "an upcast pair": (
-        "float32", {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)}, "holds bfloat16 values only",
+        "float32",
+        {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)},
+        "holds bfloat16 values only",
     ),
     "half a pair": ("float32", {"variant": in_float32(X, HEAD, 2)}, "expected 2"),
     "two ways": ("floor", {"a": in_float32(X, HEAD, 2), "b": in_float32(X, HEAD, 3)}, "2 sides"),
-    "equal ways": ("floor", dict.fromkeys("abcd", in_float32(X, HEAD, 3)), "has 1 distinct way .'b' is 'a', 'c' is 'a', 'd' is 'a', bit for bit"),
+    "equal ways": (
+        "floor",
+        dict.fromkeys("abcd", in_float32(X, HEAD, 3)),
+        "has 1 distinct way .'b' is 'a', 'c' is 'a', 'd' is 'a', bit for bit",
+    ),
     "one way that moves": (
-        "floor", {"a": FLOOR["way_11"], "b": FLOOR["way_11"], "c": FLOOR["way_12"]}, "has 2 distinct ways .'b' is 'a', bit for bit",
+        "floor",
+        {"a": FLOOR["way_11"], "b": FLOOR["way_11"], "c": FLOOR["way_12"]},
+        "has 2 distinct ways .'b' is 'a', bit for bit",
     ),
     "equal but for a zero's sign": (
-        "floor", {"a": FLOOR["way_11"] * 0.0, "b": -0.0 * FLOOR["way_11"], "c": FLOOR["way_12"]}, "has 2 distinct ways .'b' is 'a', bit for bit",
+        "floor",
+        {"a": FLOOR["way_11"] * 0.0, "b": -0.0 * FLOOR["way_11"], "c": FLOOR["way_12"]},
+        "has 2 distinct ways .'b' is 'a', bit for bit",
     ),
     "two copies and the faulty one": (
-        "floor", {"a": FLOOR["way_11"], "b": FLOOR["way_11"], "c": in_float32(with_fault(X, factor=1.5), HEAD, 12)}, "has 2 distinct ways",
+        "floor",
+        {"a": FLOOR["way_11"], "b": FLOOR["way_11"], "c": in_float32(with_fault(X, factor=1.5), HEAD, 12)},
+        "has 2 distinct ways",
     ),
-    "the variant as the first way": ("floor", {"x": in_float32(X, HEAD, 2), **FLOOR}, "'x' of the rounding floor is the variant on trial itself"),
+    "the variant as the first way": (
+        "floor",
+        {"x": in_float32(X, HEAD, 2), **FLOOR},
+        "'x' of the rounding floor is the variant on trial itself",
+    ),
     "the variant as a way": ("floor", {**FLOOR, "x": in_float32(X, HEAD, 2)}, "is the variant on trial itself"),
     "a pair of other logits": (
-        "float32", {"reference": in_float32(X[::-1], HEAD, 1), "variant": in_float32(X[::-1], HEAD, 2)}, "is not of the run's logits",
+        "float32",
+        {"reference": in_float32(X[::-1], HEAD, 1), "variant": in_float32(X[::-1], HEAD, 2)},
+        "is not of the run's logits",
     ),
     "an upcast pair with one element changed": ("float32", {}, "is the run's own bfloat16, upcast"),
-    "one name shared": ("rerun", {"variant": in_bfloat16(X, HEAD, 2), "again": in_bfloat16(X, HEAD, 1)}, "are not sides of the run"),
-}  # fmt: skip
+    "one name shared": (
+        "rerun",
+        {"variant": in_bfloat16(X, HEAD, 2), "again": in_bfloat16(X, HEAD, 1)},
+        "are not sides of the run",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=str)
@@ -236,13 +274,22 @@ def test_swapped_names_are_noticed(tmp_path):
     """Of three sides, one of which computes another function."""
     other = with_fault(X, factor=1.5)
     dump = saved(
-        tmp_path / "d.npz", reference=in_bfloat16(X, HEAD, 1), good=in_bfloat16(X, HEAD, 2), bad=in_bfloat16(other, HEAD, 3)
+        tmp_path / "d.npz",
+        reference=in_bfloat16(X, HEAD, 1),
+        good=in_bfloat16(X, HEAD, 2),
+        bad=in_bfloat16(other, HEAD, 3),
     )
     wide = saved(
-        tmp_path / "w.npz", reference=in_float32(X, HEAD, 1), good=in_float32(other, HEAD, 3), bad=in_float32(X, HEAD, 2)
+        tmp_path / "w.npz",
+        reference=in_float32(X, HEAD, 1),
+        good=in_float32(other, HEAD, 3),
+        bad=in_float32(X, HEAD, 2),
     )
     store = Store(tmp_path / "s")
-    with RunReader(store.path_of(ingest(store, [dump]))) as run, pytest.raises(DumpError, match="are the names swapped"):
+    with (
+        RunReader(store.path_of(ingest(store, [dump]))) as run,
+        pytest.raises(DumpError, match="are the names swapped"),
+    ):
         measure_controls(run.figures, float32=[wide])
 
 
@@ -269,7 +316,9 @@ def hardly(row, onto):
 EACH_WITH_A_FAULT = {
     f"way {part}": in_float32(with_fault(X, factor=1 + part / 100), HEAD, 40 + part) for part in (-10, -5, 5, 10)
 }
-UP = np.ones((ROWS, 1), np.float32)  # five spacings at position 29, about as much again as rounding does at all others together
+UP = np.ones(
+    (ROWS, 1), np.float32
+)  # five spacings at position 29, about as much again as rounding does at all others together
 UP[29] += 5 * 2**-23
 
 
@@ -281,7 +330,10 @@ UP[29] += 5 * 2**-23
         ({"broken": WRONG[21], "a": FLOOR["way_11"], "b": FLOOR["way_12"]}, SPLIT),
         ({"a": FLOOR["way_11"], "broken": WRONG[21], "broken too": WRONG[22], "three": WRONG[23]}, SPLIT),
         ({**FLOOR, "broken": WRONG[21]}, SPLIT),
-        ({"a": FLOOR["way_11"], "b": at_row(0, FLOOR["way_12"], FLOOR["way_11"]), "c": WRONG[21], "d": WRONG[22]}, SPLIT),
+        (
+            {"a": FLOOR["way_11"], "b": at_row(0, FLOOR["way_12"], FLOOR["way_11"]), "c": WRONG[21], "d": WRONG[22]},
+            SPLIT,
+        ),
         (
             {"a": FLOOR["way_11"], "b": WRONG[21], "c": at_row(slice(9), FLOOR["way_12"], WRONG[21])},
             "they are nearly the same way",
@@ -295,18 +347,20 @@ UP[29] += 5 * 2**-23
             },
             "disagree at position 29: two of them are",
         ),
+        (EACH_WITH_A_FAULT, "is wider than float32 rounds"),
         (
-            EACH_WITH_A_FAULT,
-            "is wider than float32 rounds",
-        ),
-        (
-            {"a": FLOOR["way_11"], **{n: np.concatenate([FLOOR["way_11"][:40], FLOOR[n][40:]]) for n in ("way_12", "way_13")}},
+            {
+                "a": FLOOR["way_11"],
+                **{n: np.concatenate([FLOOR["way_11"][:40], FLOOR[n][40:]]) for n in ("way_12", "way_13")},
+            },
             "is too narrow",
         ),
     ],
 )
 def test_a_floor_that_is_none_decides_nothing(floor, sentence, tmp_path):
-    """It is left aside with the reason, and what decides is what would have decided without it: never the fault within the floor itself."""
+    """It is left aside with the reason, and what decides is what would have decided without it: never the fault within
+    the floor itself.
+    """
     for folder, x, verdict in (("sound", X, "rounding"), ("faulty", with_fault(X, factor=1.5), "bug suspected")):
         (tmp_path / folder).mkdir()
         pair = {"reference": PAIR["reference"], "variant": in_float32(x, HEAD, 2)}
@@ -339,9 +393,14 @@ def test_ways_given_twice_count_once_and_are_said(tmp_path):
 
 @pytest.mark.parametrize(
     ("floor", "sentence"),
-    [({"a": FLOOR["way_11"], "b": WRONG[21], "c": WRONG[22]}, SPLIT), (EACH_WITH_A_FAULT, "is wider than float32 rounds")],
+    [
+        ({"a": FLOOR["way_11"], "b": WRONG[21], "c": WRONG[22]}, SPLIT),
+        (EACH_WITH_A_FAULT, "is wider than float32 rounds"),
+    ],
 )
-def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for_a_floor_again(floor, sentence, tmp_path):
+def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for_a_floor_again(
+    floor, sentence, tmp_path
+):
     """There is no pair in 16 bits beside which it could shrink."""
     store = Store(tmp_path / "s")
     sides = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(with_fault(X, factor=1.5), HEAD, 2)}

@@ -1,4 +1,6 @@
-"""What can be said of a dump by itself. Each planted fault is called `invalid dump` with its own sentence; sound dumps are undecided."""
+"""What can be said of a dump by itself. Each planted fault is called `invalid dump` with its own sentence; sound dumps
+are undecided.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -72,20 +74,51 @@ def _with_nan(logits: np.ndarray) -> np.ndarray:
 
 
 INVALID = {
-    "top 20, the rest -inf": (PLAIN, _top(OTHER, 20, -np.inf), "'variant' holds logits cut to the top 20 at every position, -inf elsewhere"),
-    "a mask on one side": (PLAIN, np.where(np.arange(VOCAB) < 99, -np.inf, OTHER), "are -inf on one side only, position 0 first, and none is NaN: a mask"),
-    "top 20 on both sides": (_top(PLAIN, 20, -1e4), _top(OTHER, 20, -1e4), "'reference' and 'variant' hold logits cut to the top 20 at every position, -10000 elsewhere"),
+    "top 20, the rest -inf": (
+        PLAIN,
+        _top(OTHER, 20, -np.inf),
+        "'variant' holds logits cut to the top 20 at every position, -inf elsewhere",
+    ),
+    "a mask on one side": (
+        PLAIN,
+        np.where(np.arange(VOCAB) < 99, -np.inf, OTHER),
+        "are -inf on one side only, position 0 first, and none is NaN: a mask",
+    ),
+    "top 20 on both sides": (
+        _top(PLAIN, 20, -1e4),
+        _top(OTHER, 20, -1e4),
+        "'reference' and 'variant' hold logits cut to the top 20 at every position, -10000 elsewhere",
+    ),
     "top 20, the rest 0": (PLAIN, _top(OTHER, 20, 0.0), "rows of zeros at every position"),
-    "a row never written": (PLAIN, np.concatenate([OTHER[:-1], np.zeros_like(OTHER[:1])]), f"rows of zeros at 1 of {ROWS} positions"),
-    "a row of NaN": (PLAIN, np.concatenate([OTHER[:-1], np.full_like(OTHER[:1], np.nan)]), "'variant' is NaN at position 47, token 0, where 'reference' is -0.369141; 600 logits at one position are not finite on one side only"),
+    "a row never written": (
+        PLAIN,
+        np.concatenate([OTHER[:-1], np.zeros_like(OTHER[:1])]),
+        f"rows of zeros at 1 of {ROWS} positions",
+    ),
+    "a row of NaN": (
+        PLAIN,
+        np.concatenate([OTHER[:-1], np.full_like(OTHER[:1], np.nan)]),
+        (
+            "'variant' is NaN at position 47, token 0, where 'reference' is -0.369141; 600 logits at one position are"
+            " not finite on one side only"
+        ),
+    ),
     "one row only": (PLAIN, np.concatenate([_top(OTHER[:1], 20, -1e4), OTHER[1:]]), f"at 1 of {ROWS} positions"),
     "rows one late": (PLAIN, np.concatenate([OTHER[:1], OTHER[:-1]]), "1 row later"),
     "rows one early": (PLAIN, np.concatenate([OTHER[1:], OTHER[-1:]]), "1 row earlier"),
     "rows two late": (PLAIN, np.concatenate([OTHER[:2], OTHER[:-2]]), "2 rows later"),
-    "log-probabilities on one side": (PLAIN, _log_softmax(OTHER), "'reference' holds logits and 'variant' holds log-probabilities"),
+    "log-probabilities on one side": (
+        PLAIN,
+        _log_softmax(OTHER),
+        "'reference' holds logits and 'variant' holds log-probabilities",
+    ),
     "probabilities on one side": (PLAIN, _softmax(OTHER), "'variant' holds probabilities"),
-    "a NaN on one side": (PLAIN, _with_nan(OTHER), "'variant' is NaN at position 7, token 3, where 'reference' is -1.03906: a mask"),
-}  # fmt: skip
+    "a NaN on one side": (
+        PLAIN,
+        _with_nan(OTHER),
+        "'variant' is NaN at position 7, token 3, where 'reference' is -1.03906: a mask",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", INVALID, ids=str)
@@ -108,7 +141,8 @@ def test_log_probabilities_on_both_sides_are_noted(tmp_path):
 
 
 TOP_20 = [
-    _top(_log_softmax(side / 2), 20, -np.inf) for side in (PLAIN, OTHER + np.random.default_rng(3).standard_normal(OTHER.shape))
+    _top(_log_softmax(side / 2), 20, -np.inf)
+    for side in (PLAIN, OTHER + np.random.default_rng(3).standard_normal(OTHER.shape))
 ]
 
 
@@ -133,7 +167,10 @@ def test_negative_logits_cut_to_the_top_20_are_no_log_probabilities(tmp_path):
 
 def test_a_cut_of_no_one_size_is_told_with_its_range(tmp_path):
     variant = np.concatenate([_top(OTHER[:1], 20, -np.inf), _top(OTHER[1:], 30, -np.inf)])
-    assert "cut or masked (20 to 30 tokens are kept)" in stored(tmp_path, reference=PLAIN, variant=variant).pairs[0].because
+    assert (
+        "cut or masked (20 to 30 tokens are kept)"
+        in stored(tmp_path, reference=PLAIN, variant=variant).pairs[0].because
+    )
 
 
 def test_kl_of_a_cut_dump_says_over_how_many_positions_it_is_wherever_it_is_shown(tmp_path):
@@ -169,7 +206,11 @@ def test_kl_of_a_cut_dump_says_over_how_many_positions_it_is_wherever_it_is_show
 def test_figures_over_every_position_say_nothing_of_it(tmp_path):
     run = stored(tmp_path, reference=PLAIN, variant=OTHER)
     summary = run.pairs[0].summary
-    assert (over_positions(summary, ROWS), over_logits(summary, ROWS * VOCAB), over_margins(summary, ROWS)) == ("", "", "")
+    assert (over_positions(summary, ROWS), over_logits(summary, ROWS * VOCAB), over_margins(summary, ROWS)) == (
+        "",
+        "",
+        "",
+    )
     assert " over " not in issue_text(run, run.pairs, "").split("| rung")[0]
 
 
@@ -232,7 +273,9 @@ def test_the_first_difference_is_found_without_a_control_and_one_place_names_no_
     variant = np.concatenate([PLAIN[:32], OTHER[32:]])
     run = stored(tmp_path, reference=PLAIN, variant=variant)
     (row,) = [row for row in run.evidence(0) if row.rung == STRUCTURE]
-    assert row.says.startswith(f"16 of {ROWS} positions differ, position 32 first; the 32 before it are equal bit for bit.")
+    assert row.says.startswith(
+        f"16 of {ROWS} positions differ, position 32 first; the 32 before it are equal bit for bit."
+    )
     assert row.says.endswith("From there on every position differs.")
     assert row.figures["block"] is None
 
@@ -276,7 +319,9 @@ def test_of_tokens_that_tie_any_may_be_emitted(tmp_path):
     tied[10, [5, 300]] = 40.0
     tokens = tied.argmax(1)
     tokens[10] = 300
-    run = stored(tmp_path, reference=tied, variant=OTHER, **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)})
+    run = stored(
+        tmp_path, reference=tied, variant=OTHER, **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)}
+    )
     assert outcomes(run)[SAMPLER] == [PASSED, PASSED]
 
 
@@ -284,12 +329,17 @@ def test_of_more_tokens_that_tie_than_are_kept_any_may_be_emitted(tmp_path):
     flat = np.round(PLAIN)
     flat[:, :60] = flat.max() + 8
     tokens = np.full(ROWS, 55)
-    run = stored(tmp_path, reference=flat, variant=OTHER, **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)})
+    run = stored(
+        tmp_path, reference=flat, variant=OTHER, **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)}
+    )
     assert outcomes(run)[SAMPLER] == [PASSED, PASSED]
     (tmp_path / "b").mkdir()
     tokens[9] = 70
     run = stored(
-        tmp_path / "b", reference=flat, variant=OTHER, **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)}
+        tmp_path / "b",
+        reference=flat,
+        variant=OTHER,
+        **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)},
     )
     assert outcomes(run)[SAMPLER] == [FAILED, PASSED]
     assert "1 of 48 emitted tokens are not the argmax of their own logits, position 9 first" in run.pairs[0].because
@@ -302,7 +352,10 @@ def test_of_more_tokens_that_tie_than_are_kept_any_may_be_emitted(tmp_path):
         ({"emitted:nobody": _emitted(PLAIN)}, "belongs to no side"),
         ({"emitted": _emitted(PLAIN)}, "belongs to no side"),
         ({"emitted:reference": _emitted(PLAIN), "emitted:variant": _emitted(PLAIN, 5)}, "begin at different positions"),
-        ({"emitted:reference": _emitted(PLAIN)[1:], "emitted:variant": _emitted(PLAIN)}, "expected one for each position"),
+        (
+            {"emitted:reference": _emitted(PLAIN)[1:], "emitted:variant": _emitted(PLAIN)},
+            "expected one for each position",
+        ),
         ({"emitted:reference": _emitted(PLAIN) - 1, "emitted:variant": _emitted(PLAIN)}, "numbers from -1"),
         ({"emitted:reference": _emitted(PLAIN) * 1.0, "emitted:variant": _emitted(PLAIN)}, "whole numbers"),
     ],
@@ -333,7 +386,9 @@ def test_one_prompt_of_several_may_have_emitted_nothing(tmp_path):
         each[0] = -1
         each[1, 0] = -1
     sides = [side.reshape(2, ROWS // 2, VOCAB) for side in (PLAIN, OTHER)]
-    run = stored(tmp_path, reference=sides[0], variant=sides[1], **{"emitted:reference": tokens[0], "emitted:variant": tokens[1]})
+    run = stored(
+        tmp_path, reference=sides[0], variant=sides[1], **{"emitted:reference": tokens[0], "emitted:variant": tokens[1]}
+    )
     assert list(run.generations) == [1]
     assert outcomes(run)[SAMPLER] == [PASSED, PASSED]
 

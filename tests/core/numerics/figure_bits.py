@@ -1,6 +1,8 @@
-"""Prints a digest of the bits of every figure of some pairs, as JSON; run by itself, with whatever processor numba is told to compile for.
+"""Prints a digest of the bits of every figure of some pairs, as JSON; run by itself, with whatever processor numba is
+told to compile for.
 
-Arguments: `threads,rows` of the kernel and of a chunk, as often as one likes, or 'spoilt' for sums whose order is left to the compiler.
+Arguments: `threads,rows` of the kernel and of a chunk, as often as one likes, or 'spoilt' for sums whose order is left
+to the compiler.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Digest:
         if isinstance(value, np.ndarray):
             self._hash.update(f"{value.dtype}{value.shape}".encode())
             is_nan = value != value
-            self._hash.update(np.where(is_nan, value.dtype.type(0), value).tobytes())  # of NaN the place counts, not the payload
+            self._hash.update(
+                np.where(is_nan, value.dtype.type(0), value).tobytes()
+            )  # of NaN the place counts, not the payload
             self._hash.update(is_nan.tobytes())
         else:
             self._hash.update(repr(value).encode())
@@ -67,7 +71,9 @@ def add_rows(digest: Digest, found: object) -> None:
 def add_pair(digest: Digest, a: np.ndarray, b: np.ndarray, fmt: FloatFormat, rows: int) -> None:
     """By row, and the totals: the rows' figures are put together again, so that only the totals know of the chunks."""
     total = PairTotal()
-    parts = [divergence.compare(a[start : start + rows], b[start : start + rows], fmt) for start in range(0, len(a), rows)]
+    parts = [
+        divergence.compare(a[start : start + rows], b[start : start + rows], fmt) for start in range(0, len(a), rows)
+    ]
     for part in parts:
         total.add(part)
     for name in ("neq", "max_abs", "sum_squares", "max_ulps", "sum_ulps", "nonfinite_mismatch", "kl"):

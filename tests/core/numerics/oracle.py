@@ -1,7 +1,8 @@
-"""A slow second opinion on the figures of the metric contract: torch for values, scipy for sums, ranks instead of bit tricks.
+"""A slow second opinion on the figures of the metric contract: torch for values, scipy for sums, ranks instead of bit
+tricks.
 
-It shares no line with core.numerics but the names of the formats. `differences` is the judge that every test and every planted
-fault goes through.
+It shares no line with core.numerics but the names of the formats. `differences` is the judge that every test and every
+planted fault goes through.
 """
 
 from __future__ import annotations
@@ -116,20 +117,33 @@ def expected(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
         max_abs = gaps.max(initial=0.0)
         rows.append(
             {
-                "neq": np.count_nonzero(~is_same), "is_bit_identical": bool((x_bits == y_bits).all()), "max_abs": max_abs,
-                "max_ulps": distance.max(), "max_ulps_token": int(np.flatnonzero(distance == distance.max())[0]),
-                "sum_ulps": distance.sum(), "finite": np.count_nonzero(finite), "nonfinite_mismatch": np.count_nonzero(mismatch),
+                "neq": np.count_nonzero(~is_same),
+                "is_bit_identical": bool((x_bits == y_bits).all()),
+                "max_abs": max_abs,
+                "max_ulps": distance.max(),
+                "max_ulps_token": int(np.flatnonzero(distance == distance.max())[0]),
+                "sum_ulps": distance.sum(),
+                "finite": np.count_nonzero(finite),
+                "nonfinite_mismatch": np.count_nonzero(mismatch),
                 "tiles": [cells[i : i + 32].max() for i in range(0, len(cells), 32)],
-                "reference.top_ids": x_ids, "variant.top_ids": y_ids, "reference.top_logits": x_top, "variant.top_logits": y_top,
-                "reference_token": x_ids[0], "variant_token": y_ids[0], "is_flip": x_ids[0] != y_ids[0],
-                "reference_margin": x_margin[0], "variant_margin": y_margin[0],
-                "reference_margin_ulps": x_margin[1], "variant_margin_ulps": y_margin[1],
-                "is_tie": smaller == 0, "is_near_tie": smaller <= 2 * max_abs,
+                "reference.top_ids": x_ids,
+                "variant.top_ids": y_ids,
+                "reference.top_logits": x_top,
+                "variant.top_logits": y_top,
+                "reference_token": x_ids[0],
+                "variant_token": y_ids[0],
+                "is_flip": x_ids[0] != y_ids[0],
+                "reference_margin": x_margin[0],
+                "variant_margin": y_margin[0],
+                "reference_margin_ulps": x_margin[1],
+                "variant_margin_ulps": y_margin[1],
+                "is_tie": smaller == 0,
+                "is_near_tie": smaller <= 2 * max_abs,
                 "sum_squares": math.fsum(gaps * gaps),
                 "reference.logsumexp": torch.logsumexp(torch.from_numpy(x), 0).item(),
                 "variant.logsumexp": torch.logsumexp(torch.from_numpy(y), 0).item(),
             }
-        )  # fmt: skip
+        )
         kls.append(kl_of(x, y))
         histogram.update(distance[finite].tolist())
     names = rows[0].keys()

@@ -88,7 +88,11 @@ def tiny_and_signed_zeros(rng, vocab, fmt) -> Row:
 
 def rising(rng, vocab, fmt) -> Row:
     """The maximum moves in every block, so that sums are rescaled again and again."""
-    a = np.sort((rng.standard_normal(vocab) * 30).astype(fmt.values).astype(np.float32)).astype(fmt.values).view(fmt.carrier)
+    a = (
+        np.sort((rng.standard_normal(vocab) * 30).astype(fmt.values).astype(np.float32))
+        .astype(fmt.values)
+        .view(fmt.carrier)
+    )
     return a, _nudged(rng, a, fmt)
 
 
@@ -143,11 +147,35 @@ def all_nan(rng, vocab, fmt) -> Row:
 
 
 KINDS: tuple[Kind, ...] = (
-    random_patterns, random_finite, close_logits, apart_logits, one_ulp_somewhere, identical, many_ties, all_equal,
-    tiny_and_signed_zeros, rising, blocks_far_apart, masked, masked_on_one_side, masked_all, infinite_top, some_nan, all_nan,
-)  # fmt: skip
+    random_patterns,
+    random_finite,
+    close_logits,
+    apart_logits,
+    one_ulp_somewhere,
+    identical,
+    many_ties,
+    all_equal,
+    tiny_and_signed_zeros,
+    rising,
+    blocks_far_apart,
+    masked,
+    masked_on_one_side,
+    masked_all,
+    infinite_top,
+    some_nan,
+    all_nan,
+)
 NEEDS_INFINITY = {masked, masked_on_one_side, masked_all, infinite_top}
-FINITE_KINDS = (random_finite, close_logits, apart_logits, many_ties, all_equal, tiny_and_signed_zeros, rising, blocks_far_apart)
+FINITE_KINDS = (
+    random_finite,
+    close_logits,
+    apart_logits,
+    many_ties,
+    all_equal,
+    tiny_and_signed_zeros,
+    rising,
+    blocks_far_apart,
+)
 ALL_FORMATS = tuple(FORMATS.values())
 
 

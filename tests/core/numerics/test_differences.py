@@ -1,4 +1,6 @@
-"""Figures of keys, values and activations: the definitions written out in numpy, over random bit patterns of every format."""
+"""Figures of keys, values and activations: the definitions written out in numpy, over random bit patterns of every
+format.
+"""
 
 import numpy as np
 import pytest

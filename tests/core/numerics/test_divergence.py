@@ -1,4 +1,6 @@
-"""The kernel against the slow oracle, on rows of every kind, in every format; and faults that the comparison must catch."""
+"""The kernel against the slow oracle, on rows of every kind, in every format; and faults that the comparison must
+catch.
+"""
 
 import dataclasses
 from collections import Counter
@@ -206,7 +208,12 @@ def test_neither_side_is_written_to(fmt: FloatFormat):
 
 def test_arrays_of_another_width_are_refused():
     a = np.zeros((2, 4), np.uint16)
-    for x, y, fmt in ((a, a[:1], BFLOAT16), (a, a, FLOAT32), (a[0], a[0], BFLOAT16), (a, a.astype(np.uint32), BFLOAT16)):
+    for x, y, fmt in (
+        (a, a[:1], BFLOAT16),
+        (a, a, FLOAT32),
+        (a[0], a[0], BFLOAT16),
+        (a, a.astype(np.uint32), BFLOAT16),
+    ):
         with pytest.raises(ValueError, match="expected"):
             compare(x, y, fmt)
 

@@ -14,7 +14,14 @@ from core.numerics import elementary, reproducible
 EXPONENTS = -np.concatenate(
     [np.geomspace(1e-18, 699.9, 1500), np.arange(0.0, 700.0, 7.0), np.log(2) * np.arange(1, 1000, 13) / 2]
 )
-POSITIVE = np.concatenate([np.geomspace(1e-300, 1e300, 1500), 1 + np.linspace(-0.3, 0.5, 501), 1 + np.geomspace(1e-15, 1e-3, 200), [0.5**0.5, 2**0.5, 1.0]])  # fmt: skip
+POSITIVE = np.concatenate(
+    [
+        np.geomspace(1e-300, 1e300, 1500),
+        1 + np.linspace(-0.3, 0.5, 501),
+        1 + np.geomspace(1e-15, 1e-3, 200),
+        [0.5**0.5, 2**0.5, 1.0],
+    ]
+)
 
 EXPS = ["0x1.cf46d99d52b3ap-1", "0x1.78b56362cef38p-2", "0x1.1b48655f37267p-29", "0x1.d99ba65a1c91fp-939"]
 LOGS = ["-0x1.26bb1bbb55515p+1", "0x0.0p+0", "0x1.7f7427b73e391p+1", "0x1.9e8d03f927283p+2"]

@@ -39,7 +39,9 @@ def found_on(processor: str, *arguments: str) -> list[dict[str, str]]:
     """What tests.core.numerics.figure_bits prints where numba compiles for `processor`."""
     command = [sys.executable, "-m", "tests.core.numerics.figure_bits", *arguments]
     environment = os.environ | {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": ""}
-    return json.loads(subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True, text=True).stdout)
+    return json.loads(
+        subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True, text=True).stdout
+    )
 
 
 def runnable() -> list[str]:

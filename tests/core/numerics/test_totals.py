@@ -31,7 +31,8 @@ def total_of(a: np.ndarray, b: np.ndarray, fmt: FloatFormat, cuts: list[int]) ->
 def unlike(one: PairTotal, other: PairTotal) -> list[str]:
     """Names of what differs in any bit."""
     first, second = (
-        dataclasses.asdict(t.summary()) | {"histogram": t.histogram, "exact": t.is_histogram_exact} for t in (one, other)
+        dataclasses.asdict(t.summary()) | {"histogram": t.histogram, "exact": t.is_histogram_exact}
+        for t in (one, other)
     )
     return [name for name, value in first.items() if value != second[name]]
 
@@ -44,11 +45,7 @@ def test_any_chunking_gives_the_same_total(seed, cuts, fmt):
 
 
 @settings(deadline=None)
-@given(
-    values=st.lists(st.floats(-1e300, 1e300), max_size=30),
-    cut=st.integers(0, 30),
-    count=st.integers(1, 2**40),
-)
+@given(values=st.lists(st.floats(-1e300, 1e300), max_size=30), cut=st.integers(0, 30), count=st.integers(1, 2**40))
 def test_an_exact_sum_is_that_of_fractions_rounded_once(values, cut, count):
     total = ExactSum()
     total.add(np.array(values[cut:]))
@@ -97,7 +94,13 @@ def test_the_summary_is_the_sum_of_the_oracles_rows(fmt):
 def test_a_pair_of_nothing_but_nan_has_no_kl_and_no_margin():
     a, _ = rows_of_all_kinds(0, 1, 40, BFLOAT16, (all_nan,))
     summary = total_of(a, a, BFLOAT16, []).summary()
-    assert (summary.mean_kl, summary.max_kl, summary.min_margin, summary.mean_ulps, summary.rms) == (None, None, None, 0.0, 0.0)
+    assert (summary.mean_kl, summary.max_kl, summary.min_margin, summary.mean_ulps, summary.rms) == (
+        None,
+        None,
+        None,
+        0.0,
+        0.0,
+    )
     assert (summary.neq, summary.flips, summary.bit_identical) == (0, 0, True)
 
 
@@ -129,7 +132,9 @@ def test_beyond_the_limit_distances_are_rounded_down_to_powers_of_two(cuts):
     assert histogram[5] == 300 * 100
     assert all(d < DENSE_DISTANCES or d & (d - 1) == 0 for d in histogram)
     want = np.bincount(np.floor(np.log2(_distances(a, b)[_distances(a, b) >= DENSE_DISTANCES])).astype(int))
-    assert {d: n for d, n in histogram.items() if d >= DENSE_DISTANCES} == {1 << e: int(n) for e, n in enumerate(want) if n}
+    assert {d: n for d, n in histogram.items() if d >= DENSE_DISTANCES} == {
+        1 << e: int(n) for e, n in enumerate(want) if n
+    }
     assert total.summary().max_ulps == _distances(a, b).max()  # only the histogram is coarse
     assert len(histogram) < EXACT_DISTANCES == totals.EXACT_DISTANCES
 

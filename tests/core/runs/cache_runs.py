@@ -15,7 +15,8 @@ from tests.core.runs.made_runs import calm_sides, header_of
 
 VOCAB = 40
 GIVEN = 5
-# What each side makes of prompts 0 and 1; prompt 2 is only scored. The first variant parts in prompt 0, the second never.
+# What each side makes of prompts 0 and 1; prompt 2 is only scored. The first variant parts in prompt 0, the second
+# never.
 CONTINUED = {
     0: ((10, 11, 12, 13, 14, 15, 16, 17), (10, 11, 22, 23, 24, 25, 26, 27), (10, 11, 12, 13, 14, 15, 16, 17)),
     1: ((30, 31, 32, 33, 34, 35, 36, 37), (30, 31, 32, 33, 34, 35, 36, 37), (30, 31, 32, 33, 34, 35, 36, 37)),
@@ -25,7 +26,9 @@ PARTING = GIVEN - 1 + 2  # position 4 chose the first generated token, position 
 
 def cache(seed: int, heads: int = 2, positions: int = 5, width: int = 16) -> np.ndarray:
     """[heads, positions, width] bits of bfloat16."""
-    return np.random.default_rng(seed).standard_normal((heads, positions, width)).astype(BFLOAT16.values).view(np.uint16)
+    return (
+        np.random.default_rng(seed).standard_normal((heads, positions, width)).astype(BFLOAT16.values).view(np.uint16)
+    )
 
 
 def kv_run(
@@ -54,8 +57,9 @@ def both(reference: KvPart, changed: np.ndarray) -> list[tuple[int, KvPart]]:
 def continued_run(store: Store, *, is_confirmed: bool = True, texts: bool = True, run_id: str = "continued") -> str:
     """Three sides, three prompts of 12, 12 and 6 positions, vocabulary of 40; see CONTINUED.
 
-    Where sides part the better token leads by 0.125 (of 10: two ULPs of bfloat16); is_confirmed=False: the variant's stored logits
-    prefer the reference's token there. Caches, of the first variant only from layer 1 on, differ; the second's are equal.
+    Where sides part the better token leads by 0.125 (of 10: two ULPs of bfloat16); is_confirmed=False: the variant's
+    stored logits prefer the reference's token there. Caches, of the first variant only from layer 1 on, differ; the
+    second's are equal.
     """
     given = tuple(range(1, 1 + GIVEN))
     fed = [(*given, *CONTINUED[prompt][0][:-1]) for prompt in (0, 1)] + [tuple(range(6))]
@@ -63,9 +67,14 @@ def continued_run(store: Store, *, is_confirmed: bool = True, texts: bool = True
     prompts = tuple(Prompt(len(ids), ids, tuple(vocabulary[t] for t in ids) if texts else ()) for ids in fed)
     sides = tuple(SideHeader(path, path, "bfloat16") for path in ("prefill", "decode", "decode+batch:8"))
     header = RunHeader(
-        "Continued", "bfloat16", VOCAB, prompts, sides, Provenance("capture", model="planted", device="cpu"),
+        "Continued",
+        "bfloat16",
+        VOCAB,
+        prompts,
+        sides,
+        Provenance("capture", model="planted", device="cpu"),
         vocabulary if texts else {},
-    )  # fmt: skip
+    )
     with RunWriter(store, header, run_id=run_id) as writer:
         for side in range(3):
             logits = np.random.default_rng(0).standard_normal((header.rows, VOCAB))

@@ -6,13 +6,21 @@ from pathlib import Path
 
 import duckdb
 
-# Columns that somebody may see; the others name what the code knows (dtypes, kinds, outcomes), which is checked when it is read.
+# Columns that somebody may see; the others name what the code knows (dtypes, kinds, outcomes), which is checked when it
+# is read.
 TEXTS = {
-    "run": ("name", "model", "revision", "device", "device_name", "command", "note"), "side": ("name", "path"),
-    "token": ("text",), "vocabulary": ("text",), "pair": ("because",), "evidence": ("control", "says"), "generation": ("text",),
-    "layer": ("module", "kind", "dtype"), "kernel": ("module", "name", "detail"), "remedy": ("what", "compute_dtype", "refusal"),
+    "run": ("name", "model", "revision", "device", "device_name", "command", "note"),
+    "side": ("name", "path"),
+    "token": ("text",),
+    "vocabulary": ("text",),
+    "pair": ("because",),
+    "evidence": ("control", "says"),
+    "generation": ("text",),
+    "layer": ("module", "kind", "dtype"),
+    "kernel": ("module", "name", "detail"),
+    "remedy": ("what", "compute_dtype", "refusal"),
     "price": ("path",),
-}  # fmt: skip
+}
 
 
 def damaged(path: Path, *statements: str) -> None:
@@ -26,7 +34,9 @@ def with_texts(path: Path, text: str) -> None:
     """`text` behind every text that somebody may see, so that those that were told apart still are."""
     path.chmod(0o644)
     with duckdb.connect(str(path)) as database:
-        there = database.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE data_type = 'VARCHAR'").fetchall()
+        there = database.execute(
+            "SELECT table_name, column_name FROM duckdb_columns() WHERE data_type = 'VARCHAR'"
+        ).fetchall()
         for table, column in there:
             if column in TEXTS.get(table, ()):
                 database.execute(f"UPDATE {table} SET {column} = {column} || ? WHERE {column} IS NOT NULL", [text])

@@ -1,4 +1,6 @@
-"""Runs with a stored verdict of every name, their evidence in the words of core.inference.controls.judge_model, floors and faults planted."""
+"""Runs with a stored verdict of every name, their evidence in the words of core.inference.controls.judge_model, floors
+and faults planted.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,25 @@ from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 
 POSITIONS, VOCAB = 96, 64
-COMMAND = "python -m core capture --model sample_runs/model --prompt 'a b' --reference prefill --variant decode --dtype bfloat16"
+COMMAND = (
+    "python -m core capture --model sample_runs/model --prompt 'a b' --reference prefill --variant decode --dtype"
+    " bfloat16"
+)
 
 RERUN_PASSED = Evidence(
-    "rerun", "'prefill' and 'decode', each called twice", {"not_repeatable": []}, "passed",
+    "rerun",
+    "'prefill' and 'decode', each called twice",
+    {"not_repeatable": []},
+    "passed",
     "Each side gives the same bits when it is called again.",
-)  # fmt: skip
+)
 RERUN_FAILED = Evidence(
-    "rerun", "'prefill' and 'decode', each called twice", {"not_repeatable": ["decode"]}, "failed",
+    "rerun",
+    "'prefill' and 'decode', each called twice",
+    {"not_repeatable": ["decode"]},
+    "failed",
     "'decode' does not give the same bits twice: something in it is nondeterministic.",
-)  # fmt: skip
+)
 
 
 def ratio_row(rung: str, dtype: str, ratio: float, outcome: str, says: str, **figures: Any) -> Evidence:
@@ -32,49 +43,80 @@ def ratio_row(rung: str, dtype: str, ratio: float, outcome: str, says: str, **fi
 
 
 OWN = ratio_row(
-    "own dtype", "bfloat16", 1.2504, "passed", "In bfloat16 the pair is 1.25 times this model's own rounding floor.",
+    "own dtype",
+    "bfloat16",
+    1.2504,
+    "passed",
+    "In bfloat16 the pair is 1.25 times this model's own rounding floor.",
     position_ratio_allowed=None,
-)  # fmt: skip
+)
 EXACT_PASSED = ratio_row(
-    "float32", "float32", 0.9557, "passed", "In float32 the pair is 0.96 times this model's own rounding floor, and no position stands out.",
+    "float32",
+    "float32",
+    0.9557,
+    "passed",
+    "In float32 the pair is 0.96 times this model's own rounding floor, and no position stands out.",
     position_ratio_allowed=4.38,
-)  # fmt: skip
+)
 EXACT_FAILED = ratio_row(
-    "float32", "float32", 24.3, "failed", "In float32 the pair is 24.3 times this model's own rounding floor; rounding stays below 4.",
+    "float32",
+    "float32",
+    24.3,
+    "failed",
+    "In float32 the pair is 24.3 times this model's own rounding floor; rounding stays below 4.",
     position_ratio_allowed=4.38,
-)  # fmt: skip
+)
 EXACT_MISSING = Evidence(
-    "float32", "'decode' against 'prefill' in float32", {}, "missing", "The pair cannot be run in float32: the weights take 64 GB, cpu has 8 GB free."
-)  # fmt: skip
+    "float32",
+    "'decode' against 'prefill' in float32",
+    {},
+    "missing",
+    "The pair cannot be run in float32: the weights take 64 GB, cpu has 8 GB free.",
+)
 BLOCKS = Evidence(
-    "structure", "positions of the float32 pair that stand out from the floor",
-    {"positions": 9, "first": [0, 32], "starts": [32, 64, 80], "block": 16, "is_tail": False}, "noted",
+    "structure",
+    "positions of the float32 pair that stand out from the floor",
+    {"positions": 9, "first": [0, 32], "starts": [32, 64, 80], "block": 16, "is_tail": False},
+    "noted",
     "It begins at position 32; every place where it begins is a multiple of 16, a block's boundary.",
-)  # fmt: skip
+)
 INVALID = Evidence(
-    "validity", "the dump's logits", {"positions": 96}, "failed", "Every row of 'decode' holds 20 finite values: the dump keeps the best 20 logits only."
-)  # fmt: skip
+    "validity",
+    "the dump's logits",
+    {"positions": 96},
+    "failed",
+    "Every row of 'decode' holds 20 finite values: the dump keeps the best 20 logits only.",
+)
 
 LOWERED = Evidence(
-    "precision", "'decode' against the model's own forward in precisions that engines offer",
-    {"noise_ratio": 24.3, "precision": "KV cache in float8_e4m3fn", "share_left": 3e-5}, "passed",
-    "'decode' is the model's own function with its KV cache in float8_e4m3fn, 24.3 rounding floors from float32, and nothing else.",
-)  # fmt: skip
+    "precision",
+    "'decode' against the model's own forward in precisions that engines offer",
+    {"noise_ratio": 24.3, "precision": "KV cache in float8_e4m3fn", "share_left": 3e-5},
+    "passed",
+    "'decode' is the model's own function with its KV cache in float8_e4m3fn, 24.3 rounding floors from float32, and"
+    " nothing else.",
+)
 
 # name -> (sentence, noise ratio, rows)
 CASES: dict[str, tuple[str, float | None, list[Evidence]]] = {
     "identical": ("Both sides are equal bit for bit.", None, [RERUN_PASSED]),
     "rounding": (EXACT_PASSED.says, 0.9557, [RERUN_PASSED, OWN, EXACT_PASSED]),
-    "nondeterministic": (f"{RERUN_FAILED.says} Beyond that it is rounding: {EXACT_PASSED.says}", 0.9557, [RERUN_FAILED, OWN, EXACT_PASSED]),
+    "nondeterministic": (
+        f"{RERUN_FAILED.says} Beyond that it is rounding: {EXACT_PASSED.says}",
+        0.9557,
+        [RERUN_FAILED, OWN, EXACT_PASSED],
+    ),
     "lower precision": (LOWERED.says, 24.3, [RERUN_PASSED, EXACT_FAILED, LOWERED]),
     "bug suspected": (EXACT_FAILED.says, 24.3, [RERUN_PASSED, OWN, EXACT_FAILED, BLOCKS]),
     "invalid dump": (INVALID.says, None, [INVALID]),
     "undecided": (EXACT_MISSING.says, 1.2504, [RERUN_PASSED, OWN, EXACT_MISSING]),
-}  # fmt: skip
+}
 
 
 def planted_sides() -> list[np.ndarray]:
-    """bfloat16 bits, [positions, vocab] each: one ULP apart here and there, two flips at near ties (positions 10 and 70, both a ULP)."""
+    """bfloat16 bits, [positions, vocab] each: one ULP apart here and there, two flips at near ties (positions 10 and
+    70, both a ULP).
+    """
     random = np.random.default_rng(0)
     values = (random.standard_normal((POSITIONS, VOCAB)) * 3).astype(np.float32)
     values[:, 0] = 16.0  # one clear winner; bfloat16 steps there are an eighth
@@ -87,7 +129,9 @@ def planted_sides() -> list[np.ndarray]:
 
 
 def floors(outliers: tuple[int, ...] = (), is_wider: bool = False) -> list[FloorRows]:
-    """Of both dtypes, or of float64 too: the pair a little above the floor, beyond 16 bits a thousand times so at `outliers`."""
+    """Of both dtypes, or of float64 too: the pair a little above the floor, beyond 16 bits a thousand times so at
+    `outliers`.
+    """
     random = np.random.default_rng(1)
     shape = np.exp(random.normal(0, 0.4, POSITIONS))
     found = []
@@ -118,14 +162,23 @@ def judged_run(
     if verdict == "identical":
         sides[1] = sides[0].copy()
     header = RunHeader(
-        f"Judged: {verdict}", "bfloat16", VOCAB, (Prompt(POSITIONS, ids, texts) if with_token_ids else Prompt(POSITIONS),),
+        f"Judged: {verdict}",
+        "bfloat16",
+        VOCAB,
+        (Prompt(POSITIONS, ids, texts) if with_token_ids else Prompt(POSITIONS),),
         (SideHeader("prefill", "prefill", "bfloat16"), SideHeader("decode", "decode", "bfloat16")),
         Provenance(
-            kind, model, "sha256:c146", "cpu" if kind == "capture" else "", "a chip" if kind == "capture" else "", 0, command,
+            kind,
+            model,
+            "sha256:c146",
+            "cpu" if kind == "capture" else "",
+            "a chip" if kind == "capture" else "",
+            0,
+            command,
             versions={"torch": "2.13.0+cpu"} if kind == "capture" else {},
         ),
         {i: f" w{i}" for i in range(VOCAB)},
-    )  # fmt: skip
+    )
     with RunWriter(store, header, run_id=run_id) as writer:
         for side, bits in enumerate(sides):
             writer.write(side, 0, bits)

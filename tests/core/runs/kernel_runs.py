@@ -1,4 +1,6 @@
-"""A run whose sides launched what a public thread shows: another tile and three times the reductions of split products at batch 2."""
+"""A run whose sides launched what a public thread shows: another tile and three times the reductions of split products
+at batch 2.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,23 @@ UP, DOWN = "model.layers.{}.mlp.up_proj", "model.layers.{}.mlp.down_proj"
 
 
 def kernel_lists() -> tuple[KernelList, KernelList]:
-    """Two layers; the variant's three forwards launch what the reference's one does, but for the tile and the reductions."""
+    """Two layers; the variant's three forwards launch what the reference's one does, but for the tile and the
+    reductions.
+    """
 
     def rows(tile: str, reductions: int, forwards: int) -> tuple[KernelRow, ...]:
         found = []
         for layer in range(2):
             found.append(KernelRow(UP.format(layer), "CUDA", tile, "aten::mm", forwards, 10.0 * forwards))
             found.append(
-                KernelRow(DOWN.format(layer), "CUDA", REDUCE, "aten::mm", reductions * forwards, 2.0 * reductions * forwards)
+                KernelRow(
+                    DOWN.format(layer), "CUDA", REDUCE, "aten::mm", reductions * forwards, 2.0 * reductions * forwards
+                )
             )
             found.append(
-                KernelRow(UP.format(layer), "torch", "aten::mm", "1x8, 8x32" if forwards == 1 else "2x8, 8x32", forwards, 40.0)
+                KernelRow(
+                    UP.format(layer), "torch", "aten::mm", "1x8, 8x32" if forwards == 1 else "2x8, 8x32", forwards, 40.0
+                )
             )
         return tuple(found)
 
@@ -32,9 +40,14 @@ def kernel_lists() -> tuple[KernelList, KernelList]:
 
 
 ORDER = (  # of the modules that are compared, in which they run
-    "model.embed_tokens", *(f"model.layers.0.self_attn.{name}_proj" for name in "qkvo"), "model.layers.0.self_attn",
-    "model.layers.0.mlp.down_proj", "model.layers.0", "model.norm", "logits",
-)  # fmt: skip
+    "model.embed_tokens",
+    *(f"model.layers.0.self_attn.{name}_proj" for name in "qkvo"),
+    "model.layers.0.self_attn",
+    "model.layers.0.mlp.down_proj",
+    "model.layers.0",
+    "model.norm",
+    "logits",
+)
 
 
 def block_lists() -> tuple[KernelList, KernelList]:

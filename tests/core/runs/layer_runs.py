@@ -40,10 +40,11 @@ def layer_run(
     sides: int = 2,
     run_id: str | None = None,
 ) -> str:
-    """Two prompts, six modules. changed: (ordinal, prompt, position) -> ULPs by which the variant's first element differs there.
+    """Two prompts, six modules. changed: (ordinal, prompt, position) -> ULPs by which the variant's first element
+    differs there.
 
-    floor_ulps: by how many every element of the floor's one reordering differs, the embedding's by none; None: no floor was run. A third
-    side, if any, has no outputs of modules, as one whose kernels a compiler makes.
+    floor_ulps: by how many every element of the floor's one reordering differs, the embedding's by none; None: no floor
+    was run. A third side, if any, has no outputs of modules, as one whose kernels a compiler makes.
     """
     header = header_of(lengths=lengths, sides=sides)
     with RunWriter(store, header, run_id=run_id) as writer:
@@ -52,7 +53,10 @@ def layer_run(
         writer.write(0, 0, logits[0])
         for prompt, positions in enumerate(chosen):
             for module in MODULES if positions else ():
-                rows.write(0, LayerPart(prompt, module, 0, outputs(module, prompt, lengths[prompt])[list(positions)], "bfloat16"))
+                rows.write(
+                    0,
+                    LayerPart(prompt, module, 0, outputs(module, prompt, lengths[prompt])[list(positions)], "bfloat16"),
+                )
             rows.end(0, prompt)
         for prompt, positions in enumerate(chosen if floor_ulps is not None else ()):
             for module in MODULES if positions else ():
@@ -74,9 +78,17 @@ def layer_run(
 
 
 GROWING = {
-    (2, 0, 1): 1, (3, 0, 1): 1, (3, 0, 2): 2, (4, 0, 1): 4, (4, 0, 2): 8, (5, 0, 2): 16,
-    (3, 1, 3): 1, (4, 1, 3): 2, (4, 1, 4): 2, (5, 1, 4): 4,
-}  # fmt: skip
+    (2, 0, 1): 1,
+    (3, 0, 1): 1,
+    (3, 0, 2): 2,
+    (4, 0, 1): 4,
+    (4, 0, 2): 8,
+    (5, 0, 2): 16,
+    (3, 1, 3): 1,
+    (4, 1, 3): 2,
+    (4, 1, 4): 2,
+    (5, 1, 4): 4,
+}
 """First the projection in prompt 0, the stream of block 0 in prompt 1; twice as far apart after every module."""
 
 

@@ -1,4 +1,6 @@
-"""Small runs of random bits, for the tests of the run file. Run as a script it writes runs into a store until it is killed."""
+"""Small runs of random bits, for the tests of the run file. Run as a script it writes runs into a store until it is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,31 @@ def header_of(
     prompts = [Prompt(n, tuple(range(n)), tuple(f"t{i}\n" for i in range(n))) for n in lengths]
     if len(prompts) > 1:
         prompts[-1] = Prompt(lengths[-1])
-    announced = tuple(SideHeader(f"side_{i}", "prefill" if i == 0 else f"decode+batch:{i + 1}", dtype) for i in range(sides))
-    return RunHeader(name, dtype, vocab, tuple(prompts), announced, Provenance("capture", seed=7, versions={"torch": "2.13.0"}))
+    announced = tuple(
+        SideHeader(f"side_{i}", "prefill" if i == 0 else f"decode+batch:{i + 1}", dtype) for i in range(sides)
+    )
+    return RunHeader(
+        name, dtype, vocab, tuple(prompts), announced, Provenance("capture", seed=7, versions={"torch": "2.13.0"})
+    )
 
 
 def bits_of_sides(header: RunHeader, seed: int = 0) -> list[np.ndarray]:
-    """[rows, vocab] a side: any bit pattern at all, so NaN payloads, infinities and subnormals too; variants part in some."""
+    """[rows, vocab] a side: any bit pattern at all, so NaN payloads, infinities and subnormals too; variants part in
+    some.
+    """
     random = np.random.default_rng(seed)
     fmt = header.format
     top = 1 << fmt.bits
     reference = random.integers(0, top, (header.rows, header.vocab), dtype=fmt.carrier)
-    special = [0, top >> 1, 1, (top >> 1) + 1, fmt.first_nonfinite, fmt.first_nonfinite + 1, top - 1]  # 0 -0 subnormals inf NaNs
+    special = [
+        0,
+        top >> 1,
+        1,
+        (top >> 1) + 1,
+        fmt.first_nonfinite,
+        fmt.first_nonfinite + 1,
+        top - 1,
+    ]  # 0 -0 subnormals inf NaNs
     reference.ravel()[: len(special)] = special
     sides = [reference]
     for _ in header.sides[1:]:

@@ -9,7 +9,26 @@ from tests.core.runs.made_runs import calm_sides, header_of
 
 ROWS = (
     RemedyRow(
-        "as it is", "Nothing.", "bfloat16", 900, 600, 0.25, 0.02, 40, 3, 1.1, 1000.0, 100.0, 1.0, 1.0, "", 1.0, 1.0, 1.0, 1.0, 6
+        "as it is",
+        "Nothing.",
+        "bfloat16",
+        900,
+        600,
+        0.25,
+        0.02,
+        40,
+        3,
+        1.1,
+        1000.0,
+        100.0,
+        1.0,
+        1.0,
+        "",
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        6,
     ),
     RemedyRow(
         "float32",
@@ -35,7 +54,26 @@ ROWS = (
     ),
     RemedyRow("TF32 off", "Full operands.", "bfloat16", refusal="TF32 exists on CUDA only."),
     RemedyRow(
-        "invariant", "One order.", "bfloat16", 900, 0, 0.0, 0.0, 0, 0, 0.0, 800.0, 75.0, 0.8, 0.75, "", 0.78, 0.81, 0.74, 0.77, 6
+        "invariant",
+        "One order.",
+        "bfloat16",
+        900,
+        0,
+        0.0,
+        0.0,
+        0,
+        0,
+        0.0,
+        800.0,
+        75.0,
+        0.8,
+        0.75,
+        "",
+        0.78,
+        0.81,
+        0.74,
+        0.77,
+        6,
     ),
 )
 

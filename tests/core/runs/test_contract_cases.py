@@ -22,7 +22,8 @@ CASE = pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def unlike(got: Any, want: Any, where: str = "") -> list[str]:
     """Places where `got` is not as the example says. It may say more than the example, never less.
 
-    Integers, booleans, nulls and texts equal and of one type; floats to 1e-9 relative, KL to 1e-6 relative or 1e-12 absolute.
+    Integers, booleans, nulls and texts equal and of one type; floats to 1e-9 relative, KL to 1e-6 relative or 1e-12
+    absolute.
     """
     if isinstance(want, dict):
         if not isinstance(got, dict):
@@ -45,9 +46,14 @@ def from_dump(path: Path) -> dict[str, Any]:
     with open_dump([path]) as dump:
         pairs, classes = report_of_dump(dump)
         return as_json(
-            pairs, classes, compute_dtype=dump.compute_dtype, rows=dump.rows, vocab=dump.vocab, prompts=len(dump.prompts),
+            pairs,
+            classes,
+            compute_dtype=dump.compute_dtype,
+            rows=dump.rows,
+            vocab=dump.vocab,
+            prompts=len(dump.prompts),
             with_positions=True,
-        )  # fmt: skip
+        )
 
 
 def from_run(path: Path, directory: Path) -> dict[str, Any]:
@@ -56,9 +62,14 @@ def from_run(path: Path, directory: Path) -> dict[str, Any]:
         pairs, classes = report_of_run(run)
         header = run.header
         return as_json(
-            pairs, classes, compute_dtype=header.compute_dtype, rows=header.rows, vocab=header.vocab, prompts=len(header.prompts),
+            pairs,
+            classes,
+            compute_dtype=header.compute_dtype,
+            rows=header.rows,
+            vocab=header.vocab,
+            prompts=len(header.prompts),
             with_positions=True,
-        )  # fmt: skip
+        )
 
 
 def example(path: Path) -> dict[str, Any]:
@@ -119,8 +130,14 @@ def test_one_changed_element_would_be_noticed(path, tmp_path):
     ("spoil", "seen"),
     [
         (lambda report: report["summary"].update(neq=float(report["summary"]["neq"])), "/summary/neq"),
-        (lambda report: report["summary"].update(mean_ulps=report["summary"]["mean_ulps"] * (1 + 1e-8)), "/summary/mean_ulps"),
-        (lambda report: report["by_position"][3].update(kl=report["by_position"][3]["kl"] * (1 + 3e-6)), "/by_position[3]/kl"),
+        (
+            lambda report: report["summary"].update(mean_ulps=report["summary"]["mean_ulps"] * (1 + 1e-8)),
+            "/summary/mean_ulps",
+        ),
+        (
+            lambda report: report["by_position"][3].update(kl=report["by_position"][3]["kl"] * (1 + 3e-6)),
+            "/by_position[3]/kl",
+        ),
         (lambda report: report["by_position"].pop(), "/by_position"),
         (lambda report: report["flips"][0].update(variant_token=0), "/flips[0]/variant_token"),
         (lambda report: report["ulp_histogram"].pop("1"), "/ulp_histogram/1"),

@@ -1,4 +1,6 @@
-"""A writer may die at any moment: no visible run, no lock, nothing for a reader to trip over, and the next writer tidies up."""
+"""A writer may die at any moment: no visible run, no lock, nothing for a reader to trip over, and the next writer
+tidies up.
+"""
 
 from __future__ import annotations
 
@@ -82,12 +84,18 @@ def test_a_writer_killed_at_any_moment_leaves_no_half_run_and_no_lock(tmp_path: 
     moments = random.Random(2)
     with_leftovers = 0
     nursery = subprocess.Popen(
-        [sys.executable, "-c", NURSERY, str(store.directory)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", NURSERY, str(store.directory)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert nursery.stdin is not None
     assert nursery.stdout is not None
     seen = 0
-    for kill in range(KILLS):  # every other one counts from a first run that was finished, or a slow machine would reach none
+    for kill in range(
+        KILLS
+    ):  # every other one counts from a first run that was finished, or a slow machine would reach none
         nursery.stdin.write(f"{kill % 2 == 1} {moments.uniform(0.01, 0.3)}\n")
         nursery.stdin.flush()
         assert nursery.stdout.readline() == "killed\n"
@@ -115,7 +123,9 @@ def test_a_killed_writers_partial_run_is_swept_and_a_living_writers_is_not(tmp_p
         while not living and time.monotonic() < deadline:
             time.sleep(0.001)
             process.send_signal(signal.SIGSTOP)  # alive, and not moving while we look
-            living = [partial for partial in _partials(store) if any(partial.glob("*.duckdb"))]  # past the moment before its lock
+            living = [
+                partial for partial in _partials(store) if any(partial.glob("*.duckdb"))
+            ]  # past the moment before its lock
             if not living:
                 process.send_signal(signal.SIGCONT)
         if living:
@@ -256,7 +266,9 @@ def test_a_run_reaches_the_disk_before_it_gets_its_name_and_the_directory_after(
 ) -> None:
     store = Store(tmp_path)
     events = []
-    monkeypatch.setattr(store_module, "to_disk", lambda path: events.append(("to disk", path.suffix, len(store.paths()))))
+    monkeypatch.setattr(
+        store_module, "to_disk", lambda path: events.append(("to disk", path.suffix, len(store.paths())))
+    )
     partial = Partial.make(tmp_path, "x")
     assert partial is not None
     partial.path.write_text("complete")
@@ -296,8 +308,12 @@ except StoreError as error:
 
 @pytest.mark.parametrize("room", [0, 40_000, 2_000_000])
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(room: int, tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk: it fails the same writes, from the first byte to the last tile."""
-    found = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path), str(room)], cwd=ROOT, capture_output=True, text=True)
+    """A limit on the size of files stands for the disk: it fails the same writes, from the first byte to the last
+    tile.
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path), str(room)], cwd=ROOT, capture_output=True, text=True
+    )
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("\n") == 1
     assert "cannot be" in found.stdout
@@ -306,7 +322,9 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(room: int, tmp_path: Pat
 
 def test_with_room_enough_the_same_script_writes_a_run(tmp_path: Path) -> None:
     limit = str(min(1 << 30, resource.getrlimit(resource.RLIMIT_FSIZE)[1] % (1 << 62) or 1 << 30))
-    found = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path), limit], cwd=ROOT, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path), limit], cwd=ROOT, capture_output=True, text=True
+    )
     assert (found.returncode, found.stdout) == (0, "")
     assert _check_whole(Store(tmp_path)) == 1
 

@@ -40,9 +40,13 @@ def put_out(layers: LayerRows, side: int, bits: np.ndarray) -> None:
 
 def look_closer(writer: RunWriter, sides: int) -> None:
     for side in range(sides):
-        writer.write_kernels(KernelList(side, (KernelRow("model.norm", "torch", "aten::mean", "3x16", 1 + side, 2.0),), 1, 1))
+        writer.write_kernels(
+            KernelList(side, (KernelRow("model.norm", "torch", "aten::mean", "3x16", 1 + side, 2.0),), 1, 1)
+        )
     for pair in range(sides - 1):
-        writer.write_remedies(pair, [RemedyRow("as it is", "Nothing.", "bfloat16", refusal=f"It failed on pair {pair}.")])
+        writer.write_remedies(
+            pair, [RemedyRow("as it is", "Nothing.", "bfloat16", refusal=f"It failed on pair {pair}.")]
+        )
 
 
 def stopped_at(store: Store, written_rows: int, *, sides: int = 3) -> Path:
@@ -84,7 +88,11 @@ def tables(path: Path) -> dict[str, list[tuple]]:
     """Every row of every table but `run`, sorted."""
     with duckdb.connect(str(path), read_only=True) as database:
         names = [row[0] for row in database.execute("SELECT table_name FROM duckdb_tables()").fetchall()]
-        return {name: sorted(map(repr, database.execute(f"SELECT * FROM {name}").fetchall())) for name in names if name != "run"}
+        return {
+            name: sorted(map(repr, database.execute(f"SELECT * FROM {name}").fetchall()))
+            for name in names
+            if name != "run"
+        }
 
 
 @pytest.mark.parametrize("written_rows", [0, 1, 5, 7])

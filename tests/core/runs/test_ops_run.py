@@ -1,4 +1,6 @@
-"""Runs of probes: what is stored is what any DuckDB reads, the words for it, and everything else that opens runs says a sentence."""
+"""Runs of probes: what is stored is what any DuckDB reads, the words for it, and everything else that opens runs says a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ import duckdb
 import pytest
 
 from core.errors import StoreError, UsageError
-from core.runs.ops_run import BatchClass, OpRow, OpsHeader, Repeats, RowPositions, list_ops_runs, read_ops, write_ops_run
+from core.runs.ops_run import (
+    BatchClass,
+    OpRow,
+    OpsHeader,
+    Repeats,
+    RowPositions,
+    list_ops_runs,
+    read_ops,
+    write_ops_run,
+)
 from core.runs.reader import RunReader
 from core.runs.reports.ops_wording import (
     Beside,
@@ -34,22 +45,37 @@ TESTED = (1, 2, 3, 4, 5, 7, 8, 16)
 
 def row_of(**changes) -> OpRow:
     found = OpRow(
-        "mm", "", "float32", "256 to 256", elements=256, repeats=Repeats(40), relative_rms=2.9e-7, seconds=0.5,
+        "mm",
+        "",
+        "float32",
+        "256 to 256",
+        elements=256,
+        repeats=Repeats(40),
+        relative_rms=2.9e-7,
+        seconds=0.5,
         classes=(BatchClass((1, 4, 5, 7, 8, 16), "aa" * 8), BatchClass((2, 3), "bb" * 8, 231, 1792)),
         positions=(RowPositions(3, ((0, 1, 2),)), RowPositions(17, (tuple(range(16)), (16,)))),
-    )  # fmt: skip
+    )
     return replace(found, **changes)
 
 
-UNSTEADY = row_of(op="scatter_add", repeats=Repeats(60, 3, 16, 4, 12, 4096, 2), classes=(), positions=(), note="repeats differ")
+UNSTEADY = row_of(
+    op="scatter_add", repeats=Repeats(60, 3, 16, 4, 12, 4096, 2), classes=(), positions=(), note="repeats differ"
+)
 ABSENT = OpRow("sdpa", "flash", "float32", "8 heads", refusal="no such kernel")
 
 
 def header(**changes) -> OpsHeader:
     found = OpsHeader(
-        "operations", "cpu", "A processor", ("float32", "bfloat16"), 3, "python -m core ops --seed 3",
-        versions={"torch": "2.13.0", "threads": "2"}, created=datetime(2026, 11, 21, 7, tzinfo=UTC),
-    )  # fmt: skip
+        "operations",
+        "cpu",
+        "A processor",
+        ("float32", "bfloat16"),
+        3,
+        "python -m core ops --seed 3",
+        versions={"torch": "2.13.0", "threads": "2"},
+        created=datetime(2026, 11, 21, 7, tzinfo=UTC),
+    )
     return replace(found, **changes)
 
 
@@ -73,12 +99,18 @@ def test_plain_sql_answers_which_operations_change_with_the_batch(store):
         store, header(), (row_of(), UNSTEADY, ABSENT, row_of(dtype="bfloat16", classes=(BatchClass(TESTED, "cc"),)))
     )
     with duckdb.connect(str(store.path_of(run_id)), read_only=True) as shell:
-        changing = shell.sql("SELECT op, dtype, batch_neq, batch_max_ulps FROM op WHERE NOT is_batch_invariant").fetchall()
-        unsteady = shell.sql("SELECT op, differing_calls, calls, worst_batch FROM op WHERE NOT is_repeatable").fetchall()
+        changing = shell.sql(
+            "SELECT op, dtype, batch_neq, batch_max_ulps FROM op WHERE NOT is_batch_invariant"
+        ).fetchall()
+        unsteady = shell.sql(
+            "SELECT op, differing_calls, calls, worst_batch FROM op WHERE NOT is_repeatable"
+        ).fetchall()
         absent = shell.sql("SELECT op, backend, refusal FROM op WHERE refusal <> ''").fetchall()
         classes = shell.sql("SELECT json_extract(batch_classes, '$[1].batches') FROM op WHERE probe = 0").fetchall()
         about = shell.sql("SELECT kind, vocab, positions, compute_dtype, seed, versions FROM run").fetchall()
-        none = [shell.sql(f"SELECT count(*) FROM {name}").fetchall()[0] for name in ("side", "prompt", "pair", "logits")]
+        none = [
+            shell.sql(f"SELECT count(*) FROM {name}").fetchall()[0] for name in ("side", "prompt", "pair", "logits")
+        ]
     assert changing == [("mm", "float32", 231, 1792)]
     assert unsteady == [("scatter_add", 3, 60, 16)]
     assert absent == [("sdpa", "flash", "no such kernel")]
@@ -98,7 +130,9 @@ def test_a_run_is_never_overwritten_and_an_empty_one_is_refused(store):
 
 def test_a_reader_of_logits_says_what_the_run_is_instead(store):
     run_id = write_ops_run(store, header(), (row_of(),))
-    with pytest.raises(StoreError, match="holds probes of operations, so no sides and no logits; `python -m core ops --show"):
+    with pytest.raises(
+        StoreError, match="holds probes of operations, so no sides and no logits; `python -m core ops --show"
+    ):
         RunReader(store.path_of(run_id))
 
 
@@ -146,8 +180,16 @@ def test_a_damaged_table_is_one_sentence(store, damage):
 
 @pytest.mark.parametrize(
     ("members", "expected"),
-    [((1,), "1"), ((2, 3), "2, 3"), ((4, 5, 7, 8), "4..8"), ((1, 4, 5, 7), "1, 4..7"), ((2, 4, 8), "2, 4, 8"), (TESTED, "1..16"), ((), "")],
-)  # fmt: skip
+    [
+        ((1,), "1"),
+        ((2, 3), "2, 3"),
+        ((4, 5, 7, 8), "4..8"),
+        ((1, 4, 5, 7), "1, 4..7"),
+        ((2, 4, 8), "2, 4, 8"),
+        (TESTED, "1..16"),
+        ((), ""),
+    ],
+)
 def test_a_span_is_of_sizes_that_were_tested_one_after_another(members, expected):
     assert spans(members, TESTED) == expected
 
@@ -174,9 +216,15 @@ def test_answers_and_their_sentences():
     assert says(row_of(), "repeat") == "40 calls, all identical"
     assert says(row_of(), "position") == "batch 17: index 16 differs from index 0"
     assert distance_says(row_of()) == "231 of 256 elements, up to 1,792 ULPs"
-    assert [answer(UNSTEADY, question) for question in ("repeat", "batch", "position")] == ["no", "not asked", "not asked"]
-    assert says(UNSTEADY, "repeat") == (
-        "3 of 60 calls differ from the first of their batch size, in up to 12 of 4,096 elements, up to 2 ULPs (batch 16, call 4)"
+    assert [answer(UNSTEADY, question) for question in ("repeat", "batch", "position")] == [
+        "no",
+        "not asked",
+        "not asked",
+    ]
+    assert (
+        says(UNSTEADY, "repeat")
+        == "3 of 60 calls differ from the first of their batch size, in up to 12 of 4,096 elements, up to 2 ULPs (batch"
+        " 16, call 4)"
     )
     assert {answer(ABSENT, question) for question in ("repeat", "batch", "position")} == {"not available"}
     assert says(ABSENT, "batch") == "not available: no such kernel"
@@ -209,10 +257,14 @@ def test_classes_of_unlike_batch_sizes_are_held_against_each_other_where_both_we
     assert only(row_of(classes=classes((1, 2), (3,))), row_of(classes=classes((1, 2), (3, 64)))).disagreement == ""
     assert batches_tested(long) == [1, 2, 3, 64, 128]
     assert only(short, long).disagreement == ""
-    quick, full = (RowPositions(3, ((0, 1, 2),)),), (RowPositions(3, ((0, 1, 2),)), RowPositions(5, ((0, 1), (2, 3, 4))))
+    quick, full = (
+        (RowPositions(3, ((0, 1, 2),)),),
+        (RowPositions(3, ((0, 1, 2),)), RowPositions(5, ((0, 1), (2, 3, 4)))),
+    )
     assert only(row_of(positions=quick), row_of(positions=full)).disagreement == ""
     assert (
-        only(row_of(positions=full[1:]), row_of(positions=(RowPositions(5, ((0, 1, 2, 3, 4),)),))).disagreement == "row position"
+        only(row_of(positions=full[1:]), row_of(positions=(RowPositions(5, ((0, 1, 2, 3, 4),)),))).disagreement
+        == "row position"
     )
 
 
@@ -239,10 +291,7 @@ def test_the_tables_of_a_report_stay_in_their_cells():
     assert machine(runs_of((hostile,))[0]) == "cpu, A processor, torch 2.13.0, 2 threads"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"refusal": "none here"}, {"classes": (BatchClass((2, 3), "bb"),)}],
-)
+@pytest.mark.parametrize("wrong", [{"refusal": "none here"}, {"classes": (BatchClass((2, 3), "bb"),)}])
 def test_rows_that_contradict_themselves_are_refused(wrong):
     with pytest.raises(UsageError):
         row_of(**wrong)

@@ -66,7 +66,10 @@ def test_prices_come_back_as_they_were(tmp_path):
 
 
 def test_remedies_of_a_pair_that_is_not_there_are_refused(tmp_path):
-    with RunWriter(Store(tmp_path), header_of()) as writer, pytest.raises(UsageError, match="remedies of pair 1 arrived"):
+    with (
+        RunWriter(Store(tmp_path), header_of()) as writer,
+        pytest.raises(UsageError, match="remedies of pair 1 arrived"),
+    ):
         writer.write_remedies(1, ROWS)
 
 
@@ -140,17 +143,28 @@ def test_a_file_of_version_3_is_read_without_the_spread_of_its_shares(tmp_path):
     store = Store(tmp_path)
     path = store.path_of(remedy_run(store))
     names = [f"{side}_share_{end}" for side in ("reference", "variant") for end in ("low", "high")]
-    damaged(path, *(f"ALTER TABLE remedy DROP COLUMN {name}" for name in (*names, "turns")), "UPDATE run SET schema_version = 3")
+    damaged(
+        path,
+        *(f"ALTER TABLE remedy DROP COLUMN {name}" for name in (*names, "turns")),
+        "UPDATE run SET schema_version = 3",
+    )
     with RunReader(path) as run:
         assert run.remedies == {0: [dataclasses.replace(row, **WITHOUT_SPREAD) for row in ROWS]}
 
 
 @pytest.mark.parametrize(
     "damage",
-    ["UPDATE remedy SET rms = 'nan'", "UPDATE remedy SET reference_share = 'inf'", "UPDATE remedy SET neq = NULL",
-     "UPDATE remedy SET neq = elements + 1", "UPDATE remedy SET name = 'a\n\n![x](http://x/y.png)'", "DELETE FROM remedy WHERE ordinal = 0",
-     "UPDATE remedy SET variant_share_low = 2 WHERE ordinal = 3", "UPDATE remedy SET turns = 0"],
-)  # fmt: skip
+    [
+        "UPDATE remedy SET rms = 'nan'",
+        "UPDATE remedy SET reference_share = 'inf'",
+        "UPDATE remedy SET neq = NULL",
+        "UPDATE remedy SET neq = elements + 1",
+        "UPDATE remedy SET name = 'a\n\n![x](http://x/y.png)'",
+        "DELETE FROM remedy WHERE ordinal = 0",
+        "UPDATE remedy SET variant_share_low = 2 WHERE ordinal = 3",
+        "UPDATE remedy SET turns = 0",
+    ],
+)
 def test_remedies_that_cannot_have_been_measured_are_a_damaged_file(tmp_path, damage):
     store = Store(tmp_path)
     path = store.path_of(remedy_run(store))

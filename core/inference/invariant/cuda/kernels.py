@@ -2,9 +2,10 @@
 # ruff: noqa: N803 - constants of a kernel are in capitals, as usual in Triton
 """Products, attention, softmax and norms on CUDA in one fixed order, whatever the number of rows, keys or programs.
 
-What keeps the order: a program's tile is chosen by the weight, never by rows or keys; no sum is shared by programs; and what grows with the
-prompt (rows, keys, strides of activations) is never specialised on, so that a kernel is compiled once and all batches run the same instructions.
-A multiplication and an addition become one instruction only where `fma` says so (`enable_fp_fusion=False`, launch.py).
+What keeps the order: a program's tile is chosen by the weight, never by rows or keys; no sum is shared by programs; and
+what grows with the prompt (rows, keys, strides of activations) is never specialised on, so that a kernel is compiled
+once and all batches run the same instructions. A multiplication and an addition become one instruction only where `fma`
+says so (`enable_fp_fusion=False`, launch.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import triton.language as tl
 
 NO_MASK, BOOLEAN, ADDED = 0, 1, 2
 ONE = 2.0**40
-"""What a weight of 1 is as a whole number: sums of whole numbers have no order. Room for 2**22 keys; beyond 2**-16 float32 fits exactly."""
+"""What a weight of 1 is as a whole number: sums of whole numbers have no order. Room for 2**22 keys; beyond 2**-16
+float32 fits exactly.
+"""
 
 _MASKED = tl.constexpr(-1e30)  # a mask adds the most negative number of its dtype, or minus infinity
 _FLOOR = tl.constexpr(-87.0)  # e to less is below the normal float32 numbers, and taken as 0
@@ -27,9 +30,20 @@ _ONE = tl.constexpr(ONE)
 
 @triton.jit(do_not_specialize=["rows"])
 def dots(
-    x, w, bias, out, rows, columns, length, w_k, w_n,
-    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    bias,
+    out,
+    rows,
+    columns,
+    length,
+    w_k,
+    w_n,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """out[m, n] = sum over k of x[m, k] w[k, n] + bias[n]; x [rows, length] and out [rows, columns] without gaps.
 
     One program a tile, blocks of k one after another into one accumulator. Columns and length are the weight's.
@@ -40,8 +54,12 @@ def dots(
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for begin in range(0, length, BLOCK_K):
         k = (begin + offsets).to(tl.int64)
-        left = tl.load(x + m[:, None] * length + k[None, :], mask=(m < rows)[:, None] & (k < length)[None, :], other=0.0)
-        right = tl.load(w + k[:, None] * w_k + n[None, :] * w_n, mask=(k < length)[:, None] & (n < columns)[None, :], other=0.0)
+        left = tl.load(
+            x + m[:, None] * length + k[None, :], mask=(m < rows)[:, None] & (k < length)[None, :], other=0.0
+        )
+        right = tl.load(
+            w + k[:, None] * w_k + n[None, :] * w_n, mask=(k < length)[:, None] & (n < columns)[None, :], other=0.0
+        )
         total = tl.dot(left, right, total, input_precision="ieee")
     if HAS_BIAS:
         total += tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)[None, :]
@@ -54,18 +72,52 @@ def dots(
 
 @triton.jit(
     do_not_specialize=[
-        *("rows", "columns", "length", "inner", "x_b", "x_h", "x_m", "x_k", "w_b", "w_h", "w_k", "w_n", "queries", "first"),
+        *(
+            "rows",
+            "columns",
+            "length",
+            "inner",
+            "x_b",
+            "x_h",
+            "x_m",
+            "x_k",
+            "w_b",
+            "w_h",
+            "w_k",
+            "w_n",
+            "queries",
+            "first",
+        )
     ],
     do_not_specialize_on_alignment=["x", "w"],
 )
 def chain(
-    x, w, out, rows, columns, length, inner, x_b, x_h, x_m, x_k, w_b, w_h, w_k, w_n, queries, first,
-    IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """out[b, h, m, n] = sum over k of x[b, h, m, k] w[b, h, k, n], one k after another; out without gaps; `inner` is the number of h.
+    x,
+    w,
+    out,
+    rows,
+    columns,
+    length,
+    inner,
+    x_b,
+    x_h,
+    x_m,
+    x_k,
+    w_b,
+    w_h,
+    w_k,
+    w_n,
+    queries,
+    first,
+    IS_CAUSAL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """out[b, h, m, n] = sum over k of x[b, h, m, k] w[b, h, k, n], one k after another; out without gaps; `inner` is
+    the number of h.
 
-    A term with a factor of 0 changes nothing wherever it stands. Causal: row m is query first + m % queries, and the terms beyond it are
-    zeros; the loop ends after the tile's last.
+    A term with a factor of 0 changes nothing wherever it stands. Causal: row m is query first + m % queries, and the
+    terms beyond it are zeros; the loop ends after the tile's last.
     """
     place = tl.program_id(0).to(tl.int64)
     b, h = place // inner, place % inner
@@ -81,7 +133,9 @@ def chain(
         left = tl.load(x_at, mask=m < rows, other=0.0).to(tl.float32)
         right = tl.load(w_at, mask=n < columns, other=0.0).to(tl.float32)
         total = tl.fma(
-            tl.broadcast_to(left[:, None], (BLOCK_M, BLOCK_N)), tl.broadcast_to(right[None, :], (BLOCK_M, BLOCK_N)), total
+            tl.broadcast_to(left[:, None], (BLOCK_M, BLOCK_N)),
+            tl.broadcast_to(right[None, :], (BLOCK_M, BLOCK_N)),
+            total,
         )
         x_at += x_k
         w_at += w_k
@@ -94,17 +148,41 @@ def chain(
 
 @triton.jit(
     do_not_specialize=[
-        *("queries", "keys", "first", "q_b", "q_h", "q_m", "k_b", "k_h", "k_n", "mask_b", "mask_h", "mask_m", "mask_n"),
+        *("queries", "keys", "first", "q_b", "q_h", "q_m", "k_b", "k_h", "k_n", "mask_b", "mask_h", "mask_m", "mask_n")
     ],
     do_not_specialize_on_alignment=["mask"],
 )
 def scores(
-    q, k, mask, out, heads, group, queries, keys, width, first, scale,
-    q_b, q_h, q_m, k_b, k_h, k_n, mask_b, mask_h, mask_m, mask_n,
-    MASK: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_ALIGNED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """out[b, h, g * queries + i, j] = scale * q[b, h * group + g, i] . k[b, h, j] + mask, minus infinity where j may not be seen.
+    q,
+    k,
+    mask,
+    out,
+    heads,
+    group,
+    queries,
+    keys,
+    width,
+    first,
+    scale,
+    q_b,
+    q_h,
+    q_m,
+    k_b,
+    k_h,
+    k_n,
+    mask_b,
+    mask_h,
+    mask_m,
+    mask_n,
+    MASK: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """out[b, h, g * queries + i, j] = scale * q[b, h * group + g, i] . k[b, h, j] + mask, minus infinity where j may
+    not be seen.
 
     Each score is a dot product of its own; `heads` are those of keys. Causal: query i is at first + i.
     """
@@ -164,11 +242,14 @@ def _weight(score, largest):
 
 
 @triton.jit(do_not_specialize=["rows", "length"])
-def softmax(x, out, rows, length, IS_LOG: tl.constexpr, IS_ATTENTION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Softmax or its logarithm of rows of `length` without gaps; may be in place. Rows that are all minus infinity give NaN, in attention 0.
+def softmax(
+    x, out, rows, length, IS_LOG: tl.constexpr, IS_ATTENTION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Softmax or its logarithm of rows of `length` without gaps; may be in place. Rows that are all minus infinity give
+    NaN, in attention 0.
 
-    The largest of a row has no order, nor has the sum, whose weights are whole numbers of 1 / ONE: neither where a masked element stands nor
-    how rows are cut into tiles changes a bit.
+    The largest of a row has no order, nor has the sum, whose weights are whole numbers of 1 / ONE: neither where a
+    masked element stands nor how rows are cut into tiles changes a bit.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
@@ -220,9 +301,21 @@ def row_sums(x, out, length, BLOCK: tl.constexpr):
 
 @triton.jit
 def layer_norm(
-    x, weight, bias, out, mean_out, rstd_out, length, epsilon, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """(x - mean) / sqrt(variance + epsilon) * weight + bias of rows without gaps, one a program; sums as in `row_sums`."""
+    x,
+    weight,
+    bias,
+    out,
+    mean_out,
+    rstd_out,
+    length,
+    epsilon,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """(x - mean) / sqrt(variance + epsilon) * weight + bias of rows without gaps, one a program; sums as in
+    `row_sums`.
+    """
     row = tl.program_id(0).to(tl.int64)
     source, target = x + row * length, out + row * length
     lanes = tl.arange(0, BLOCK)

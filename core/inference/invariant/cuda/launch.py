@@ -20,8 +20,8 @@ _LANES = 1024
 def _tile_of(dtype: torch.dtype, columns: int) -> dict[str, int]:
     """The tile of a product with a weight: by dtype and width alone, never by rows.
 
-    64 rows of 16 bits are what one of Hopper's instructions takes and still wait for memory where only one is used; narrow weights get narrow tiles,
-    as programs share no sum and there would be too few of them.
+    64 rows of 16 bits are what one of Hopper's instructions takes and still wait for memory where only one is used;
+    narrow weights get narrow tiles, as programs share no sum and there would be too few of them.
     """
     if dtype is torch.float32:
         return {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
@@ -60,9 +60,19 @@ def product(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, dtype: 
     grid = (_tiles(rows, tile["BLOCK_M"]), _tiles(columns, tile["BLOCK_N"]))
     with _on(x):
         kernels.dots[grid](
-            x, w, x if bias is None else bias, out, rows, columns, length, w.stride(0), w.stride(1),
-            HAS_BIAS=bias is not None, **tile, **_PLAIN,
-        )  # fmt: skip
+            x,
+            w,
+            x if bias is None else bias,
+            out,
+            rows,
+            columns,
+            length,
+            w.stride(0),
+            w.stride(1),
+            HAS_BIAS=bias is not None,
+            **tile,
+            **_PLAIN,
+        )
     return out
 
 
@@ -84,15 +94,36 @@ def _chain(
     grid = (batch * inner, _tiles(rows, 16), _tiles(columns, 64))
     with _on(x):
         kernels.chain[grid](
-            x, w, out, rows, columns, length, inner, *x.stride(), *w.stride(), queries, first,
-            IS_CAUSAL=is_causal, BLOCK_M=16, BLOCK_N=64, num_warps=4, **_PLAIN,
-        )  # fmt: skip
+            x,
+            w,
+            out,
+            rows,
+            columns,
+            length,
+            inner,
+            *x.stride(),
+            *w.stride(),
+            queries,
+            first,
+            IS_CAUSAL=is_causal,
+            BLOCK_M=16,
+            BLOCK_N=64,
+            num_warps=4,
+            **_PLAIN,
+        )
 
 
 def attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
 ) -> torch.Tensor:
-    """query [b, h, m, d], key [b, h / g, n, d], value [b, h / g, n, e], mask broadcastable to [b, h, m, n]. -> [b, h, m, e]"""
+    """query [b, h, m, d], key [b, h / g, n, d], value [b, h / g, n, e], mask broadcastable to [b, h, m, n]. -> [b, h,
+    m, e]
+    """
     batch, heads, queries, width = query.shape
     keys = key.shape[2]
     out = query.new_empty((batch, heads, queries, value.shape[3]))
@@ -117,16 +148,28 @@ def attention(
 
 def _rows_aligned(tensor: torch.Tensor, is_aligned: bool) -> torch.Tensor:
     """A view where each row lies without gaps and, if it can, from a multiple of 16 numbers on; else a copy."""
-    is_fit = tensor.stride(3) == 1 and tensor.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in tensor.stride()[:3])
+    is_fit = (
+        tensor.stride(3) == 1
+        and tensor.data_ptr() % 16 == 0
+        and all(stride % 16 == 0 for stride in tensor.stride()[:3])
+    )
     if is_fit or (not is_aligned and tensor.stride(3) == 1):
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _weights(
-    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, first: int, scale: float, is_causal: bool, is_aligned: bool
+    query: torch.Tensor,
+    key: torch.Tensor,
+    mask: torch.Tensor | None,
+    first: int,
+    scale: float,
+    is_causal: bool,
+    is_aligned: bool,
 ) -> torch.Tensor:
-    """The softmax of the scores; zeros for a query that may see nothing. -> [b, heads of keys, group * queries, keys], float32"""
+    """The softmax of the scores; zeros for a query that may see nothing. -> [b, heads of keys, group * queries, keys],
+    float32
+    """
     batch, heads, queries, width = query.shape
     key_heads, keys = key.shape[1], key.shape[2]
     group = heads // key_heads
@@ -139,11 +182,30 @@ def _weights(
     grid = (batch * key_heads, _tiles(group * queries, rows_of_tile), _tiles(keys, 64))
     with _on(query):
         kernels.scores[grid](
-            query, key, query if mask is None else mask, found, key_heads, group, queries, keys, width, first, scale,
-            *query.stride()[:3], *key.stride()[:3], *((0, 0, 0, 0) if mask is None else mask.stride()),
-            MASK=kind, IS_CAUSAL=is_causal, IS_ALIGNED=is_aligned, BLOCK_M=rows_of_tile, BLOCK_N=64, BLOCK_D=depth,
-            num_warps=4, num_stages=2, **_PLAIN,
-        )  # fmt: skip
+            query,
+            key,
+            query if mask is None else mask,
+            found,
+            key_heads,
+            group,
+            queries,
+            keys,
+            width,
+            first,
+            scale,
+            *query.stride()[:3],
+            *key.stride()[:3],
+            *((0, 0, 0, 0) if mask is None else mask.stride()),
+            MASK=kind,
+            IS_CAUSAL=is_causal,
+            IS_ALIGNED=is_aligned,
+            BLOCK_M=rows_of_tile,
+            BLOCK_N=64,
+            BLOCK_D=depth,
+            num_warps=4,
+            num_stages=2,
+            **_PLAIN,
+        )
     _softmax(found.view(-1, keys), found, is_log=False, is_attention=True)
     return found
 
@@ -169,7 +231,16 @@ def _softmax(x: torch.Tensor, out: torch.Tensor, *, is_log: bool, is_attention: 
     (rows, length), (together, block) = x.shape, _SOFTMAX_TILE
     with _on(x):
         kernels.softmax[(_tiles(rows, together),)](
-            x, out, rows, length, IS_LOG=is_log, IS_ATTENTION=is_attention, ROWS=together, BLOCK=block, num_warps=4, **_PLAIN
+            x,
+            out,
+            rows,
+            length,
+            IS_LOG=is_log,
+            IS_ATTENTION=is_attention,
+            ROWS=together,
+            BLOCK=block,
+            num_warps=4,
+            **_PLAIN,
         )
 
 
@@ -189,7 +260,16 @@ def layer_norm(
     out = torch.empty_like(x, dtype=dtype)
     mean, rstd = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
     _by_row(
-        kernels.layer_norm, x, x if weight is None else weight, x if bias is None else bias, out, mean, rstd, x.shape[1], epsilon,
-        HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
-    )  # fmt: skip
+        kernels.layer_norm,
+        x,
+        x if weight is None else weight,
+        x if bias is None else bias,
+        out,
+        mean,
+        rstd,
+        x.shape[1],
+        epsilon,
+        HAS_WEIGHT=weight is not None,
+        HAS_BIAS=bias is not None,
+    )
     return out, mean, rstd

@@ -105,7 +105,9 @@ def test_another_seed_shows_in_the_digest_of_a_random_path(llama: LoadedModel, m
 
 
 @pytest.mark.parametrize("rows_a_chunk", [1, 4, 1000])
-def test_chunks_of_any_size_give_the_same_bits(rows_a_chunk: int, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_any_size_give_the_same_bits(
+    rows_a_chunk: int, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = plan_capture(llama, PROMPTS, "prefill", ["decode"])
     expected = collect(plan).digest()
     monkeypatch.setattr(batch, "CHUNK_BYTES", rows_a_chunk * llama.vocab_size * 4)
@@ -141,7 +143,9 @@ def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> Non
     assert sorted(header.vocabulary) == list(range(384))
     origin = header.provenance
     assert (origin.kind, origin.device, origin.seed, origin.command) == ("capture", "cpu", 5, "python -m core")
-    assert {"torch", "transformers", "tokenizers", "numpy", "python", "cpu_capability", "threads"} <= set(origin.versions)
+    assert {"torch", "transformers", "tokenizers", "numpy", "python", "cpu_capability", "threads"} <= set(
+        origin.versions
+    )
     assert origin.versions["torch"] == torch.__version__
 
 
@@ -169,7 +173,13 @@ def test_a_prompt_may_be_token_ids(llama: LoadedModel) -> None:
             CaptureError,
             "prompt 1 of 1: token 384 at position 1 is not among the model's 384.",
         ),
-        ([[-1]], "prefill", ["decode"], CaptureError, "prompt 1 of 1: token -1 at position 0 is not among the model's 384."),
+        (
+            [[-1]],
+            "prefill",
+            ["decode"],
+            CaptureError,
+            "prompt 1 of 1: token -1 at position 0 is not among the model's 384.",
+        ),
         (
             ["x"],
             "prefill",
@@ -201,13 +211,16 @@ def test_a_plan_that_cannot_be_run_is_one_sentence(prompts, reference, variants,
 
 
 def test_text_that_is_no_text_is_one_sentence(llama: LoadedModel) -> None:
-    with pytest.raises(CaptureError, match=r"^prompt 1 of 1: the tokenizer cannot read it \(.*\); expected plain text\.$"):
+    with pytest.raises(
+        CaptureError, match=r"^prompt 1 of 1: the tokenizer cannot read it \(.*\); expected plain text\.$"
+    ):
         plan_capture(llama, ["\ud800"], "prefill", ["decode"])
 
 
 def test_logits_that_cannot_fit_are_refused_before_any_forward(llama: LoadedModel) -> None:
     with pytest.raises(
-        CaptureError, match=r"^path 'prefill\+batch:999999999': a batch of 999999999 x 1 positions takes at least .* GB, cpu has "
+        CaptureError,
+        match=r"^path 'prefill\+batch:999999999': a batch of 999999999 x 1 positions takes at least .* GB, cpu has ",
     ):
         plan_capture(llama, ["x"], "prefill", ["prefill+batch:999999999"])
 

@@ -1,4 +1,6 @@
-"""A dry run: a model without weights refuses what the model refuses, and its figures are those of the forwards really made."""
+"""A dry run: a model without weights refuses what the model refuses, and its figures are those of the forwards really
+made.
+"""
 
 from __future__ import annotations
 
@@ -70,11 +72,15 @@ def test_a_folder_of_40_gigabytes_is_looked_at_in_seconds(tmp_path, model_folder
     monkeypatch.setattr(model.memory, "free_host_bytes", lambda: 10**15)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KB
     assert shapes(folder, "bfloat16").weight_bytes == end
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4_000_000  # a tenth of what reading them would take
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4_000_000
+    )  # a tenth of what reading them would take
 
 
 @pytest.mark.parametrize("lost", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])
-def test_weights_that_lack_some_are_refused_in_the_same_words_with_and_without_reading_them(tmp_path, model_folders, lost):
+def test_weights_that_lack_some_are_refused_in_the_same_words_with_and_without_reading_them(
+    tmp_path, model_folders, lost
+):
     folder = shutil.copytree(model_folders["llama"], tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     del tensors[lost]
@@ -92,8 +98,9 @@ def test_names_that_loading_may_rename_are_left_to_loading(tmp_path, model_folde
     tensors = load_file(folder / "model.safetensors")
     save_file(
         {f"old.{key}" if "up_proj" in key else key: value for key, value in tensors.items()},
-        folder / "model.safetensors", metadata={"format": "pt"},
-    )  # fmt: skip
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     shapes(folder)
 
 
@@ -114,7 +121,9 @@ def test_forwards_and_tokens_are_those_that_the_model_really_computes(llama, mod
     other = "decode" if path == "prefill" else "prefill"
     foreseen = costs_of(plan_capture(shapes(model_folders["llama"]), PROMPTS, path, [other], kv=False)).sides[0]
     seen: list[int] = []
-    hook = llama.model.model.embed_tokens.register_forward_hook(lambda module, given, result: seen.append(given[0].numel()))
+    hook = llama.model.model.embed_tokens.register_forward_hook(
+        lambda module, given, result: seen.append(given[0].numel())
+    )
 
     class Sink:
         def write(self, side, row, bits):
@@ -136,11 +145,15 @@ def test_forwards_and_tokens_are_those_that_the_model_really_computes(llama, mod
 
 @pytest.mark.parametrize("path", ["prefill", *PATHS])
 def test_the_walk_and_the_path_agree_on_the_number_of_forwards(model_folders, path):
-    plan = plan_capture(shapes(model_folders["llama"]), PROMPTS, path, ["decode" if path == "prefill" else "prefill"], kv=False)
+    plan = plan_capture(
+        shapes(model_folders["llama"]), PROMPTS, path, ["decode" if path == "prefill" else "prefill"], kv=False
+    )
     assert costs_of(plan).sides[0].forwards == sum(plan.paths[0].forwards(len(ids)) for ids in plan.token_ids)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "gemma3", "mistral-window", "gpt-neox", "mixtral", "qwen2-moe"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "qwen2", "gemma3", "mistral-window", "gpt-neox", "mixtral", "qwen2-moe"]
+)
 def test_the_estimate_of_a_cache_is_what_the_cache_takes(name, model_folders):
     plan = plan_capture(shapes(model_folders[name]), PROMPTS, "prefill", ["decode+batch:3"], kv=False)
     foreseen = costs_of(plan)
@@ -170,7 +183,8 @@ def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, mo
     assert costs_of(plan).free_bytes == needed
     monkeypatch.setattr(costs.memory, "free_bytes", lambda device: needed + loaded.weight_bytes - 1)
     with pytest.raises(
-        CaptureError, match=r"path 'prefill\+batch:64': a batch of 64 x \d+ positions takes at least .* free beside the weights"
+        CaptureError,
+        match=r"path 'prefill\+batch:64': a batch of 64 x \d+ positions takes at least .* free beside the weights",
     ):
         costs_of(plan)
 
@@ -186,7 +200,9 @@ def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, mo
         ((5, 9999), "prefill", "decode", "token 9999 at position 1"),
     ],
 )
-def test_what_a_capture_refuses_a_dry_run_refuses_in_the_same_words(llama, model_folders, prompt, reference, variant, sentence):
+def test_what_a_capture_refuses_a_dry_run_refuses_in_the_same_words(
+    llama, model_folders, prompt, reference, variant, sentence
+):
     said = []
     for loaded in (llama, shapes(model_folders["llama"])):
         with pytest.raises(CaptureError) as refused:
@@ -205,12 +221,18 @@ def test_the_devices_are_those_a_model_can_be_loaded_on(model_folders):
 
 
 def test_what_is_generated_is_counted_as_the_most_it_can_be(llama, model_folders):
-    """Twice the prompt's forwards and one a token, both to find the tokens and to keep their logits; the real capture as oracle."""
+    """Twice the prompt's forwards and one a token, both to find the tokens and to keep their logits; the real capture
+    as oracle.
+    """
     from core.inference.generating.generation import plan_generation, plan_longest
 
-    foreseen = costs_of(plan_longest(shapes(model_folders["llama"]), PROMPTS, "chunked:5", ["decode"], tokens=6, kv=False))
+    foreseen = costs_of(
+        plan_longest(shapes(model_folders["llama"]), PROMPTS, "chunked:5", ["decode"], tokens=6, kv=False)
+    )
     seen: list[int] = []
-    hook = llama.model.model.embed_tokens.register_forward_hook(lambda module, given, result: seen.append(given[0].numel()))
+    hook = llama.model.model.embed_tokens.register_forward_hook(
+        lambda module, given, result: seen.append(given[0].numel())
+    )
 
     class Sink:
         def write(self, side, row, bits): ...

@@ -1,4 +1,6 @@
-"""What a dry run says is run beside the sides, against the forwards that are really made; and how long that takes, by hand."""
+"""What a dry run says is run beside the sides, against the forwards that are really made; and how long that takes, by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def counting(loaded: LoadedModel) -> Iterator[list[int]]:
 
 
 class Ticking:
-    """A clock on which every walk takes a second: as calm as a machine can be, and slow enough for the shortest walks."""
+    """A clock on which every walk takes a second: as calm as a machine can be, and slow enough for the shortest
+    walks.
+    """
 
     now = 0.0
 
@@ -53,7 +57,8 @@ ZERO = Summary(**dict.fromkeys(Summary.__dataclass_fields__, 0))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "variant"), [pytest.param("float32", "decode+batch:2", marks=pytest.mark.thorough), ("bfloat16", "chunked:3")]
+    ("dtype", "variant"),
+    [pytest.param("float32", "decode+batch:2", marks=pytest.mark.thorough), ("bfloat16", "chunked:3")],
 )
 def test_remedies_make_the_forwards_that_were_foreseen_on_a_calm_machine(dtype: str, variant: str):
     loaded = tiny_model("llama", dtype)
@@ -112,7 +117,9 @@ def test_the_time_is_that_of_the_weights_the_calls_and_the_products():
     stage = StageCost("remedies", Work(10, 20), Work(100, 200))
     found = seconds_of(loaded, costs, [stage], Speed(1e9, 1e9, 1e-3))
     sides = 11 * a_forward + 20 * a_token
-    assert found == pytest.approx((sides + 1.5 * (10 * a_forward + 20 * a_token), sides + 15 * (10 * a_forward + 20 * a_token)))
+    assert found == pytest.approx(
+        (sides + 1.5 * (10 * a_forward + 20 * a_token), sides + 15 * (10 * a_forward + 20 * a_token))
+    )
 
 
 def test_the_speed_of_a_machine_is_read_off_its_clock():

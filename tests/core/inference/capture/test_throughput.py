@@ -1,4 +1,6 @@
-"""Throughput: what is counted, what is refused, and what a share is on a machine that drifts or is busy, by a clock of the tests."""
+"""Throughput: what is counted, what is refused, and what a share is on a machine that drifts or is busy, by a clock of
+the tests.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Machine:
 
     def timed(self, **work: float) -> list[throughput.Timing]:
         """The first is what the others are held against."""
-        return throughput.by_turns([self.contender(name, each) for name, each in work.items()], [0] * len(work), clock=self)
+        return throughput.by_turns(
+            [self.contender(name, each) for name, each in work.items()], [0] * len(work), clock=self
+        )
 
 
 def drifting(now: float) -> float:
@@ -148,7 +152,9 @@ def test_a_few_turns_have_a_share_and_no_interval():
         (["prefill", "reuse:9"], [1], CaptureError, "nothing left to compute"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_runs(given, batches, error, sentence, llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be_measured_is_refused_before_anything_runs(
+    given, batches, error, sentence, llama, monkeypatch
+) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(throughput, "walk_seconds", lambda *_: pytest.fail("it ran"))
     with pytest.raises(error, match=sentence):
         throughput.throughput(llama, given, batches, tokens=8, rounds=1)

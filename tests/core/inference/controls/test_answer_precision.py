@@ -1,4 +1,6 @@
-"""Engines that compute in 16 bits whatever they are asked are found out, and those that answer in float32 are not taken for one."""
+"""Engines that compute in 16 bits whatever they are asked are found out, and those that answer in float32 are not taken
+for one.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +76,12 @@ def unrepeatable_head_in_float32() -> Engine:
     calls = itertools.count()
 
     def compute(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        hidden = model.model(input_ids=torch.stack([ids] * (1 + next(calls) % 7)), use_cache=False).last_hidden_state[:1]
+        hidden = model.model(input_ids=torch.stack([ids] * (1 + next(calls) % 7)), use_cache=False).last_hidden_state[
+            :1
+        ]
         hidden = (
-            hidden + (torch.rand(hidden.shape, generator=torch.Generator().manual_seed(next(calls))) - 0.5) * hidden * 2.0**-6
+            hidden
+            + (torch.rand(hidden.shape, generator=torch.Generator().manual_seed(next(calls))) - 0.5) * hidden * 2.0**-6
         )
         return (hidden.float() @ model.get_output_embeddings().weight.float().T)[0]
 
@@ -95,7 +100,9 @@ def test_an_engine_of_bfloat16_weights_is_found_out(compute: Engine, narrow: Loa
 
 
 @pytest.mark.model
-def test_hidden_states_of_bfloat16_are_found_out_where_logits_are_rounded_as_asked(narrow: LoadedModel, held: Any) -> None:
+def test_hidden_states_of_bfloat16_are_found_out_where_logits_are_rounded_as_asked(
+    narrow: LoadedModel, held: Any
+) -> None:
     engine = side_of(lambda model, ids: head_in_float32_rounded_as_asked(model, held, ids))
     found = narrow_answers(narrow, [range(5, 29)], engine)
     assert found is not None
@@ -126,24 +133,32 @@ def always_in_float32(weights: Any, compute: Engine) -> Engine:
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_no_engine_that_answers_in_float32_is_taken_for_one_of_16_bits(dtype: str) -> None:
-    """Whatever is wrong with it; engines that compute in float32 from the first are among them, whose two answers are the same."""
+    """Whatever is wrong with it; engines that compute in float32 from the first are among them, whose two answers are
+    the same.
+    """
     loaded = tiny_model("llama", dtype)
     prompts = tiny_prompts(loaded)[:1]
     cases: list[tuple[str, Callable[..., Any] | str]] = [
-        (case.name, case.engine or case.path) for case in (*MUTATIONS, *VARIATIONS) if case.applies(loaded) and case.base is None
+        (case.name, case.engine or case.path)
+        for case in (*MUTATIONS, *VARIATIONS)
+        if case.applies(loaded) and case.base is None
     ]
     cases += [
         (f"float32 weights of its own: {case.name}", always_in_float32(loaded.model, case.engine))
         for case in MUTATIONS
         if case.applies(loaded) and case.engine is not None and case.name in OWN_FLOAT32
     ]
-    cases += [("float32 weights of its own", always_in_float32(loaded.model, decode)), ("rounded at the end", in_float64)]
+    cases += [
+        ("float32 weights of its own", always_in_float32(loaded.model, decode)),
+        ("rounded at the end", in_float64),
+    ]
     with torch.inference_mode():
         found = {name: narrow_answers(loaded, prompts, side_of(engine)) for name, engine in cases}
     assert {name: one.seen for name, one in found.items() if one is not None} == {}
 
 
-# Those whose fault is not of the very size of rounding to 16 bits at nine of ten positions, which two equal answers cannot be told from.
+# Those whose fault is not of the very size of rounding to 16 bits at nine of ten positions, which two equal answers
+# cannot be told from.
 OWN_FLOAT32 = (
     "one stale slot of an earlier request",
     "one cached value of one head x 1.01",
@@ -172,7 +187,9 @@ def short(loaded: LoadedModel) -> list[tuple[int, ...]]:
 @pytest.mark.model
 @pytest.mark.parametrize("compute", [decode, head_in_float32], ids=lambda engine: engine.__name__)
 @pytest.mark.parametrize("is_reference", [False, True], ids=["variant", "reference"])
-def test_a_correct_engine_of_bfloat16_is_no_suspect(compute: Engine, is_reference: bool, narrow: LoadedModel, held: Any) -> None:
+def test_a_correct_engine_of_bfloat16_is_no_suspect(
+    compute: Engine, is_reference: bool, narrow: LoadedModel, held: Any
+) -> None:
     sides = ["prefill", served(held, compute)][:: -1 if is_reference else 1]
     verdict = judge(narrow, short(narrow), reference=sides[0], variant=sides[1])
     assert verdict.name == "undecided"

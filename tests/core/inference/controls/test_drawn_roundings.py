@@ -58,7 +58,9 @@ def test_a_draw_is_the_same_for_its_seed_and_another_for_another(narrow: LoadedM
 
 
 @pytest.mark.model
-def test_equal_values_are_rounded_alike_so_prompts_that_begin_alike_share_their_first_errors(narrow: LoadedModel) -> None:
+def test_equal_values_are_rounded_alike_so_prompts_that_begin_alike_share_their_first_errors(
+    narrow: LoadedModel,
+) -> None:
     """As kernels do: else a mean over prompts would lose what the first token does to all of them."""
     one, two = drawn_forward(narrow, [7, 8, 9, 10, 11, 12], 1), drawn_forward(narrow, [7, 8, 9, 40, 41, 42], 1)
     assert torch.equal(one[:3], two[:3])
@@ -126,7 +128,9 @@ def test_sums_are_those_of_all_logits_however_few_prompts_are_held_at_once(narro
         parts = errors_of(narrow, prompts, [side_of("prefill")], range(2))
         with in_float32(narrow) as widened:
             exact = [prefill(widened.model, torch.tensor(ids)).double().numpy() for ids in prompts]
-        error = [prefill(narrow.model, torch.tensor(ids)).double().numpy() - e for ids, e in zip(prompts, exact, strict=True)]
+        error = [
+            prefill(narrow.model, torch.tensor(ids)).double().numpy() - e for ids, e in zip(prompts, exact, strict=True)
+        ]
     for one, other in zip((*whole[0], *whole[1]), (*parts[0], *parts[1]), strict=True):
         assert one.rest is not None
         assert float(one.rest.mean()) < float(one.squares.mean())
@@ -196,7 +200,10 @@ def test_a_stale_slot_as_large_as_the_floor_is_seen_at_its_position_or_below_the
         draws = errors_of(narrow, prompts, [], range(DRAWS))[1]
         with in_float32(narrow) as widened:
             fault = torch.cat(
-                [stale(widened.model, torch.tensor(ids), share) - prefill(widened.model, torch.tensor(ids)) for ids in prompts]
+                [
+                    stale(widened.model, torch.tensor(ids), share) - prefill(widened.model, torch.tensor(ids))
+                    for ids in prompts
+                ]
             )
     size = np.sqrt(fault.double().square().mean(1).numpy() / np.mean([one.squares for one in draws], axis=0))
     assert size.max() < 1.5 * limit  # what is not seen is as small as is said; the rounding it meets may take from it
@@ -216,7 +223,9 @@ def test_both_sides_wrong_alike_are_no_bug_of_either(narrow: LoadedModel) -> Non
 
 
 @pytest.mark.model
-def test_draws_that_the_model_itself_does_not_look_like_decide_nothing(narrow: LoadedModel, held: Any, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_draws_that_the_model_itself_does_not_look_like_decide_nothing(
+    narrow: LoadedModel, held: Any, monkeypatch
+) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(
         drawn_roundings, "_drawn", lambda loaded, _, ids, seed: in_float64(loaded.model, torch.tensor(ids))
     )  # rounded at the end only
@@ -230,7 +239,9 @@ def test_draws_that_the_model_itself_does_not_look_like_decide_nothing(narrow: L
 
 @pytest.mark.model
 def test_an_engine_of_another_16_bit_dtype_is_not_measured_by_this_ones_rounding() -> None:
-    """A checkpoint of bfloat16 that is loaded in float16: 8 times as fine, so a correct engine is up to 10 of its floors away and may be more."""
+    """A checkpoint of bfloat16 that is loaded in float16: 8 times as fine, so a correct engine is up to 10 of its
+    floors away and may be more.
+    """
     loaded = tiny_model("llama", "bfloat16")
     prompts = tiny_prompts(loaded)
     held = copy.deepcopy(loaded.model)

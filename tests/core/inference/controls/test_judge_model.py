@@ -1,4 +1,6 @@
-"""A judgement: callables and paths as sides, controls that are missing or cannot be run, and the model as it was afterwards."""
+"""A judgement: callables and paths as sides, controls that are missing or cannot be run, and the model as it was
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from core.inference.paths.bases import BASES
 from core.inference.paths.batch import Setting
 from core.inference.paths.grammar import Pieces
 from core.judging.ladder import Verdict
-from core.runs.file.records import (  # fmt: skip
+from core.runs.file.records import (
     FAILED,
     FLOAT32,
     MISSING,
@@ -92,7 +94,9 @@ def test_rungs_and_figures_of_rounding(narrow: LoadedModel) -> None:
     steps: list[str] = []
     found = judge_pair(narrow, [PROMPT, PROMPT[:9]], "prefill", VARIANT, on_progress=steps.append)
     verdict = found.verdict
-    sides = [torch.cat([logits_of(path, narrow, list(ids)) for ids in (PROMPT, PROMPT[:9])]) for path in ("prefill", VARIANT)]
+    sides = [
+        torch.cat([logits_of(path, narrow, list(ids)) for ids in (PROMPT, PROMPT[:9])]) for path in ("prefill", VARIANT)
+    ]
     assert verdict.name == (
         "identical" if torch.equal(*sides) else "rounding"
     )  # on some processors bfloat16 rounds all of it away
@@ -135,7 +139,9 @@ def test_one_logit_that_is_not_finite_is_a_bug(value: float, small: LoadedModel)
     assert verdict.is_bug_suspected
     shown = {"nan": "NaN", "inf": "infinity", "-inf": "-infinity"}[str(value)]
     text = small.tokenizer.decode([7])
-    assert verdict.because.startswith(f"In float32, 'engine' is {shown} at position 3, token 7 ({text!r}), where 'prefill' is ")
+    assert verdict.because.startswith(
+        f"In float32, 'engine' is {shown} at position 3, token 7 ({text!r}), where 'prefill' is "
+    )
     assert verdict.because.endswith("Such a difference has no size, so no ratio is given.")
     assert verdict.first_place == (0, 3)
     assert verdict.noise_ratio is None
@@ -146,7 +152,9 @@ def test_one_logit_that_is_not_finite_is_a_bug(value: float, small: LoadedModel)
 
 
 def _at_3(value: float, *dtypes: torch.dtype) -> Any:
-    """A plain forward with this at position 3 and later ones, token 7; of the given dtypes alone where there are any."""
+    """A plain forward with this at position 3 and later ones, token 7; of the given dtypes alone where there are
+    any.
+    """
 
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
         logits = prefill(model, ids).clone()
@@ -260,7 +268,10 @@ def test_a_fault_in_both_sides_alike_is_not_seen(small: LoadedModel) -> None:
 @pytest.mark.parametrize(
     ("engine", "sentence"),
     [
-        (lambda model, ids: prefill(model, ids)[None], r"'<lambda>' gave \[1, 24, 384\]; expected logits \[24, vocab\]\."),
+        (
+            lambda model, ids: prefill(model, ids)[None],
+            r"'<lambda>' gave \[1, 24, 384\]; expected logits \[24, vocab\]\.",
+        ),
         (lambda model, ids: prefill(model, ids)[1:], r"'<lambda>' gave \[23, 384\]; expected logits \[24, vocab\]\."),
         (lambda model, ids: prefill(model, ids).tolist(), r"'<lambda>' gave list; expected logits \[24, vocab\]\."),
         (
@@ -270,7 +281,9 @@ def test_a_fault_in_both_sides_alike_is_not_seen(small: LoadedModel) -> None:
         (lambda model, ids: 1 / 0, r"'<lambda>' failed in float32: ZeroDivisionError: division by zero\."),
     ],
 )
-def test_an_engine_that_gives_no_logits_is_refused_in_a_sentence(engine: Any, sentence: str, small: LoadedModel) -> None:
+def test_an_engine_that_gives_no_logits_is_refused_in_a_sentence(
+    engine: Any, sentence: str, small: LoadedModel
+) -> None:
     with pytest.raises(CaptureError, match=sentence):
         judge_pair(small, [PROMPT], "prefill", engine)
 
@@ -329,7 +342,9 @@ def test_a_large_fault_of_such_an_engine_is_seen_in_its_own_dtype(narrow: Loaded
 
 @pytest.mark.model
 def test_16_bits_without_float32_only_note_what_reorderings_do_not_explain(narrow: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """Sums in float32 make reorderings of a narrow model move next to nothing, where another kernel's rounding moves all."""
+    """Sums in float32 make reorderings of a narrow model move next to nothing, where another kernel's rounding moves
+    all.
+    """
 
     def too_large(_: LoadedModel) -> Any:
         raise CaptureError("its weights in float32 take another 9 TB.")
@@ -343,9 +358,12 @@ def test_16_bits_without_float32_only_note_what_reorderings_do_not_explain(narro
 
 
 @pytest.mark.model
-def test_a_model_whose_maps_cannot_be_reordered_is_undecided(small: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_maps_cannot_be_reordered_is_undecided(
+    small: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        "core.inference.controls.reordering.reordering_refusal", lambda _: "its weights are int8; load it without quantisation"
+        "core.inference.controls.reordering.reordering_refusal",
+        lambda _: "its weights are int8; load it without quantisation",
     )
     verdict = judge_pair(small, [PROMPT], "prefill", "decode").verdict
     assert verdict.name == "undecided"
@@ -397,7 +415,9 @@ def test_a_mixture_of_experts_is_decided_in_float64(experts: LoadedModel) -> Non
     assert (single.outcome, single.figures["compute_dtype"]) == (NOTED, "float32")
     assert single.says.endswith("in a mixture of experts, so float64 decides.")
     assert (double.outcome, double.figures["compute_dtype"]) == (PASSED, "float64")
-    assert double.figures["floor_rms_logits"] < 1e-13 < 1e-3 < single.figures["floor_rms_logits"]  # torn by the router's ties
+    assert (
+        double.figures["floor_rms_logits"] < 1e-13 < 1e-3 < single.figures["floor_rms_logits"]
+    )  # torn by the router's ties
     assert verdict.noise_ratio == double.figures["noise_ratio"]
     assert state(experts) == before
     assert experts.model.config._experts_implementation == implementation
@@ -415,7 +435,8 @@ def test_a_fault_behind_a_floor_torn_by_near_ties_is_seen_in_float64(experts: Lo
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("factor", "outcome", "name"), [(1.0, PASSED, "rounding"), (1.0 + 1e-6, PASSED, "rounding"), (3.0, MISSING, "undecided")]
+    ("factor", "outcome", "name"),
+    [(1.0, PASSED, "rounding"), (1.0 + 1e-6, PASSED, "rounding"), (3.0, MISSING, "undecided")],
 )
 def test_experts_without_float64_say_what_stays_in_doubt(factor, outcome, name, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """A jump at one position may be a near tie; that the pair passes may be the floor's."""
@@ -475,8 +496,12 @@ def test_the_prompt_in_another_row_is_rounding(variant: str, small: LoadedModel)
 
 
 @pytest.mark.model
-def test_other_bits_in_another_row_are_held_against_the_floor(small: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on two threads in float32, where rows 5 and 7 of 8 are summed in another order than row 0. Here: a reordering by row."""
+def test_other_bits_in_another_row_are_held_against_the_floor(
+    small: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on two threads in float32, where rows 5 and 7 of 8 are summed in another order than row 0. Here: a reordering
+    by row.
+    """
     monkeypatch.setitem(BASES, "by_row", replace(BASES["prefill"], compute=_summed_by_row))
     verdict = judge_pair(small, [PROMPT], "prefill", "by_row+batch:4").verdict
     row = _other_row(verdict)
@@ -515,7 +540,9 @@ def _wrong_in_later_rows(setting: Setting) -> Pieces:
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
 def test_in_float64_nothing_passes_through_float32(name: str) -> None:
-    """Norms, softmax, routers and angles cast to float32 by themselves; with those casts two kernels differ by 1e-8, not 1e-14."""
+    """Norms, softmax, routers and angles cast to float32 by themselves; with those casts two kernels differ by 1e-8,
+    not 1e-14.
+    """
     loaded = tiny_model(name)
     before = state(loaded)
     ids = torch.tensor(PROMPT)

@@ -79,7 +79,9 @@ def test_a_lower_precision_is_named_with_its_size_in_floors(small: LoadedModel, 
 
 
 @pytest.mark.parametrize("case", ON_TOP, ids=lambda case: case.name)
-def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(small: LoadedModel, case: Mutation) -> None:
+def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
+    small: LoadedModel, case: Mutation
+) -> None:
     prompts = [tiny_prompts(small)[0][:28]]
     assert case.engine is not None
     verdict = judge_pair(small, prompts, "prefill", case.engine).verdict
@@ -98,12 +100,16 @@ def test_a_fault_as_large_and_as_even_as_a_precision_is_not_excused(small: Loade
 
 
 @pytest.mark.parametrize("name", ["fp8", pytest.param("int4", marks=pytest.mark.thorough)])
-def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precision(narrow: LoadedModel, name: str) -> None:
+def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precision(
+    narrow: LoadedModel, name: str
+) -> None:
     """A served engine in bfloat16 with an 8-bit cache, or weights of 4 bits; and with a stale slot as well."""
     own = copy.deepcopy(narrow.model)
     stale = overwriting(another_prompt, PREFIX, -3)
     sound, wrong = (
-        (with_weights(four_bits), with_weights(four_bits, stale)) if name == "int4" else (stored(fp8), stale_slot_in_fp8)
+        (with_weights(four_bits), with_weights(four_bits, stale))
+        if name == "int4"
+        else (stored(fp8), stale_slot_in_fp8)
     )
 
     def served(_, ids):  # type: ignore[no-untyped-def]
@@ -171,7 +177,10 @@ def test_a_precision_that_cannot_be_tried_says_so_and_the_others_are(small: Load
 
     engine = CASES["weights in NF4"].engine
     assert engine is not None
-    assert judge(small, _one_prompt(small), variant=engine, precisions=[Precision(CACHE, "x", broken)]).name == LOWER_PRECISION
+    assert (
+        judge(small, _one_prompt(small), variant=engine, precisions=[Precision(CACHE, "x", broken)]).name
+        == LOWER_PRECISION
+    )
 
 
 def test_the_lower_side_may_be_the_reference(small: LoadedModel) -> None:
@@ -213,7 +222,9 @@ def test_every_precision_of_the_catalogue_is_another_function(small: LoadedModel
 def test_formats_hold_the_values_that_their_definitions_say() -> None:
     values = torch.tensor([[0.1, -0.7, 1.0, 3.3, -2.05, 0.0, 448.0, 0.0021]])
     for dtype, other in ((torch.float8_e4m3fn, ml_dtypes.float8_e4m3fn), (torch.float8_e5m2, ml_dtypes.float8_e5m2)):
-        assert np.array_equal(precisions.through(dtype)(values).numpy(), values.numpy().astype(other).astype(np.float32))
+        assert np.array_equal(
+            precisions.through(dtype)(values).numpy(), values.numpy().astype(other).astype(np.float32)
+        )
     assert precisions.through(torch.float8_e4m3fn)(torch.tensor([1e6, -500.0])).tolist() == [448.0, -448.0]
     # TF32 keeps 10 bits: 1 + 2^-11 lies between 1 and 1 + 2^-10 and goes to the even one, 1 + 3 * 2^-11 to 1 + 2^-9
     given = torch.tensor([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-10, -3.0000001])
@@ -293,5 +304,7 @@ def test_precisions_and_faults_on_top_of_them_on_other_models(name: str) -> None
 def test_experts_and_norms_are_left_as_they_are_where_only_linear_layers_are_rounded(small: LoadedModel) -> None:
     with precisions._weights_rounded(small.model, lambda values: values * 0, is_all=False):
         kept = {name for name, parameter in small.model.named_parameters() if parameter.any()}
-    assert {name for name, _ in small.model.named_parameters() if "norm" in name or "embed" in name or "lm_head" in name} == kept
+    assert {
+        name for name, _ in small.model.named_parameters() if "norm" in name or "embed" in name or "lm_head" in name
+    } == kept
     assert Precision(LAYERS, "x", lambda values: values).name == "weights of linear layers in x"

@@ -1,4 +1,6 @@
-"""A model beside a dump: its floor decides, a dump of another model is told from one of this, and a wrong side is named."""
+"""A model beside a dump: its floor decides, a dump of another model is told from one of this, and a wrong side is
+named.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor(narrow, dumped,
     assert set(run.floor_positions(0)["compute_dtype"]) == {"bfloat16", "float32"}
 
 
-def test_without_the_float32_pair_the_model_alone_decides_nothing_about_a_pair_within_its_floor(narrow, dumped, tmp_path):
+def test_without_the_float32_pair_the_model_alone_decides_nothing_about_a_pair_within_its_floor(
+    narrow, dumped, tmp_path
+):
     own, _, _ = dumped
     run = _judged(Store(tmp_path / "s"), own, narrow)
     assert run.pairs[0].verdict == "undecided"
@@ -112,7 +116,9 @@ def test_a_float32_dump_needs_only_the_model(tmp_path):
     loaded = tiny_model("gpt2", "float32")
     prompts = [ids[:40] for ids in tiny_prompts(loaded)]
     about = {"token_ids": np.concatenate(prompts), "prompt_lengths": [len(ids) for ids in prompts]}
-    sides = {side: _side(loaded, path, prompts) for side, path in (("reference", "prefill"), ("variant", "decode+batch:3"))}
+    sides = {
+        side: _side(loaded, path, prompts) for side, path in (("reference", "prefill"), ("variant", "decode+batch:3"))
+    }
     run = _judged(Store(tmp_path / "s"), saved(tmp_path / "d.npz", **about, **sides), loaded)
     assert run.pairs[0].verdict == "rounding"
     sides["variant"][11] *= 1.0001
@@ -122,7 +128,9 @@ def test_a_float32_dump_needs_only_the_model(tmp_path):
 
 
 def test_a_side_in_a_lower_precision_is_named_and_a_fault_on_top_of_it_stays_a_bug(tmp_path):
-    """An engine with an 8-bit cache, another whose logits were sent in bfloat16, and the first with three rows in the wrong place."""
+    """An engine with an 8-bit cache, another whose logits were sent in bfloat16, and the first with three rows in the
+    wrong place.
+    """
     loaded = tiny_model("llama", "float32")
     prompts = [ids[:30] for ids in tiny_prompts(loaded)]
     about = {"token_ids": np.concatenate(prompts), "prompt_lengths": [len(ids) for ids in prompts]}
@@ -136,7 +144,9 @@ def test_a_side_in_a_lower_precision_is_named_and_a_fault_on_top_of_it_stays_a_b
         ("sent", plain.astype(ml_dtypes.bfloat16).astype(np.float32), "lower precision", "logits in bfloat16"),
         ("wrong", wrong, "bug suspected", "position 20 of prompt 0 first: a fault on top of it"),
     ):
-        run = _judged(Store(tmp_path / name), saved(tmp_path / f"{name}.npz", **about, reference=plain, variant=variant), loaded)
+        run = _judged(
+            Store(tmp_path / name), saved(tmp_path / f"{name}.npz", **about, reference=plain, variant=variant), loaded
+        )
         assert run.pairs[0].verdict == verdict
         assert any(says in row.says for row in run.evidence(0))
 
@@ -153,13 +163,18 @@ def test_the_model_that_was_just_refused_is_not_asked_for(narrow, of_another, tm
     run = _judged(Store(tmp_path / "t"), own, narrow, float32=[odd])
     assert run.pairs[0].verdict == "undecided"
     assert "--float32 PAIR_IN_FLOAT32.npz --floor WAYS_IN_FLOAT32.npz" in run.pairs[0].because
-    texts = [run.pairs[0].because, *(rung.supply for rung in finding(run, run.pairs[0], run.positions(0)).rungs if not rung.rows)]
+    texts = [
+        run.pairs[0].because,
+        *(rung.supply for rung in finding(run, run.pairs[0], run.positions(0)).rungs if not rung.rows),
+    ]
     assert not [text for text in texts if "--model" in text]
 
 
 @pytest.mark.parametrize("is_earlier", [False, True])
 def test_a_floor_far_from_the_models_own_is_left_aside_and_the_models_decides(is_earlier, narrow, dumped, tmp_path):
-    """Ways with noise of their own, seven floors each: of one spread among themselves, and no wider than float32 could be."""
+    """Ways with noise of their own, seven floors each: of one spread among themselves, and no wider than float32 could
+    be.
+    """
     own, pair, _ = dumped
     given = dict(np.load(pair))
     random = np.random.default_rng(0)
@@ -189,7 +204,10 @@ def test_a_floor_of_the_models_own_ways_is_not(narrow, dumped, tmp_path):
     own, pair, prompts = dumped
     given = dict(np.load(pair))
     with in_float32(narrow) as wide:
-        ways = {path: _side(wide, path, prompts) for path in ("prefill", "decode+batch:3", "chunked:5", "prefill+attn:eager")}
+        ways = {
+            path: _side(wide, path, prompts)
+            for path in ("prefill", "decode+batch:3", "chunked:5", "prefill+attn:eager")
+        }
     floor = saved(tmp_path / "floor.npz", token_ids=given["token_ids"], prompt_lengths=given["prompt_lengths"], **ways)
     run = _judged(Store(tmp_path / "s"), own, narrow, float32=[pair], floor=[floor])
     (row,) = [row for row in run.evidence(0) if row.rung == FLOAT32]

@@ -1,4 +1,6 @@
-"""Where in the model two paths part: planted faults are found at the module they are in, rounding at none, and watching changes no bit."""
+"""Where in the model two paths part: planted faults are found at the module they are in, rounding at none, and watching
+changes no bit.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ from core.runs.file.records import MISSING, MODULES, PASSED, Evidence
 from tests.covering import covering
 
 pytestmark = pytest.mark.model
-BLOCKS = {"llama": "model.layers.{}", "gpt2": "transformer.h.{}", "gemma2": "model.layers.{}", "mixtral": "model.layers.{}"}
+BLOCKS = {
+    "llama": "model.layers.{}",
+    "gpt2": "transformer.h.{}",
+    "gemma2": "model.layers.{}",
+    "mixtral": "model.layers.{}",
+}
 
 
 @pytest.fixture(scope="module", params=list(BLOCKS))
@@ -65,7 +72,9 @@ def test_a_fault_in_the_cache_of_a_layer_enters_at_that_layers_attention(layer, 
     row = _judged(loaded, "faulty")
     first = row.figures["first_module"]
     assert first.startswith(
-        BLOCKS[loaded.model.config.model_type if "gemma" not in loaded.model.config.model_type else "gemma2"].format(layer)
+        BLOCKS[loaded.model.config.model_type if "gemma" not in loaded.model.config.model_type else "gemma2"].format(
+            layer
+        )
     )
     assert "attn" in first
     assert f"enters at {first}" in row.says
@@ -98,7 +107,9 @@ def test_what_is_wrong_after_the_modules_is_said_to_be(loaded, monkeypatch):
     "path", ["prefill", "decode+batch:3+row:2+pad:left:4", "blocks:8", "reuse:7", "static", "chunked:5+pad:right:3"]
 )
 def test_what_is_kept_is_what_the_module_puts_out_at_those_positions(path, loaded):
-    """Against hidden_states of transformers' own forward; paths that round otherwise, to a tolerance a thousand times below the values."""
+    """Against hidden_states of transformers' own forward; paths that round otherwise, to a tolerance a thousand times
+    below the values.
+    """
     ids = tiny_prompts(loaded)[0]
     positions = [0, 3, 11, 12, len(ids) - 1]
     with torch.inference_mode():
@@ -107,7 +118,9 @@ def test_what_is_kept_is_what_the_module_puts_out_at_those_positions(path, loade
         with open_path(parse_path(path), loaded, trace=trace) as pieces_of, watched(loaded.model, trace):
             for _ in pieces_of(ids):
                 pass
-    block = BLOCKS[{"gpt2": "gpt2", "gemma2": "gemma2", "mixtral": "mixtral"}.get(loaded.model.config.model_type, "llama")]
+    block = BLOCKS[
+        {"gpt2": "gpt2", "gemma2": "gemma2", "mixtral": "mixtral"}.get(loaded.model.config.model_type, "llama")
+    ]
     for layer in range(len(states) - 2):  # the last of transformers' is behind the final norm
         found = trace.kept[block.format(layer)]
         expected = states[layer + 1][0, positions]
@@ -215,7 +228,9 @@ def test_a_callable_whose_forwards_cannot_be_followed_is_said_to_be():
 
 
 def test_a_head_in_slices_over_equal_rows_is_still_followed(monkeypatch):
-    """Each slice calls the model again, with the tokens of every row: nothing of that is to be guessed from the tokens."""
+    """Each slice calls the model again, with the tokens of every row: nothing of that is to be guessed from the
+    tokens.
+    """
     monkeypatch.setattr("core.inference.paths.batch.columns_at_once", lambda *_: 5)
     loaded = tiny_model("llama")
     row = _judged(loaded, "prefill+batch:3+neighbours:same")
@@ -238,7 +253,9 @@ def test_the_worked_example_of_the_documentation_names_its_module():
 
 
 def _in_parts(model, ids, watch, fault=1.0, at=1):
-    """Blocks by hand, whose outputs are handed in eight positions at a time: hooks on the model see no forward of it."""
+    """Blocks by hand, whose outputs are handed in eight positions at a time: hooks on the model see no forward of
+    it.
+    """
     body, hidden = model.model, model.model.embed_tokens(ids[None])
     angles = body.rotary_emb(hidden, torch.arange(len(ids))[None])
     for number, block in enumerate(body.layers):
@@ -255,7 +272,11 @@ def _in_parts(model, ids, watch, fault=1.0, at=1):
 def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, side):
     loaded = tiny_model("llama", dtype)
     engine = partial(_in_parts, fault=1.01)
-    sides = {"reference": engine, "variant": "prefill"} if side == "reference" else {"reference": "prefill", "variant": engine}
+    sides = (
+        {"reference": engine, "variant": "prefill"}
+        if side == "reference"
+        else {"reference": "prefill", "variant": engine}
+    )
     found = judge_pair(loaded, tiny_prompts(loaded), sides["reference"], sides["variant"]).verdict
     assert found.name == "bug suspected"
     assert found.first_place == (0, 5)

@@ -92,7 +92,9 @@ def test_what_a_cpu_has_no_use_for_says_so(bfloat16):
 
 def test_a_remedy_leaves_the_model_as_it_was(bfloat16):
     loaded, prompts, _ = bfloat16
-    assert torch.equal(whole(loaded, "decode", prompts[0]), whole(tiny_model("llama", "bfloat16"), "decode", prompts[0]))
+    assert torch.equal(
+        whole(loaded, "decode", prompts[0]), whole(tiny_model("llama", "bfloat16"), "decode", prompts[0])
+    )
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
     assert "forward" not in vars(loaded.model.lm_head)
     assert not torch.are_deterministic_algorithms_enabled()
@@ -111,8 +113,12 @@ def test_every_measured_row_has_its_throughput(bfloat16):
 
 def test_prices_are_of_paths_without_their_batch_at_every_batch_size(bfloat16):
     loaded = bfloat16[0]
-    rows = prices_of(loaded, [parse_path(path) for path in ("decode", "decode+batch:2+row:1", "prefill+threads:1")], turns=1)
-    assert [(row.path, row.batch) for row in rows] == [(path, n) for path in ("decode", "prefill+threads:1") for n in BATCHES]
+    rows = prices_of(
+        loaded, [parse_path(path) for path in ("decode", "decode+batch:2+row:1", "prefill+threads:1")], turns=1
+    )
+    assert [(row.path, row.batch) for row in rows] == [
+        (path, n) for path in ("decode", "prefill+threads:1") for n in BATCHES
+    ]
     for row in rows:
         assert row.share == pytest.approx(row.tokens_per_second / row.plain_tokens_per_second)
         assert LEAST_FORWARDS * row.batch <= row.tokens <= PRICE_TOKENS * row.batch
@@ -179,7 +185,9 @@ def test_all_remedies_take_turns_and_their_shares_are_ratios_of_the_rates_beside
     assert [path for path, *_ in walked[:2]] == ["prefill", "decode"]  # how long a walk of each takes
     each_turn = walked[2 : 2 + (len(walked) - 2) // (turns + 1)]
     assert walked[2:] == each_turn * (turns + 1)
-    assert [path for path, *_ in each_turn].count("prefill") == 4  # as it is, float32, float32 head, deterministic algorithms
+    assert [path for path, *_ in each_turn].count(
+        "prefill"
+    ) == 4  # as it is, float32, float32 head, deterministic algorithms
     assert {dtype for path, dtype, _ in each_turn if path == "decode"} == {"bfloat16", "float32"}
     assert {count for path, _, count in each_turn if path.startswith("decode")} == {WALK_FORWARDS}
     assert {count for path, _, count in each_turn if path.startswith("prefill")} == {len(ids[0])}
@@ -196,7 +204,9 @@ def test_what_both_sides_share_is_walked_once_a_turn(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(remedies, "walk_seconds", lambda loaded, path, ids, _: walked.append(str(path)) or 1.0)
     loaded = tiny_model("gpt2")
     rows = remedies_of(loaded, [list(tiny_prompts(loaded)[0][:9])], "decode", "decode", turns=1, floor_rms=1.0)
-    assert walked.count("decode") == 2 + 2 * 2  # a turn that does not count and one that does, as it is and deterministic
+    assert (
+        walked.count("decode") == 2 + 2 * 2
+    )  # a turn that does not count and one that does, as it is and deterministic
     assert {row.variant_share for row in rows if row.is_measured} == {1.0}
 
 
@@ -229,7 +239,9 @@ def test_what_a_compiler_takes_is_no_throughput(monkeypatch: pytest.MonkeyPatch,
 def test_a_walk_on_the_clock_is_long_enough_to_be_told_and_no_longer(
     monkeypatch: pytest.MonkeyPatch, seconds_of_a_forward, forwards
 ):
-    monkeypatch.setattr(remedies, "walk_seconds", lambda loaded, path, ids, _: seconds_of_a_forward * path.forwards(len(ids)))
+    monkeypatch.setattr(
+        remedies, "walk_seconds", lambda loaded, path, ids, _: seconds_of_a_forward * path.forwards(len(ids))
+    )
     loaded = tiny_model("gpt2")
     assert len(remedies._cut(loaded, parse_path("decode"), [1] * 90, Clock())) == forwards
     assert len(remedies._cut(loaded, parse_path("chunked:3"), [1] * 90, Clock())) == 3 * forwards

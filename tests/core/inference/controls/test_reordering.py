@@ -1,4 +1,6 @@
-"""A reordered model is the same function with other rounding, every linear map of it, and nothing of it is left afterwards."""
+"""A reordered model is the same function with other rounding, every linear map of it, and nothing of it is left
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,9 @@ def test_factors_that_do_not_match_are_caught_by_it(name, fault, model_of, monke
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_order_that_changes_nothing_changes_no_bit(name, dtype, mode, model_of, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """So layouts and kernels are those of the plain model, and what a floor measures is the order of summation alone."""
+    """So layouts and kernels are those of the plain model, and what a floor measures is the order of summation
+    alone.
+    """
     monkeypatch.setattr(reordering, "order_of", lambda seed, name, length: torch.arange(length))
     model, ids = model_of(name, dtype).model, torch.tensor([tokens(model_of(name))] * 2)
     with MODES[mode](), quiet():
@@ -192,7 +196,10 @@ def test_a_seed_that_is_not_used_has_not_bits_of_its_own(llama: LoadedModel, mon
 def test_an_order_holds_each_term_once_and_depends_on_seed_name_and_length() -> None:
     order = order_of(3, "model.layers.0.mlp.up_proj.weight", 48)
     assert sorted(order.tolist()) == list(range(48))
-    others = [order_of(4, "model.layers.0.mlp.up_proj.weight", 48), order_of(3, "model.layers.1.mlp.up_proj.weight", 48)]
+    others = [
+        order_of(4, "model.layers.0.mlp.up_proj.weight", 48),
+        order_of(3, "model.layers.1.mlp.up_proj.weight", 48),
+    ]
     assert not any(torch.equal(order, other) for other in others)
     assert torch.equal(order, order_of(3, "model.layers.0.mlp.up_proj.weight", 48))
 
@@ -214,9 +221,15 @@ def test_every_matrix_is_reordered_but_embeddings_convolutions_and_state_matrice
     model = model_of(name).model
     with torch.inference_mode(), reordered(model, 0) as found:
         model(torch.tensor([tokens(model_of(name))]))
-    tables = [model.get_input_embeddings().weight, *(m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding))]
+    tables = [
+        model.get_input_embeddings().weight,
+        *(m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)),
+    ]
     left = {name for name, p in model.named_parameters() if p.ndim > 1 and name not in found.maps}
-    assert all("conv" in name or "A_log" in name or any(model.get_parameter(name) is table for table in tables) for name in left)
+    assert all(
+        "conv" in name or "A_log" in name or any(model.get_parameter(name) is table for table in tables)
+        for name in left
+    )
     assert len(found) == MAPS[name]
     head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
     assert f"{head}.weight" in found.maps
@@ -224,7 +237,8 @@ def test_every_matrix_is_reordered_but_embeddings_convolutions_and_state_matrice
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    "left_out", ["model.layers.1.self_attn.o_proj", "lm_head", "model.layers.0.mlp.gate", "model.layers.0.mlp.shared_expert_gate"]
+    "left_out",
+    ["model.layers.1.self_attn.o_proj", "lm_head", "model.layers.0.mlp.gate", "model.layers.0.mlp.shared_expert_gate"],
 )
 def test_a_map_that_is_left_out_is_noticed(left_out, model_of, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     def without_one(self: Any, func: Any, packet: Any, factors: Any, args: Any, kwargs: Any) -> Any:
@@ -234,12 +248,16 @@ def test_a_map_that_is_left_out_is_noticed(left_out, model_of, monkeypatch) -> N
     original = reordering._Reorder._product
     monkeypatch.setattr(reordering._Reorder, "_product", without_one)
     loaded = model_of("qwen2-moe")
-    with pytest.raises(CaptureError, match=rf"^reordering: '{left_out}' \(\w+\) ran by a kernel whose sums cannot be reached"):
+    with pytest.raises(
+        CaptureError, match=rf"^reordering: '{left_out}' \(\w+\) ran by a kernel whose sums cannot be reached"
+    ):
         forward(loaded.model, tokens(loaded), seed=0)
 
 
 @pytest.mark.model
-def test_a_map_that_is_left_out_of_one_forward_of_two_is_noticed(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_that_is_left_out_of_one_forward_of_two_is_noticed(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     head: Any = llama.model.get_output_embeddings()
     ids = torch.tensor([tokens(llama)])
 
@@ -300,7 +318,9 @@ def test_every_path_can_be_reordered_and_keeping_weights_changes_no_bit(name, pa
 
 
 @pytest.mark.model
-def test_kept_weights_are_permuted_once_and_within_the_budget(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_weights_are_permuted_once_and_within_the_budget(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     permuted: list[int] = []
     weights = {p.shape for p in llama.model.parameters()}
     original = reordering._permuted
@@ -441,10 +461,7 @@ WAYS: dict[str, tuple[tuple[int, ...], Callable[[Any, torch.Tensor], torch.Tenso
     "an expanded weight": ((IN, OUT), lambda w, x: torch.bmm(x.view(5, 1, IN), w.expand(5, IN, OUT))),
     "addmm": ((IN, OUT), lambda w, x: torch.addmm(torch.ones(OUT, dtype=x.dtype), x, w)),
     "addmm_": ((IN, OUT), lambda w, x: torch.ones(5, OUT, dtype=x.dtype).addmm_(x, w)),
-    "baddbmm": (
-        (5, IN, OUT),
-        lambda w, x: torch.baddbmm(torch.ones(5, 1, OUT, dtype=x.dtype), x.view(5, 1, IN), w),
-    ),
+    "baddbmm": ((5, IN, OUT), lambda w, x: torch.baddbmm(torch.ones(5, 1, OUT, dtype=x.dtype), x.view(5, 1, IN), w)),
     "mv": ((OUT, IN), lambda w, x: torch.mv(w, x[0])),
     "addmv": ((OUT, IN), lambda w, x: torch.addmv(torch.ones(OUT, dtype=x.dtype), w, x[0])),
     "mm with out": ((IN, OUT), lambda w, x: torch.mm(x, w, out=torch.empty(5, OUT, dtype=x.dtype))),
@@ -590,7 +607,8 @@ def test_calling_the_model_through_compile_is_refused(warm: bool, llama: LoadedM
             if warm:
                 compiled(ids)
             sentence = (
-                r"^reordering: the model is called through torch.compile, whose sums cannot be reached; leave compile out\.$"
+                r"^reordering: the model is called through torch.compile, whose sums cannot be reached; leave compile"
+                r" out\.$"
             )
             with pytest.raises(CaptureError, match=sentence), reordered(llama.model, 0):
                 compiled(ids)
@@ -613,14 +631,22 @@ def test_an_operation_that_is_not_known_is_refused() -> None:
         return x @ w.t()
 
     layer = Layer((OUT, IN), lambda w, x: multiply(x, w))
-    sentence = r"^reordering: ulpscope_test.multiply.default takes 'weight', and how to reorder its sums is not known; choose"
+    sentence = (
+        r"^reordering: ulpscope_test.multiply.default takes 'weight', and how to reorder its sums is not known; choose"
+    )
     with pytest.raises(CaptureError, match=sentence), torch.inference_mode(), reordered(layer, 0):
         layer(torch.randn(5, IN))
 
 
 def test_groups_along_the_axis_of_the_sum_are_refused() -> None:
-    layer = Layer((IN, OUT), lambda w, x: F.grouped_mm(x.expand(32, 5, 32)[0], w, offs=torch.tensor([16, 32], dtype=torch.int32)))
-    with pytest.raises(CaptureError, match="contracts 'weight' group by group"), torch.inference_mode(), reordered(layer, 0):
+    layer = Layer(
+        (IN, OUT), lambda w, x: F.grouped_mm(x.expand(32, 5, 32)[0], w, offs=torch.tensor([16, 32], dtype=torch.int32))
+    )
+    with (
+        pytest.raises(CaptureError, match="contracts 'weight' group by group"),
+        torch.inference_mode(),
+        reordered(layer, 0),
+    ):
         layer(torch.randn(5, IN))
 
 
@@ -652,7 +678,9 @@ def test_weights_exchanged_for_others_inside_are_noticed(llama: LoadedModel) -> 
 
 
 def test_reordering_is_no_larger_than_rounding(llama: LoadedModel) -> None:
-    """bfloat16 against the float32 of the same tokens: the reordered side is not further away than sqrt(2) times the plain one."""
+    """bfloat16 against the float32 of the same tokens: the reordered side is not further away than sqrt(2) times the
+    plain one.
+    """
     with converted(llama, "bfloat16") as narrow:
         ids = tokens(llama)
         plain, other = forward(narrow.model, ids), forward(narrow.model, ids, seed=0)

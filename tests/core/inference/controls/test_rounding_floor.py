@@ -1,4 +1,6 @@
-"""The floor is the rms of reorderings, the pair is measured alike, and in float32 a bug stands above it that bfloat16 hides."""
+"""The floor is the rms of reorderings, the pair is measured alike, and in float32 a bug stands above it that bfloat16
+hides.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,9 @@ def test_a_difference_too_small_for_float32_is_kept() -> None:
 @pytest.mark.model
 def test_progress_counts_every_position_of_every_side(llama: LoadedModel) -> None:
     ticks: list[tuple[int, int]] = []
-    rounding_floor(llama, [[5, 6, 7], [8, 9]], (0, 1, 2), "decode", on_progress=lambda done, total: ticks.append((done, total)))
+    rounding_floor(
+        llama, [[5, 6, 7], [8, 9]], (0, 1, 2), "decode", on_progress=lambda done, total: ticks.append((done, total))
+    )
     assert ticks == [(done, 20) for done in range(1, 21)]
 
 
@@ -160,7 +164,9 @@ def test_widened_it_computes_in_float32_with_the_very_same_values(name, dtype, s
             assert torch.equal(logits_of("prefill", widened), expected[0])
         assert not torch.equal(plain.float(), expected)
     assert state(narrow) == before
-    if not name.startswith("gemma"):  # the scale of its embeddings is a buffer, rounded as it was loaded: another function
+    if not name.startswith(
+        "gemma"
+    ):  # the scale of its embeddings is a buffer, rounded as it was loaded: another function
         wide = load_model(saved_in(name, dtype), dtype="float32", device="cpu")
         assert torch.equal(logits_of("prefill", wide), expected[0])
 
@@ -176,7 +182,9 @@ def test_widening_is_undone_however_it_ends(error: type[BaseException], llama_bf
 
 @pytest.mark.model
 def test_the_floor_in_float32_is_that_of_the_model_loaded_in_float32(saved_in: Callable[[str, str], str]) -> None:
-    narrow, wide = (load_model(saved_in("llama", "bfloat16"), dtype=dtype, device="cpu") for dtype in ("bfloat16", "float32"))
+    narrow, wide = (
+        load_model(saved_in("llama", "bfloat16"), dtype=dtype, device="cpu") for dtype in ("bfloat16", "float32")
+    )
     found = rounding_floor(narrow, [tokens(narrow)], (0, 1), dtype="float32")
     expected = rounding_floor(wide, [tokens(narrow)], (0, 1))
     assert found.compute_dtype == expected.compute_dtype == "float32"
@@ -193,9 +201,10 @@ def test_the_floor_in_float32_is_that_of_the_model_loaded_in_float32(saved_in: C
 @needs_the_shipped_model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_decode_stands_at_the_floor(dtype: str, shipped: LoadedModel, shipped_prompts: list[list[int]]) -> None:
-    """DESIGN section 6: 1.2 in bfloat16 and 1.0 in float32. In bfloat16 it hangs on the processor: 2.6 with matrix tiles, where seeds differed by a
-    factor of 3.5, and 7.2 with 256-bit vectors and no bfloat16 of its own, where most outputs of a reordered product round to the same bits. What holds
-    everywhere there is the verdict's own limit."""
+    """DESIGN section 6: 1.2 in bfloat16 and 1.0 in float32. In bfloat16 it hangs on the processor: 2.6 with matrix
+    tiles, where seeds differed by a factor of 3.5, and 7.2 with 256-bit vectors and no bfloat16 of its own, where most
+    outputs of a reordered product round to the same bits. What holds everywhere there is the verdict's own limit.
+    """
     noise = rounding_floor(shipped, shipped_prompts, range(4), dtype=dtype)
     pair = pooled_rms(pair_divergence(shipped, shipped_prompts, "prefill", "decode", dtype=dtype))
     assert 0.5 < pair / noise.rms < (2 if dtype == "float32" else LARGEST_RATIO_16_BITS)
@@ -239,7 +248,10 @@ def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped,
             [[5]],
             (0,),
             {"dtype": "float16"},
-            "rounding floor of 'prefill': bfloat16 weights cannot be computed with in float16 unrounded; expected float32.",
+            (
+                "rounding floor of 'prefill': bfloat16 weights cannot be computed with in float16 unrounded; expected"
+                " float32."
+            ),
         ),
         ([[5, 999]], (0,), {}, "path 'prefill': token 999 is not among the model's 384."),
     ],
@@ -269,7 +281,9 @@ def test_the_floor_of_a_compiled_path_is_refused(llama: LoadedModel, monkeypatch
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model: compiled(model, backend="eager"))  # no C++ needed
     monkeypatch.setattr("core.inference.paths.modifiers._no_compiler", lambda *_: None)
-    with pytest.raises(CaptureError, match=r"called through torch.compile, whose sums cannot be reached; leave compile out\.$"):
+    with pytest.raises(
+        CaptureError, match=r"called through torch.compile, whose sums cannot be reached; leave compile out\.$"
+    ):
         rounding_floor(llama, [[5, 6]], (0,), "prefill+compile")
 
 

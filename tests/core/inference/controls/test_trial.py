@@ -1,7 +1,9 @@
-"""The verdict on trial: every injected bug is called one, every lower precision is named, and no other way to compute the same function is (benchmarks/verdicts/trial.py).
+"""The verdict on trial: every injected bug is called one, every lower precision is named, and no other way to compute
+the same function is (benchmarks/verdicts/trial.py).
 
-The normal run takes every case on two tiny models, a router of near ties among them. Every model of the trial, in both dtypes, takes
-half an hour: `python -m benchmarks.verdicts.trial` prints its table, and ULPSCOPE_WHOLE_TRIAL=1 has these tests run it.
+The normal run takes every case on two tiny models, a router of near ties among them. Every model of the trial, in both
+dtypes, takes half an hour: `python -m benchmarks.verdicts.trial` prints its table, and ULPSCOPE_WHOLE_TRIAL=1 has these
+tests run it.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ def test_every_bug_is_called_one_and_nothing_else_is(name: str, prompts: int | N
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("ULPSCOPE_WHOLE_TRIAL"), reason="takes half an hour; ULPSCOPE_WHOLE_TRIAL=1 runs it")
+@pytest.mark.skipif(
+    not os.environ.get("ULPSCOPE_WHOLE_TRIAL"), reason="takes half an hour; ULPSCOPE_WHOLE_TRIAL=1 runs it"
+)
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in QUICK])
 def test_it_holds_on_every_model_of_the_trial(name: str) -> None:
     if name in SHIPPED and not SHIPPED_MODEL.is_file():
@@ -87,7 +91,9 @@ def test_it_holds_on_every_model_of_the_trial(name: str) -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    "case", [case for case in MUTATIONS if case.name in ("fp8 cache", "left padding not masked")], ids=lambda case: case.name
+    "case",
+    [case for case in MUTATIONS if case.name in ("fp8 cache", "left padding not masked")],
+    ids=lambda case: case.name,
 )
 def test_a_bug_is_caught_and_a_precision_named_in_bfloat16_too(case) -> None:  # type: ignore[no-untyped-def]
     name = IN_BFLOAT16[0]

@@ -51,7 +51,11 @@ def generated(loaded: LoadedModel, ids: list[int], length: int) -> tuple[int, ..
     """transformers' own greedy search."""
     with torch.inference_mode():
         out = loaded.model.generate(
-            torch.tensor([ids]), max_new_tokens=length, do_sample=False, pad_token_id=0, attention_mask=torch.ones(1, len(ids))
+            torch.tensor([ids]),
+            max_new_tokens=length,
+            do_sample=False,
+            pad_token_id=0,
+            attention_mask=torch.ones(1, len(ids)),
         )
     return tuple(out[0, len(ids) :].tolist())
 
@@ -59,7 +63,9 @@ def generated(loaded: LoadedModel, ids: list[int], length: int) -> tuple[int, ..
 @pytest.mark.model
 @pytest.mark.parametrize(("loaded", "path"), covering(MODELS, PATHS, whole=("llama",)), indirect=["loaded"])
 def test_a_path_continues_a_prompt_as_transformers_does(path: str, loaded: LoadedModel) -> None:
-    """In float32 the random models of these tests have margins far above rounding, so every path must agree with the oracle."""
+    """In float32 the random models of these tests have margins far above rounding, so every path must agree with the
+    oracle.
+    """
     ids = tokens(loaded)[:20]
     ((found, _),) = continue_all(parse_path(path), loaded, [ids], LENGTH)
     assert found == generated(loaded, ids, LENGTH)
@@ -67,7 +73,9 @@ def test_a_path_continues_a_prompt_as_transformers_does(path: str, loaded: Loade
 
 @pytest.mark.model
 def test_a_step_at_a_wrong_position_is_caught_by_the_same_comparison(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """The twin: without position ids, tokens behind left padding believe to stand further right; learned positions show it."""
+    """The twin: without position ids, tokens behind left padding believe to stand further right; learned positions show
+    it.
+    """
     from core.inference.paths.batch import Setting
 
     ids = tokens(llama)[:20]
@@ -99,7 +107,9 @@ def test_a_text_ends_with_the_models_own_end_token(llama: LoadedModel) -> None:
 
 
 def test_the_argmax_is_the_lowest_id_and_never_nan_and_its_margin_is_over_the_runner_up() -> None:
-    rows = torch.tensor([[1.0, torch.nan, 3.0, 3.0], [-torch.inf, torch.nan, -torch.inf, 2.0], [0.5, 4.0, torch.nan, 1.75]])
+    rows = torch.tensor(
+        [[1.0, torch.nan, 3.0, 3.0], [-torch.inf, torch.nan, -torch.inf, 2.0], [0.5, 4.0, torch.nan, 1.75]]
+    )
     tokens, margins = best_and_margin(rows)
     assert tokens.tolist() == [2, 3, 1]
     assert margins.tolist() == [0.0, torch.inf, 2.25]
@@ -107,7 +117,9 @@ def test_the_argmax_is_the_lowest_id_and_never_nan_and_its_margin_is_over_the_ru
 
 @pytest.mark.model
 def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama: LoadedModel) -> None:
-    """Against one forward of transformers over the prompt and what was written; float32 orders its sums differently by 1e-5."""
+    """Against one forward of transformers over the prompt and what was written; float32 orders its sums differently by
+    1e-5.
+    """
     ids = tokens(llama)[:20]
     ((found, margins),) = continue_all(parse_path("decode"), llama, [ids], LENGTH)
     with torch.inference_mode():
@@ -168,7 +180,9 @@ def test_sides_that_never_part_are_captured_to_their_last_token(shipped: LoadedM
 
 @pytest.mark.model
 def test_the_second_pass_repeats_the_first_bit_for_bit(shipped: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """Teacher-forced on the common tokens, static cache and neighbours included: the same argmax at every step, from the same bits."""
+    """Teacher-forced on the common tokens, static cache and neighbours included: the same argmax at every step, from
+    the same bits.
+    """
     from core.inference.capture import capture
     from core.inference.paths.paths import OpenPath
 
@@ -203,7 +217,9 @@ def test_the_second_pass_repeats_the_first_bit_for_bit(shipped: LoadedModel, mon
         ("prefill", 500, "and 500 more do not fit the model's context of 96; shorten it or lower --tokens"),
     ],
 )
-def test_what_cannot_be_continued_is_refused_before_anything_is_computed(reference, tokens_asked, sentence, llama) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be_continued_is_refused_before_anything_is_computed(
+    reference, tokens_asked, sentence, llama
+) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(CaptureError, match=sentence):
         plan_generation(llama, ["def walk"], reference, ["decode"], tokens=tokens_asked)
 

@@ -108,7 +108,9 @@ def test_identical_paths_have_no_flip_and_the_closest_call_is_told(shipped: Load
     assert found.closest is not None
     smallest = min(
         float(
-            (best := logits_of("prefill", shipped, shipped.tokenizer(prompt)["input_ids"]).topk(2).values.double())[:, 0]
+            (best := logits_of("prefill", shipped, shipped.tokenizer(prompt)["input_ids"]).topk(2).values.double())[
+                :, 0
+            ]
             .sub(best[:, 1])
             .min()
         )
@@ -135,7 +137,9 @@ def test_a_planted_fault_at_one_position_of_one_prompt_is_found(llama: LoadedMod
 
 @pytest.mark.model
 def test_the_time_is_kept(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """By a clock on which each prompt takes 50 ms: the budget of a second ends within the variant's pass, and nobody has to be fast."""
+    """By a clock on which each prompt takes 50 ms: the budget of a second ends within the variant's pass, and nobody
+    has to be fast.
+    """
     real, now = module._scores, [0.0]
 
     def slow(loaded, path, prompts, seed):  # type: ignore[no-untyped-def]
@@ -182,7 +186,9 @@ def test_batches_grow_and_lose_no_prompt() -> None:
 
 
 @pytest.mark.model
-def test_what_was_searched_and_what_was_found_are_counted_alike(shipped: LoadedModel, expected: list[list[int]]) -> None:
+def test_what_was_searched_and_what_was_found_are_counted_alike(
+    shipped: LoadedModel, expected: list[list[int]]
+) -> None:
     """It ends with the prompt that was still missing: nothing beyond it is computed, counted or left out."""
     found = search(shipped, PROMPTS, "prefill", "decode", flips=1)
     first = next(n for n, positions in enumerate(expected) if positions)

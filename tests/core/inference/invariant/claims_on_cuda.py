@@ -1,6 +1,8 @@
-"""What the Triton kernels promise: bits that depend on no other row, chunk, cache or padding, and sums as close as the CPU's.
+"""What the Triton kernels promise: bits that depend on no other row, chunk, cache or padding, and sums as close as the
+CPU's.
 
-Not collected by itself: test_cuda.py runs it with TRITON_INTERPRET=1, on CPU tensors by triton's interpreter, and on CUDA where there is one.
+Not collected by itself: test_cuda.py runs it with TRITON_INTERPRET=1, on CPU tensors by triton's interpreter, and on
+CUDA where there is one.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def _widened(values: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def _rounding(own: Callable[..., Any]) -> Callable[..., Any]:
-    """What the interpreter makes of a change of dtype: to the nearest bfloat16, as CUDA; its own cuts off (triton 3.7 and 3.9)."""
+    """What the interpreter makes of a change of dtype: to the nearest bfloat16, as CUDA; its own cuts off (triton 3.7
+    and 3.9).
+    """
 
     def cast(self: Any, values: Any, to: Any) -> Any:
         if to.scalar.is_bf16() and values.dtype.scalar.is_fp32():
@@ -58,7 +62,9 @@ def _rounding(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _once_for_each_module(patch: Callable[..., Any]) -> Callable[..., Any]:
-    """The interpreter exchanges triton's language at every call of a function, 2 ms each; this process needs the real one never again."""
+    """The interpreter exchanges triton's language at every call of a function, 2 ms each; this process needs the real
+    one never again.
+    """
     done: set[int] = set()
 
     def patched(function: Any) -> Any:
@@ -97,7 +103,9 @@ def _drawn(*shape: int, dtype: str = "float32", seed: int = 0) -> torch.Tensor:
 
 
 def _depends_on_others(compute: Compute, x: torch.Tensor) -> bool:
-    """Do the bits of a row change with how many rows there are, with its place among them, or with what stands in the others?"""
+    """Do the bits of a row change with how many rows there are, with its place among them, or with what stands in the
+    others?
+    """
     some = [row for row in (0, 1, 4, 15, 16, 32) if row < len(x)]
     alone = torch.cat([compute(x[row : row + 1]) for row in some])
     others = torch.cat([x[:3], _drawn(*x.shape, seed=9).to(x.dtype)[3:]])
@@ -120,11 +128,16 @@ def _depends_on_others(compute: Compute, x: torch.Tensor) -> bool:
 @pytest.mark.parametrize(("length", "columns", "lies"), [(1, 5, "by row"), (100, 40, "by row"), (100, 33, "by column")])
 def test_a_row_of_a_product_does_not_depend_on_the_others(dtype: str, length: int, columns: int, lies: str) -> None:
     x = _drawn(33, length, dtype=dtype)
-    w = _drawn(columns, length, dtype=dtype, seed=1).t() if lies == "by row" else _drawn(length, columns, dtype=dtype, seed=1)
+    w = (
+        _drawn(columns, length, dtype=dtype, seed=1).t()
+        if lies == "by row"
+        else _drawn(length, columns, dtype=dtype, seed=1)
+    )
     assert not _depends_on_others(lambda x: products.product(x, w), x)
     found = products.product(x, w).double()
     exact = x.double() @ w.double()
-    # Higham, Accuracy and Stability, 3.5; tensor cores truncate where they add (Fasi et al. 2021), which is 2 units where rounding is 1.
+    # Higham, Accuracy and Stability, 3.5; tensor cores truncate where they add (Fasi et al. 2021), which is 2 units
+    # where rounding is 1.
     unit = 2.0**-24 if dtype == "float32" or IS_INTERPRETED else 2.0**-22
     bound = length * unit * (x.double().abs() @ w.double().abs())
     assert bool(((found - exact).abs() <= bound + 1e-30).all())
@@ -187,7 +200,9 @@ Attention = Callable[..., torch.Tensor]
 
 
 def _depends_on_the_cache(attention: Attention, dtype: str, mask: str = "boolean", tokens: int = 9) -> list[str]:
-    """Which of decoding, chunks, unused slots, left padding and keys that nobody may see, give other bits than one causal forward?"""
+    """Which of decoding, chunks, unused slots, left padding and keys that nobody may see, give other bits than one
+    causal forward?
+    """
     query, key, value = _attention_parts(dtype, tokens)
     plain = attention(query, key, value, is_causal=True)
 
@@ -215,7 +230,9 @@ def _depends_on_the_cache(attention: Attention, dtype: str, mask: str = "boolean
         "chunks": torch.cat(by_chunk, dim=2),
         "unused slots": placed(everywhere, 66),
         "left padding": placed(everywhere + 5, tokens + 5),
-        "keys of others between": placed(torch.tensor([n for n in range(40) if n % 3 != 1][:tokens], device=DEVICE), 40),
+        "keys of others between": placed(
+            torch.tensor([n for n in range(40) if n % 3 != 1][:tokens], device=DEVICE), 40
+        ),
         "another row alone": torch.cat(
             [attention(*(one[n : n + 1] for one in (query, key, value)), is_causal=True) for n in range(2)]
         ),
@@ -225,7 +242,10 @@ def _depends_on_the_cache(attention: Attention, dtype: str, mask: str = "boolean
 
 @pytest.mark.parametrize(
     ("dtype", "mask"),
-    [("float32", "boolean"), *(pytest.param(*pair, marks=THOROUGH) for pair in (("bfloat16", "added"), ("float16", "boolean")))],
+    [
+        ("float32", "boolean"),
+        *(pytest.param(*pair, marks=THOROUGH) for pair in (("bfloat16", "added"), ("float16", "boolean"))),
+    ],
 )
 def test_attention_depends_on_no_chunk_cache_or_padding(dtype: str, mask: str) -> None:
     assert _depends_on_the_cache(products.attention, dtype, mask) == []
@@ -247,7 +267,11 @@ def test_attention_that_depends_on_them_is_caught() -> None:
             score = score if allowed is None else score.masked_fill(~allowed[:, tile], -torch.inf)
             most = torch.maximum(largest, score.amax(-1, keepdim=True))
             weight, scale = torch.exp(score - most), torch.exp(largest - most)
-            total, out, largest = total * scale + weight.sum(-1, keepdim=True), out * scale + weight @ value[:, :, tile], most
+            total, out, largest = (
+                total * scale + weight.sum(-1, keepdim=True),
+                out * scale + weight @ value[:, :, tile],
+                most,
+            )
         return (out / total).to(query.dtype)
 
     assert {"left padding", "keys of others between"} <= set(_depends_on_the_cache(in_tiles, "float32"))
@@ -271,7 +295,9 @@ def test_attention_is_exact_within_rounding(dtype: str) -> None:
         query.double(), key.double(), value.double(), is_causal=True, enable_gqa=True
     )
     rtol, atol = (1e-4, 1e-3) if dtype == "float32" else (1e-2, 0.3)  # as for the CPU's
-    torch.testing.assert_close(products.attention(query, key, value, is_causal=True).double(), exact, rtol=rtol, atol=atol)
+    torch.testing.assert_close(
+        products.attention(query, key, value, is_causal=True).double(), exact, rtol=rtol, atol=atol
+    )
 
 
 def test_queries_are_taken_in_shares_that_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +359,9 @@ def _depends_on_place(softmax: Compute) -> bool:
 
 
 @pytest.mark.parametrize("is_log", [False, True])
-def test_masked_elements_change_no_bit_of_softmax_wherever_they_stand(is_log: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masked_elements_change_no_bit_of_softmax_wherever_they_stand(
+    is_log: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def compute(x: torch.Tensor) -> torch.Tensor:
         return products.softmax(x / 64, -1, torch.float32, is_log=is_log)
 
@@ -412,7 +440,14 @@ def test_an_element_does_not_depend_on_its_place(name: str, dtype: str) -> None:
 
 # Models.
 
-PATHS = ["decode", "static", "chunked:5", "decode+batch:2+row:1+neighbours:random", "decode+pad:left:5", "prefill+pad:right:3"]
+PATHS = [
+    "decode",
+    "static",
+    "chunked:5",
+    "decode+batch:2+row:1+neighbours:random",
+    "decode+pad:left:5",
+    "prefill+pad:right:3",
+]
 FEW = ["decode", "prefill+batch:3", "decode+pad:left:5"]
 
 
@@ -437,11 +472,15 @@ def _one_layer(folders: dict[str, Path], dtype: str) -> LoadedModel:
 @pytest.mark.parametrize(
     ("dtype", "paths"), [("float32", FEW[:1]), ("bfloat16", FEW[:1]), pytest.param("float32", FEW[1:], marks=THOROUGH)]
 )
-def test_paths_of_a_model_give_the_bits_of_prefill(dtype: str, paths: list[str], model_folders: dict[str, Path]) -> None:
+def test_paths_of_a_model_give_the_bits_of_prefill(
+    dtype: str, paths: list[str], model_folders: dict[str, Path]
+) -> None:
     assert _differing(_one_layer(model_folders, dtype), paths, "+invariant", 4) == []
 
 
-def test_a_model_whose_products_depend_on_rows_is_caught(model_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_products_depend_on_rows_is_caught(
+    model_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = _one_layer(model_folders, "float32")
     own = products.linear
 
@@ -456,7 +495,8 @@ def test_a_model_whose_products_depend_on_rows_is_caught(model_folders: dict[str
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("name", "dtype"), [*((name, "float32") for name in MODELS), *((name, "bfloat16") for name in ("gpt2", "gemma2", "mixtral"))]
+    ("name", "dtype"),
+    [*((name, "float32") for name in MODELS), *((name, "bfloat16") for name in ("gpt2", "gemma2", "mixtral"))],
 )
 def test_every_path_of_a_model_gives_the_bits_of_prefill(name: str, dtype: str, model_folders: dict[str, Path]) -> None:
     loaded = _loaded(model_folders, name, dtype)
@@ -472,6 +512,7 @@ def test_it_is_as_exact_as_torch(name: str, dtype: str, model_folders: dict[str,
     loaded = _loaded(model_folders, name, dtype)
     exact = exact_logits(load_model(str(model_folders[name]), dtype=dtype, device="cpu"))
     plain, fixed = (
-        float((logits_of(f"prefill{way}", loaded).cpu().double() - exact).square().mean().sqrt()) for way in ("", "+invariant")
+        float((logits_of(f"prefill{way}", loaded).cpu().double() - exact).square().mean().sqrt())
+        for way in ("", "+invariant")
     )
     assert fixed <= 1.5 * plain

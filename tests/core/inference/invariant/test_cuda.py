@@ -1,4 +1,6 @@
-"""`invariant` on CUDA: what its Triton kernels promise (claims_on_cuda.py), what they are compiled to, and who may use them."""
+"""`invariant` on CUDA: what its Triton kernels promise (claims_on_cuda.py), what they are compiled to, and who may use
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ CLAIMS = "tests/core/inference/invariant/claims_on_cuda.py"
 
 
 def _hold(*marks: str, **environment: str) -> None:
-    """Triton decides when it is imported whether kernels are compiled or interpreted, so the claims have a process of their own."""
+    """Triton decides when it is imported whether kernels are compiled or interpreted, so the claims have a process of
+    their own.
+    """
     command = [
         sys.executable,
         "-m",
@@ -98,7 +102,10 @@ def test_what_it_keeps_of_the_throughput_on_cuda(capsys: pytest.CaptureFixture[s
     with capsys.disabled():
         for base in ("prefill", "decode"):
             for one in measured(loaded, base, tokens=128, rounds=5, batches=(1, 8)):
-                print(f"\n{one.path}, batch {one.batch}: {one.tokens_per_second:,.0f} tokens a second, {one.share:.2f}", end="")
+                print(
+                    f"\n{one.path}, batch {one.batch}: {one.tokens_per_second:,.0f} tokens a second, {one.share:.2f}",
+                    end="",
+                )
                 assert one.tokens_per_second > 0
 
 
@@ -117,7 +124,8 @@ _POINTERS = {
 }
 _FLOATS = ("scale", "epsilon")
 _NO_SUM = r"\b(?:atom|red)\.|(?<!rcp)\.approx|tf32|(?<![\w.])(?:add|mul|sub)\.(?:ftz\.)?f(?:32|64)|fma\.(?!rn)"
-"""Sums shared by programs, functions of unknown accuracy, rounded operands, and what the assembler may join to one instruction.
+"""Sums shared by programs, functions of unknown accuracy, rounded operands, and what the assembler may join to one
+instruction.
 
 (The logarithm in float64 refines a reciprocal.)
 """
@@ -140,7 +148,10 @@ def _assembler(kernel: Any, constants: dict[str, Any], dtype: str, capability: i
     def kind(name: str) -> str:
         if name in constants:
             return "constexpr"
-        pointed = {**_POINTERS, "out": "T" if "bias" in kernel.arg_names or kernel.fn.__name__ == "chain" else "fp32"}.get(name)
+        pointed = {
+            **_POINTERS,
+            "out": "T" if "bias" in kernel.arg_names or kernel.fn.__name__ == "chain" else "fp32",
+        }.get(name)
         return f"*{dtype if pointed == 'T' else pointed}" if pointed else "fp32" if name in _FLOATS else "i32"
 
     signature = {name: kind(name) for name in kernel.arg_names}
@@ -189,7 +200,11 @@ def test_a_kernel_that_does_not_is_caught(triton: Any, cache: None) -> None:
     from core.inference.invariant.cuda import launch
     from tests.core.inference.invariant import faulty_kernels
 
-    for kernel, found in ((faulty_kernels.split, "atom."), (faulty_kernels.quick, ".approx"), (faulty_kernels.rounded, "tf32")):
+    for kernel, found in (
+        (faulty_kernels.split, "atom."),
+        (faulty_kernels.quick, ".approx"),
+        (faulty_kernels.rounded, "tf32"),
+    ):
         ptx = _assembler(kernel, {"BLOCK": 64}, "fp32", 80)
         assert any(found in hit for hit in re.findall(_NO_SUM, ptx)), found
     joined, apart = (
@@ -207,7 +222,9 @@ def test_nothing_that_grows_with_the_prompt_is_specialised_on(triton: Any) -> No
     grows = {"rows", "keys", "queries", "first", "inner"}
     of_the_model = {"columns", "length", "w_k", "w_n", "heads", "group", "width", "scale", "epsilon", *_POINTERS, "out"}
     for name in KERNELS:
-        specialised = {one.name for one in getattr(kernels, name).params if not one.do_not_specialize and not one.is_constexpr}
+        specialised = {
+            one.name for one in getattr(kernels, name).params if not one.do_not_specialize and not one.is_constexpr
+        }
         assert not specialised & grows, name
         assert specialised <= of_the_model, name
     for name, also in (("chain", {"length", "columns"}), ("softmax", {"length"})):  # there they are keys
@@ -255,7 +272,8 @@ def test_without_triton_cuda_is_refused_in_a_sentence(monkeypatch: pytest.Monkey
     sentence = mode._no_kernels_on(torch.device("cuda"))
     assert (
         sentence
-        == "its kernels of fixed order on CUDA are written in Triton, which is not installed; pip install triton, or choose --device cpu"
+        == "its kernels of fixed order on CUDA are written in Triton, which is not installed; pip install triton, or"
+        " choose --device cpu"
     )
 
 
@@ -281,7 +299,9 @@ def test_tensors_elsewhere_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["flash", "efficient", "cudnn", "fused_attention_overrideable"])
 def test_every_attention_of_torch_on_cuda_is_taken_over(name: str) -> None:
-    """Outside inference mode torch has chosen one of these before the mode sees it; their results are tuples of different kinds."""
+    """Outside inference mode torch has chosen one of these before the mode sees it; their results are tuples of
+    different kinds.
+    """
     full = name if name.startswith("fused") else f"{name}_attention"
     operation = getattr(torch.ops.aten, f"_scaled_dot_product_{full}").default
     query = _drawn(1, 2, 3, 8)
@@ -291,4 +311,6 @@ def test_every_attention_of_torch_on_cuda_is_taken_over(name: str) -> None:
     with torch.no_grad(), mode.invariant(torch.nn.Linear(1, 1)):
         found = operation(query, query, query, **{key: value for key, value in given.items() if key in named})
     assert len(found) == len(operation._schema.returns)
-    assert torch.equal(found[0], products.attention(query, query, query, mask if "attn_bias" in named else None, scale=0.5))
+    assert torch.equal(
+        found[0], products.attention(query, query, query, mask if "attn_bias" in named else None, scale=0.5)
+    )

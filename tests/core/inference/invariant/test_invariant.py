@@ -73,7 +73,11 @@ def _drawn(*shape: int, dtype: str = "float32", seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("lies", ["by row", "by column"])
 def test_a_row_of_a_product_does_not_depend_on_the_others(dtype: str, length: int, columns: int, lies: str) -> None:
     x = _drawn(17, length, dtype=dtype)
-    w = _drawn(columns, length, dtype=dtype, seed=1).t() if lies == "by row" else _drawn(length, columns, dtype=dtype, seed=1)
+    w = (
+        _drawn(columns, length, dtype=dtype, seed=1).t()
+        if lies == "by row"
+        else _drawn(length, columns, dtype=dtype, seed=1)
+    )
     alone = torch.cat([products.product(x[row : row + 1], w) for row in range(len(x))])
     for rows in (1, 2, 3, 4, 5, 6, 7, 11, 16, 17):
         assert torch.equal(products.product(x[:rows], w), alone[:rows])
@@ -172,7 +176,10 @@ def test_norms_and_softmax_are_torchs_within_rounding_and_know_no_other_row(dtyp
         assert torch.equal(together, alone), name
         exact = compute(x.double())
         torch.testing.assert_close(
-            together.double(), exact, rtol=2e-6 if dtype == "float32" else 1e-2, atol=2e-4 if dtype == "float32" else 0.5
+            together.double(),
+            exact,
+            rtol=2e-6 if dtype == "float32" else 1e-2,
+            atol=2e-4 if dtype == "float32" else 0.5,
         )
 
 
@@ -190,7 +197,9 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _depends_on_its_place(compute: Callable[[torch.Tensor], torch.Tensor], dtype: str, threads: Callable[[int], None]) -> bool:
+def _depends_on_its_place(
+    compute: Callable[[torch.Tensor], torch.Tensor], dtype: str, threads: Callable[[int], None]
+) -> bool:
     """Does an element's function change with how many others stand around it, or with the number of threads?"""
     x = (_drawn(70_001, dtype=dtype) / 16).contiguous()
     threads(1)
@@ -233,13 +242,20 @@ def _differing(loaded: LoadedModel, paths: list[str], modifiers: str) -> list[st
 
 @pytest.mark.model
 @pytest.mark.parametrize(("name", "dtype"), covering(MODELS, DTYPES))
-def test_some_paths_of_every_model_give_the_bits_of_prefill(name: str, dtype: str, model_of: Callable[..., LoadedModel]) -> None:
-    assert _differing(model_of(name, dtype), ["reuse:7", "decode+batch:3+row:2", "chunked:5+pad:left:5"], "+invariant") == []
+def test_some_paths_of_every_model_give_the_bits_of_prefill(
+    name: str, dtype: str, model_of: Callable[..., LoadedModel]
+) -> None:
+    assert (
+        _differing(model_of(name, dtype), ["reuse:7", "decode+batch:3+row:2", "chunked:5+pad:left:5"], "+invariant")
+        == []
+    )
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [name if name == "llama" else pytest.param(name, marks=pytest.mark.thorough) for name in MODELS])
+@pytest.mark.parametrize(
+    "name", [name if name == "llama" else pytest.param(name, marks=pytest.mark.thorough) for name in MODELS]
+)
 def test_every_path_gives_the_bits_of_prefill(name: str, dtype: str, model_of: Callable[..., LoadedModel]) -> None:
     loaded = model_of(name, dtype)
     assert _differing(loaded, PATHS, "+invariant") == []
@@ -260,14 +276,17 @@ def test_it_is_as_exact_as_torch(name: str, dtype: str, model_of: Callable[..., 
     loaded = model_of(name, dtype)
     exact = exact_logits(loaded)
     plain, fixed = (
-        float((logits_of(f"prefill{way}", loaded).double() - exact).square().mean().sqrt()) for way in ("", "+invariant")
+        float((logits_of(f"prefill{way}", loaded).double() - exact).square().mean().sqrt())
+        for way in ("", "+invariant")
     )
     assert fixed <= 1.5 * plain
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_it_holds_at_the_width_of_a_trained_model(dtype: str, shipped_model: Path, threads: Callable[[int], None]) -> None:
+def test_it_holds_at_the_width_of_a_trained_model(
+    dtype: str, shipped_model: Path, threads: Callable[[int], None]
+) -> None:
     """Wide enough for products to be shared by threads."""
     if not (shipped_model / "config.json").is_file():
         pytest.skip("sample_runs/model is not built")
@@ -275,7 +294,9 @@ def test_it_holds_at_the_width_of_a_trained_model(dtype: str, shipped_model: Pat
     threads(2)
     assert (
         _differing(
-            loaded, ["decode", "prefill+batch:3", "decode+batch:5+row:3", "prefill+threads:1", "decode+threads:3"], "+invariant"
+            loaded,
+            ["decode", "prefill+batch:3", "decode+batch:5+row:3", "prefill+threads:1", "decode+threads:3"],
+            "+invariant",
         )
         == []
     )
@@ -369,7 +390,9 @@ def test_only_forwards_are_changed(llama: LoadedModel) -> None:
 def test_an_operation_whose_order_is_not_known_is_refused(
     compute: Callable[[torch.Tensor], torch.Tensor], operation: str
 ) -> None:
-    sentence = rf"^invariant: {operation} is not known to give the same bits whatever the batch; leave invariant out.*\.$"
+    sentence = (
+        rf"^invariant: {operation} is not known to give the same bits whatever the batch; leave invariant out.*\.$"
+    )
     with torch.inference_mode(), invariant(torch.nn.Linear(1, 1)), pytest.raises(CaptureError, match=sentence):
         compute(_drawn(4, 8))
 
@@ -395,11 +418,21 @@ def test_a_product_in_float64_is_refused() -> None:
     [
         ("lfm2", "prefill+invariant", "'model.layers.0.conv.conv' (Conv1d) adds up over neighbouring tokens"),
         ("mamba", "prefill+invariant", "'backbone.layers.0.mixer.conv1d' (Conv1d) adds up over neighbouring tokens"),
-        ("llama", "prefill+sdpa:math+invariant", "invariant replaces the kernels that sdpa chooses; leave one of them out"),
-        ("llama", "prefill+invariant+compile", "invariant replaces the kernels that compile chooses; leave one of them out"),
+        (
+            "llama",
+            "prefill+sdpa:math+invariant",
+            "invariant replaces the kernels that sdpa chooses; leave one of them out",
+        ),
+        (
+            "llama",
+            "prefill+invariant+compile",
+            "invariant replaces the kernels that compile chooses; leave one of them out",
+        ),
     ],
 )
-def test_what_cannot_be_done_is_refused_first(name: str, path: str, sentence: str, model_of: Callable[..., LoadedModel]) -> None:
+def test_what_cannot_be_done_is_refused_first(
+    name: str, path: str, sentence: str, model_of: Callable[..., LoadedModel]
+) -> None:
     refusal = parse_path(path).refusal(model_of(name))
     assert refusal is not None
     assert refusal.startswith(sentence)
@@ -447,7 +480,9 @@ def _decoded(factor: float) -> Engine:
 
 @pytest.mark.model
 def test_a_fault_that_rounds_away_in_bfloat16_is_not_cleared_there_while_float32_fails() -> None:
-    """1.001 is 1 in bfloat16, so in one order the sides are equal there. The rung is asked where the verdict was decided."""
+    """1.001 is 1 in bfloat16, so in one order the sides are equal there. The rung is asked where the verdict was
+    decided.
+    """
     loaded = tiny_model("llama", "bfloat16")
     prompts = tiny_prompts(loaded)[:1]
     sides = (side_of("prefill"), side_of(_decoded(1.001)))
@@ -470,7 +505,10 @@ def test_without_the_fault_the_same_engine_is_cleared_in_float32() -> None:
     loaded = tiny_model("llama", "bfloat16")
     verdict = judge(loaded, tiny_prompts(loaded)[:1], variant=_decoded(1.0))
     assert verdict.name == "rounding"
-    assert (_row(verdict).outcome, _row(verdict).figures) == (PASSED, {"compute_dtype": "float32", "bit_identical": True})
+    assert (_row(verdict).outcome, _row(verdict).figures) == (
+        PASSED,
+        {"compute_dtype": "float32", "bit_identical": True},
+    )
 
 
 @pytest.mark.model

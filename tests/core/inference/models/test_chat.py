@@ -20,7 +20,9 @@ USER = {"role": "user", "content": "walk the path"}
 
 @pytest.fixture
 def chatty(llama, model_folders):
-    """A Llama whose tokenizer adds a beginning-of-text token to every text, and whose template writes one too, as Llama 3's do."""
+    """A Llama whose tokenizer adds a beginning-of-text token to every text, and whose template writes one too, as Llama
+    3's do.
+    """
     tokenizer = AutoTokenizer.from_pretrained(model_folders["llama"])
     tokenizer._tokenizer.post_processor = TemplateProcessing(single="<|start|> $A", special_tokens=[("<|start|>", 0)])
     tokenizer.chat_template = TEMPLATE
@@ -53,5 +55,7 @@ def test_a_chat_that_ends_with_the_answer_is_taken_as_it_is(chatty):
 def test_a_tokenizer_without_a_template_and_a_template_that_refuses_get_a_sentence(llama, chatty):
     with pytest.raises(CaptureError, match=r"^file:3: the tokenizer of '.*' has no chat template; .*[.]$"):
         chat_tokens(llama, [USER], "file:3")
-    with pytest.raises(CaptureError, match=r"^here: the chat template of '.*' refuses messages of user, tool \(no tools here\)"):
+    with pytest.raises(
+        CaptureError, match=r"^here: the chat template of '.*' refuses messages of user, tool \(no tools here\)"
+    ):
         chat_tokens(chatty, [USER, {"role": "tool", "content": "x"}], "here")

@@ -39,7 +39,13 @@ def test_a_model_loads_wholly_in_the_dtype_asked_for(kind: str, dtype: str, mode
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {getattr(torch, dtype)}
     assert not loaded.model.training
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
-    assert (loaded.dtype, loaded.device, loaded.context, loaded.vocab_size, loaded.token_limit) == (dtype, "cpu", 96, 384, 384)
+    assert (loaded.dtype, loaded.device, loaded.context, loaded.vocab_size, loaded.token_limit) == (
+        dtype,
+        "cpu",
+        96,
+        384,
+        384,
+    )
     assert loaded.device_name
     with torch.inference_mode():
         assert loaded.model(torch.tensor([[1, 2]])).logits.shape[-1] == loaded.vocab_size
@@ -188,7 +194,9 @@ def test_a_missing_shard_is_one_sentence(folder: Path) -> None:
 def test_weights_cut_short_are_one_sentence(folder: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-9])
-    assert f"has {len(whole) - 9} bytes where its header announces {len(whole)}; copy the model again." in refusal(folder)
+    assert f"has {len(whole) - 9} bytes where its header announces {len(whole)}; copy the model again." in refusal(
+        folder
+    )
 
 
 @pytest.mark.parametrize(

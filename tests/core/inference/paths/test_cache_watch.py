@@ -1,4 +1,6 @@
-"""Key/value caches of a capture: every path leaves those of the prompt's own tokens, counted as the public thread counts them."""
+"""Key/value caches of a capture: every path leaves those of the prompt's own tokens, counted as the public thread
+counts them.
+"""
 
 import numpy as np
 import pytest
@@ -98,7 +100,8 @@ def captured(store: Store, loaded: LoadedModel, ids: list[int], variant: str, **
 @pytest.mark.parametrize("prompt", [31, 47])  # 47 of 48: the response is one row, which takes another kernel everywhere
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_public_threads_count_is_ours_for_every_layer(dtype: str, prompt: int, shipped_model, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """Report C, protocol 1: the cache of one forward over prompt + response, against prompt first and response after it.
+    """Report C, protocol 1: the cache of one forward over prompt + response, against prompt first and response after
+    it.
 
     The thread's own lines, on the shipped model: `(whole.layers[0].keys != parts.layers[0].keys).sum()` of `.numel()`.
     """
@@ -129,7 +132,9 @@ def test_the_public_threads_count_is_ours_for_every_layer(dtype: str, prompt: in
 
 @pytest.mark.model
 def test_the_public_threads_count_of_layer_0s_keys_is_ours_at_an_8bs_heads(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """75,776 elements, as in the thread: 8 key/value heads of 128 and 74 tokens; a single row comes last, so that some do differ."""
+    """75,776 elements, as in the thread: 8 key/value heads of 128 and 74 tokens; a single row comes last, so that some
+    do differ.
+    """
     loaded = report_c.model_of(4096)
     ids = torch.randint(4096, (74,), generator=torch.Generator().manual_seed(0)).tolist()
     for prompt in (64, 73):
@@ -153,7 +158,9 @@ def test_the_variants_cache_is_what_the_counts_speak_of(llama, tmp_path, monkeyp
     with captured(Store(tmp_path), llama, tokens(llama), "prefill+batch:2", kv=True) as run:
         table = run.kv(0)
         differing = table[table["neq"] > 0]
-        assert differing[["layer", "kind", "head", "neq", "first_position"]].to_numpy().tolist() == [[1, "value", 0, 1, 3]]
+        assert differing[["layer", "kind", "head", "neq", "first_position"]].to_numpy().tolist() == [
+            [1, "value", 0, 1, 3]
+        ]
 
 
 @pytest.mark.model

@@ -1,4 +1,6 @@
-"""A modifier does what it says while its path is open, and nothing of it is left afterwards; what cannot be done is refused first."""
+"""A modifier does what it says while its path is open, and nothing of it is left afterwards; what cannot be done is
+refused first.
+"""
 
 from __future__ import annotations
 
@@ -236,7 +238,9 @@ class _Collected:
 
 @pytest.mark.model
 def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(llama: LoadedModel) -> None:
-    plan = plan_capture(llama, ["def walk(self, path)", "The ferry"], "prefill", ["prefill+dtype:bfloat16", "decode+batch:2"])
+    plan = plan_capture(
+        llama, ["def walk(self, path)", "The ferry"], "prefill", ["prefill+dtype:bfloat16", "decode+batch:2"]
+    )
     assert [side.source_dtype for side in plan.header.sides] == ["float32", "bfloat16", "float32"]
     assert plan.header.compute_dtype == "float32"
     sink = _Collected()
@@ -338,10 +342,7 @@ def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(name, dt
     loaded = model_of(name, dtype)
     forwards: list[str] = []
     loaded.model.register_forward_pre_hook(lambda *_: forwards.append("computed"))
-    for attempt in (
-        lambda: plan_capture(loaded, [tokens(loaded)], "prefill", [path]),
-        lambda: logits_of(path, loaded),
-    ):
+    for attempt in (lambda: plan_capture(loaded, [tokens(loaded)], "prefill", [path]), lambda: logits_of(path, loaded)):
         with pytest.raises(CaptureError) as caught:
             attempt()
         assert str(caught.value) == f"path '{path}': {sentence}"
@@ -357,7 +358,9 @@ def test_the_shortest_prompt_decides_what_can_be_reused(llama: LoadedModel) -> N
 
 def test_without_a_compiler_compile_is_refused(llama: LoadedModel) -> None:
     without = torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)})
-    sentence = r"^path 'prefill\+compile': torch.compile needs a C\+\+ compiler, and none is installed here; install g\+\+ or"
+    sentence = (
+        r"^path 'prefill\+compile': torch.compile needs a C\+\+ compiler, and none is installed here; install g\+\+ or"
+    )
     with without, pytest.raises(CaptureError, match=sentence):
         plan_capture(llama, ["x"], "prefill", ["prefill+compile"])
 
@@ -393,7 +396,9 @@ def test_the_memory_of_logits_is_known_beforehand(path: str, rows: int, llama: L
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
-def test_a_compiled_model_computes_the_same_with_other_bits_and_is_forgotten(model_of: Callable[..., LoadedModel]) -> None:
+def test_a_compiled_model_computes_the_same_with_other_bits_and_is_forgotten(
+    model_of: Callable[..., LoadedModel],
+) -> None:
     loaded = model_of("llama")
     before = state(loaded)
     compiled = logits_of("prefill+compile", loaded)

@@ -17,7 +17,9 @@ def are_proper(rows: torch.Tensor, ids: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("positions", [2, 17, 96])
-def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(positions: int, llama: LoadedModel) -> None:
+def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(
+    positions: int, llama: LoadedModel
+) -> None:
     ids = list(range(5, 5 + positions))
     assert are_proper(neighbour_rows(llama.tokenizer, ids, 31), ids)
 

@@ -78,7 +78,9 @@ def test_a_chosen_kernel_of_sdpa_computes_it_too(path: str, name: str, model_of:
 
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["decode", "chunked:5", "reuse:7", "static", "decode+pad:left:3"])
-def test_models_with_a_running_state_take_the_paths_that_copy_it(path: str, model_of: Callable[[str], LoadedModel]) -> None:
+def test_models_with_a_running_state_take_the_paths_that_copy_it(
+    path: str, model_of: Callable[[str], LoadedModel]
+) -> None:
     assert computes_the_same(path, model_of("lfm2"))
 
 
@@ -124,14 +126,21 @@ def test_blocks_reuse_the_longest_prefix_of_whole_blocks_that_leaves_a_token(siz
 
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["decode", "chunked:5", "reuse:7", "blocks:8", "static"])
-def test_a_model_whose_rotation_changes_with_the_length_takes_a_cache_only_below_that_length(path: str, model_of) -> None:  # type: ignore[no-untyped-def]
+def test_a_model_whose_rotation_changes_with_the_length_takes_a_cache_only_below_that_length(
+    path: str, model_of
+) -> None:  # type: ignore[no-untyped-def]
     loaded = model_of("longrope")
-    sentence = rf"^path '{path}': a LlamaForCausalLM rotates all keys otherwise once a prompt exceeds 24 tokens, so .*, or choose prefill\.$"
+    sentence = (
+        rf"^path '{path}': a LlamaForCausalLM rotates all keys otherwise once a prompt exceeds 24 tokens, so .*, or"
+        r" choose prefill\.$"
+    )
     with pytest.raises(CaptureError, match=sentence):
         logits_of(path, loaded)
     assert computes_the_same("prefill", loaded)
     short = tokens(loaded)[:24]
-    assert torch.allclose(logits_of(path, loaded, short), logits_of("prefill", loaded, short), atol=float32_bound(loaded), rtol=0)
+    assert torch.allclose(
+        logits_of(path, loaded, short), logits_of("prefill", loaded, short), atol=float32_bound(loaded), rtol=0
+    )
 
 
 @pytest.mark.model
@@ -172,9 +181,11 @@ def _position_off_by_one(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]
 
 
 def _blocks_table_shifted(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
-    """Fault: after the cache is trimmed, the block table is off by one: the first block is lost, the last is read twice.
+    """Fault: after the cache is trimmed, the block table is off by one: the first block is lost, the last is read
+    twice.
 
-    (Blocks merely in another order are no fault under full attention: keys carry their positions, and a sum has no order.)
+    (Blocks merely in another order are no fault under full attention: keys carry their positions, and a sum has no
+    order.)
     """
     size, reused = 4, 28
     earlier = DynamicCache(config=batch.loaded.model.config)
@@ -277,7 +288,9 @@ def _with(kind: type[Setting]) -> Modifier:
         ("gemma3", _Unmasked, True),
     ],
 )
-def test_padding_without_positions_or_without_a_mask_is_caught(base, name, kind, is_caught, model_of, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_padding_without_positions_or_without_a_mask_is_caught(
+    base, name, kind, is_caught, model_of, monkeypatch
+) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setitem(paths.MODIFIERS, "faulty", _with(kind))
     assert computes_the_same(f"{base}+faulty", model_of(name)) is not is_caught
 
@@ -308,7 +321,10 @@ def test_pieces_come_in_order_and_are_bounded(path: str, llama: LoadedModel, mon
         ("prefill+batch:08", "prefill+batch:8"),
         ("decode + batch:1", "decode+batch:1"),
         ("Blocks:032 + PAD:Left:3 + batch:4 + attn:Eager + row:2", "blocks:32+batch:4+row:2+pad:left:3+attn:eager"),
-        ("prefill+compile+tf32+threads:1+neighbours:same+batch:2", "prefill+batch:2+neighbours:same+threads:1+tf32+compile"),
+        (
+            "prefill+compile+tf32+threads:1+neighbours:same+batch:2",
+            "prefill+batch:2+neighbours:same+threads:1+tf32+compile",
+        ),
     ],
 )
 def test_paths_have_one_canonical_form(text: str, canonical: str) -> None:
@@ -318,13 +334,17 @@ def test_paths_have_one_canonical_form(text: str, canonical: str) -> None:
 
 
 def test_different_paths_differ() -> None:
-    assert len({parse_path(text) for text in ["prefill", "decode", "prefill+batch:2", "prefill+batch:3", "chunked:2"]}) == 5
+    assert (
+        len({parse_path(text) for text in ["prefill", "decode", "prefill+batch:2", "prefill+batch:3", "chunked:2"]})
+        == 5
+    )
 
 
 BASES_ARE = "bases are prefill, decode, chunked:N, reuse:N, blocks:N, static."
 MODIFIERS_ARE = (
-    "modifiers are batch:N, row:I, neighbours:same|random, pad:left|right:N, attn:eager|sdpa, "
-    "dtype:float32|float16|bfloat16, threads:N, tf32, sdpa:flash|efficient|math|cudnn, reduced:on|off, invariant, compile."
+    "modifiers are batch:N, row:I, neighbours:same|random, pad:left|right:N, attn:eager|sdpa,"
+    " dtype:float32|float16|bfloat16, threads:N, tf32, sdpa:flash|efficient|math|cudnn, reduced:on|off, invariant,"
+    " compile."
 )
 
 
@@ -340,7 +360,10 @@ MODIFIERS_ARE = (
         ("decode+batch", "path 'decode+batch': modifier 'batch' has 0 values, not 1; write batch:N."),
         ("decode+batch:2:3", "path 'decode+batch:2:3': modifier 'batch:2:3' has 2 values, not 1; write batch:N."),
         ("decode+batch:0", "path 'decode+batch:0': batch takes a whole number of at least 1, not '0'; write batch:N."),
-        ("decode+batch:-1", "path 'decode+batch:-1': batch takes a whole number of at least 1, not '-1'; write batch:N."),
+        (
+            "decode+batch:-1",
+            "path 'decode+batch:-1': batch takes a whole number of at least 1, not '-1'; write batch:N.",
+        ),
         ("decode+batch:²", "path 'decode+batch:²': batch takes a whole number of at least 1, not '²'; write batch:N."),
         ("decode+batch:2+batch:2", "path 'decode+batch:2+batch:2': modifier 'batch' stands twice; expected it once."),
         ("chunked", "path 'chunked': base 'chunked' has 0 values, not 1; write chunked:N."),
@@ -362,7 +385,10 @@ MODIFIERS_ARE = (
         ),
         (
             "prefill+dtype:int8",
-            "path 'prefill+dtype:int8': dtype takes one of float32, float16, bfloat16, not 'int8'; write dtype:float32|float16|bfloat16.",
+            (
+                "path 'prefill+dtype:int8': dtype takes one of float32, float16, bfloat16, not 'int8'; write"
+                " dtype:float32|float16|bfloat16."
+            ),
         ),
         (
             "prefill+attn:../x",

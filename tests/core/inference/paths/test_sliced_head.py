@@ -1,4 +1,6 @@
-"""Logits in slices: the same function as all at once on every architecture, and never more of them in memory than a slice."""
+"""Logits in slices: the same function as all at once on every architecture, and never more of them in memory than a
+slice.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,15 @@ from core.inference.paths.paths import parse_path, run_path
 from tests.core.inference.conftest import CONFIGS
 from tests.core.inference.sameness import computes_the_same, logits_of, tokens
 
-PATHS = ["prefill", "prefill+batch:3+row:1", "chunked:20", "reuse:7", "blocks:8", "prefill+pad:left:5", "prefill+pad:right:3"]
+PATHS = [
+    "prefill",
+    "prefill+batch:3+row:1",
+    "chunked:20",
+    "reuse:7",
+    "blocks:8",
+    "prefill+pad:left:5",
+    "prefill+pad:right:3",
+]
 
 
 def in_slices_of(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel, columns: int, rows: int = 1) -> None:

@@ -1,4 +1,6 @@
-"""Kernels of a path: counted like torch's dispatcher counts them, placed in their modules, and read from what libraries print."""
+"""Kernels of a path: counted like torch's dispatcher counts them, placed in their modules, and read from what libraries
+print.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,18 @@ PRINTED = [
     "onednn_verbose,v1,primitive,info,template:operation,engine,primitive,implementation,prop_kind,memory_descriptors,...,exec_time",
     "\x1eenter model.layers.0.mlp",
     "\x1eenter model.layers.0.mlp.up_proj",
-    "onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0 wei:bf16::blocked:ba::f0 "
-    "dst:bf16::blocked:ab::f0,attr-scratchpad:user attr-post-ops:sum,,13x384:384x2048,23.4282",
+    (
+        "onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0"
+        " wei:bf16::blocked:ba::f0 dst:bf16::blocked:ab::f0,attr-scratchpad:user"
+        " attr-post-ops:sum,,13x384:384x2048,23.4282"
+    ),
     "onednn_verbose,v1,primitive,create:cache_hit,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0,,,1x2:2x3,0.01",
     "\x1eleave",
     "MKL_VERBOSE oneMKL 2024.0 Update 2 Product build 20240605 for Intel(R) 64 architecture",
-    "MKL_VERBOSE SGEMM(T,N,2048,13,384,0x7fffb75320e0,0x7f1dbc314040,384,0x55b8,384,0x7fff,0x55b8,2048) 9.75ms CNR:OFF Dyn:1 TID:0 NThr:2",
+    (
+        "MKL_VERBOSE SGEMM(T,N,2048,13,384,0x7fffb75320e0,0x7f1dbc314040,384,0x55b8,384,0x7fff,0x55b8,2048) 9.75ms"
+        " CNR:OFF Dyn:1 TID:0 NThr:2"
+    ),
     "MKL_VERBOSE SGEMM(T,N,2048,13,384,0x1,0x2,384,0x3,384,0x4,0x5,2048) 250.00us CNR:OFF Dyn:1 FastMM:1 TID:0  NThr:2",
     "\x1eleave",
     "what a model itself prints",
@@ -42,18 +50,43 @@ def test_lines_of_the_libraries_are_read_into_the_module_that_ran():
     _add_library_lines(PRINTED, found)
     product, gemm = found.rows()
     assert (product.module, product.library, product.name) == (
-        "model.layers.0.mlp.up_proj", "oneDNN", "matmul brg_matmul:avx512_core_bf16",
-    )  # fmt: skip
-    assert (product.detail, product.launches, product.microseconds) == ("bf16 13x384:384x2048", 1, pytest.approx(23428.2))
-    assert (gemm.module, gemm.library, gemm.name, gemm.detail) == ("model.layers.0.mlp", "MKL", "SGEMM", "T,N,2048,13,384")
+        "model.layers.0.mlp.up_proj",
+        "oneDNN",
+        "matmul brg_matmul:avx512_core_bf16",
+    )
+    assert (product.detail, product.launches, product.microseconds) == (
+        "bf16 13x384:384x2048",
+        1,
+        pytest.approx(23428.2),
+    )
+    assert (gemm.module, gemm.library, gemm.name, gemm.detail) == (
+        "model.layers.0.mlp",
+        "MKL",
+        "SGEMM",
+        "T,N,2048,13,384",
+    )
     assert (gemm.launches, gemm.microseconds) == (2, pytest.approx(10_000.0))
 
 
 @pytest.mark.parametrize(
     ("name", "is_one"),
-    [("mm", True), ("addmm", True), ("cat", True), ("mul_", True), ("_softmax", True), ("native_layer_norm", True), ("copy_", True),
-     ("view", False), ("t", False), ("slice", False), ("linear", False), ("matmul", False), ("reshape", False), ("empty_like", False)],
-)  # fmt: skip
+    [
+        ("mm", True),
+        ("addmm", True),
+        ("cat", True),
+        ("mul_", True),
+        ("_softmax", True),
+        ("native_layer_norm", True),
+        ("copy_", True),
+        ("view", False),
+        ("t", False),
+        ("slice", False),
+        ("linear", False),
+        ("matmul", False),
+        ("reshape", False),
+        ("empty_like", False),
+    ],
+)
 def test_what_only_looks_at_values_or_calls_others_is_no_kernel(name, is_one):
     assert _computes(name) is is_one
 
@@ -91,7 +124,14 @@ def test_products_are_counted_as_the_dispatcher_counts_them(loaded: LoadedModel,
         for _ in pieces_of_side(side_of(path), loaded, ids):
             pass
     assert counting.seen["aten::mm"] + counting.seen["aten::addmm"] > 0
-    for name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::embedding", "aten::_softmax", "aten::native_layer_norm"):
+    for name in (
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::embedding",
+        "aten::_softmax",
+        "aten::native_layer_norm",
+    ):
         assert launches(listed, name) == counting.seen[name], name
     modules = {name for name, _ in loaded.model.named_modules()}
     assert {row.module for row in listed.rows} <= modules
@@ -118,7 +158,9 @@ def test_mkl_names_the_product_of_a_linear_map_with_its_sizes():
     listed = kernels_of(loaded, side_of("prefill"), ids)
     weight = loaded.model.model.layers[1].mlp.up_proj.weight
     products = [row for row in listed.rows if row.module == "model.layers.1.mlp.up_proj" and row.library == "MKL"]
-    assert [(row.name, row.detail) for row in products] == [("SGEMM", f"T,N,{weight.shape[0]},{len(ids)},{weight.shape[1]}")]
+    assert [(row.name, row.detail) for row in products] == [
+        ("SGEMM", f"T,N,{weight.shape[0]},{len(ids)},{weight.shape[1]}")
+    ]
 
 
 @pytest_model
@@ -172,7 +214,11 @@ def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module():
     pairs = side_by_side(reference, variant)
     only = [(pair.name, pair.places) for pair in pairs if pair.only == "variant" and pair.library == "torch"]
     assert ("aten::logaddexp2", ("model.layers.*.mlp.up_proj",)) in only
-    split = [pair for pair in side_by_side(reference, variant, by_module=True) if is_multiplied(pair) and pair.name == "aten::mm"]
+    split = [
+        pair
+        for pair in side_by_side(reference, variant, by_module=True)
+        if is_multiplied(pair) and pair.name == "aten::mm"
+    ]
     layers = loaded.model.config.num_hidden_layers
     assert [(pair.places, pair.ratio) for pair in split] == [(("model.layers.*.mlp.up_proj",), (layers + 2) / layers)]
     assert "`aten::logaddexp2`" in in_words(pairs, ("prefill", "prefill+batch:2"))
@@ -201,7 +247,9 @@ def test_watching_leaves_standard_output_and_the_bits_as_they_were(capfd: pytest
 
 @pytest_model
 def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch: pytest.MonkeyPatch):
-    """The model is called once a slice (core.inference.paths.sliced_head), its body once; the twin: without that each slice would be a forward."""
+    """The model is called once a slice (core.inference.paths.sliced_head), its body once; the twin: without that each
+    slice would be a forward.
+    """
     loaded = tiny_model("llama")
     ids = tiny_prompts(loaded)[0]
     whole = kernels_of(loaded, side_of("prefill"), ids)
@@ -222,7 +270,9 @@ def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch: pytes
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
 def test_what_a_compiler_traces_is_not_counted_as_launched():
-    """As many products as there are linear maps, and no norm of torch's own: those are fused. Traced, each would count once more."""
+    """As many products as there are linear maps, and no norm of torch's own: those are fused. Traced, each would count
+    once more.
+    """
     loaded = tiny_model("gpt2")
     ids = tiny_prompts(loaded)[0][:6]
     plain, compiled = (kernels_of(loaded, side_of(path), ids) for path in ("prefill", "prefill+compile"))

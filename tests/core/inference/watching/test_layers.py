@@ -1,4 +1,6 @@
-"""Outputs of modules during a capture: the right rows of the right modules, planted faults named, nothing changed by watching."""
+"""Outputs of modules during a capture: the right rows of the right modules, planted faults named, nothing changed by
+watching.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,19 @@ MORE = {
 }
 QUICK = ("llama", "mixtral")  # the others are left to `make thorough`
 ARCHITECTURES = [
-    "llama", "gpt2", "gpt-neox", "qwen3", "gemma3", "mistral-window", "mixtral", "qwen2-moe", "lfm2", "bloom", "mamba", *MORE,
-]  # fmt: skip
+    "llama",
+    "gpt2",
+    "gpt-neox",
+    "qwen3",
+    "gemma3",
+    "mistral-window",
+    "mixtral",
+    "qwen2-moe",
+    "lfm2",
+    "bloom",
+    "mamba",
+    *MORE,
+]
 IDS = tuple(torch.randint(1, 300, (13,), generator=torch.Generator().manual_seed(3)).tolist())
 
 
@@ -57,7 +70,9 @@ def captured(
     tmp_path: Path, loaded: LoadedModel, variant: str, *, reference: str = "prefill", ids: Any = IDS, **asked: Any
 ) -> RunReader:
     store = Store(tmp_path)
-    plan = plan_capture(loaded, [ids] if isinstance(ids[0], int) else ids, reference, [variant], layers=True, kv=False, **asked)
+    plan = plan_capture(
+        loaded, [ids] if isinstance(ids[0], int) else ids, reference, [variant], layers=True, kv=False, **asked
+    )
     with RunWriter(store, plan.header) as writer:
         assert run_capture(plan, writer) == []
         return RunReader(store.path_of(writer.finish()))
@@ -109,7 +124,9 @@ def test_a_fault_in_any_kind_of_module_is_named_as_the_first_that_differs(name, 
         assert found.first is None  # the twin: what is put out is only copied
         followed = {each.module: each.kind for each in modules_of(run.layers(0))}
     kinds = set(followed.values())
-    expected = {"embedding", "norm", "residual", "head"} | ({"other"} if name == "mamba" else {"attention", "projection", "mlp"})
+    expected = {"embedding", "norm", "residual", "head"} | (
+        {"other"} if name == "mamba" else {"attention", "projection", "mlp"}
+    )
     assert expected <= kinds <= set(KINDS)
     assert list(followed)[-1] == "logits"
     for kind in sorted(kinds - {"head"}):
@@ -129,7 +146,9 @@ def test_every_module_that_can_be_is_followed_into_the_prompts_own_row(name, tmp
     variant = "prefill+batch:3+row:1" if name in ("mamba", "lfm2", "bloom") else "prefill+batch:3+row:1+pad:left:4"
     with captured(tmp_path, loaded, variant) as run:
         modules = modules_of(run.layers(0))
-    assert {each.name for each in watched_modules(loaded.model)} - {each.module for each in modules} <= _never_seen(name)
+    assert {each.name for each in watched_modules(loaded.model)} - {each.module for each in modules} <= _never_seen(
+        name
+    )
     for each in modules:
         assert each.rms <= 100 * (each.floor_rms or 0) + 1e-6 * (1 + each.max_abs), each
 
@@ -297,7 +316,9 @@ def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
 def test_modules_are_compared_alike_beside_the_forwards_and_between_them(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With every core at work parts are not copied, and compared before the model goes on: it may add to them in place afterwards."""
+    """With every core at work parts are not copied, and compared before the model goes on: it may add to them in place
+    afterwards.
+    """
     loaded, found = model_of("llama"), []
     plant(monkeypatch, loaded, watched_modules(loaded.model)[3].name, lambda output: output * 1.001)
     for is_beside in (True, False):
@@ -322,7 +343,9 @@ def test_long_prompts_do_not_wait_in_memory(tmp_path, monkeypatch):
     for name in ("_PART_BYTES", "_LARGER_PART_BYTES"):
         monkeypatch.setattr(layer_capture, name, 2000)
     monkeypatch.setattr(layer_capture.ModuleTrace, "see_logits", noting)
-    prompts = [tuple(torch.randint(1, 300, (90,), generator=torch.Generator().manual_seed(n)).tolist()) for n in range(4)]
+    prompts = [
+        tuple(torch.randint(1, 300, (90,), generator=torch.Generator().manual_seed(n)).tolist()) for n in range(4)
+    ]
     with captured(tmp_path, loaded, "decode", ids=prompts, layer_floor=0) as run:
         assert (run.layers(0)["positions"] == 90).all()
     assert max(held) <= 29 * 2000

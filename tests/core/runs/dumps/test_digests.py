@@ -1,4 +1,6 @@
-"""Digests of sides: of the values, so the same wherever they lie and whatever they were saved as; and never of something else than is said."""
+"""Digests of sides: of the values, so the same wherever they lie and whatever they were saved as; and never of
+something else than is said.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,19 @@ def taken(folder: Path, name: str, **arrays: np.ndarray) -> RunReader:
 
 
 def test_the_same_bfloat16_values_have_the_digest_of_their_bits_in_every_run_and_capture(tmp_path):
-    """Beside float32, upcast beside float32, beside bfloat16, upcast beside bfloat16, beside float16; and written by a capture in float32."""
+    """Beside float32, upcast beside float32, beside bfloat16, upcast beside bfloat16, beside float16; and written by a
+    capture in float32.
+    """
     wide, bits = COARSE.astype(np.float32), COARSE.view(np.uint16)
     named = {"compute_dtype": np.array("bfloat16")}
     runs = [
-        taken(tmp_path, "void", reference=FINE, variant=COARSE), taken(tmp_path, "upcast", reference=FINE, variant=wide),
-        taken(tmp_path, "alone", reference=-bits.view(ml_dtypes.bfloat16), variant=COARSE), taken(tmp_path, "both", reference=-wide, variant=wide),
-        taken(tmp_path, "bits", reference=bits ^ 1, variant=bits, **named), taken(tmp_path, "half", reference=HALF, variant=wide),
-    ]  # fmt: skip
+        taken(tmp_path, "void", reference=FINE, variant=COARSE),
+        taken(tmp_path, "upcast", reference=FINE, variant=wide),
+        taken(tmp_path, "alone", reference=-bits.view(ml_dtypes.bfloat16), variant=COARSE),
+        taken(tmp_path, "both", reference=-wide, variant=wide),
+        taken(tmp_path, "bits", reference=bits ^ 1, variant=bits, **named),
+        taken(tmp_path, "half", reference=HALF, variant=wide),
+    ]
     header = header_of("float32", (6,), 40, 2)
     runs.append(RunReader(write_run(Store(tmp_path / "other"), header, [FINE.view(np.uint32), wide.view(np.uint32)])))
     assert {run.header.compute_dtype for run in runs} == {"bfloat16", "float16", "float32"}
@@ -55,7 +62,10 @@ def test_the_same_bfloat16_values_have_the_digest_of_their_bits_in_every_run_and
 
 def test_a_side_that_holds_a_value_of_its_own_dtype_has_the_digest_of_its_own_bits(tmp_path):
     with taken(tmp_path, "both", reference=FINE, variant=HALF) as run:
-        assert [(side.sha256, side.sha256_dtype) for side in run.sides] == [(sha(FINE), "float32"), (sha(HALF), "float16")]
+        assert [(side.sha256, side.sha256_dtype) for side in run.sides] == [
+            (sha(FINE), "float32"),
+            (sha(HALF), "float16"),
+        ]
     one = np.nextafter(COARSE.astype(np.float32), np.float32(9))
     wide = COARSE.astype(np.float32)
     wide[-1, -1] = one[-1, -1]  # a single bit, at the very end
@@ -67,11 +77,15 @@ def test_a_side_that_holds_a_value_of_its_own_dtype_has_the_digest_of_its_own_bi
 @pytest.mark.parametrize(
     ("fmt", "values", "dtype", "expected"),
     [
-        (FLOAT32, COARSE.astype(np.float32), "bfloat16", COARSE), (FLOAT32, HALF.astype(np.float32), "float16", HALF), (FLOAT32, FINE, "float32", FINE),
-        (FLOAT16, HALF, "float16", HALF), (FLOAT16, np.round(HALF), "bfloat16", np.round(HALF).astype(ml_dtypes.bfloat16)), (BFLOAT16, COARSE, "bfloat16", COARSE),
+        (FLOAT32, COARSE.astype(np.float32), "bfloat16", COARSE),
+        (FLOAT32, HALF.astype(np.float32), "float16", HALF),
+        (FLOAT32, FINE, "float32", FINE),
+        (FLOAT16, HALF, "float16", HALF),
+        (FLOAT16, np.round(HALF), "bfloat16", np.round(HALF).astype(ml_dtypes.bfloat16)),
+        (BFLOAT16, COARSE, "bfloat16", COARSE),
         (FLOAT32, np.full((6, 40), np.nan, np.float32), "bfloat16", np.full((6, 40), np.nan, ml_dtypes.bfloat16)),
     ],
-)  # fmt: skip
+)
 def test_a_digest_does_not_hang_on_how_rows_come(fmt, values, dtype, expected, chunk):
     bits, digest = np.ascontiguousarray(values).view(fmt.carrier), SideDigest(fmt)
     for start in range(0, 6, chunk):

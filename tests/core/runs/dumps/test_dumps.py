@@ -1,4 +1,6 @@
-"""Dumps open as what they are, in every form they come in; the expected bits come from numpy, ml_dtypes and the worked cases."""
+"""Dumps open as what they are, in every form they come in; the expected bits come from numpy, ml_dtypes and the worked
+cases.
+"""
 
 import json
 import tracemalloc
@@ -85,7 +87,10 @@ def test_every_form_gives_the_same_bits(tmp_path: Path, dtype: str, form: str) -
             paths = [_save(tmp_path / "dump.npz", **swapped, compute_dtype=np.array("bfloat16"))]
         else:
             paths = [
-                _save(tmp_path / "dump.npz", **{key: side.astype(side.dtype.newbyteorder(">")) for key, side in sides.items()})
+                _save(
+                    tmp_path / "dump.npz",
+                    **{key: side.astype(side.dtype.newbyteorder(">")) for key, side in sides.items()},
+                )
             ]
     else:
         paths = [tmp_path / key for key in sides]
@@ -131,7 +136,9 @@ def test_fortran_order_is_read_in_the_order_of_rows(
 @pytest.mark.parametrize("dtype", FORMS)
 def test_nan_payloads_and_signed_zeros_survive(tmp_path: Path, dtype: str) -> None:
     size = np.dtype(VALUES[dtype]).itemsize
-    patterns = np.array([0, 1 << (8 * size - 1), 1, 0x7FC1FF01 >> (32 - 8 * size), (1 << 8 * size) - 1, 0x3C00], f"<u{size}")
+    patterns = np.array(
+        [0, 1 << (8 * size - 1), 1, 0x7FC1FF01 >> (32 - 8 * size), (1 << 8 * size) - 1, 0x3C00], f"<u{size}"
+    )
     sides = {"a": np.stack([patterns, patterns[::-1]]), "b": np.stack([patterns[::-1], patterns])}
     path = _save(tmp_path / "d.npz", **{key: bits.view(VALUES[dtype]) for key, bits in sides.items()})
     with open_dump([path], compute_dtype=dtype) as dump:
@@ -296,7 +303,9 @@ def test_token_ids_beyond_the_vocabulary_are_remarked_on(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("upcast", [False, True])
 def test_a_dump_is_read_in_a_fraction_of_its_size(tmp_path: Path, upcast: bool) -> None:
-    """Chunks of 1 MiB of 64 MiB: the peak may hold two chunks a side and the temporaries of one conversion, not the dump."""
+    """Chunks of 1 MiB of 64 MiB: the peak may hold two chunks a side and the temporaries of one conversion, not the
+    dump.
+    """
     a = _logits("bfloat16", 1, (512, 16384)).astype(np.float32)
     sides = {"a": a, "b": a} if upcast else {"a": _bits(a.astype(ml_dtypes.bfloat16)), "b": a}
     path = _save(tmp_path / "d.npz", **sides, compute_dtype="bfloat16")
@@ -343,7 +352,9 @@ def _warned(folder: Path, **arrays: Any) -> str:
 
 
 @pytest.mark.parametrize("is_upcast", [False, True])
-def test_a_bfloat16_side_beside_a_float32_one_is_told_with_what_follows_for_ulps(tmp_path: Path, is_upcast: bool) -> None:
+def test_a_bfloat16_side_beside_a_float32_one_is_told_with_what_follows_for_ulps(
+    tmp_path: Path, is_upcast: bool
+) -> None:
     coarse = _logits("bfloat16", 1)
     sides = {"reference": _logits("float32", 2), "variant": coarse.astype(np.float32) if is_upcast else coarse}
     said = _warned(tmp_path, **sides)
@@ -355,7 +366,9 @@ def test_a_bfloat16_side_beside_a_float32_one_is_told_with_what_follows_for_ulps
 
 def test_sides_saved_in_different_dtypes_that_hold_values_of_one_are_told_gently(tmp_path: Path) -> None:
     coarse = _logits("bfloat16", 1)
-    said = _warned(tmp_path, reference=_bits(coarse), variant=coarse.astype(np.float32), compute_dtype=np.array("bfloat16"))
+    said = _warned(
+        tmp_path, reference=_bits(coarse), variant=coarse.astype(np.float32), compute_dtype=np.array("bfloat16")
+    )
     assert "saved in different dtypes (bfloat16, float32); ULPs are of bfloat16 on every side" in said
 
 
@@ -390,8 +403,8 @@ def test_log_probabilities_of_chosen_tokens_are_refused_with_what_they_look_like
         pass
     said = str(refused.value)
     assert (
-        f"looks like chosen-token log-probabilities of {shape[0]:,} sequences of {shape[1]} tokens, not [positions, vocab]"
-        in said
+        f"looks like chosen-token log-probabilities of {shape[0]:,} sequences of {shape[1]} tokens, not [positions,"
+        " vocab]" in said
     )
     assert "--holds logits" in said
     assert said.count(". ") == 0  # one sentence
@@ -432,16 +445,32 @@ def _rows(kind: str, rows: int, vocab: int, seed: int) -> np.ndarray:
     cut = np.full_like(log, -np.inf)
     np.put_along_axis(cut, best, np.take_along_axis(log, best, 1), 1)
     return {
-        "logits": logits, "negative logits": logits - 40, "log-softmax": log, "log-softmax in bfloat16": log.astype(ml_dtypes.bfloat16), "cut": cut,
-        "cut at -1e4": np.maximum(cut, -1e4), "less their largest": logits - logits.max(axis=1, keepdims=True),
-        "scaled log-softmax": log / 0.7, "zeros": np.zeros((rows, vocab)),
-    }[kind].astype(np.float32)  # fmt: skip
+        "logits": logits,
+        "negative logits": logits - 40,
+        "log-softmax": log,
+        "log-softmax in bfloat16": log.astype(ml_dtypes.bfloat16),
+        "cut": cut,
+        "cut at -1e4": np.maximum(cut, -1e4),
+        "less their largest": logits - logits.max(axis=1, keepdims=True),
+        "scaled log-softmax": log / 0.7,
+        "zeros": np.zeros((rows, vocab)),
+    }[kind].astype(np.float32)
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["logits", "negative logits", "log-softmax", "log-softmax in bfloat16", "cut", "cut at -1e4", "less their largest", "scaled log-softmax", "zeros"],
-)  # fmt: skip
+    [
+        "logits",
+        "negative logits",
+        "log-softmax",
+        "log-softmax in bfloat16",
+        "cut",
+        "cut at -1e4",
+        "less their largest",
+        "scaled log-softmax",
+        "zeros",
+    ],
+)
 def test_nothing_that_is_a_vocabulary_s_is_taken_for_chosen_tokens(tmp_path: Path, kind: str) -> None:
     for seed, (rows, vocab) in enumerate([(500, 64), (40, 8), (9, 2), (64, 600)]):
         a, b = (_rows(kind, rows, vocab, seed + side) for side in (0, 100))

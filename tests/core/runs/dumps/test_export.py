@@ -60,7 +60,10 @@ def test_what_was_opened_is_exported_bit_for_bit(path: Path, tmp_path: Path) -> 
     export_npz(run, tmp_path / "out.npz")
     assert _without_differences(path, tmp_path / "out.npz") == []
     again = _opened(tmp_path / "out.npz")
-    assert (again.header, [bits.tobytes() for bits in again.bits]) == (run.header, [bits.tobytes() for bits in run.bits])
+    assert (again.header, [bits.tobytes() for bits in again.bits]) == (
+        run.header,
+        [bits.tobytes() for bits in run.bits],
+    )
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
@@ -83,7 +86,9 @@ def _run(lengths: tuple[int, ...], compute: str = "float32", **dtypes: str) -> H
     sides = _sides(**(dtypes or {"reference": compute, "variant": compute}))
     bits = []
     for _ in sides:
-        coarse = rng.integers(-8, 9, (sum(lengths), vocab)).astype(values)  # small whole numbers: every dtype holds them
+        coarse = rng.integers(-8, 9, (sum(lengths), vocab)).astype(
+            values
+        )  # small whole numbers: every dtype holds them
         bits.append(coarse.view(f"<u{coarse.dtype.itemsize}"))
     return HeldRun(RunHeader("run", compute, vocab, prompts, sides, Provenance("capture")), bits)
 
@@ -107,7 +112,10 @@ def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path: Path) -> N
     assert (str(saved["dtype:reference"]), str(saved["compute_dtype"])) == ("bfloat16", "float32")
     assert (saved["reference"].view(ml_dtypes.bfloat16).astype(np.float32).view(np.uint32) == run.bits[0]).all()
     again = _opened(tmp_path / "out.npz")
-    assert (again.header.sides, [_raw(bits) for bits in again.bits]) == (run.header.sides, [_raw(bits) for bits in run.bits])
+    assert (again.header.sides, [_raw(bits) for bits in again.bits]) == (
+        run.header.sides,
+        [_raw(bits) for bits in run.bits],
+    )
 
 
 @pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
@@ -181,7 +189,9 @@ KEPT = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bflo
 
 
 def _came(folder: Path, kind: str, dtypes: dict[str, str], lengths: tuple[int, ...]) -> Path:
-    """A dump of sides in these dtypes. Whole and half numbers: each dtype holds them; float32 gets values that only it holds."""
+    """A dump of sides in these dtypes. Whole and half numbers: each dtype holds them; float32 gets values that only it
+    holds.
+    """
     rng, rows, sides = np.random.default_rng(1), sum(lengths), {}
     for name, dtype in dtypes.items():
         values = rng.integers(-99, 99, (rows, 40)) / 2
@@ -191,7 +201,8 @@ def _came(folder: Path, kind: str, dtypes: dict[str, str], lengths: tuple[int, .
         np.savez(folder / "came.npz", **sides, prompt_lengths=np.array(lengths), token_ids=np.arange(rows) % 40)
         return folder / "came.npz"
     tensors = {
-        name: torch.from_numpy(np.asarray(side, np.float32)).to(getattr(torch, dtypes[name])) for name, side in sides.items()
+        name: torch.from_numpy(np.asarray(side, np.float32)).to(getattr(torch, dtypes[name]))
+        for name, side in sides.items()
     }
     tensors |= {"prompt_lengths": torch.tensor(lengths), "token_ids": torch.arange(rows) % 40}
     save_file(tensors, folder / "came.safetensors")
@@ -200,22 +211,35 @@ def _came(folder: Path, kind: str, dtypes: dict[str, str], lengths: tuple[int, .
 
 MIXED = {"variant": "bfloat16", "reference": "float16", "third": "float32"}
 WAYS = [
-    *((kind, {"reference": dtype, "variant": dtype}, lengths) for dtype in KEPT for kind, lengths in (("npz", (4, 1, 2)), ("safetensors", (6,)))),
-    ("npz", {"reference": "float32", "variant": "bfloat16"}, (3, 3)), ("safetensors", {"reference": "float32", "variant": "bfloat16"}, (1, 1)),
-    ("npz", MIXED, (4, 1, 2)), ("safetensors", MIXED, (3, 3)),
-]  # fmt: skip
+    *(
+        (kind, {"reference": dtype, "variant": dtype}, lengths)
+        for dtype in KEPT
+        for kind, lengths in (("npz", (4, 1, 2)), ("safetensors", (6,)))
+    ),
+    ("npz", {"reference": "float32", "variant": "bfloat16"}, (3, 3)),
+    ("safetensors", {"reference": "float32", "variant": "bfloat16"}, (1, 1)),
+    ("npz", MIXED, (4, 1, 2)),
+    ("safetensors", MIXED, (3, 3)),
+]
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtypes", "lengths"), WAYS, ids=lambda part: "-".join(part.values()) if isinstance(part, dict) else str(part)
+    ("kind", "dtypes", "lengths"),
+    WAYS,
+    ids=lambda part: "-".join(part.values()) if isinstance(part, dict) else str(part),
 )
 def test_a_run_exported_and_taken_in_again_is_the_same_run(tmp_path: Path, dtypes, kind, lengths) -> None:
     store, reference = Store(tmp_path / "store"), next(iter(dtypes))  # 'variant', where it comes first
-    with RunReader(store.path_of(ingest(store, [_came(tmp_path, kind, dtypes, lengths)], reference=reference))) as first:
+    with RunReader(
+        store.path_of(ingest(store, [_came(tmp_path, kind, dtypes, lengths)], reference=reference))
+    ) as first:
         export_npz(first, tmp_path / "out.npz")
         with RunReader(store.path_of(ingest(store, [tmp_path / "out.npz"]))) as again:
             assert again.sides == first.sides  # names, order, dtypes, digests and classes
-            assert (again.header.prompts, again.header.compute_dtype) == (first.header.prompts, first.header.compute_dtype)
+            assert (again.header.prompts, again.header.compute_dtype) == (
+                first.header.prompts,
+                first.header.compute_dtype,
+            )
             assert [(pair.reference, pair.variant, pair.summary) for pair in again.pairs] == [
                 (pair.reference, pair.variant, pair.summary) for pair in first.pairs
             ]

@@ -85,7 +85,9 @@ def encrypted() -> bytes:
 
 
 def overlapping() -> bytes:
-    """Two directory entries for one member's bytes: how small files unpack to petabytes (Fifield, "A better zip bomb", 2019)."""
+    """Two directory entries for one member's bytes: how small files unpack to petabytes (Fifield, "A better zip bomb",
+    2019).
+    """
     raw = bytearray(archive(("a.npy", npy()), ("b.npy", npy())))
     second = raw.rindex(b"PK\x01\x02")
     raw[second + 42 : second + 46] = bytes(4)
@@ -131,7 +133,10 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "dates": (lambda: npz(a=GOOD, b=np.zeros((4, 8), "M8[s]")), "dtype datetime64"),
     "float8": (lambda: npz(a=GOOD, b=GOOD.astype(ml_dtypes.float8_e5m2)), "'b'"),
     "bits without compute_dtype": (lambda: npz(a=BITS, b=BITS), "'a' is uint16 with the compute_dtype none"),
-    "bits of float32": (lambda: npz(a=BITS, b=BITS, compute_dtype="float32"), "'a' is uint16 with the compute_dtype 'float32'"),
+    "bits of float32": (
+        lambda: npz(a=BITS, b=BITS, compute_dtype="float32"),
+        "'a' is uint16 with the compute_dtype 'float32'",
+    ),
     "float64 beyond float32": (lambda: npz(a=GOOD, b=GOOD / np.float64(3)), "'b' is float64 and holds"),
     "other rows": (lambda: npz(a=GOOD, b=GOOD[:2]), "'b' has shape (2, 8); expected (4, 8) as 'a' has"),
     "other vocabulary": (lambda: npz(a=GOOD, b=GOOD[:, :4]), "expected (4, 8)"),
@@ -141,17 +146,38 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "0-d": (lambda: npz(a=np.float32(1), b=np.float32(2)), "'a' is a single number"),
     "vocabulary of one": (lambda: npz(a=GOOD[:, :1], b=GOOD[:, :1]), "last axis of 2 to"),
     "all NaN": (lambda: npz(a=GOOD, b=np.full_like(GOOD, np.nan)), "'b' holds nothing but NaN"),
-    "all NaN bits": (lambda: npz(a=BITS, b=np.full_like(BITS, 0xFFFF), compute_dtype="bfloat16"), "'b' holds nothing but NaN"),
-    "token_ids too short": (lambda: npz(**PAIR, token_ids=np.arange(3)), "'token_ids' has shape (3,); expected one for each position: 4"),
+    "all NaN bits": (
+        lambda: npz(a=BITS, b=np.full_like(BITS, 0xFFFF), compute_dtype="bfloat16"),
+        "'b' holds nothing but NaN",
+    ),
+    "token_ids too short": (
+        lambda: npz(**PAIR, token_ids=np.arange(3)),
+        "'token_ids' has shape (3,); expected one for each position: 4",
+    ),
     "token_ids of other axes": (lambda: npz(**PAIR, token_ids=np.zeros((2, 2), int)), "'token_ids' has shape (2, 2)"),
     "token_ids floats": (lambda: npz(**PAIR, token_ids=np.arange(4.0)), "'token_ids' has the dtype float64"),
     "token_ids negative": (lambda: npz(**PAIR, token_ids=np.array([0, 1, -5, 2])), "'token_ids' holds -5"),
-    "token_ids huge": (lambda: npz(**PAIR, token_ids=np.full(4, 1 << 63, np.uint64)), "'token_ids' holds 9223372036854775808"),
+    "token_ids huge": (
+        lambda: npz(**PAIR, token_ids=np.full(4, 1 << 63, np.uint64)),
+        "'token_ids' holds 9223372036854775808",
+    ),
     "tokens of other length": (lambda: npz(**PAIR, tokens=np.array(["x"] * 3)), "'tokens' has shape (3,)"),
-    "tokens beyond unicode": (lambda: archive(*[(k, npy()) for k in ("a.npy", "b.npy")], ("tokens.npy", npy_of((4,), "<U1", b"\xff" * 16))), "'tokens'"),
-    "unknown compute_dtype": (lambda: npz(**PAIR, compute_dtype="int7"), "'compute_dtype' is 'int7'; expected one of float32"),
-    "two compute_dtypes": (lambda: npz(**PAIR, compute_dtype=np.array(["float32", "float16"])), "'compute_dtype' has shape (2,)"),
-    "numeric compute_dtype": (lambda: npz(**PAIR, compute_dtype=7), "'compute_dtype' has the dtype int64; expected text"),
+    "tokens beyond unicode": (
+        lambda: archive(*[(k, npy()) for k in ("a.npy", "b.npy")], ("tokens.npy", npy_of((4,), "<U1", b"\xff" * 16))),
+        "'tokens'",
+    ),
+    "unknown compute_dtype": (
+        lambda: npz(**PAIR, compute_dtype="int7"),
+        "'compute_dtype' is 'int7'; expected one of float32",
+    ),
+    "two compute_dtypes": (
+        lambda: npz(**PAIR, compute_dtype=np.array(["float32", "float16"])),
+        "'compute_dtype' has shape (2,)",
+    ),
+    "numeric compute_dtype": (
+        lambda: npz(**PAIR, compute_dtype=7),
+        "'compute_dtype' has the dtype int64; expected text",
+    ),
     "bad meta": (lambda: npz(**PAIR, meta="{'a': 1}"), "'meta' cannot be read"),
     "deep meta": (lambda: npz(**PAIR, meta="[" * 50_000), "'meta' cannot be read"),
     "prompt_lengths off": (lambda: npz(**PAIR, prompt_lengths=[2, 1]), "'prompt_lengths' adds up to 3"),
@@ -184,7 +210,10 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "npy of nothing": (lambda: beside(b""), "'b' begins with b''"),
     "npy of 7 bytes": (lambda: beside(b"\x93NUMPY\x01"), "'b' is an npy array of format version"),
     "npy version 9": (lambda: beside(npy_header("{}", version=(9, 0))), "version (9, 0)"),
-    "npy header of 4 GB": (lambda: beside(npy_header("{}", version=(2, 0), length=0xFFFFFFF0)), "header of 4294967280 bytes"),
+    "npy header of 4 GB": (
+        lambda: beside(npy_header("{}", version=(2, 0), length=0xFFFFFFF0)),
+        "header of 4294967280 bytes",
+    ),
     "npy header cut": (lambda: beside(npy_header("{'descr'", length=500)), "'b' cannot be read"),
     "npy header of code": (lambda: beside(npy_header("__import__('os').abort()\n")), "'b' cannot be read"),
     "npy header nested": (lambda: beside(npy_header("(" * 5000)), "'b' cannot be read"),
@@ -198,18 +227,33 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "safetensors: nested": (lambda: tensors(b'{"a":' + b"[" * 100_000), "cannot be read"),
     "safetensors: duplicate": (lambda: tensors(b'{"a":1,"a":2}'), "twice"),
     "safetensors: bad entry": (lambda: tensors({"a": 7, "b": 8}), "'a' has the entry 7"),
-    "safetensors: overlap": (lambda: tensors({"a": tensor(0, 16), "b": tensor(8, 24)}, bytes(24)), "'b' lies at bytes 8 to 24"),
-    "safetensors: hole": (lambda: tensors({"a": tensor(0, 16), "b": tensor(20, 36)}, bytes(36)), "expected it to begin at 16"),
-    "safetensors: beyond the file": (lambda: tensors({"a": tensor(0, 16), "b": tensor(16, 32)}, bytes(20)), "within the file"),
-    "safetensors: bytes left": (lambda: tensors({"a": tensor(0, 16), "b": tensor(16, 32)}, bytes(40)), "8 bytes after its last tensor"),
+    "safetensors: overlap": (
+        lambda: tensors({"a": tensor(0, 16), "b": tensor(8, 24)}, bytes(24)),
+        "'b' lies at bytes 8 to 24",
+    ),
+    "safetensors: hole": (
+        lambda: tensors({"a": tensor(0, 16), "b": tensor(20, 36)}, bytes(36)),
+        "expected it to begin at 16",
+    ),
+    "safetensors: beyond the file": (
+        lambda: tensors({"a": tensor(0, 16), "b": tensor(16, 32)}, bytes(20)),
+        "within the file",
+    ),
+    "safetensors: bytes left": (
+        lambda: tensors({"a": tensor(0, 16), "b": tensor(16, 32)}, bytes(40)),
+        "8 bytes after its last tensor",
+    ),
     "safetensors: offsets turned": (lambda: tensors({"a": tensor(16, 0)}, bytes(16)), "'a' has the entry"),
     "safetensors: negative": (lambda: tensors({"a": tensor(-16, 0)}, bytes(16)), "'a' has the entry"),
-    "safetensors: 10^12": (lambda: tensors({"a": tensor(0, 16, (10**6, 10**6))}, bytes(16)), "4000000000000 bytes, but 16 are there"),
+    "safetensors: 10^12": (
+        lambda: tensors({"a": tensor(0, 16, (10**6, 10**6))}, bytes(16)),
+        "4000000000000 bytes, but 16 are there",
+    ),
     "safetensors: dtype": (lambda: tensors({"a": tensor(0, 16, dtype="Q7")}, bytes(16)), "dtype Q7"),
     "safetensors: metadata": (lambda: tensors({"__metadata__": {"meta": 3}}), "'__metadata__'"),
     "safetensors: unsafe name": (lambda: tensors({"../a": tensor(0, 16)}, bytes(16)), "unsafe name"),
     "safetensors: tokens": (lambda: save(dict(PAIR), metadata={"tokens": '["x"]'}), "'tokens' lists 1 texts"),
-}  # fmt: skip
+}
 
 
 def read_whole(*paths: Path, **options: object) -> dict[str, bytes]:
@@ -243,9 +287,18 @@ def test_each_hostile_dump_is_refused_in_one_sentence(tmp_path: Path, fault: str
 
 @pytest.mark.parametrize(
     "good",
-    [npz(**PAIR), npz(**PAIR, token_ids=np.arange(4), meta="{}"), beside(npy()), beside(npy_of((4, 8))), save(dict(PAIR))]
+    [
+        npz(**PAIR),
+        npz(**PAIR, token_ids=np.arange(4), meta="{}"),
+        beside(npy()),
+        beside(npy_of((4, 8))),
+        save(dict(PAIR)),
+    ]
     + [beside(npy(), method=zipfile.ZIP_DEFLATED), beside(npy(), "deeper/b.npy")]
-    + [beside(npy_header("{'descr':'<f4','fortran_order':False,'shape':(4,8)}\n", GOOD.tobytes(), v)) for v in ((2, 0), (3, 0))],
+    + [
+        beside(npy_header("{'descr':'<f4','fortran_order':False,'shape':(4,8)}\n", GOOD.tobytes(), v))
+        for v in ((2, 0), (3, 0))
+    ],
 )
 def test_the_same_dumps_without_their_fault_open(tmp_path: Path, good: bytes) -> None:
     path = tmp_path / "upload.npz"
@@ -268,7 +321,12 @@ def test_directories_missing_files_and_pipes_are_refused_at_once(tmp_path: Path)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "folder").mkdir()
-    for name, words in {"folder": "directory", "gone": "no such file", "pipe": "regular", "loop": "cannot be read"}.items():
+    for name, words in {
+        "folder": "directory",
+        "gone": "no such file",
+        "pipe": "regular",
+        "loop": "cannot be read",
+    }.items():
         with pytest.raises(DumpError, match=words) as refusal:
             read_whole(tmp_path / name)
         assert_one_sentence(str(refusal.value), name)
@@ -295,9 +353,17 @@ def test_the_size_limit_holds_for_the_file_and_for_what_it_unpacks_to(tmp_path: 
 PAIR_FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "shapes": ({"a": GOOD}, {"a": GOOD[:2]}, "two.npz: 'a' has shape (2, 8); expected (4, 8) as 'one' has"),
     "two sides in one of them": (PAIR, {"a": GOOD}, "one.npz: holds 2 sides; expected one array in each of two files"),
-    "compute dtypes": ({"a": BITS, "compute_dtype": "bfloat16"}, {"a": BITS, "compute_dtype": "float16"}, "different compute_dtypes"),
-    "token ids": ({"a": GOOD, "token_ids": np.arange(4)}, {"a": GOOD, "token_ids": np.arange(1, 5)}, "'token_ids' are others than in one.npz"),
-}  # fmt: skip
+    "compute dtypes": (
+        {"a": BITS, "compute_dtype": "bfloat16"},
+        {"a": BITS, "compute_dtype": "float16"},
+        "different compute_dtypes",
+    ),
+    "token ids": (
+        {"a": GOOD, "token_ids": np.arange(4)},
+        {"a": GOOD, "token_ids": np.arange(1, 5)},
+        "'token_ids' are others than in one.npz",
+    ),
+}
 
 
 @pytest.mark.parametrize("fault", PAIR_FAULTS)
@@ -310,7 +376,9 @@ def test_two_files_that_make_no_pair_are_refused(tmp_path: Path, fault: str) -> 
     assert words in str(refusal.value)
 
 
-def test_more_sides_than_fit_one_position_in_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_sides_than_fit_one_position_in_memory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "d.npz").write_bytes(npz(**PAIR))
     monkeypatch.setattr("core.runs.dumps.dump.ROW_BYTES_TOGETHER", 2 * 4 * VOCAB)
     assert len(read_whole(tmp_path / "d.npz")) == 2
@@ -346,11 +414,15 @@ def test_a_dump_cut_off_anywhere_is_refused(tmp_path: Path, form: str) -> None:
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_damage_is_refused_or_harmless(tmp_path: Path, form: str, data: st.DataObject) -> None:
-    """An archive's checksums guard its values; safetensors has none, so there only the names and sizes can be compared."""
+    """An archive's checksums guard its values; safetensors has none, so there only the names and sizes can be
+    compared.
+    """
     raw = bytearray(WHOLE[form])
     for _ in range(data.draw(st.integers(1, 4))):
         # half of the damage goes to the start and the end, where the structure is
-        span = data.draw(st.sampled_from([range(len(raw)), range(min(130, len(raw))), range(max(0, len(raw) - 260), len(raw))]))
+        span = data.draw(
+            st.sampled_from([range(len(raw)), range(min(130, len(raw))), range(max(0, len(raw) - 260), len(raw))])
+        )
         raw[data.draw(st.integers(span.start, span.stop - 1))] = data.draw(st.integers(0, 255))
     path = tmp_path / "damaged"
     path.write_bytes(raw)
@@ -368,8 +440,7 @@ def test_random_damage_is_refused_or_harmless(tmp_path: Path, form: str, data: s
 
 # ---- bombs: bounded time and memory, in a process of its own
 
-PROBE = textwrap.dedent(
-    """
+PROBE = textwrap.dedent("""
     import resource, sys, time
     import numpy as np
     from core.errors import DumpError
@@ -391,8 +462,7 @@ PROBE = textwrap.dedent(
         said = str(refusal)
     mib = (peak() - base) // 1024
     print(f"{mib}|{time.perf_counter() - began}|{said}")
-    """
-)
+    """)
 
 
 def probe(path: Path, how: str = "dump") -> tuple[int, float, str]:
@@ -452,7 +522,10 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "60000 members": (lambda p: many_members(p, 60_000), "holds 60001 members"),
     "300000 members": (lambda p: many_members(p, 300_000), "a directory of more than"),
     "json of lists": (lambda p: written(p, tensors(b'{"a":[' + b"[]," * 1_300_000 + b"[]]}")), "'a' has the entry"),
-    "npy header length": (lambda p: written(p, npy_header(" " * (64 << 20), version=(2, 0))), "header of 67108864 bytes"),
+    "npy header length": (
+        lambda p: written(p, npy_header(" " * (64 << 20), version=(2, 0))),
+        "header of 67108864 bytes",
+    ),
 }
 
 

@@ -21,7 +21,8 @@ from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
 
-# dtype, prompt lengths, vocab, sides. A tile is 8192 bytes: 4096 or 2048 logits, so one vocabulary is a multiple, others are not.
+# dtype, prompt lengths, vocab, sides. A tile is 8192 bytes: 4096 or 2048 logits, so one vocabulary is a multiple,
+# others are not.
 SHAPES = [
     ("bfloat16", (3, 5), 300, 2),
     ("float16", (1,), 4096, 2),
@@ -44,7 +45,9 @@ def _sha256_by_sql_alone(path: Path) -> list[tuple[str, str]]:
         stored = shell.sql("SELECT sha256 FROM side ORDER BY side").fetchall()
         pairs = []
         for side, (digest,) in enumerate(stored):
-            rows = shell.execute("SELECT bits FROM logits WHERE side = ? ORDER BY prompt, position, tile", [side]).fetchall()
+            rows = shell.execute(
+                "SELECT bits FROM logits WHERE side = ? ORDER BY prompt, position, tile", [side]
+            ).fetchall()
             pairs.append((hashlib.sha256(b"".join(row[0] for row in rows)).hexdigest(), digest))
         return pairs
 
@@ -55,7 +58,9 @@ def _contents(path: Path) -> dict[str, list[tuple]]:
 
 
 @pytest.mark.parametrize(("dtype", "lengths", "vocab", "count"), SHAPES)
-def test_every_bit_comes_back_by_sql_alone_and_by_every_way_of_reading(dtype, lengths, vocab, count, store: Store) -> None:
+def test_every_bit_comes_back_by_sql_alone_and_by_every_way_of_reading(
+    dtype, lengths, vocab, count, store: Store
+) -> None:
     header = header_of(dtype, lengths, vocab, count)
     sides = bits_of_sides(header)
     path = write_run(store, header, sides)
@@ -100,20 +105,33 @@ def test_the_position_table_holds_what_the_kernel_says(dtype, lengths, vocab, co
                 assert list(zip(table.prompt, table.position, strict=True)) == header.places()
                 finite = np.maximum(figures.finite, 1)
                 whole = {
-                    "neq": figures.neq, "bit_identical": figures.is_bit_identical, "max_abs": figures.max_abs,
-                    "max_ulps": figures.max_ulps, "max_ulps_token": figures.max_ulps_token, "is_flip": figures.is_flip,
-                    "nonfinite_mismatch": figures.nonfinite_mismatch, "near_tie": figures.is_near_tie, "is_tie": figures.is_tie,
-                    "mean_ulps": figures.sum_ulps / finite, "rms": np.sqrt(figures.sum_squares / finite),
-                    "reference_token": figures.reference_token, "variant_token": figures.variant_token,
-                }  # fmt: skip
+                    "neq": figures.neq,
+                    "bit_identical": figures.is_bit_identical,
+                    "max_abs": figures.max_abs,
+                    "max_ulps": figures.max_ulps,
+                    "max_ulps_token": figures.max_ulps_token,
+                    "is_flip": figures.is_flip,
+                    "nonfinite_mismatch": figures.nonfinite_mismatch,
+                    "near_tie": figures.is_near_tie,
+                    "is_tie": figures.is_tie,
+                    "mean_ulps": figures.sum_ulps / finite,
+                    "rms": np.sqrt(figures.sum_squares / finite),
+                    "reference_token": figures.reference_token,
+                    "variant_token": figures.variant_token,
+                }
                 for name, expected in whole.items():
                     assert np.array_equal(table[name].to_numpy(), expected), name
                 undefined = {
-                    "reference_margin": figures.reference_margin, "variant_margin": figures.variant_margin, "kl": figures.kl,
-                    "reference_margin_ulps": figures.reference_margin_ulps, "variant_margin_ulps": figures.variant_margin_ulps,
-                }  # fmt: skip
+                    "reference_margin": figures.reference_margin,
+                    "variant_margin": figures.variant_margin,
+                    "kl": figures.kl,
+                    "reference_margin_ulps": figures.reference_margin_ulps,
+                    "variant_margin_ulps": figures.variant_margin_ulps,
+                }
                 for name, expected in undefined.items():
-                    assert np.array_equal(table[name].to_numpy(np.float64, na_value=np.nan), expected, equal_nan=True), name
+                    assert np.array_equal(
+                        table[name].to_numpy(np.float64, na_value=np.nan), expected, equal_nan=True
+                    ), name
                 assert run.histogram(pair) == figures.histogram
                 assert run.pairs[pair].summary.neq == figures.neq.sum()
 
@@ -145,9 +163,13 @@ def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_po
 def test_every_column_says_what_it_means(store: Store) -> None:
     header = header_of()
     with duckdb.connect(str(write_run(store, header, calm_sides(header))), read_only=True) as shell:
-        columns = shell.sql("SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal").fetchall()
+        columns = shell.sql(
+            "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal"
+        ).fetchall()
         tables = shell.sql("SELECT table_name, comment FROM duckdb_tables()").fetchall()
-        kind = shell.sql("SELECT DISTINCT compression FROM pragma_storage_info('logits') WHERE column_name = 'bits'").fetchall()
+        kind = shell.sql(
+            "SELECT DISTINCT compression FROM pragma_storage_info('logits') WHERE column_name = 'bits'"
+        ).fetchall()
     assert len(columns) > 80
     assert [where for *where, comment in columns + tables if not comment] == []
     assert all("ncompressed" in name for (name,) in kind if name not in ("Constant", "Empty Validity", "Roaring"))
@@ -156,7 +178,9 @@ def test_every_column_says_what_it_means(store: Store) -> None:
 def test_a_column_without_a_comment_would_be_found(tmp_path: Path) -> None:
     with duckdb.connect(str(tmp_path / "x.duckdb")) as shell:
         shell.execute("CREATE TABLE t (a INTEGER, b INTEGER); COMMENT ON COLUMN t.a IS 'ULPs'")
-        columns = shell.sql("SELECT column_name FROM duckdb_columns() WHERE NOT internal AND comment IS NULL").fetchall()
+        columns = shell.sql(
+            "SELECT column_name FROM duckdb_columns() WHERE NOT internal AND comment IS NULL"
+        ).fetchall()
     assert columns == [("b",)]
 
 
@@ -200,7 +224,14 @@ def test_every_level_of_the_heatmap_is_the_maximum_over_its_cells(lengths: tuple
             assert np.array_equal(run.ulp_cells(0, level, middle)[0], expected[middle[0] // span])
 
 
-OUTSIDE = [((0, 0), (0, 1)), ((-1, 2), (0, 1)), ((0, 9), (0, 1)), ((0, 1), (5, 5)), ((0, 1), (0, 301)), ((2, 1), (0, 9))]
+OUTSIDE = [
+    ((0, 0), (0, 1)),
+    ((-1, 2), (0, 1)),
+    ((0, 9), (0, 1)),
+    ((0, 1), (5, 5)),
+    ((0, 1), (0, 301)),
+    ((2, 1), (0, 9)),
+]
 
 
 @pytest.mark.parametrize(("rows", "tokens"), OUTSIDE)
@@ -222,23 +253,44 @@ def test_a_position_or_level_that_is_not_there_is_refused(store: Store) -> None:
                 run.ulp_cells(pair, level, rows)
 
 
-ODD_TEXTS = ("", " ", "\n", "'; DROP TABLE run; --", "\x00", "naïve", "日本", "\U0001f40d", '"', "\ufffd", "\u202e", "a" * 10_000)
+ODD_TEXTS = (
+    "",
+    " ",
+    "\n",
+    "'; DROP TABLE run; --",
+    "\x00",
+    "naïve",
+    "日本",
+    "\U0001f40d",
+    '"',
+    "\ufffd",
+    "\u202e",
+    "a" * 10_000,
+)
 
 
 def test_odd_texts_and_numbers_come_back_as_they_were(store: Store) -> None:
     prompt = Prompt(len(ODD_TEXTS), tuple(range(2**31 - len(ODD_TEXTS), 2**31)), ODD_TEXTS)
-    about = Provenance("upload", ODD_TEXTS[3], *ODD_TEXTS[4:7], seed=2**64 - 1, note=ODD_TEXTS[-1], versions={"\x00": "日本"})
+    about = Provenance(
+        "upload", ODD_TEXTS[3], *ODD_TEXTS[4:7], seed=2**64 - 1, note=ODD_TEXTS[-1], versions={"\x00": "日本"}
+    )
     created = datetime(2026, 11, 20, 21, 30, 0, 123456, tzinfo=UTC)
     sides = (SideHeader("日本", "decode+batch:8", "bfloat16"), SideHeader("it's", "", "float32"))
     vocabulary = dict(enumerate(ODD_TEXTS))
     header = RunHeader(ODD_TEXTS[3], "bfloat16", 300, (prompt,), sides, about, vocabulary, created)
     with RunReader(write_run(store, header, calm_sides(header))) as run:
         assert (run.header.prompts, run.header.sides, run.header.provenance) == ((prompt,), sides, about)
-        assert (run.header.name, run.vocabulary, run.created) == (ODD_TEXTS[3], vocabulary, created.replace(tzinfo=None))
+        assert (run.header.name, run.vocabulary, run.created) == (
+            ODD_TEXTS[3],
+            vocabulary,
+            created.replace(tzinfo=None),
+        )
 
 
 @pytest.mark.parametrize(
-    "prompt", [Prompt(1, (2**31,)), Prompt(1, (2**80,)), Prompt(1, (), ("\ud800",))], ids=["31 bits", "64 bits", "surrogate"]
+    "prompt",
+    [Prompt(1, (2**31,)), Prompt(1, (2**80,)), Prompt(1, (), ("\ud800",))],
+    ids=["31 bits", "64 bits", "surrogate"],
 )
 def test_a_token_that_cannot_be_stored_is_refused_before_the_first_logit(prompt: Prompt, store: Store) -> None:
     sides = (SideHeader("a", "", "bfloat16"), SideHeader("b", "", "bfloat16"))
@@ -270,7 +322,9 @@ def test_rows_out_of_order_or_of_another_shape_are_refused(store: Store) -> None
 
 
 def test_a_large_chunk_reaches_the_file_in_pieces(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.runs.writer._INSERT_BYTES", 1500)  # two rows of 600 bytes; the true bound would need gigabytes
+    monkeypatch.setattr(
+        "core.runs.writer._INSERT_BYTES", 1500
+    )  # two rows of 600 bytes; the true bound would need gigabytes
     header = header_of()
     sides = bits_of_sides(header)
     digests = [hashlib.sha256(bits.tobytes()).hexdigest() for bits in sides]

@@ -51,15 +51,40 @@ COPIED = (
 )
 GENERATED = ("generation", "generated_token")
 OLD = {  # statements that make of a file of this schema one of an older
-    3: [*(f"ALTER TABLE remedy DROP COLUMN {side}_share_{end}" for side in ("reference", "variant") for end in ("low", "high")),
-        *(f"ALTER TABLE price DROP COLUMN share_{end}" for end in ("low", "high")), "ALTER TABLE remedy DROP COLUMN turns",
-        "ALTER TABLE price DROP COLUMN turns", "UPDATE run SET schema_version = 3"],
-    2: ["DROP TABLE layer", "DROP TABLE layer_position", "DROP TABLE op", "DROP TABLE kernel", "DROP TABLE kernel_side",
-        "DROP TABLE remedy", "DROP TABLE price", "UPDATE run SET schema_version = 2"],
-    1: ["DROP TABLE kv", "DROP TABLE kv_position", "DROP TABLE generation", "DROP TABLE generated_token", "DROP TABLE floor_position",
-        "ALTER TABLE pair DROP COLUMN because", "ALTER TABLE pair DROP COLUMN noise_ratio", "ALTER TABLE evidence DROP COLUMN says",
-        "ALTER TABLE run ALTER seed TYPE BIGINT", "UPDATE run SET schema_version = 1"],
-}  # fmt: skip
+    3: [
+        *(
+            f"ALTER TABLE remedy DROP COLUMN {side}_share_{end}"
+            for side in ("reference", "variant")
+            for end in ("low", "high")
+        ),
+        *(f"ALTER TABLE price DROP COLUMN share_{end}" for end in ("low", "high")),
+        "ALTER TABLE remedy DROP COLUMN turns",
+        "ALTER TABLE price DROP COLUMN turns",
+        "UPDATE run SET schema_version = 3",
+    ],
+    2: [
+        "DROP TABLE layer",
+        "DROP TABLE layer_position",
+        "DROP TABLE op",
+        "DROP TABLE kernel",
+        "DROP TABLE kernel_side",
+        "DROP TABLE remedy",
+        "DROP TABLE price",
+        "UPDATE run SET schema_version = 2",
+    ],
+    1: [
+        "DROP TABLE kv",
+        "DROP TABLE kv_position",
+        "DROP TABLE generation",
+        "DROP TABLE generated_token",
+        "DROP TABLE floor_position",
+        "ALTER TABLE pair DROP COLUMN because",
+        "ALTER TABLE pair DROP COLUMN noise_ratio",
+        "ALTER TABLE evidence DROP COLUMN says",
+        "ALTER TABLE run ALTER seed TYPE BIGINT",
+        "UPDATE run SET schema_version = 1",
+    ],
+}
 
 
 @pytest.fixture
@@ -74,11 +99,15 @@ def foreign_file(tmp_path: Path) -> Path:
 
 def taken(store: Store, path: Path, **asked: str) -> str:
     """In this process, which is quicker than in one of its own."""
-    return take_in(store, path, run_id=asked.get("run_id"), name=asked.get("name"), on_progress=lambda done, total: None)
+    return take_in(
+        store, path, run_id=asked.get("run_id"), name=asked.get("name"), on_progress=lambda done, total: None
+    )
 
 
 def differing(first: Path, second: Path, tables: tuple[str, ...]) -> list[str]:
-    """Tables of the first file whose rows are not the same in the second, however they are ordered; in the columns that the first has."""
+    """Tables of the first file whose rows are not the same in the second, however they are ordered; in the columns that
+    the first has.
+    """
     with duckdb.connect() as database:
         database.execute(f"ATTACH '{first}' AS a (READ_ONLY); ATTACH '{second}' AS b (READ_ONLY)")
         there: dict[str, list[str]] = {}
@@ -95,13 +124,16 @@ def differing(first: Path, second: Path, tables: tuple[str, ...]) -> list[str]:
             for table in tables
             if table in there
             and database.execute(
-                f"FROM ({rows('a', table)} EXCEPT ALL {rows('b', table)}) UNION ALL ({rows('b', table)} EXCEPT ALL {rows('a', table)})"
+                f"FROM ({rows('a', table)} EXCEPT ALL {rows('b', table)}) UNION ALL ({rows('b', table)} EXCEPT ALL"
+                f" {rows('a', table)})"
             ).fetchone()
         ]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_every_bit_and_every_figure_comes_in_and_the_note_says_from_where(dtype: str, store: Store, tmp_path: Path) -> None:
+def test_every_bit_and_every_figure_comes_in_and_the_note_says_from_where(
+    dtype: str, store: Store, tmp_path: Path
+) -> None:
     announced = header_of(dtype, sides=3)
     path = write_run(Store(tmp_path / "outside"), announced, bits_of_sides(announced))
     new = store.path_of(taken(store, path))
@@ -129,7 +161,9 @@ def test_a_process_of_its_own_takes_in_a_sample_with_all_that_no_bits_prove(stor
     assert run_id == "a-run"
     assert told[-1][0] == told[-1][1] > 0
     assert [each.name for each in store.directory.iterdir()] == ["a-run.duckdb"]
-    plainly = tuple(table for table in (*EXACT, *COPIED) if table != "evidence")  # whose older rungs get the names they have now
+    plainly = tuple(
+        table for table in (*EXACT, *COPIED) if table != "evidence"
+    )  # whose older rungs get the names they have now
     assert differing(path, store.path_of(run_id), plainly) == []
     with RunReader(path) as old, RunReader(store.path_of(run_id)) as run:
         assert [run.evidence(pair.index) for pair in run.pairs] == [old.evidence(pair.index) for pair in old.pairs]
@@ -161,9 +195,16 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a view": (["CREATE VIEW v AS SELECT 1"], "the view 'v'"),
     "a view in place of a table": (["ALTER TABLE kv RENAME TO kw", "CREATE VIEW kv AS FROM kw"], "the view 'kv'"),
     "a macro": (["CREATE MACRO f(x) AS x + 1"], "the macro 'f'"),
-    "a macro that hides others": (["CREATE MACRO duckdb_functions() AS TABLE SELECT 'x' AS function_name WHERE false"], "the macro"),
+    "a macro that hides others": (
+        ["CREATE MACRO duckdb_functions() AS TABLE SELECT 'x' AS function_name WHERE false"],
+        "the macro",
+    ),
     "a macro that hides views": (
-        ["CREATE VIEW v AS SELECT 1", "CREATE MACRO duckdb_views() AS TABLE SELECT 'x' AS view_name, 'y' AS database_name WHERE false"], "the view 'v'",
+        [
+            "CREATE VIEW v AS SELECT 1",
+            "CREATE MACRO duckdb_views() AS TABLE SELECT 'x' AS view_name, 'y' AS database_name WHERE false",
+        ],
+        "the view 'v'",
     ),
     "a sequence": (["CREATE SEQUENCE s"], "the sequence 's'"),
     "a type": (["CREATE TYPE mood AS ENUM ('a')"], "the type 'mood'"),
@@ -173,36 +214,67 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "another column": (["ALTER TABLE run ADD COLUMN more INTEGER"], "the column 'more'"),
     "a default": (["ALTER TABLE run ALTER note SET DEFAULT current_user"], "has a default"),
     "a generated column": (
-        ["DROP TABLE price", "CREATE TABLE price (ordinal INTEGER, path VARCHAR AS (upper('x')))"], "has a default or is generated",
+        ["DROP TABLE price", "CREATE TABLE price (ordinal INTEGER, path VARCHAR AS (upper('x')))"],
+        "has a default or is generated",
     ),
-    "a constraint": (["DROP TABLE price", "CREATE TABLE price (ordinal INTEGER CHECK (ordinal > 0))"], "the constraint"),
-    "another type of column": (["ALTER TABLE position ALTER max_ulps TYPE VARCHAR"], "position.max_ulps is VARCHAR; expected BIGINT"),
+    "a constraint": (
+        ["DROP TABLE price", "CREATE TABLE price (ordinal INTEGER CHECK (ordinal > 0))"],
+        "the constraint",
+    ),
+    "another type of column": (
+        ["ALTER TABLE position ALTER max_ulps TYPE VARCHAR"],
+        "position.max_ulps is VARCHAR; expected BIGINT",
+    ),
     "a column too few": (["ALTER TABLE pair DROP COLUMN noise_ratio"], "no column 'noise_ratio'"),
     "a table too few": (["DROP TABLE position"], "without the table 'position'"),
     "a newer schema": (["UPDATE run SET schema_version = 5"], "schema version 5"),
     "two runs": (["INSERT INTO run FROM run"], "2 rows of provenance"),
     "a terabyte of text": (["UPDATE token SET text = repeat('x', 1000000)"], "a text of 1,000,000 bytes"),
-    "another bit": (["UPDATE logits SET bits = '\\x01'::BLOB || bits[2:] WHERE side = 1 AND prompt = 0 AND position = 0"], "SHA-256"),
+    "another bit": (
+        ["UPDATE logits SET bits = '\\x01'::BLOB || bits[2:] WHERE side = 1 AND prompt = 0 AND position = 0"],
+        "SHA-256",
+    ),
     "another digest": (["UPDATE side SET sha256 = repeat('0', 64) WHERE side = 1"], "the file says '0000000000000000'"),
     "a figure that lies": (
-        ["UPDATE position SET max_ulps = 0 WHERE prompt = 1 AND position = 3"], "its max_ulps at prompt 1, position 3 of pair 0 is 0, its logits give",
+        ["UPDATE position SET max_ulps = 0 WHERE prompt = 1 AND position = 3"],
+        "its max_ulps at prompt 1, position 3 of pair 0 is 0, its logits give",
     ),
-    "a flip that was none": (["UPDATE position SET is_flip = NOT is_flip WHERE prompt = 0 AND position = 1"], "is_flip at prompt 0, position 1"),
+    "a flip that was none": (
+        ["UPDATE position SET is_flip = NOT is_flip WHERE prompt = 0 AND position = 1"],
+        "is_flip at prompt 0, position 1",
+    ),
     "a summary that lies": (["UPDATE pair SET flips = 77"], "its flips of pair 0 is 77"),
-    "a heatmap that lies": (["UPDATE ulp_tile SET cells = ('\\xFF\\xFF'::BLOB || cells[3:]) WHERE level = 0 AND first_row = 2"], "heatmap cell 0 at prompt 0, position 2"),
+    "a heatmap that lies": (
+        ["UPDATE ulp_tile SET cells = ('\\xFF\\xFF'::BLOB || cells[3:]) WHERE level = 0 AND first_row = 2"],
+        "heatmap cell 0 at prompt 0, position 2",
+    ),
     "a histogram that lies": (["UPDATE ulp_histogram SET elements = elements + 1 WHERE distance = 1"], "1 ULPs apart"),
-    "a top token that lies": (["UPDATE top_token SET token_id = 299 WHERE rank = 0 AND side = 1 AND prompt = 0 AND position = 0"], "token_id at prompt 0, position 0"),
-    "a logsumexp that lies": (["UPDATE side_position SET logsumexp = 1 WHERE side = 0 AND prompt = 1 AND position = 0"], "logsumexp at prompt 1"),
+    "a top token that lies": (
+        ["UPDATE top_token SET token_id = 299 WHERE rank = 0 AND side = 1 AND prompt = 0 AND position = 0"],
+        "token_id at prompt 0, position 0",
+    ),
+    "a logsumexp that lies": (
+        ["UPDATE side_position SET logsumexp = 1 WHERE side = 0 AND prompt = 1 AND position = 0"],
+        "logsumexp at prompt 1",
+    ),
     "rows too few": (["DELETE FROM position WHERE position = 1"], "table position has"),
     "tiles too few": (["DELETE FROM logits WHERE side = 1 AND prompt = 0 AND position = 1"], "table logits has"),
-    "a tile in place of another": (["UPDATE logits SET position = 0 WHERE side = 1 AND prompt = 0 AND position = 1"], "damaged"),
+    "a tile in place of another": (
+        ["UPDATE logits SET position = 0 WHERE side = 1 AND prompt = 0 AND position = 1"],
+        "damaged",
+    ),
     "a verdict of its own": (["UPDATE pair SET verdict = 'all is well'"], "the verdict 'all is well'"),
     "an identical pair that is not": (["UPDATE pair SET verdict = 'identical'"], "and its sides are not"),
     "a module that was never measured": (
-        ["INSERT INTO layer VALUES (0, 0, 0, 'm', 'norm', 0, 'bfloat16', 3, 10, 11, 10, 1, 1, 1, 1, 0, 0, NULL)"], "table layer has a row that no run has",
+        ["INSERT INTO layer VALUES (0, 0, 0, 'm', 'norm', 0, 'bfloat16', 3, 10, 11, 10, 1, 1, 1, 1, 0, 0, NULL)"],
+        "table layer has a row that no run has",
     ),
     "a number that is none": (
-        ["INSERT INTO layer VALUES (0, 0, 0, 'm', 'norm', 0, 'bfloat16', 3, 10, 1, 10, 1, 'nan'::DOUBLE, 1, 1, 0, 0, NULL)"], "layer.rms holds a number that is not finite",
+        [
+            "INSERT INTO layer VALUES (0, 0, 0, 'm', 'norm', 0, 'bfloat16', 3, 10, 1, 10, 1, 'nan'::DOUBLE, 1, 1, 0, 0,"
+            " NULL)"
+        ],
+        "layer.rms holds a number that is not finite",
     ),
     "the same row twice": (["INSERT INTO kernel_side VALUES (0, 1, 1), (0, 1, 1)"], "a row twice, at side 0"),
     "a prompt beyond the last": (["INSERT INTO generation VALUES (0, 9, 1, 1, 'x')"], "table generation has a row"),
@@ -212,11 +284,20 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a kind of its own": (["UPDATE run SET kind = 'party'"], "damaged"),
     "versions that are none": (["UPDATE run SET versions = '[1]'"], "versions are no JSON object"),
     "more logits than its bytes": (["UPDATE run SET vocab = 2000000000"], "cannot hold"),
-}  # fmt: skip
+}
 
 
-FIGURES = ["[1, 2]", "3", "null", "no json", f'{{"noise_ratio": {"9" * 400}}}', '{"noise_ratio": 1e999}', '{"noise_ratio": NaN}',
-           '{"a": [[[[[[1]]]]]]}', "[" * 100_000]  # fmt: skip
+FIGURES = [
+    "[1, 2]",
+    "3",
+    "null",
+    "no json",
+    f'{{"noise_ratio": {"9" * 400}}}',
+    '{"noise_ratio": 1e999}',
+    '{"noise_ratio": NaN}',
+    '{"a": [[[[[[1]]]]]]}',
+    "[" * 100_000,
+]
 
 
 def _judged(figures: str) -> list[str]:
@@ -237,14 +318,21 @@ def test_figures_that_nobody_can_compute_with_are_refused_when_read_and_when_tak
 
 
 def test_figures_as_a_judgement_has_them_are_taken_in(store: Store, foreign_file: Path) -> None:
-    figures = '{"noise_ratio": 0.5, "seeds": [1.5, 2], "first": null, "is_tail": false, "dtype": "float32", "largest": 9223372036854775807}'
+    figures = (
+        '{"noise_ratio": 0.5, "seeds": [1.5, 2], "first": null, "is_tail": false, "dtype": "float32", "largest":'
+        " 9223372036854775807}"
+    )
     damaged(foreign_file, *_judged(figures))
     with RunReader(store.path_of(taken(store, foreign_file))) as run:
-        assert finding(run, run.pairs[0], run.positions(0)).sentence.startswith("so In bfloat16 it is 0.50 times the floor.")
+        assert finding(run, run.pairs[0], run.positions(0)).sentence.startswith(
+            "so In bfloat16 it is 0.50 times the floor."
+        )
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_no_run_file_has_is_refused_by_name_and_nothing_is_stored(name: str, store: Store, foreign_file: Path) -> None:
+def test_what_no_run_file_has_is_refused_by_name_and_nothing_is_stored(
+    name: str, store: Store, foreign_file: Path
+) -> None:
     statements, words = REFUSED[name]
     damaged(foreign_file, *statements)
     before = foreign_file.read_bytes()
@@ -256,7 +344,9 @@ def test_what_no_run_file_has_is_refused_by_name_and_nothing_is_stored(name: str
     assert foreign_file.read_bytes() == before
 
 
-def test_a_lie_comes_in_where_nobody_compares(store: Store, foreign_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lie_comes_in_where_nobody_compares(
+    store: Store, foreign_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The twin: it is the comparison that refuses it, and even then what is stored is computed anew."""
     damaged(foreign_file, "UPDATE position SET max_ulps = 999 WHERE prompt = 1 AND position = 3")
     monkeypatch.setattr(import_process, "check_figures", lambda run, writer: writer.figures())
@@ -269,9 +359,12 @@ def test_each_comparison_is_one_that_catches(
     check: str, store: Store, foreign_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lies = {
-        "_check_table": "UPDATE position SET neq = 0", "_check_summary": "UPDATE pair SET ties = 5",
-        "_check_tiles": "UPDATE ulp_tile SET cells = ('\\xFF\\xFF'::BLOB || cells[3:]) WHERE level = 0 AND first_row = 2",
-    }  # fmt: skip
+        "_check_table": "UPDATE position SET neq = 0",
+        "_check_summary": "UPDATE pair SET ties = 5",
+        "_check_tiles": (
+            "UPDATE ulp_tile SET cells = ('\\xFF\\xFF'::BLOB || cells[3:]) WHERE level = 0 AND first_row = 2"
+        ),
+    }
     damaged(foreign_file, lies[check])
     monkeypatch.setattr(check_figures, check, lambda *_: None)
     taken(store, foreign_file)
@@ -283,7 +376,8 @@ def test_rows_beyond_what_a_run_has_are_refused_before_they_are_read(
 ) -> None:
     damaged(
         foreign_file,
-        "INSERT INTO kv VALUES (0, 0, 0, 'key', 0, 8, 0, 8, 0, 0, 0, 0, 0, NULL), (0, 0, 1, 'key', 0, 8, 0, 8, 0, 0, 0, 0, 0, NULL)",
+        "INSERT INTO kv VALUES (0, 0, 0, 'key', 0, 8, 0, 8, 0, 0, 0, 0, 0, NULL), (0, 0, 1, 'key', 0, 8, 0, 8, 0, 0, 0,"
+        " 0, 0, NULL)",
     )
     taken(store, foreign_file)
     monkeypatch.setitem(check_catalog._MOST_ROWS, table, 1)
@@ -292,11 +386,15 @@ def test_rows_beyond_what_a_run_has_are_refused_before_they_are_read(
 
 
 def test_a_macro_of_a_foreign_file_takes_no_functions_place_when_it_is_read(foreign_file: Path) -> None:
-    """A view hidden by a macro called like the function that lists views: a run file in the directory may come from anybody too."""
+    """A view hidden by a macro called like the function that lists views: a run file in the directory may come from
+    anybody too.
+    """
     damaged(
-        foreign_file, "CREATE VIEW v AS SELECT 1", "CREATE MACRO duckdb_views() AS TABLE SELECT 'x' AS view_name, false AS internal WHERE false",
+        foreign_file,
+        "CREATE VIEW v AS SELECT 1",
+        "CREATE MACRO duckdb_views() AS TABLE SELECT 'x' AS view_name, false AS internal WHERE false",
         "CREATE MACRO count(x) AS 77",
-    )  # fmt: skip
+    )
     with pytest.raises(StoreError, match="with the view 'v'"):
         RunReader(foreign_file)
     database = Database.to_read(foreign_file)
@@ -313,7 +411,9 @@ def test_probes_of_operations_come_in_too(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["probes", "probes.db", "probes-2026.bin"])
-def test_the_probes_that_are_taken_in_are_those_of_the_file_that_was_checked(name: str, store: Store, tmp_path: Path) -> None:
+def test_the_probes_that_are_taken_in_are_those_of_the_file_that_was_checked(
+    name: str, store: Store, tmp_path: Path
+) -> None:
     """Not those of a neighbour whose name begins alike."""
     outside = Store(tmp_path / "outside")
     for run_id, chip in (("mine", "mine"), ("probes-2026-11", "a neighbour's"), ("probes", "another's")):
@@ -358,7 +458,9 @@ def test_changes_beside_the_file_are_not_taken_for_its_own(store: Store, foreign
         taken(store, foreign_file)
 
 
-@pytest.mark.parametrize(("signal", "words"), [("SIGSEGV", "crash"), ("SIGKILL", "memory"), ("SIGXCPU", "takes longer")])
+@pytest.mark.parametrize(
+    ("signal", "words"), [("SIGSEGV", "crash"), ("SIGKILL", "memory"), ("SIGXCPU", "takes longer")]
+)
 def test_a_file_that_ends_its_reader_is_one_sentence_and_leaves_nothing(
     signal: str, words: str, store: Store, foreign_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,7 +475,9 @@ def test_a_file_that_ends_its_reader_is_one_sentence_and_leaves_nothing(
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(40))
-def test_a_damaged_file_is_refused_or_the_run_that_it_was(seed: int, store: Store, foreign_file: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_or_the_run_that_it_was(
+    seed: int, store: Store, foreign_file: Path, tmp_path: Path
+) -> None:
     whole = shutil.copy(foreign_file, tmp_path / "whole.duckdb")
     chance = random.Random(seed)
     body = bytearray(foreign_file.read_bytes())

@@ -26,7 +26,10 @@ IDS = [[3, 1, 4], [1, 5, 9]]
 def arrays(seed: int = 7, scale: float = 0.01) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     reference = rng.standard_normal((2, 3, 16), dtype=np.float32)
-    return {"reference": reference, "variant": reference + np.float32(scale) * rng.standard_normal((2, 3, 16), dtype=np.float32)}
+    return {
+        "reference": reference,
+        "variant": reference + np.float32(scale) * rng.standard_normal((2, 3, 16), dtype=np.float32),
+    }
 
 
 def written(folder: Path, pairs: list[PairReport], header: RunHeader) -> Path:
@@ -97,7 +100,9 @@ def test_slack_widens_what_is_a_matter_of_degree(tmp_path: Path) -> None:
         1.4
     )  # rms and largest: 1.4 times
     pairs, header = made(tmp_path, **given, token_ids=IDS)
-    edited(path, lambda told: [line.pop("max_kl") for line in told["pairs"][0]["prompts"]])  # which goes with the square
+    edited(
+        path, lambda told: [line.pop("max_kl") for line in told["pairs"][0]["prompts"]]
+    )  # which goes with the square
     assert {o.outcome for o in held(path, pairs, header)} == {FAILED}
     assert {o.outcome for o in held(path, pairs, header, slack=1.3)} == {FAILED}
     assert {o.outcome for o in held(path, pairs, header, slack=1.5)} == {PASSED}
@@ -122,7 +127,9 @@ def test_kl_that_is_no_longer_defined_fails_where_kl_is_held(tmp_path: Path) -> 
     given = arrays()
     path = written(tmp_path, *made(tmp_path, **given, token_ids=IDS))
     given["variant"][0, :, 3] = -np.inf
-    edited(path, lambda told: [line.update(nonfinite_mismatch=100, kl_undefined=2) for line in told["pairs"][0]["prompts"]])
+    edited(
+        path, lambda told: [line.update(nonfinite_mismatch=100, kl_undefined=2) for line in told["pairs"][0]["prompts"]]
+    )
     pairs, header = made(tmp_path, **given, token_ids=IDS)
     assert "positions of undefined KL 3 over 2" in held(path, pairs, header)[0].says
     edited(path, lambda told: [line.pop("kl_undefined") for line in told["pairs"][0]["prompts"]])
@@ -161,7 +168,10 @@ def test_prompts_in_another_order_meet_their_own_bounds(tmp_path: Path) -> None:
     path = written(tmp_path, *made(tmp_path, **given, token_ids=IDS))
     turned = {name: array[::-1] for name, array in given.items()}
     assert [o.outcome for o in held(path, *made(tmp_path, **turned, token_ids=IDS[::-1]))] == [PASSED, PASSED]
-    assert [o.outcome for o in held(path, *made(tmp_path, **turned, token_ids=IDS))] == [FAILED, PASSED]  # the twin: other tokens
+    assert [o.outcome for o in held(path, *made(tmp_path, **turned, token_ids=IDS))] == [
+        FAILED,
+        PASSED,
+    ]  # the twin: other tokens
 
 
 def test_new_and_missing_prompts_are_said_and_decide_nothing(tmp_path: Path) -> None:
@@ -198,7 +208,10 @@ def test_one_pair_is_held_whatever_its_files_are_called_and_several_by_their_nam
     path = written(tmp_path, *made(tmp_path, **given))
     for name, side in (("golden", given["reference"]), ("build-1234", given["variant"])):
         np.save(tmp_path / f"{name}.npy", side)
-    assert [o.outcome for o in held(path, *read(tmp_path / "golden.npy", tmp_path / "build-1234.npy"))] == [PASSED, PASSED]
+    assert [o.outcome for o in held(path, *read(tmp_path / "golden.npy", tmp_path / "build-1234.npy"))] == [
+        PASSED,
+        PASSED,
+    ]
     path = written(tmp_path, *made(tmp_path, **given, other=given["reference"]))
     assert [o.outcome for o in held(path, *made(tmp_path, **given, other=given["reference"]))] == [PASSED] * 4
     pairs, header = made(tmp_path, **given, another=given["reference"])
@@ -210,7 +223,10 @@ def test_one_pair_is_held_whatever_its_files_are_called_and_several_by_their_nam
 def test_a_figure_beyond_its_bound_never_reads_as_equal_to_it(tmp_path: Path) -> None:
     pairs, header = made(tmp_path, **arrays())
     path = written(tmp_path, pairs, header)
-    edited(path, lambda told: told["pairs"][0]["prompts"][0].update(rms=np.nextafter(told["pairs"][0]["prompts"][0]["rms"], 0)))
+    edited(
+        path,
+        lambda told: told["pairs"][0]["prompts"][0].update(rms=np.nextafter(told["pairs"][0]["prompts"][0]["rms"], 0)),
+    )
     says = held(path, pairs, header)[0].says
     figure, _, bound = says.partition("rms ")[2].partition(" logits")[0].partition(" over ")
     assert float(figure) > float(bound)
@@ -221,7 +237,10 @@ def pair_of(told: dict[str, Any]) -> dict[str, Any]:
 
 
 DAMAGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "another format": (lambda told: told.update(format="something"), "holds no bounds; expected a JSON object whose 'format'"),
+    "another format": (
+        lambda told: told.update(format="something"),
+        "holds no bounds; expected a JSON object whose 'format'",
+    ),
     "a later version": (lambda told: told.update(version=2), "is of version 2; expected version 1"),
     "no version": (lambda told: told.pop("version"), "is of no version"),
     "no pairs": (lambda told: told.update(pairs=[]), "lacks 'compute_dtype', 'vocab' or 'pairs'"),
@@ -231,14 +250,20 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a pair twice": (lambda told: told["pairs"].append(pair_of(told)), "names them twice"),
     "a line that is none": (lambda told: pair_of(told)["prompts"].append("x"), "has no prompt at pair 0, line 2"),
     "a prompt twice": (lambda told: pair_of(told)["prompts"].append(pair_of(told)["prompts"][0]), "twice in pair 0"),
-    "no figure": (lambda told: pair_of(told)["prompts"].append({"key": "x", "prompt": 3}), "holds no figure at pair 0, line 2"),
-    "a text": (lambda told: pair_of(told)["prompts"][0].update(rms="\x1b[2J"), "holds \\x1b[2J as 'rms' at pair 0, line 0"),
+    "no figure": (
+        lambda told: pair_of(told)["prompts"].append({"key": "x", "prompt": 3}),
+        "holds no figure at pair 0, line 2",
+    ),
+    "a text": (
+        lambda told: pair_of(told)["prompts"][0].update(rms="\x1b[2J"),
+        "holds \\x1b[2J as 'rms' at pair 0, line 0",
+    ),
     "a list": (lambda told: pair_of(told)["prompts"][0].update(rms=[1]), "holds something else as 'rms'"),
     "below nothing": (lambda told: pair_of(told)["prompts"][0].update(flips=-1), "holds -1 as 'flips'"),
     "a truth value": (lambda told: pair_of(told)["prompts"][0].update(flips=True), "holds True as 'flips'"),
     "beyond all numbers": (lambda told: pair_of(told)["prompts"][0].update(max_abs=10**400), "as 'max_abs'"),
     "null": (lambda told: pair_of(told)["prompts"][0].update(max_abs=None), "holds something else as 'max_abs'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", DAMAGED)

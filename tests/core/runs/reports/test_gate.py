@@ -17,20 +17,47 @@ from core.runs.reports.report_json import PairReport, report_of_dump
 
 CASES = Path(__file__).resolve().parents[3] / "cases"
 MEANT = {  # what is written: what it is shown as
-    "bits": "bits", "flips": "flips", "verdict": "verdict", "ulps:4": "ulps:4", " kl > 0.01 ": "kl>0.01", "rms>1E-3": "rms>0.001",
-    "max-abs>.5": "max-abs>0.5", "share>0": "share>0", "same-top1<1": "same-top1<1", "flips:margin>0.25": "flips:margin>0.25",
-    "flips:margin>5ulps": "flips:margin>5ulps", "flips:margin > 5 ulps": "flips:margin>5ulps",
-}  # fmt: skip
+    "bits": "bits",
+    "flips": "flips",
+    "verdict": "verdict",
+    "ulps:4": "ulps:4",
+    " kl > 0.01 ": "kl>0.01",
+    "rms>1E-3": "rms>0.001",
+    "max-abs>.5": "max-abs>0.5",
+    "share>0": "share>0",
+    "same-top1<1": "same-top1<1",
+    "flips:margin>0.25": "flips:margin>0.25",
+    "flips:margin>5ulps": "flips:margin>5ulps",
+    "flips:margin > 5 ulps": "flips:margin>5ulps",
+}
 REFUSED = {  # what is written: words of the refusal
-    "": "is not known; expected bits, flips, flips:margin>X", "ulp": "is not known", "flips:sure>1": "is not known", "bits>1": "is not known",
-    "kl": "lacks its limit; expected 'kl>X', X in nats, in quotes, or a shell takes the sign", "flips:margin": "lacks its limit",
-    "ulps": "lacks its limit; expected 'ulps:N'", "ulps>3": "makes no sense; expected 'ulps:N'", "ulps:" + "9" * 5000: "makes no sense",
-    "ulps:-1": "makes no sense", "ulps:1.5": "makes no sense", "kl:0.1": "makes no sense; expected 'kl>X'", "kl>": "makes no sense",
-    "kl>nan": "makes no sense", "kl>inf": "makes no sense", "kl>-1": "makes no sense", "kl>=1": "makes no sense", "kl>1_0": "makes no sense",
-    "kl>\u0663": "makes no sense", "rms>0.1logits": "makes no sense", "kl>1e999": "is too large", "share>1.5": "X from 0 to 1",
-    "same-top1<90": "X from 0 to 1", "same-top1>0.9": "expected 'same-top1<X'", "flips:margin>5ulp": "X in logits, or in ULPs as 5ulps",
+    "": "is not known; expected bits, flips, flips:margin>X",
+    "ulp": "is not known",
+    "flips:sure>1": "is not known",
+    "bits>1": "is not known",
+    "kl": "lacks its limit; expected 'kl>X', X in nats, in quotes, or a shell takes the sign",
+    "flips:margin": "lacks its limit",
+    "ulps": "lacks its limit; expected 'ulps:N'",
+    "ulps>3": "makes no sense; expected 'ulps:N'",
+    "ulps:" + "9" * 5000: "makes no sense",
+    "ulps:-1": "makes no sense",
+    "ulps:1.5": "makes no sense",
+    "kl:0.1": "makes no sense; expected 'kl>X'",
+    "kl>": "makes no sense",
+    "kl>nan": "makes no sense",
+    "kl>inf": "makes no sense",
+    "kl>-1": "makes no sense",
+    "kl>=1": "makes no sense",
+    "kl>1_0": "makes no sense",
+    "kl>\u0663": "makes no sense",
+    "rms>0.1logits": "makes no sense",
+    "kl>1e999": "is too large",
+    "share>1.5": "X from 0 to 1",
+    "same-top1<90": "X from 0 to 1",
+    "same-top1>0.9": "expected 'same-top1<X'",
+    "flips:margin>5ulp": "X in logits, or in ULPs as 5ulps",
     "kl>1\x1b[31m": "makes no sense",
-}  # fmt: skip
+}
 
 
 def read(*paths: Path) -> tuple[list[PairReport], RunHeader]:
@@ -75,10 +102,14 @@ def test_a_figure_passes_up_to_its_limit_and_fails_beyond(case: str, condition: 
     oracle = json.loads((CASES / f"{case}.json").read_text())["summary"]
     names = {"kl>": "max_kl", "max-abs>": "max_abs", "share>": "neq_share", "same-top1<": "same_top1"}
     figure = (
-        oracle["neq"] / (24 * 2048 if case != "six_repeats_bf16" else 2048) if condition == "share>" else oracle[names[condition]]
+        oracle["neq"] / (24 * 2048 if case != "six_repeats_bf16" else 2048)
+        if condition == "share>"
+        else oracle[names[condition]]
     )
     beyond, within = (
-        (figure * (1 - 1e-6), figure * (1 + 1e-6)) if condition != "same-top1<" else (figure * (1 + 1e-6), figure * (1 - 1e-6))
+        (figure * (1 - 1e-6), figure * (1 + 1e-6))
+        if condition != "same-top1<"
+        else (figure * (1 + 1e-6), figure * (1 - 1e-6))
     )
     assert judged(f"{condition}{within:.15f}", pair) == PASSED
     if figure and beyond <= 1:
@@ -162,7 +193,9 @@ def test_kl_that_is_undefined_where_the_sides_are_equal_is_left_out_and_said(tmp
 
 @pytest.mark.parametrize("text", ["rms>1000", "max-abs>1000", "ulps:99999999", "bits", "kl>1000"])
 def test_a_nan_on_one_side_passes_no_condition_of_size_and_is_where_it_is_worst(tmp_path: Path, text: str) -> None:
-    (pair,), _ = made(tmp_path, reference=[[0.0, 1, 2], [3, 1, 2], [3, 4, 5]], variant=[[0.5, 1, 2], [3, np.nan, 2], [3, 4, 5]])
+    (pair,), _ = made(
+        tmp_path, reference=[[0.0, 1, 2], [3, 1, 2], [3, 4, 5]], variant=[[0.5, 1, 2], [3, np.nan, 2], [3, 4, 5]]
+    )
     outcome = Condition.parse(text).judge(pair)
     assert outcome.outcome == FAILED
     assert outcome.worst is not None
@@ -198,8 +231,16 @@ def test_zeros_of_another_sign_fail_bits_alone(tmp_path: Path) -> None:
 
 
 PLANTED = {  # condition: the position that is worst under it, of the rows below
-    "bits": 4, "max-abs>0": 4, "rms>0": 3, "share>0": 3, "kl>0": 4, "flips": 2, "flips:margin>0.1": 2, "same-top1<1": 2, "ulps:0": 1,
-}  # fmt: skip
+    "bits": 4,
+    "max-abs>0": 4,
+    "rms>0": 3,
+    "share>0": 3,
+    "kl>0": 4,
+    "flips": 2,
+    "flips:margin>0.1": 2,
+    "same-top1<1": 2,
+    "ulps:0": 1,
+}
 
 
 @pytest.mark.parametrize(("text", "position"), PLANTED.items())
@@ -228,13 +269,19 @@ def test_a_failure_names_prompt_position_tokens_and_margins(tmp_path: Path) -> N
     p, q = (np.exp(row) / np.exp(row).sum() for row in ([0, 1, 2.5], [0, 3, 2]))
     kl = float((p * np.log(p / q)).sum())
     assert report.sentence(outcome).startswith(
-        "flips: 'variant' against 'reference' has another argmax at 1 of 4 positions. Worst: prompt 1, position 1 (after ' cat'): "
-        "2 ' dog' became 1 ' cat', margins 1.5 and 1 logits ("
+        "flips: 'variant' against 'reference' has another argmax at 1 of 4 positions. Worst: prompt 1, position 1"
+        " (after ' cat'): 2 ' dog' became 1 ' cat', margins 1.5 and 1 logits ("
     )
     # Every value is a bfloat16, of which there are 128 from 1 to 2 and from 2 to 4.
     assert "(160 and 64 ULPs), KL 0.6238 nats, up to 2 logits and 192 ULPs apart." in report.sentence(outcome)
     told = report.as_json()["worst"]
-    assert (told["variant"], told["prompt"], told["position"], told["token"], told["text"]) == ("variant", 1, 1, 1, " cat")
+    assert (told["variant"], told["prompt"], told["position"], told["token"], told["text"]) == (
+        "variant",
+        1,
+        1,
+        1,
+        " cat",
+    )
     assert (told["reference_text"], told["variant_text"], told["kl"]) == (" dog", " cat", pytest.approx(kl, abs=1e-4))
     json.dumps(report.as_json(), allow_nan=False)
 
@@ -253,10 +300,16 @@ def test_every_pair_of_a_dump_is_judged_and_says_which(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("verdict", "outcome"),
     [
-        ("bug suspected", "failed"), ("nondeterministic", "failed"), ("invalid dump", "failed"), ("rounding", "passed"),
-        ("identical", "passed"), ("lower precision", "passed"), ("undecided", "undecided"), ("not judged", "undecided"),
+        ("bug suspected", "failed"),
+        ("nondeterministic", "failed"),
+        ("invalid dump", "failed"),
+        ("rounding", "passed"),
+        ("identical", "passed"),
+        ("lower precision", "passed"),
+        ("undecided", "undecided"),
+        ("not judged", "undecided"),
     ],
-)  # fmt: skip
+)
 def test_a_verdict_fails_on_faults_and_what_nothing_decides_is_undecided(verdict: str, outcome: str) -> None:
     (pair,), header = read(CASES / "flips_fp16.npz")
     found = Condition.parse("verdict").judge(replace(pair, verdict=verdict, because="A sentence."))

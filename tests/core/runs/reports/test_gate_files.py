@@ -14,8 +14,8 @@ from core.runs.file.records import FAILED, PASSED, Prompt
 from core.runs.reports.gate import UNDECIDED, GateReport, Outcome
 from core.runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 
-# Children in order (? at most one, * any number) and attributes (! required) of each element: the stricter of Ant's schema
-# (windyroad/JUnit-Schema, JUnit.xsd) and Jenkins' (xunit-plugin, junit-10.xsd) at every point.
+# Children in order (? at most one, * any number) and attributes (! required) of each element: the stricter of Ant's
+# schema (windyroad/JUnit-Schema, JUnit.xsd) and Jenkins' (xunit-plugin, junit-10.xsd) at every point.
 SCHEMA = {
     "testsuites": ("(testsuite )*", ""),
     "testsuite": (
@@ -69,10 +69,24 @@ def faults(text: str) -> list[str]:
 
 def row(position: int, **figures: object) -> dict[str, object]:
     usual = {
-        "prompt": 0, "position": position, "neq": 3, "max_abs": 0.5, "max_ulps": 7, "nonfinite_mismatch": 0, "reference_token": 1,
-        "variant_token": 2, "reference_margin": 0.25, "variant_margin": None, "reference_margin_ulps": 4, "variant_margin_ulps": None,
-        "is_flip": True, "kl": None, "near_tie": True, "bit_identical": False, "rms": 0.1,
-    }  # fmt: skip
+        "prompt": 0,
+        "position": position,
+        "neq": 3,
+        "max_abs": 0.5,
+        "max_ulps": 7,
+        "nonfinite_mismatch": 0,
+        "reference_token": 1,
+        "variant_token": 2,
+        "reference_margin": 0.25,
+        "variant_margin": None,
+        "reference_margin_ulps": 4,
+        "variant_margin_ulps": None,
+        "is_flip": True,
+        "kl": None,
+        "near_tie": True,
+        "bit_identical": False,
+        "rms": 0.1,
+    }
     return {**usual, **figures}
 
 
@@ -81,7 +95,18 @@ def report(name: str = "today", text: str = "kl>0.01", token: str = " the") -> G
         Outcome("golden", name, text, FAILED, 0.02, "nats", f"'{name}' has a KL of up to 0.02 nats.", row(1)),
         Outcome("golden", name, "flips", PASSED, 0, "positions", "all is well."),
         Outcome("golden", "other", "verdict", UNDECIDED, "undecided", "", "nothing decides it."),
-        Outcome("golden", "other", "bounds", FAILED, "2.5", "times its bound", "worse.", row(0, max_abs=0.75), 0, "tokens:12"),
+        Outcome(
+            "golden",
+            "other",
+            "bounds",
+            FAILED,
+            "2.5",
+            "times its bound",
+            "worse.",
+            row(0, max_abs=0.75),
+            0,
+            "tokens:12",
+        ),
     )
     return GateReport(outcomes, (Prompt(2, (5, 1), ("x", token)),), {1: token}, (f"a note about {name}",))
 
@@ -114,10 +139,15 @@ def test_hostile_names_leave_junit_well_formed_and_printable(name: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (' hostname="localhost"', ""), ('failures="1"', 'failures="0"'), ("<properties />", ""), ("<system-err>", "<testcase/><system-err>"),
-        ('time="0"', 'time="0" colour="red"'), ('name="flips"', 'name=" "'), ("<skipped", "<skipped/><skipped"),
+        (' hostname="localhost"', ""),
+        ('failures="1"', 'failures="0"'),
+        ("<properties />", ""),
+        ("<system-err>", "<testcase/><system-err>"),
+        ('time="0"', 'time="0" colour="red"'),
+        ('name="flips"', 'name=" "'),
+        ("<skipped", "<skipped/><skipped"),
     ],
-)  # fmt: skip
+)
 def test_a_planted_fault_is_seen_by_the_same_check(old: str, new: str) -> None:
     text = junit_text(report())
     assert old in text
@@ -129,9 +159,14 @@ def test_markdown_has_a_row_a_condition_and_then_the_worst_position() -> None:
     assert lines[0] == "### ULPscope gate: failed"
     assert lines[2] == "2 failed, 1 undecided, 1 passed."
     assert lines[4] == "| outcome | condition | pair | figure | what it says |"
-    assert lines[6] == r"| **failed** | `kl>0.01` | `today` against `golden` | 0.02 nats | 'today' has a KL of up to 0.02 nats. |"
+    assert (
+        lines[6]
+        == r"| **failed** | `kl>0.01` | `today` against `golden` | 0.02 nats | 'today' has a KL of up to 0.02 nats. |"
+    )
     assert lines[9] == "| **failed** | `bounds` | `other` against `golden` | 2.5 times its bound | worse. |"
-    assert lines[11].startswith("**Worst position** (`other` against `golden`): position 0 (after 'x'): 1 ' the' became 2,")
+    assert lines[11].startswith(
+        "**Worst position** (`other` against `golden`): position 0 (after 'x'): 1 ' the' became 2,"
+    )
     assert lines[-1] == "Note: a note about today"
 
 
@@ -164,7 +199,9 @@ def test_a_file_is_written_whole_over_an_older_one_and_through_a_link(tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.xml", "real.xml"]
 
 
-def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 

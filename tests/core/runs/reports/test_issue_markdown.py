@@ -18,7 +18,16 @@ from core.runs.reports.issue_markdown import issue_text
 from core.runs.store.store import Store
 from core.runs.views.verdicts import finding, position_ratios, shown_verdict
 from core.runs.writer import RunWriter
-from tests.core.runs.judged_runs import BLOCKS, CASES, COMMAND, EXACT_FAILED, EXACT_PASSED, OWN, RERUN_PASSED, judged_run
+from tests.core.runs.judged_runs import (
+    BLOCKS,
+    CASES,
+    COMMAND,
+    EXACT_FAILED,
+    EXACT_PASSED,
+    OWN,
+    RERUN_PASSED,
+    judged_run,
+)
 from tests.core.runs.made_runs import calm_sides, header_of
 
 EXPECTED = """\
@@ -69,7 +78,7 @@ Flips:
 | 70 | 0 `' w0'` | 1 `' w1'` | 1 / 1 | 0.1875 |
 
 Run `fixed`: http://localhost/overview?run=fixed
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -131,7 +140,10 @@ def test_where_a_row_has_no_ratio_none_is_said(store, figures):
 @pytest.mark.parametrize(
     ("control", "rung"),
     [
-        ("outputs of 21 modules at 40 positions, both sides in float32, beside 2 reorderings of every linear map", "modules"),
+        (
+            "outputs of 21 modules at 40 positions, both sides in float32, beside 2 reorderings of every linear map",
+            "modules",
+        ),
         ("outputs of every block, both sides", "modules"),
         ("'decode' against 'prefill', every sum of both in one order (invariant)", "one order"),
         ("positions of the float32 pair that stand out from the floor", "structure"),
@@ -152,7 +164,9 @@ def test_rows_that_were_all_called_structure_are_read_by_their_own_names(control
 def test_a_bugs_sentence_names_the_place_that_the_structure_row_names(store):
     rows = CASES["bug suspected"][2]
     assert "multiple of 16" in said(store, judged_run(store, "bug suspected"))
-    assert "multiple of 16" not in said(store, judged_run(store, "bug suspected", evidence=[r for r in rows if r is not BLOCKS]))
+    assert "multiple of 16" not in said(
+        store, judged_run(store, "bug suspected", evidence=[r for r in rows if r is not BLOCKS])
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,7 +272,11 @@ LAYERS = "python -m core capture --model m --prompt-file 'a b.txt' --prompt '--l
         (LAYERS.replace("capture", "judge"), "--layers", f"{LAYERS} --judge --layers"),
         (f"{LAYERS} --layers", "--layers", None),  # it was asked for, and could not be had
         (f"{LAYERS} --no-kv --dry-run", "--kv", f"{LAYERS} --kv"),
-        ("python -m core capture --prompt a; rm -rf /", "--kernels", "python -m core capture --prompt 'a;' rm -rf / --kernels"),
+        (
+            "python -m core capture --prompt a; rm -rf /",
+            "--kernels",
+            "python -m core capture --prompt 'a;' rm -rf / --kernels",
+        ),
         ("python -m core generate --model m --tokens 4", "--layers", None),  # texts are not scored
         ("python sample_runs/build.py runs", "--layers", None),
         ("capture 'unclosed", "--layers", None),
@@ -276,20 +294,35 @@ def test_an_option_in_a_prompt_was_not_asked_for():
 def test_a_program_judges_the_tokens_that_the_run_holds(store):
     with RunReader(store.path_of(judged_run(store, None))) as run:
         assert judge_command.arguments(run, "again") == [
-            "capture", "--judge", "--model=sample_runs/model", "--reference=prefill", "--variant=decode", "--dtype=bfloat16", "--name=again",
-        ]  # fmt: skip
+            "capture",
+            "--judge",
+            "--model=sample_runs/model",
+            "--reference=prefill",
+            "--variant=decode",
+            "--dtype=bfloat16",
+            "--name=again",
+        ]
         (line,) = (judge_command.prompts(run) or b"").splitlines()
         assert json.loads(line) == {"token_ids": list(range(2, 98))}
 
 
 def test_a_program_takes_nothing_of_a_strangers_command_but_paths_and_dtypes(store):
-    hostile = COMMAND + " --trust-remote-code --prompt-file /etc/passwd --prompts=/etc/shadow --store /tmp/x --device cpu"
+    hostile = (
+        COMMAND + " --trust-remote-code --prompt-file /etc/passwd --prompts=/etc/shadow --store /tmp/x --device cpu"
+    )
     with RunReader(store.path_of(judged_run(store, None, command=hostile))) as run:
         arguments = judge_command.arguments(run, "again")
     assert arguments is not None
     assert {part.partition("=")[0] for part in arguments} == {
-        "capture", "--judge", "--model", "--reference", "--variant", "--dtype", "--device", "--name"
-    }  # fmt: skip
+        "capture",
+        "--judge",
+        "--model",
+        "--reference",
+        "--variant",
+        "--dtype",
+        "--device",
+        "--name",
+    }
     assert not any("/etc" in part or "/tmp" in part for part in arguments)
 
 
@@ -301,7 +334,8 @@ def test_without_a_command_that_repeats_it_the_paths_of_the_sides_are_judged(sto
 
 
 @pytest.mark.parametrize(
-    "lacking", [{"kind": "upload", "command": ""}, {"with_token_ids": False}, {"model": ""}, {"model": "--trust-remote-code"}]
+    "lacking",
+    [{"kind": "upload", "command": ""}, {"with_token_ids": False}, {"model": ""}, {"model": "--trust-remote-code"}],
 )
 def test_a_run_without_model_or_tokens_is_judged_by_nobody_here(store, lacking):
     with RunReader(store.path_of(judged_run(store, None, **lacking))) as run:
@@ -309,10 +343,14 @@ def test_a_run_without_model_or_tokens_is_judged_by_nobody_here(store, lacking):
 
 
 def test_prompts_that_were_continued_are_continued_again_from_what_was_given(store):
-    header = dataclasses.replace(header_of("bfloat16", (5,)), prompts=(Prompt(5, (1, 2, 3, 4, 5), ("a", "b", "c", "d", "e")),))
+    header = dataclasses.replace(
+        header_of("bfloat16", (5,)), prompts=(Prompt(5, (1, 2, 3, 4, 5), ("a", "b", "c", "d", "e")),)
+    )
     header = dataclasses.replace(
         header,
-        provenance=dataclasses.replace(header.provenance, model="m", command="python -m core generate --model m --tokens 2"),
+        provenance=dataclasses.replace(
+            header.provenance, model="m", command="python -m core generate --model m --tokens 2"
+        ),
     )
     with RunWriter(store, header) as writer:
         for side, bits in enumerate(calm_sides(header)):

@@ -1,4 +1,6 @@
-"""The audit log: nothing is lost or torn by several writers, rotation, a full disk or a killed one, and nothing in it comes alive."""
+"""The audit log: nothing is lost or torn by several writers, rotation, a full disk or a killed one, and nothing in it
+comes alive.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ def test_events_are_read_in_order_and_the_file_is_private(tmp_path):
         assert audit.record(tmp_path, "ada", "delete", f"run-{number}", entry=number, share=0.5)
     found = audit.read(tmp_path, 3)
     assert [event["run_id"] for event in found] == ["run-2", "run-3", "run-4"]
-    assert found[-1] | {"time": ""} == {"time": "", "who": "ada", "what": "delete", "run_id": "run-4", "entry": 4, "share": 0.5}
+    assert found[-1] | {"time": ""} == {
+        "time": "",
+        "who": "ada",
+        "what": "delete",
+        "run_id": "run-4",
+        "entry": 4,
+        "share": 0.5,
+    }
     assert stat.S_IMODE((tmp_path / ".audit" / "audit.jsonl").stat().st_mode) == 0o600
     assert audit.read(tmp_path, 0) == []
     assert audit.read(tmp_path / "nowhere", 5) == []
@@ -29,7 +38,14 @@ def test_events_are_read_in_order_and_the_file_is_private(tmp_path):
 
 def test_what_others_wrote_stays_one_line_of_ascii(tmp_path):
     audit.record(
-        tmp_path, "ada\n{}\x1b[2J", "label", "r", title="\u202e<script>", long="x" * 10_000, odd=float("nan"), obj=object
+        tmp_path,
+        "ada\n{}\x1b[2J",
+        "label",
+        "r",
+        title="\u202e<script>",
+        long="x" * 10_000,
+        odd=float("nan"),
+        obj=object,
     )
     lines = (tmp_path / ".audit" / "audit.jsonl").read_bytes().splitlines()
     assert len(lines) == 1
@@ -59,10 +75,15 @@ for number in range(100):
 
 def test_processes_that_write_at_once_lose_nothing_even_while_files_are_put_aside(tmp_path):
     environment = {**os.environ, "ULPSCOPE_HOSTING_AUDIT_BYTES": "2000"}
-    writers = [subprocess.Popen([sys.executable, "-c", _WRITE, str(tmp_path), name], cwd=ROOT, env=environment) for name in "abc"]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", _WRITE, str(tmp_path), name], cwd=ROOT, env=environment)
+        for name in "abc"
+    ]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     found = audit.read(tmp_path, 1000)
-    assert sorted((event["who"], event["job"]) for event in found) == [(name, number) for name in "abc" for number in range(100)]
+    assert sorted((event["who"], event["job"]) for event in found) == [
+        (name, number) for name in "abc" for number in range(100)
+    ]
 
 
 def test_a_line_that_a_killed_writer_tore_costs_no_other(tmp_path):

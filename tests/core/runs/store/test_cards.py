@@ -29,7 +29,18 @@ from core.runs.writer import _SCHEMA
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
 
 FLIPS = 200
-TABLES_OF_A_RUN = ["run", "prompt", "token", "vocabulary", "side", "logits", "side_position", "top_token", "pair", "position"]
+TABLES_OF_A_RUN = [
+    "run",
+    "prompt",
+    "token",
+    "vocabulary",
+    "side",
+    "logits",
+    "side_position",
+    "top_token",
+    "pair",
+    "position",
+]
 ONE_RUN = "INSERT INTO run VALUES ('i','n',now()::TIMESTAMP,'upload','','','bfloat16',2,1,'','',NULL,'','','{}',"
 
 
@@ -56,12 +67,16 @@ def _loop(path: Path) -> None:
 
 
 def _views(path: Path) -> None:
-    """All the tables of a run, but `run` is a view that reads a file of this machine; a table `run` lies in another schema."""
+    """All the tables of a run, but `run` is a view that reads a file of this machine; a table `run` lies in another
+    schema.
+    """
     secret = path.with_suffix(".txt")
     secret.write_text("secret")
     _shell(path, _SCHEMA)
     _shell(path, "CREATE SCHEMA other; CREATE TABLE other.run AS SELECT 1 AS a; ALTER TABLE run RENAME TO was_run;")
-    _shell(path, f"CREATE VIEW run AS SELECT * REPLACE ((SELECT content FROM read_text('{secret}')) AS name) FROM was_run")
+    _shell(
+        path, f"CREATE VIEW run AS SELECT * REPLACE ((SELECT content FROM read_text('{secret}')) AS name) FROM was_run"
+    )
     _shell(path, ONE_RUN.replace("run VALUES", "was_run VALUES") + "1)")
 
 
@@ -77,14 +92,23 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "another database": (lambda path: _shell(path, "CREATE TABLE t AS SELECT 42 AS a"), "run"),
     "an empty run": (lambda path: _shell(path, _SCHEMA), "0 rows of provenance"),
     "a view called run": (_views, "with the view 'run', so not a run file"),
-    "a newer schema": (_changed("UPDATE run SET schema_version = 5"), "schema version 5, this ULPscope reads versions 1 to 4"),
-    "a text for a version": (_changed("ALTER TABLE run ALTER schema_version TYPE VARCHAR USING 'x'"), "schema version x"),
+    "a newer schema": (
+        _changed("UPDATE run SET schema_version = 5"),
+        "schema version 5, this ULPscope reads versions 1 to 4",
+    ),
+    "a text for a version": (
+        _changed("ALTER TABLE run ALTER schema_version TYPE VARCHAR USING 'x'"),
+        "schema version x",
+    ),
     "two provenances": (_changed("INSERT INTO run SELECT * FROM run"), "2 rows of provenance"),
     "a missing column": (_changed("ALTER TABLE run DROP COLUMN device"), "device"),
     "an unknown dtype": (_changed("UPDATE run SET compute_dtype = 'int4'"), "'int4' is not known"),
     "a vocabulary of words": (_changed("ALTER TABLE run ALTER vocab TYPE VARCHAR"), "makes no sense"),
-    "a promise of a petabyte": (_changed("UPDATE run SET positions = 2e9; UPDATE prompt SET positions = 2e9"), "cannot hold"),
-}  # fmt: skip
+    "a promise of a petabyte": (
+        _changed("UPDATE run SET positions = 2e9; UPDATE prompt SET positions = 2e9"),
+        "cannot hold",
+    ),
+}
 
 
 def _read_all(path: Path) -> list[bytes]:
@@ -95,7 +119,11 @@ def _read_all(path: Path) -> list[bytes]:
         seen += [run.at(side, *place).tobytes() for side in range(2) for place in header.places()]
         seen += [run.read_rows(side, 0, header.rows).tobytes() for side in range(2)]
         seen += [run.read_window(1, (1, 3), (7, 99)).tobytes(), run.ulp_cells(0, 0, (0, header.rows)).tobytes()]
-        seen += [run.positions(0).to_csv().encode(), run.top_tokens(0, 0, 0).to_csv().encode(), run.logsumexp(0).tobytes()]
+        seen += [
+            run.positions(0).to_csv().encode(),
+            run.top_tokens(0, 0, 0).to_csv().encode(),
+            run.logsumexp(0).tobytes(),
+        ]
         return seen
 
 
@@ -176,7 +204,11 @@ def _damaged(whole: bytes, kind: str, chance: random.Random) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param("one bit", marks=pytest.mark.thorough), pytest.param("64 bytes", marks=pytest.mark.thorough), "truncated"],
+    [
+        pytest.param("one bit", marks=pytest.mark.thorough),
+        pytest.param("64 bytes", marks=pytest.mark.thorough),
+        "truncated",
+    ],
 )
 def test_damage_anywhere_is_caught_or_changes_nothing(kind: str, tmp_path: Path) -> None:
     _fuzz(kind, FLIPS if kind == "one bit" else 60, tmp_path)
@@ -223,7 +255,9 @@ def test_a_file_of_someone_else_cannot_reach_other_files_when_read(tmp_path: Pat
         database.rows("SELECT content FROM read_text(?)", [str(tmp_path / "secret.txt")])
     database.abandon()
     with duckdb.connect() as shell:  # where it is not shut in, that query does read it
-        assert shell.execute("SELECT content FROM read_text(?)", [str(tmp_path / "secret.txt")]).fetchall() == [("secret",)]
+        assert shell.execute("SELECT content FROM read_text(?)", [str(tmp_path / "secret.txt")]).fetchall() == [
+            ("secret",)
+        ]
 
 
 def test_a_flip_inside_the_logits_is_caught_by_the_blocks_checksum(tmp_path: Path) -> None:
@@ -304,7 +338,11 @@ def test_a_card_says_what_the_run_says(tmp_path: Path) -> None:
     card = cards[sample.stem]
     with RunReader(sample) as run:
         summaries = [pair.summary for pair in run.pairs]
-        assert (card.name, card.created, card.sides) == (header.name, run.created, tuple(side.name for side in run.sides))
+        assert (card.name, card.created, card.sides) == (
+            header.name,
+            run.created,
+            tuple(side.name for side in run.sides),
+        )
     assert (card.prompts, card.positions, card.vocab, card.pairs, card.bit_identical_pairs) == (2, 8, 300, 3, 1)
     assert (card.flips, card.max_ulps) == (max(s.flips for s in summaries), max(s.max_ulps for s in summaries))
     assert (card.max_neq_share, card.verdicts) == (max(s.neq_share for s in summaries), "")
@@ -326,7 +364,9 @@ def test_a_thousand_runs_are_listed_by_one_instance_a_thread(tmp_path: Path, mon
         shutil.copyfile(first, tmp_path / f"r{number:04d}.duckdb")
     opened: list[list[str]] = []
     instance = database_module._listing_instance
-    monkeypatch.setattr(database_module, "_listing_instance", lambda folders: opened.append(folders) or instance(folders))
+    monkeypatch.setattr(
+        database_module, "_listing_instance", lambda folders: opened.append(folders) or instance(folders)
+    )
     cards, broken = list_runs(store)
     assert (len(cards), broken) == (1000, [])
     assert 1 <= len(opened) <= database_module._LISTING_THREADS
@@ -374,10 +414,9 @@ def test_millions_of_rows_in_a_few_bytes_are_not_read(table: str, tmp_path: Path
     _changed(f"INSERT INTO {table} SELECT t.* FROM {table} t, range(3000000)")(path)
     assert path.stat().st_size < 12 << 20
     probe = (
-        "from pathlib import Path; from core.runs.store.cards import list_runs; from core.runs.store.store import Store\n"
-        f"_, (broken,) = list_runs(Store(Path({str(path.parent)!r})))\n"
-        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
-        "print(int(peak.split()[1]) >> 10, broken.reason)"
+        "from pathlib import Path; from core.runs.store.cards import list_runs; from core.runs.store.store import"
+        f" Store\n_, (broken,) = list_runs(Store(Path({str(path.parent)!r})))\npeak = next(line for line in"
+        " open('/proc/self/status') if line.startswith('VmHWM'))\nprint(int(peak.split()[1]) >> 10, broken.reason)"
     )
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
     mib, _, reason = done.stdout.partition(" ")

@@ -94,11 +94,13 @@ DAMAGED: dict[str, Callable[[Path], object]] = {
     "a pipe": _fifo,
     "a link to elsewhere": lambda path: path.symlink_to("/etc/passwd"),
     "a link to nothing": lambda path: path.symlink_to("gone"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", DAMAGED)
-def test_a_damaged_file_is_a_sentence_harms_no_other_and_is_put_aside_before_it_is_replaced(fault: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_a_sentence_harms_no_other_and_is_put_aside_before_it_is_replaced(
+    fault: str, tmp_path: Path
+) -> None:
     labels.write(tmp_path, "good", Labels(("kept",)))
     path = labels.path_of(tmp_path, "bad")
     DAMAGED[fault](path)
@@ -239,7 +241,10 @@ def test_a_pin_is_kept_and_files_from_before_there_were_pins_read_as_not_pinned(
     labels.path_of(tmp_path, "r").write_text('{"tags": ["x"], "note": ""}')
     assert labels.read(tmp_path, "r") == Labels(("x",))
     labels.write(tmp_path, "r", Labels(("x",)))
-    assert json.loads(labels.path_of(tmp_path, "r").read_text()) == {"tags": ["x"], "note": ""}  # as it was written before
+    assert json.loads(labels.path_of(tmp_path, "r").read_text()) == {
+        "tags": ["x"],
+        "note": "",
+    }  # as it was written before
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ def ids(store: Store) -> list[str]:
         (Limits(file_bytes=0, free_bytes=1 << 60), 507, "have to stay free"),
     ],
 )
-def test_what_a_limit_refuses_gets_its_status_and_a_sentence(found: Limits, status: int, words: str, store: Store) -> None:
+def test_what_a_limit_refuses_gets_its_status_and_a_sentence(
+    found: Limits, status: int, words: str, store: Store
+) -> None:
     with pytest.raises(LimitError) as refused:
         check_room(store, 100, found)
     assert (refused.value.status, words in str(refused.value)) == (status, True)

@@ -31,7 +31,8 @@ while not Path(sys.argv[2]).exists() or not rounds:
     for card in cards:
         with RunReader(store.path_of(card.run_id)) as run:
             for side in run.sides:
-                assert hashlib.sha256(run.read_rows(side.index, 0, run.header.rows).tobytes()).hexdigest() == side.sha256
+                assert hashlib.sha256(run.read_rows(side.index, 0,
+                  run.header.rows).tobytes()).hexdigest() == side.sha256
             assert len(run.positions(0)) == run.header.rows and run.ulp_cells(0, 0, (0, 1)).size
     assert len(cards) >= most
     most, rounds = len(cards), rounds + 1
@@ -212,7 +213,9 @@ def test_what_cannot_be_deleted_is_one_sentence(tmp_path: Path) -> None:
         Store(tmp_path).delete("folder")
 
 
-def test_the_store_is_the_one_asked_for_then_the_environments_then_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_is_the_one_asked_for_then_the_environments_then_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("ULPSCOPE_STORE", raising=False)
     assert open_store().directory == Path("runs")
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path))

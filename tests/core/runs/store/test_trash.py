@@ -1,4 +1,6 @@
-"""A discarded run is listed nowhere, comes back bit for bit with its labels, never over another run, and goes for good in time."""
+"""A discarded run is listed nowhere, comes back bit for bit with its labels, never over another run, and goes for good
+in time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Key/value caches and generated tokens in the run file: counted against numpy, read back, and absent in files of version 1."""
+"""Key/value caches and generated tokens in the run file: counted against numpy, read back, and absent in files of
+version 1.
+"""
 
 import dataclasses
 
@@ -29,7 +31,9 @@ def written(store, *, sides=2, parts=(), generations=()):
 
 
 def cache(seed, heads=2, positions=5, width=16):
-    return np.random.default_rng(seed).standard_normal((heads, positions, width)).astype(BFLOAT16.values).view(np.uint16)
+    return (
+        np.random.default_rng(seed).standard_normal((heads, positions, width)).astype(BFLOAT16.values).view(np.uint16)
+    )
 
 
 def test_differing_elements_are_counted_by_layer_head_and_kind(tmp_path):
@@ -125,7 +129,11 @@ def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
             writer.write_verdict(0, "rounding", "Again.", 1.0, rows)
         path = store.path_of(writer.finish())
     with RunReader(path) as run:
-        assert (run.pairs[0].verdict, run.pairs[0].because, run.pairs[0].noise_ratio) == ("rounding", "It is rounding.", 1.0)
+        assert (run.pairs[0].verdict, run.pairs[0].because, run.pairs[0].noise_ratio) == (
+            "rounding",
+            "It is rounding.",
+            1.0,
+        )
         assert run.evidence(0) == [rows[1], rows[0]]  # in the order of the ladder
         table = run.floor_positions(0)
         assert table["pair_rms"].tolist() == floor.pair_rms.tolist()

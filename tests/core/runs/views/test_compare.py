@@ -17,9 +17,13 @@ VOCAB = 8
 def compared(folder, flips: dict[int, int], ids: tuple[int, ...] = (5, 6, 7, 8), step: float = 0.25) -> Compared:
     """A pair that differs by `step` at token 0 of every position, and whose variant prefers token `flips[position]`."""
     header = RunHeader(
-        "r", "float32", VOCAB, (Prompt(len(ids) or 4, ids),), (SideHeader("a", "", "float32"), SideHeader("b", "", "float32")),
+        "r",
+        "float32",
+        VOCAB,
+        (Prompt(len(ids) or 4, ids),),
+        (SideHeader("a", "", "float32"), SideHeader("b", "", "float32")),
         Provenance("upload"),
-    )  # fmt: skip
+    )
     reference = np.tile(np.arange(VOCAB, dtype=np.float32), (4, 1))
     variant = reference.copy()
     variant[:, 0] += step
@@ -44,8 +48,10 @@ def test_flips_that_all_runs_share_come_first_and_others_name_their_runs(tmp_pat
     runs = [compared(tmp_path / "a", {1: 2, 3: 4}), compared(tmp_path / "b", {3: 5, 0: 1})]
     found = flip_sets(runs)
     assert [(one.position, one.flips, one.is_shared) for one in found] == [
-        (3, (True, True), True), (0, (False, True), False), (1, (True, False), False),
-    ]  # fmt: skip
+        (3, (True, True), True),
+        (0, (False, True), False),
+        (1, (True, False), False),
+    ]
     assert found[0].tokens == ((VOCAB - 1, 4), (VOCAB - 1, 5))
     assert found[1].tokens == (None, (VOCAB - 1, 1))
 

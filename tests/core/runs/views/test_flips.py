@@ -27,7 +27,9 @@ def by_hand(run: RunReader, pair: int, row: pd.Series) -> dict[str, float]:
         bits = run.read_rows(index, place := row_of(run, int(row["prompt"]), int(row["position"])), place + 1)[0]
         logits[side] = values_of(bits, run.header.format).astype(np.float64)
         order[side] = list(np.lexsort((np.arange(len(bits)), -logits[side])))  # equal ones by token id
-    share = {side: np.exp(values - values.max()) / np.exp(values - values.max()).sum() for side, values in logits.items()}
+    share = {
+        side: np.exp(values - values.max()) / np.exp(values - values.max()).sum() for side, values in logits.items()
+    }
     expected: dict[str, float] = {}
     for side, other in (("reference", "variant"), ("variant", "reference")):
         token = order[side][0]
@@ -40,7 +42,9 @@ def by_hand(run: RunReader, pair: int, row: pd.Series) -> dict[str, float]:
 
 
 def far_flips(store: Store) -> RunReader:
-    """bfloat16, prompts of 3 and 5 positions, each a flip: the reference's argmax t is the variant's number 100 + t and the other way round."""
+    """bfloat16, prompts of 3 and 5 positions, each a flip: the reference's argmax t is the variant's number 100 + t and
+    the other way round.
+    """
     header = header_of(vocab=VOCAB)
     logits = np.stack([np.tile(np.linspace(4, -4, VOCAB), (header.rows, 1))] * 2)
     for row in range(header.rows):
@@ -96,7 +100,9 @@ def test_no_more_rows_are_read_than_allowed_and_the_rest_is_null(tmp_path, monke
         monkeypatch.setattr(run, "at", lambda *place: read.append(place) or at(*place))
         found = flip_table(run, 0, run.positions(0), most_read=3)
         assert len(read) == 3
-        known = found["variant_token_reference_rank"].notna().sum() + found["reference_token_variant_rank"].notna().sum()
+        known = (
+            found["variant_token_reference_rank"].notna().sum() + found["reference_token_variant_rank"].notna().sum()
+        )
         assert known == 3
         assert (
             found["variant_token_reference_probability"].notna().sum()

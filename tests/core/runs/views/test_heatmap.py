@@ -1,4 +1,6 @@
-"""Tiles of the heatmap: every cell is the maximum of what it covers, at every level, in every view; nothing that differs is lost."""
+"""Tiles of the heatmap: every cell is the maximum of what it covers, at every level, in every view; nothing that
+differs is lost.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from core.runs.views.heatmap import MEASURES, ORDERS, TILE_COLUMNS, TILE_ROWS, C
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
 from tests.covering import covering
 
-LENGTHS, VOCAB = (130, 11, 9), 33000  # 150 rows: three tiles; 33 tiles of columns; two stored levels need more rows or columns
+LENGTHS, VOCAB = (
+    (130, 11, 9),
+    33000,
+)  # 150 rows: three tiles; 33 tiles of columns; two stored levels need more rows or columns
 
 
 def nothing_kept(key: tuple, make: Callable[[], Cells]) -> Cells:
@@ -62,7 +67,9 @@ def slow_elements(sides: list[np.ndarray], fmt: FloatFormat, order: str, measure
 
 def slow_tile(elements: np.ndarray, tile: Tile) -> np.ndarray:
     tall, wide = 1 << tile.row_level, 1 << tile.column_level
-    part = elements[tile.row * TILE_ROWS * tall :, tile.column * TILE_COLUMNS * wide :][: TILE_ROWS * tall, : TILE_COLUMNS * wide]
+    part = elements[tile.row * TILE_ROWS * tall :, tile.column * TILE_COLUMNS * wide :][
+        : TILE_ROWS * tall, : TILE_COLUMNS * wide
+    ]
     rows = np.maximum.reduceat(part, np.arange(0, part.shape[0], tall), axis=0)
     return np.maximum.reduceat(rows, np.arange(0, part.shape[1], wide), axis=1)
 
@@ -71,7 +78,10 @@ def tiles_of(run: RunReader) -> Iterator[Tile]:
     """First, middle and last tiles of every level."""
     for row_level in range(heatmap.largest_level(run.header.rows, TILE_ROWS) + 1):
         for column_level in range(heatmap.largest_level(run.header.vocab, TILE_COLUMNS) + 1):
-            last = [(run.header.rows - 1) // (TILE_ROWS << row_level), (run.header.vocab - 1) // (TILE_COLUMNS << column_level)]
+            last = [
+                (run.header.rows - 1) // (TILE_ROWS << row_level),
+                (run.header.vocab - 1) // (TILE_COLUMNS << column_level),
+            ]
             for row, column in itertools.product({0, last[0]}, {0, last[1] // 2, last[1]}):
                 yield Tile(row_level, column_level, row, column)
 

@@ -1,4 +1,6 @@
-"""Kernels in the run file and side by side: read by plain SQL and read back; counted a forward; the public example found."""
+"""Kernels in the run file and side by side: read by plain SQL and read back; counted a forward; the public example
+found.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from core.errors import StoreError, UsageError
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kernels import KernelList, module_kind
-from core.runs.views.kernels import in_words, is_multiplied, place_in_words, shape_in_words, side_by_side, where_it_starts
+from core.runs.views.kernels import (
+    in_words,
+    is_multiplied,
+    place_in_words,
+    shape_in_words,
+    side_by_side,
+    where_it_starts,
+)
 from core.runs.writer import RunWriter
 from tests.core.runs.damaging import damaged
 from tests.core.runs.kernel_runs import NARROW, ORDER, REDUCE, WIDE, block_lists, kernel_lists, kernel_run
@@ -36,7 +45,8 @@ def test_the_public_example_is_told_another_tile_and_three_times_the_reductions(
     said = in_words(pairs, ("prefill", "prefill+batch:2"))
     assert (
         said
-        == f"`{NARROW}` only in `prefill`; `{WIDE}` only in `prefill+batch:2`; launched more or less often a forward in `prefill+batch:2`: `{REDUCE}` 3 times."
+        == f"`{NARROW}` only in `prefill`; `{WIDE}` only in `prefill+batch:2`; launched more or less often a forward in"
+        f" `prefill+batch:2`: `{REDUCE}` 3 times."
     )
 
 
@@ -125,11 +135,13 @@ def test_the_first_module_that_differs_is_told_with_what_ran_in_it_and_in_what_s
     said = place_in_words(place, ("decode", "decode+batch:2"))
     assert said.startswith("The first module that differs is `model.layers.0.mlp.down_proj`, at position 1. There ran ")
     assert (
-        "`aten::mm` on both sides, same kernel, other shape: bfloat16 [1, 32] x [32, 8] against bfloat16 [2, 32] x [32, 8]"
-        in said
+        "`aten::mm` on both sides, same kernel, other shape: bfloat16 [1, 32] x [32, 8] against bfloat16 [2, 32] x"
+        " [32, 8]" in said
     )
     assert "`SGEMM` on both sides, same kernel, other shape: `T,N,8,1,32` against `T,N,8,2,32`" in said
-    assert "prompt 3, position 1" in place_in_words(dataclasses.replace(place, prompt=3), ("a", "b"), is_one_prompt=False)
+    assert "prompt 3, position 1" in place_in_words(
+        dataclasses.replace(place, prompt=3), ("a", "b"), is_one_prompt=False
+    )
 
 
 def test_attention_which_is_no_module_is_told_with_the_projection_behind_it():
@@ -137,7 +149,10 @@ def test_attention_which_is_no_module_is_told_with_the_projection_behind_it():
     fused = "aten::_scaled_dot_product_flash_attention_for_cpu"
     assert set(names_at(output)) == {(output, "aten::mm"), (attention, fused), (attention, "aten::cat")}
     found = {pair.name: pair for pair in where_it_starts(*block_lists(), ORDER, output, 0, 1).pairs}
-    assert found[fused].variant_details == ("bfloat16 2x2x1x4, 2x2x1x4", "bfloat16 2x2x1x4, 2x2x2x4")  # of both forwards
+    assert found[fused].variant_details == (
+        "bfloat16 2x2x1x4, 2x2x1x4",
+        "bfloat16 2x2x1x4, 2x2x2x4",
+    )  # of both forwards
 
 
 def test_logits_are_made_by_what_runs_behind_the_last_module_and_a_sum_of_streams_adds_nothing_up():
@@ -149,8 +164,12 @@ def test_logits_are_made_by_what_runs_behind_the_last_module_and_a_sum_of_stream
 
 def test_another_kernel_where_it_starts_is_told_to_be_of_one_side():
     reference, variant = block_lists()
-    rows = tuple(dataclasses.replace(row, name="aten::bmm") if row.module.endswith("o_proj") else row for row in variant.rows)
-    place = where_it_starts(reference, dataclasses.replace(variant, rows=rows), ORDER, "model.layers.0.self_attn.o_proj", 0, 1)
+    rows = tuple(
+        dataclasses.replace(row, name="aten::bmm") if row.module.endswith("o_proj") else row for row in variant.rows
+    )
+    place = where_it_starts(
+        reference, dataclasses.replace(variant, rows=rows), ORDER, "model.layers.0.self_attn.o_proj", 0, 1
+    )
     said = place_in_words(place, ("a", "b"))
     assert "`aten::mm` only in `a`: bfloat16 [1, 8] x [8, 8]" in said
     assert "`aten::bmm` only in `b`: bfloat16 [2, 8] x [8, 8]" in said
@@ -159,7 +178,9 @@ def test_another_kernel_where_it_starts_is_told_to_be_of_one_side():
 def test_the_same_kernel_in_the_same_shape_is_said_to_be_that():
     reference, _ = block_lists()
     place = where_it_starts(reference, reference, ORDER, "model.layers.0.mlp.down_proj", 0, 1)
-    assert "`aten::mm` on both sides, same kernel, same shapes: bfloat16 [1, 32] x [32, 8]" in place_in_words(place, ("a", "b"))
+    assert "`aten::mm` on both sides, same kernel, same shapes: bfloat16 [1, 32] x [32, 8]" in place_in_words(
+        place, ("a", "b")
+    )
 
 
 @pytest.mark.parametrize(
@@ -180,9 +201,14 @@ def test_shapes_are_written_as_shapes_and_a_librarys_own_words_stay(detail, said
 
 @pytest.mark.parametrize(
     "damage",
-    ["UPDATE kernel SET microseconds = 'nan'", "UPDATE kernel SET launches = 0", "UPDATE kernel SET library = '<img>'",
-     "UPDATE kernel_side SET forwards = 0", "UPDATE kernel_side SET forwards_of = 0"],
-)  # fmt: skip
+    [
+        "UPDATE kernel SET microseconds = 'nan'",
+        "UPDATE kernel SET launches = 0",
+        "UPDATE kernel SET library = '<img>'",
+        "UPDATE kernel_side SET forwards = 0",
+        "UPDATE kernel_side SET forwards_of = 0",
+    ],
+)
 def test_kernels_that_cannot_have_been_counted_are_a_damaged_file(tmp_path, damage):
     store = Store(tmp_path)
     path = store.path_of(kernel_run(store))

@@ -47,7 +47,9 @@ def test_the_public_figure_of_layer_0_is_told_to_the_element(tmp_path, count):
 
 
 def many(prompts: int = 2, layers: int = 3) -> tuple[list[tuple[int, KvPart]], dict]:
-    """Caches of every prompt, layer and kind with random differences from layer 1 and position 2 on, and both bits of each."""
+    """Caches of every prompt, layer and kind with random differences from layer 1 and position 2 on, and both bits of
+    each.
+    """
     parts, bits = [], {}
     random = np.random.default_rng(7)
     for prompt in range(prompts):
@@ -64,7 +66,12 @@ def many(prompts: int = 2, layers: int = 3) -> tuple[list[tuple[int, KvPart]], d
 def figures_with_numpy(pairs) -> dict:
     a, b = (np.concatenate([pair[side].ravel() for pair in pairs]) for side in (0, 1))
     gap = values_of(a, BFLOAT16).astype(float) - values_of(b, BFLOAT16).astype(float)
-    return {"neq": int((a != b).sum()), "elements": a.size, "rms": np.sqrt((gap**2).mean()), "max_abs": np.abs(gap).max()}
+    return {
+        "neq": int((a != b).sum()),
+        "elements": a.size,
+        "rms": np.sqrt((gap**2).mean()),
+        "max_abs": np.abs(gap).max(),
+    }
 
 
 def test_figures_of_all_prompts_and_of_one_agree_with_numpy(tmp_path):
@@ -75,7 +82,9 @@ def test_figures_of_all_prompts_and_of_one_agree_with_numpy(tmp_path):
             found = summarize(rows)
             assert found is not None
             for figures, kinds in ((found.together, KINDS), (found.keys, ("key",)), (found.values, ("value",))):
-                expected = figures_with_numpy([bits[p, layer, kind] for p in prompts for layer in range(3) for kind in kinds])
+                expected = figures_with_numpy(
+                    [bits[p, layer, kind] for p in prompts for layer in range(3) for kind in kinds]
+                )
                 assert (figures.neq, figures.elements) == (expected["neq"], expected["elements"])
                 assert figures.rms == pytest.approx(expected["rms"], rel=1e-12)
                 assert figures.max_abs == expected["max_abs"]
@@ -156,7 +165,10 @@ def test_positions_that_a_window_dropped_are_not_called_equal(tmp_path):
 
 def test_layers_without_a_cache_are_left_out(tmp_path):
     bits = cache(1)
-    parts = [*both(KvPart(0, 3, "key", 0, bits[:, :3]), bits[:, :3].copy()), *both(KvPart(0, 7, "key", 0, bits), bits ^ 1)]
+    parts = [
+        *both(KvPart(0, 3, "key", 0, bits[:, :3]), bits[:, :3].copy()),
+        *both(KvPart(0, 7, "key", 0, bits), bits ^ 1),
+    ]
     with read(tmp_path, parts) as run:
         assert by_head(run.kv(0), "key", "rms").layers.tolist() == [3, 7]
         found = summarize(run.kv(0))

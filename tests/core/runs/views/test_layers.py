@@ -1,4 +1,6 @@
-"""Outputs of modules in a run file: every figure against numpy in float64, and the views of a page on planted differences."""
+"""Outputs of modules in a run file: every figure against numpy in float64, and the views of a page on planted
+differences.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +211,8 @@ def test_the_rows_answer_in_plain_sql(tmp_path):
         ).fetchall()
         assert rows == [("model.layers.0", 3)]
         at = database.execute(
-            "SELECT position, max_ulps FROM layer_position WHERE prompt = 0 AND ordinal = 4 AND neq > 0 ORDER BY position"
+            "SELECT position, max_ulps FROM layer_position WHERE prompt = 0 AND ordinal = 4 AND neq > 0 ORDER BY"
+            " position"
         ).fetchall()
         assert at == [(1, 4), (2, 8)]
         bare = database.execute(
@@ -246,7 +249,9 @@ def test_hundreds_of_prompts_do_not_grow_memory(tmp_path):
             writer.write(side, 0, bits)
             for prompt in range(40):
                 for module in modules:
-                    rows.write(side, LayerPart(prompt, module, 0, np.full((64, 512), 0x3F80 + side, np.uint16), "bfloat16"))
+                    rows.write(
+                        side, LayerPart(prompt, module, 0, np.full((64, 512), 0x3F80 + side, np.uint16), "bfloat16")
+                    )
                 rows.end(side, prompt)
                 writer._storing.drain()
                 assert not rows._current._found
@@ -275,5 +280,8 @@ def test_modules_that_cannot_have_been_measured_are_a_damaged_file(tmp_path, dam
     store = Store(tmp_path)
     path = store.path_of(layer_run(store, GROWING))
     damaged(path, f"UPDATE layer SET {damage} WHERE ordinal = 2")
-    with RunReader(path) as run, pytest.raises(StoreError, match="its modules have figures that cannot have been measured"):
+    with (
+        RunReader(path) as run,
+        pytest.raises(StoreError, match="its modules have figures that cannot have been measured"),
+    ):
         run.layers(0)

@@ -20,9 +20,13 @@ ROWS, VOCAB = 9, 200
 def stored(folder: Path, paths: list[str], kinds: list[int], dtype: str = "bfloat16") -> RunReader:
     """A run whose sides of equal `kinds` are equal bit for bit."""
     header = RunHeader(
-        "classes", dtype, VOCAB, (Prompt(ROWS),),
-        tuple(SideHeader(f"{path} #{place}", path, dtype) for place, path in enumerate(paths)), Provenance("capture"),
-    )  # fmt: skip
+        "classes",
+        dtype,
+        VOCAB,
+        (Prompt(ROWS),),
+        tuple(SideHeader(f"{path} #{place}", path, dtype) for place, path in enumerate(paths)),
+        Provenance("capture"),
+    )
     fmt = header.format
     plain = (np.random.default_rng(0).standard_normal((ROWS, VOCAB)) * 3).astype(fmt.values).view(fmt.carrier)
     sides = []
@@ -95,7 +99,10 @@ def test_a_class_that_is_missing_from_the_matrix_would_be_seen(tmp_path):
         (["decode", "decode+batch:2", "decode+batch:3"], ("batch", (1, 2, 3))),
         (["prefill", "decode+batch:2", "decode+batch:4", "decode+batch:8"], ("batch", (2, 4, 8))),
         (["prefill", "reuse:1", "reuse:16", "reuse:31"], ("reuse", (1, 16, 31))),
-        (["decode+batch:4", "decode+batch:4+row:1", "decode+batch:4+row:2", "decode+batch:4+row:3"], ("row", (1, 2, 3))),
+        (
+            ["decode+batch:4", "decode+batch:4+row:1", "decode+batch:4+row:2", "decode+batch:4+row:3"],
+            ("row", (1, 2, 3)),
+        ),
         (["decode", "decode+batch:2"], None),
         (["decode", "decode+batch:2", "prefill+batch:3"], None),
         (["prefill", "decode", "decode"], None),
