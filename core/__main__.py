@@ -19,7 +19,7 @@ except ModuleNotFoundError as missing:
     )
     sys.exit(2)
 
-from core.commands import (
+from .commands import (
     capturing,
     comparing,
     findings,
@@ -37,8 +37,8 @@ from core.commands import (
     tokens,
     verdicts,
 )
-from core.commands.console import CALLED, err
-from core.errors import UlpscopeError
+from .commands.console import CALLED, err
+from .errors import UlpscopeError
 
 app = typer.Typer(
     name="ulpscope",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from core.errors import ConfigurationError
+from .errors import ConfigurationError
 
 VARIABLE = "ULPSCOPE_CONFIG"
 FILE_NAME = "ulpscope.toml"

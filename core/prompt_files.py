@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.errors import UsageError
+from .errors import UsageError
 
 _KEYS = ("prompt", "text", "token_ids", "messages")
 _EXPECTED = (

@@ -205,24 +205,20 @@ def _charts(view: selection.View, row: Evidence) -> None:
             " the position."
         )
     threshold = row.figures.get("position_ratio_allowed")
-    is_threshold = isinstance(threshold, int | float) and not isinstance(threshold, bool) and threshold > 0
+    is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool) and threshold > 0
+    allowed = float(threshold) if is_number else None  # type: ignore[arg-type]
     figure = charts.floor_ratio(
-        of_dtype["position"].to_numpy(int)[here],
-        ratios[here],
-        float(threshold) if is_threshold else None,
-        view.position,
-        dtype,
-        flips,  # type: ignore[arg-type]
+        of_dtype["position"].to_numpy(int)[here], ratios[here], allowed, view.position, dtype, flips
     )
     _clickable(figure, f"floor_ratio_{dtype}")
-    beyond = int((ratios[~here] > float(threshold)).sum()) if is_threshold else 0  # type: ignore[arg-type]
+    beyond = int((ratios[~here] > allowed).sum()) if allowed is not None else 0
     st.caption(
         f"Pair over floor at each position of {which}, both in {dtype}; the dotted line is the floor itself, in a gap"
         " nothing differs"
         + (", or a logit is NaN or infinite on one side." if row.figures.get("nonfinite_mismatch") else ".")
         + (
             ""
-            if is_threshold
+            if allowed is not None
             else (
                 " In 16 bits positions are shown and not judged: what one moved element becomes varies by orders of"
                 " magnitude."

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from core.commands.console import Tell
-from core.errors import UlpscopeError
-from core.runs.writer import RunWriter
+from ..errors import UlpscopeError
+from ..runs.writer import RunWriter
+from .console import Tell
 
 if TYPE_CHECKING:  # torch is for those who run a model
-    from core.inference.capture.capture import CapturePlan
+    from ..inference.capture.capture import CapturePlan
 
 KernelsOption = Annotated[
     bool,
@@ -36,7 +36,7 @@ RemediesOption = Annotated[
 
 def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
     """Run the controls of every finished pair into the run; the sentences of those that could not be judged."""
-    from core.inference.controls.judge_model import judge_pair
+    from ..inference.controls.judge_model import judge_pair
 
     failures = []
     for pair, variant in enumerate(writer.finished_sides[1:]):
@@ -60,8 +60,8 @@ def watch_kernels(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
     """What every finished side launches for the first prompt, into the run; the sentences of those that could not be
     watched.
     """
-    from core.inference.paths.engines import side_of
-    from core.inference.watching.kernels import kernels_of
+    from ..inference.paths.engines import side_of
+    from ..inference.watching.kernels import kernels_of
 
     failures = []
     for side, name in enumerate(writer.finished_sides):
@@ -79,7 +79,7 @@ def try_remedies(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
     """Every remedy for every finished pair, into the run; the sentences of those that could not be tried. Twins are
     tried once.
     """
-    from core.inference.controls.remedies import floor_of, prices_of, remedies_of
+    from ..inference.controls.remedies import floor_of, prices_of, remedies_of
 
     failures, known = [], {}
     is_whole = len(writer.finished_sides) == len(writer.header.sides)

@@ -15,8 +15,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.capture_extras import KernelsOption, RemediesOption, judge_pairs, try_remedies, watch_kernels
-from core.commands.console import (
+from ..errors import CaptureError, UsageError
+from ..prompt_files import GivenPrompt, Message, read_prompts, read_whole
+from ..runs.store.partial import is_passing
+from ..runs.store.store import open_store
+from ..runs.writer import RunWriter
+from .capture_extras import KernelsOption, RemediesOption, judge_pairs, try_remedies, watch_kernels
+from .console import (
     JsonOption,
     ProgressOption,
     StoreOption,
@@ -28,17 +33,12 @@ from core.commands.console import (
     steps,
     stoppable,
 )
-from core.commands.ending import tell_end
-from core.errors import CaptureError, UsageError
-from core.prompt_files import GivenPrompt, Message, read_prompts, read_whole
-from core.runs.store.partial import is_passing
-from core.runs.store.store import open_store
-from core.runs.writer import RunWriter
+from .ending import tell_end
 
 if TYPE_CHECKING:  # torch is for those who run a model
-    from core.inference.capture.capture import CapturePlan
-    from core.inference.capture.extra_costs import StageCost
-    from core.inference.models.model import LoadedModel
+    from ..inference.capture.capture import CapturePlan
+    from ..inference.capture.extra_costs import StageCost
+    from ..inference.models.model import LoadedModel
 
 LAYER_FLOOR = 2  # core.inference.watching.layers.FLOOR_SEEDS, which would load torch
 
@@ -232,8 +232,8 @@ class Asked:
     ) -> CapturePlan:
         """Everything checked, the model loaded; without `weights` only its shapes."""
         given = self.given()
-        from core.inference.capture.capture import plan_capture
-        from core.inference.models.model import load_model
+        from ..inference.capture.capture import plan_capture
+        from ..inference.models.model import load_model
 
         variants = variants_of(self.reference, self.variant, self.sweep, default=None if self.repeat > 1 else "decode")
         loaded = load_model(
@@ -274,7 +274,7 @@ def captured(
     target = open_store(store)
     with stoppable(), steps(progress) as say:
         say("loading the model")
-        from core.inference.capture.capture import run_capture
+        from ..inference.capture.capture import run_capture
 
         plan = asked.plan(model, dtype, device, revision, trust_remote_code)
         with RunWriter(target, plan.header) as writer:
@@ -306,8 +306,8 @@ def variants_of(
     reference: str, variant: list[str] | None, sweep: list[str] | None, *, default: str | None
 ) -> list[str]:
     """The variants that were asked for, those of every sweep included; `default` where there are none."""
-    from core.inference.paths.paths import parse_path
-    from core.inference.paths.sides import sweep as swept
+    from ..inference.paths.paths import parse_path
+    from ..inference.paths.sides import sweep as swept
 
     swept_paths = [path for text in sweep or [] for path in swept(reference, text)]
     own = str(parse_path(reference))
@@ -346,7 +346,7 @@ def as_tokens(
     """What a plan takes: chats as token ids, texts as they are (the tokenizer adds its special tokens), token ids as
     they are.
     """
-    from core.inference.models.chat import chat_tokens
+    from ..inference.models.chat import chat_tokens
 
     found: list[str | Sequence[int]] = []
     for prompt in given:
@@ -388,9 +388,9 @@ def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -
     """What a plan would compute and keep, on what, and about how long that takes; beside: of
     core.inference.capture.extra_costs.BESIDE.
     """
-    from core.inference.capture.costs import costs_of
-    from core.inference.capture.extra_costs import WITHIN, seconds_of, speed_here, stages_of
-    from core.inference.models.model import devices_here
+    from ..inference.capture.costs import costs_of
+    from ..inference.capture.extra_costs import WITHIN, seconds_of, speed_here, stages_of
+    from ..inference.models.model import devices_here
 
     costs, loaded = costs_of(plan), plan.loaded
     stages = stages_of(plan, beside)

@@ -9,7 +9,27 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.console import (
+from ..errors import UlpscopeError, UsageError
+from ..judging.ingest import ingest as ingest_dump
+from ..judging.ingest import judged_report_of_dump
+from ..runs.dumps.dump import open_dump
+from ..runs.file.records import FAILED, PASSED, Provenance
+from ..runs.reader import RunReader
+from ..runs.reports.baseline import bounds_text, hold, read_bounds
+from ..runs.reports.gate import (
+    ALLOWED,
+    UNDECIDED,
+    Condition,
+    GateReport,
+    check_measured,
+    gate_notes,
+    parse_conditions,
+    percent,
+)
+from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
+from ..runs.reports.report_json import PairReport, as_json, over_logits, over_positions, report_of_dump, report_of_run
+from ..runs.store.store import open_store
+from .console import (
     ComputeDtypeOption,
     HoldsOption,
     JsonOption,
@@ -25,33 +45,6 @@ from core.commands.console import (
     steps,
     stoppable,
 )
-from core.errors import UlpscopeError, UsageError
-from core.judging.ingest import ingest as ingest_dump
-from core.judging.ingest import judged_report_of_dump
-from core.runs.dumps.dump import open_dump
-from core.runs.file.records import FAILED, PASSED, Provenance
-from core.runs.reader import RunReader
-from core.runs.reports.baseline import bounds_text, hold, read_bounds
-from core.runs.reports.gate import (
-    ALLOWED,
-    UNDECIDED,
-    Condition,
-    GateReport,
-    check_measured,
-    gate_notes,
-    parse_conditions,
-    percent,
-)
-from core.runs.reports.gate_files import append, junit_text, markdown_text, write_whole
-from core.runs.reports.report_json import (
-    PairReport,
-    as_json,
-    over_logits,
-    over_positions,
-    report_of_dump,
-    report_of_run,
-)
-from core.runs.store.store import open_store
 
 _MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markdown have them all
 

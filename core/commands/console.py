@@ -20,12 +20,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from core.commands.stopping import EXIT_CODE, SENTENCE, stopping
-from core.errors import UsageError
-from core.runs.dumps.arrays import shown
-from core.runs.store import audit
-from core.runs.store.partial import remove_living
-from core.runs.store.store import open_store
+from ..errors import UsageError
+from ..runs.dumps.arrays import shown
+from ..runs.store import audit
+from ..runs.store.partial import remove_living
+from ..runs.store.store import open_store
+from .stopping import EXIT_CODE, SENTENCE, stopping
 
 
 def called() -> str:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import typer
 
-from core.commands.comparing import pair_table
-from core.commands.console import announce, announce_line, called, err
-from core.runs import judge_command
-from core.runs.reader import RunReader
-from core.runs.reports.report_json import report_of_run
-from core.runs.store.store import open_store
+from ..runs import judge_command
+from ..runs.reader import RunReader
+from ..runs.reports.report_json import report_of_run
+from ..runs.store.store import open_store
+from .comparing import pair_table
+from .console import announce, announce_line, called, err
 
 _LONGEST = 200  # characters of a command that is worth printing: a prompt may have thousands
 

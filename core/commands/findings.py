@@ -10,14 +10,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.console import JsonOption, StoreOption, number, out, print_json
-from core.errors import UsageError
-from core.runs.judge_command import asks_for, how_to_have
-from core.runs.reader import RunReader, StoredPair
-from core.runs.reports.gate import percent
-from core.runs.store.store import open_store
-from core.runs.tables.remedies import RemedyRow, advice
-from core.runs.views.kernels import (
+from ..errors import UsageError
+from ..runs.judge_command import asks_for, how_to_have
+from ..runs.reader import RunReader, StoredPair
+from ..runs.reports.gate import percent
+from ..runs.store.store import open_store
+from ..runs.tables.remedies import RemedyRow, advice
+from ..runs.views.kernels import (
     KernelPair,
     KernelPlace,
     in_words,
@@ -26,7 +25,8 @@ from core.runs.views.kernels import (
     records_of,
     side_by_side,
 )
-from core.runs.views.layers import kernels_where_it_starts
+from ..runs.views.layers import kernels_where_it_starts
+from .console import JsonOption, StoreOption, number, out, print_json
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")]
 VariantOption = Annotated[str | None, typer.Option(help="This variant only. Default: every one.")]

@@ -11,8 +11,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.capture_extras import judge_pairs
-from core.commands.capturing import (
+from ..errors import UsageError
+from ..runs.reader import RunReader
+from ..runs.store.store import Store, open_store
+from ..runs.writer import RunWriter
+from .capture_extras import judge_pairs
+from .capturing import (
     ChatOption,
     DeviceOption,
     DryRunOption,
@@ -39,7 +43,7 @@ from core.commands.capturing import (
     typed_command,
     variants_of,
 )
-from core.commands.console import (
+from .console import (
     JsonOption,
     ProgressOption,
     StoreOption,
@@ -52,16 +56,12 @@ from core.commands.console import (
     steps,
     stoppable,
 )
-from core.commands.ending import tell_end
-from core.commands.stored import print_continuations
-from core.errors import UsageError
-from core.runs.reader import RunReader
-from core.runs.store.store import Store, open_store
-from core.runs.writer import RunWriter
+from .ending import tell_end
+from .stored import print_continuations
 
 if TYPE_CHECKING:  # torch is for those who run a model
-    from core.inference.capture.capture import CapturePlan
-    from core.inference.generating.search import Found
+    from ..inference.capture.capture import CapturePlan
+    from ..inference.generating.search import Found
 
 TokensOption = Annotated[int, typer.Option(help="Each side goes on by up to N tokens of its own choice.")]
 
@@ -105,9 +105,9 @@ def generate(
     with stoppable(), steps(progress) as say:
         if not dry_run:
             say("loading the model")
-        from core.inference.capture.capture import run_capture
-        from core.inference.generating.generation import plan_generation, plan_longest
-        from core.inference.models.model import load_model
+        from ..inference.capture.capture import run_capture
+        from ..inference.generating.generation import plan_generation, plan_longest
+        from ..inference.models.model import load_model
 
         variants = variants_of(reference, variant, sweep, default="decode")
         loaded = load_model(
@@ -192,11 +192,11 @@ def search(
     run_id = None
     with stoppable(), steps(progress) as say:
         say("loading the model")
-        from core.inference.capture.capture import plan_capture
-        from core.inference.generating.generation import plan_generation
-        from core.inference.generating.search import search as search_prompts
-        from core.inference.models.model import load_model
-        from core.inference.models.token_text import token_texts
+        from ..inference.capture.capture import plan_capture
+        from ..inference.generating.generation import plan_generation
+        from ..inference.generating.search import search as search_prompts
+        from ..inference.models.model import load_model
+        from ..inference.models.token_text import token_texts
 
         loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
         inputs = as_tokens(loaded, given, chat, system)
@@ -237,7 +237,7 @@ def search(
 
 def _keep(plan: CapturePlan, target: Store, say: Tell) -> str:
     """Capture the prompts that were found."""
-    from core.inference.capture.capture import run_capture
+    from ..inference.capture.capture import run_capture
 
     with RunWriter(target, plan.header) as writer:
         run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))

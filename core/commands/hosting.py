@@ -11,12 +11,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.console import JsonOption, StoreOption, err, out, print_json
-from core.configuration import as_json, configuration, variable_of
-from core.errors import ConfigurationError, UsageError
-from core.hosting import passwords, start
-from core.runs.store import audit as log
-from core.runs.store.store import open_store
+from ..configuration import as_json, configuration, variable_of
+from ..errors import ConfigurationError, UsageError
+from ..hosting import passwords, start
+from ..runs.store import audit as log
+from ..runs.store.store import open_store
+from .console import JsonOption, StoreOption, err, out, print_json
 
 _KNOWN = ("time", "who", "what", "run_id")
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from core.commands.console import (
+from ..judging.inspect import understood
+from .console import (
     ComputeDtypeOption,
     HoldsOption,
     JsonOption,
@@ -22,7 +23,6 @@ from core.commands.console import (
     print_json,
     steps,
 )
-from core.judging.inspect import understood
 
 
 def inspect(

@@ -9,7 +9,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.capturing import (
+from ..judging.ladder import BUG_SUSPECTED
+from ..runs.file.records import FAILED, MISSING
+from ..runs.reader import RunReader
+from ..runs.store.store import open_store
+from .capturing import (
     Asked,
     ChatOption,
     DeviceOption,
@@ -30,12 +34,8 @@ from core.commands.capturing import (
     VariantOption,
     captured,
 )
-from core.commands.console import JsonOption, ProgressOption, StoreOption, err, out, print_json
-from core.commands.ending import tell_end
-from core.judging.ladder import BUG_SUSPECTED
-from core.runs.file.records import FAILED, MISSING
-from core.runs.reader import RunReader
-from core.runs.store.store import open_store
+from .console import JsonOption, ProgressOption, StoreOption, err, out, print_json
+from .ending import tell_end
 
 _STYLES = {FAILED: "bold red", MISSING: "yellow"}
 

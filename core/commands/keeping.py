@@ -10,7 +10,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.console import (
+from ..configuration import configuration
+from ..runs.importing.adopt import adopt as adopt_file
+from ..runs.store import audit, labels
+from ..runs.store.quotas import apply_retention, due
+from ..runs.store.store import open_store
+from .console import (
     JsonOption,
     ProgressOption,
     StoreOption,
@@ -22,11 +27,6 @@ from core.commands.console import (
     steps,
     stoppable,
 )
-from core.configuration import configuration
-from core.runs.importing.adopt import adopt as adopt_file
-from core.runs.store import audit, labels
-from core.runs.store.quotas import apply_retention, due
-from core.runs.store.store import open_store
 
 
 def adopt(

@@ -8,13 +8,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.console import JsonOption, StoreOption, number, out, print_json
-from core.errors import UsageError
-from core.runs.judge_command import asks_for, how_to_have
-from core.runs.reader import RunReader, StoredPair
-from core.runs.reports.gate import percent
-from core.runs.store.store import open_store
-from core.runs.views.layers import NARROW, LayerSummary, ModuleFigures, layers_json, modules_of, says_little, summary_of
+from ..errors import UsageError
+from ..runs.judge_command import asks_for, how_to_have
+from ..runs.reader import RunReader, StoredPair
+from ..runs.reports.gate import percent
+from ..runs.store.store import open_store
+from ..runs.views.layers import NARROW, LayerSummary, ModuleFigures, layers_json, modules_of, says_little, summary_of
+from .console import JsonOption, StoreOption, number, out, print_json
 
 
 def layers(

@@ -13,23 +13,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.capturing import DeviceOption, RevisionOption, TrustOption, typed_command
-from core.commands.console import (
-    JsonOption,
-    StoreOption,
-    Tell,
-    check_progress,
-    err,
-    out,
-    print_json,
-    printable,
-    steps,
-    stoppable,
-)
-from core.errors import UsageError
-from core.numerics.formats import format_named
-from core.runs.ops_run import OpRow, OpsHeader, OpsRun, read_ops, write_ops_run
-from core.runs.reports.ops_wording import (
+from ..errors import UsageError
+from ..numerics.formats import format_named
+from ..runs.ops_run import OpRow, OpsHeader, OpsRun, read_ops, write_ops_run
+from ..runs.reports.ops_wording import (
     NO,
     NOT_AVAILABLE,
     QUESTIONS,
@@ -41,11 +28,13 @@ from core.runs.reports.ops_wording import (
     says,
     title,
 )
-from core.runs.reports.run_json import ops_json
-from core.runs.store.store import open_store
+from ..runs.reports.run_json import ops_json
+from ..runs.store.store import open_store
+from .capturing import DeviceOption, RevisionOption, TrustOption, typed_command
+from .console import JsonOption, StoreOption, Tell, check_progress, err, out, print_json, printable, steps, stoppable
 
 if TYPE_CHECKING:  # torch is for those who probe
-    from core.inference.ops.probing import ProbePlan
+    from ..inference.ops.probing import ProbePlan
 
 _QUICK = {"repeats": 3, "seconds_each": 0.3}
 _STYLES = {NO: "bold red", NOT_AVAILABLE: "dim"}
@@ -135,10 +124,10 @@ def _plan(
     seed: int,
 ) -> ProbePlan:
     """Everything checked; nothing is probed yet."""
-    from core.inference.models.model import usable_device
-    from core.inference.ops.of_model import linear_operations
-    from core.inference.ops.operations import OPERATIONS
-    from core.inference.ops.probing import ProbePlan, probes_of
+    from ..inference.models.model import usable_device
+    from ..inference.ops.of_model import linear_operations
+    from ..inference.ops.operations import OPERATIONS
+    from ..inference.ops.probing import ProbePlan, probes_of
 
     known = list(dict.fromkeys(operation.name for operation in OPERATIONS))
     unknown = [name for name in names if name not in known]
@@ -161,15 +150,15 @@ def _plan(
 
 
 def _probed(plan: ProbePlan, say: Tell) -> list[OpRow]:
-    from core.inference.ops.probing import probe_all
+    from ..inference.ops.probing import probe_all
 
     return list(probe_all(plan, lambda stage, done, total: say(stage, done, total, "probes")))
 
 
 def _header(plan: ProbePlan, rows: Sequence[OpRow], name: str | None, model: str | None) -> OpsHeader:
     """What the run says of itself; a run that ended early says so."""
-    from core.inference.models.model import name_of_device
-    from core.inference.ops.probing import machine_settings
+    from ..inference.models.model import name_of_device
+    from ..inference.ops.probing import machine_settings
 
     chip = name_of_device(plan.device)
     note = f"{len(rows)} of {plan.total} probes: the time was used up." if len(rows) < plan.total else ""

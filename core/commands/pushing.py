@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from core.commands.console import JsonOption, StoreOption, err, out, print_json, steps, stoppable
-from core.errors import UsageError
-from core.runs.importing.check_catalog import is_run_file
-from core.runs.store.cards import RunCard, read_runs
-from core.runs.store.store import open_store
+from ..errors import UsageError
+from ..runs.importing.check_catalog import is_run_file
+from ..runs.store.cards import RunCard, read_runs
+from ..runs.store.store import open_store
+from .console import JsonOption, StoreOption, err, out, print_json, steps, stoppable
 
 TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
 
@@ -49,7 +49,7 @@ def push(
     """Send a run or a dump to a server and print its link there. The server checks it as it checks anything from
     outside.
     """
-    from core.push.client import Pushing, push_file  # what speaks HTTP takes 0.2 s to load
+    from ..push.client import Pushing, push_file  # what speaks HTTP takes 0.2 s to load
 
     address = re.fullmatch(r"(https?://[^/?#@\s]+(?:/[^?#@\s]*)?)/?", to.strip())
     if address is None:

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from core.commands.console import StoreOption, called, err
-from core.configuration import FILE_NAME, VARIABLE, configuration
-from core.errors import UsageError
-from core.hosting import private, start, tokens
-from core.runs.store.store import open_store
+from ..configuration import FILE_NAME, VARIABLE, configuration
+from ..errors import UsageError
+from ..hosting import private, start, tokens
+from ..runs.store.store import open_store
+from .console import StoreOption, called, err
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,21 +12,21 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.comparing import flip_table, pair_table
-from core.commands.console import JsonOption, StoreOption, called, err, out, print_json, printable, size
-from core.errors import StoreError, UsageError
-from core.runs.dumps.export import export_npz
-from core.runs.reader import RunReader
-from core.runs.reports.gate import percent
-from core.runs.reports.issue_markdown import issue_text
-from core.runs.reports.report_json import report_of_run
-from core.runs.reports.run_json import card_json, provenance_json, run_json
-from core.runs.store import audit
-from core.runs.store.cards import RunCard, list_runs, read_runs
-from core.runs.store.store import Store, open_store
-from core.runs.store.trash import entry_of
-from core.runs.views.continuations import continuations
-from core.runs.views.kv_cache import summarize
+from ..errors import StoreError, UsageError
+from ..runs.dumps.export import export_npz
+from ..runs.reader import RunReader
+from ..runs.reports.gate import percent
+from ..runs.reports.issue_markdown import issue_text
+from ..runs.reports.report_json import report_of_run
+from ..runs.reports.run_json import card_json, provenance_json, run_json
+from ..runs.store import audit
+from ..runs.store.cards import RunCard, list_runs, read_runs
+from ..runs.store.store import Store, open_store
+from ..runs.store.trash import entry_of
+from ..runs.views.continuations import continuations
+from ..runs.views.kv_cache import summarize
+from .comparing import flip_table, pair_table
+from .console import JsonOption, StoreOption, called, err, out, print_json, printable, size
 
 
 def list_(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from core.commands.capturing import DeviceOption, DtypeOption, RevisionOption, TrustOption
-from core.commands.console import JsonOption, out, print_json, steps, stoppable
-from core.errors import UsageError
-from core.runs.tables.remedies import Kept
+from ..errors import UsageError
+from ..runs.tables.remedies import Kept
+from .capturing import DeviceOption, DtypeOption, RevisionOption, TrustOption
+from .console import JsonOption, out, print_json, steps, stoppable
 
 if TYPE_CHECKING:  # torch is for those who run a model
-    from core.inference.capture.throughput import Throughput
+    from ..inference.capture.throughput import Throughput
 
 
 def throughput(
@@ -42,8 +42,8 @@ def throughput(
     batches = _batches(batch)
     with stoppable(), steps() as say:
         say("loading the model")
-        from core.inference.capture.throughput import throughput as measured
-        from core.inference.models.model import load_model
+        from ..inference.capture.throughput import throughput as measured
+        from ..inference.models.model import load_model
 
         loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
         found = measured(loaded, paths, batches, tokens=tokens, rounds=rounds, on_progress=say)

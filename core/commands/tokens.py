@@ -12,11 +12,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from core.commands.console import JsonOption, StoreOption, err, out, print_json
-from core.configuration import configuration
-from core.hosting import tokens
-from core.runs.store import audit
-from core.runs.store.store import open_store
+from ..configuration import configuration
+from ..hosting import tokens
+from ..runs.store import audit
+from ..runs.store.store import open_store
+from .console import JsonOption, StoreOption, err, out, print_json
 
 app = typer.Typer(
     help="Tokens of people and programs: make, list, revoke.", no_args_is_help=True, pretty_exceptions_enable=False

@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from core.commands.capturing import DeviceOption, RevisionOption, TrustOption
-from core.commands.console import JsonOption, StoreOption, Tell, out, print_json, steps, stoppable
-from core.commands.judging import print_verdicts, verdicts_as_json
-from core.errors import UsageError
-from core.judging.ladder import BUG_SUSPECTED
-from core.judging.rejudge import check_upload, judge_stored
-from core.judging.uploaded_controls import ModelControls, measure_controls
-from core.runs.reader import RunReader
-from core.runs.store.store import Store, open_store
+from ..errors import UsageError
+from ..judging.ladder import BUG_SUSPECTED
+from ..judging.rejudge import check_upload, judge_stored
+from ..judging.uploaded_controls import ModelControls, measure_controls
+from ..runs.reader import RunReader
+from ..runs.store.store import Store, open_store
+from .capturing import DeviceOption, RevisionOption, TrustOption
+from .console import JsonOption, StoreOption, Tell, out, print_json, steps, stoppable
+from .judging import print_verdicts, verdicts_as_json
 
 Files = list[Path] | None
 
@@ -96,8 +96,8 @@ def model_controls_of(
     run: RunReader, model: str, device: str | None, revision: str | None, trust_remote_code: bool, say: Tell
 ) -> ModelControls:
     say("loading the model")
-    from core.inference.controls.model_controls import model_controls
-    from core.inference.models.model import load_model
+    from ..inference.controls.model_controls import model_controls
+    from ..inference.models.model import load_model
 
     header = run.header
     if not all(prompt.token_ids for prompt in header.prompts):  # before gigabytes of weights are read

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from core.configuration import SignIn
+from ..configuration import SignIn
 
 
 def role_of(name: str, sign_in: SignIn) -> Literal["viewer", "editor"] | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from core.errors import ConfigurationError
+from ..errors import ConfigurationError
 
 FOLDER = ".hosting"
 _SECRET = "secret"

@@ -18,8 +18,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.errors import ConfigurationError
-from core.hosting import private
+from ..errors import ConfigurationError
+from . import private
 
 FILE = "sessions.sqlite"
 _SCHEMA = """

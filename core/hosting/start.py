@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from urllib.parse import SplitResult, urlsplit
 
-from core.configuration import Configuration, Hosting, SignIn
-from core.errors import ConfigurationError
-from core.hosting import passwords
+from ..configuration import Configuration, Hosting, SignIn
+from ..errors import ConfigurationError
+from . import passwords
 
 UNIX = "unix"  # what a proxy on a unix socket is called in trusted_proxies
 FORWARDED = "FORWARDED_ALLOW_IPS"  # uvicorn's own idea of whom to believe

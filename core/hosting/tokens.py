@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from core.errors import ConfigurationError, UsageError
-from core.hosting import private
+from ..errors import ConfigurationError, UsageError
+from . import private
 
 FILE = "tokens.json"
 PREFIX = "ulp_"  # so that one that was left somewhere is recognised

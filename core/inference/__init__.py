@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from core.inference.controls.judge_model import judge
+    from .controls.judge_model import judge
 
 __all__ = ["judge"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "judge":
-        from core.inference.controls.judge_model import judge
+        from .controls.judge_model import judge
 
         return judge
     raise AttributeError(f"module 'core.inference' has no attribute '{name}'")

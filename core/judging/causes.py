@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from core.judging.ladder import three_digits
-from core.numerics.formats import FloatFormat, values_of
-from core.runs.file.records import NOTED, VALIDITY, Evidence, RunHeader
+from ..numerics.formats import FloatFormat, values_of
+from ..runs.file.records import NOTED, VALIDITY, Evidence, RunHeader
+from .ladder import three_digits
 
 _ROWS = 256  # of a side that are kept, evenly spread, and as many tokens of each as make _ELEMENTS
 _ELEMENTS, _ELEMENTS_TOGETHER = 1 << 17, 1 << 24

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from core.numerics.formats import FloatFormat, values_of
+from ..numerics.formats import FloatFormat, values_of
 
 _SAMPLED = 32  # places of a row that are looked at before it is counted
 _LEAST_VOCAB = 32  # smaller ones say nothing: of two logits that tie, one value fills all

@@ -8,16 +8,16 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from core.judging.causes import Sample
-from core.judging.constant_rows import Filling
-from core.judging.judge_dump import judge_upload
-from core.judging.validity import checks_of
-from core.runs.dumps.dump import Dump, open_dump
-from core.runs.file.records import Provenance
-from core.runs.reader import RunReader
-from core.runs.reports.report_json import PairReport, report_of_run
-from core.runs.store.store import Store
-from core.runs.writer import RunWriter
+from ..runs.dumps.dump import Dump, open_dump
+from ..runs.file.records import Provenance
+from ..runs.reader import RunReader
+from ..runs.reports.report_json import PairReport, report_of_run
+from ..runs.store.store import Store
+from ..runs.writer import RunWriter
+from .causes import Sample
+from .constant_rows import Filling
+from .judge_dump import judge_upload
+from .validity import checks_of
 
 
 def ingest(

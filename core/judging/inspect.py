@@ -12,15 +12,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
-from core.errors import DumpError, StoreError, UlpscopeError, UsageError
-from core.numerics.formats import format_named
-from core.runs.dumps.arrays import shown
-from core.runs.dumps.containers import open_container
-from core.runs.dumps.dump import Dump, open_dump
-from core.runs.dumps.reserved_keys import is_reserved
-from core.runs.importing.check_catalog import is_run_file
-from core.runs.importing.import_process import counted, shut_in
-from core.runs.store.cards import read_runs
+from ..errors import DumpError, StoreError, UlpscopeError, UsageError
+from ..numerics.formats import format_named
+from ..runs.dumps.arrays import shown
+from ..runs.dumps.containers import open_container
+from ..runs.dumps.dump import Dump, open_dump
+from ..runs.dumps.reserved_keys import is_reserved
+from ..runs.importing.check_catalog import is_run_file
+from ..runs.importing.import_process import counted, shut_in
+from ..runs.store.cards import read_runs
 
 Kind = Literal["run", "dump", "array"]
 _ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from core.judging.ladder import (
+from ..numerics.formats import FLOAT32 as FLOAT32_FORMAT
+from ..runs.file.figures import Figures
+from ..runs.file.records import (
+    FAILED,
+    FLOAT32,
+    MISSING,
+    NEIGHBOURS,
+    NOTED,
+    OWN_DTYPE,
+    PASSED,
+    PRECISION,
+    RERUN,
+    SYMMETRY,
+    Evidence,
+    FloorRows,
+    Generation,
+    RunHeader,
+)
+from ..runs.revision import PairVerdict
+from .ladder import (
     BLOCKS,
     BUG_SUSPECTED,
     LARGEST_RATIO_16_BITS,
@@ -32,35 +51,8 @@ from core.judging.ladder import (
     symmetry_evidence,
     three_digits,
 )
-from core.judging.uploaded_controls import (
-    FOREIGN,
-    NO_CONTROLS,
-    Apart,
-    Controls,
-    Ways,
-    neighbour_evidence,
-    rerun_evidence,
-)
-from core.judging.validity import not_finite, not_finite_of, sampling, structure
-from core.numerics.formats import FLOAT32 as FLOAT32_FORMAT
-from core.runs.file.figures import Figures
-from core.runs.file.records import (
-    FAILED,
-    FLOAT32,
-    MISSING,
-    NEIGHBOURS,
-    NOTED,
-    OWN_DTYPE,
-    PASSED,
-    PRECISION,
-    RERUN,
-    SYMMETRY,
-    Evidence,
-    FloorRows,
-    Generation,
-    RunHeader,
-)
-from core.runs.revision import PairVerdict
+from .uploaded_controls import FOREIGN, NO_CONTROLS, Apart, Controls, Ways, neighbour_evidence, rerun_evidence
+from .validity import not_finite, not_finite_of, sampling, structure
 
 FLOOR_START = 10.0  # the floor's first side may be so many floors away from the pair's reference in float32
 # An uploaded floor that holds the fault itself would make rounding of it. docs/verdict.md has what real ways reached.

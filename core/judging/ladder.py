@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import UsageError
-from core.numerics.elementary import exp, log
-from core.runs.file.records import (
+from ..errors import UsageError
+from ..numerics.elementary import exp, log
+from ..runs.file.records import (
     FAILED,
     FLOAT32,
     MISSING,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from core.errors import StoreError, UsageError
-from core.judging.causes import Sample
-from core.judging.constant_rows import Filling
-from core.judging.judge_dump import judge_upload
-from core.judging.uploaded_controls import Controls
-from core.judging.validity import checks_of
-from core.runs.file.database import VERDICTS_SINCE
-from core.runs.file.figures import Figures
-from core.runs.file.records import FloorRows
-from core.runs.reader import RunReader, StoredPair
-from core.runs.revision import PairVerdict, Revision
-from core.runs.store.store import Store
+from ..errors import StoreError, UsageError
+from ..runs.file.database import VERDICTS_SINCE
+from ..runs.file.figures import Figures
+from ..runs.file.records import FloorRows
+from ..runs.reader import RunReader, StoredPair
+from ..runs.revision import PairVerdict, Revision
+from ..runs.store.store import Store
+from .causes import Sample
+from .constant_rows import Filling
+from .judge_dump import judge_upload
+from .uploaded_controls import Controls
+from .validity import checks_of
 
 _CHUNK_BYTES = 32 << 20
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import UsageError
-from core.judging.ladder import BLOCKS, FALSE_ALARM, place_in_words, three_digits
-from core.numerics.elementary import exp, log
-from core.runs.file.records import FAILED, OWN_DTYPE, PASSED, Evidence
+from ..errors import UsageError
+from ..numerics.elementary import exp, log
+from ..runs.file.records import FAILED, OWN_DTYPE, PASSED, Evidence
+from .ladder import BLOCKS, FALSE_ALARM, place_in_words, three_digits
 
 # Of the rounding drawn anew; benchmarks/verdicts/sixteen.py has the trial. An engine may round more often than the
 # model does (partial sums of ranks, unfused kernels), and less.

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import DumpError, UsageError
-from core.judging.validity import first_mismatch
-from core.numerics.divergence import compare
-from core.numerics.formats import FLOAT32, FloatFormat, values_of
-from core.runs.dumps.dump import LOGITS, Dump, open_dump
-from core.runs.file.figures import Figures
-from core.runs.file.records import FAILED, NEIGHBOURS, NOTED, PASSED, RERUN, Evidence, RunHeader
+from ..errors import DumpError, UsageError
+from ..numerics.divergence import compare
+from ..numerics.formats import FLOAT32, FloatFormat, values_of
+from ..runs.dumps.dump import LOGITS, Dump, open_dump
+from ..runs.file.figures import Figures
+from ..runs.file.records import FAILED, NEIGHBOURS, NOTED, PASSED, RERUN, Evidence, RunHeader
+from .validity import first_mismatch
 
 Tick = Callable[[int], None]
 _UPCAST = 0.98  # of logits that round back to the run's own bits; computed in float32, a third to two thirds do

@@ -14,13 +14,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from core.judging.causes import Sample, causes_of
-from core.judging.constant_rows import Filling
-from core.judging.ladder import BLOCKS, NotFinite, place_in_words, sampler_evidence, structure_of
-from core.numerics.formats import values_of
-from core.runs.dumps.source_dtype import are_log_probabilities
-from core.runs.file.figures import Figures
-from core.runs.file.records import FAILED, NOTED, PASSED, STRUCTURE, VALIDITY, Evidence, Generation, RunHeader
+from ..numerics.formats import values_of
+from ..runs.dumps.source_dtype import are_log_probabilities
+from ..runs.file.figures import Figures
+from ..runs.file.records import FAILED, NOTED, PASSED, STRUCTURE, VALIDITY, Evidence, Generation, RunHeader
+from .causes import Sample, causes_of
+from .constant_rows import Filling
+from .ladder import BLOCKS, NotFinite, place_in_words, sampler_evidence, structure_of
 
 _SHIFTS = (-2, -1, 1, 2)
 _LEAST_ROWS = 8  # fewer say nothing about a shift

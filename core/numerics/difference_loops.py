@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from core.numerics.kernel import load_block
-from core.numerics.reproducible import SQUARES_AT_ONCE, sum_of_squares
-from core.numerics.sizes import BLOCK
+from .kernel import load_block
+from .reproducible import SQUARES_AT_ONCE, sum_of_squares
+from .sizes import BLOCK
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from core.numerics.formats import FloatFormat
-from core.numerics.sizes import BLOCK
+from .formats import FloatFormat
+from .sizes import BLOCK
 
 _COUNTS = 5  # neq, max_ulps, sum_ulps, finite, nonfinite_mismatch
 
@@ -43,9 +43,7 @@ def differences(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], 
     counts = np.zeros((len(a), _COUNTS), np.int64)
     figures = np.zeros((len(a), 3), np.float64)
     ulps = np.empty(BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)
-    from core.numerics.difference_loops import (
-        difference_rows,  # numba takes a third of a second to load, and viewers never compare
-    )
+    from .difference_loops import difference_rows  # numba takes a third of a second to load, and viewers never compare
 
     difference_rows(np.ascontiguousarray(a), np.ascontiguousarray(b), fmt.code, counts, figures, ulps)
     return Differences(*counts.T, *figures.T)

@@ -15,8 +15,8 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from core.numerics.formats import FloatFormat, ordinals
-from core.numerics.sizes import BLOCK, DENSE, GROUP, TOP_K
+from .formats import FloatFormat, ordinals
+from .sizes import BLOCK, DENSE, GROUP, TOP_K
 
 ROWS_A_TASK = 8  # rows a thread takes at a time: bounds the list of far distances to 4 MB at a vocabulary of 128256
 DENSE_DISTANCES = DENSE
@@ -26,7 +26,7 @@ EXACT_DISTANCES = 1 << 20  # distinct distances that are kept apart; beyond that
 @cache
 def _kernel() -> ModuleType:
     """Loaded when it is first needed: numba takes a third of a second, and who looks at a run calls it seldom."""
-    from core.numerics import kernel
+    from . import kernel
 
     return kernel
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from core.numerics.formats import FloatFormat, is_finite, ordinals
+from .formats import FloatFormat, is_finite, ordinals
 
 
 def distances(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uint64]:

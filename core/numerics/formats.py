@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import UsageError
+from ..errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -19,18 +19,9 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from core.numerics.formats import FLOAT8_E4M3FN, FLOAT8_E5M2, values_of
-from core.numerics.reproducible import (
-    bits_of_float,
-    bits_of_float32,
-    exp,
-    float32_of_bits,
-    float_of_bits,
-    fma,
-    fold,
-    log,
-)
-from core.numerics.sizes import BLOCK, DENSE, GROUP, LANES, SUM_LANES
+from .formats import FLOAT8_E4M3FN, FLOAT8_E5M2, values_of
+from .reproducible import bits_of_float, bits_of_float32, exp, float32_of_bits, float_of_bits, fma, fold, log
+from .sizes import BLOCK, DENSE, GROUP, LANES, SUM_LANES
 
 _FLOAT16 = 1
 _BFLOAT16 = 2

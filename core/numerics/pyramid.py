@@ -18,8 +18,8 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from core.numerics.formats import FloatFormat, widen
-from core.numerics.sizes import GROUP
+from .formats import FloatFormat, widen
+from .sizes import GROUP
 
 FACTOR = 4
 
@@ -98,7 +98,7 @@ def taken(bits: NDArray[np.unsignedinteger], order: NDArray[np.uint32]) -> NDArr
 @cache
 def _loops() -> ModuleType:
     """Loaded when they are first needed: numba takes a third of a second, and most pages never call it."""
-    from core.numerics import pyramid_loops
+    from . import pyramid_loops
 
     return pyramid_loops
 

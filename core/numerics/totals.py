@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from core.numerics.divergence import DENSE_DISTANCES, EXACT_DISTANCES, RowFigures
+from .divergence import DENSE_DISTANCES, EXACT_DISTANCES, RowFigures
 
 
 @dataclass(frozen=True)

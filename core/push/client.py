@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import httpx2 as httpx
 
-from core.errors import UlpscopeError
+from ..errors import UlpscopeError
 
 PIECE_BYTES = 16 << 20  # below what proxies take for a body by default, where they were told of uploads at all
 _WHOLE_BYTES = 4 << 20  # a file up to this size goes in one request

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import shlex
 
-from core.runs.file.records import Generation, Provenance
-from core.runs.reader import RunReader
+from .file.records import Generation, Provenance
+from .reader import RunReader
 
 _START = ["python", "-m", "core"]
 _VALUED = ("--reference", "--variant", "--sweep", "--repeat", "--dtype", "--device", "--seed")

@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from core.errors import StoreError, UsageError
-from core.runs.file.database import SCHEMA_VERSION, Database, each_database
-from core.runs.store.store import Store
+from ..errors import StoreError, UsageError
+from .file.database import SCHEMA_VERSION, Database, each_database
+from .store.store import Store
 
 KIND = "ops"
 _SCHEMA = (Path(__file__).parent / "file" / "schema.sql").read_text()

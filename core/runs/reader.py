@@ -17,17 +17,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from core.errors import StoreError, UsageError
-from core.numerics import pyramid
-from core.numerics.elementary import exp
-from core.numerics.formats import format_named
-from core.numerics.totals import COUNTS, Summary
-from core.runs.file.blob_tiles import joined
-from core.runs.file.database import Database, check_size
-from core.runs.file.figures import DECODING, NULLABLE, Figures, read_rows, read_window
-from core.runs.file.records import RUNGS, Evidence, Generation, Prompt, Provenance, RunHeader, SideHeader, rung_of
-from core.runs.tables.kernels import KernelList, read_kernels
-from core.runs.tables.remedies import PriceRow, RemedyRow, read_prices, read_remedies
+from ..errors import StoreError, UsageError
+from ..numerics import pyramid
+from ..numerics.elementary import exp
+from ..numerics.formats import format_named
+from ..numerics.totals import COUNTS, Summary
+from .file.blob_tiles import joined
+from .file.database import Database, check_size
+from .file.figures import DECODING, NULLABLE, Figures, read_rows, read_window
+from .file.records import RUNGS, Evidence, Generation, Prompt, Provenance, RunHeader, SideHeader, rung_of
+from .tables.kernels import KernelList, read_kernels
+from .tables.remedies import PriceRow, RemedyRow, read_prices, read_remedies
 
 _KV = (
     "prompt, layer, kind, head, elements, neq, finite, max_abs, rms, max_ulps, mean_ulps, nonfinite_mismatch,"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from core.errors import StoreError
-from core.runs.file.database import VERDICTS_SINCE, Database
-from core.runs.file.records import Evidence, FloorRows
-from core.runs.reader import RunReader
-from core.runs.store.store import Store
-from core.runs.tables.verdicts import insert_evidence
+from ..errors import StoreError
+from .file.database import VERDICTS_SINCE, Database
+from .file.records import Evidence, FloorRows
+from .reader import RunReader
+from .store.store import Store
+from .tables.verdicts import insert_evidence
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 
-from core.numerics import pyramid
-from core.numerics.totals import COUNTS, PairTotal
-from core.runs.file.blob_tiles import binary_rows
-from core.runs.file.database import SCHEMA_VERSION, Database
-from core.runs.file.figure_tables import tile_table
-from core.runs.file.records import RunHeader
+from ..numerics import pyramid
+from ..numerics.totals import COUNTS, PairTotal
+from .file.blob_tiles import binary_rows
+from .file.database import SCHEMA_VERSION, Database
+from .file.figure_tables import tile_table
+from .file.records import RunHeader
 
 
 def insert_provenance(database: Database, header: RunHeader, run_id: str, created: datetime) -> None:

@@ -14,25 +14,25 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from core.errors import StoreError, UsageError
-from core.numerics.divergence import SideRows, compare
-from core.numerics.totals import PairTotal
-from core.runs.background import Background
-from core.runs.dumps.digests import SideDigest
-from core.runs.file.blob_tiles import binary_rows, logits_table
-from core.runs.file.database import Database
-from core.runs.file.figure_tables import position_table, side_position_table, tile_table, top_token_table
-from core.runs.file.figures import Figures, read_rows
-from core.runs.file.records import Evidence, FloorRows, Generation, RunHeader
-from core.runs.recent_rows import RecentRows
-from core.runs.store.quotas import check_space
-from core.runs.store.store import Store
-from core.runs.tables.kernels import KernelList, insert_kernels
-from core.runs.tables.kv_cache import KvPart, KvSpool, kv_tables
-from core.runs.tables.layers import LayerRows
-from core.runs.tables.remedies import PriceRow, RemedyRow, insert_prices, insert_remedies
-from core.runs.tables.verdicts import insert_evidence
-from core.runs.write_rows import insert_levels, insert_pair, insert_provenance, insert_sides
+from ..errors import StoreError, UsageError
+from ..numerics.divergence import SideRows, compare
+from ..numerics.totals import PairTotal
+from .background import Background
+from .dumps.digests import SideDigest
+from .file.blob_tiles import binary_rows, logits_table
+from .file.database import Database
+from .file.figure_tables import position_table, side_position_table, tile_table, top_token_table
+from .file.figures import Figures, read_rows
+from .file.records import Evidence, FloorRows, Generation, RunHeader
+from .recent_rows import RecentRows
+from .store.quotas import check_space
+from .store.store import Store
+from .tables.kernels import KernelList, insert_kernels
+from .tables.kv_cache import KvPart, KvSpool, kv_tables
+from .tables.layers import LayerRows
+from .tables.remedies import PriceRow, RemedyRow, insert_prices, insert_remedies
+from .tables.verdicts import insert_evidence
+from .write_rows import insert_levels, insert_pair, insert_provenance, insert_sides
 
 _COMMIT_BYTES = 64 << 20  # DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
 _WAITING_BYTES = 128 << 20  # of logits that wait to be stored: on a GPU the next forward runs meanwhile

@@ -16,17 +16,19 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from core.errors import CaptureError, UsageError
-from core.inference.models import memory
-from core.inference.models.bits import own_bits
-from core.inference.models.model import LoadedModel
-from core.inference.models.torch_errors import first_line, foreign_errors_stop, quiet
-from core.inference.paths.bases import without_cache
-from core.inference.paths.cache_watch import CacheWatch, kv_parts
-from core.inference.paths.neighbours import neighbour_rows
-from core.inference.paths.paths import OpenPath, Path, Pieces, open_path, rows_of_a_chunk
-from core.inference.paths.sides import Side, sides_of
-from core.inference.watching.layers import (
+from ...errors import CaptureError, UsageError
+from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
+from ...runs.tables.kv_cache import KvPart
+from ..models import memory
+from ..models.bits import own_bits
+from ..models.model import LoadedModel
+from ..models.torch_errors import first_line, foreign_errors_stop, quiet
+from ..paths.bases import without_cache
+from ..paths.cache_watch import CacheWatch, kv_parts
+from ..paths.neighbours import neighbour_rows
+from ..paths.paths import OpenPath, Path, Pieces, open_path, rows_of_a_chunk
+from ..paths.sides import Side, sides_of
+from ..watching.layers import (
     FLOOR_SEEDS,
     LayerCapture,
     LayerPlan,
@@ -35,8 +37,6 @@ from core.inference.watching.layers import (
     plan_layers,
     watching,
 )
-from core.runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
-from core.runs.tables.kv_cache import KvPart
 
 
 class Sink(Protocol):

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache
 
-from core.errors import CaptureError
-from core.inference.capture.capture import CapturePlan
-from core.inference.models import memory
-from core.inference.models.model import LoadedModel
-from core.inference.models.torch_errors import quiet
-from core.inference.paths.batch import Setting
-from core.inference.paths.paths import BASES, MODIFIERS, Path
-from core.numerics.formats import format_named
+from ...errors import CaptureError
+from ...numerics.formats import format_named
+from ..models import memory
+from ..models.model import LoadedModel
+from ..models.torch_errors import quiet
+from ..paths.batch import Setting
+from ..paths.paths import BASES, MODIFIERS, Path
+from .capture import CapturePlan
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from core.inference.capture.capture import CapturePlan
-from core.inference.capture.costs import Costs, walk
-from core.inference.capture.throughput import LEAST_TURNS, MOST_TURNS
-from core.inference.controls.judge_model import SEEDS, SEEDS_OF_MODULES
-from core.inference.controls.remedies import (
+from ..controls.judge_model import SEEDS, SEEDS_OF_MODULES
+from ..controls.remedies import (
     BATCHES,
     FLOOR_SEEDS,
     LEAST_FORWARDS,
@@ -23,9 +20,12 @@ from core.inference.controls.remedies import (
     WALK_FORWARDS,
     without_batch,
 )
-from core.inference.models.model import LoadedModel
-from core.inference.paths.paths import Path, parse_path
-from core.inference.watching.layers import is_one_piece
+from ..models.model import LoadedModel
+from ..paths.paths import Path, parse_path
+from ..watching.layers import is_one_piece
+from .capture import CapturePlan
+from .costs import Costs, walk
+from .throughput import LEAST_TURNS, MOST_TURNS
 
 KERNELS, REMEDIES_, JUDGE = BESIDE = ("kernels", "remedies", "judge")
 WITHIN = 3  # the factor by which an estimate may be wrong: what the kernels of a path cost is known when they have run

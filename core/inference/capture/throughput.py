@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from core.errors import CaptureError, UsageError
-from core.inference.models.model import LoadedModel
-from core.inference.models.torch_errors import foreign_errors_stop
-from core.inference.paths.grammar import Step
-from core.inference.paths.modifiers import MODIFIERS
-from core.inference.paths.neighbours import neighbour_rows
-from core.inference.paths.paths import Path, open_path, parse_path
-from core.runs.tables.remedies import NARROW
+from ...errors import CaptureError, UsageError
+from ...runs.tables.remedies import NARROW
+from ..models.model import LoadedModel
+from ..models.torch_errors import foreign_errors_stop
+from ..paths.grammar import Step
+from ..paths.modifiers import MODIFIERS
+from ..paths.neighbours import neighbour_rows
+from ..paths.paths import Path, open_path, parse_path
 
 TOKENS = 32
 # with fewer no interval holds the median of the turns with 95 %: all of n turns lie on one side of it with 2^(1 - n)

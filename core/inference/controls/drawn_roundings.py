@@ -22,16 +22,16 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from core.errors import CaptureError
-from core.inference.controls.reordering import reordered, reordering_refusal
-from core.inference.controls.rounding_floor import groups_of, in_float32, whole_side
-from core.inference.models.model import LoadedModel
-from core.inference.models.torch_errors import foreign_errors_stop
-from core.inference.paths.engines import Side, pieces_of_side, side_of
-from core.inference.paths.grammar import Pieces
-from core.inference.paths.hooks import LayerTrace
-from core.judging.sixteen_bits import Errors, SixteenTest, sixteen_evidence, sixteen_test
-from core.runs.file.records import FAILED, MISSING, OWN_DTYPE, Evidence
+from ...errors import CaptureError
+from ...judging.sixteen_bits import Errors, SixteenTest, sixteen_evidence, sixteen_test
+from ...runs.file.records import FAILED, MISSING, OWN_DTYPE, Evidence
+from ..models.model import LoadedModel
+from ..models.torch_errors import foreign_errors_stop
+from ..paths.engines import Side, pieces_of_side, side_of
+from ..paths.grammar import Pieces
+from ..paths.hooks import LayerTrace
+from .reordering import reordered, reordering_refusal
+from .rounding_floor import groups_of, in_float32, whole_side
 
 _SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13}  # of a float32 significand beyond the dtype's
 _AMOUNT = (

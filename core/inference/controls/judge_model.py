@@ -16,30 +16,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from core.errors import CaptureError
-from core.inference.controls.answer_precision import Narrow, narrow_answers, narrow_evidence
-from core.inference.controls.drawn_roundings import sixteen_rows
-from core.inference.controls.lower_precision import Lowered, checked_in_16_bits, lowered, lowered_in_16_bits
-from core.inference.controls.module_growth import growth_over_modules
-from core.inference.controls.precisions import Precision
-from core.inference.controls.rounding_floor import (
-    EXACT_BYTES,
-    Divergence,
-    as_many_as,
-    check_prompts,
-    divergence,
-    in_float32,
-    mean_squares,
-    not_finite_of,
-    own_rounding_of,
-    rounding_floor,
-)
-from core.inference.invariant.rung import one_order_evidence
-from core.inference.models.float64 import in_float64
-from core.inference.models.model import LoadedModel, loaded_from
-from core.inference.models.torch_errors import foreign_errors_stop, quiet
-from core.inference.paths.engines import Engine, Side, digests_of, divergences_of, measure, pieces_of_side, side_of
-from core.judging.ladder import (
+from ...errors import CaptureError
+from ...judging.ladder import (
     BLOCKS,
     LARGEST_RATIO_16_BITS,
     NONDETERMINISTIC,
@@ -58,8 +36,8 @@ from core.judging.ladder import (
     symmetry_evidence,
     three_digits,
 )
-from core.judging.sixteen_bits import SixteenTest
-from core.runs.file.records import (
+from ...judging.sixteen_bits import SixteenTest
+from ...runs.file.records import (
     FAILED,
     FLOAT32,
     MISSING,
@@ -73,6 +51,28 @@ from core.runs.file.records import (
     SYMMETRY,
     Evidence,
     FloorRows,
+)
+from ..invariant.rung import one_order_evidence
+from ..models.float64 import in_float64
+from ..models.model import LoadedModel, loaded_from
+from ..models.torch_errors import foreign_errors_stop, quiet
+from ..paths.engines import Engine, Side, digests_of, divergences_of, measure, pieces_of_side, side_of
+from .answer_precision import Narrow, narrow_answers, narrow_evidence
+from .drawn_roundings import sixteen_rows
+from .lower_precision import Lowered, checked_in_16_bits, lowered, lowered_in_16_bits
+from .module_growth import growth_over_modules
+from .precisions import Precision
+from .rounding_floor import (
+    EXACT_BYTES,
+    Divergence,
+    as_many_as,
+    check_prompts,
+    divergence,
+    in_float32,
+    mean_squares,
+    not_finite_of,
+    own_rounding_of,
+    rounding_floor,
 )
 
 SEEDS = 4

@@ -11,12 +11,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from core.errors import CaptureError
-from core.inference.controls.answer_precision import grid_of
-from core.inference.controls.drawn_roundings import PREFILL, sixteen_rows
-from core.inference.controls.precisions import CACHE, LAYERS, Precision, Stored, catalogue, ways_to_store
-from core.inference.controls.reordering import reordered
-from core.inference.controls.rounding_floor import (
+from ...errors import CaptureError
+from ...judging.ladder import FloorTest, floor_test, place_in_words, structure_of, three_digits
+from ...judging.sixteen_bits import SixteenTest
+from ...runs.file.records import FAILED, MISSING, NOTED, PASSED, PRECISION, Evidence
+from ..models.dtype_conversion import converted
+from ..models.float64 import in_float64
+from ..models.model import LoadedModel
+from ..models.torch_errors import foreign_errors_stop
+from ..paths.engines import Side, pieces_of_side
+from ..paths.grammar import Pieces
+from ..paths.hooks import LayerTrace
+from .answer_precision import grid_of
+from .drawn_roundings import PREFILL, sixteen_rows
+from .precisions import CACHE, LAYERS, Precision, Stored, catalogue, ways_to_store
+from .reordering import reordered
+from .rounding_floor import (
     EXACT_BYTES,
     Divergence,
     as_many_as,
@@ -26,16 +36,6 @@ from core.inference.controls.rounding_floor import (
     mean_squares,
     whole_side,
 )
-from core.inference.models.dtype_conversion import converted
-from core.inference.models.float64 import in_float64
-from core.inference.models.model import LoadedModel
-from core.inference.models.torch_errors import foreign_errors_stop
-from core.inference.paths.engines import Side, pieces_of_side
-from core.inference.paths.grammar import Pieces
-from core.inference.paths.hooks import LayerTrace
-from core.judging.ladder import FloorTest, floor_test, place_in_words, structure_of, three_digits
-from core.judging.sixteen_bits import SixteenTest
-from core.runs.file.records import FAILED, MISSING, NOTED, PASSED, PRECISION, Evidence
 
 _SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
 _ALIKE = 10.0  # floors within which a side is at the model's own

@@ -12,10 +12,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from core.errors import CaptureError, UsageError
-from core.inference.controls.drawn_roundings import PREFILL
-from core.inference.controls.lower_precision import answering, lowered
-from core.inference.controls.rounding_floor import (
+from ...errors import CaptureError, UsageError
+from ...judging.ladder import BLOCKS
+from ...judging.uploaded_controls import FOREIGN, ModelControls
+from ...numerics.formats import values_of
+from ...runs.file.figures import Figures
+from ...runs.file.records import Evidence
+from ..models.float64 import in_float64
+from ..models.model import LoadedModel
+from ..models.torch_errors import foreign_errors_stop, quiet
+from ..paths.paths import open_path, parse_path
+from .drawn_roundings import PREFILL
+from .lower_precision import answering, lowered
+from .rounding_floor import (
     EXACT_BYTES,
     Divergence,
     as_many_as,
@@ -26,15 +35,6 @@ from core.inference.controls.rounding_floor import (
     rounding_floor,
     whole_side,
 )
-from core.inference.models.float64 import in_float64
-from core.inference.models.model import LoadedModel
-from core.inference.models.torch_errors import foreign_errors_stop, quiet
-from core.inference.paths.paths import open_path, parse_path
-from core.judging.ladder import BLOCKS
-from core.judging.uploaded_controls import FOREIGN, ModelControls
-from core.numerics.formats import values_of
-from core.runs.file.figures import Figures
-from core.runs.file.records import Evidence
 
 SEEDS = 4
 

@@ -15,11 +15,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import CaptureError
-from core.inference.controls.reordering import reordered
-from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import Side, pieces_of_side, side_of
-from core.inference.paths.hooks import LayerTrace, traced_modules, watched
+from ...errors import CaptureError
+from ..models.model import LoadedModel
+from ..paths.engines import Side, pieces_of_side, side_of
+from ..paths.hooks import LayerTrace, traced_modules, watched
+from .reordering import reordered
 
 KEPT_BYTES = 256 << 20  # of the reference's outputs at once
 

@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.pytorch_utils import Conv1D
 
-from core.inference.models.model import LoadedModel
-from core.inference.paths.bases import without_cache
-from core.inference.paths.engines import Side, side_of
-from core.inference.paths.grammar import Pieces
-from core.inference.paths.hooks import LayerTrace
+from ..models.model import LoadedModel
+from ..paths.bases import without_cache
+from ..paths.engines import Side, side_of
+from ..paths.grammar import Pieces
+from ..paths.hooks import LayerTrace
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 """Values -> the nearest ones that a format holds; same shape and dtype."""

@@ -11,19 +11,19 @@ from functools import partial
 
 import torch
 
-from core.errors import CaptureError, UlpscopeError
-from core.inference.capture.throughput import Clock, Contender, Timing, by_turns, throughput, walk_seconds
-from core.inference.controls.rounding_floor import in_float32, rounding_floor, whole_side
-from core.inference.models.bits import own_bits
-from core.inference.models.model import LoadedModel
-from core.inference.models.torch_errors import foreign_errors_stop, quiet
-from core.inference.paths.grammar import Step
-from core.inference.paths.neighbours import neighbour_rows
-from core.inference.paths.paths import Path, open_path, parse_path
-from core.numerics.divergence import compare
-from core.numerics.formats import format_named
-from core.numerics.totals import PairTotal, Summary
-from core.runs.tables.remedies import PriceRow, RemedyRow
+from ...errors import CaptureError, UlpscopeError
+from ...numerics.divergence import compare
+from ...numerics.formats import format_named
+from ...numerics.totals import PairTotal, Summary
+from ...runs.tables.remedies import PriceRow, RemedyRow
+from ..capture.throughput import Clock, Contender, Timing, by_turns, throughput, walk_seconds
+from ..models.bits import own_bits
+from ..models.model import LoadedModel
+from ..models.torch_errors import foreign_errors_stop, quiet
+from ..paths.grammar import Step
+from ..paths.neighbours import neighbour_rows
+from ..paths.paths import Path, open_path, parse_path
+from .rounding_floor import in_float32, rounding_floor, whole_side
 
 WALK_FORWARDS = 16  # of a path on the clock, at most: twenty turns of all remedies shall be no hour
 LEAST_FORWARDS = 4

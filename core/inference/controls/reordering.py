@@ -28,7 +28,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
-from core.errors import CaptureError
+from ...errors import CaptureError
 
 __all__ = ["Reordering", "order_of", "reordered", "reordering_refusal"]
 

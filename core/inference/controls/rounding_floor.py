@@ -31,17 +31,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from core.errors import CaptureError
-from core.inference.controls.reordering import reordered
-from core.inference.models import memory
-from core.inference.models.bits import row_sums
-from core.inference.models.dtype_conversion import converted, converted_bytes
-from core.inference.models.model import LoadedModel
-from core.inference.models.token_text import token_texts
-from core.inference.models.torch_errors import foreign_errors_stop, quiet
-from core.inference.paths.grammar import Pieces
-from core.inference.paths.paths import open_path, parse_path
-from core.judging.ladder import NotFinite
+from ...errors import CaptureError
+from ...judging.ladder import NotFinite
+from ..models import memory
+from ..models.bits import row_sums
+from ..models.dtype_conversion import converted, converted_bytes
+from ..models.model import LoadedModel
+from ..models.token_text import token_texts
+from ..models.torch_errors import foreign_errors_stop, quiet
+from ..paths.grammar import Pieces
+from ..paths.paths import open_path, parse_path
+from .reordering import reordered
 
 __all__ = [
     "EXACT_BYTES",

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from core.errors import CaptureError, UsageError
-from core.inference.capture.capture import CapturePlan, check_paths, plan_capture, tokens_of, torch_errors_stop
-from core.inference.models.model import LoadedModel
-from core.inference.models.torch_errors import quiet
-from core.inference.paths.paths import OpenPath, Path, open_path
-from core.inference.paths.sides import sides_of
-from core.runs.file.records import Generation
+from ...errors import CaptureError, UsageError
+from ...runs.file.records import Generation
+from ..capture.capture import CapturePlan, check_paths, plan_capture, tokens_of, torch_errors_stop
+from ..models.model import LoadedModel
+from ..models.torch_errors import quiet
+from ..paths.paths import OpenPath, Path, open_path
+from ..paths.sides import sides_of
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import torch
 
-from core.errors import CaptureError, UsageError
-from core.inference.capture.capture import check_paths, tokens_of, torch_errors_stop
-from core.inference.generating.generation import best_and_margin, continue_all
-from core.inference.models.model import LoadedModel
-from core.inference.models.torch_errors import quiet
-from core.inference.paths.paths import Path, Pieces, open_path, parse_path, rows_of_a_chunk
+from ...errors import CaptureError, UsageError
+from ..capture.capture import check_paths, tokens_of, torch_errors_stop
+from ..models.model import LoadedModel
+from ..models.torch_errors import quiet
+from ..paths.paths import Path, Pieces, open_path, parse_path, rows_of_a_chunk
+from .generation import best_and_margin, continue_all
 
 _FIRST_BATCH, _LARGEST_BATCH = (
     4,

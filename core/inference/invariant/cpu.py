@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from core.inference.invariant import kernels
+from . import kernels
 
 _LEAST_WORK = (
     1 << 23

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numba import njit
 
-from core.inference.invariant.tiles import (
+from .tiles import (
     BFLOAT16,
     BFLOAT16_PAIRS,
     FLOAT32,

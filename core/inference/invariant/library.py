@@ -12,14 +12,14 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from core.inference.invariant import cpu
+from . import cpu
 
 # ruff: noqa: ARG001, UP045 - fake kernels have the signature of the real ones, and torch reads schemas from the older
 # spelling
 
 
 def _cuda() -> Any:
-    from core.inference.invariant.cuda import launch  # imports triton
+    from .cuda import launch  # imports triton
 
     return launch
 

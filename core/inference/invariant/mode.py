@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from core.errors import CaptureError
-from core.inference.invariant import cpu
-from core.inference.invariant.operations import Handler, handler_of
+from ...errors import CaptureError
+from . import cpu
+from .operations import Handler, handler_of
 
 _AMPERE = (8, 0)  # the first with products of bfloat16
 _HANDLERS: dict[Any, Handler] = {}

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from core.errors import CaptureError
-from core.inference.invariant import products
+from ...errors import CaptureError
+from . import products
 
 _aten: Any = torch.ops.aten
 Handler = Callable[[Any, Any, Any, Any], Any]

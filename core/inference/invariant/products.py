@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from core.errors import CaptureError
-from core.inference.invariant import cpu, library
+from ...errors import CaptureError
+from . import cpu, library
 
 _COMPUTED_BY: dict[str, Any] = {"cpu": cpu, "cuda": library}
 """Device type -> product, batched, attention, softmax, row_sums, layer_norm. A CPU's are called as they are: torch's

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from core.errors import CaptureError
-from core.inference.invariant.mode import invariant
-from core.inference.models.model import LoadedModel
-from core.inference.models.torch_errors import foreign_errors_stop
-from core.inference.paths.engines import Side, digests_of, side_of
-from core.inference.paths.grammar import Pieces, Step
-from core.inference.paths.hooks import LayerTrace
-from core.runs.file.records import NOTED, ONE_ORDER, PASSED, Evidence
+from ...errors import CaptureError
+from ...runs.file.records import NOTED, ONE_ORDER, PASSED, Evidence
+from ..models.model import LoadedModel
+from ..models.torch_errors import foreign_errors_stop
+from ..paths.engines import Side, digests_of, side_of
+from ..paths.grammar import Pieces, Step
+from ..paths.hooks import LayerTrace
+from .mode import invariant
 
 _MODIFIER = "invariant"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from core.errors import CaptureError
-from core.inference.models.model import LoadedModel
-from core.inference.models.torch_errors import first_line, quiet
+from ...errors import CaptureError
+from .model import LoadedModel
+from .torch_errors import first_line, quiet
 
 
 def chat_tokens(loaded: LoadedModel, messages: Sequence[Mapping[str, str]], where: str) -> tuple[int, ...]:

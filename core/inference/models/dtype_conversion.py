@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from core.inference.models.model import LoadedModel
+from .model import LoadedModel
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from core.errors import CaptureError
-from core.inference.models import memory
-from core.inference.models.model import LoadedModel
+from ...errors import CaptureError
+from . import memory
+from .model import LoadedModel
 
 __all__ = ["in_float64"]
 

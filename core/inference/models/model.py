@@ -15,12 +15,12 @@ from huggingface_hub.errors import GatedRepoError, HFValidationError, Repository
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from core.errors import CaptureError
-from core.inference.models import memory
-from core.inference.models.token_text import token_texts
-from core.inference.models.torch_errors import first_line, foreign_errors_stop, quiet
-from core.inference.models.weights import digest, weight_bytes
-from core.numerics.formats import LOGIT_FORMATS, format_named
+from ...errors import CaptureError
+from ...numerics.formats import LOGIT_FORMATS, format_named
+from . import memory
+from .token_text import token_texts
+from .torch_errors import first_line, foreign_errors_stop, quiet
+from .weights import digest, weight_bytes
 
 _HUB_TIMEOUT_SECONDS = 10
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")

@@ -11,7 +11,7 @@ import torch
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
-from core.errors import CaptureError, UlpscopeError
+from ...errors import CaptureError, UlpscopeError
 
 # CPU allocation failures are plain RuntimeErrors; these are the allocator's own words.
 _MEMORY_WORDS = ("can't allocate memory", "not enough memory", "out of memory")

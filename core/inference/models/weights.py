@@ -7,7 +7,7 @@ import json
 import math
 from pathlib import Path
 
-from core.errors import CaptureError
+from ...errors import CaptureError
 
 _FORMS = (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json"))
 _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from core.inference.models.model import load_model
-from core.inference.ops.operations import Operation, linear_operation
+from ..models.model import load_model
+from .operations import Operation, linear_operation
 
 
 def linear_operations(

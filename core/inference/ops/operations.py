@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from core.inference.ops.inputs import Inputs, Outline, Source
+from .inputs import Inputs, Outline, Source
 
 Make = Callable[..., Inputs]
 Run = Callable[[Inputs], torch.Tensor]

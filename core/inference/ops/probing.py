@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from core.inference.models import memory
-from core.inference.models.bits import bits_of, own_bits
-from core.inference.models.torch_errors import first_line, foreign_errors_stop, is_out_of_memory
-from core.inference.ops.inputs import Inputs, Outline
-from core.inference.ops.operations import OPERATIONS, Operation, batches_of
-from core.numerics.elements import distances, mismatch_mark
-from core.numerics.formats import FloatFormat, format_named
-from core.runs.ops_run import BatchClass, OpRow, Repeats, RowPositions
+from ...numerics.elements import distances, mismatch_mark
+from ...numerics.formats import FloatFormat, format_named
+from ...runs.ops_run import BatchClass, OpRow, Repeats, RowPositions
+from ..models import memory
+from ..models.bits import bits_of, own_bits
+from ..models.torch_errors import first_line, foreign_errors_stop, is_out_of_memory
+from .inputs import Inputs, Outline
+from .operations import OPERATIONS, Operation, batches_of
 
 POSITION_BATCHES = (2, 3, 5, 8, 17, 33, 64)
 _QUICK_POSITION_BATCHES = (3, 5, 8, 17)

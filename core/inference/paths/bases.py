@@ -12,9 +12,9 @@ from inspect import signature
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
-from core.inference.models.model import LoadedModel
-from core.inference.paths.batch import Setting
-from core.inference.paths.grammar import Base, Pieces, whole_number
+from ..models.model import LoadedModel
+from .batch import Setting
+from .grammar import Base, Pieces, whole_number
 
 # One entry a token, so that dropping the last entries is dropping the last tokens. Kinds that are not known are not
 # trusted.

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache
 
-from core.inference.models.model import LoadedModel
-from core.inference.paths.cache_watch import CacheWatch, PromptPlace
-from core.inference.paths.hooks import Forwards
-from core.inference.paths.neighbours import neighbour_rows
-from core.inference.paths.sliced_head import columns_at_once, sliced_logits
+from ..models.model import LoadedModel
+from .cache_watch import CacheWatch, PromptPlace
+from .hooks import Forwards
+from .neighbours import neighbour_rows
+from .sliced_head import columns_at_once, sliced_logits
 
 CHUNK_BYTES = 8 << 20  # logits leave the device and reach the sink in pieces of about this size
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import Cache
 
-from core.inference.models.bits import own_bits
-from core.runs.tables.kv_cache import KvPart
+from ...runs.tables.kv_cache import KvPart
+from ..models.bits import own_bits
 
 
 @dataclass(frozen=True)

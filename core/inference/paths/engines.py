@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from core.errors import CaptureError, UlpscopeError
-from core.inference.controls.rounding_floor import Divergence, divergence, whole_side
-from core.inference.models.bits import bits_of
-from core.inference.models.model import LoadedModel
-from core.inference.models.torch_errors import first_line
-from core.inference.paths.grammar import Pieces, Step
-from core.inference.paths.hooks import LayerTrace, traced_modules
-from core.inference.paths.modifiers import MODIFIERS
-from core.inference.paths.paths import Path, open_path, parse_path
+from ...errors import CaptureError, UlpscopeError
+from ..controls.rounding_floor import Divergence, divergence, whole_side
+from ..models.bits import bits_of
+from ..models.model import LoadedModel
+from ..models.torch_errors import first_line
+from .grammar import Pieces, Step
+from .hooks import LayerTrace, traced_modules
+from .modifiers import MODIFIERS
+from .paths import Path, open_path, parse_path
 
 Engine = Callable[..., torch.Tensor]
 """(model, token_ids [positions]) -> logits [positions, vocab]; one with a third parameter `watch` is given a Watch."""

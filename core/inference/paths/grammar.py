@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from core.errors import UsageError
-from core.inference.paths.batch import Setting
+from ...errors import UsageError
+from .batch import Setting
 
 Pieces = Iterator[tuple[int, torch.Tensor]]
 """(first position, logits[rows, vocab] of consecutive positions), in order, in the dtype they are computed in."""

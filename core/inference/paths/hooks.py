@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import Cache
 
-from core.errors import CaptureError
-from core.inference.models.bits import row_sums
+from ...errors import CaptureError
+from ..models.bits import row_sums
 
 
 @dataclass

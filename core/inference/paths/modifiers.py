@@ -20,14 +20,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-from core.errors import CaptureError
-from core.inference.invariant import invariant_forwards, invariant_refusal
-from core.inference.models import memory
-from core.inference.models.dtype_conversion import converted, converted_bytes
-from core.inference.models.model import LoadedModel
-from core.inference.paths.batch import Neighbours, Setting
-from core.inference.paths.grammar import Modifier, Others, a_word, choice, whole_number
-from core.numerics.formats import LOGIT_FORMATS, format_named
+from ...errors import CaptureError
+from ...numerics.formats import LOGIT_FORMATS, format_named
+from ..invariant import invariant_forwards, invariant_refusal
+from ..models import memory
+from ..models.dtype_conversion import converted, converted_bytes
+from ..models.model import LoadedModel
+from .batch import Neighbours, Setting
+from .grammar import Modifier, Others, a_word, choice, whole_number
 
 _MOST_THREADS = 256  # beyond this a typing error would be met by the operating system, which ends the process
 _SDPA = {

@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from core.errors import CaptureError
-from core.inference.models.torch_errors import quiet
+from ...errors import CaptureError
+from ..models.torch_errors import quiet
 
 _TEXT = Path(__file__).with_name("neighbours.txt")
 _KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, list[int]] = WeakKeyDictionary()

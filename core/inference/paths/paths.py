@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from core.errors import CaptureError, UsageError
-from core.inference.models.model import LoadedModel
-from core.inference.paths.bases import BASES, without_cache
-from core.inference.paths.batch import Setting, rows_of_a_chunk
-from core.inference.paths.cache_watch import CacheWatch
-from core.inference.paths.grammar import Base, Modifier, Others, Pieces, Step, read_step
-from core.inference.paths.hooks import Forwards
-from core.inference.paths.modifiers import MODIFIERS
-from core.inference.paths.sliced_head import columns_at_once
+from ...errors import CaptureError, UsageError
+from ..models.model import LoadedModel
+from .bases import BASES, without_cache
+from .batch import Setting, rows_of_a_chunk
+from .cache_watch import CacheWatch
+from .grammar import Base, Modifier, Others, Pieces, Step, read_step
+from .hooks import Forwards
+from .modifiers import MODIFIERS
+from .sliced_head import columns_at_once
 
 __all__ = [
     "BASES",

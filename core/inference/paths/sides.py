@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from core.errors import UsageError
-from core.inference.paths.bases import BASES
-from core.inference.paths.grammar import Step
-from core.inference.paths.modifiers import MODIFIERS
-from core.inference.paths.paths import Path, parse_path
+from ...errors import UsageError
+from .bases import BASES
+from .grammar import Step
+from .modifiers import MODIFIERS
+from .paths import Path, parse_path
 
 _FILLED_BY = {
     "blocks": "prefill",

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from core.errors import CaptureError
+from ...errors import CaptureError
 
 SLICE_BYTES = 128 << 20  # logits of all rows of the batch that exist at once
 

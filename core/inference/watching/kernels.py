@@ -22,11 +22,11 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from core.inference.models.model import LoadedModel
-from core.inference.models.torch_errors import foreign_errors_stop, quiet
-from core.inference.paths.engines import Side
-from core.inference.paths.hooks import LayerTrace
-from core.runs.tables.kernels import KernelList, KernelRow
+from ...runs.tables.kernels import KernelList, KernelRow
+from ..models.model import LoadedModel
+from ..models.torch_errors import foreign_errors_stop, quiet
+from ..paths.engines import Side
+from ..paths.hooks import LayerTrace
 
 if TYPE_CHECKING:
     pass

@@ -16,15 +16,15 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from core.errors import CaptureError, UsageError
-from core.inference.controls.reordering import reordered, reordering_refusal
-from core.inference.models.bits import bits_of
-from core.inference.models.model import LoadedModel
-from core.inference.paths.hooks import Forwards
-from core.inference.paths.modifiers import MODIFIERS
-from core.inference.paths.paths import Path, open_path, parse_path
-from core.inference.watching.modules import LOGITS, Watched, watched_modules
-from core.runs.tables.layer_spool import LayerModule, LayerPart
+from ...errors import CaptureError, UsageError
+from ...runs.tables.layer_spool import LayerModule, LayerPart
+from ..controls.reordering import reordered, reordering_refusal
+from ..models.bits import bits_of
+from ..models.model import LoadedModel
+from ..paths.hooks import Forwards
+from ..paths.modifiers import MODIFIERS
+from ..paths.paths import Path, open_path, parse_path
+from .modules import LOGITS, Watched, watched_modules
 
 FLOOR_SEEDS = (
     2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from core.errors import CaptureError
+from ...errors import CaptureError
 
 LOGITS = "logits"
 _LEFT_OUT = (

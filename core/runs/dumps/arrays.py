@@ -25,7 +25,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from core.errors import DumpError
+from ...errors import DumpError
 
 READ_BYTES = 1 << 20  # one read; a deflate stream then never holds more than this unpacked
 HEADER_BYTES = 10_000  # numpy's own limit on an npy header

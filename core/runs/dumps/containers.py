@@ -20,8 +20,8 @@ from typing import Any, NoReturn, TypeGuard, cast
 
 import numpy as np
 
-from core.errors import DumpError
-from core.runs.dumps.arrays import (
+from ...errors import DumpError
+from .arrays import (
     HEADER_BYTES,
     ByteStream,
     StoredArray,

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from core.numerics.formats import BFLOAT16, FLOAT16, FloatFormat
-from core.runs.dumps.source_dtype import moved
+from ...numerics.formats import BFLOAT16, FLOAT16, FloatFormat
+from .source_dtype import moved
 
 _FIRST = 4096  # elements that are looked at before all: of logits that a narrower dtype does not hold, hardly any does
 

@@ -17,13 +17,13 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import DumpError, UsageError
-from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, values_of
-from core.runs.dumps.arrays import Elements, StoredArray, in_c_order, shown
-from core.runs.dumps.containers import MAX_SIDES, Container, open_container
-from core.runs.dumps.reserved_keys import EMITTED, Layout, Reserved, is_reserved, read_reserved
-from core.runs.dumps.source_dtype import Source, has_number, looks_chosen, looks_normalised, narrowest, source_of
-from core.runs.file.records import Generation, Provenance, RunHeader, SideHeader
+from ...errors import DumpError, UsageError
+from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, values_of
+from ..file.records import Generation, Provenance, RunHeader, SideHeader
+from .arrays import Elements, StoredArray, in_c_order, shown
+from .containers import MAX_SIDES, Container, open_container
+from .reserved_keys import EMITTED, Layout, Reserved, is_reserved, read_reserved
+from .source_dtype import Source, has_number, looks_chosen, looks_normalised, narrowest, source_of
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from core.errors import DumpError, StoreError, UsageError
-from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, narrow, widen
-from core.runs.dumps.containers import check_key
-from core.runs.dumps.reserved_keys import DTYPE, EMITTED, TEXT_BYTES, is_reserved
-from core.runs.file.records import Generation, RunHeader
+from ...errors import DumpError, StoreError, UsageError
+from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, narrow, widen
+from ..file.records import Generation, RunHeader
+from .containers import check_key
+from .reserved_keys import DTYPE, EMITTED, TEXT_BYTES, is_reserved
 
 ROWS_BYTES = 8 << 20  # read and written at a time
 _OTHER_KINDS = (".npy", ".safetensors", ".duckdb")

@@ -11,11 +11,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from core.errors import DumpError, UsageError
-from core.numerics.formats import LOGIT_FORMATS, FloatFormat, format_named
-from core.runs.dumps.arrays import StoredArray, foreign_errors, load, shown
-from core.runs.dumps.containers import Container
-from core.runs.file.records import Prompt
+from ...errors import DumpError, UsageError
+from ...numerics.formats import LOGIT_FORMATS, FloatFormat, format_named
+from ..file.records import Prompt
+from .arrays import StoredArray, foreign_errors, load, shown
+from .containers import Container
 
 RESERVED = ("token_ids", "tokens", "prompt_lengths", "compute_dtype", "reference_side", "meta")
 EMITTED = "emitted"  # in a file of one side; `emitted:SIDE` beside several

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, narrow, values_of, widen
-from core.runs.dumps.arrays import StoredArray, shown
+from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, narrow, values_of, widen
+from .arrays import StoredArray, shown
 
 NORMALISED = 0.05  # nats; rounding of bfloat16 at a log-probability near -10 is 0.02
 

@@ -20,7 +20,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from core.errors import StoreError
+from ...errors import StoreError
 
 SCHEMA_VERSION = 4
 VERDICTS_SINCE = 2  # from this version on a file has room for a verdict with its evidence

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from core.numerics.divergence import RowFigures, SideRows
+from ...numerics.divergence import RowFigures, SideRows
 
 
 def _nullable(values: NDArray, kind: pa.DataType | None = None) -> pa.Array:

@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from core.errors import StoreError, UsageError
-from core.runs.file.blob_tiles import TILE_BYTES, joined
-from core.runs.file.database import Database
-from core.runs.file.records import RunHeader
+from ...errors import StoreError, UsageError
+from .blob_tiles import TILE_BYTES, joined
+from .database import Database
+from .records import RunHeader
 
 # What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records and arrays.
 DECODING = (

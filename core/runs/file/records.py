@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import UsageError
-from core.numerics.formats import FloatFormat, format_named
+from ...errors import UsageError
+from ...numerics.formats import FloatFormat, format_named
 
 PASSED, FAILED, MISSING, NOTED = "passed", "failed", "missing", "noted"
 OUTCOMES = (PASSED, FAILED, MISSING, NOTED)

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from core.errors import LimitError, StoreError
-from core.runs.dumps.arrays import shown
-from core.runs.importing.check_catalog import is_run_file
-from core.runs.store.store import Store
+from ...errors import LimitError, StoreError
+from ..dumps.arrays import shown
+from ..store.store import Store
+from .check_catalog import is_run_file
 
 _ROOT = Path(__file__).resolve().parents[3]
 _SILENT_SECONDS = 900.0  # without a word; every 16 MB of logits bring one

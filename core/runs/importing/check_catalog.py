@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from core.errors import StoreError
-from core.runs.dumps.arrays import shown
-from core.runs.dumps.dump import MAX_ROWS, MAX_SIDES, MAX_VOCAB
-from core.runs.file.database import Database
+from ...errors import StoreError
+from ..dumps.arrays import shown
+from ..dumps.dump import MAX_ROWS, MAX_SIDES, MAX_VOCAB
+from ..file.database import Database
 
 _OBJECTS = {  # what a run file has none of; each query names the first, cut short
     "schema": "SELECT schema_name FROM duckdb_schemas() WHERE database_name = 'run_file' AND schema_name <> 'main'",

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from core.errors import StoreError
-from core.numerics.divergence import DENSE_DISTANCES
-from core.numerics.totals import COUNTS, PairTotal
-from core.runs.file.figures import Figures
-from core.runs.reader import RunReader, StoredPair
-from core.runs.writer import RunWriter
+from ...errors import StoreError
+from ...numerics.divergence import DENSE_DISTANCES
+from ...numerics.totals import COUNTS, PairTotal
+from ..file.figures import Figures
+from ..reader import RunReader, StoredPair
+from ..writer import RunWriter
 
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-8
 _TILE_ROWS = 256

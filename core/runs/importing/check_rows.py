@@ -5,11 +5,11 @@ What is computed from the logits is not checked here but computed anew (core.run
 
 from __future__ import annotations
 
-from core.errors import StoreError
-from core.runs.dumps.arrays import shown
-from core.runs.file.database import Database
-from core.runs.file.records import RunHeader
-from core.runs.importing.check_catalog import Catalog
+from ...errors import StoreError
+from ..dumps.arrays import shown
+from ..file.database import Database
+from ..file.records import RunHeader
+from .check_catalog import Catalog
 
 _COUNTED = "neq BETWEEN 0 AND elements AND finite BETWEEN 0 AND elements AND nonfinite_mismatch BETWEEN 0 AND elements"
 _SIZED = "max_abs >= 0 AND rms >= 0 AND max_ulps >= 0 AND mean_ulps >= 0"

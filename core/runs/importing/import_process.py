@@ -21,24 +21,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from core.errors import StoreError, UlpscopeError, UsageError
-from core.numerics.divergence import DENSE_DISTANCES, EXACT_DISTANCES
-from core.numerics.formats import format_named
-from core.numerics.sizes import TOP_K
-from core.runs.dumps.arrays import shown
-from core.runs.dumps.dump import MAX_ROWS, MAX_SIDES, MAX_VOCAB
-from core.runs.file.blob_tiles import TILE_BYTES
-from core.runs.file.database import Database
-from core.runs.file.figures import DECODING
-from core.runs.file.records import FloorRows, RunHeader
-from core.runs.importing.check_catalog import Catalog, catalog_of, check_amounts, check_catalog, check_columns
-from core.runs.importing.check_figures import check_figures
-from core.runs.importing.check_rows import COPIED, check_rows
-from core.runs.ops_run import KIND as OPS
-from core.runs.ops_run import ops_of, write_ops_run
-from core.runs.reader import RunReader
-from core.runs.store.store import Store
-from core.runs.writer import _SCHEMA, RunWriter
+from ...errors import StoreError, UlpscopeError, UsageError
+from ...numerics.divergence import DENSE_DISTANCES, EXACT_DISTANCES
+from ...numerics.formats import format_named
+from ...numerics.sizes import TOP_K
+from ..dumps.arrays import shown
+from ..dumps.dump import MAX_ROWS, MAX_SIDES, MAX_VOCAB
+from ..file.blob_tiles import TILE_BYTES
+from ..file.database import Database
+from ..file.figures import DECODING
+from ..file.records import FloorRows, RunHeader
+from ..ops_run import KIND as OPS
+from ..ops_run import ops_of, write_ops_run
+from ..reader import RunReader
+from ..store.store import Store
+from ..writer import _SCHEMA, RunWriter
+from .check_catalog import Catalog, catalog_of, check_amounts, check_catalog, check_columns
+from .check_figures import check_figures
+from .check_rows import COPIED, check_rows
 
 NOTE = (
     "Taken in from a run file: figures were computed anew from its logits; verdicts, evidence, caches, modules, kernels"

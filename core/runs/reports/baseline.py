@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.errors import UsageError
-from core.runs.dumps.arrays import shown
-from core.runs.file.records import FAILED, PASSED, Prompt
-from core.runs.reports.gate import UNDECIDED, Outcome, Row, by_flip, by_kl, by_rms, by_share, is_kl_lost, worst_row
-from core.runs.reports.report_json import PairReport
+from ...errors import UsageError
+from ..dumps.arrays import shown
+from ..file.records import FAILED, PASSED, Prompt
+from .gate import UNDECIDED, Outcome, Row, by_flip, by_kl, by_rms, by_share, is_kl_lost, worst_row
+from .report_json import PairReport
 
 FORMAT, VERSION = "ulpscope bounds", 1
 _MOST_BYTES = 64 << 20  # a line a prompt of some 300 bytes: two hundred thousand prompts

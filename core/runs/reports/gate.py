@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from core.errors import StoreError, UsageError
-from core.runs.dumps.arrays import shown
-from core.runs.file.records import FAILED, PASSED, Prompt
-from core.runs.reports.report_json import PairReport, plain_number
+from ...errors import StoreError, UsageError
+from ..dumps.arrays import shown
+from ..file.records import FAILED, PASSED, Prompt
+from .report_json import PairReport, plain_number
 
 UNDECIDED = "undecided"
 ALLOWED = "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X or verdict"

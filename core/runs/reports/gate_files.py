@@ -11,11 +11,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from core.errors import StoreError
-from core.runs.dumps.arrays import shown
-from core.runs.file.records import FAILED, PASSED
-from core.runs.reports import markdown
-from core.runs.reports.gate import UNDECIDED, GateReport, Outcome, figure_text
+from ...errors import StoreError
+from ..dumps.arrays import shown
+from ..file.records import FAILED, PASSED
+from . import markdown
+from .gate import UNDECIDED, GateReport, Outcome, figure_text
 
 MOST_ROWS = 50  # of prompts beyond their bounds in a table for people; GitHub takes 1 MiB of a step
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from core.runs.reader import RunReader, StoredPair
-from core.runs.reports.gate import percent
-from core.runs.reports.markdown import code, plain, table
-from core.runs.reports.report_json import over_logits, over_positions
-from core.runs.views.verdicts import Finding, finding
+from ..reader import RunReader, StoredPair
+from ..views.verdicts import Finding, finding
+from .gate import percent
+from .markdown import code, plain, table
+from .report_json import over_logits, over_positions
 
 MOST_FLIPS = 5
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from core.runs.ops_run import OpRow, OpsRun
+from ..ops_run import OpRow, OpsRun
 
 YES, NO, NOT_ASKED, NOT_AVAILABLE = "yes", "no", "not asked", "not available"
 QUESTIONS = {"repeat": "run to run", "batch": "batch size", "position": "row position"}

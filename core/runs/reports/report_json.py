@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import StoreError, UsageError
-from core.numerics.divergence import RowFigures, compare
-from core.numerics.totals import PairTotal, Summary
-from core.runs.dumps.dump import Dump
-from core.runs.file.records import Provenance
-from core.runs.reader import RunReader
-from core.runs.views.verdicts import shown_verdict
+from ...errors import StoreError, UsageError
+from ...numerics.divergence import RowFigures, compare
+from ...numerics.totals import PairTotal, Summary
+from ..dumps.dump import Dump
+from ..file.records import Provenance
+from ..reader import RunReader
+from ..views.verdicts import shown_verdict
 
 _POSITION_FIELDS = (
     "neq",

@@ -6,12 +6,12 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from core.runs.ops_run import OpsRun
-from core.runs.reader import RunReader
-from core.runs.reports.ops_wording import QUESTIONS, says
-from core.runs.reports.report_json import as_json, report_of_run
-from core.runs.store.cards import RunCard
-from core.runs.views.kv_cache import kv_json
+from ..ops_run import OpsRun
+from ..reader import RunReader
+from ..store.cards import RunCard
+from ..views.kv_cache import kv_json
+from .ops_wording import QUESTIONS, says
+from .report_json import as_json, report_of_run
 
 
 def card_json(card: RunCard) -> dict[str, Any]:

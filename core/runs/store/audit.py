@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from core.configuration import Hosting, configuration
-from core.errors import ConfigurationError
+from ...configuration import Hosting, configuration
+from ...errors import ConfigurationError
 
 FOLDER = ".audit"
 FILE = "audit.jsonl"

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from core.errors import StoreError, UsageError
-from core.numerics.formats import format_named
-from core.runs.dumps.containers import MAX_SIDES
-from core.runs.file.database import Database, check_size, check_version, each_database
-from core.runs.store.store import Store
-from core.runs.views.verdicts import shown_verdict
+from ...errors import StoreError, UsageError
+from ...numerics.formats import format_named
+from ..dumps.containers import MAX_SIDES
+from ..file.database import Database, check_size, check_version, each_database
+from ..views.verdicts import shown_verdict
+from .store import Store
 
 SEARCHED_CHARACTERS = 2000  # of the beginning of each prompt
 _SEARCHED_PROMPTS = 64  # of a run, so that a thousand runs of many prompts do not fill the memory

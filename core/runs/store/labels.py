@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from core.errors import StoreError, UsageError
+from ...errors import StoreError, UsageError
 
 FOLDER = ".labels"
 LONGEST_TAG = 40  # characters

@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.configuration import Limits, Retention, configuration
-from core.errors import LimitError, StoreError
-from core.runs.store import audit, labels
-from core.runs.store.cards import RunCard, read_runs
-from core.runs.store.store import SUFFIX, Store
-from core.runs.store.trash import FOLDER as TRASH
+from ...configuration import Limits, Retention, configuration
+from ...errors import LimitError, StoreError
+from . import audit, labels
+from .cards import RunCard, read_runs
+from .store import SUFFIX, Store
+from .trash import FOLDER as TRASH
 
 UPLOADS = ".uploads"  # the directory of the store in which app.uploads keeps what arrives, as UPLOADS/ID/file/NAME
 _DAY_SECONDS = 86_400

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from core.errors import StoreError
-from core.runs.store import labels, trash
-from core.runs.store.partial import Partial, sweep
+from ...errors import StoreError
+from . import labels, trash
+from .partial import Partial, sweep
 
 SUFFIX = ".duckdb"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from core.errors import StoreError
-from core.runs.store import labels
+from ...errors import StoreError
+from . import labels
 
 FOLDER = ".trash"
 KEPT_SECONDS = 7 * 24 * 3600

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from core.errors import UsageError
-from core.runs.file.database import Database
+from ...errors import UsageError
+from ..file.database import Database
 
 LIBRARIES = ("torch", "oneDNN", "MKL", "CUDA")
 

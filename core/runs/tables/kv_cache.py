@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from core.errors import UsageError
-from core.numerics.differences import Differences, differences
-from core.numerics.formats import FloatFormat
+from ...errors import UsageError
+from ...numerics.differences import Differences, differences
+from ...numerics.formats import FloatFormat
 
 KINDS = ("key", "value")
 

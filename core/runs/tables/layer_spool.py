@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import UsageError
-from core.numerics.formats import FloatFormat, format_named
+from ...errors import UsageError
+from ...numerics.formats import FloatFormat, format_named
 
 KINDS = ("embedding", "norm", "projection", "attention", "mlp", "residual", "head", "other")
 Key = tuple[int, int]  # prompt, ordinal

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from core.numerics.differences import differences
-from core.numerics.formats import FLOAT32, FloatFormat, widen
-from core.runs.tables.layer_spool import Key, LayerModule, LayerPart, LayerSpool
+from ...numerics.differences import differences
+from ...numerics.formats import FLOAT32, FloatFormat, widen
+from .layer_spool import Key, LayerModule, LayerPart, LayerSpool
 
 _INSERT_ROWS = 1 << 16  # of layer_position at a time: an Arrow table of a million rows would hold 50 MB
 _COUNTS = ("neq", "max_ulps", "sum_ulps", "finite", "nonfinite_mismatch")

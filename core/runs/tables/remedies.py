@@ -12,8 +12,8 @@ from dataclasses import astuple, dataclass, fields
 import numpy as np
 import pyarrow as pa
 
-from core.errors import UsageError
-from core.runs.file.database import SPREADS_SINCE, Database
+from ...errors import UsageError
+from ..file.database import SPREADS_SINCE, Database
 
 NARROW = 0.1  # of a share: an interval no wider is worth no more turns of the clock
 TOO_WIDE = 0.5  # of a share: an interval that is wider tells nothing that would be advice

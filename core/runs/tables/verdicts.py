@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from core.runs.file.database import Database
-from core.runs.file.records import Evidence, FloorRows
+from ..file.database import Database
+from ..file.records import Evidence, FloorRows
 
 
 def insert_evidence(

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from core.numerics.totals import Summary
-from core.runs.reader import RunReader, StoredPair
+from ...numerics.totals import Summary
+from ..reader import RunReader, StoredPair
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pandas as pd
 from numpy.typing import NDArray
 
-from core.errors import UsageError
-from core.numerics.formats import values_of
-from core.runs.reader import RunReader
+from ...errors import UsageError
+from ...numerics.formats import values_of
+from ..reader import RunReader
 
 
 @dataclass(frozen=True)

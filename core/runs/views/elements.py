@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from core.errors import UsageError
-from core.numerics.elementary import exp
-from core.numerics.elements import distances, mismatch_mark
-from core.numerics.formats import values_of
-from core.runs.reader import RunReader
+from ...errors import UsageError
+from ...numerics.elementary import exp
+from ...numerics.elements import distances, mismatch_mark
+from ...numerics.formats import values_of
+from ..reader import RunReader
 
 
 def row_of(run: RunReader, prompt: int, position: int) -> int:

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from core.numerics.elementary import exp
-from core.numerics.formats import values_of
-from core.runs.reader import RunReader
-from core.runs.views.elements import rank_of
+from ...numerics.elementary import exp
+from ...numerics.formats import values_of
+from ..reader import RunReader
+from .elements import rank_of
 
 STORED_RANKS = 20  # of each side and position in the table top_token
 MOST_READ = 256  # rows of logits read for tokens outside them: 1 to 3 ms each at a vocabulary of 128256

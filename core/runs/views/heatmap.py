@@ -20,11 +20,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import UsageError
-from core.numerics import pyramid
-from core.numerics.formats import values_of
-from core.runs.reader import RunReader
-from core.runs.views.elements import place_of, rank_of
+from ...errors import UsageError
+from ...numerics import pyramid
+from ...numerics.formats import values_of
+from ..reader import RunReader
+from .elements import place_of, rank_of
 
 Order = Literal["id", "rank"]
 Measure = Literal["ulps", "difference"]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 
-from core.runs.tables.kernels import KernelList, KernelRow, module_kind
+from ..tables.kernels import KernelList, KernelRow, module_kind
 
 _SHAPE = re.compile(r"([a-z]\w* )?(\d+(?:x\d+)*)")
 _MOST_CLAUSES = 3

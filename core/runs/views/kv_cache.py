@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from core.errors import StoreError, UsageError
-from core.runs.reader import RunReader
-from core.runs.tables.kv_cache import KINDS
+from ...errors import StoreError, UsageError
+from ..reader import RunReader
+from ..tables.kv_cache import KINDS
 
 MEASURES = ("neq_share", "max_ulps", "rms")
 

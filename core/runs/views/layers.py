@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from core.errors import StoreError, UsageError
-from core.runs.reader import RunReader
-from core.runs.views.kernels import KernelPlace, where_it_starts
+from ...errors import StoreError, UsageError
+from ..reader import RunReader
+from .kernels import KernelPlace, where_it_starts
 
 MEASURES = ("ratio", "neq_share", "max_ulps")
 RESIDUAL, HEAD = "residual", "head"

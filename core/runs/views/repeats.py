@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from core.numerics.divergence import compare
-from core.numerics.totals import PairTotal, Summary
-from core.runs.reader import RunReader
+from ...numerics.divergence import compare
+from ...numerics.totals import PairTotal, Summary
+from ..reader import RunReader
 
 _CHUNK_BYTES = 64 << 20  # of all classes together
 

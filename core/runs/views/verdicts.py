@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from core.runs.file.records import (
+from ..file.records import (
     FLOAT32,
     MISSING,
     MODULES,
@@ -31,7 +31,7 @@ from core.runs.file.records import (
     Evidence,
     Provenance,
 )
-from core.runs.reader import RunReader, StoredPair
+from ..reader import RunReader, StoredPair
 
 NOT_JUDGED = "not judged"
 _JUDGE = "`python -m core judge` runs it."

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from core.errors import CaptureError
-from core.inference.invariant.cuda import kernels
+from ....errors import CaptureError
+from . import kernels
 
 _PLAIN = {"enable_fp_fusion": False}
 _MOST_SCORES = 1 << 26  # float32 that attention keeps at once: a quarter of a GiB
