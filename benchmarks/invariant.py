@@ -22,6 +22,7 @@ from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.trial import cases_of, registered
 from core.errors import CaptureError
 from core.inference.capture.throughput import Throughput, throughput
+from core.inference.controls.judging_session import JudgingSession
 from core.inference.invariant.rung import one_order_evidence
 from core.inference.models.model import LoadedModel, load_model, loaded_from, usable_device
 from core.inference.models.torch_errors import quiet
@@ -106,7 +107,7 @@ def trial(models: tuple[str, ...] = ("llama", "gpt2", "gemma2")) -> dict[tuple[s
                 with quiet(), torch.inference_mode(), registered(case):
                     sides = (side_of(case.reference), side_of(variant))
                     reference, other = digests_of(loaded, prompts, sides)
-                    row = one_order_evidence(loaded, prompts, sides)
+                    row = one_order_evidence(loaded, sides, None, JudgingSession(loaded, prompts).digest)
             except CaptureError:
                 outcome = "refused"
             else:

@@ -14,6 +14,7 @@ from .console import Tell
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan
+    from ..inference.controls.judging_session import JudgingSession
 
 KernelsOption = Annotated[
     bool,
@@ -34,7 +35,14 @@ RemediesOption = Annotated[
 ]
 
 
-def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
+def session_of(plan: CapturePlan) -> JudgingSession:
+    """What judging the plan's pairs and trying their remedies share."""
+    from ..inference.controls.judging_session import JudgingSession
+
+    return JudgingSession(plan.loaded, plan.token_ids, pairs=len(plan.paths) - 1)
+
+
+def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Tell, session: JudgingSession) -> list[str]:
     """Run the controls of every finished pair into the run; the sentences of those that could not be judged."""
     from ..inference.controls.judge_model import judge_pair
 
@@ -46,7 +54,12 @@ def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
 
         try:
             found = judge_pair(
-                plan.loaded, plan.token_ids, str(plan.paths[0]), str(plan.paths[pair + 1]), on_progress=tell
+                plan.loaded,
+                plan.token_ids,
+                str(plan.paths[0]),
+                str(plan.paths[pair + 1]),
+                on_progress=tell,
+                session=session,
             )
         except UlpscopeError as error:  # the capture is whole, and is kept
             failures.append(f"'{variant}' was not judged: {error}")
@@ -75,7 +88,7 @@ def watch_kernels(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
     return failures
 
 
-def try_remedies(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
+def try_remedies(plan: CapturePlan, writer: RunWriter, say: Tell, session: JudgingSession) -> list[str]:
     """Every remedy for every finished pair, into the run; the sentences of those that could not be tried. Twins are
     tried once.
     """
@@ -86,7 +99,7 @@ def try_remedies(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
     if is_whole:
         writer.figures()  # the pairs as they are have been compared
     say("remedies: rounding floor", 0, 0)
-    floor = floor_of(plan.loaded, plan.token_ids, str(plan.paths[0]))
+    floor = floor_of(session, str(plan.paths[0]))
     for pair, variant in enumerate(writer.finished_sides[1:]):
         path = str(plan.paths[pair + 1])
 

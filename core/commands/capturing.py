@@ -20,7 +20,7 @@ from ..prompt_files import GivenPrompt, Message, read_prompts, read_whole
 from ..runs.store.partial import is_passing
 from ..runs.store.store import open_store
 from ..runs.writer import RunWriter
-from .capture_extras import KernelsOption, RemediesOption, judge_pairs, try_remedies, watch_kernels
+from .capture_extras import KernelsOption, RemediesOption, judge_pairs, session_of, try_remedies, watch_kernels
 from .console import (
     JsonOption,
     ProgressOption,
@@ -281,10 +281,13 @@ def captured(
             with keeping(writer, keep_finished) as failure:
                 found = run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
                 failure += found
-            beside = ((asked.kernels, watch_kernels), (asked.remedies, try_remedies), (judge, judge_pairs))
-            for is_asked, run in beside:
-                if is_asked:
-                    failure += run(plan, writer, say)
+            session = session_of(plan)
+            if asked.kernels:
+                failure += watch_kernels(plan, writer, say)
+            if asked.remedies:
+                failure += try_remedies(plan, writer, say, session)
+            if judge:
+                failure += judge_pairs(plan, writer, say, session)
             say("writing the run file", 0, 0)
             return writer.finish(only_finished=keep_finished, note=" ".join(failure)), failure
 

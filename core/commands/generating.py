@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..runs.reader import RunReader
 from ..runs.store.store import Store, open_store
 from ..runs.writer import RunWriter
-from .capture_extras import judge_pairs
+from .capture_extras import judge_pairs, session_of
 from .capturing import (
     ChatOption,
     DeviceOption,
@@ -138,7 +138,7 @@ def generate(
             with keeping(writer, keep_finished) as failure:
                 run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
             if judge:
-                failure += judge_pairs(plan, writer, say)
+                failure += judge_pairs(plan, writer, say, session_of(plan))
             say("writing the run file", 0, 0)
             run_id = writer.finish(only_finished=keep_finished, note=" ".join(failure))
     if progress == "bar" and not as_json_:

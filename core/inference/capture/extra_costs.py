@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..controls.judge_model import SEEDS, SEEDS_OF_MODULES
+from ..controls.judging_session import JudgingSession
 from ..controls.remedies import (
     BATCHES,
     FLOOR_SEEDS,
@@ -89,8 +90,9 @@ def stages_of(plan: CapturePlan, beside: Sequence[str]) -> list[StageCost]:
         ends = [_remedies(plan, variants, *end) for end in ((LEAST_TURNS, LEAST_FORWARDS), (MOST_TURNS, WALK_FORWARDS))]
         found.append(StageCost("remedies", *ends))
     if JUDGE in beside:
-        most = _sum([_judging(plan, path) for path in plan.paths[1:]])
-        least = _sum([(_over(plan, plan.paths[0]) + _over(plan, path)) * 2 for path in plan.paths[1:]])
+        session = JudgingSession(plan.loaded, plan.token_ids, pairs=len(plan.paths) - 1)
+        most = _sum([_judging(plan, path, session, is_first=not pair) for pair, path in enumerate(plan.paths[1:])])
+        least = _over(plan, plan.paths[0]) * 2 + _sum([_over(plan, path) * 2 for path in plan.paths[1:]])
         found.append(StageCost("judging", least, most))
     return found
 
@@ -141,20 +143,25 @@ def _timed(plan: CapturePlan, path: Path, ids: Sequence[int], forwards: int) -> 
     return _of(plan, path, ids[:cut])
 
 
-def _judging(plan: CapturePlan, variant: Path) -> Work:
+def _judging(plan: CapturePlan, variant: Path, session: JudgingSession, *, is_first: bool) -> Work:
     """Every rung that can be climbed, but those in float64 of a mixture of experts; see
-    core.inference.controls.judge_model.
+    core.inference.controls.judge_model. What the session keeps is computed for the first variant only.
     """
-    reference, plain = plan.paths[0], _over(plan, _PLAIN)
-    both, own = _over(plan, reference) + _over(plan, variant), _over(plan, variant)
-    is_narrow = plan.loaded.dtype != "float32"
-    found = both * (2 + is_narrow)  # measured, called again, in float32
-    found += plain * ((1 + SEEDS) * (1 + is_narrow) + 2 * is_narrow)  # floors, and what rounding to 16 bits does
+    reference, plain = _over(plan, plan.paths[0]), _over(plan, _PLAIN)
+    own = _over(plan, variant)
+    dtypes = 1 + (plan.loaded.dtype != "float32")  # the model's own, and float32
+    found = own * (1 + dtypes)  # measured, called again, in float32
     if variant.rows > 1:
         found += own * 4  # other neighbours, another row, and that row against this one
-    found += both + plain  # against float64
-    found += both  # every sum in one order
-    return found + both + plain * (SEEDS_OF_MODULES + (reference != _PLAIN))  # over the modules
+    found += own * 3  # against float64, every sum in one order, over the modules
+    found += reference + plain * (SEEDS_OF_MODULES + (plan.paths[0] != _PLAIN))  # over the modules
+    if is_first:
+        found += reference * 3  # called again, against float64, every sum in one order
+        found += plain * ((1 + SEEDS) * dtypes + 2 * (dtypes - 1))  # floors, and what rounding to 16 bits does
+        found += plain  # in float64
+    if is_first or not session.keeps(plan.loaded):
+        found += reference * dtypes
+    return found
 
 
 def speed_here(loaded: LoadedModel, clock: Callable[[], float] = time.perf_counter) -> Speed:

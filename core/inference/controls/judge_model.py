@@ -56,24 +56,14 @@ from ..invariant.rung import one_order_evidence
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
-from ..paths.engines import Engine, Side, digests_of, divergences_of, measure, pieces_of_side, side_of
-from .answer_precision import Narrow, narrow_answers, narrow_evidence
+from ..paths.engines import Engine, Side, Whole, digests_of, divergences_of, measure, side_of
+from .answer_precision import Narrow, narrow_evidence
 from .drawn_roundings import sixteen_rows
+from .judging_session import JudgingSession
 from .lower_precision import Lowered, checked_in_16_bits, lowered, lowered_in_16_bits
 from .module_growth import growth_over_modules
 from .precisions import Precision
-from .rounding_floor import (
-    EXACT_BYTES,
-    Divergence,
-    as_many_as,
-    check_prompts,
-    divergence,
-    in_float32,
-    mean_squares,
-    not_finite_of,
-    own_rounding_of,
-    rounding_floor,
-)
+from .rounding_floor import Divergence, check_prompts, in_float32, mean_squares, not_finite_of
 
 SEEDS = 4
 FLOAT64 = "float64"
@@ -128,9 +118,15 @@ def judge_pair(
     seeds: Sequence[int] = range(SEEDS),
     precisions: Sequence[Precision] = (),
     on_progress: Callable[[str], None] | None = None,
+    session: JudgingSession | None = None,
 ) -> Judgement:
-    """The same, with the figures by position."""
+    """Judge as `judge` does, with the figures by position. session: of this model and these prompts, where several
+    pairs are judged.
+    """
     check_prompts(loaded, prompts)
+    session = session or JudgingSession(loaded, prompts)
+    if session.loaded is not loaded or session.prompts != [tuple(ids) for ids in prompts]:
+        raise CaptureError("judging: the session is of another model or of other prompts.")
     if len(set(seeds)) < max(2, len(seeds)):
         raise CaptureError(f"judging: seeds are {list(seeds)}; expected at least two, and none twice.")
     with (
@@ -138,9 +134,7 @@ def judge_pair(
         torch.inference_mode(),
         foreign_errors_stop("judging", "shorten the prompts or choose a smaller model"),
     ):
-        ladder = _Ladder(
-            loaded, prompts, (side_of(reference), side_of(variant)), list(seeds), on_progress or (lambda _: None)
-        )
+        ladder = _Ladder(session, (side_of(reference), side_of(variant)), list(seeds), on_progress or (lambda _: None))
         ladder.precisions = tuple(precisions)
         return ladder.climb()
 
@@ -153,15 +147,11 @@ class _Ladder:
     """
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        prompts: Sequence[Sequence[int]],
-        sides: tuple[Side, Side],
-        seeds: list[int],
-        say: Callable[[str], None],
+        self, session: JudgingSession, sides: tuple[Side, Side], seeds: list[int], say: Callable[[str], None]
     ) -> None:
-        self.loaded, self.prompts, self.sides, self.seeds, self.say = loaded, prompts, sides, seeds, say
-        self.lengths = [len(ids) for ids in prompts]
+        self.session, self.sides, self.seeds, self.say = session, sides, seeds, say
+        self.loaded, self.prompts = session.loaded, session.prompts
+        self.lengths = [len(ids) for ids in self.prompts]
         self.evidence: list[Evidence] = []
         self.floors: list[FloorRows] = []
         self.tests: dict[str, FloorTest] = {}
@@ -177,9 +167,10 @@ class _Ladder:
         """Every rung in turn."""
         loaded, count = self.loaded, len(self.seeds)
         self.say(f"both sides in {loaded.dtype}")
-        own, digests = measure(loaded, self.prompts, self.sides)
+        own, digests = measure(loaded, self.prompts, self.sides, self._reference_in(loaded))
         self.say("both sides once more")
-        self.evidence.append(_rerun(self.sides, digests, digests_of(loaded, self.prompts, self.sides)))
+        again = [self.session.digest(loaded, self.sides[0]), *digests_of(loaded, self.prompts, self.sides[1:])]
+        self.evidence.append(_rerun(self.sides, digests, again))
         self._other_neighbours(digests[1])
         if loaded.dtype != "float32":
             self.say(f"{count} reorderings in {loaded.dtype}")
@@ -222,6 +213,10 @@ class _Ladder:
         if self.of_16_bits and verdict.name in (UNDECIDED, NONDETERMINISTIC):  # how much 16 bits would have shown
             verdict = replace(verdict, because=" ".join([verdict.because, *(row.says for row in self.of_16_bits)]))
         return Judgement(verdict, tuple(self.floors))
+
+    def _reference_in(self, model: LoadedModel) -> Whole:
+        """Gives the reference's logits in the dtype of `model`."""
+        return lambda ids: self.session.reference(model, self.sides[0], ids)
 
     # ---- rungs
 
@@ -323,7 +318,7 @@ class _Ladder:
         )
 
     def _own_dtype(self, own: Sequence[Divergence]) -> None:
-        own_rounding = own_rounding_of(self.loaded, self.prompts)
+        own_rounding = self.session.own_rounding()
         self.fits_float32 = own_rounding is not None
         self._against_floor(self.loaded, own, None, OWN_DTYPE, own_rounding=own_rounding)
         row = self.evidence[-1]
@@ -356,7 +351,7 @@ class _Ladder:
         broken = not_finite_of(loaded, pair, (reference.name, variant.name))
         self.broken = self.broken or broken
         try:
-            floor = rounding_floor(loaded, self.prompts, self.seeds, "prefill", dtype=dtype)
+            floor = self.session.floor(loaded, self.seeds, dtype=dtype)
         except CaptureError as error:
             if broken is not None:
                 self.evidence.append(not_finite_evidence(broken, rung, shown, control, self.lengths))
@@ -384,7 +379,7 @@ class _Ladder:
         found = []
         for side in self.sides:
             with suppress(CaptureError):
-                found.append(narrow_answers(self.loaded, self.prompts, side))
+                found.append(self.session.narrow(side))
         return [one for one in found if one is not None]
 
     def _sixteen_bits(self) -> SixteenTest | None:
@@ -434,7 +429,7 @@ class _Ladder:
             return
         try:
             with in_float32(self.loaded) as widened:
-                pair, _ = measure(widened, self.prompts, self.sides)
+                pair, _ = measure(widened, self.prompts, self.sides, self._reference_in(widened))
         except CaptureError as error:
             control = f"'{self.sides[1].name}' against '{self.sides[0].name}' in float32"
             self.evidence.append(Evidence(FLOAT32, control, {}, MISSING, f"The pair cannot be run in float32: {error}"))
@@ -450,7 +445,7 @@ class _Ladder:
             if compiled is not None:
                 raise CaptureError(f"'{compiled}' is compiled.")
             with in_float64(self.loaded) as widened:
-                pair = divergences_of(widened, self.prompts, self.sides)
+                pair = divergences_of(widened, self.prompts, self.sides, self._reference_in(widened))
                 self._against_floor(widened, pair, None, FLOAT32, key=FLOAT64)
         except CaptureError as error:
             outcome, doubt = (
@@ -512,7 +507,9 @@ class _Ladder:
         try:
             with in_float64(self.loaded) if dtype == FLOAT64 else in_float32(self.loaded) as widened:
                 wanted = [*deciding.outliers[:_WANTED].tolist(), deciding.worst_row]
-                found = growth_over_modules(widened, self.prompts, self.sides, self.seeds[:SEEDS_OF_MODULES], wanted)
+                found = growth_over_modules(
+                    widened, self.prompts, self.sides, self.seeds[:SEEDS_OF_MODULES], wanted, self.session.module_floor
+                )
         except CaptureError as error:
             control = "outputs of every block, both sides"
             self.evidence.append(Evidence(MODULES, control, {}, MISSING, f"The modules cannot be compared: {error}"))
@@ -543,7 +540,7 @@ class _Ladder:
         try:
             with in_float32(loaded) if is_wide else nullcontext(loaded) as widened:
                 row = one_order_evidence(
-                    widened, self.prompts, self.sides, None if deciding is None else deciding.is_passed
+                    widened, self.sides, None if deciding is None else deciding.is_passed, self.session.digest
                 )
         except CaptureError:
             return
@@ -555,7 +552,7 @@ class _Ladder:
         control = "both sides in float32 against a plain forward of the same weights in float64"
         try:
             with foreign_errors_stop("float64", "choose a smaller model"):
-                errors = self._errors()
+                errors = (self.session.error(self.sides[0]), self.session.error(self.sides[1]))
         except CaptureError as error:
             self.evidence.append(
                 Evidence(SYMMETRY, control, {}, MISSING, f"A forward in float64 is not to be had: {error}")
@@ -563,26 +560,6 @@ class _Ladder:
             return
         names = (self.sides[0].name, self.sides[1].name)
         self.evidence.append(symmetry_evidence(control, names, errors))
-
-    def _errors(self) -> tuple[float, float]:
-        """rms of each side, computed in float32, to a plain forward of the same weights in float64; over as many
-        prompts as fit.
-        """
-        loaded = self.loaded
-        chosen = as_many_as(self.prompts, EXACT_BYTES // (8 * loaded.vocab_size))
-        with in_float64(loaded) as widened:
-            model: Any = widened.model
-            exact = [model(torch.tensor([list(ids)], device=loaded.device)).logits[0] for ids in chosen]
-        with in_float32(loaded) as widened:
-            found = [
-                [
-                    divergence(plain, pieces_of_side(side, widened, ids))
-                    for plain, ids in zip(exact, chosen, strict=True)
-                ]
-                for side in self.sides
-            ]
-        reference, variant = (float(np.sqrt(mean_squares(of_side).mean())) for of_side in found)
-        return reference, variant
 
 
 def _rerun(sides: Sequence[Side], first: Sequence[str], second: Sequence[str]) -> Evidence:

@@ -7,9 +7,10 @@ so no second trace is ever in memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +23,9 @@ from ..paths.hooks import LayerTrace, traced_modules, watched
 from .reordering import reordered
 
 KEPT_BYTES = 256 << 20  # of the reference's outputs at once
+PLAIN = side_of("prefill")
+Key = tuple[object, ...]
+Squares = dict[str, list[NDArray[np.float64]]]  # mean squares of differences, by module [positions of a prompt]
 
 
 def _run(loaded: LoadedModel, side: Side, trace: LayerTrace) -> None:
@@ -48,15 +52,15 @@ def growth_over_modules(
     sides: tuple[Side, Side],
     seeds: Sequence[int],
     wanted: Sequence[int] = (),
+    floor_of: Callable[[Key, Callable[[], Squares]], Squares] = lambda _, measured: measured(),
 ) -> Growth:
     """Both sides and the reorderings of prefill, module by module, in the dtype that `loaded` is in.
 
     wanted: rows (positions of all prompts, one after another) that must be looked at; of the others as many as fit,
-    evenly spread. CaptureError where the model has no blocks, or where a side computes positions in forwards that
-    cannot be followed.
+    evenly spread. floor_of: measures a floor, or knows what it was under that key (JudgingSession). CaptureError where
+    the model has no blocks, or where a side computes positions in forwards that cannot be followed.
     """
     chosen = _chosen(loaded, [len(ids) for ids in prompts], wanted)
-    plain = side_of("prefill")
     seen: dict[str, bool] = {}
     pair: dict[str, list[NDArray[np.float64]]] = {}
     floor: dict[str, list[NDArray[np.float64]]] = {}
@@ -74,17 +78,14 @@ def growth_over_modules(
             )
         for name in compared.squares:
             seen[name] = seen.get(name, True) and bool(kept.seen[name].all() and compared.seen[name].all())
-        if sides[0].name != plain.name:
-            kept = LayerTrace(ids, positions)
-            _run(loaded, plain, kept)
         for name, squares in compared.squares.items():
             pair.setdefault(name, []).append(squares)
-        for seed in seeds:
-            moved = LayerTrace(ids, positions, kept)
-            with reordered(loaded.model, seed):
-                _run(loaded, plain, moved)
-            for name, squares in moved.squares.items():
-                floor.setdefault(name, []).append(squares)
+        key = (loaded.dtype, tuple(seeds), tuple(ids), tuple(positions))
+        is_plain = sides[0].name == PLAIN.name
+        measured = partial(_floor, loaded, seeds, ids, positions, kept if is_plain else None)
+        found = floor_of(key, measured)
+        for name, of_seeds in found.items():
+            floor.setdefault(name, []).extend(of_seeds)
     names = tuple(name for name in pair if name in floor and seen[name])
     if not names:
         raise CaptureError(
@@ -93,6 +94,23 @@ def growth_over_modules(
         )
     pair_rms, floor_rms = (np.array([_rms(of[name]) for name in names]) for of in (pair, floor))
     return Growth(names, pair_rms, floor_rms, sum(map(len, chosen)))
+
+
+def _floor(
+    loaded: LoadedModel, seeds: Sequence[int], ids: Sequence[int], positions: Sequence[int], kept: LayerTrace | None
+) -> Squares:
+    """Mean squares of the reorderings of a prompt at every module; kept: of the plain forward, None to run it."""
+    if kept is None:
+        kept = LayerTrace(ids, positions)
+        _run(loaded, PLAIN, kept)
+    floor: Squares = {}
+    for seed in seeds:
+        moved = LayerTrace(ids, positions, kept)
+        with reordered(loaded.model, seed):
+            _run(loaded, PLAIN, moved)
+        for name, squares in moved.squares.items():
+            floor.setdefault(name, []).append(squares)
+    return floor
 
 
 def _rms(squares: Sequence[NDArray[np.float64]]) -> float:

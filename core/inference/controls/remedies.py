@@ -23,7 +23,8 @@ from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.grammar import Step
 from ..paths.neighbours import neighbour_rows
 from ..paths.paths import Path, open_path, parse_path
-from .rounding_floor import in_float32, rounding_floor, whole_side
+from .judging_session import JudgingSession
+from .rounding_floor import in_float32, whole_side
 
 WALK_FORWARDS = 16  # of a path on the clock, at most: twenty turns of all remedies shall be no hour
 LEAST_FORWARDS = 4
@@ -89,7 +90,7 @@ def remedies_of(
     tell = on_progress or (lambda _: None)
     if floor_rms is None:
         tell("rounding floor")
-        floor_rms = floor_of(loaded, prompts, reference)
+        floor_rms = floor_of(JudgingSession(loaded, prompts), reference)
     rows: list[RemedyRow] = []
     timed: dict[int, tuple[Remedy, tuple[Path, Path]]] = {}
     for number, remedy in enumerate(REMEDIES):
@@ -111,12 +112,12 @@ def remedies_of(
     return rows
 
 
-def floor_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], reference: str) -> float:
+def floor_of(session: JudgingSession, reference: str) -> float:
     """rms of reorderings of the reference, in logits; NaN where there is no such floor: the ratios are missing then,
     and the rest is there.
     """
     try:
-        return rounding_floor(loaded, prompts, range(FLOOR_SEEDS), reference).rms
+        return session.floor(session.loaded, range(FLOOR_SEEDS), reference).rms
     except UlpscopeError:
         return float("nan")
 

@@ -10,7 +10,7 @@ from ...errors import CaptureError
 from ...runs.file.records import NOTED, ONE_ORDER, PASSED, Evidence
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
-from ..paths.engines import Side, digests_of, side_of
+from ..paths.engines import Side, side_of
 from ..paths.grammar import Pieces, Step
 from ..paths.hooks import LayerTrace
 from .mode import invariant
@@ -19,12 +19,15 @@ _MODIFIER = "invariant"
 
 
 def one_order_evidence(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[Side, Side], is_rounding: bool | None = None
+    loaded: LoadedModel,
+    sides: tuple[Side, Side],
+    is_rounding: bool | None,
+    digest_of: Callable[[LoadedModel, Side], str],
 ) -> Evidence | None:
     """A row of the rung that says where a divergence comes from, in the dtype that `loaded` is in; it never decides.
 
-    is_rounding: what the deciding rung found; None where there was none. None instead of a row: a side cannot be run in
-    one order.
+    is_rounding: what the deciding rung found; None where there was none. digest_of: of a side's bits over the prompts.
+    None instead of a row: a side cannot be run in one order.
 
     Equal bits show that on these prompts nothing in the caches, indices, masks and batches of the sides moves a bit in
     that dtype, for a fault in one of them is no sum in another order and stays, unless it is so small that it rounds
@@ -34,7 +37,7 @@ def one_order_evidence(
     control = f"'{names[1]}' against '{names[0]}' in {loaded.dtype}, every sum of both in one order (invariant)"
     try:
         with foreign_errors_stop("invariant", "shorten the prompts"):
-            reference, variant = digests_of(loaded, prompts, [_in_one_order(side, loaded) for side in sides])
+            reference, variant = (digest_of(loaded, _in_one_order(side, loaded)) for side in sides)
     except CaptureError:
         return None
     figures = {"compute_dtype": loaded.dtype, "bit_identical": reference == variant}

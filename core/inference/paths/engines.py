@@ -26,6 +26,8 @@ from .paths import Path, open_path, parse_path
 
 Engine = Callable[..., torch.Tensor]
 """(model, token_ids [positions]) -> logits [positions, vocab]; one with a third parameter `watch` is given a Watch."""
+Whole = Callable[[Sequence[int]], torch.Tensor]
+"""Token ids of a prompt -> all of its logits [positions, vocab]."""
 Open = Callable[[LoadedModel, LayerTrace | None], AbstractContextManager[Callable[[Sequence[int]], Pieces]]]
 
 
@@ -170,13 +172,15 @@ def pieces_of_side(
 
 
 def measure(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[Side, Side]
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[Side, Side], reference: Whole | None = None
 ) -> tuple[list[Divergence], list[str]]:
-    """(divergence of each prompt, digest of each side's bits)."""
+    """(divergence of each prompt, digest of each side's bits). reference: gives the first side's logits; None to run
+    it.
+    """
     found: list[Divergence] = []
     hashes = [hashlib.sha256(), hashlib.sha256()]
     for ids in prompts:
-        plain = whole_side(pieces_of_side(sides[0], loaded, ids))
+        plain = reference(ids) if reference is not None else whole_side(pieces_of_side(sides[0], loaded, ids))
         hashes[0].update(bits_of(plain).data)
         found.append(
             divergence(plain, _hashed(_as_wide(plain, sides, pieces_of_side(sides[1], loaded, ids)), hashes[1]))
@@ -212,10 +216,12 @@ def digests_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: Seq
     return found
 
 
-def divergences_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[Side, Side]) -> list[Divergence]:
-    """Two sides against each other, one divergence a prompt."""
+def divergences_of(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[Side, Side], reference: Whole | None = None
+) -> list[Divergence]:
+    """Two sides against each other, one divergence a prompt. reference: as for `measure`."""
     found = []
     for ids in prompts:
-        plain = whole_side(pieces_of_side(sides[0], loaded, ids))
+        plain = reference(ids) if reference is not None else whole_side(pieces_of_side(sides[0], loaded, ids))
         found.append(divergence(plain, _as_wide(plain, sides, pieces_of_side(sides[1], loaded, ids))))
     return found

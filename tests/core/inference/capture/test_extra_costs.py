@@ -16,6 +16,7 @@ from core.inference.capture.capture import CapturePlan, plan_capture
 from core.inference.capture.costs import costs_of
 from core.inference.capture.extra_costs import Speed, StageCost, Work, seconds_of, stages_of
 from core.inference.controls.judge_model import judge_pair
+from core.inference.controls.judging_session import JudgingSession
 from core.inference.controls.remedies import floor_of, prices_of, remedies_of
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
@@ -66,7 +67,7 @@ def test_remedies_make_the_forwards_that_were_foreseen_on_a_calm_machine(dtype: 
     (stage,) = stages_of(plan, ["remedies"])
     with counting(loaded) as seen:
         clock = Ticking()
-        floor = floor_of(loaded, plan.token_ids, "decode")
+        floor = floor_of(JudgingSession(loaded, plan.token_ids), "decode")
         remedies_of(loaded, plan.token_ids, "decode", variant, floor_rms=floor, as_it_is=ZERO, clock=clock)
         prices_of(loaded, plan.paths, clock=clock)
     assert Work(len(seen), sum(seen)) == stage.least
@@ -96,6 +97,22 @@ def test_judging_makes_no_more_forwards_than_were_foreseen(dtype: str, reference
     assert stage.least.forwards <= len(seen) <= stage.most.forwards
     assert stage.least.tokens <= sum(seen) <= stage.most.tokens
     assert len(seen) > stage.most.forwards / 2  # the twin: a bound that is far off would say nothing
+
+
+def test_more_variants_of_one_reference_are_foreseen_as_the_session_judges_them():
+    loaded = tiny_model("llama")
+    variants = ["decode", "chunked:3", "prefill+batch:2"]
+    ids = [list(prompt)[:8] for prompt in tiny_prompts(loaded)[:2]]
+    plan = plan_capture(loaded, ids, "prefill", variants)
+    alone = [stages_of(plan_capture(loaded, ids, "prefill", [each]), ["judge"])[0].most for each in variants]
+    (stage,) = stages_of(plan, ["judge"])
+    session = JudgingSession(loaded, plan.token_ids, pairs=len(variants))
+    with counting(loaded) as seen:
+        for each in variants:
+            judge_pair(loaded, plan.token_ids, "prefill", each, session=session)
+    assert stage.least.forwards <= len(seen) <= stage.most.forwards < sum(work.forwards for work in alone)
+    assert stage.least.tokens <= sum(seen) <= stage.most.tokens
+    assert len(seen) > stage.most.forwards / 2
 
 
 def test_the_floor_of_the_modules_is_counted_with_its_plain_prefill():

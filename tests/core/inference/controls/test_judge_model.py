@@ -14,7 +14,7 @@ from benchmarks.verdicts.engines import attention, prefill, replaced
 from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError, UsageError
-from core.inference.controls import judge_model, rounding_floor
+from core.inference.controls import judge_model, judging_session, rounding_floor
 from core.inference.controls.judge_model import judge, judge_pair
 from core.inference.controls.reordering import reordered
 from core.inference.models import float64
@@ -476,7 +476,8 @@ def test_lowered_precision_of_experts_is_seen_in_float32_without_float64() -> No
 def test_neighbours_that_move_bits_of_experts_are_noted_only(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny_model("mixtral")
     digests = iter(range(100))
-    monkeypatch.setattr(judge_model, "digests_of", lambda loaded, prompts, sides: [str(next(digests)) for _ in sides])
+    for module in (judge_model, judging_session):
+        monkeypatch.setattr(module, "digests_of", lambda loaded, prompts, sides: [str(next(digests)) for _ in sides])
     found = judge_pair(loaded, [PROMPT], "prefill", "prefill+batch:2").verdict
     assert next(row for row in found.evidence if row.rung == NEIGHBOURS).outcome == NOTED
     dense = judge_pair(tiny_model("llama"), [PROMPT], "prefill", "prefill+batch:2").verdict

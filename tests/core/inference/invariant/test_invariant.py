@@ -18,6 +18,7 @@ from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.trial import registered
 from core.errors import CaptureError
 from core.inference import judge
+from core.inference.controls.judging_session import JudgingSession
 from core.inference.invariant import invariant, invariant_forwards, kernels, operations, products
 from core.inference.invariant.rung import one_order_evidence
 from core.inference.invariant.tiles import FLOAT32
@@ -487,7 +488,7 @@ def test_a_fault_that_rounds_away_in_bfloat16_is_not_cleared_there_while_float32
     prompts = tiny_prompts(loaded)[:1]
     sides = (side_of("prefill"), side_of(_decoded(1.001)))
     with torch.inference_mode():
-        narrow = one_order_evidence(loaded, prompts, sides)
+        narrow = one_order_evidence(loaded, sides, None, JudgingSession(loaded, prompts).digest)
     assert narrow is not None
     assert narrow.outcome == PASSED
     assert "With every sum in one order, in bfloat16, both sides are equal bit for bit" in narrow.says
@@ -517,7 +518,8 @@ def test_equal_bits_beside_a_rung_that_fails_clear_nothing() -> None:
     loaded = tiny_model("llama")
     prompts = tiny_prompts(loaded)[:1]
     with torch.inference_mode():
-        row = one_order_evidence(loaded, prompts, (side_of("prefill"), side_of("decode")), is_rounding=False)
+        sides = (side_of("prefill"), side_of("decode"))
+        row = one_order_evidence(loaded, sides, False, JudgingSession(loaded, prompts).digest)
     assert row is not None
     assert row.outcome == NOTED
     assert "in the kernels that this mode takes the place of" in row.says

@@ -1,0 +1,137 @@
+"""Controls that do not depend on the variant: of one model and the same prompts they are computed once, at first need,
+and serve every pair that is judged, and the remedies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..models.float64 import in_float64
+from ..models.model import LoadedModel
+from ..paths.engines import Side, digests_of, pieces_of_side
+from .answer_precision import Narrow, narrow_answers
+from .rounding_floor import (
+    EXACT_BYTES,
+    Divergence,
+    Floor,
+    as_many_as,
+    divergence,
+    in_float32,
+    mean_squares,
+    own_rounding_of,
+    rounding_floor,
+    whole_side,
+)
+
+KEPT_BYTES = 256 << 20  # of a reference's logits in one dtype
+Key = TypeVar("Key")
+Kept = TypeVar("Kept")
+
+
+class JudgingSession:
+    """One model and the prompts that its pairs are judged on.
+
+    Of a side that is a path everything is kept under the path's name; a callable may be another one under the same
+    name, and is asked anew for every pair. Whoever changes the model in between makes another session.
+    """
+
+    def __init__(self, loaded: LoadedModel, prompts: Sequence[Sequence[int]], *, pairs: int = 1) -> None:
+        """pairs: how many are going to be judged; of one pair no logits need be kept."""
+        self.loaded, self.pairs = loaded, pairs
+        self.prompts = [tuple(int(token) for token in prompt) for prompt in prompts]
+        self._floors: dict[tuple[str, str], tuple[Floor, dict[int, tuple[Divergence, ...]]]] = {}
+        self._own_rounding: list[NDArray[np.float64] | None] = []
+        self._exact: list[torch.Tensor] = []
+        self._errors: dict[str, float] = {}
+        self._narrow: dict[str, Narrow | None] = {}
+        self._logits: dict[tuple[str, str, tuple[int, ...]], torch.Tensor] = {}
+        self._digests: dict[tuple[str, str], str] = {}
+        self._module_floors: dict[tuple[object, ...], dict[str, list[NDArray[np.float64]]]] = {}
+
+    def floor(
+        self, model: LoadedModel, seeds: Sequence[int], path: str = "prefill", *, dtype: str | None = None
+    ) -> Floor:
+        """`rounding_floor` of the prompts; a seed that was asked for before is not run again. model: the session's, or
+        the same weights widened.
+        """
+        key = (path, dtype or model.dtype)
+        first, known = self._floors.get(key, (None, {}))
+        missing = [seed for seed in seeds if seed not in known]
+        if missing or first is None:
+            found = rounding_floor(model, self.prompts, missing or list(seeds), path, dtype=dtype)
+            known |= dict(zip(found.seeds, found.divergences, strict=True))
+            first = first or found
+            self._floors[key] = first, known
+        return replace(first, seeds=tuple(seeds), divergences=tuple(known[seed] for seed in seeds))
+
+    def own_rounding(self) -> NDArray[np.float64] | None:
+        """`own_rounding_of` the model on the prompts. [positions]"""
+        if not self._own_rounding:
+            self._own_rounding.append(own_rounding_of(self.loaded, self.prompts))
+        return self._own_rounding[0]
+
+    def narrow(self, side: Side) -> Narrow | None:
+        """`narrow_answers` of the side on the prompts."""
+        return self._of_path(side, side.name, self._narrow, lambda: narrow_answers(self.loaded, self.prompts, side))
+
+    def reference(self, model: LoadedModel, side: Side, ids: Sequence[int]) -> torch.Tensor:
+        """All logits of a prompt of the session in the dtype of `model`. [positions, vocab]; where several pairs have
+        that reference they are kept, as far as KEPT_BYTES go.
+        """
+        if side.path is None or not self.keeps(model):
+            return whole_side(pieces_of_side(side, model, ids))
+        key = (side.name, model.dtype, tuple(ids))
+        if key not in self._logits:
+            self._logits[key] = whole_side(pieces_of_side(side, model, ids))
+        return self._logits[key]
+
+    def keeps(self, model: LoadedModel) -> bool:
+        """Are a reference's logits kept in the dtype of `model`?"""
+        size = sum(map(len, self.prompts)) * model.vocab_size * model.torch_dtype.itemsize
+        return self.pairs > 1 and size <= KEPT_BYTES
+
+    def digest(self, model: LoadedModel, side: Side) -> str:
+        """sha256 of the bits of a call of the side in the dtype of `model`, over all prompts."""
+        key = (side.name, model.dtype)
+        return self._of_path(side, key, self._digests, lambda: digests_of(model, self.prompts, [side])[0])
+
+    def error(self, side: Side) -> float:
+        """rms of the side in float32 to a plain forward of the same weights in float64, in logits; over as many prompts
+        as fit.
+        """
+        return self._of_path(side, side.name, self._errors, lambda: self._error(side))
+
+    def module_floor(
+        self, key: tuple[object, ...], measured: Callable[[], dict[str, list[NDArray[np.float64]]]]
+    ) -> dict[str, list[NDArray[np.float64]]]:
+        """Mean squares of the reorderings at every module, by its name; key: dtype, seeds and positions."""
+        if key not in self._module_floors:
+            self._module_floors[key] = measured()
+        return self._module_floors[key]
+
+    def _error(self, side: Side) -> float:
+        chosen = as_many_as(self.prompts, EXACT_BYTES // (8 * self.loaded.vocab_size))
+        if not self._exact:
+            with in_float64(self.loaded) as widened:
+                plain = [torch.tensor([list(ids)], device=self.loaded.device) for ids in chosen]
+                self._exact = [widened.model(ids).logits[0] for ids in plain]
+        with in_float32(self.loaded) as widened:
+            found = [
+                divergence(exact, pieces_of_side(side, widened, ids))
+                for exact, ids in zip(self._exact, chosen, strict=True)
+            ]
+        return float(np.sqrt(mean_squares(found).mean()))
+
+    @staticmethod
+    def _of_path(side: Side, key: Key, kept: dict[Key, Kept], ask: Callable[[], Kept]) -> Kept:
+        if side.path is None:
+            return ask()
+        if key not in kept:
+            kept[key] = ask()
+        return kept[key]
