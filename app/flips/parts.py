@@ -94,14 +94,14 @@ def why(here: pd.Series, top: pd.DataFrame) -> str:
             f"{wording.plural(int(here['nonfinite_mismatch']), 'logit')} here NaN or infinite on one side only, which"
             " can change the argmax by itself."
         )
-    parts = {side: here[f"{side}_margin"] for side in SIDES}
-    if any(pd.isna(margin) for margin in parts.values()):
+    margins = {side: here[f"{side}_margin"] for side in SIDES}
+    if any(pd.isna(margin) for margin in margins.values()):
         return "A side has no finite margin here, so the bound says nothing."
-    smaller = min(SIDES, key=lambda side: parts[side])
+    smaller = min(SIDES, key=lambda side: margins[side])
     bound = 2 * float(here["max_abs"])
     ulps = wording.plural(int(here[f"{smaller}_margin_ulps"]), "ULP")
     numbers = (
-        f"The smaller margin is the {smaller}'s, {parts[smaller]:.12g} logits ({ulps}); the largest difference of any"
+        f"The smaller margin is the {smaller}'s, {margins[smaller]:.12g} logits ({ulps}); the largest difference of any"
         f" logit here is {here['max_abs']:.12g}, twice that {bound:.12g}."
     )
     if not here["near_tie"]:
@@ -110,7 +110,7 @@ def why(here: pd.Series, top: pd.DataFrame) -> str:
         )
     possible = (
         "The margin is no larger than that, so one candidate can pass the other."
-        if parts[smaller]
+        if margins[smaller]
         else "It is a tie, which any difference can decide."
     )
     return f"{numbers} {possible} {_moved(here, top)}".rstrip()

@@ -89,7 +89,7 @@ def test_the_same_capture_twice_gives_the_same_bits(llama_bfloat16: LoadedModel)
     assert collect(plan).digest() == collect(plan).digest()
 
 
-def _noisy(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _noisy(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     shape = (batch.positions, batch.loaded.vocab_size)
     yield 0, torch.rand(shape).to(batch.loaded.torch_dtype)
 
@@ -226,7 +226,7 @@ def test_logits_that_cannot_fit_are_refused_before_any_forward(llama: LoadedMode
 
 
 def _raising(error: BaseException):  # type: ignore[no-untyped-def]
-    def base(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+    def base(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
         yield 0, torch.zeros(1, batch.loaded.vocab_size)
         raise error
 
@@ -277,7 +277,7 @@ def test_modifiers_are_undone_when_a_capture_breaks(llama: LoadedModel, monkeypa
     events: list[str] = []
 
     @contextmanager
-    def watched(setting: Setting) -> Iterator[Setting]:
+    def watched(batch: Setting) -> Iterator[Setting]:
         events.append("entered")
         try:
             yield batch

@@ -105,8 +105,8 @@ def test_rungs_and_figures_of_rounding(narrow: LoadedModel) -> None:
     assert {row.outcome for row in verdict.evidence} == {PASSED}
     assert verdict.noise_ratio == evidence[FLOAT32].figures["noise_ratio"]
     assert verdict.first_place is None
-    assert [rounding_floor.compute_dtype for rounding_floor in found.floors] == ["bfloat16", "float32"]
-    assert {len(rounding_floor.pair_rms) for rounding_floor in found.floors} == {len(PROMPT) + 9}
+    assert [floor.compute_dtype for floor in found.floors] == ["bfloat16", "float32"]
+    assert {len(floor.pair_rms) for floor in found.floors} == {len(PROMPT) + 9}
     assert steps[0] == "both sides in bfloat16"
 
 

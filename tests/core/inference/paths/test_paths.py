@@ -150,18 +150,18 @@ def test_without_that_refusal_the_cache_would_be_silently_wrong(base: str, model
     assert not computes_the_same("faulty", model_of("longrope"))
 
 
-def _shifted(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _shifted(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     """Fault: the logits of each position are those of the one before."""
     logits = batch.loaded.model(input_ids=batch.token_ids).logits[batch.row]
     yield 0, torch.cat([logits[:1], logits[:-1]])
 
 
-def _wrong_row(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _wrong_row(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     """Fault: a neighbour's logits."""
     yield 0, batch.loaded.model(input_ids=batch.token_ids).logits[-1]
 
 
-def _faulty_cache(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _faulty_cache(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     """Fault: one cached value of one head is scaled by 1.01."""
     cache = DynamicCache(config=batch.loaded.model.config)
     for position in range(batch.positions):
@@ -170,7 +170,7 @@ def _faulty_cache(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
             cache.layers[0].values[batch.row, 0, 2] *= 1.01
 
 
-def _position_off_by_one(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _position_off_by_one(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     """Fault: the tokens after the reused prefix believe to stand one further right."""
     model, prefix = batch.loaded.model, 8
     cache = DynamicCache(config=model.config)
@@ -180,7 +180,7 @@ def _position_off_by_one(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]
     yield prefix, rest.logits[batch.row]
 
 
-def _blocks_table_shifted(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _blocks_table_shifted(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     """Fault: after the cache is trimmed, the block table is off by one: the first block is lost, the last is read
     twice.
 
@@ -200,7 +200,7 @@ def _blocks_table_shifted(setting: Setting) -> Iterator[tuple[int, torch.Tensor]
     yield reused, batch.forward(reused, batch.positions, cache)
 
 
-def _stale_slot(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _stale_slot(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     """Fault: one slot of the reused cache still holds what another prompt left there."""
     model, prefix = batch.loaded.model, 8
     other = DynamicCache(config=model.config)
@@ -212,7 +212,7 @@ def _stale_slot(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     yield prefix, batch.forward(prefix, batch.positions, cache)
 
 
-def _trimmed_one_short(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _trimmed_one_short(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     """Fault: the cache keeps one token more than the block boundary says, so that token is seen twice."""
     reused = 24
     cache = DynamicCache(config=batch.loaded.model.config)
@@ -222,7 +222,7 @@ def _trimmed_one_short(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     yield reused, batch.forward(reused, batch.positions, cache)
 
 
-def _static_slot_unwritten(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _static_slot_unwritten(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     """Fault: a slot of the static cache is cleared after it was written."""
     cache = StaticCache(config=batch.loaded.model.config, max_cache_len=batch.columns)
     for position in range(batch.positions):
@@ -402,19 +402,19 @@ def test_a_path_that_does_not_parse_is_answered_with_what_exists(text: str, sent
     assert str(caught.value) == sentence
 
 
-def _float64(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _float64(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     yield 0, torch.zeros(batch.positions, batch.loaded.vocab_size, dtype=torch.float64)
 
 
-def _narrow(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _narrow(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     yield 0, torch.zeros(batch.positions, 7)
 
 
-def _short(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _short(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     yield 0, torch.zeros(batch.positions - 1, batch.loaded.vocab_size)
 
 
-def _skipping(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _skipping(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     yield 1, torch.zeros(1, batch.loaded.vocab_size)
 
 
