@@ -1,7 +1,7 @@
 """A float32 pair without a floor on trial: does a pair that only rounds shrink with the precision, and one with a fault
 not?
 
-python -m benchmarks.shrink                         # every model: the table of docs/verdict.md
+python -m benchmarks.shrink                         # every model: the table of docs/verdict_calibration.md
 python -m benchmarks.shrink --model "llama bfloat16"
 """
 
@@ -26,7 +26,7 @@ from core.numerics.formats import format_named
 from core.runs.file.records import FAILED, MISSING, PASSED
 
 # Mixtures of experts whose router ties are left out: float32 is no microscope for them, with or without a floor
-# (docs/verdict.md).
+# (docs/verdict_calibration.md).
 MODELS = (
     *(f"{name} bfloat16" for name in CONFIGS if name != "mixtral-ties"),
     "llama float16",

@@ -8,6 +8,7 @@ import streamlit as st
 from app.components import best_tokens, figure_cache, plots
 from app.overview import charts, findings, token_strip
 from app.shell import exports, selection, store_cache, widgets, wording
+from app.shell.glossary import meanings
 from app.shell.page_settings import COLOURS
 from app.verdict import panel
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
@@ -36,16 +37,11 @@ figures[0].metric(
     "Flips",
     f"{summary.flips:,}",
     help=(
-        f"positions whose argmax differs; the same top-1 at {wording.share(header.rows - summary.flips, header.rows)}"
-        " positions"
+        f"{meanings()['flip']}; the same top-1 at {wording.share(header.rows - summary.flips, header.rows)} positions"
     ),
 )
-figures[1].metric(
-    "Near ties",
-    f"{summary.near_ties:,}",
-    help="positions whose smaller margin is at most twice their largest difference: a flip is possible",
-)
-figures[2].metric("Ties", f"{summary.ties:,}", help="positions with a margin of exactly 0 on either side")
+figures[1].metric("Near ties", f"{summary.near_ties:,}", help=meanings()["near tie"])
+figures[2].metric("Ties", f"{summary.ties:,}", help=meanings()["tie"])
 figures[3].metric(
     "Largest difference",
     wording.number(summary.max_abs, 6),

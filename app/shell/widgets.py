@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app.components import stepper
 from app.components.code_block import code_block
-from app.shell import address, link, selection, store_cache, wording
+from app.shell import address, glossary, link, selection, store_cache, wording
 from core.errors import UlpscopeError
 from core.runs.file.records import Provenance
 from core.runs.judge_command import captured_with
@@ -173,7 +172,7 @@ def head(title: str, view: selection.View | None, what: str) -> selection.View:
     left, right = st.columns([5, 1.2], vertical_alignment="bottom")
     left.title(title)
     with right.popover("Definitions", icon=":material/menu_book:", width="stretch"):
-        st.markdown(_definitions())
+        st.markdown(glossary.definitions())
     if view is None:
         empty()
     run, header = view.run, view.run.header
@@ -222,13 +221,6 @@ def said() -> Iterator[None]:
         yield
     except UlpscopeError as error:
         link.complain(str(error))
-
-
-@functools.cache
-def _definitions() -> str:
-    """docs/metrics.md from its definitions on: what every figure is, its unit and how it is computed."""
-    text = (PAGES.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
-    return text[text.index("**Ordinal.**") :]
 
 
 def code(text: str) -> str:

@@ -61,7 +61,7 @@ def controls_to_bring(view: selection.View) -> None:
             st.caption(wording.opening(what))
             code_block(f"{command} {option}", wraps=True)
         st.caption(
-            "The judged run is a new one, of the same bits; options may be combined. docs/verdict.md has the method."
+            "The judged run is a new one, of the same bits; options may be combined. docs/upload.md has the controls."
         )
 
 

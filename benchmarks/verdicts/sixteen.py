@@ -1,8 +1,8 @@
 """16 bits alone on trial: engines that hold bfloat16 weights and have nothing else, with 1, 10 and 100 prompts
-(docs/verdict.md).
+(docs/verdict_calibration.md).
 
 python -m benchmarks.verdicts.sixteen                                      # every model of 16 bits: the tables of
-docs/verdict.md python -m benchmarks.verdicts.sixteen --model "llama bfloat16" --prompts 10
+docs/verdict_calibration.md python -m benchmarks.verdicts.sixteen --model "llama bfloat16" --prompts 10
 """
 
 from __future__ import annotations

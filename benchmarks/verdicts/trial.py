@@ -1,7 +1,7 @@
 """The verdict on trial: injected bugs that it must call bugs, and other ways to compute the same that it must not
-(docs/verdict.md).
+(docs/verdict_calibration.md).
 
-python -m benchmarks.verdicts.trial                        # every model, every case: the tables of docs/verdict.md
+python -m benchmarks.verdicts.trial            # every model, every case: the tables of docs/verdict_calibration.md
 python -m benchmarks.verdicts.trial --model llama --quick  # one model, without what compiles python -m
 benchmarks.verdicts.trial --precisions           # only lower precisions, and faults on top of them python -m
 benchmarks.verdicts.trial --drawn 20             # false alarms: pairs of pure rounding on models of other weights

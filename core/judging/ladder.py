@@ -3,7 +3,7 @@ core.inference.controls.judge_model or a run.
 
 Nothing is judged against a constant number of logits or ULPs. A pair is held against this checkpoint's own rounding
 floor: what mathematically identical reorderings of the same model, on the same prompts, in the same dtype do to its
-logits (docs/verdict.md).
+logits (docs/verdict_calibration.md).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ INVALID_DUMP = "invalid dump"
 UNDECIDED = "undecided"
 VERDICTS = (IDENTICAL, ROUNDING, LOWER_PRECISION, NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP, UNDECIDED)
 
-# Noise ratios up to which a pair may be rounding; docs/verdict.md has the trial they were chosen by. In 16 bits another
-# path may also round between operations where the reference does not (a fused kernel), which reordering sums does not
-# show.
+# Noise ratios up to which a pair may be rounding; docs/verdict_calibration.md has the trial they were chosen by. In 16
+# bits another path may also round between operations where the reference does not (a fused kernel), which reordering
+# sums does not show.
 LARGEST_RATIO = 4.0
 LARGEST_RATIO_16_BITS = 10.0
 FALSE_ALARM = 1e-3  # chance that one position of a pair of pure rounding stands out, over all of its positions together

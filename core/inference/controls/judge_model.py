@@ -1,5 +1,5 @@
 """Judge a pair: run its controls, hold it against this model's own rounding floor, and say rounding or bug
-(docs/verdict.md).
+(docs/verdict_calibration.md).
 
 A side is a path of the grammar, or any callable: an engine, a kernel, a cache of one's own.
 """

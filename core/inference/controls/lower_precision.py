@@ -1,4 +1,7 @@
-"""Is a side the same function in a lower precision? Asked where a pair is beyond its floor (docs/verdict.md)."""
+"""Is a side the same function in a lower precision? Asked where a pair is beyond its floor.
+
+docs/verdict_calibration.md has the method.
+"""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def growth_over_modules(
     if not names:
         raise CaptureError(
             f"'{sides[1].name}' computes positions in forwards that could not be followed; an engine may hand in what"
-            " its modules put out (docs/verdict.md, `watch`)."
+            " its modules put out (docs/extend.md, `watch`)."
         )
     pair_rms, floor_rms = (np.array([_rms(of[name]) for name in names]) for of in (pair, floor))
     return Growth(names, pair_rms, floor_rms, sum(map(len, chosen)))

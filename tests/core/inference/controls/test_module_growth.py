@@ -242,7 +242,7 @@ def test_a_head_in_slices_over_equal_rows_is_still_followed(monkeypatch):
 
 
 def test_the_worked_example_of_the_documentation_names_its_module():
-    text = (Path(__file__).parents[4] / "docs" / "verdict.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "docs" / "extend.md").read_text(encoding="utf-8")
     (example,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "watch(" in block]
     loaded = tiny_model("llama")
     known = {"torch": torch, "model": loaded.model, "prompts": tiny_prompts(loaded)}

@@ -155,7 +155,7 @@ def test_what_is_wrong_is_marked_in_the_table_and_missing_in_the_count() -> None
 @pytest.mark.model
 @pytest.mark.slow
 def test_a_float32_pair_without_a_floor_calls_no_bug_rounding_and_no_rounding_a_bug() -> None:
-    """`python -m benchmarks.shrink` runs every model; docs/verdict.md has its table."""
+    """`python -m benchmarks.shrink` runs every model; docs/verdict_calibration.md has its table."""
     found = [one for one in shrink.run_trial(["llama bfloat16"]) if one.test is not None]
     bugs = [one for one in found if one.is_bug]
     assert len(bugs) >= 20
