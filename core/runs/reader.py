@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
 from ..numerics import pyramid
 from ..numerics.elementary import exp
@@ -144,7 +145,7 @@ class RunReader:
             rows,
         ) = row
         if kind == "ops":  # core.runs.ops_run reads those
-            shown_by = f"`python -m core ops --show {self.run_id}` and the Ops page show it"
+            shown_by = f"`{COMMAND} ops --show {self.run_id}` and the Ops page show it"
             raise StoreError(f"run '{self.run_id}' holds probes of operations, so no sides and no logits; {shown_by}.")
         tokens: dict[int, list[tuple]] = {}
         for prompt, *token in self._database.rows("SELECT prompt, token_id, text FROM token ORDER BY prompt, position"):

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ...command_name import COMMAND
 from ..file.records import (
     FLOAT32,
     MISSING,
@@ -34,8 +35,8 @@ from ..file.records import (
 from ..reader import RunReader, StoredPair
 
 NOT_JUDGED = "not judged"
-_JUDGE = "`python -m core judge` runs it."
-_MODEL = "Where the model is at hand, `python -m core verdict {run} --model MODEL`; the dump needs its token_ids."
+_JUDGE = f"`{COMMAND} judge` runs it."
+_MODEL = f"Where the model is at hand, `{COMMAND} verdict {{run}} --model MODEL`; the dump needs its token_ids."
 
 # What would supply a rung of which nothing is stored, for captures and for uploads.
 _SUPPLY = {
@@ -57,13 +58,13 @@ _SUPPLY = {
             "Save the tokens that each side emitted in the dump, as `emitted:SIDE`, with -1 where the next token was"
             " given."
         ),
-        RERUN: "Call each side once more, and `python -m core verdict {run} --rerun AGAIN.npz`.",
+        RERUN: f"Call each side once more, and `{COMMAND} verdict {{run}} --rerun AGAIN.npz`.",
         NEIGHBOURS: (
-            "Run the same prompt beside other requests, as many and as long, and `python -m core verdict {run}"
+            f"Run the same prompt beside other requests, as many and as long, and `{COMMAND} verdict {{run}}"
             " --neighbours BESIDE_OTHERS.npz`."
         ),
         OWN_DTYPE: _MODEL,
-        FLOAT32: "Compute both sides in float32, and `python -m core verdict {run} --float32 PAIR_IN_FLOAT32.npz`.",
+        FLOAT32: f"Compute both sides in float32, and `{COMMAND} verdict {{run}} --float32 PAIR_IN_FLOAT32.npz`.",
         SYMMETRY: _MODEL,
         STRUCTURE: "It says where differences begin.",
         MODULES: "It needs the engine: `judge` takes it as a callable, beside the model.",
