@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ...command_name import COMMAND
@@ -33,6 +33,9 @@ from ..file.records import (
     Provenance,
 )
 from ..reader import RunReader, StoredPair
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NOT_JUDGED = "not judged"
 _JUDGE = f"`{COMMAND} judge` runs it."
@@ -190,6 +193,8 @@ def _flips(positions: pd.DataFrame, compute_dtype: str) -> str:
     In ULPs and not against the floor: in 16 bits a margin is a whole number of steps, while most logits do not move at
     all, so the floor's rms is less than one step.
     """
+    import pandas as pd
+
     flips = positions[positions["is_flip"]]
     near, count = int(flips["near_tie"].sum()), len(flips)
     if not count:
