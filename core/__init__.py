@@ -1,3 +1,3 @@
 """ULPscope's core: numerics, run files, captures and the command line. No user interface is imported here."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

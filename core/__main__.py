@@ -1,4 +1,6 @@
-"""The command line: `python -m core COMMAND`. Exit codes: 0 within the gate, 1 the gate failed, 2 bad input or usage.
+"""The command line: `python -m core COMMAND` in a clone, `ulpscope COMMAND` where it is installed.
+
+Exit codes: 0 within the gate, 1 the gate failed, 2 bad input or usage.
 
 Torch is imported only by commands that run a model, and only once they do, so every other command starts in a fraction
 of a second.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from inspect import cleandoc
 
 try:
     import typer
@@ -19,6 +22,7 @@ except ModuleNotFoundError as missing:
     )
     sys.exit(2)
 
+from .command_name import CALLED, COMMAND
 from .commands import (
     capturing,
     comparing,
@@ -37,13 +41,13 @@ from .commands import (
     tokens,
     verdicts,
 )
-from .commands.console import CALLED, err
+from .commands.console import err
 from .errors import UlpscopeError
 
 app = typer.Typer(
     name="ulpscope",
     help="Is it rounding, or a bug? Capture, keep and compare the complete logits of two ways to run a language model.",
-    epilog="A first look:  python -m core list   then   python -m core show RUN. "
+    epilog=f"A first look:  {COMMAND} list   then   {COMMAND} show RUN. "
     "A run's id may be shortened to any unique beginning.",
     no_args_is_help=True,
     add_completion=False,
@@ -73,10 +77,12 @@ app.command()(keeping.label)
 app.command()(keeping.tidy)
 app.command()(pushing.push)
 app.command()(serve.serve)
-app.add_typer(tokens.app, name="tokens")
 app.command("configuration")(hosting.show_configuration)
 app.command("hash-password")(hosting.hash_password)
 app.command()(hosting.audit)
+for _registered in app.registered_commands:  # a docstring is no place for a name that depends on the installation
+    _registered.help = cleandoc(_registered.callback.__doc__ or "").replace("python -m core", COMMAND)
+app.add_typer(tokens.app, name="tokens")
 
 
 def main() -> None:

@@ -27,6 +27,10 @@ class ConfigurationError(UlpscopeError):
     """A configuration file or an environment variable that cannot be understood."""
 
 
+class ExtraError(UlpscopeError, ImportError):
+    """A library that only an extra of the installed package brings, and that is not there."""
+
+
 class LimitError(UlpscopeError):
     """More than the server's limits allow. `status`: 413 where the file itself is too large, 507 where there is no room
     for it.

@@ -15,6 +15,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from ..command_name import COMMAND
 from ..errors import CaptureError, UsageError
 from ..prompt_files import GivenPrompt, Message, read_prompts, read_whole
 from ..runs.store.partial import is_passing
@@ -302,7 +303,7 @@ def typed_command() -> str:
         Path(part).name if before == "--prompts" and is_passing(part) else part
         for before, part in pairwise(["", *given])
     ]
-    return shlex.join(["python", "-m", "core", *given])
+    return f"{COMMAND} {shlex.join(given)}"
 
 
 def variants_of(

@@ -5,7 +5,6 @@ stops.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -28,11 +27,6 @@ from ..runs.store.store import open_store
 from .stopping import EXIT_CODE, SENTENCE, stopping
 
 
-def called() -> str:
-    """How a person calls this command line: the launcher as it was typed, else `python -m core`."""
-    return os.environ.get(CALLED) or "python -m core"
-
-
 def printable(text: str) -> str:
     """Lines of untrusted text as a terminal may have them."""
     return "\n".join(shown(line, len(line)) for line in text.split("\n"))
@@ -50,7 +44,6 @@ class _Printable(Console):
 
 out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)  # a pipe has no width to fit into
 err = _Printable(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 180)
-CALLED = "ULPSCOPE_CALLED"  # a variable: how the launcher at the top of a clone was typed
 EVERY_SECONDS = 10.0  # between two lines of progress, where stderr is no terminal
 
 StoreOption = Annotated[

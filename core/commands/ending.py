@@ -7,12 +7,13 @@ from pathlib import Path
 
 import typer
 
+from ..command_name import COMMAND, called
 from ..runs import judge_command
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
 from ..runs.store.store import open_store
 from .comparing import pair_table
-from .console import announce, announce_line, called, err
+from .console import announce, announce_line, err
 
 _LONGEST = 200  # characters of a command that is worth printing: a prompt may have thousands
 
@@ -64,5 +65,5 @@ def next_commands(run: RunReader, store: Path | None, *, has_said_verdict: bool)
     judge = judge_command.typed(run.header.provenance.command)
     if judge is None or len(judge) > _LONGEST or "\n" in judge:
         return show, "the same command with --judge: rounding, or a bug?"
-    judge = judge.replace("python -m core", called(), 1) + "".join(f" {part}" for part in map(shlex.quote, where))
+    judge = judge.replace(COMMAND, called(), 1) + "".join(f" {part}" for part in map(shlex.quote, where))
     return show, f"{judge}    # rounding, or a bug?"

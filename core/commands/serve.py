@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..command_name import called
 from ..configuration import FILE_NAME, VARIABLE, configuration
-from ..errors import UsageError
+from ..errors import ExtraError, UsageError
 from ..hosting import private, start, tokens
 from ..runs.store.store import open_store
-from .console import StoreOption, called, err
+from .console import StoreOption, err
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,6 +31,13 @@ def serve(
     store: StoreOption = None,
 ) -> None:
     """Serve the dashboard. Refuses, before it listens, to be open to others without a sign-in (docs/hosting.md)."""
+    if not (ROOT / "app" / "main.py").is_file():
+        raise UsageError(
+            "the dashboard is part of a clone of ULPscope, not of the installed package; run ./ulpscope serve in one,"
+            " or install the clone with pip install -e '.[hosting]'."
+        )
+    if find_spec("streamlit") is None:
+        raise ExtraError("the dashboard takes streamlit, not installed here: pip install -e '.[hosting]' in the clone.")
     found = configuration()
     environment = os.environ | {start.FORWARDED: ""}  # whom to believe is [hosting] trusted_proxies, and nothing else
     start.check(found, environment, address)

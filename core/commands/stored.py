@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from ..command_name import called
 from ..errors import StoreError, UsageError
 from ..runs.dumps.export import export_npz
 from ..runs.reader import RunReader
@@ -26,7 +27,7 @@ from ..runs.store.trash import entry_of
 from ..runs.views.continuations import continuations
 from ..runs.views.kv_cache import summarize
 from .comparing import flip_table, pair_table
-from .console import JsonOption, StoreOption, called, err, out, print_json, printable, size
+from .console import JsonOption, StoreOption, err, out, print_json, printable, size
 
 
 def list_(

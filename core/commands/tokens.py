@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from ..command_name import COMMAND
 from ..configuration import configuration
 from ..hosting import tokens
 from ..runs.store import audit
@@ -69,7 +70,7 @@ def list_(store: StoreOption = None, as_json_: JsonOption = False) -> None:
             else f"{token.expires:%Y-%m-%d %H:%M}{', over' if token.is_expired(now) else ''}"
         )
         table.add_row(escape(token.name), token.role, f"{token.created:%Y-%m-%d %H:%M}", until)
-    out.print(table if found else "no tokens; `python -m core tokens add NAME` makes one.")
+    out.print(table if found else f"no tokens; `{COMMAND} tokens add NAME` makes one.")
 
 
 @app.command()

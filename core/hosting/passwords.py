@@ -8,6 +8,8 @@ import hmac
 import re
 import secrets
 
+from ..command_name import COMMAND
+
 LONGEST = 1024  # bytes that are looked at; hashing is slow on purpose, and nobody types that much
 SHORTEST = 8  # characters of one in the clear; of a hash nobody can tell
 _N, _R, _P = 1 << 15, 8, 1  # 32 MB and 0.1 s a try, the interactive parameters of RFC 7914's authors, doubled
@@ -26,7 +28,7 @@ def complaint(stored: str) -> str | None:
     if not stored:
         return None
     if stored.startswith("scrypt$"):
-        return None if _parts(stored) else "begins with 'scrypt$' but is not what `python -m core hash-password` prints"
+        return None if _parts(stored) else f"begins with 'scrypt$' but is not what `{COMMAND} hash-password` prints"
     if len(stored) < SHORTEST:
         return f"has {len(stored)} characters; one in the clear has at least {SHORTEST}"
     return None

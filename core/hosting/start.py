@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import SplitResult, urlsplit
 
+from ..command_name import COMMAND
 from ..configuration import Configuration, Hosting, SignIn
 from ..errors import ConfigurationError
 from . import passwords
@@ -18,7 +19,7 @@ FORWARDED = "FORWARDED_ALLOW_IPS"  # uvicorn's own idea of whom to believe
 _ORIGIN = re.compile(r"https?://(\*\.)?[A-Za-z0-9.-]+(:\d{1,5})?")
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 HOW = (
-    "a password (ULPSCOPE_SIGN_IN_EDITOR_PASSWORD), tokens (ULPSCOPE_SIGN_IN_TOKENS=1 and `python -m core tokens add`),"
+    f"a password (ULPSCOPE_SIGN_IN_EDITOR_PASSWORD), tokens (ULPSCOPE_SIGN_IN_TOKENS=1 and `{COMMAND} tokens add`),"
     " a proxy's header or OIDC, all in docs/hosting.md"
 )
 

@@ -1,13 +1,25 @@
-"""The torch side: models, paths, capture. `judge` is the public door; torch loads when it is asked for, not before."""
+"""The torch side: models, paths, capture. `judge` is the public door; torch loads when it is asked for, not before.
+
+ExtraError where torch or transformers are not installed.
+"""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from ..errors import ExtraError
 
 if TYPE_CHECKING:
     from .controls.judge_model import judge
 
 __all__ = ["judge"]
+
+_missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+if _missing:
+    raise ExtraError(
+        f"running a model takes {' and '.join(_missing)}, not installed here: pip install 'ulpscope[capture]'."
+    )
 
 
 def __getattr__(name: str) -> Any:
@@ -15,4 +27,4 @@ def __getattr__(name: str) -> Any:
         from .controls.judge_model import judge
 
         return judge
-    raise AttributeError(f"module 'core.inference' has no attribute '{name}'")
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

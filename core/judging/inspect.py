@@ -105,7 +105,7 @@ def _run(path: Path) -> dict[str, Any]:
     name = shown(path.name)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "core.judging.inspect", str(path.absolute())],
+            [sys.executable, "-m", f"{__package__}.inspect", str(path.absolute())],
             cwd=_ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..command_name import COMMAND
 from ..numerics.formats import FLOAT32 as FLOAT32_FORMAT
 from ..runs.file.figures import Figures
 from ..runs.file.records import (
@@ -294,7 +295,7 @@ def _without_float32(name: str, controls: Controls, run_id: str) -> Evidence:
         "The same two sides computed in float32, with the same weights and tokens, would decide whether rounding"
         " explains it: "
     )
-    says = f"{what}`python -m core verdict {run_id} --float32 PAIR_IN_FLOAT32.npz`."
+    says = f"{what}`{COMMAND} verdict {run_id} --float32 PAIR_IN_FLOAT32.npz`."
     if "float32" in controls.given:
         says = f"The dump in float32 that was given has no side '{name}', so nothing decides about that one."
     return Evidence(FLOAT32, "the same pair in float32", _tried(controls), MISSING, says)
@@ -304,7 +305,7 @@ def _ways_out(header: RunHeader, controls: Controls, run_id: str) -> str:
     """What would decide instead of a floor in float32 that is missing; nothing that was given, or that the dump has no
     tokens for.
     """
-    command = f"python -m core verdict {run_id}"
+    command = f"{COMMAND} verdict {run_id}"
     if header.format is not FLOAT32_FORMAT:  # of the pair in float32 its figures are kept, not its logits
         command += " --float32 PAIR_IN_FLOAT32.npz"
     ways = []

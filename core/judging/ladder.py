@@ -96,6 +96,7 @@ class Verdict:
 
     def check(self, *, allowed: Sequence[str] = (IDENTICAL, ROUNDING)) -> Verdict:
         """For tests: AssertionError with the evidence unless the verdict is one of `allowed`; returns itself."""
+        __tracebackhide__ = True
         unknown = [name for name in allowed if name not in VERDICTS]
         if unknown:
             raise UsageError(f"'{unknown[0]}' is no verdict; there are {', '.join(VERDICTS)}.")

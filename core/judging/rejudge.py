@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
 from ..runs.file.database import VERDICTS_SINCE
 from ..runs.file.figures import Figures
@@ -22,7 +23,7 @@ def check_upload(run: RunReader) -> None:
     """UsageError for a capture, which is judged with its model."""
     if run.header.provenance.kind != "upload":
         raise UsageError(
-            f"run '{run.run_id}' is a capture; `python -m core judge` captures its paths again with every control."
+            f"run '{run.run_id}' is a capture; `{COMMAND} judge` captures its paths again with every control."
         )
     if run.schema_version < VERDICTS_SINCE:
         raise StoreError(

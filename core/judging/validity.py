@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ..numerics.formats import values_of
@@ -21,6 +21,9 @@ from ..runs.file.records import FAILED, NOTED, PASSED, STRUCTURE, VALIDITY, Evid
 from .causes import Sample, causes_of
 from .constant_rows import Filling
 from .ladder import BLOCKS, NotFinite, place_in_words, sampler_evidence, structure_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SHIFTS = (-2, -1, 1, 2)
 _LEAST_ROWS = 8  # fewer say nothing about a shift

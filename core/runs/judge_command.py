@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import shlex
 
+from ..command_name import COMMAND, COMMANDS
 from .file.records import Generation, Provenance
 from .reader import RunReader
 
-_START = ["python", "-m", "core"]
 _VALUED = ("--reference", "--variant", "--sweep", "--repeat", "--dtype", "--device", "--seed")
 _FLAGS = ("--kv", "--no-kv")
 
@@ -26,8 +26,8 @@ def typed(command: str) -> str | None:
         return None
     rest = [part for part in parts[1:] if part not in ("--judge", "--dry-run")]
     if parts[0] in ("capture", "judge"):
-        return shlex.join([*_START, "judge", *rest])
-    return shlex.join([*_START, "generate", *rest, "--judge"]) if parts[0] == "generate" else None
+        return f"{COMMAND} {shlex.join(['judge', *rest])}"
+    return f"{COMMAND} {shlex.join(['generate', *rest, '--judge'])}" if parts[0] == "generate" else None
 
 
 def captured_with(command: str, option: str) -> str | None:
@@ -39,7 +39,7 @@ def captured_with(command: str, option: str) -> str | None:
         return None
     judged = ["--judge"] if parts[0] == "judge" else []
     kept = [part for part in parts[1:] if part not in ("--dry-run", option.replace("--", "--no-", 1))]
-    return shlex.join([*_START, "capture", *kept, *judged, option])
+    return f"{COMMAND} {shlex.join(['capture', *kept, *judged, option])}"
 
 
 def asks_for(command: str, option: str) -> bool:
@@ -54,16 +54,17 @@ def how_to_have(option: str, about: Provenance) -> str:
 
 
 def _parts(command: str) -> list[str] | None:
-    """What follows `python -m core`."""
+    """The words that follow `python -m core` or `ulpscope`."""
     try:
         parts = shlex.split(command)
     except ValueError:
         return None
-    return parts[3:] if parts[:3] == _START and len(parts) > 3 else None
+    starts = (start.split() for start in COMMANDS)
+    return next((parts[len(start) :] for start in starts if parts[: len(start)] == start and parts[len(start) :]), None)
 
 
 def arguments(run: RunReader, name: str) -> list[str] | None:
-    """Of `python -m core`, but for `--prompts` and the file of `prompts`; None where the run does not hold what it
+    """Of the command line, but for `--prompts` and the file of `prompts`; None where the run does not hold what it
     takes.
     """
     about = run.header.provenance

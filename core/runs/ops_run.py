@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
 from .file.database import SCHEMA_VERSION, Database, each_database
 from .store.store import Store
@@ -278,7 +279,7 @@ def _read(database: Database, run_id: str) -> OpsRun:
     )[0]
     kind, name, created, model, dtypes, device, device_name, seed, command, note, versions = found
     if kind != KIND:
-        raise StoreError(f"run '{run_id}' holds logits and no probes of operations; `python -m core show` shows it.")
+        raise StoreError(f"run '{run_id}' holds logits and no probes of operations; `{COMMAND} show` shows it.")
     rows = database.table(f"SELECT {_COLUMNS} FROM op ORDER BY probe").to_pylist()
     try:
         header = OpsHeader(

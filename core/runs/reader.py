@@ -12,11 +12,12 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
 from ..numerics import pyramid
 from ..numerics.elementary import exp
@@ -24,10 +25,13 @@ from ..numerics.formats import format_named
 from ..numerics.totals import COUNTS, Summary
 from .file.blob_tiles import joined
 from .file.database import Database, check_size
-from .file.figures import DECODING, NULLABLE, Figures, read_rows, read_window
+from .file.figures import DECODING, Figures, nullable, read_rows, read_window
 from .file.records import RUNGS, Evidence, Generation, Prompt, Provenance, RunHeader, SideHeader, rung_of
 from .tables.kernels import KernelList, read_kernels
 from .tables.remedies import PriceRow, RemedyRow, read_prices, read_remedies
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _KV = (
     "prompt, layer, kind, head, elements, neq, finite, max_abs, rms, max_ulps, mean_ulps, nonfinite_mismatch,"
@@ -144,7 +148,7 @@ class RunReader:
             rows,
         ) = row
         if kind == "ops":  # core.runs.ops_run reads those
-            shown_by = f"`python -m core ops --show {self.run_id}` and the Ops page show it"
+            shown_by = f"`{COMMAND} ops --show {self.run_id}` and the Ops page show it"
             raise StoreError(f"run '{self.run_id}' holds probes of operations, so no sides and no logits; {shown_by}.")
         tokens: dict[int, list[tuple]] = {}
         for prompt, *token in self._database.rows("SELECT prompt, token_id, text FROM token ORDER BY prompt, position"):
@@ -301,11 +305,13 @@ class RunReader:
 
     def _later_table(self, table: str, columns: str, where: str, values: list[int], *, since: int = 2) -> pd.DataFrame:
         """Rows of a table that the schema has only from version `since` on."""
+        import pandas as pd
+
         if self.schema_version < since:
             return pd.DataFrame(columns=columns.split(", "))
         found = self._database.table(f"SELECT {columns} FROM {table} WHERE {where}", values)
         with self._decoding(f"table {table}"):
-            return found.to_pandas(types_mapper=NULLABLE.get)
+            return found.to_pandas(types_mapper=nullable)
 
     @cached_property
     def kernels(self) -> dict[int, KernelList]:

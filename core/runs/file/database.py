@@ -14,13 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
 from ...errors import StoreError
+
+if TYPE_CHECKING:
+    import duckdb
 
 SCHEMA_VERSION = 4
 VERDICTS_SINCE = 2  # from this version on a file has room for a verdict with its evidence
@@ -43,8 +45,6 @@ _CONFIG: dict[str, Any] = {
     "autoload_known_extensions": False,
     "temp_directory": "",
 }
-# Beside its own errors: what its Python side throws at odd text, sizes and results, and std::exception as RuntimeError.
-_FOREIGN = (duckdb.Error, pa.ArrowException, UnicodeError, OverflowError, MemoryError, RuntimeError)
 _LISTING_THREADS = 2
 
 # Names are looked up among the system's first: a macro in a foreign file could otherwise stand for `count` or
@@ -186,6 +186,8 @@ class Database:
 
 def _connected(*statements: str, **config: Any) -> duckdb.DuckDBPyConnection:
     """An instance of its own on which the statements were run; none is left open where one of them fails."""
+    import duckdb
+
     connection = duckdb.connect(":memory:", config=_CONFIG | config)
     try:
         for statement in statements:
@@ -201,11 +203,20 @@ def _plain(values: Sequence[Any]) -> list[Any]:
     return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
+def _foreign() -> tuple[type[Exception], ...]:
+    """DuckDB's own errors, what its Python side throws at odd text, sizes and results, and std::exception as
+    RuntimeError.
+    """
+    import duckdb
+
+    return (duckdb.Error, pa.ArrowException, UnicodeError, OverflowError, MemoryError, RuntimeError)
+
+
 @contextmanager
 def _edge(path: Path) -> Iterator[None]:
     try:
         yield
-    except _FOREIGN as error:
+    except _foreign() as error:
         raise StoreError(f"{_shown(path)}: cannot be read or written as a run file ({_why(path, error)}).") from error
     except OSError as error:
         raise StoreError(f"{_shown(path)}: cannot be opened ({error.strerror or error}).") from error
@@ -322,6 +333,8 @@ def _place_or_error(path: Path) -> Path | StoreError:
 
 def _listing_instance(folders: list[str]) -> duckdb.DuckDBPyConnection:
     """Shut in like a reader, to `folders`; the queries of a listing are too small for an optimizer to pay."""
+    import duckdb
+
     connection = duckdb.connect(":memory:", config=_CONFIG | {"threads": 1})
     connection.execute("SET allowed_directories = ?", [folders])
     connection.execute(_SHUT_IN)
@@ -342,5 +355,5 @@ def _itself(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
 
 def _close(connection: duckdb.DuckDBPyConnection | None) -> None:
     if connection is not None:
-        with suppress(*_FOREIGN):
+        with suppress(*_foreign()):
             connection.close()

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -16,6 +16,9 @@ from ...errors import StoreError, UsageError
 from .blob_tiles import TILE_BYTES, joined
 from .database import Database
 from .records import RunHeader
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records and arrays.
 DECODING = (
@@ -30,8 +33,14 @@ DECODING = (
     pa.ArrowException,
 )
 
-# Only what may be null becomes a nullable column: those are slower to compute with.
-NULLABLE = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
+
+def nullable(kind: pa.DataType) -> Any:
+    """The dtype in pandas of a whole number that may be null; None for anything else, which is quicker to compute with
+    as it is.
+    """
+    import pandas as pd
+
+    return {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}.get(kind)
 
 
 # What every row must hold, by numpy's kinds: a file in which it is text or null is not read as one that is all equal.
@@ -117,7 +126,7 @@ class Figures:
             [pair],
         )
         with self.decoding("table of positions"):
-            table = found.to_pandas(types_mapper=NULLABLE.get)
+            table = found.to_pandas(types_mapper=nullable)
             if len(table) != self.header.rows:
                 raise ValueError(f"{len(table)} rows for {self.header.rows} positions of pair {pair}")
             for column, kinds in _KINDS.items():

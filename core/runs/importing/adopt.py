@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ...command_name import COMMAND
 from ...errors import LimitError, StoreError
 from ..dumps.arrays import shown
 from ..store.store import Store
@@ -49,13 +50,11 @@ def adopt(
     if not path.is_file():
         raise StoreError(f"{shown(path.name)}: is no file; expected a run file (.duckdb).")
     if not is_run_file(path):
-        raise StoreError(
-            f"{shown(path.name)}: is no DuckDB file; expected a run file. `python -m core ingest` takes dumps."
-        )
+        raise StoreError(f"{shown(path.name)}: is no DuckDB file; expected a run file. `{COMMAND} ingest` takes dumps.")
     store.sweep()
     asked = {"store": str(store.directory.absolute()), "path": str(path.absolute()), "run_id": run_id, "name": name}
     process = subprocess.Popen(
-        [sys.executable, "-m", "core.runs.importing.import_process", json.dumps(asked)],
+        [sys.executable, "-m", f"{__package__}.import_process", json.dumps(asked)],
         cwd=_ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

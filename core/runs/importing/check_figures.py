@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from ...errors import StoreError
 from ...numerics.divergence import DENSE_DISTANCES
@@ -20,6 +19,9 @@ from ...numerics.totals import COUNTS, PairTotal
 from ..file.figures import Figures
 from ..reader import RunReader, StoredPair
 from ..writer import RunWriter
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-8
 _TILE_ROWS = 256
@@ -46,6 +48,8 @@ def check_figures(run: RunReader, writer: RunWriter) -> None:
 
 
 def _check_side(run: RunReader, figures: Figures, side: int) -> None:
+    import pandas as pd
+
     with run.figures.decoding("table of sides by position"):
         ours, theirs = (
             pd.DataFrame({"logsumexp": values}) for values in (figures.logsumexp(side), run.figures.logsumexp(side))
@@ -73,6 +77,8 @@ def _check_table(run: RunReader, theirs: pd.DataFrame, ours: pd.DataFrame, whose
 
 
 def _check_summary(run: RunReader, pair: StoredPair, total: PairTotal) -> None:
+    import pandas as pd
+
     stored, computed = asdict(pair.summary), asdict(total.summary())
     for name, value in computed.items():
         if name in COUNTS:  # counted from what is looked at by itself

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ...command_name import COMMAND
 from ...errors import StoreError, UsageError
 from ..dumps.arrays import shown
 from ..file.records import FAILED, PASSED, Prompt
@@ -229,6 +230,18 @@ class GateReport:
         if outcome.outcome == FAILED and outcome.worst is not None:
             worst = f" Worst: {self.in_words(outcome.worst)}."
         return f"{outcome.condition}: {outcome.says}{worst}"
+
+    def table(self) -> str:
+        """Every outcome as plain text, a line each, then the notes."""
+        told = [f"{outcome.outcome}: {self.sentence(outcome)}" for outcome in self.outcomes]
+        return "\n".join([f"gate {self.outcome}", *told, *(f"note: {note}" for note in self.notes)])
+
+    def check(self) -> GateReport:
+        """For tests: AssertionError with every outcome where anything failed; returns itself."""
+        __tracebackhide__ = True
+        if self.failed:
+            raise AssertionError(self.table())
+        return self
 
     def as_json(self) -> dict[str, Any]:
         def plain(outcome: Outcome) -> dict[str, Any]:
@@ -452,9 +465,9 @@ def _same_top1(condition: Condition, pair: PairReport) -> _Judged:
 def _verdict(_: Condition, pair: PairReport) -> _Judged:
     because = f": {pair.because.rstrip('. ')}" if pair.because else ""
     if pair.verdict == "not judged":
-        because = ": no controls were run; `python -m core judge` or `capture --judge` runs them"
-    if "`python -m core verdict RUN " in because:  # a dump that is compared is not stored, so no run is called anything
-        because += ", where RUN is the id that `python -m core ingest` prints"
+        because = f": no controls were run; `{COMMAND} judge` or `capture --judge` runs them"
+    if f"`{COMMAND} verdict RUN " in because:  # a dump that is compared is not stored, so no run is called anything
+        because += f", where RUN is the id that `{COMMAND} ingest` prints"
     return pair.verdict in _FAILING, pair.verdict, f"is {pair.verdict}{because}", _difference
 
 

@@ -8,14 +8,16 @@ wherever pasted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from ..reader import RunReader, StoredPair
 from ..views.verdicts import Finding, finding
 from .gate import percent
 from .markdown import code, plain, table
 from .report_json import over_logits, over_positions
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_FLIPS = 5
 
@@ -99,6 +101,8 @@ def _flips(run: RunReader, pair: StoredPair, flips: pd.DataFrame) -> str:
 
 
 def _token(run: RunReader, token: int | None) -> str:
+    import pandas as pd
+
     if token is None or pd.isna(token):
         return "none (all NaN)"
     text = run.vocabulary.get(int(token))
@@ -114,4 +118,6 @@ def _number(value: float | None) -> str:
 
 
 def _whole(value: object) -> str:
+    import pandas as pd
+
     return "undefined" if pd.isna(value) else f"{int(value)}"  # type: ignore[call-overload]

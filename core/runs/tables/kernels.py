@@ -7,13 +7,16 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import astuple, dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from ...errors import UsageError
 from ..file.database import Database
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LIBRARIES = ("torch", "oneDNN", "MKL", "CUDA")
 
@@ -57,6 +60,8 @@ class KernelList:
 
     def table(self) -> pd.DataFrame:
         """A row a kernel and module, with `layer_kind`, the module's name without the numbers of layers."""
+        import pandas as pd
+
         names = [field.name for field in fields(KernelRow)]
         table = pd.DataFrame([astuple(row) for row in self.rows], columns=names)
         return table.assign(layer_kind=[module_kind(module) for module in table["module"]])

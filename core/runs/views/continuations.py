@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...numerics.formats import values_of
 from ..reader import RunReader
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Continuation:
         here: the row of the position table at `position`. They have not where a path computes the same tokens
         differently from call to call.
         """
+        import pandas as pd
+
         argmaxes = (here["reference_token"], here["variant_token"])
         return not any(pd.isna(token) for token in argmaxes) and (int(argmaxes[0]), int(argmaxes[1])) == self.chosen
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ...errors import UsageError
@@ -13,6 +13,9 @@ from ...numerics.elementary import exp
 from ...numerics.elements import distances, mismatch_mark
 from ...numerics.formats import values_of
 from ..reader import RunReader
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def row_of(run: RunReader, prompt: int, position: int) -> int:
@@ -32,6 +35,8 @@ def place_of(run: RunReader, row: int) -> tuple[int, int]:
 
 def _texts(run: RunReader, token_ids: Iterable[int]) -> pd.Series:
     """Token texts, None where unknown; of dtype object, because a text column would turn None into NaN."""
+    import pandas as pd
+
     return pd.Series([run.vocabulary.get(int(token)) for token in token_ids], dtype=object)
 
 
@@ -41,6 +46,8 @@ def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: in
     Columns: token_id, text (null if unknown), reference_logit, variant_logit, reference_rank, variant_rank (1 is the
     argmax), and the probabilities of both sides.
     """
+    import pandas as pd
+
     sides = (0, pair + 1)
     tops = [run.top_tokens(side, prompt, position) for side in sides]
     ids = list(dict.fromkeys([*tops[0]["token_id"][:count], *tops[1]["token_id"][:count]]))
@@ -74,6 +81,8 @@ def worst_elements(
 
     A NaN or infinity that is not met by the same comes first, with null for difference and ulps.
     """
+    import pandas as pd
+
     fmt = run.header.format
     bits = [run.at(side, prompt, position) for side in (0, pair + 1)]
     reference, variant = (values_of(b, fmt).astype(np.float64) for b in bits)

@@ -4,14 +4,18 @@ where they suffice.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ...numerics.elementary import exp
 from ...numerics.formats import values_of
 from ..reader import RunReader
 from .elements import rank_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STORED_RANKS = 20  # of each side and position in the table top_token
 MOST_READ = 256  # rows of logits read for tokens outside them: 1 to 3 ms each at a vocabulary of 128256
@@ -45,6 +49,8 @@ def flip_table(
     probability is undefined, and where a token is not among a side's stored best and `most_read` rows of logits were
     read already.
     """
+    import pandas as pd
+
     chosen = table["is_flip"].to_numpy(bool)
     if near_ties:
         chosen = chosen | table["near_tie"].to_numpy(bool)

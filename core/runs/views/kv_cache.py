@@ -7,14 +7,17 @@ prompt, say. Layers and heads are those that keep a cache: a model may have othe
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
 from ..reader import RunReader
 from ..tables.kv_cache import KINDS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MEASURES = ("neq_share", "max_ulps", "rms")
 
@@ -242,6 +245,8 @@ def _plain(summary: CacheSummary | None) -> dict:
 
 
 def _row(values: dict) -> dict:
+    import pandas as pd
+
     return {
         name: None if pd.isna(value) else getattr(value, "item", lambda value=value: value)()
         for name, value in values.items()

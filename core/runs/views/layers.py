@@ -9,15 +9,17 @@ norm come one after the other.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
 from ..reader import RunReader
 from .kernels import KernelPlace, where_it_starts
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MEASURES = ("ratio", "neq_share", "max_ulps")
 RESIDUAL, HEAD = "residual", "head"
@@ -165,6 +167,8 @@ def _figures(row: dict, first_prompt: Any, first_position: Any) -> ModuleFigures
 
 
 def _whole(value: Any) -> int | None:
+    import pandas as pd
+
     return None if pd.isna(value) else int(value)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from ...command_name import COMMAND
 from ..file.records import (
     FLOAT32,
     MISSING,
@@ -33,9 +34,12 @@ from ..file.records import (
 )
 from ..reader import RunReader, StoredPair
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 NOT_JUDGED = "not judged"
-_JUDGE = "`python -m core judge` runs it."
-_MODEL = "Where the model is at hand, `python -m core verdict {run} --model MODEL`; the dump needs its token_ids."
+_JUDGE = f"`{COMMAND} judge` runs it."
+_MODEL = f"Where the model is at hand, `{COMMAND} verdict {{run}} --model MODEL`; the dump needs its token_ids."
 
 # What would supply a rung of which nothing is stored, for captures and for uploads.
 _SUPPLY = {
@@ -57,13 +61,13 @@ _SUPPLY = {
             "Save the tokens that each side emitted in the dump, as `emitted:SIDE`, with -1 where the next token was"
             " given."
         ),
-        RERUN: "Call each side once more, and `python -m core verdict {run} --rerun AGAIN.npz`.",
+        RERUN: f"Call each side once more, and `{COMMAND} verdict {{run}} --rerun AGAIN.npz`.",
         NEIGHBOURS: (
-            "Run the same prompt beside other requests, as many and as long, and `python -m core verdict {run}"
+            f"Run the same prompt beside other requests, as many and as long, and `{COMMAND} verdict {{run}}"
             " --neighbours BESIDE_OTHERS.npz`."
         ),
         OWN_DTYPE: _MODEL,
-        FLOAT32: "Compute both sides in float32, and `python -m core verdict {run} --float32 PAIR_IN_FLOAT32.npz`.",
+        FLOAT32: f"Compute both sides in float32, and `{COMMAND} verdict {{run}} --float32 PAIR_IN_FLOAT32.npz`.",
         SYMMETRY: _MODEL,
         STRUCTURE: "It says where differences begin.",
         MODULES: "It needs the engine: `judge` takes it as a callable, beside the model.",
@@ -189,6 +193,8 @@ def _flips(positions: pd.DataFrame, compute_dtype: str) -> str:
     In ULPs and not against the floor: in 16 bits a margin is a whole number of steps, while most logits do not move at
     all, so the floor's rms is less than one step.
     """
+    import pandas as pd
+
     flips = positions[positions["is_flip"]]
     near, count = int(flips["near_tie"].sum()), len(flips)
     if not count:

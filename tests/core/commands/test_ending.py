@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from core.commands import console
+from core.command_name import CALLED
 from core.commands.ending import next_commands, tell_end
 from core.runs.reader import RunReader
 
@@ -76,7 +76,7 @@ SHORT = "python -m core capture --model m --prompt 'a b' --variant decode"
 )
 def test_a_run_that_was_not_judged_is_followed_by_the_command_that_judges_it(monkeypatch, command, second):
     """As it can be pasted: called as this one was, quoted, with its store; a prompt of many lines is not repeated."""
-    monkeypatch.setenv(console.CALLED, "./ulpscope")
+    monkeypatch.setenv(CALLED, "./ulpscope")
     with RunReader(SAMPLES / f"{RUN}.duckdb") as run:
         provenance = dataclasses.replace(run.header.provenance, command=command)
         monkeypatch.setattr(run, "header", dataclasses.replace(run.header, provenance=provenance))

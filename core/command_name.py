@@ -1,0 +1,18 @@
+"""The name of this package and of its command line: `core` and `python -m core` in a clone, `ulpscope` and `ulpscope`
+where it is installed. Sentences that name a command to type take it from here.
+"""
+
+from __future__ import annotations
+
+import os
+
+INSTALLED = "ulpscope"
+PACKAGE = __name__.partition(".")[0]
+COMMAND = INSTALLED if PACKAGE == INSTALLED else f"python -m {PACKAGE}"
+COMMANDS = (INSTALLED, "python -m core")  # as commands that a run stores may begin
+CALLED = "ULPSCOPE_CALLED"  # a variable: how the launcher at the top of a clone was typed
+
+
+def called() -> str:
+    """How a person calls this command line: the launcher as it was typed, else COMMAND."""
+    return os.environ.get(CALLED) or COMMAND

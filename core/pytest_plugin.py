@@ -1,0 +1,83 @@
+"""The pytest plugin: fixtures `judge` (a model's two paths) and `compare` (two dumps), and their evidence in the report
+of every test that fails after it used them (docs/install.md).
+
+Every test run of an environment that has the package loads this module, so it imports what is heavy only in a fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from .judging.ladder import Verdict
+    from .runs.reports.gate import GateReport
+
+_FOUND = pytest.StashKey[list["Verdict | GateReport"]]()
+
+
+@pytest.fixture
+def judge(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
+    """`judge` of the package's `inference`. `judge(model, prompts, variant=mine).check()` fails the test unless the
+    pair is identical or rounding; so does any assertion on the verdict, `allowed=` or `name`.
+    """
+    from .inference import judge as judge_pair
+
+    found = request.node.stash.setdefault(_FOUND, [])
+
+    @wraps(judge_pair)
+    def judged(*arguments: Any, **options: Any) -> Verdict:
+        found.append(judge_pair(*arguments, **options))
+        return found[-1]
+
+    return judged
+
+
+@pytest.fixture
+def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
+    """The gate of the command `compare`, over a dump or two. `compare("golden.npz", "today.npz",
+    fail_on="flips,kl>0.01").check()` fails the test where that would end with exit code 1.
+    """
+    from .judging.ingest import judged_report_of_dump
+    from .runs.dumps.dump import open_dump
+    from .runs.file.records import Provenance
+    from .runs.reports.gate import GateReport, gate_notes, parse_conditions
+    from .runs.reports.report_json import report_of_dump
+
+    found = request.node.stash.setdefault(_FOUND, [])
+
+    def compared(
+        *dumps: str | Path, fail_on: str, compute_dtype: str | None = None, reference: str | None = None
+    ) -> GateReport:
+        conditions = parse_conditions([fail_on])
+        needs_verdict = any(condition.kind == "verdict" for condition in conditions)
+        with open_dump([Path(dump) for dump in dumps], compute_dtype=compute_dtype, reference=reference) as dump:
+            pairs, _ = (judged_report_of_dump if needs_verdict else report_of_dump)(dump)
+            header = dump.header("dump", Provenance(kind="upload"))
+        outcomes = tuple(condition.judge(pair) for condition in conditions for pair in pairs)
+        found.append(GateReport(outcomes, header.prompts, header.vocabulary, tuple(gate_notes(pairs))))
+        return found[-1]
+
+    return compared
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
+    """Adds the evidence of what the fixtures found to the report of a test that failed, below its traceback."""
+    outcome = yield
+    report = outcome.get_result()
+    if call.when != "call" or not report.failed:
+        return
+    said = str(call.excinfo.value) if call.excinfo is not None else ""
+    for found in item.stash.get(_FOUND, []):
+        table = found.table()
+        if table in said:  # `check` has said it
+            continue
+        if (add := getattr(report.longrepr, "addsection", None)) is not None:
+            add("evidence", table)
+        else:  # a failure that is a text without a traceback
+            report.sections.append(("evidence", table))

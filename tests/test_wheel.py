@@ -1,0 +1,280 @@
+"""The package as others install it: the wheel in a virtual environment of its own, used from a folder that is no clone.
+
+The environment gets its libraries without a network and in a second: folders of links to those installed here, one with
+what the wheel's metadata asks for without extras (and pytest), one with what the extra `capture` adds. A library that
+is used and not declared is missing there, as it would be elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from email import message_from_string
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packaging.requirements import Requirement
+
+import core
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = [pytest.mark.slow]  # builds a wheel and starts Python a dozen times, which compiles its kernels anew
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The wheel, the virtual environment it is installed in, and a folder of what the extra `capture` brings."""
+
+    wheel: Path
+    environment: Path
+    extra: Path
+
+    def run(self, folder: Path, *command: object, extra: bool = False) -> subprocess.CompletedProcess[str]:
+        """A command of the environment's bin/, from `folder`, with what `capture` brings or without."""
+        program, *arguments = map(str, command)
+        ours = ("ULPSCOPE_", "PYTEST_", "PYTHON", "OMP_")  # of whoever runs these tests
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | (
+            {"PYTHONPATH": str(self.extra)} if extra else {}
+        )
+        return subprocess.run(
+            [self.environment / "bin" / program, *arguments],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+
+
+def closure(asked: Iterable[str], extra: str = "") -> dict[str, Distribution]:
+    """What is installed here of the requirements `asked`, and all that those require themselves, by name."""
+    found: dict[str, Distribution] = {}
+    waiting = [(Requirement(line), extra) for line in asked]
+    while waiting:
+        requirement, extra_of_it = waiting.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra_of_it}):
+            continue
+        name = re.sub("[-_.]+", "-", requirement.name).lower()
+        there = distribution(name)
+        assert requirement.specifier.contains(there.version, prereleases=True), (
+            f"{requirement} admits no {there.version}"
+        )
+        if name not in found:
+            found[name] = there
+            waiting += [
+                (Requirement(line), one) for line in there.requires or () for one in requirement.extras or ("",)
+            ]
+    return found
+
+
+def link(distributions: Iterable[Distribution], folder: Path) -> None:
+    """Links in `folder` to all that these distributions have put beside each other."""
+    folder.mkdir()
+    for one in distributions:
+        for name in {Path(file).parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
+            place = Path(str(one.locate_file(name)))
+            if place.exists() and not (folder / name).exists():
+                (folder / name).symlink_to(place)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"  # a build leaves folders behind
+    shutil.copytree(ROOT / "core", source / "core", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    build = ["wheel", source, "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder]
+    subprocess.run([*pip, *build], check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    environment = folder / "environment"
+    venv.create(environment, symlinks=True)
+    python = ["--python", environment / "bin" / "python"]
+    install = ["install", wheel, "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*pip, *python, *install], check=True, capture_output=True)
+    asked = metadata_of(wheel).get_all("Requires-Dist") or []
+    bare = closure([*asked, "pytest"])
+    link(bare.values(), folder / "bare")
+    link((one for name, one in closure(asked, "capture").items() if name not in bare), folder / "capture")
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "libraries.pth").write_text(f"{folder / 'bare'}\n")
+    return Installed(wheel, environment, folder / "capture")
+
+
+def metadata_of(wheel: Path):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return message_from_string(archive.read(name).decode())
+
+
+@pytest.fixture
+def dumps(tmp_path: Path) -> Path:
+    """A folder with two dumps of one side each, of which the second has another argmax at position 2."""
+    golden = np.random.default_rng(1).standard_normal((4, 40)).astype(np.float32)
+    today = golden.copy()
+    today[2, (golden[2].argmax() + 1) % 40] = golden[2].max() + 1
+    np.savez(tmp_path / "golden.npz", golden=golden)
+    np.savez(tmp_path / "today.npz", today=today)
+    return tmp_path
+
+
+def test_the_wheel_holds_every_file_of_core_the_licence_and_the_readme(installed):
+    kept = {path.relative_to(ROOT / "core").as_posix() for path in (ROOT / "core").rglob("*") if path.is_file()}
+    with zipfile.ZipFile(installed.wheel) as archive:
+        names = [name for name in archive.namelist() if not name.startswith(f"ulpscope-{core.__version__}.dist-info/")]
+        assert f"ulpscope-{core.__version__}.dist-info/licenses/LICENSE" in archive.namelist()
+    assert set(names) == {f"ulpscope/{name}" for name in kept if not name.endswith(".pyc")}
+    about = metadata_of(installed.wheel)
+    assert (about["Name"], about["Version"], about["License-Expression"]) == (
+        "ulpscope",
+        core.__version__,
+        "Apache-2.0",
+    )
+    assert about.get_payload().startswith("# ULPscope")
+
+
+def test_without_extras_the_command_compares_stores_and_reads_dumps(installed, dumps):
+    def ulpscope(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = installed.run(dumps, "ulpscope", *arguments)
+        assert done.returncode == code, done.stderr
+        return done
+
+    assert installed.run(dumps, "python", "-c", "import torch").returncode == 1
+    assert "gate failed: flips" in ulpscope("compare", "golden.npz", "today.npz", "--fail-on", "flips", code=1).stderr
+    ulpscope("compare", "golden.npz", "golden.npz", "--fail-on", "flips,bits")
+    run_id = json.loads(ulpscope("ingest", "golden.npz", "today.npz", "--json").stdout)["run_id"]
+    listed = json.loads(ulpscope("list", "--json").stdout)
+    assert [run["run_id"] for run in listed] == [run_id]  # and no sample runs, which a clone has
+    assert f"`ulpscope verdict {run_id} --float32" in ulpscope("verdict", run_id, "--json").stdout
+    ulpscope("export", run_id, "back.npz")
+    with np.load(dumps / "back.npz") as back, np.load(dumps / "golden.npz") as golden:
+        assert back["golden"].tobytes() == golden["golden"].tobytes()
+    file = dumps / "runs" / f"{run_id}.duckdb"
+    assert json.loads(ulpscope("inspect", file, "--json").stdout)["kind"] == "run"  # by a process of its own
+    assert json.loads(ulpscope("adopt", file, "--json").stdout)["run_id"] != run_id  # so, too
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["capture", "--model", "m", "--prompt", "x", "--variant", "decode"], "pip install 'ulpscope[capture]'"),
+        (["serve"], "the dashboard is part of a clone"),
+        (["adopt", "golden.npz"], "`ulpscope ingest` takes dumps"),
+    ],
+)
+def test_what_an_installed_package_cannot_do_gets_one_sentence(installed, dumps, arguments, sentence):
+    done = installed.run(dumps, "ulpscope", *arguments)
+    assert done.returncode == 2
+    assert sentence in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_help_and_dead_ends_call_the_command_by_the_name_it_is_installed_under(installed, tmp_path):
+    told = [
+        installed.run(tmp_path, "ulpscope", *words).stdout for words in (["--help"], ["compare", "--help"], ["list"])
+    ]
+    assert "A first look:  ulpscope list" in told[0]
+    assert "ulpscope compare golden.npz today.npz" in " ".join(told[1].split())
+    assert "`ulpscope capture` or `ulpscope ingest` makes one" in told[2]
+    assert not [text for text in told if "core" in text]
+
+
+@pytest.mark.model
+def test_a_capture_of_the_installed_command_can_be_repeated_by_what_it_stores(installed, tmp_path):
+    model = ["--model", ROOT / "sample_runs" / "model", "--prompt", "def f(x):", "--variant", "decode"]
+    done = installed.run(tmp_path, "ulpscope", "capture", *model, "--dtype", "float32", extra=True)
+    assert done.returncode == 0, done.stderr
+    assert "next: ulpscope judge --model" in done.stderr
+    shown = json.loads(installed.run(tmp_path, "ulpscope", "show", done.stdout.strip(), "--json").stdout)
+    assert shown["provenance"]["command"].startswith("ulpscope capture --model")
+
+
+MODEL = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+torch.manual_seed(0)
+SHAPE = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+MODEL = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
+PROMPTS = [range(1, 13)]
+
+def sound(model, ids):
+    return model(input_ids=ids[None]).logits[0]
+
+def broken(model, ids):
+    logits = sound(model, ids).clone()
+    logits[7] += torch.arange(64) / 64
+    return logits
+"""
+
+
+@pytest.mark.model
+def test_judge_is_imported_from_the_installed_package(installed, tmp_path):
+    program = f"{MODEL}\nfrom ulpscope.inference import judge\nprint(judge(MODEL, PROMPTS, variant=broken).name)"
+    done = installed.run(tmp_path, "python", "-c", program, extra=True)
+    assert done.stdout.strip() == "bug suspected", done.stderr
+
+
+def of_pytest(installed: Installed, folder: Path, tests: str, *, extra: bool = False) -> tuple[str, dict[str, str]]:
+    """What pytest prints about `tests`, and how each of them came out. The plugin is found by its entry point."""
+    (folder / "test_mine.py").write_text(tests)
+    done = installed.run(folder, "python", "-m", "pytest", "-p", "no:cacheprovider", "-rA", "test_mine.py", extra=extra)
+    outcomes = re.findall(r"^(PASSED|FAILED|ERROR) test_mine\.py::(\w+)", done.stdout, re.MULTILINE)
+    return done.stdout, {name: outcome for outcome, name in outcomes}
+
+
+JUDGING = f"""{MODEL}
+def test_sound(judge):
+    assert judge(MODEL, PROMPTS, variant=sound).check().name == "identical"
+
+def test_checked(judge):
+    judge(MODEL, PROMPTS, variant=broken).check()
+
+def test_plain(judge):
+    assert judge(MODEL, PROMPTS, variant=broken).name == "rounding"
+"""
+
+
+@pytest.mark.model
+def test_a_test_that_judges_passes_or_fails_with_the_evidence(installed, tmp_path):
+    printed, outcomes = of_pytest(installed, tmp_path, JUDGING, extra=True)
+    assert outcomes == {"test_sound": "PASSED", "test_checked": "FAILED", "test_plain": "FAILED"}, printed
+    _, checked, plain = re.split(r"^_+ test_\w+ _+$", printed, flags=re.MULTILINE)
+    assert re.search(r"^E +float32 +failed ", checked, re.MULTILINE)  # the message of `check`
+    assert re.search(r"^ +float32 +failed ", plain, re.MULTILINE)  # a section below the traceback
+    assert "- evidence -" not in checked
+
+
+COMPARING = """
+def test_same(compare):
+    compare("golden.npz", "golden.npz", fail_on="bits").check()
+
+def test_checked(compare):
+    compare("golden.npz", "today.npz", fail_on="flips,kl>1").check()
+
+def test_plain(compare):
+    assert compare("golden.npz", "today.npz", fail_on="flips").outcome == "passed"
+
+def test_judged(judge):
+    pass
+"""
+
+
+def test_without_extras_a_test_compares_dumps_and_fails_with_the_worst_position(installed, dumps):
+    printed, outcomes = of_pytest(installed, dumps, COMPARING)
+    wanted = {"test_same": "PASSED", "test_checked": "FAILED", "test_plain": "FAILED", "test_judged": "ERROR"}
+    assert outcomes == wanted, printed
+    assert re.search(r"^E +failed: flips: .* Worst: position 2", printed, re.MULTILINE)
+    assert re.search(r"^failed: flips: .* Worst: position 2", printed, re.MULTILINE)
+    assert "ExtraError: running a model takes torch and transformers" in printed
