@@ -27,7 +27,7 @@ _FORM, _FORM_SECONDS = "a form", 3600
 _WRONG = "That is not right."
 _AGAIN = "The form was out of date or came from another site; try again."
 _log = logging.getLogger(__name__)
-# One at a time: a look at a password takes 0.1 s of a core and 32 MB, and anybody may ask for it.
+# One at a time: a look at a password takes 0.2 s of a core and 64 MB, and anybody may ask for it.
 _looking = ThreadPoolExecutor(1, "passwords")
 
 
