@@ -77,6 +77,8 @@ ROOMS = {
 }
 # A library and the only places that may import it.
 LIBRARIES = {
+    "argon2": ("core/hosting/passwords.py",),
+    "itsdangerous": ("app/hosting/live_settings.py",),
     "duckdb": ("core/runs/file/database.py",),
     "torch": ("core/inference/",),
     "transformers": ("core/inference/",),

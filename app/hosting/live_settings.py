@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import os
 import time
 from functools import lru_cache
 from pathlib import Path
 
+from itsdangerous import BadSignature, TimestampSigner
+
 from core.configuration import Configuration, configuration
 from core.errors import ConfigurationError
 from core.hosting import private, start
-from core.hosting.sessions import Sessions
+from core.hosting.sessions import SKEW_SECONDS, Sessions
 from core.hosting.tokens import Tokens
 from core.runs.store.store import open_store
 
@@ -74,7 +75,7 @@ class Office:
         self.sessions = Sessions(directory)
         self.tokens = Tokens(directory)
         # Cookies do not know ports: two servers on one host would sign each other's viewers out under one name.
-        self.suffix = hmac.new(self.key, b"the name of the cookie", hashlib.sha256).hexdigest()[:8]
+        self.suffix = self.key_for("the name of the cookie").hex()[:8]
 
     def cookie(self, kind: str, is_secure: bool) -> str:
         """The name of a cookie. Where it is secure no other host of the domain can set it (the prefix makes browsers
@@ -82,14 +83,39 @@ class Office:
         """
         return f"{'__Host-' if is_secure else ''}ulpscope_{kind}_{self.suffix}"
 
-    def signature(self, purpose: str, text: str) -> str:
-        key = private.derived(self.key, purpose)
-        return hmac.new(key, text.encode("utf-8", "backslashreplace"), hashlib.sha256).hexdigest()
+    def key_for(self, purpose: str) -> bytes:
+        return self._signer(purpose).derive_key()
 
-    def is_signed(self, purpose: str, text: str, signature: str) -> bool:
-        return hmac.compare_digest(
-            self.signature(purpose, text).encode(), signature.encode("utf-8", "backslashreplace")
-        )
+    def signature(self, purpose: str, text: str) -> str:
+        """A signature without the text: for a text that is nobody's to see."""
+        return self._signer(purpose).get_signature(_bytes(text)).decode()
+
+    def is_signature(self, purpose: str, text: str, signature: str) -> bool:
+        return self._signer(purpose).verify_signature(_bytes(text), _bytes(signature))
+
+    def signed(self, purpose: str, text: str) -> str:
+        """The text with the time of now and a signature of both."""
+        return self._signer(purpose).sign(_bytes(text)).decode()
+
+    def unsigned(self, purpose: str, signed: str, seconds: float) -> str | None:
+        """The text, if it was signed for that purpose at most so long ago; None for anything else.
+
+        The clock of another process may be a little ahead, so the library's own look at the age is too strict: it takes
+        nothing that is signed a second ahead.
+        """
+        try:
+            text, moment = self._signer(purpose).unsign(_bytes(signed), return_timestamp=True)
+        except BadSignature:
+            return None
+        return text.decode() if -SKEW_SECONDS <= time.time() - moment.timestamp() < seconds else None
+
+    def _signer(self, purpose: str) -> TimestampSigner:
+        """Of a key for one purpose, so that what is signed for one is not valid for another."""
+        return TimestampSigner(self.key, salt=purpose, key_derivation="hmac", digest_method=hashlib.sha256)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")
 
 
 def office() -> Office:

@@ -30,7 +30,6 @@ from app.hosting.live_settings import Office, is_secure, now_in_force, office
 from app.hosting.security_headers import frames
 from core.configuration import Configuration, SignIn
 from core.errors import ConfigurationError
-from core.hosting import private
 from core.hosting.people import role_of
 
 _MINUTES = 10  # between leaving for the provider and coming back
@@ -175,7 +174,7 @@ def with_state(endpoint: Callable[[Request], Awaitable[Response]]) -> ASGIApp:
         found, place = now_in_force(), office()
         kept = SessionMiddleware(
             answer,
-            secret_key=private.derived(place.key, "the way to the provider and back").hex(),
+            secret_key=place.key_for("the way to the provider and back").hex(),
             session_cookie=place.cookie("oidc", is_secure(found)),
             max_age=60 * _MINUTES,
             https_only=is_secure(found),

@@ -24,11 +24,11 @@ async def begin(
     if before is not None:
         await run_in_threadpool(authentication.sign_out, before, place)
     hours = found.sign_in.session_hours
-    said, expires = await run_in_threadpool(place.sessions.begin, identity.name, identity.way, credential, hours)
+    said = await run_in_threadpool(place.sessions.begin, identity.name, identity.way, credential, hours)
     address = client_address.client_of(request.scope, found.hosting)
     await tell(place.directory, identity.name, "sign-in", role=identity.role, way=identity.way, address=address)
     answer = RedirectResponse(target, 303)
-    set_cookie(answer, place, found, "session", authentication.cookie_value(place, said, expires), round(3600 * hours))
+    set_cookie(answer, place, found, "session", authentication.cookie_value(place, said), round(3600 * hours))
     drop_cookie(answer, place, found, "form")
     return answer
 

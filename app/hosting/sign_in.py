@@ -23,11 +23,11 @@ from core.configuration import Configuration
 from core.errors import ConfigurationError
 
 LARGEST_FORM = 16 << 10  # bytes
-_FORM = "a form"
+_FORM, _FORM_SECONDS = "a form", 3600
 _WRONG = "That is not right."
 _AGAIN = "The form was out of date or came from another site; try again."
 _log = logging.getLogger(__name__)
-# One at a time: a look at a password takes 0.1 s of a core and 32 MB, and anybody may ask for it.
+# One at a time: a look at a password takes 0.2 s of a core and 64 MB, and anybody may ask for it.
 _looking = ThreadPoolExecutor(1, "passwords")
 
 
@@ -61,10 +61,9 @@ def form(found: Configuration, place: Office, target: str, wrong: str = "", stat
             wrong or "This server is reached through its sign-in proxy, which did not name anybody who may enter.",
             403,
         )
-    token = secrets.token_urlsafe(18)
-    token = f"{token}.{place.signature(_FORM, token)}"
+    token = place.signed(_FORM, secrets.token_urlsafe(18))
     answer: Response = sign_in_page.sign_in(secret, provider, token, target, wrong, status, frames(found))
-    session_start.set_cookie(answer, place, found, "form", token, 3600)
+    session_start.set_cookie(answer, place, found, "form", token, _FORM_SECONDS)
     return answer
 
 
@@ -118,7 +117,7 @@ async def sign_out(request: Request) -> Response:
             return sign_in_page.sign_out(token, who.identity.name, frames(found))
     else:
         said = await _form_of(request)
-        if said is None or not place.is_signed(_FORM, who.said, said.get("form", "")):
+        if said is None or not place.is_signature(_FORM, who.said, said.get("form", "")):
             return sign_in_page.sentence("Not signed out", _AGAIN, 403, frames(found), ("/sign-out", "Sign out"))
     try:
         await run_in_threadpool(authentication.sign_out, who.said, place)
@@ -141,14 +140,13 @@ async def health(_: Request) -> Response:
 
 def _is_from_us(request: Request, said: dict[str, str], found: Configuration, place: Office) -> bool:
     token = said.get("form", "")
-    nonce, _, signature = token.partition(".")
     kept = authentication.cookies(request.headers).get(place.cookie("form", is_secure(found)), "")
     is_same = secrets.compare_digest(
         kept.encode("utf-8", "backslashreplace"), token.encode("utf-8", "backslashreplace")
     )
     return (
         is_same
-        and place.is_signed(_FORM, nonce, signature)
+        and place.unsigned(_FORM, token, _FORM_SECONDS) is not None
         and client_address.is_same_site(request.scope, found.hosting)
     )
 

@@ -234,7 +234,7 @@ def _signed_in(store: Path, by: str, viewers: int) -> list[dict[str, str]]:
     place = Office(store)
     name = place.cookie("session", is_secure=False)
     begun = [place.sessions.begin(token.name, "token", token.sha256, 12.0) for _ in range(viewers)]
-    return [{"Cookie": f"{name}={cookie_value(place, said, expires)}"} for said, expires in begun]
+    return [{"Cookie": f"{name}={cookie_value(place, said)}"} for said in begun]
 
 
 def main() -> int:

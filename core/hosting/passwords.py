@@ -1,4 +1,8 @@
-"""A shared password in the configuration: in the clear, or as `scrypt$N$R$P$SALT$HASH`, which does not give it away."""
+"""A shared password in the configuration: in the clear, or hashed, so that the configuration does not give it away.
+
+Hashes are Argon2id's (RFC 9106): `$argon2id$v=19$m=M,t=T,p=P$SALT$HASH`. Those of before, `scrypt$N$R$P$SALT$HASH`, go
+on working.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +10,35 @@ import base64
 import hashlib
 import hmac
 import re
-import secrets
+
+from argon2 import PasswordHasher, extract_parameters
+from argon2.exceptions import VerificationError
 
 from ..command_name import COMMAND
 
 LONGEST = 1024  # bytes that are looked at; hashing is slow on purpose, and nobody types that much
 SHORTEST = 8  # characters of one in the clear; of a hash nobody can tell
-_N, _R, _P = 1 << 15, 8, 1  # 32 MB and 0.1 s a try, the interactive parameters of RFC 7914's authors, doubled
-_FORM = re.compile(r"scrypt\$(\d{1,8})\$(\d{1,2})\$(\d{1,2})\$([A-Za-z0-9+/=]{16,128})\$([A-Za-z0-9+/=]{44})")
+_HASHER = PasswordHasher(parallelism=1)  # RFC 9106's second choice (64 MB, three passes), on one core: 0.2 s a try
+_ARGON2 = re.compile(
+    r"\$argon2id\$v=19\$m=[0-9]{1,7},t=[0-9]{1,2},p=[0-9]{1,2}\$[A-Za-z0-9+/]{11,86}\$[A-Za-z0-9+/]{43}"
+)
+_SCRYPT = re.compile(r"scrypt\$(\d{1,8})\$(\d{1,2})\$(\d{1,2})\$([A-Za-z0-9+/=]{16,128})\$([A-Za-z0-9+/=]{44})")
+_BEGINNINGS = ("$argon2", "scrypt$")
 _MOST_MEMORY = 256 << 20  # bytes that a hash in the configuration may ask for
 
 
 def hashed(password: str) -> str:
     """The form for the configuration, with a salt of its own."""
-    salt = secrets.token_bytes(16)
-    return "$".join(("scrypt", str(_N), str(_R), str(_P), _text(salt), _text(_scrypt(password, salt, _N, _R, _P))))
+    return _HASHER.hash(password)
 
 
 def complaint(stored: str) -> str | None:
     """Why a configured password cannot be used, without quoting it; None where it can, or where there is none."""
     if not stored:
         return None
-    if stored.startswith("scrypt$"):
-        return None if _parts(stored) else f"begins with 'scrypt$' but is not what `{COMMAND} hash-password` prints"
+    for beginning in _BEGINNINGS:
+        if stored.startswith(beginning) and not (_is_argon2(stored) or _scrypt_parts(stored)):
+            return f"begins with '{beginning}' but is not what `{COMMAND} hash-password` prints"
     if len(stored) < SHORTEST:
         return f"has {len(stored)} characters; one in the clear has at least {SHORTEST}"
     return None
@@ -38,16 +48,30 @@ def is_right(stored: str, given: str) -> bool:
     """Whether `given` is the password; as long for a wrong one as for a right one. No password is never right."""
     if len(given.encode()) > LONGEST:
         return False
-    parts = _parts(stored)
-    if parts is None:
-        is_same = hmac.compare_digest(hashlib.sha256(stored.encode()).digest(), hashlib.sha256(given.encode()).digest())
-        return is_same and bool(stored) and not stored.startswith("scrypt$")
-    n, r, p, salt, wanted = parts
-    return hmac.compare_digest(_scrypt(given, salt, n, r, p), wanted)
+    if _is_argon2(stored):
+        try:
+            return _HASHER.verify(stored, given)
+        except VerificationError:  # a wrong one
+            return False
+    parts = _scrypt_parts(stored)
+    if parts is not None:
+        n, r, p, salt, wanted = parts
+        found = hashlib.scrypt(given.encode(), salt=salt, n=n, r=r, p=p, maxmem=2 * _MOST_MEMORY, dklen=32)
+        return hmac.compare_digest(found, wanted)
+    is_same = hmac.compare_digest(hashlib.sha256(stored.encode()).digest(), hashlib.sha256(given.encode()).digest())
+    return is_same and bool(stored) and not stored.startswith(_BEGINNINGS)
 
 
-def _parts(stored: str) -> tuple[int, int, int, bytes, bytes] | None:
-    found = _FORM.fullmatch(stored)
+def _is_argon2(stored: str) -> bool:
+    """Whether it is a hash of ours that can be tried in the memory there is."""
+    if not _ARGON2.fullmatch(stored):
+        return False
+    found = extract_parameters(stored)
+    return found.time_cost > 0 and 0 < 8 * found.parallelism <= found.memory_cost <= _MOST_MEMORY >> 10
+
+
+def _scrypt_parts(stored: str) -> tuple[int, int, int, bytes, bytes] | None:
+    found = _SCRYPT.fullmatch(stored)
     if found is None:
         return None
     n, r, p = (int(found[place]) for place in (1, 2, 3))
@@ -57,11 +81,3 @@ def _parts(stored: str) -> tuple[int, int, int, bytes, bytes] | None:
         return n, r, p, base64.b64decode(found[4], validate=True), base64.b64decode(found[5], validate=True)
     except ValueError:
         return None
-
-
-def _scrypt(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:
-    return hashlib.scrypt(password.encode(), salt=salt, n=n, r=r, p=p, maxmem=2 * _MOST_MEMORY, dklen=32)
-
-
-def _text(body: bytes) -> str:
-    return base64.b64encode(body).decode()

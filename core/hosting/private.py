@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import hmac
 import os
 import re
 import secrets
@@ -52,11 +50,6 @@ def secret(store: Path) -> bytes:
     if not re.fullmatch(rb"[0-9a-f]{64}", found):
         raise ConfigurationError(f"{path}: not the server's secret; remove it, and everybody signs in again.")
     return bytes.fromhex(found.decode())
-
-
-def derived(key: bytes, purpose: str) -> bytes:
-    """A key for one purpose, so that what is signed for one is not valid for another."""
-    return hmac.new(key, purpose.encode(), hashlib.sha256).digest()
 
 
 def read(path: Path) -> bytes | None:

@@ -60,8 +60,8 @@ class Sessions:
         with suppress(sqlite3.Error), self._open() as file:
             file.execute("SELECT 1 FROM session, attempt LIMIT 1")
 
-    def begin(self, name: str, way: str, credential: str, hours: float) -> tuple[str, float]:
-        """A new session: what its cookie says, which is kept nowhere, and when it ends."""
+    def begin(self, name: str, way: str, credential: str, hours: float) -> str:
+        """A new session; what its cookie says, which is kept nowhere."""
         said, now = secrets.token_urlsafe(32), time.time()
         row = (_sha256(said), name, way, credential, now, now + 3600 * hours)
         with self._open() as file:
@@ -74,7 +74,7 @@ class Sessions:
                 file.execute(
                     "DELETE FROM session WHERE id IN (SELECT id FROM session ORDER BY created LIMIT ?)", (too_many,)
                 )
-        return said, row[-1]
+        return said
 
     def find(self, said: str, hours: float) -> Session | None:
         """The session of a cookie, unless it was ended or is over. sqlite3.Error where nobody can look."""

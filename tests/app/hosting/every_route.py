@@ -70,7 +70,7 @@ def main() -> None:
     paths = paths_of(app._build_starlette_app().routes)
     wrong = {
         "nothing": {},
-        "cookie": {"cookie": f"{name}=x.9999999999.{'0' * 64}; _streamlit_user=x"},
+        "cookie": {"cookie": f"{name}=x.ZZZZZZ.{'0' * 43}; _streamlit_user=x"},
         "token": {"authorization": "Bearer ulp_" + "A" * 43},
         "identity": {"x-ulpscope-identity": "eyJuYW1lIjoiYSIsInJvbGUiOiJlZGl0b3IiLCJ3YXkiOiJ0b2tlbiJ9"},
         "user": {"x-forwarded-user": "ada@example.org", "x-forwarded-for": "127.0.0.1"},

@@ -119,12 +119,12 @@ def test_the_cookie_is_closed_to_scripts_and_other_sites_and_secure_behind_https
 
 
 @pytest.mark.usefixtures("passwords")
-@pytest.mark.parametrize("change", ["signature", "time", "session", "nothing signed", "another store's"])
+@pytest.mark.parametrize("change", ["signature", "time", "session", "nothing signed", "form", "another store's"])
 def test_a_cookie_that_was_changed_is_none(change, store, monkeypatch, tmp_path):
     browser = client()
     sign_in(browser, EDITOR)
     name, value = next((cookie.name, cookie.value) for cookie in browser.cookies.jar)
-    said, expires, signature = value.split(".")
+    said, moment, signature = value.split(".")
     if change == "another store's":
         monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "other"))
         other = client()
@@ -133,12 +133,13 @@ def test_a_cookie_that_was_changed_is_none(change, store, monkeypatch, tmp_path)
         monkeypatch.setenv("ULPSCOPE_STORE", str(store))
     else:
         value = {
-            "signature": f"{said}.{expires}.{'0' * 64}",
-            "time": f"{said}.{int(expires) + 1}.{signature}",
-            "session": f"{'A' * 43}.{expires}.{signature}",
+            "signature": f"{said}.{moment}.{'0' * 43}",
+            "time": f"{said}.{'B' + moment[1:]}.{signature}",
+            "session": f"{'A' * 43}.{moment}.{signature}",
+            "form": form_of(client().get("/sign-in").text),
             "nothing signed": said,
         }[change]
-    for sent, status in ((value, 401), (f"{said}.{expires}.{signature}", 200)):
+    for sent, status in ((value, 401), (f"{said}.{moment}.{signature}", 200)):
         assert client().get("/_stcore/health", headers={"cookie": f"{name}={sent}"}).status_code == status
 
 

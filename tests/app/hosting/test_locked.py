@@ -156,8 +156,9 @@ def test_an_old_token_of_a_script_keeps_nobody_from_the_password(store, monkeypa
 
 
 @pytest.mark.usefixtures("passwords", "impatient")
-@pytest.mark.parametrize("ahead", [3600, 365 * 86_400])
-def test_a_cookie_that_a_clock_ahead_signed_is_none_when_the_clock_is_right(ahead, monkeypatch):
+@pytest.mark.parametrize(("ahead", "status"), [(30, 200), (3600, 401), (365 * 86_400, 401)])
+def test_a_cookie_that_a_clock_ahead_signed_is_none_when_the_clock_is_right(ahead, status, monkeypatch):
+    """Unless it was ahead as little as the clocks of two machines may be."""
     real, shift = time.time, [ahead]
     monkeypatch.setattr(time, "time", lambda: real() + shift[0])
     browser = client()
@@ -165,7 +166,7 @@ def test_a_cookie_that_a_clock_ahead_signed_is_none_when_the_clock_is_right(ahea
     (cookie,) = [f"{cookie.name}={cookie.value}" for cookie in browser.cookies.jar]
     assert client().get("/x", headers={"cookie": cookie}).status_code == 200
     shift[0] = 0
-    assert client().get("/x", headers={"cookie": cookie}).status_code == 401
+    assert client().get("/x", headers={"cookie": cookie}).status_code == status
 
 
 @pytest.mark.usefixtures("passwords", "impatient")

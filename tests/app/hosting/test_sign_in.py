@@ -6,6 +6,7 @@ import concurrent.futures
 import hashlib
 import re
 import sqlite3
+import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -116,6 +117,17 @@ def test_a_form_of_another_site_signs_nobody_in(forgery):
         answer = browser.post("/sign-in", data=fields, headers=headers)
     assert (answer.status_code == 303) is (forgery == "none")
     assert (browser.get("/_stcore/health").status_code == 200) is (forgery == "none")
+
+
+@pytest.mark.usefixtures("passwords")
+@pytest.mark.parametrize(("seconds", "status"), [(3500, 303), (3700, 403)])
+def test_a_form_counts_for_an_hour(seconds, status, monkeypatch):
+    browser = client()
+    form = {"form": form_of(browser.get("/sign-in").text), "next": "/", "secret": EDITOR}
+    (kept,) = [f"{cookie.name}={cookie.value}" for cookie in browser.cookies.jar]  # whatever the browser thinks of it
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + seconds)
+    assert client().post("/sign-in", data=form, headers={"cookie": kept}).status_code == status
 
 
 @pytest.mark.usefixtures("passwords")

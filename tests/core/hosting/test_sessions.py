@@ -27,23 +27,22 @@ def clock(monkeypatch) -> Clock:
 
 def test_a_session_is_found_until_it_is_over_or_ended(tmp_path, clock):
     kept = Sessions(tmp_path)
-    said, expires = kept.begin("ada", "token", "credential", 2)
-    assert expires == clock.now + 7200
-    assert kept.find(said, 2) == sessions.Session("ada", "token", "credential", clock.now, expires)
+    said = kept.begin("ada", "token", "credential", 2)
+    assert kept.find(said, 2) == sessions.Session("ada", "token", "credential", clock.now, clock.now + 7200)
     assert kept.find(said + "x", 2) is None
     clock.now += 7199
     assert kept.find(said, 2) is not None
     assert kept.find(said, 24) is not None
     clock.now += 1
     assert kept.find(said, 24) is None  # as long as it was begun for, however long others are by now
-    again, _ = kept.begin("ada", "token", "credential", 2)
+    again = kept.begin("ada", "token", "credential", 2)
     Sessions(tmp_path).end(again)  # another process
     assert kept.find(again, 2) is None
 
 
 def test_shorter_sessions_end_those_that_were_longer(tmp_path, clock):
     kept = Sessions(tmp_path)
-    said, _ = kept.begin("ada", "token", "credential", 12)
+    said = kept.begin("ada", "token", "credential", 12)
     clock.now += 3600
     assert kept.find(said, 1.1) is not None
     assert kept.find(said, 1) is None
@@ -53,7 +52,7 @@ def test_shorter_sessions_end_those_that_were_longer(tmp_path, clock):
 def test_a_session_that_a_clock_ahead_began_is_over_when_the_clock_is_right(tmp_path, clock, ahead, stands):
     kept, right = Sessions(tmp_path), clock.now
     clock.now += ahead
-    said, _ = kept.begin("ada", "token", "credential", 12)
+    said = kept.begin("ada", "token", "credential", 12)
     assert kept.find(said, 12) is not None
     clock.now = right
     assert (kept.find(said, 12) is not None) is stands
@@ -63,7 +62,7 @@ def test_a_session_that_a_clock_ahead_began_is_over_when_the_clock_is_right(tmp_
 
 
 def test_the_file_is_private_and_does_not_hold_what_browsers_hold(tmp_path):
-    said, _ = Sessions(tmp_path).begin("ada", "password", "credential", 1)
+    said = Sessions(tmp_path).begin("ada", "password", "credential", 1)
     path = tmp_path / ".hosting" / sessions.FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert said.encode() not in path.read_bytes()
@@ -114,7 +113,7 @@ def test_rows_are_bounded(tmp_path, monkeypatch):
     kept = Sessions(tmp_path)
     for number in range(120):
         kept.attempt(f"198.51.100.{number}", 5, 600)
-    said = [kept.begin("ada", "token", "", 1)[0] for _ in range(30)]
+    said = [kept.begin("ada", "token", "", 1) for _ in range(30)]
     with sqlite3.connect(tmp_path / ".hosting" / sessions.FILE) as file:
         assert file.execute("SELECT count(*) FROM attempt").fetchone()[0] == 50
         assert file.execute("SELECT count(*) FROM session").fetchone()[0] == 20
@@ -146,11 +145,11 @@ def test_what_is_guessed_is_counted_apart(tmp_path, clock):
 
 def test_a_file_that_is_no_database_is_put_aside(tmp_path):
     kept = Sessions(tmp_path)
-    said, _ = kept.begin("ada", "token", "", 1)
+    said = kept.begin("ada", "token", "", 1)
     path = tmp_path / ".hosting" / sessions.FILE
     path.write_bytes(b"no database at all" * 100)
     assert kept.find(said, 1) is None
-    assert kept.find(kept.begin("ada", "token", "", 1)[0], 1) is not None
+    assert kept.find(kept.begin("ada", "token", "", 1), 1) is not None
     assert len(list(path.parent.glob("*.damaged-*"))) == 1
 
 
