@@ -43,10 +43,14 @@ async def until_beside(look: Callable[[], Found], *, about: Callable[[], object]
 
 
 def throughout(seconds: float, look: Callable[[], object]) -> None:
-    """AssertionError as soon as an answer of `look` within so many seconds is not true: for what must not happen."""
+    """AssertionError as soon as an answer of `look` is not true, within so many seconds or right after them: for what
+    must not happen.
+    """
     ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        found = look()
-        if not found:
+    while True:
+        is_last = time.monotonic() >= ends
+        if not (found := look()):
             raise AssertionError(f"it was {found!r}")
+        if is_last:
+            return
         time.sleep(EVERY_SECONDS)
