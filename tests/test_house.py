@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = tuple(sorted(path.stem for path in (ROOT / "pages").glob("*.py")))
 MOST_MODULES = 20  # of a folder
+# Tests wait for something by asking for it (tests/waiting.py). A pause of a given length is what these are about.
+SLEEPS = {
+    "tests/waiting.py": 3,
+    "tests/core/runs/test_crash.py": 1,  # the moment at which a writer is killed
+    "tests/faults/nursery.py": 3,  # such a moment, and two planted faults that take their time
+    "tests/faults/test_processes.py": 1,  # the moment at which an app is killed
+    "tests/faults/test_uploads.py": 2,  # the moments at which a sender goes and a server is killed
+}
 
 # A room and the only rooms of ours that it may import from; the first that fits a module is its room. A room may always
 # use itself.
@@ -300,6 +309,24 @@ def test_no_folder_holds_more_modules_than_one_looks_through() -> None:
 
 def test_a_crowded_folder_would_be_seen() -> None:
     assert crowded([f"core/x/{number}.py" for number in range(21)]) == {"core/x": 21}
+
+
+def sleeps_of(source: str) -> int:
+    """How many calls of a `sleep` a module of tests has, in the programs that it starts too."""
+    return len(re.findall(r"\bsleep\(", source))
+
+
+def test_tests_wait_for_what_happens_and_not_for_a_time() -> None:
+    found = {path.relative_to(ROOT).as_posix(): sleeps_of(path.read_text()) for path in (ROOT / "tests").rglob("*.py")}
+    del found["tests/test_house.py"]  # its planted ones
+    assert {path: count for path, count in found.items() if count} == SLEEPS
+
+
+@pytest.mark.parametrize(
+    "planted", ["time.sleep(0.1)", "await asyncio.sleep(1)", "from time import sleep\nsleep(2)", "X = 'time.sleep(3)'"]
+)
+def test_a_planted_sleep_is_counted(planted: str) -> None:
+    assert sleeps_of(planted) == 1
 
 
 def test_the_parts_of_a_page_bear_its_name() -> None:

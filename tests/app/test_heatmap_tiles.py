@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from app.shell import store_cache
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
+from tests.waiting import until
 
 ROW, TOKEN = 40, 1234
 
@@ -175,14 +175,18 @@ def test_empty_arrays_count_too():
 
 
 def test_what_many_ask_for_at_once_is_made_once():
-    kept, made = routes.Kept(1 << 20), []
+    kept, asking, made = routes.Kept(1 << 20), [], []
 
     def make() -> np.ndarray:
         made.append(1)
-        time.sleep(0.05)
+        until(lambda: len(asking) == 8)
         return np.zeros(10, np.uint8)
 
-    threads = [threading.Thread(target=lambda: kept.get(("same",), make)) for _ in range(8)]
+    def ask() -> None:
+        asking.append(1)
+        kept.get(("same",), make)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 from app.shell import jobs as job_module
 from app.shell.jobs import Job, Jobs
 from core.runs.reader import RunReader
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -23,14 +25,9 @@ def jobs(tmp_path):
     made.stop()
 
 
-def wait(jobs: Jobs, number: int, until: Callable[[Job], bool], seconds: float = 600) -> Job:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        job = next(job for job in jobs.all() if job.number == number)
-        if until(job):
-            return job
-        time.sleep(0.05)
-    raise AssertionError(f"still {job}")
+def wait(jobs: Jobs, number: int, holds: Callable[[Job], bool]) -> Job:
+    (job,) = until(lambda: [job for job in jobs.all() if job.number == number and holds(job)], about=jobs.all)
+    return job
 
 
 @pytest.mark.model
@@ -52,10 +49,7 @@ def test_a_capture_tells_its_progress_leaves_a_run_and_takes_its_dropped_file_wi
     with RunReader(tmp_path / "runs" / f"{done.run_id}.duckdb") as run:
         assert running.rows_total == 2 * run.header.rows
         assert run.header.provenance.command.endswith(" --prompts q.jsonl")
-    deadline = time.monotonic() + 300
-    while (left := list((tmp_path / "runs").glob(".partial*"))) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert left == []
+    until(lambda: not list((tmp_path / "runs").glob(".partial*")))
     assert not path.exists()
 
 
@@ -76,11 +70,13 @@ def test_a_cancelled_capture_stops_and_leaves_nothing(jobs, tmp_path):
 
 
 def test_a_waiting_job_can_be_cancelled_and_a_finished_one_dismissed(jobs, monkeypatch, tmp_path):
-    program(monkeypatch, tmp_path, SLEEPS)
-    first = jobs.submit(["1"], title="first", device="cpu")
-    second = jobs.submit(["1"], title="second", device="cpu")
+    program(monkeypatch, tmp_path, WAITS)
+    os.mkfifo(tmp_path / "go on")
+    first = jobs.submit([str(tmp_path / "go on")], title="first", device="cpu")
+    second = jobs.submit([], title="second", device="cpu")
     jobs.cancel(second.number)
     assert wait(jobs, second.number, lambda j: j.is_over).state == "cancelled"
+    (tmp_path / "go on").write_text("")
     wait(jobs, first.number, lambda j: j.is_over)
     jobs.forget(first.number)
     assert [job.number for job in jobs.all()] == [second.number]
@@ -180,12 +176,15 @@ def test_a_job_that_cannot_even_start_does_not_hold_up_the_next(jobs):
 
 
 def test_stopping_starts_nothing_more(jobs, monkeypatch, tmp_path):
-    program(monkeypatch, tmp_path, SLEEPS)
-    running = jobs.submit(["1200"], title="running", device="cpu")
-    waiting = jobs.submit(["1200"], title="waiting", device="cpu")
+    program(monkeypatch, tmp_path, STAYS)
+    running = jobs.submit([], title="running", device="cpu")
+    waiting = jobs.submit([], title="waiting", device="cpu")
     wait(jobs, running.number, lambda j: j.state == "running")
+    working = [thread for thread in threading.enumerate() if thread.name == "ulpscope-job"]
+    assert working
     jobs.stop()
-    time.sleep(0.5)
+    for thread in working:  # each has looked for the next job when it ends
+        thread.join(60)
     assert wait(jobs, waiting.number, lambda j: True).state == "waiting"
 
 
@@ -204,14 +203,15 @@ def program(monkeypatch, tmp_path, source: str) -> None:
     (tmp_path / "core" / "__main__.py").write_text(source)
 
 
-SLEEPS = 'import sys, time\nprint(\'{"stage": "begun"}\', flush=True)\ntime.sleep(float(sys.argv[1]))\n'
+STAYS = 'import signal\nprint(\'{"stage": "begun"}\', flush=True)\nsignal.pause()\n'
+WAITS = "import sys\nopen(sys.argv[1]).read()\n"  # until somebody has written to the FIFO
 
 
 def test_jobs_on_different_devices_run_side_by_side_and_those_on_one_in_order(jobs, monkeypatch, tmp_path):
-    program(monkeypatch, tmp_path, SLEEPS)
-    first = jobs.submit(["1200"], title="1", device="cpu")
-    second = jobs.submit(["1200"], title="2", device="cpu")
-    other = jobs.submit(["1200"], title="3", device="cuda:0")
+    program(monkeypatch, tmp_path, STAYS)
+    first = jobs.submit([], title="1", device="cpu")
+    second = jobs.submit([], title="2", device="cpu")
+    other = jobs.submit([], title="3", device="cuda:0")
     wait(jobs, first.number, lambda j: j.stage == "begun")
     wait(jobs, other.number, lambda j: j.stage == "begun")
     assert wait(jobs, second.number, lambda j: True).state == "waiting"
@@ -221,10 +221,10 @@ def test_jobs_on_different_devices_run_side_by_side_and_those_on_one_in_order(jo
 
 
 def test_a_job_whose_device_is_not_known_has_the_machine_for_itself(jobs, monkeypatch, tmp_path):
-    program(monkeypatch, tmp_path, SLEEPS)
-    first = jobs.submit(["1200"], title="1", device="cuda:0")
-    unknown = jobs.submit(["1200"], title="2", device=job_module.ANY_DEVICE)
-    behind = jobs.submit(["1200"], title="3", device="cpu")  # does not overtake: the one before it would wait for ever
+    program(monkeypatch, tmp_path, STAYS)
+    first = jobs.submit([], title="1", device="cuda:0")
+    unknown = jobs.submit([], title="2", device=job_module.ANY_DEVICE)
+    behind = jobs.submit([], title="3", device="cpu")  # does not overtake: the one before it would wait for ever
     wait(jobs, first.number, lambda j: j.stage == "begun")
     assert [job.state for job in jobs.all()] == ["waiting", "waiting", "running"]
     jobs.cancel(first.number)
@@ -233,14 +233,14 @@ def test_a_job_whose_device_is_not_known_has_the_machine_for_itself(jobs, monkey
 
 
 STUBBORN = """
-import signal, sys, time
+import signal, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from core.runs.store.partial import Partial
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 held = Partial.make(Path(sys.argv[-1]), "stubborn")
 print('{{"stage": "begun"}}', flush=True)
-time.sleep(1200)
+signal.pause()
 """
 
 
@@ -276,14 +276,14 @@ sys.exit(2)
 
 
 SERVER = """
-import os, sys, time
+import os, sys
 from pathlib import Path
 from app.shell.jobs import Jobs
+from tests.waiting import until
 jobs = Jobs(Path(sys.argv[1]))
 prompt = ["--prompt-file", "sample_runs/prompts/scheduler.txt", "--reference", "decode", "--variant", "decode+batch:16"]
 jobs.submit(["capture", "--model", "sample_runs/model", *prompt], title="long", device="cpu")
-while not jobs.all()[0].rows_done:
-    time.sleep(0.05)
+until(lambda: jobs.all()[0].rows_done)
 os._exit(0)  # as by a signal: nothing is tidied up
 """
 
@@ -292,10 +292,7 @@ os._exit(0)  # as by a signal: nothing is tidied up
 def test_a_job_whose_server_is_gone_ends_too_and_leaves_nothing(tmp_path):
     store = tmp_path / "runs"
     subprocess.run([sys.executable, "-c", SERVER, str(store)], cwd=job_module.ROOT, check=True, timeout=300)
-    deadline = time.monotonic() + 300
-    while (left := _processes_of(str(store))) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == []
+    until(lambda: not _processes_of(str(store)))
     assert list(store.iterdir()) == []
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from app.capture import preview
 from app.capture.preview import Answer, Previews
 from app.shell.jobs import PromptFile
+from tests.waiting import until
 
 CAPTURE = ("capture", "--model", "sample_runs/model", "--prompt", "for x in y:", "--variant")
 
@@ -21,13 +20,9 @@ def previews(tmp_path, monkeypatch):
     made.stop()
 
 
-def waited(previews: Previews, viewer: str, arguments: tuple[str, ...], seconds: float = 300) -> Answer:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if (answer := previews.look(viewer, arguments)) is not None:
-            return answer
-        time.sleep(0.05)
-    raise AssertionError("no answer came")
+def waited(previews: Previews, viewer: str, arguments: tuple[str, ...]) -> Answer:
+    (answer,) = until(lambda: [answer for answer in [previews.look(viewer, arguments)] if answer is not None])
+    return answer
 
 
 @pytest.mark.model
@@ -60,9 +55,7 @@ def test_the_latest_form_of_a_viewer_wins_and_the_earlier_process_is_ended_unles
     previews.look("a", first)
     previews.look("a", second)
     previews.look("b", second)
-    deadline = time.monotonic() + 300
-    while previews._looks[second].process is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: previews._looks[second].process is not None)
     look = previews._looks[second]
     assert first not in previews._looks
     previews.look("a", third)  # b still waits for the second

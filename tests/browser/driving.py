@@ -11,10 +11,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from playwright.sync_api import BrowserContext, Error, Page
+
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = Path(__file__).parent / "screenshots"
@@ -74,21 +77,25 @@ def start(store: Path, script: Path = Path("app/main.py"), port: int = 0, **envi
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "ULPSCOPE_STORE": str(store), **environment}
     )
-    while time.perf_counter() - began < 60:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=1) as answer:
-                is_there = answer.status == 200
-        except urllib.error.HTTPError as error:
-            is_there = error.code == 401  # it asks who is there
-        except OSError:
-            is_there = False
-        if is_there:
-            dashboard = Dashboard(f"http://127.0.0.1:{port}", store, process, time.perf_counter() - began)
-            started.append(dashboard)
-            return dashboard
-        time.sleep(0.1)
-    process.kill()
-    raise RuntimeError("the dashboard did not start within a minute")
+    try:
+        until(lambda: _answers(port), seconds=60)
+    except AssertionError:
+        process.kill()
+        raise RuntimeError("the dashboard did not start within a minute") from None
+    dashboard = Dashboard(f"http://127.0.0.1:{port}", store, process, time.perf_counter() - began)
+    started.append(dashboard)
+    return dashboard
+
+
+def _answers(port: int) -> bool:
+    """Whether a dashboard is there yet."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=1) as answer:
+            return answer.status == 200
+    except urllib.error.HTTPError as error:
+        return error.code == 401  # it asks who is there
+    except OSError:
+        return False
 
 
 started: list[Dashboard] = []  # by this process
@@ -99,9 +106,11 @@ def what_servers_do() -> str:
     said = []
     for dashboard in started:
         if dashboard.process.poll() is None:
-            dashboard.process.send_signal(signal.SIGUSR1)
-            time.sleep(1)
             log = dashboard.store.parent / "server.log"
+            before = log.stat().st_size
+            dashboard.process.send_signal(signal.SIGUSR1)
+            with suppress(AssertionError):  # a server that does not answer even to that
+                until(lambda log=log, before=before: log.stat().st_size > before, seconds=10, every=0.5)
             said.append(f"{dashboard.url}:\n{log.read_text(errors='replace')[-20_000:]}")
     return "\n".join(said)
 

@@ -14,8 +14,8 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from playwright.sync_api import Browser, BrowserContext, TimeoutError, expect
 
 from tests.browser.driving import ROOT, settle
 from tests.core.runs.made_runs import copied
+from tests.waiting import throughout, until
 
 SITE = ROOT / "deploy" / "nginx.conf"
 VIEWER, EDITOR = "a viewer's long password", "an editor's long password"
@@ -100,17 +101,15 @@ def _site_conf(folder: Path, ports: list[int], source: str) -> str:
 
 
 def _until_answered(port: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 60
-    while True:
+    def answers() -> bool:
         assert process.poll() is None, "it did not start"
-        try:
+        with suppress(OSError):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
             connection.request("GET", "/_stcore/health")
-            assert connection.getresponse().status in (200, 401, 301, 400)
-            return
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+            return connection.getresponse().status in (200, 401, 301, 400)
+        return False
+
+    until(answers)
 
 
 def _nginx(folder: Path, ports: list[int], source: str) -> subprocess.Popen:
@@ -255,14 +254,18 @@ def test_who_calls_this_machine_by_another_name_gets_no_answer(site: Site, host:
 def test_a_configuration_that_was_cut_off_lets_nobody_in_through_the_proxy(site: Site) -> None:
     settings = site.folder / "ulpscope.toml"
     whole = settings.read_text()
+
+    def nobody_gets_in() -> bool:
+        for process in "ab":
+            for path in ("/api/runs", "/", "/_stcore/health"):
+                assert site.ask("GET", path, Cookie=f"ulpscope_process={process}").status == 401
+            assert site.ask("GET", "/health", Cookie=f"ulpscope_process={process}").status == 200
+        return True
+
     try:
         for cut in ("", whole[: whole.index("[sign_in]")], whole[: whole.index("editor_password") + 4]):
             settings.write_text(cut)
-            time.sleep(1.5)
-            for process in "ab":
-                for path in ("/api/runs", "/", "/_stcore/health"):
-                    assert site.ask("GET", path, Cookie=f"ulpscope_process={process}").status == 401
-                assert site.ask("GET", "/health", Cookie=f"ulpscope_process={process}").status == 200
+            throughout(1.5, nobody_gets_in)  # a process reads its settings once a second
     finally:
         settings.write_text(whole)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from tests.app.hosting.servers import ROOT, serving
 from tests.app.hosting.serving import EDITOR, VIEWER
 from tests.browser.driving import picture, settle
 from tests.browser.test_accessibility import faults
+from tests.waiting import until
 
 LINK = "flips?run=fresh-against-cached&position=144"
 
@@ -150,10 +150,7 @@ def test_what_others_wrote_runs_in_no_page_and_the_policy_stops_no_page(hosted, 
     # The twin: the same marks are seen where they are let in.
     viewer.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.owned=1\">')")
     viewer.locator("img[onerror]").wait_for(state="attached")
-    until = time.monotonic() + 30
-    while not viewer.evaluate("window.owned") and time.monotonic() < until:
-        viewer.wait_for_timeout(50)
-    assert viewer.evaluate("window.owned") == 1
+    viewer.wait_for_function("window.owned === 1")
 
 
 @pytest.mark.thorough
@@ -176,11 +173,12 @@ def test_a_page_could_tell_no_other_host_what_it_read(hosted, browser):
               document.body.append(script);
         }""")
     directives = ("connect-src", "img-src", "frame-src", "script-src")
-    until = time.monotonic() + 30
-    while not all(any(directive in text for text in refused) for directive in directives) and time.monotonic() < until:
-        page.wait_for_timeout(50)
-    for directive in directives:
-        assert any(directive in text for text in refused), (directive, refused)
+
+    def are_refused() -> bool:
+        page.evaluate("0")  # what the console has said comes in with an answer
+        return all(any(directive in text for text in refused) for directive in directives)
+
+    until(are_refused, about=lambda: refused)
     page.context.close()
 
 

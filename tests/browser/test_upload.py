@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.driving import ROOT, Dashboard, open_saved, picture, settle, start
 from tests.browser.test_accessibility import faults
+from tests.waiting import until
 
 DUMP = ROOT / "sample_runs" / "dumps" / "six_calls.npz"
 PIECES = re.compile(r"/api/uploads/[0-9a-f]{32}$")
@@ -140,10 +140,7 @@ def test_an_upload_is_paused_left_reloaded_and_goes_on_when_the_file_is_chosen_a
     expect(opened.get_by_role("checkbox", name="large.npz")).to_be_checked()  # a reload loses no choice
     opened.get_by_role("button", name="Remove large.npz").click()
     expect(row(opened, "large.npz")).to_have_count(0)
-    deadline = time.monotonic() + 10
-    while path.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not path.exists()
+    until(lambda: not path.exists())
 
 
 @pytest.fixture
@@ -222,10 +219,7 @@ def test_cancel_stops_an_upload_and_leaves_nothing(opened: Page, dashboard: Dash
     expect(row(opened, "cancelled.npz")).to_contain_text("33.6 MB of", timeout=20_000)
     opened.get_by_role("button", name="Cancel cancelled.npz").click()
     expect(row(opened, "cancelled.npz")).to_have_count(0)
-    deadline = time.monotonic() + 10
-    while (left := list((dashboard.store / ".uploads").glob("*/file/cancelled.npz"))) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == []
+    until(lambda: not list((dashboard.store / ".uploads").glob("*/file/cancelled.npz")))
 
 
 @pytest.mark.thorough

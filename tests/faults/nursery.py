@@ -27,8 +27,8 @@ from core.numerics.divergence import compare
 from core.runs.store import labels
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of
+from tests.waiting import until
 
-PATIENCE_SECONDS = 60.0
 MODEL = ROOT / "sample_runs" / "model"
 
 
@@ -91,7 +91,7 @@ def careless(store: Store, seed: int) -> None:
         for start in range(0, len(whole), 1 << 14):
             file.write(whole[start : start + (1 << 14)])
             file.flush()
-            time.sleep(0.004)
+            time.sleep(0.004)  # it takes its time, so that a kill falls into it
 
 
 def forgetful(store: Store, seed: int) -> None:
@@ -105,7 +105,7 @@ def losing(store: Store, seed: int) -> None:
     path = random.Random(seed).choice(store.paths())
     whole = path.read_bytes()
     path.unlink()
-    time.sleep(0.005)
+    time.sleep(0.005)  # so that a kill falls into it
     path.write_bytes(whole)
 
 
@@ -168,11 +168,12 @@ def _child(work: str, store: Store, seed: int, begun: int) -> None:
 
 
 def _wait_for_writing(store: Store, child: int) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline and os.waitpid(child, os.WNOHANG)[0] == 0:
-        if any(path.name.startswith((".partial-", "careless-")) for path in store.directory.iterdir()):
-            return
-        time.sleep(0.0005)
+    def is_writing_or_over() -> bool:
+        return os.waitpid(child, os.WNOHANG)[0] != 0 or any(
+            path.name.startswith((".partial-", "careless-")) for path in store.directory.iterdir()
+        )
+
+    until(is_writing_or_over, every=0.0005)
 
 
 def _killed(store: Store, work: str, seed: int, seconds: float) -> str:
@@ -187,7 +188,7 @@ def _killed(store: Store, work: str, seed: int, seconds: float) -> str:
         os.read(begun, 1)
     else:
         _wait_for_writing(store, child)
-    time.sleep(seconds)
+    time.sleep(seconds)  # the moment at which it dies
     try:
         os.kill(child, signal.SIGKILL)
         ended = os.waitpid(child, 0)[1]

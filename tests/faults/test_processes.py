@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from core.runs.store.store import Store
 from tests.browser.driving import Dashboard, start
 from tests.core.runs.made_runs import copied, made
 from tests.faults.whole import Watched
+from tests.waiting import until_beside
 
-WAIT_SECONDS = 300.0
 APP_KILLS = 12
 
 
@@ -41,10 +40,7 @@ def two_apps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Dashboa
 
 async def _until(session: Session, holds: Callable[[], bool]) -> None:
     """Wait for what arrives by itself, without anything being asked of the page."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, session.drawn.texts
-        await asyncio.sleep(0.05)
+    await until_beside(holds, about=lambda: session.drawn.texts)
 
 
 async def _note(session: Session, text: str) -> None:
@@ -125,7 +121,7 @@ async def _work(dashboard: Dashboard, chance: random.Random, seconds: float) -> 
                     await session.open("overview", run=run_id)
 
     async def kill() -> None:
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds)  # the moment at which it dies
         dashboard.process.send_signal(signal.SIGKILL)
 
     await asyncio.gather(*(viewer(run_id) for run_id in ("mine", "other")), kill(), return_exceptions=True)

@@ -25,6 +25,7 @@ from core.runs.store.store import Store
 from tests.browser.driving import Dashboard, start
 from tests.core.runs.made_runs import copied
 from tests.faults.whole import Watched
+from tests.waiting import until
 
 pytestmark = [pytest.mark.thorough]
 KILLS = 8
@@ -46,7 +47,7 @@ def _send_half(dashboard: Dashboard, head: str, body: bytes, share: float, then:
     with socket.create_connection((host, int(port))) as raw:
         raw.sendall(f"{head}\r\nHost: {host}:{port}\r\nContent-Length: {len(body)}\r\n\r\n".encode())
         raw.sendall(body[: int(len(body) * share)])
-        time.sleep(0.3)
+        time.sleep(0.3)  # the moment at which it breaks off: of the bytes that came any number has been written
         then()
 
 
@@ -77,19 +78,12 @@ def _left_behind(watched: Watched) -> list[str]:
     ]
 
 
-def _until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_a_body_that_breaks_off_leaves_nothing(watched: Watched, dump: bytes) -> None:
     dashboard = _start(watched)
     try:
         for share in (0.0, 0.01, 0.5, 0.999):
             _send_half(dashboard, "PUT /api/runs/cut HTTP/1.1", dump, share, lambda: None)
-            _until(lambda: _left_behind(watched) == [])
+            until(lambda: _left_behind(watched) == [])
             watched.check()
         answer, said = _ask(dashboard, "PUT", "/api/runs/whole?wait=120", dump)
         assert answer.status in (200, 201), said
@@ -149,7 +143,7 @@ def test_a_server_killed_while_it_ingests_leaves_whole_runs_or_none(watched: Wat
 
         threading.Thread(target=put, daemon=True).start()
         began.wait(30)  # 202: the worker starts, reads, writes
-        time.sleep(chance.uniform(0.0, 4.0))
+        time.sleep(chance.uniform(0.0, 4.0))  # the moment at which it dies
         dashboard.process.send_signal(signal.SIGKILL)
         dashboard.process.wait(30)
         watched.check()
@@ -158,7 +152,7 @@ def test_a_server_killed_while_it_ingests_leaves_whole_runs_or_none(watched: Wat
         answer, said = _ask(dashboard, "PUT", "/api/runs/after-all?wait=120", dump)
         assert answer.status in (200, 201), said
         watched.check()
-        _until(lambda: _left_behind(watched) == [])
+        until(lambda: _left_behind(watched) == [])
     finally:
         dashboard.process.terminate()
         dashboard.process.wait(30)

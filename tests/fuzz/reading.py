@@ -134,7 +134,7 @@ def _plant(fault: str) -> None:
     elif fault == "raise":
         raise KeyError("planted")
     elif fault == "hang":
-        time.sleep(60)
+        signal.pause()
     elif fault == "eat":
         _ = bytearray(os.urandom(1 << 20)) * (PEAK_MIB + 100)
     elif fault == "babble":

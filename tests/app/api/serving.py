@@ -6,11 +6,12 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 _SERVER = """
@@ -54,20 +55,16 @@ def serving(store: Path, port: int | None = None, **more: str) -> Iterator[Serve
         [sys.executable, "-c", _SERVER, str(port)], cwd=ROOT, env=environment(store, **more), stderr=subprocess.DEVNULL
     )
     try:
-        _wait(port, process)
+        until(lambda: listens(port, process))
         yield Server(port, process, store)
     finally:
         process.terminate()
         process.wait(20)
 
 
-def _wait(port: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
-    raise AssertionError("the server does not listen")
+def listens(port: int, process: subprocess.Popen) -> bool:
+    """Whether the server takes connections yet; AssertionError where it has ended."""
+    assert process.poll() is None, "the server has ended"
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False

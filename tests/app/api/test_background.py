@@ -19,13 +19,14 @@ from app.uploads import maintenance
 from core.configuration import Limits
 from core.errors import LimitError
 from core.runs.store.store import Store
-from tests.core.runs.made_runs import copied
+from tests.core.runs.made_runs import copied, next_tick
+from tests.waiting import throughout, until
 
 
 def test_retention_is_applied_as_it_is_configured_at_that_moment(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b"):
         copied(store / f"{name}.duckdb")
-        time.sleep(0.01)
+        next_tick(store)
     assert maintenance.tidy() == []
     monkeypatch.setenv("ULPSCOPE_RETENTION_RUNS", "1")
     assert maintenance.tidy() == ["a"]
@@ -42,13 +43,9 @@ def test_it_runs_while_the_server_does_and_no_longer(store: Path, monkeypatch: p
     left.mkdir(parents=True)
     with TestClient(Starlette(lifespan=maintenance.lifespan)):
         assert not left.exists()
-        deadline = time.monotonic() + 300
-        while len(told) < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: len(told) >= 3)
     count = len(told)
-    assert count >= 3
-    time.sleep(0.2)
-    assert len(told) == count
+    throughout(0.2, lambda: len(told) == count)
 
 
 def test_what_the_first_page_reads_was_read_while_its_browser_loaded(
@@ -75,10 +72,7 @@ def test_what_cannot_be_read_early_ends_no_server(store: Path, monkeypatch: pyte
     told: list[str] = []
     monkeypatch.setattr(store_cache, "cards", breaks)
     with TestClient(Starlette(lifespan=maintenance.lifespan)):
-        deadline = time.monotonic() + 300
-        while not told and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.05)
+        until(lambda: told)
     assert told == ["asked"]
 
 

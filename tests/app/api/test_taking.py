@@ -27,6 +27,7 @@ from core.runs.store.store import Store
 from tests.app.api.serving import free_port, serving
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import copied
+from tests.waiting import until
 
 
 def dump(positions: int = 4, vocab: int = 64, seed: int = 0, **more: np.ndarray) -> bytes:
@@ -245,18 +246,21 @@ def test_another_process_tells_how_it_is_getting_on_and_why_it_failed(
     arrived = place.directory / "dump.npz"
     arrived.write_bytes(dump())
     began = ingest_jobs.begin(there, [arrived], title="elsewhere", options={}, who="ada", place=place)
-    address = f"/api/ingests/{run_id}"
 
-    def told(states: tuple[str, ...]) -> dict[str, object]:
-        deadline = time.monotonic() + 300
-        while (said := client.get(address).json())["state"] not in states and time.monotonic() < deadline:
-            time.sleep(0.02)
+    def told(address: str, *states: str) -> dict[str, object]:
+        said: dict[str, object] = {}
+
+        def is_told() -> bool:
+            said.update(client.get(address).json())
+            return said["state"] in states
+
+        until(is_told, about=lambda: said)
         return said
 
-    said = told(("running",))
+    said = told(f"/api/ingests/{run_id}", "running")
     assert (said["state"], said["stage"]) == ("running", "starting")
     may_go_on.set()
-    said = told(("done", "failed"))
+    said = told(f"/api/ingests/{run_id}", "done", "failed")
     assert (said["state"], said["stage"]) == ("done", "done"), said
     assert said["rows_done"] == said["rows_total"]
     assert said["rows_done"]
@@ -268,12 +272,7 @@ def test_another_process_tells_how_it_is_getting_on_and_why_it_failed(
     arrived.write_bytes(dump()[:200])
     assert client.delete(f"/api/ingests/{ingest_jobs.reserved_in(place)}").status_code == 409
     failing = ingest_jobs.begin(there, [arrived], title="broken", options={}, who="ada", place=place)
-    deadline = time.monotonic() + 300
-    while (said := client.get(f"/api/ingests/{failing.reserved}").json())[
-        "state"
-    ] != "failed" and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert "dump.npz" in said["message"]
+    assert "dump.npz" in told(f"/api/ingests/{failing.reserved}", "failed")["message"]
     (store / ingest_status.FOLDER / f"{failing.reserved}.json").unlink()  # the planted fault: nothing was written down
     assert client.get(f"/api/ingests/{failing.reserved}").status_code == 404
 
@@ -337,24 +336,15 @@ def _head(length: int, more: str = "") -> bytes:
     return f"PUT /api/runs/cut HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n{more}\r\n".encode()
 
 
-def _settled(store: Path, seconds: float = 300) -> list[str]:
-    deadline = time.monotonic() + seconds
-    while left(store) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left(store)
-
-
 @pytest.mark.slow
 def test_over_real_sockets_a_sender_that_goes_leaves_nothing_and_one_that_asks_first_is_told(tmp_path: Path) -> None:
     body = dump(64, 4096)
     with serving(tmp_path / "runs", port=free_port(), ULPSCOPE_LIMITS_FILE_BYTES="50 MB") as server:
         with socket.create_connection(("127.0.0.1", server.port), 20) as line:
             line.sendall(_head(len(body)) + body[: len(body) // 2])
-            deadline = time.monotonic() + 300
-            while not (server.store.exists() and left(server.store)) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            assert left(server.store)[0].startswith(".partial-incoming-")
-        assert _settled(server.store) == []  # the sender went away in the middle
+            (begun, *_) = until(lambda: server.store.exists() and left(server.store))
+            assert begun.startswith(".partial-incoming-")
+        until(lambda: left(server.store) == [], about=lambda: left(server.store))  # the sender went away in the middle
         with socket.create_connection(("127.0.0.1", server.port), 20) as line:
             line.sendall(_head(len(body), "Expect: 100-continue\r\n"))
             assert line.recv(100).startswith(b"HTTP/1.1 100 ")
@@ -363,7 +353,7 @@ def test_over_real_sockets_a_sender_that_goes_leaves_nothing_and_one_that_asks_f
         with socket.create_connection(("127.0.0.1", server.port), 20) as line:
             line.sendall(_head(60_000_000, "Expect: 100-continue\r\n"))
             assert line.recv(4000).startswith(b"HTTP/1.1 413 ")  # before any of it travels
-        assert _settled(server.store) == []
+        until(lambda: left(server.store) == [], about=lambda: left(server.store))
         assert len(list(server.store.glob("*.duckdb"))) == 1
 
 
@@ -416,10 +406,7 @@ def test_a_server_that_is_killed_in_the_middle_leaves_nothing_once_another_has_s
     store = tmp_path / "runs"
     with serving(store) as server, socket.create_connection(("127.0.0.1", server.port), 20) as line:
         line.sendall(_head(len(body)) + body[: len(body) // 2])
-        deadline = time.monotonic() + 300
-        while not (store.exists() and left(store)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert left(store)
+        until(lambda: store.exists() and left(store))
         server.process.kill()
         server.process.wait()
     assert left(store)

@@ -20,6 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from tests.waiting import until
+
 CLIENT, SECRET = "ulpscope", "the secret of the client"
 
 
@@ -121,8 +123,7 @@ def running() -> Iterator[Provider]:
         server = uvicorn.Server(uvicorn.Config(Starlette(routes=provider.routes()), log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
-        while not server.started:
-            time.sleep(0.01)
+        until(lambda: server.started)
         yield provider
         server.should_exit = True
         thread.join(10)

@@ -6,12 +6,13 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx2
+
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVE = ("core", "serve")
@@ -33,19 +34,21 @@ def started(store: Path, log: Path, *arguments: str, **settings: str) -> subproc
         return subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, env=environment, stdout=file, stderr=file)
 
 
+def _answers(url: str, process: subprocess.Popen, log: Path) -> bool:
+    """Whether the server is there yet; AssertionError, with its log, where it has ended."""
+    assert process.poll() is None, log.read_text()
+    with suppress(httpx2.HTTPError):
+        return httpx2.get(f"{url}/health", timeout=1).status_code == 200
+    return False
+
+
 @contextmanager
 def serving(store: Path, log: Path, **settings: str) -> Iterator[str]:
     """`python -m core serve`, from its first answer on: its address."""
     url = f"http://127.0.0.1:{free_port()}"
     process = started(store, log, *SERVE, "--port", url.rpartition(":")[2], **settings)
     try:
-        for _ in range(600):
-            assert process.poll() is None, log.read_text()
-            try:
-                if httpx2.get(f"{url}/health", timeout=1).status_code == 200:
-                    break
-            except httpx2.HTTPError:
-                time.sleep(0.1)
+        until(lambda: _answers(url, process, log))
         yield url
     finally:
         process.terminate()

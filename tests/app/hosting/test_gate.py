@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from starlette.websockets import WebSocketDisconnect
 
-from app.hosting import middleware
+from app.hosting import authentication, middleware
 from app.hosting.identity import HEADER, LOCAL, Identity, as_header, from_header
 from core.hosting import tokens
 from core.runs.store import audit
 from tests.app.hosting.serving import EDITOR, VIEWER, client, forget, form_of, gated, set_up, sign_in
+from tests.waiting import until
 
 HTML = {"accept": "text/html,application/xhtml+xml"}
 ASSETS = [
@@ -192,19 +193,37 @@ def test_wrong_tokens_are_refused_after_a_while_and_right_ones_never(ada, monkey
 # What ends a session
 
 
-def _websocket_ends(websocket, seconds: float = 60.0) -> bool:
-    """Whether it is closed with the code of an ended session, after the message that sends Streamlit's page to the
-    sign-in.
+def _websocket_ends(websocket) -> bool:
+    """Wait until it is closed: whether that is with the code of an ended session, after the message that sends
+    Streamlit's page to the sign-in.
     """
-    began = time.monotonic()
-    while time.monotonic() - began < seconds:
+
+    def closed_with() -> int | None:
         websocket.send_text("still there")  # so that one that is not closed answers, and is not waited for
         message = websocket.receive()
         if message["type"] == "websocket.close":
-            return message["code"] == middleware.ENDED
+            return message["code"]
         assert message.get("text") == "still there" or b"/sign-in" in message["bytes"]
-        time.sleep(0.02)
-    return False
+        return None
+
+    return until(closed_with) == middleware.ENDED
+
+
+def looks_at_sessions(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What every look at a websocket's session has found since, or the error that it ended in."""
+    found: list[object] = []
+    still = authentication.still
+
+    async def seen(*asked: object) -> object:
+        try:
+            found.append(await still(*asked))
+        except Exception as error:
+            found.append(error)
+            raise
+        return found[-1]
+
+    monkeypatch.setattr(authentication, "still", seen)
+    return found
 
 
 @pytest.mark.parametrize("end", ["sign-out", "another process", "revoked", "password", "way", "secret"])
@@ -240,12 +259,13 @@ def test_what_ends_a_session_ends_its_requests_and_its_websocket(end, ada, store
 def test_a_websocket_of_a_session_that_stands_goes_on(ada, monkeypatch):
     """The twin: the looks themselves end nothing."""
     monkeypatch.setattr(middleware, "LOOK_SECONDS", 0.02)
+    looks = looks_at_sessions(monkeypatch)
     browser = client()
     sign_in(browser, ada)
     with browser.websocket_connect("/_stcore/stream") as websocket:
         websocket.receive_json()
         for number in range(10):
-            time.sleep(0.03)
+            until(lambda number=number: len(looks) > number)
             websocket.send_text(str(number))
             assert websocket.receive_text() == str(number)
 

@@ -16,10 +16,13 @@ import pytest
 from starlette.websockets import WebSocketDisconnect
 
 from app.hosting import authentication, middleware
+from app.hosting.authentication import UnseenError
 from core.hosting import tokens
+from core.hosting.sessions import Sessions
 from core.runs.store import audit
 from tests.app.hosting.serving import EDITOR, client, gated, set_up, sign_in
-from tests.app.hosting.test_gate import _websocket_ends
+from tests.app.hosting.test_gate import _websocket_ends, looks_at_sessions
+from tests.waiting import until, until_beside
 
 FOR_EVER = 600.0  # seconds; nobody waits so long: what holds them up lets go
 
@@ -75,12 +78,14 @@ def test_nothing_else_waits_for_a_look(asks, store, monkeypatch):
     if asks == "token":
         waiting = {"authorization": "Bearer ulp_" + "A" * 43}
     authentication.forget()
+    begun, opened = [], Sessions._connected
+    monkeypatch.setattr(Sessions, "_connected", lambda *asked: begun.append(asked) or opened(*asked))
 
     async def ask(release: Callable[[], None]) -> list[int]:
         transport = httpx2.ASGITransport(gated())
         async with httpx2.AsyncClient(transport=transport, base_url="http://testserver") as asking:
             slow = [asyncio.ensure_future(asking.get("/api/x", headers=waiting)) for _ in range(3)]
-            await asyncio.sleep(0.05)
+            await until_beside(lambda: len(begun) >= 2)  # all that look at once: two threads count attempts
             assert (await asking.get("/health")).status_code == 200
             assert (await asking.get("/api/x", headers=right)).status_code == 200
             assert not any(each.done() for each in slow)
@@ -128,21 +133,22 @@ def test_the_messages_of_a_websocket_do_not_wait_for_a_look(is_beside, store, mo
 
 @pytest.mark.usefixtures("passwords", "impatient")
 def test_a_websocket_goes_on_for_a_while_and_not_for_ever(store, monkeypatch):
+    looks = looks_at_sessions(monkeypatch)
     browser = client()
     sign_in(browser, EDITOR)
     with browser.websocket_connect("/_stcore/stream") as websocket:
         websocket.receive_json()
         with locked(store):
             for number in range(3):
-                time.sleep(0.1)
+                until(lambda number=number: len(looks) > number)
                 websocket.send_text(str(number))
                 assert websocket.receive_text() == str(number)
-        time.sleep(0.1)
+        assert all(isinstance(look, UnseenError) for look in looks)
+        until(lambda: not isinstance(looks[-1], UnseenError))
         websocket.send_text("after")
         assert websocket.receive_text() == "after"
         monkeypatch.setattr(middleware, "UNSEEN_SECONDS", 0.2)
         with locked(store):
-            time.sleep(0.3)
             assert _websocket_ends(websocket)
 
 
@@ -209,8 +215,7 @@ def test_nothing_waits_for_the_lock_of_the_audit_log(is_beside, store, monkeypat
         transport = httpx2.ASGITransport(gated())
         async with httpx2.AsyncClient(transport=transport, base_url="http://testserver") as asking:
             slow = asyncio.ensure_future(asking.get("/api/x", headers={"authorization": "Bearer ulp_" + "A" * 43}))
-            while not is_told.is_set():
-                await asyncio.sleep(0.01)
+            await until_beside(is_told.is_set)
             assert (await asking.get("/health")).status_code == 200
             assert is_free.is_set() == (not is_beside)
             release()

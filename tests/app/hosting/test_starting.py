@@ -5,7 +5,6 @@ headers.
 from __future__ import annotations
 
 import socket
-import time
 
 import httpx2
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from core.hosting import tokens
 from tests.app.hosting.servers import SERVE, free_port, serving, started
 from tests.app.hosting.serving import EDITOR, form_of
+from tests.waiting import until
 
 STREAMLIT = ("streamlit", "run", "app/main.py", "--server.headless", "true")
 
@@ -113,5 +113,4 @@ def test_signing_out_of_one_of_two_servers_on_a_store_signs_out_of_both(store, t
             cookies = dict(browser.cookies.items())
             assert httpx2.get(f"{second}/_stcore/health", cookies=cookies).status_code == 200
             browser.get("/sign-out", headers={"sec-fetch-site": "same-origin"})
-        time.sleep(1.5)
-        assert httpx2.get(f"{second}/_stcore/health", cookies=cookies).status_code == 401
+        until(lambda: httpx2.get(f"{second}/_stcore/health", cookies=cookies).status_code == 401)

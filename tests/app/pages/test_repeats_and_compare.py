@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -24,6 +22,7 @@ from core.runs.views.repeats import classes_of, pairwise
 from tests.app.pages.test_verdict import opened, said
 from tests.app.test_selection import followed
 from tests.core.runs.views.test_repeats import stored
+from tests.waiting import until
 
 SAMPLES = [
     "fresh-against-cached",
@@ -95,7 +94,7 @@ def test_the_page_is_drawn_while_classes_are_compared_and_the_figures_come_by_th
     assert len(table(app, "classes")) == 3
     assert "of every two classes" not in said(app)
     may_go_on.set()
-    wait_until(lambda: pairwise_job.comparison(run).is_over)
+    until(lambda: pairwise_job.comparison(run).is_over)
     app.run()
     assert not app.exception
     assert "of every two classes" in said(app)
@@ -107,9 +106,7 @@ def test_a_stopped_comparison_is_offered_again_and_begins_anew(own_store, monkey
 
     def endless(run, tick):
         began.append(run.run_id)
-        while len(began) == 1:
-            tick(1, 100)
-            time.sleep(0.01)
+        until(lambda: tick(1, 100) or len(began) > 1)  # the first time until it is stopped, which `tick` raises
         return pairwise(run)
 
     monkeypatch.setattr("app.repeats.pairwise_job.pairwise", endless)
@@ -117,7 +114,7 @@ def test_a_stopped_comparison_is_offered_again_and_begins_anew(own_store, monkey
     app = opened("repeats", run=run.run_id)
     button(app, "Compare every two").click().run()
     button(app, "Stop").click().run()
-    wait_until(lambda: app.session_state["classes_asked"][run.run_id].is_over)
+    until(lambda: app.session_state["classes_asked"][run.run_id].is_over)
     app.run()
     button(app, "Compare every two").click().run()
     assert not app.exception
@@ -139,13 +136,6 @@ def test_a_run_that_cannot_be_read_is_a_sentence_and_not_asked_for_ever(own_stor
 def button(app: AppTest, label: str):
     (found,) = [each for each in app.button if each.label == label]
     return found
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_equal_sides_are_said_to_be(own_store):

@@ -7,11 +7,13 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.testclient import TestClient
+
+from tests.app.api.serving import listens
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 TUS = {"Tus-Resumable": "1.0.0"}
@@ -105,12 +107,5 @@ def serve(store: Path, port: int = 0, **environment: str) -> Server:
         cwd=ROOT,
         env={**os.environ, "ULPSCOPE_STORE": str(store), **environment},
     )
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return Server(port, process)
-        except OSError:
-            time.sleep(0.05)
-    process.kill()
-    raise AssertionError("the routes were not served within forty seconds")
+    until(lambda: listens(port, process))
+    return Server(port, process)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.uploads.serving import OFFSET, TUS, Server, head, serve
+from tests.waiting import until
 
 SMALL = 4 << 20
 
@@ -47,22 +48,20 @@ def begun(server: Server, address: str, offset: int, length: int, body: bytes) -
 
 
 def waited(find: Callable[[], int], least: int) -> int:
-    deadline = time.monotonic() + 300
-    while (found := find()) < least and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return found
+    """The first number found that is at least so large, and above 0."""
+    return until(lambda: found if (found := find()) >= least else 0)
 
 
 def rest(server: Server, address: str, body: bytes) -> None:
     """Go on as a client does that knows nothing: ask how far it is, send what is lacking, until all of it is there."""
-    for _ in range(20):
+
+    def is_over() -> bool:
         offset = arrived(server, address)
         status, _, said = server.ask("PATCH", address, TUS | OFFSET | {"Upload-Offset": str(offset)}, body[offset:])
-        if status == 204:
-            return
-        assert status in (409, 423), said
-        time.sleep(0.3)
-    raise AssertionError("the upload did not end")
+        assert status in (204, 409, 423), said
+        return status == 204
+
+    until(is_over, every=0.3)
 
 
 def content(store: Path) -> bytes:

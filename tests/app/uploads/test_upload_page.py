@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from core.configuration import Limits
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.app.opening import opened, said
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 DUMPS = ROOT / "sample_runs" / "dumps"
@@ -59,12 +59,7 @@ def page(monkeypatch: pytest.MonkeyPatch, *uploads: Upload) -> AppTest:
 
 
 def saved(app: AppTest, jobs: int = 1) -> AppTest:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        listed = store_cache.jobs().ingests()
-        if len(listed) == jobs and all(job.is_over for job in listed):
-            break
-        time.sleep(0.1)
+    until(lambda: [job.is_over for job in store_cache.jobs().ingests()] == [True] * jobs)
     return app.run()
 
 
@@ -191,14 +186,10 @@ def test_a_save_that_fails_leaves_the_upload_to_be_saved_again(monkeypatch, stor
         options={"name": "x", "compute_dtype": "", "reference": "no such side"},
         who="local",
     )
-    deadline = time.monotonic() + 300
-    while not jobs.ingests()[0].is_over and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: jobs.ingests()[0].is_over)
     assert jobs.ingests()[0].state == "failed"
     assert spool.finished(upload.upload_id, ME).read_bytes() == (DUMPS / "six_calls.npz").read_bytes()
-    deadline = time.monotonic() + 300
-    while spool.is_held(upload) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: not spool.is_held(upload))
     assert "Understood as" in [each.value for each in page(monkeypatch, upload).subheader]
     assert runs(store) == []
 
@@ -217,10 +208,7 @@ def test_an_upload_is_saved_once_at_a_time_and_not_removed_meanwhile(store):
 def test_a_run_file_says_what_it_is_is_checked_and_becomes_a_run(monkeypatch, store, tmp_path):
     upload = put(store, shutil.copy(ROOT / "sample_runs" / "injected-bug.duckdb", tmp_path / "theirs.duckdb"))
     app = page(monkeypatch, upload)
-    deadline = time.monotonic() + 300
-    while "Understood as a run file" not in [each.value for each in app.subheader] and time.monotonic() < deadline:
-        time.sleep(0.2)
-        app.run()
+    until(lambda: "Understood as a run file" in [each.value for each in app.run().subheader])
     assert "sides `prefill`, `another_requests_block`" in said(app)
     assert "table by table" in said(app)
     app.button(key=f"save_{upload.upload_id}").click().run()
@@ -240,9 +228,7 @@ def test_a_look_says_the_same_in_this_process_and_in_one_of_its_own(monkeypatch,
     path = DUMPS / "fresh_and_cached_upcast.npz"
     look = looks.look([path])
     assert look.is_over is not is_large
-    deadline = time.monotonic() + 300
-    while not look.is_over and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: look.is_over)
     assert look.understood is not None
     assert look.understood["compute_dtype"] == "bfloat16"
     assert [side["name"] for side in look.understood["sides"]] == ["fresh", "cached"]

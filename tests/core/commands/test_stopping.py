@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,19 +16,26 @@ ROOT = Path(__file__).resolve().parents[3]
 # A run is being written and the main thread is inside a call that lets other threads run and that no signal ends, as in
 # a forward.
 STUCK = """
-import hashlib, sys
+import hashlib, sys, threading
 from pathlib import Path
 from core.commands import stopping
 from core.commands.console import stoppable
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
+from tests.waiting import until
 {planted}
+main, call = threading.get_ident(), compile("hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)", "", "exec")
+
+def tell():  # once the main thread has let another one run while in these few instructions: inside of the call
+    until(lambda: sys._current_frames()[main].f_code is call)
+    print("begun", flush=True)
+
 sides = tuple(SideHeader(name, name, "float32") for name in "ab")
 header = RunHeader("stuck", "float32", 8, (Prompt(4),), sides, Provenance("capture"))
 with stoppable(), RunWriter(Store(Path(sys.argv[1])), header):
-    print("begun", flush=True)
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+    threading.Thread(target=tell, daemon=True).start()
+    exec(call)
 """
 
 
@@ -43,7 +49,6 @@ def started(store: Path, planted: str = "") -> subprocess.Popen[str]:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
-    time.sleep(0.2)
     assert list(store.glob(".partial-*"))
     return process
 
@@ -73,16 +78,15 @@ def test_without_the_watcher_it_would_not_end(tmp_path):
 
 
 IMPATIENT = """
-import os, signal, time, typer
+import os, signal, typer
 from core.commands.console import stoppable
 try:
     with stoppable():
         try:
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(60)
+            signal.pause()
         finally:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)
+            signal.raise_signal(signal.SIGINT)  # its handler has run when this returns
             print("cleaned up", flush=True)
 except typer.Exit as left:
     raise SystemExit(left.exit_code)
@@ -91,17 +95,17 @@ except typer.Exit as left:
 
 def test_a_second_interrupt_does_not_break_off_the_cleaning_up_after_the_first():
     done = subprocess.run([sys.executable, "-c", IMPATIENT], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "cleaned up\n", "stopped; nothing was stored.\n")
+    assert (done.returncode, done.stdout, done.stderr) == (EXIT_CODE, "cleaned up\n", f"{stopping.SENTENCE}\n")
 
 
 SWALLOWED = """
-import os, signal, time, typer
+import os, signal, typer
 from core.commands.console import stoppable
 try:
     with stoppable():
         try:
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(60)
+            signal.pause()
         except KeyboardInterrupt:
             raise RuntimeError("Query interrupted") from None
 except typer.Exit as left:
@@ -111,19 +115,21 @@ except typer.Exit as left:
 
 def test_an_interrupt_that_a_library_made_another_error_of_is_still_one():
     done = subprocess.run([sys.executable, "-c", SWALLOWED], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (130, "stopped; nothing was stored.\n")
+    assert (done.returncode, done.stderr) == (EXIT_CODE, f"{stopping.SENTENCE}\n")
 
 
 LATE = """
-import os, signal, time
+import os, signal, threading
 from core.commands.console import stoppable
 with stoppable():
     try:
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
+        signal.pause()
     except KeyboardInterrupt:
         pass  # the run had got its name already
-time.sleep(2)
+for thread in threading.enumerate():
+    if thread.name == "ulpscope-stopping":
+        thread.join()  # it stands back, or ends the process
 print("done")
 """
 

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from core.runs.store.partial import Partial, sweep
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import ROOT, calm_sides, header_of, made, write_run
+from tests.waiting import until
 
 KILLS = 30
 
@@ -66,7 +66,7 @@ for line in sys.stdin:
             os.write(first, b".")
     if after_first == "True":
         os.read(finished, 1)
-    time.sleep(float(moment))
+    time.sleep(float(moment))  # the moment at which it dies
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     os.close(finished), os.close(first)
@@ -118,23 +118,21 @@ def test_a_killed_writers_partial_run_is_swept_and_a_living_writers_is_not(tmp_p
     try:
         assert process.stdout is not None
         process.stdout.readline()  # it is in its loop
-        deadline = time.monotonic() + 300
-        living: list[Path] = []
-        while not living and time.monotonic() < deadline:
-            time.sleep(0.001)
-            process.send_signal(signal.SIGSTOP)  # alive, and not moving while we look
-            living = [
-                partial for partial in _partials(store) if any(partial.glob("*.duckdb"))
-            ]  # past the moment before its lock
-            if not living:
+
+        def stopped() -> list[Path]:
+            """What it has begun and locked: it is alive, and not moving while we look."""
+            process.send_signal(signal.SIGSTOP)
+            begun = [partial for partial in _partials(store) if any(partial.glob("*.duckdb"))]
+            if not begun:
                 process.send_signal(signal.SIGCONT)
-        if living:
-            assert store.sweep() == []
-            assert _partials(store) == living
+            return begun
+
+        living = until(stopped, every=0.001)
+        assert store.sweep() == []
+        assert _partials(store) == living
     finally:
         process.kill()
         process.wait()
-    assert living
     assert store.sweep() == living
     assert _partials(store) == []
     _check_whole(store)

@@ -14,7 +14,7 @@ from core.runs.store import audit, labels, quotas
 from core.runs.store.labels import Labels
 from core.runs.store.quotas import apply_retention, check_room, check_space, due, free_bytes, stored_bytes
 from core.runs.store.store import Store
-from tests.core.runs.made_runs import ROOT, copied
+from tests.core.runs.made_runs import ROOT, copied, next_tick
 
 NONE = Limits(file_bytes=0, store_bytes=0, free_bytes=0)
 DAY = 86_400
@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> Store:
     found = Store(tmp_path / "runs", [tmp_path / "samples"])
     for name in ("a", "b", "c"):
         copied(found.directory / f"{name}.duckdb")
-        time.sleep(0.01)  # so that the times at which they came differ
+        next_tick(found.directory)
     copied(tmp_path / "samples" / "sample.duckdb")
     return found
 
@@ -114,13 +114,13 @@ def test_without_looking_at_pins_a_pinned_run_would_go(store: Store, monkeypatch
 
 def test_a_run_that_was_restored_has_just_come(store: Store) -> None:
     (entry,) = [run.entry for run in store.discarded()] or [store.discard("a")]
-    time.sleep(0.02)
+    next_tick(store.directory)
     store.restore(entry)
     assert [run.run_id for run in due(store, Retention(runs=2))] == ["b"]
 
 
 def test_a_file_that_is_no_run_is_left_alone_and_does_not_count(store: Store) -> None:
-    time.sleep(0.01)
+    next_tick(store.directory)
     (store.directory / "newest.duckdb").write_bytes(b"none")
     assert due(store, Retention(runs=3)) == []
     assert apply_retention(store, Retention(days=1e-9)) == ["a", "b", "c"]

@@ -1,0 +1,56 @@
+"""Waiting for what a thread, a process or a server does: asked again and again, with an end. Nothing else in the tests
+sleeps but what is named in test_house.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+PATIENCE_SECONDS = 300.0  # none takes so long, however many others are at work on the machine
+EVERY_SECONDS = 0.02
+Found = TypeVar("Found")
+
+
+def until(
+    look: Callable[[], Found],
+    *,
+    seconds: float = PATIENCE_SECONDS,
+    every: float = EVERY_SECONDS,
+    about: Callable[[], object] = lambda: "",
+) -> Found:
+    """The first answer of `look` that is true; AssertionError after so many seconds, with the last answer and what
+    `about` says.
+    """
+    ends = time.monotonic() + seconds
+    while not (found := look()):
+        if time.monotonic() > ends:
+            raise AssertionError(f"still {found!r} after {seconds:g} seconds {about()}".strip())
+        time.sleep(every)
+    return found
+
+
+async def until_beside(look: Callable[[], Found], *, about: Callable[[], object] = lambda: "") -> Found:
+    """`until`, while the other tasks of the event loop go on."""
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while not (found := look()):
+        if time.monotonic() > ends:
+            raise AssertionError(f"still {found!r} after {PATIENCE_SECONDS:g} seconds {about()}".strip())
+        await asyncio.sleep(EVERY_SECONDS)
+    return found
+
+
+def throughout(seconds: float, look: Callable[[], object]) -> None:
+    """AssertionError as soon as an answer of `look` is not true, within so many seconds or right after them: for what
+    must not happen.
+    """
+    ends = time.monotonic() + seconds
+    while True:
+        is_last = time.monotonic() >= ends
+        if not (found := look()):
+            raise AssertionError(f"it was {found!r}")
+        if is_last:
+            return
+        time.sleep(EVERY_SECONDS)
