@@ -1,5 +1,5 @@
-"""What README and docs tell people to type: it parses, it runs in a fresh shell, and the first example shows what it is
-said to show.
+"""What README and docs tell people to type: it parses, it runs in a fresh shell, page by page, and the first example
+shows what it is said to show; Python too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 
@@ -21,9 +22,16 @@ from core.runs.reader import RunReader
 from tests.core.conftest import cli, environment  # noqa: F401  (a fixture)
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-# Not run by the test that runs README's: servers, what needs another host, and what asks a person.
-NOT_RUN = ("make", "./ulpscope serve", "./ulpscope delete")
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+# Lines that the tests below leave out: they set up the environment that the tests run in.
+NOT_RUN = ("make",)
+# Pages whose blocks are not pasted here, and why.
+NOT_PASTED = {
+    "docs/api.md": "needs a server; tests/app/api/test_document.py runs every line of it against one",
+    "docs/hosting.md": "sets up a server as root, with nginx and certbot; tests/deploy holds it against the code",
+}
+THOROUGH = (pytest.mark.thorough, pytest.mark.slow, pytest.mark.model)  # half a minute to some minutes a page
+QUICKER = {"docs/gates.md": (pytest.mark.slow,)}  # no model is loaded
 
 
 def blocks(text: str) -> list[str]:
@@ -88,7 +96,7 @@ def test_blocks_are_read_as_a_shell_reads_them():
         ["./ulpscope", "list"],
         ["./ulpscope", "show", "$RUN"],
     ]
-    assert len(DOCUMENTED) > 30
+    assert len(DOCUMENTED) > 60
 
 
 @pytest.mark.parametrize("path", [path for path in PAGES if "decisions" not in path.parts], ids=lambda path: path.name)
@@ -102,7 +110,7 @@ def clone(tmp_path: Path) -> Path:
     """The top of a clone whose `.venv` is the Python of these tests."""
     top = tmp_path / "clone"
     (top / ".venv" / "bin").mkdir(parents=True)
-    for name in ("core", "sample_runs", "Makefile", "requirements.txt"):
+    for name in ("core", "sample_runs", "benchmarks", "tests", "pyproject.toml", "Makefile", "requirements.txt"):
         (top / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "ulpscope", top / "ulpscope")
     python = top / ".venv" / "bin" / "python"
@@ -174,17 +182,108 @@ def test_the_first_example_shows_argmax_flips(cli):  # noqa: F811
     assert "next: " in done.stderr
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
+def pasted(page: str) -> list[str]:
+    """The bash blocks of a page, without the lines that are not run here."""
+    return [
+        "\n".join(line for line in block.replace("\\\n", " ").splitlines() if not line.startswith(NOT_RUN))
+        for block in blocks((ROOT / page).read_text(encoding="utf-8"))
+    ]
+
+
+def complaints(stderr: str) -> list[str]:
+    """What a person would take for a failure."""
+    signs = ("Traceback", "bash: ", "ERROR:", " failed")
+    return [line for line in stderr.splitlines() if line.startswith("error: ") or any(sign in line for sign in signs)]
+
+
+def pages_with_blocks() -> list[str]:
+    found = [str(path.relative_to(ROOT)) for path in PAGES if blocks(path.read_text(encoding="utf-8"))]
+    return [page for page in found if page not in NOT_PASTED]
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=QUICKER.get(page, THOROUGH)) for page in pages_with_blocks()]
+)
+def test_a_page_works_as_pasted_block_by_block(page, clone, tmp_path):
+    """Each block in a shell of its own, as a reader would; a script stops where a command ends with 1, for a gate or a
+    verdict said so: none of these does.
+    """
+    for text in pasted(page):
+        done = in_a_fresh_shell(f"set -eu\n{text}", clone, tmp_path)
+        assert complaints(done.stderr) == [], text
+        assert done.returncode == 0, (text, done.stdout, done.stderr)
+
+
+def test_a_command_that_fails_would_be_found(clone, tmp_path):
+    done = in_a_fresh_shell("set -eu\n./ulpscope show none\n./ulpscope list", clone, tmp_path)
+    assert complaints(done.stderr) == [next(line for line in done.stderr.splitlines() if line.startswith("error: "))]
+    assert done.returncode == 2
+
+
+def test_pages_that_are_not_pasted_are_there_and_have_a_reason():
+    assert all((ROOT / page).exists() and reason for page, reason in NOT_PASTED.items())
+    assert {"README.md", "CONTRIBUTING.md", "docs/capture.md", "docs/upload.md"} <= set(pages_with_blocks())
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
+
+
 @pytest.mark.model
-def test_readme_works_as_pasted_block_by_block(clone, tmp_path):
-    for block in blocks((ROOT / "README.md").read_text(encoding="utf-8")):
-        lines = [re.sub(r"\./ulpscope delete [^;]*; ", "", line) for line in block.replace("\\\n", " ").splitlines()]
-        text = "\n".join(line for line in lines if not line.startswith(NOT_RUN))
-        done = in_a_fresh_shell(f"set -u\n{text}", clone, tmp_path)
-        errors = [
-            line
-            for line in done.stderr.splitlines()
-            if line.startswith("error: ") or "Traceback" in line or "bash: " in line
-        ]
-        assert errors == [], text
+@pytest.mark.parametrize("page", ["docs/verdict.md", "docs/upload.md", "docs/extend.md", "docs/gates.md"])
+def test_documented_python_runs_as_it_stands(page, tmp_path, monkeypatch):
+    """With what the text around it names: a model, prompts, two arrays, a run file."""
+    import torch
+
+    from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+
+    monkeypatch.chdir(tmp_path)
+    loaded = tiny_model("llama")
+    logits = np.zeros((3, 8), np.float32)
+    known = {
+        "np": np,
+        "torch": torch,
+        "model": loaded.model,
+        "prompts": tiny_prompts(loaded),
+        "path": ROOT / "sample_runs" / "fresh-against-cached.duckdb",
+        "fresh_logits": logits,
+        "cached_logits": logits,
+        "ids": np.arange(3),
+    }
+    found = python_blocks(page)
+    assert found
+    for text in found:
+        exec(text, known)
+
+
+def test_every_page_with_python_has_its_python_run():
+    run = {"docs/verdict.md", "docs/upload.md", "docs/extend.md", "docs/gates.md", "CONTRIBUTING.md"}
+    assert {str(path.relative_to(ROOT)) for path in PAGES if python_blocks(str(path.relative_to(ROOT)))} == run
+
+
+def test_the_worked_example_of_contributing_is_a_modifier_that_puts_everything_back(monkeypatch):
+    """The two functions and the entry as they stand there, in the module that they are written for."""
+    import torch
+
+    from core.errors import UsageError
+    from core.inference.paths import modifiers
+    from core.inference.paths.paths import parse_path
+
+    (functions,) = python_blocks("CONTRIBUTING.md")
+    (entry,) = re.findall(r'^    "deterministic": (Modifier\(.+\)),$', (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    known = dict(vars(modifiers))
+    exec(functions, known)
+    monkeypatch.setitem(modifiers.MODIFIERS, "deterministic", eval(entry, known))
+    path = parse_path("decode+deterministic")
+    assert str(path) == "decode+deterministic"
+    with pytest.raises(UsageError, match="leave one of them out"):
+        parse_path("prefill+deterministic+compile")
+
+    def broken() -> None:
+        with modifiers.MODIFIERS["deterministic"].change(None):
+            assert torch.are_deterministic_algorithms_enabled()
+            raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        broken()
+    assert not torch.are_deterministic_algorithms_enabled()
