@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -16,11 +17,12 @@ MOST_MODULES = 20  # of a folder
 
 # A room and the only rooms of ours that it may import from; the first that fits a module is its room. A room may always
 # use itself.
-_RUN_FILE = ("core.errors", "core.numerics", "core.runs.file")
+_RUN_FILE = ("core.errors", "core.command_name", "core.numerics", "core.runs.file")
 _RUNS = (*_RUN_FILE, "core.runs.tables", "core.runs.dumps", "core.runs.reader")
 _STORED = (*_RUNS, "core.configuration", "core.runs.views", "core.runs.store")
 _CORE_FOR_PAGES = (
     "core.errors",
+    "core.command_name",
     "core.configuration",
     "core.hosting",
     "core.numerics",
@@ -35,8 +37,9 @@ _OTHER_PAGES = {  # of which a page shows a part too
 }
 ROOMS = {
     "core.errors": (),
+    "core.command_name": (),
     "core.configuration": ("core.errors",),
-    "core.hosting": ("core.errors", "core.configuration"),
+    "core.hosting": ("core.errors", "core.command_name", "core.configuration"),
     "core.numerics": ("core.errors",),
     "core.runs.file": ("core.errors", "core.numerics"),
     "core.runs.tables": _RUN_FILE,
@@ -56,10 +59,11 @@ ROOMS = {
     "core.runs": (),
     "core.judging.ladder": ("core.errors", "core.numerics", "core.runs.file.records"),
     "core.judging.sixteen_bits": ("core.errors", "core.numerics", "core.runs.file.records", "core.judging.ladder"),
-    "core.judging": ("core.errors", "core.numerics", "core.runs"),
+    "core.judging": ("core.errors", "core.command_name", "core.numerics", "core.runs"),
     "core.inference": ("core.errors", "core.numerics", "core.runs", "core.judging"),
     "core.prompt_files": ("core.errors",),
     "core.push": ("core.errors",),
+    "core.pytest_plugin": ("core.judging", "core.runs", "core.inference"),
     "core.commands": (*_CORE_FOR_PAGES, "core.inference", "core.prompt_files", "core.push"),
     "core": ("core",),
     "app.hosting": _CORE_FOR_PAGES,
@@ -78,6 +82,7 @@ ROOMS = {
 # A library and the only places that may import it.
 LIBRARIES = {
     "duckdb": ("core/runs/file/database.py",),
+    "pytest": ("core/pytest_plugin.py",),
     "torch": ("core/inference/",),
     "transformers": ("core/inference/",),
     "triton": ("core/inference/invariant/cuda/",),
@@ -173,6 +178,8 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("core/inference/paths/paths.py", "from core.commands import console"),
         ("core/__main__.py", "import torch"),
         ("core/__main__.py", "import duckdb"),
+        ("core/pytest_plugin.py", "from core.commands import comparing"),
+        ("core/errors.py", "import pytest"),
         ("core/__main__.py", "from app import components"),
         ("core/errors.py", "from core.runs.file.records import Prompt"),
         ("core/inference/paths/paths.py", "import streamlit as st"),
@@ -223,6 +230,72 @@ def test_a_planted_import_across_the_rooms_is_caught(path: str, planted: str) ->
 )
 def test_what_a_room_may_import_is_not_called_a_fault(path: str, source: str) -> None:
     assert faults_of(path, source) == []
+
+
+NAMES_THE_PACKAGE = "core/command_name.py"  # which asks what it is called, and knows both answers
+
+
+def names_of_the_clone(path: str, source: str) -> list[str]:
+    """Where a module of core/ says what only a clone calls the package, one sentence each: installed it is `ulpscope`.
+
+    Imports are relative, and strings take the command from core/command_name.py; docstrings may say what they like.
+    """
+    tree = ast.parse(source)
+    faults = []
+    documented = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            documented.add(node.body[0].value)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            faults += [f"{path}:{node.lineno} imports {one.name}" for one in node.names if _is_ours(one.name)]
+        elif isinstance(node, ast.ImportFrom) and not node.level and _is_ours(node.module or ""):
+            faults.append(f"{path}:{node.lineno} imports {node.module}, not relative to itself")
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node not in documented
+            and re.search(r"(?<![\w./])core(\.[a-z_]|$)|-m core", node.value)
+        ):
+            faults.append(f"{path}:{node.lineno} says {node.value!r}")
+    return faults
+
+
+def _is_ours(name: str) -> bool:
+    return name.split(".")[0] in ("core", "ulpscope", "app", "pages")
+
+
+def test_nothing_in_core_depends_on_the_name_that_a_clone_gives_it() -> None:
+    faults = []
+    for path in (ROOT / "core").rglob("*.py"):
+        if (name := path.relative_to(ROOT).as_posix()) != NAMES_THE_PACKAGE:
+            faults += names_of_the_clone(name, path.read_text())
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "from core.errors import UlpscopeError",
+        "import core.errors",
+        "def f():\n    from core import runs",
+        "from ulpscope.errors import UlpscopeError",
+        "command = [sys.executable, '-m', 'core.judging.inspect']",
+        "command = [sys.executable, '-m', 'core', 'list']",
+        "says = f'`python -m core verdict {run_id}` decides it'",
+        "log = logging.getLogger('core.runs')",
+    ],
+)
+def test_a_planted_name_of_the_clone_is_found(planted: str) -> None:
+    assert len(names_of_the_clone("core/runs/reader.py", planted)) == 1
+
+
+@pytest.mark.parametrize(
+    "sound",
+    ['"""For example: python -m core list"""', "from ..errors import UlpscopeError", "note = 'a core of the score.'"],
+)
+def test_what_is_right_under_both_names_is_not_called_a_fault(sound: str) -> None:
+    assert names_of_the_clone("core/runs/reader.py", sound) == []
 
 
 def circles_of(imports: dict[str, set[str]]) -> list[list[str]]:
@@ -333,6 +406,18 @@ def test_reading_and_writing_runs_loads_neither_torch_nor_streamlit() -> None:
 
 def test_a_library_that_was_loaded_would_be_seen() -> None:
     assert _loaded_by("import plotly", HEAVY) == "plotly"
+
+
+UNTIL_USED = ("torch", "transformers", "numba", "scipy", "pandas", "duckdb", "streamlit")
+
+
+def test_the_command_line_and_the_pytest_plugin_start_without_what_is_heavy() -> None:
+    assert _loaded_by("import core.__main__, core.pytest_plugin", UNTIL_USED) == ""
+    assert _loaded_by("import core, core.pytest_plugin", (*UNTIL_USED, "numpy", "pyarrow", "typer")) == ""
+
+
+def test_a_heavy_library_that_was_loaded_would_be_seen() -> None:
+    assert "pandas" in _loaded_by("import core.__main__, pandas", UNTIL_USED)
 
 
 COMPUTING = ("torch", "transformers", "numba", "scipy")
