@@ -6,10 +6,12 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = tuple(sorted(path.stem for path in (ROOT / "pages").glob("*.py")))
@@ -429,3 +431,46 @@ def test_the_dashboard_starts_without_what_only_computing_needs() -> None:
 
 def test_a_compiler_that_was_loaded_would_be_seen() -> None:
     assert "numba" in _loaded_by("import core.numerics.kernel", COMPUTING)
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def not_admitted(declared: list[str], pinned: list[str]) -> list[str]:
+    """What the package declares that requirements.txt does not pin, or pins in a version outside the range."""
+    pins = {requirement.name: requirement.specifier for requirement in map(Requirement, pinned)}
+    faults = []
+    for requirement in map(Requirement, declared):
+        versions = [pin.version for pin in pins.get(requirement.name, ())]
+        if not versions or not all(requirement.specifier.contains(version) for version in versions):
+            faults.append(str(requirement))
+    return faults
+
+
+def test_what_the_package_declares_admits_what_a_clone_pins() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    declared = [*PROJECT["project"]["dependencies"], *(line for lines in extras.values() for line in lines)]
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    assert not_admitted(declared, [line for line in lines if not line.startswith("#")]) == []
+
+
+def test_a_planted_range_without_its_pin_is_found() -> None:
+    assert not_admitted(["numpy>=3", "numba>=0.6", "attrs>=1"], ["numpy==2.4.6", "numba==0.68.1"]) == [
+        "numpy>=3",
+        "attrs>=1",
+    ]
+
+
+def packages_of(modules: list[str]) -> list[str]:
+    """The packages of core/ under the name that they are installed under, from the paths of its modules."""
+    folders = {PurePosixPath(path).parent.parts[1:] for path in modules}
+    return sorted(".".join(("ulpscope", *folder)) for folder in folders)
+
+
+def test_every_room_of_core_is_a_package_that_is_installed() -> None:
+    modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "core").rglob("*.py")]
+    assert sorted(PROJECT["tool"]["setuptools"]["packages"]) == packages_of(modules)
+
+
+def test_a_new_room_would_be_missed_by_its_name() -> None:
+    assert packages_of(["core/errors.py", "core/new/room.py"]) == ["ulpscope", "ulpscope.new"]
