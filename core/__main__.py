@@ -12,17 +12,18 @@ import os
 import sys
 from inspect import cleandoc
 
+from .command_name import CALLED, COMMAND, OF_A_CLONE
+
 try:
     import typer
     from typer.exceptions import TyperException
 except ModuleNotFoundError as missing:
     sys.stderr.write(
-        f"error: the Python at {sys.executable} has no {missing.name}. Type ./ulpscope where it says `python -m core`: "
+        f"error: the Python at {sys.executable} has no {missing.name}. Type ./ulpscope where it says `{OF_A_CLONE}`: "
         "it runs in .venv, which it sets up where there is none.\n"
     )
     sys.exit(2)
 
-from .command_name import CALLED, COMMAND
 from .commands import (
     capturing,
     comparing,
@@ -81,7 +82,7 @@ app.command("configuration")(hosting.show_configuration)
 app.command("hash-password")(hosting.hash_password)
 app.command()(hosting.audit)
 for _registered in app.registered_commands:  # a docstring is no place for a name that depends on the installation
-    _registered.help = cleandoc(_registered.callback.__doc__ or "").replace("python -m core", COMMAND)
+    _registered.help = cleandoc(_registered.callback.__doc__ or "").replace(OF_A_CLONE, COMMAND)
 app.add_typer(tokens.app, name="tokens")
 
 

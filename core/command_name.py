@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import os
 
-INSTALLED = "ulpscope"
-PACKAGE = __name__.partition(".")[0]
-COMMAND = INSTALLED if PACKAGE == INSTALLED else f"python -m {PACKAGE}"
-COMMANDS = (INSTALLED, "python -m core")  # as commands that a run stores may begin
+OF_A_CLONE, INSTALLED = "python -m core", "ulpscope"  # a command that a run stores begins with either
+COMMAND = INSTALLED if __name__.partition(".")[0] == "ulpscope" else OF_A_CLONE
 CALLED = "ULPSCOPE_CALLED"  # a variable: how the launcher at the top of a clone was typed
 
 

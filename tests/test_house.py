@@ -6,10 +6,12 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = tuple(sorted(path.stem for path in (ROOT / "pages").glob("*.py")))
@@ -25,11 +27,12 @@ SLEEPS = {
 
 # A room and the only rooms of ours that it may import from; the first that fits a module is its room. A room may always
 # use itself.
-_RUN_FILE = ("core.errors", "core.numerics", "core.runs.file")
+_RUN_FILE = ("core.errors", "core.command_name", "core.numerics", "core.runs.file")
 _RUNS = (*_RUN_FILE, "core.runs.tables", "core.runs.dumps", "core.runs.reader")
 _STORED = (*_RUNS, "core.configuration", "core.runs.views", "core.runs.store")
 _CORE_FOR_PAGES = (
     "core.errors",
+    "core.command_name",
     "core.configuration",
     "core.hosting",
     "core.numerics",
@@ -44,8 +47,9 @@ _OTHER_PAGES = {  # of which a page shows a part too
 }
 ROOMS = {
     "core.errors": (),
+    "core.command_name": (),
     "core.configuration": ("core.errors",),
-    "core.hosting": ("core.errors", "core.configuration"),
+    "core.hosting": ("core.errors", "core.command_name", "core.configuration"),
     "core.numerics": ("core.errors",),
     "core.runs.file": ("core.errors", "core.numerics"),
     "core.runs.tables": _RUN_FILE,
@@ -65,10 +69,11 @@ ROOMS = {
     "core.runs": (),
     "core.judging.ladder": ("core.errors", "core.numerics", "core.runs.file.records"),
     "core.judging.sixteen_bits": ("core.errors", "core.numerics", "core.runs.file.records", "core.judging.ladder"),
-    "core.judging": ("core.errors", "core.numerics", "core.runs"),
+    "core.judging": ("core.errors", "core.command_name", "core.numerics", "core.runs"),
     "core.inference": ("core.errors", "core.numerics", "core.runs", "core.judging"),
     "core.prompt_files": ("core.errors",),
     "core.push": ("core.errors",),
+    "core.pytest_plugin": ("core.judging", "core.runs", "core.inference"),
     "core.commands": (*_CORE_FOR_PAGES, "core.inference", "core.prompt_files", "core.push"),
     "core": ("core",),
     "app.hosting": _CORE_FOR_PAGES,
@@ -89,6 +94,7 @@ LIBRARIES = {
     "argon2": ("core/hosting/passwords.py",),
     "itsdangerous": ("app/hosting/live_settings.py",),
     "duckdb": ("core/runs/file/database.py",),
+    "pytest": ("core/pytest_plugin.py",),
     "torch": ("core/inference/",),
     "transformers": ("core/inference/",),
     "triton": ("core/inference/invariant/cuda/",),
@@ -184,6 +190,8 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("core/inference/paths/paths.py", "from core.commands import console"),
         ("core/__main__.py", "import torch"),
         ("core/__main__.py", "import duckdb"),
+        ("core/pytest_plugin.py", "from core.commands import comparing"),
+        ("core/errors.py", "import pytest"),
         ("core/__main__.py", "from app import components"),
         ("core/errors.py", "from core.runs.file.records import Prompt"),
         ("core/inference/paths/paths.py", "import streamlit as st"),
@@ -234,6 +242,72 @@ def test_a_planted_import_across_the_rooms_is_caught(path: str, planted: str) ->
 )
 def test_what_a_room_may_import_is_not_called_a_fault(path: str, source: str) -> None:
     assert faults_of(path, source) == []
+
+
+NAMES_THE_PACKAGE = "core/command_name.py"  # which asks what it is called, and knows both answers
+
+
+def names_of_the_clone(path: str, source: str) -> list[str]:
+    """Where a module of core/ says what only a clone calls the package, one sentence each: installed it is `ulpscope`.
+
+    Imports are relative, and strings take the command from core/command_name.py; docstrings may say what they like.
+    """
+    tree = ast.parse(source)
+    faults = []
+    documented = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            documented.add(node.body[0].value)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            faults += [f"{path}:{node.lineno} imports {one.name}" for one in node.names if _is_ours(one.name)]
+        elif isinstance(node, ast.ImportFrom) and not node.level and _is_ours(node.module or ""):
+            faults.append(f"{path}:{node.lineno} imports {node.module}, not relative to itself")
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node not in documented
+            and re.search(r"(?<![\w./])core(\.[a-z_]|$)|-m core", node.value)
+        ):
+            faults.append(f"{path}:{node.lineno} says {node.value!r}")
+    return faults
+
+
+def _is_ours(name: str) -> bool:
+    return name.split(".")[0] in ("core", "ulpscope", "app", "pages")
+
+
+def test_nothing_in_core_depends_on_the_name_that_a_clone_gives_it() -> None:
+    faults = []
+    for path in (ROOT / "core").rglob("*.py"):
+        if (name := path.relative_to(ROOT).as_posix()) != NAMES_THE_PACKAGE:
+            faults += names_of_the_clone(name, path.read_text())
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "from core.errors import UlpscopeError",
+        "import core.errors",
+        "def f():\n    from core import runs",
+        "from ulpscope.errors import UlpscopeError",
+        "command = [sys.executable, '-m', 'core.judging.inspect']",
+        "command = [sys.executable, '-m', 'core', 'list']",
+        "says = f'`python -m core verdict {run_id}` decides it'",
+        "log = logging.getLogger('core.runs')",
+    ],
+)
+def test_a_planted_name_of_the_clone_is_found(planted: str) -> None:
+    assert len(names_of_the_clone("core/runs/reader.py", planted)) == 1
+
+
+@pytest.mark.parametrize(
+    "sound",
+    ['"""For example: python -m core list"""', "from ..errors import UlpscopeError", "note = 'a core of the score.'"],
+)
+def test_what_is_right_under_both_names_is_not_called_a_fault(sound: str) -> None:
+    assert names_of_the_clone("core/runs/reader.py", sound) == []
 
 
 def circles_of(imports: dict[str, set[str]]) -> list[list[str]]:
@@ -364,6 +438,18 @@ def test_a_library_that_was_loaded_would_be_seen() -> None:
     assert _loaded_by("import plotly", HEAVY) == "plotly"
 
 
+UNTIL_USED = ("torch", "transformers", "numba", "scipy", "pandas", "duckdb", "streamlit")
+
+
+def test_the_command_line_and_the_pytest_plugin_start_without_what_is_heavy() -> None:
+    assert _loaded_by("import core.__main__, core.pytest_plugin", UNTIL_USED) == ""
+    assert _loaded_by("import core, core.pytest_plugin", (*UNTIL_USED, "numpy", "pyarrow", "typer")) == ""
+
+
+def test_a_heavy_library_that_was_loaded_would_be_seen() -> None:
+    assert "pandas" in _loaded_by("import core.__main__, pandas", UNTIL_USED)
+
+
 COMPUTING = ("torch", "transformers", "numba", "scipy")
 
 
@@ -373,3 +459,46 @@ def test_the_dashboard_starts_without_what_only_computing_needs() -> None:
 
 def test_a_compiler_that_was_loaded_would_be_seen() -> None:
     assert "numba" in _loaded_by("import core.numerics.kernel", COMPUTING)
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def not_admitted(declared: list[str], pinned: list[str]) -> list[str]:
+    """What the package declares that requirements.txt does not pin, or pins in a version outside the range."""
+    pins = {requirement.name: requirement.specifier for requirement in map(Requirement, pinned)}
+    faults = []
+    for requirement in map(Requirement, declared):
+        versions = [pin.version for pin in pins.get(requirement.name, ())]
+        if not versions or not all(requirement.specifier.contains(version) for version in versions):
+            faults.append(str(requirement))
+    return faults
+
+
+def test_what_the_package_declares_admits_what_a_clone_pins() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    declared = [*PROJECT["project"]["dependencies"], *(line for lines in extras.values() for line in lines)]
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    assert not_admitted(declared, [line for line in lines if not line.startswith("#")]) == []
+
+
+def test_a_planted_range_without_its_pin_is_found() -> None:
+    assert not_admitted(["numpy>=3", "numba>=0.6", "attrs>=1"], ["numpy==2.4.6", "numba==0.68.1"]) == [
+        "numpy>=3",
+        "attrs>=1",
+    ]
+
+
+def packages_of(modules: list[str]) -> list[str]:
+    """The packages of core/ under the name that they are installed under, from the paths of its modules."""
+    folders = {PurePosixPath(path).parent.parts[1:] for path in modules}
+    return sorted(".".join(("ulpscope", *folder)) for folder in folders)
+
+
+def test_every_room_of_core_is_a_package_that_is_installed() -> None:
+    modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "core").rglob("*.py")]
+    assert sorted(PROJECT["tool"]["setuptools"]["packages"]) == packages_of(modules)
+
+
+def test_a_new_room_would_be_missed_by_its_name() -> None:
+    assert packages_of(["core/errors.py", "core/new/room.py"]) == ["ulpscope", "ulpscope.new"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from ..command_name import COMMAND, COMMANDS
+from ..command_name import COMMAND, INSTALLED, OF_A_CLONE
 from .file.records import Generation, Provenance
 from .reader import RunReader
 
@@ -59,7 +59,7 @@ def _parts(command: str) -> list[str] | None:
         parts = shlex.split(command)
     except ValueError:
         return None
-    starts = (start.split() for start in COMMANDS)
+    starts = (start.split() for start in (OF_A_CLONE, INSTALLED))
     return next((parts[len(start) :] for start in starts if parts[: len(start)] == start and parts[len(start) :]), None)
 
 
