@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 import streamlit as st
 
 from app.hosting import live_settings
+from core.runs.store.store import Store
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,6 +19,19 @@ def emptied_caches() -> Iterator[None]:
     yield
     st.cache_resource.clear()
     gc.collect()
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The directory of a store that `build(store, *about)` has filled: once, for all tests that only read it."""
+
+    @cache
+    def directory_of(build: Callable[..., object], *about: object) -> Path:
+        store = Store(tmp_path_factory.mktemp("built") / "runs")
+        build(store, *about)
+        return store.directory
+
+    return directory_of
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,21 +22,25 @@ from tests.waiting import until
 ROW, TOKEN = 40, 1234
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
-    return Store(tmp_path / "runs")
-
-
-@pytest.fixture
-def client(store: Store) -> Iterator[TestClient]:
-    """A server with the run `one`: 70 x 3000 in two prompts; one element differs by one ULP."""
+def one(store: Store) -> None:
+    """The run `one`: 70 x 3000 in two prompts; one element differs by one ULP."""
     header = header_of("bfloat16", (30, 40), 3000)
     sides = calm_sides(header)
     sides[1] = sides[0].copy()
     sides[1][ROW, TOKEN] ^= 1
     write_run(store, header, sides, "one")
+
+
+@pytest.fixture
+def store(built: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Store:
+    """With the run `one`, which tests only read."""
+    monkeypatch.setenv("ULPSCOPE_STORE", str(built(one)))
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    return Store(built(one))
+
+
+@pytest.fixture
+def client(store: Store) -> Iterator[TestClient]:
     with TestClient(Starlette(routes=routes.ROUTES)) as served:
         yield served
 
@@ -140,12 +145,14 @@ def test_a_rectangle_that_is_none_is_refused(client, query):
     assert largest(client, **query).status_code == 400
 
 
-def test_a_run_that_is_deleted_and_written_anew_is_answered_anew(client, store):
+def test_a_run_that_is_deleted_and_written_anew_is_answered_anew(client, store, tmp_path, monkeypatch):
+    own = Store(shutil.copytree(store.directory, tmp_path / "runs"))
+    monkeypatch.setenv("ULPSCOPE_STORE", str(own.directory))
     before = tile(client).content
     store_cache.delete("one")
     assert tile(client).status_code == 404
     header = header_of("bfloat16", (30, 40), 3000)
-    write_run(store, header, calm_sides(header, seed=1), "one")
+    write_run(own, header, calm_sides(header, seed=1), "one")
     assert tile(client).content != before
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 from markdown_it import MarkdownIt
 from streamlit.testing.v1 import AppTest
 
+from app import main
 from app.shell.widgets import code, escaped
 from core.runs.ops_run import write_ops_run
 from core.runs.store import labels
@@ -23,19 +24,8 @@ from tests.core.runs.test_ops_run import header, row_of
 HOSTILE = (
     "x` **boldly** [y](https://evil.example/x) :red[z] <img src=x onerror=alert(1)> www.evil.example\n\n# evil\n\n`w"
 )
-OF_A_RUN = (
-    "overview",
-    "near_ties",
-    "flips",
-    "heatmap",
-    "repeats",
-    "compare",
-    "layers",
-    "kernels",
-    "remedies",
-    "kv_cache",
-)
-PAGES = ("runs", *OF_A_RUN, "ops", "capture", "upload")
+PAGES = [name for name, _ in main.PAGES]
+OF_A_RUN = set(PAGES) - {"runs", "ops", "capture", "upload"}
 SAMPLES = ("where-it-starts", "fresh-against-cached", "continuations-that-part", "injected-bug")
 # Fields that Streamlit draws as they are, or not at all.
 _NO_MARKDOWN = {
@@ -127,6 +117,12 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return Store(tmp_path / "runs")
 
 
+@pytest.fixture
+def hostile(built: Callable[..., Path], store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes the store one with such a run made of a sample, which tests only read."""
+    return lambda sample: monkeypatch.setenv("ULPSCOPE_STORE", str(built(hostile_run, sample)))
+
+
 def hostile_run(store: Store, sample: str) -> None:
     path = copied(store.directory / "mine.duckdb")
     path.chmod(0o644)
@@ -144,8 +140,8 @@ def hostile_run(store: Store, sample: str) -> None:
 @pytest.mark.parametrize(
     "sample", [SAMPLES[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in SAMPLES[1:])]
 )
-def test_no_text_of_a_run_becomes_markup(page: str, sample: str, store: Store) -> None:
-    hostile_run(store, sample)
+def test_no_text_of_a_run_becomes_markup(page: str, sample: str, hostile: Callable[[str], None]) -> None:
+    hostile(sample)
     app = opened(page, run="mine")
     assert not app.error
     assert page not in OF_A_RUN or any("boldly" in text for _, text in texts(app))
@@ -191,10 +187,10 @@ def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(store: Store) -> N
     ],
 )
 def test_without_its_signs_escaped_each_kind_is_seen(
-    page: str, where: str, store: Store, monkeypatch: pytest.MonkeyPatch
+    page: str, where: str, hostile: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The twin."""
-    hostile_run(store, SAMPLES[0])
+    hostile(SAMPLES[0])
     monkeypatch.setattr(where, lambda text: text)
     found = {what for _, text in texts(opened(page, run="mine")) for what in live(text)}
     assert {"a link", "HTML", "emphasis", "an address", "a heading"} <= found

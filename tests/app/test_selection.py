@@ -21,7 +21,6 @@ from core.runs.reader import RunReader
 from tests.app import opening
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("runs", "overview", "near_ties", "flips", "kv_cache", "capture", "upload")
 RUN = "fresh-against-cached"  # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
 
 

@@ -16,18 +16,10 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from app import main
 from tests.browser.driving import ROOT, Dashboard, open_saved, picture, settle, start
 
-PAGES = {
-    "": "Runs",
-    "overview": "Overview",
-    "near_ties": "Near ties",
-    "heatmap": "ULP heatmap",
-    "flips": "Flips",
-    "kv_cache": "KV cache",
-    "capture": "Capture",
-    "upload": "Upload",
-}
+PAGES = {"" if name == "runs" else name: title for name, title in main.PAGES}
 
 
 @pytest.mark.parametrize("name", PAGES)

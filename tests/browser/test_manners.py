@@ -9,23 +9,18 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page
 
+from app import main
 from tests.browser.driving import Dashboard, pause, settle
 
 GOOD = 0.1  # cumulative layout shift, the bound of web.dev/articles/cls for a good page
 RUN = "run=fresh-against-cached&variant=decode&prompt=0&position=144"
-PAGES = {
-    "runs": "",
-    "overview": RUN,
-    "near_ties": RUN,
+QUERIES = {
     "heatmap": "run=batch-1-against-n&position=89&token=100",
-    "flips": RUN,
     "repeats": "run=batch-1-against-n",
-    "kv_cache": RUN,
     "compare": f"{RUN}&with=batch-1-against-n,injected-bug",
-    "capture": "",
-    "upload": "",
+    "layers": "run=where-it-starts",
 }
-FIXED = ("runs", "capture", "upload")  # which show no position
+FIXED = ("runs", "ops", "capture", "upload")  # which show no position
 # The browser's own measure, of every shift that no click or key of a person caused, from the frame on in which the
 # page's heading and the style sheet that keeps room (app/shell/room.css, in the sidebar) are both there: what is seen
 # before that is Streamlit's empty page.
@@ -60,7 +55,8 @@ def watched(browser: Browser, dashboard: Dashboard) -> Page:
 @pytest.mark.thorough
 def test_no_page_jumps_while_it_loads_or_while_positions_are_stepped(watched: Page, dashboard: Dashboard):
     found: dict[str, float] = {}
-    for name, query in PAGES.items():
+    for name, _ in main.PAGES:
+        query = "" if name in FIXED else QUERIES.get(name, RUN)
         watched.goto(f"{dashboard.url}/{'' if name == 'runs' else name}?{query}")
         settle(watched)
         found[name] = watched.evaluate(SHIFTED, watched.evaluate("window.begun"))

@@ -5,7 +5,6 @@ there.
 from __future__ import annotations
 
 import re
-import time
 from contextlib import suppress
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -13,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, TimeoutError, expect
 
 from tests.browser.driving import ROOT, Dashboard, picture, settle
+from tests.waiting import until
 
 # Prompt 1 of this run has 287 positions and flips at 30, 36 and 239; its largest difference is at 204.
 AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
@@ -243,10 +243,7 @@ def shown(page: Page) -> list[str]:
 
 def expect_shown(page: Page, expected: list[str]) -> None:
     """Once everything has arrived; charts and previews of a command come in later than the script ends."""
-    until = time.monotonic() + 15
-    while shown(page) != expected and time.monotonic() < until:
-        page.wait_for_timeout(300)
-    assert shown(page) == expected
+    until(lambda: shown(page) == expected, seconds=15, about=lambda: f"{shown(page)} is not {expected}")
 
 
 def choose(page: Page, label: str, option: str) -> None:

@@ -8,20 +8,11 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from app import main
 from tests.app.opening import followed
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = {
-    "runs": "Runs",
-    "overview": "Overview",
-    "near_ties": "Near ties",
-    "heatmap": "ULP heatmap",
-    "flips": "Flips",
-    "kv_cache": "KV cache",
-    "layers": "Layers",
-    "capture": "Capture",
-    "upload": "Upload",
-}
+PAGES = dict(main.PAGES)
 SAMPLES = ["fresh-against-cached", "batch-1-against-n", "float32-three-paths", "where-it-starts"]
 
 
@@ -62,7 +53,7 @@ def test_every_page_has_an_empty_state(page, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     app = opened(page)
     assert not app.exception
-    assert page in ("upload", "capture") or "No runs yet" in said(app)
+    assert page in ("ops", "upload", "capture") or "No runs yet" in said(app)
 
 
 def test_the_address_says_what_is_shown():

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from core.runs.views.kernels import in_words, place_in_words, side_by_side
+from core.runs.views.layers import kernels_where_it_starts
 from tests.app.opening import codes, opened
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
 from tests.core.runs.layer_runs import layer_run, with_kernels
@@ -52,17 +55,18 @@ def test_a_run_that_was_not_watched_says_what_to_do(own_store):
 
 def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(own_store):
     """Both sides launch the same as often; the first module that differs is the norm, not the embedding before it."""
-    app = opened("kernels", run=with_kernels(own_store, layer_run(own_store, {(1, 1, 4): 3, (5, 1, 4): 1})))
+    run_id = with_kernels(own_store, layer_run(own_store, {(1, 1, 4): 3, (5, 1, 4): 1}))
+    app = opened("kernels", run=run_id)
     assert [element.value for element in app.subheader] == ["Where it starts", "All kernels"]
     said = [element.value for element in app.markdown]
-    first = next(
-        number for number, text in enumerate(said) if "The first module that differs is `model.layers.0.norm`" in text
-    )
-    assert "at prompt 1, position 4" in said[first]
-    assert (
-        "`aten::mean` on both sides, same kernel, other shape: bfloat16 [1, 8] against bfloat16 [2, 8]" in said[first]
-    )
-    assert any("as often a forward, 1 of them in other shapes" in text for text in said[first + 1 :])
+    with RunReader(own_store.path_of(run_id)) as run:
+        pair = run.pairs[0]
+        sides = (pair.reference, pair.variant)
+        start = kernels_where_it_starts(run, 0)
+        counts = in_words(side_by_side(run.kernels[0], run.kernels[1]), sides)
+    assert (start.module, start.prompt, start.position) == ("model.layers.0.norm", 1, 4)
+    first = said.index(place_in_words(start, sides, is_one_prompt=False))
+    assert counts in said[first + 1 :]
     there = app.dataframe[0].value
     assert there["in"].tolist() == ["model.layers.0.norm"]
     assert (there["shapes, reference"][0], there["shapes, variant"][0]) == ("bfloat16 [1, 8]", "bfloat16 [2, 8]")

@@ -27,7 +27,7 @@ def test_the_table_names_the_first_module_its_position_and_the_growth(cli, tmp_p
     assert "all 8 positions" in done.stdout
     assert done.stdout.count("model.layers.0") == 4  # three modules, and the sentence
     blocks = cli("layers", run_id, "--blocks", "--prompt", 1)
-    assert "First to differ: model.layers.0 (residual), at position 3" in blocks.stdout
+    assert "model.layers.0 (residual), at position 3" in blocks.stdout
     assert "all 5 positions" in blocks.stdout
     assert "_proj" not in blocks.stdout
 

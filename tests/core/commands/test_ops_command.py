@@ -178,6 +178,6 @@ def test_every_other_command_says_what_such_a_run_is(cli, tmp_path):
     ):
         done = cli(*arguments)
         assert done.returncode == 2, arguments
-        assert "holds probes of operations, so no sides and no logits" in done.stderr
+        assert f"'{run_id}' holds probes of operations" in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
     assert cli("delete", run_id, "--yes").returncode == 0

@@ -311,7 +311,6 @@ def test_emitted_tokens_that_are_the_argmax_pass_and_another_is_the_samplers_fau
     run = stored(tmp_path / "b", reference=PLAIN, variant=OTHER, **wrong)
     assert outcomes(run)[SAMPLER] == [PASSED, FAILED]
     assert run.pairs[0].verdict == "bug suspected"
-    assert "not the argmax of their own logits" in run.pairs[0].because
 
 
 def test_of_tokens_that_tie_any_may_be_emitted(tmp_path):

