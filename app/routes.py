@@ -6,14 +6,14 @@ from starlette.routing import Route
 
 from app.api import downloads
 from app.api import routes as api
-from app.components import plots
+from app.components import vendored
 from app.heatmap import routes
 from app.uploads import tus as uploads
 
 ROUTES = [
     Route("/files/{run_id}.duckdb", downloads.run_file),
     Route("/files/{run_id}.npz", downloads.run_npz),
-    *plots.ROUTES,
+    *vendored.ROUTES,
     *routes.ROUTES,
     *uploads.ROUTES,
     *api.ROUTES,

@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import streamlit as st
-from starlette.responses import FileResponse, Response
-from starlette.routing import Route
 
+from app.components import vendored
 from app.shell import selection
 
-LIBRARY = Path(__file__).resolve().parents[1] / "vendor" / "plotly-cartesian-4.1.1.min.js"
-_ADDRESS = f"assets/{LIBRARY.name}"  # its name says its version: kept for good
+LIBRARY = vendored.FOLDER / "plotly-cartesian-4.1.1.min.js"
 _MOST_POINTS = 1 << 20  # that a message of a browser may name
 _CSS = """
 .ulpscope-figure { position: relative; width: 100%; overflow: hidden; }
@@ -107,7 +105,7 @@ def draw(
         "height": one.height,
         "picture": dict(picture),
         "revision": revision,
-        "library": _ADDRESS,
+        "library": vendored.address(LIBRARY),
         "is_picked": on_pick is not None,
         "is_brushed": is_brushed,
         "holds_brush": holds_brush,
@@ -136,12 +134,3 @@ def chosen(key: str, place: int) -> int | None:
     is none.
     """
     return next(iter(picked(key).numbers(place)), None)
-
-
-async def _library(_: object) -> Response:
-    return FileResponse(
-        LIBRARY, media_type="text/javascript", headers={"cache-control": "public, immutable, max-age=31536000"}
-    )
-
-
-ROUTES = [Route(f"/{_ADDRESS}", _library)]

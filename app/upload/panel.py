@@ -1,5 +1,5 @@
-"""Files chosen or dropped on the upload page, on their way to the server: app/upload/upload.js sends them, nothing of
-them passes through here.
+"""Files chosen or dropped on the upload page, on their way to the server: app/upload/upload.js sends them with
+tus-js-client, nothing of them passes through here.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from pathlib import Path
 
 import streamlit as st
 
+from app.components import vendored
 from app.uploads.tus import ADDRESS
 
+LIBRARY = vendored.FOLDER / "tus-js-client-4.3.1.min.js"
 ZONE_CSS = """
 .root { font-family: var(--st-font); font-size: 0.9rem; color: var(--st-text-color); }
 .zone { display: flex; flex-wrap: wrap; gap: 0.4rem 0.9rem; align-items: center; padding: 0.85rem 1rem;
@@ -65,7 +67,7 @@ def chosen(serial: str) -> list[str]:
     """
     said = _panel(
         key="upload_panel",
-        data={"address": ADDRESS, "serial": serial},
+        data={"address": ADDRESS, "library": vendored.address(LIBRARY), "serial": serial},
         default={"chosen": []},
         on_chosen_change=lambda: None,
     )

@@ -1,7 +1,7 @@
-// Files go to the server in pieces (tus 1.0.0), and on where they were after any break: a pause, a lost network, a closed tab, a restarted server.
+// Files go to the server in pieces (tus-js-client), and on where they were after any break: a pause, a lost network, a closed tab, a restarted server.
+// How long to wait, how large a piece, when to begin anew or give up, and what to say meanwhile is decided here.
 // What is under way lives in `window`, not in the page: it goes on while other pages of the dashboard are looked at. Names are set as text only.
 
-const TUS = { "Tus-Resumable": "1.0.0" };
 const PIECE = { first: 32 * 2 ** 20, least: 256 * 2 ** 10 }; // bytes a request; halved where something between refuses so many
 const AT_ONCE = 2;
 const WAITS = [1, 2, 4, 8, 15, 30]; // seconds between attempts
@@ -66,39 +66,28 @@ function browserId() {
   return id;
 }
 
-const base64 = (text) => btoa(String.fromCharCode(...new TextEncoder().encode(text)));
+let library = null;
 
-class Refusal extends Error {
-  constructor(status, sentence, wait = 0) {
-    super(sentence);
-    this.status = status;
-    this.wait = wait;
-  }
-}
-
-class Stopped extends Error {}
-
-// One request. XMLHttpRequest, because fetch does not tell how much of a body has gone out.
-function asked(row, method, address, headers, body = null, onProgress = null) {
-  return new Promise((resolve, reject) => {
-    const request = (row.request = new XMLHttpRequest());
-    request.open(method, address);
-    for (const [key, value] of Object.entries({ ...TUS, ...headers })) request.setRequestHeader(key, value);
-    if (onProgress) request.upload.onprogress = (event) => onProgress(event.loaded);
-    request.onload = () => {
-      if (request.status >= 200 && request.status < 300) return resolve(request);
-      reject(new Refusal(request.status, sentenceOf(request), Number(request.getResponseHeader("Retry-After")) || 0));
+function tusClient(address) {
+  library ??= new Promise((done, refused) => {
+    const script = document.createElement("script");
+    script.src = address;
+    script.onload = () => done(window.tus);
+    script.onerror = () => {
+      script.remove();
+      library = null;
+      refused(new Error("the server cannot be reached"));
     };
-    request.onerror = () => reject(new Refusal(0, "the server cannot be reached"));
-    request.onabort = () => reject(new Stopped());
-    request.send(body);
+    document.head.append(script);
   });
+  return library;
 }
 
-function sentenceOf(request) {
-  if (request.status === 401) return "you are not signed in any more; sign in in another tab, then retry";
+function sentenceOf(answer) {
+  if (!answer) return "the server cannot be reached";
+  if (answer.getStatus() === 401) return "you are not signed in any more; sign in in another tab, then retry";
   try {
-    return String(JSON.parse(request.responseText).error || "");
+    return String(JSON.parse(answer.getBody()).error || "");
   } catch {
     return "";
   }
@@ -149,7 +138,7 @@ class Engine {
   row(values) {
     return {
       key: ++this.serial, id: "", file: null, sent: 0, live: 0, state: "waiting", message: "", isChosen: false, isMine: false, attempts: 0,
-      retryAt: 0, timer: null, request: null, samples: [], ...values,
+      retryAt: 0, timer: null, upload: null, samples: [], ...values,
     };
   }
 
@@ -164,38 +153,40 @@ class Engine {
   }
 
   async send(row) {
-    row.samples = [];
+    Object.assign(row, { samples: [], upload: null });
     try {
-      if (row.id) row.sent = Number((await asked(row, "HEAD", this.of(row), {})).getResponseHeader("Upload-Offset"));
-      else await this.announce(row);
-      row.live = row.sent;
-      while (row.state === "sending" && row.sent < row.size) {
-        const end = Math.min(row.size, row.sent + this.piece);
-        const headers = { "Content-Type": "application/offset+octet-stream", "Upload-Offset": String(row.sent) };
-        const from = row.sent;
-        const answer = await asked(row, "PATCH", this.of(row), headers, row.file.slice(from, end), (loaded) => this.moved(row, from + loaded));
-        row.sent = Number(answer.getResponseHeader("Upload-Offset"));
-        row.attempts = 0;
-        this.moved(row, row.sent);
-      }
+      await new Promise((done, refused) => this.begin(row, done, refused));
       if (row.state !== "sending") return;
       Object.assign(row, { state: "complete", isChosen: true, arrived: performance.now(), message: "" });
       this.changed(`${row.name} has arrived`);
     } catch (error) {
-      if (!(error instanceof Stopped)) await this.failed(row, error);
-    } finally {
-      row.request = null;
-      this.pump();
+      await this.failed(row, error);
     }
+    this.pump();
   }
 
-  async announce(row) {
-    const about = { filename: row.name, modified: row.modified, browser: this.browser };
-    const metadata = Object.entries(about).filter(([, value]) => value).map(([key, value]) => `${key} ${base64(value)}`).join(",");
-    const answer = await asked(row, "POST", this.address, { "Upload-Length": String(row.size), "Upload-Metadata": metadata });
-    row.id = answer.getResponseHeader("Location").split("/").pop();
-    row.sent = 0;
-    if (row.state === "removed") await this.forget(row); // taken back while it was being announced
+  async begin(row, done, refused) {
+    const { Upload } = await tusClient(this.library).catch(refused) ?? {};
+    if (row.state !== "sending" || row.upload || !Upload) return; // paused, and perhaps resumed, while the library was on its way
+    const upload = (row.upload = new Upload(row.file, {
+      ...(row.id ? { uploadUrl: this.of(row) } : { endpoint: this.address }), // with both, any refusal of what is there would begin it anew
+      metadata: { filename: row.name, modified: row.modified, browser: this.browser },
+      chunkSize: this.piece,
+      retryDelays: null,
+      storeFingerprintForResuming: false, // the server lists what it has
+      onUploadUrlAvailable: () => {
+        row.id = upload.url.split("/").pop();
+        if (row.state === "removed") this.forget(row); // taken back while it was being announced
+      },
+      onProgress: (live) => {
+        if (!row.samples.length) row.sent = live; // before a byte of it has gone out: where the server is
+        this.moved(row, live);
+      },
+      onChunkComplete: (_, sent) => Object.assign(row, { sent, attempts: 0 }),
+      onSuccess: done,
+      onError: refused,
+    }));
+    upload.start();
   }
 
   of(row) {
@@ -212,28 +203,29 @@ class Engine {
 
   async failed(row, error) {
     if (row.state !== "sending") return;
-    if (!(error instanceof Refusal)) return this.give_up(row, String(error.message || error));
+    if (library && !error.originalRequest) return this.give_up(row, String(error.message || error)); // a fault of the code
+    const answer = error.originalResponse;
+    const [status, message, wait] = [answer?.getStatus() ?? 0, sentenceOf(answer), Number(answer?.getHeader("Retry-After")) || 0];
     const isReadable = await row.file.slice(0, 1).arrayBuffer().then(() => true, () => false);
     if (row.state !== "sending") return;
     if (!isReadable) return this.give_up(row, "the file cannot be read (any more); it may have changed, or be a folder. Choose it again");
-    const { status } = error;
     if (status === 413 && row.id && this.piece > PIECE.least) {
       this.piece = Math.max(PIECE.least, this.piece / 2); // not our server's answer, but of something before it that takes small bodies only
-      return this.again(row, error, 0.2);
+      return this.again(row, status, message, 0.2);
     }
     if ((status === 404 || status === 410) && row.id && row.attempts < WAITS.length) {
       Object.assign(row, { id: "", sent: 0, live: 0 }); // expired, or removed from elsewhere
-      return this.again(row, error, 0.2);
+      return this.again(row, status, message, 0.2);
     }
-    if (status === 409) return this.again(row, error, 0.3);
-    if (status === 0 || status === 408 || status === 423 || (status >= 500 && status !== 507)) return this.again(row, error, error.wait);
-    this.give_up(row, error.message || `the server answers with ${status}`);
+    if (status === 409) return this.again(row, status, message, 0.3);
+    if (status === 0 || status === 408 || status === 423 || (status >= 500 && status !== 507)) return this.again(row, status, message, wait);
+    this.give_up(row, message || `the server answers with ${status}`);
   }
 
-  again(row, error, least) {
+  again(row, status, message, least) {
     const wait = Math.max(least, least && least < 1 && row.attempts < 20 ? least : WAITS[Math.min(row.attempts, WAITS.length - 1)] * (0.8 + 0.4 * Math.random()));
     row.attempts += 1;
-    Object.assign(row, { state: "retrying", message: error.message || `the server answers with ${error.status}`, live: row.sent });
+    Object.assign(row, { state: "retrying", message: message || `the server answers with ${status}`, live: row.sent });
     row.retryAt = performance.now() + wait * 1000;
     row.timer = setTimeout(() => this.resume(row), wait * 1000);
     this.changed();
@@ -247,7 +239,7 @@ class Engine {
   pause(row) {
     clearTimeout(row.timer);
     row.state = "paused";
-    row.request?.abort();
+    row.upload?.abort();
     this.changed();
     this.pump();
   }
@@ -263,7 +255,7 @@ class Engine {
   async remove(row) {
     clearTimeout(row.timer);
     row.state = "removed";
-    row.request?.abort();
+    row.upload?.abort();
     this.rows = this.rows.filter((each) => each !== row);
     this.changed(`${row.name} is removed`);
     this.pump();
@@ -272,7 +264,7 @@ class Engine {
 
   async forget(row) {
     try {
-      const answer = await fetch(this.of(row), { method: "DELETE", headers: TUS, keepalive: true }); // also if the tab is closed at once
+      const answer = await fetch(this.of(row), { method: "DELETE", headers: { "Tus-Resumable": "1.0.0" }, keepalive: true }); // also if the tab is closed at once
       if (!answer.ok && answer.status !== 404) setTimeout(() => this.refresh(), 500); // it is still there: show it again
     } catch {
       /* the server is away; it is listed when it is back */
@@ -389,7 +381,8 @@ class Panel {
 
   update(data, setStateValue) {
     this.setStateValue = setStateValue;
-    this.engine.address = data.address;
+    Object.assign(this.engine, { address: data.address, library: data.library });
+    tusClient(data.library).catch(() => {}); // asked for again when it is needed
     if (data.serial !== this.serial) {
       this.serial = data.serial;
       this.engine.refresh();

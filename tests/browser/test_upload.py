@@ -102,6 +102,37 @@ def test_a_proxy_that_takes_small_bodies_only_gets_small_pieces(opened: Page, tm
 
 
 @pytest.mark.thorough
+def test_an_answer_that_is_none_of_an_upload_server_is_a_refusal(opened: Page):
+    """A page of a proxy's, with status 200, says nothing of what has arrived."""
+    opened.route(
+        PIECES,
+        lambda route: (
+            route.fulfill(status=200, content_type="text/html", body="<html>Sign in</html>")
+            if route.request.method == "PATCH"
+            else route.continue_()
+        ),
+    )
+    choose(opened, DUMP)
+    expect(row(opened, "six_calls.npz")).to_contain_text("the server answers with 200")
+    opened.unroute(PIECES)
+    opened.get_by_role("button", name="Retry now six_calls.npz").click()
+    expect(row(opened, "six_calls.npz")).to_contain_text("arrived")
+    opened.get_by_role("button", name="Remove six_calls.npz").click()
+
+
+@pytest.mark.thorough
+def test_files_wait_for_the_library_that_sends_them(page: Page, dashboard: Dashboard):
+    page.route("**/assets/tus-*", lambda route: route.abort("connectionreset"))
+    page.goto(f"{dashboard.url}/upload")
+    settle(page)
+    choose(page, DUMP)
+    expect(row(page, "six_calls.npz")).to_contain_text("the server cannot be reached; next attempt in")
+    page.unroute("**/assets/tus-*")
+    expect(row(page, "six_calls.npz")).to_contain_text("arrived")
+    page.get_by_role("button", name="Remove six_calls.npz").click()
+
+
+@pytest.mark.thorough
 def test_an_upload_is_paused_left_reloaded_and_goes_on_when_the_file_is_chosen_again(
     opened: Page, dashboard: Dashboard, tmp_path: Path
 ):
@@ -167,6 +198,9 @@ def test_a_server_that_is_killed_and_started_again_gets_the_rest(browser: Browse
     file = large(tmp_path, 48)
     choose(page, file)
     expect(row(page, "large.npz")).to_contain_text("33.6 MB of", timeout=20_000)
+    deadline = time.monotonic() + 60
+    while not stalled and time.monotonic() < deadline:  # the first piece is out, and may not be answered yet
+        page.wait_for_timeout(50)
     own.process.kill()
     own.process.wait(20)
     stalled[-1].abort("connectionreset")
