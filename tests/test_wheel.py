@@ -168,7 +168,7 @@ def test_without_extras_the_command_compares_stores_and_reads_dumps(installed, d
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["capture", "--model", "m", "--prompt", "x", "--variant", "decode"], "pip install 'ulpscope[capture]'"),
+        (["capture", "--model", "m", "--prompt", "x", "--variant", "decode"], "pip install '.[capture]'"),
         (["serve"], "the dashboard is part of a clone"),
         (["adopt", "golden.npz"], "`ulpscope ingest` takes dumps"),
     ],

@@ -18,7 +18,8 @@ __all__ = ["judge"]
 _missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
 if _missing:
     raise ExtraError(
-        f"running a model takes {' and '.join(_missing)}, not installed here: pip install 'ulpscope[capture]'."
+        f"running a model takes {' and '.join(_missing)}, not installed here; the package's extra 'capture' brings them"
+        " (pip install '.[capture]' in a clone)."
     )
 
 
