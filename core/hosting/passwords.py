@@ -11,14 +11,16 @@ import hashlib
 import hmac
 import re
 
-from argon2 import PasswordHasher, extract_parameters
-from argon2.exceptions import VerificationError
+from typing import TYPE_CHECKING
 
 from ..command_name import COMMAND
+from ..errors import ExtraError
+
+if TYPE_CHECKING:
+    import argon2
 
 LONGEST = 1024  # bytes that are looked at; hashing is slow on purpose, and nobody types that much
 SHORTEST = 8  # characters of one in the clear; of a hash nobody can tell
-_HASHER = PasswordHasher(parallelism=1)  # RFC 9106's second choice (64 MB, three passes), on one core: 0.2 s a try
 _ARGON2 = re.compile(
     r"\$argon2id\$v=19\$m=[0-9]{1,7},t=[0-9]{1,2},p=[0-9]{1,2}\$[A-Za-z0-9+/]{11,86}\$[A-Za-z0-9+/]{43}"
 )
@@ -29,7 +31,16 @@ _MOST_MEMORY = 256 << 20  # bytes that a hash in the configuration may ask for
 
 def hashed(password: str) -> str:
     """The form for the configuration, with a salt of its own."""
-    return _HASHER.hash(password)
+    return _hasher().hash(password)
+
+
+def _hasher() -> argon2.PasswordHasher:
+    """RFC 9106's second choice (64 MB, three passes), on one core: 0.2 s a try."""
+    try:
+        import argon2
+    except ModuleNotFoundError as missing:
+        raise ExtraError("hashing a password takes argon2-cffi: pip install 'ulpscope[hosting]'.") from missing
+    return argon2.PasswordHasher(parallelism=1)
 
 
 def complaint(stored: str) -> str | None:
@@ -49,8 +60,10 @@ def is_right(stored: str, given: str) -> bool:
     if len(given.encode()) > LONGEST:
         return False
     if _is_argon2(stored):
+        from argon2.exceptions import VerificationError
+
         try:
-            return _HASHER.verify(stored, given)
+            return _hasher().verify(stored, given)
         except VerificationError:  # a wrong one
             return False
     parts = _scrypt_parts(stored)
@@ -66,8 +79,8 @@ def _is_argon2(stored: str) -> bool:
     """Whether it is a hash of ours that can be tried in the memory there is."""
     if not _ARGON2.fullmatch(stored):
         return False
-    found = extract_parameters(stored)
-    return found.time_cost > 0 and 0 < 8 * found.parallelism <= found.memory_cost <= _MOST_MEMORY >> 10
+    memory, passes, lanes = (int(number) for number in re.findall(r"[mtp]=(\d+)", stored.split("$")[3]))
+    return passes > 0 and 0 < 8 * lanes <= memory <= _MOST_MEMORY >> 10
 
 
 def _scrypt_parts(stored: str) -> tuple[int, int, int, bytes, bytes] | None:
