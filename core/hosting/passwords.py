@@ -10,7 +10,6 @@ import base64
 import hashlib
 import hmac
 import re
-
 from typing import TYPE_CHECKING
 
 from ..command_name import COMMAND
