@@ -145,7 +145,7 @@ def test_no_command_draws_a_bar_that_would_be_silent_in_a_pipe():
 
 
 @pytest.mark.parametrize(
-    "command", ["capturing", "generating", "verdicts", "ops", "throughput", "comparing", "adopting", "pushing"]
+    "command", ["capturing", "generating", "verdicts", "ops", "throughput", "comparing", "keeping", "pushing"]
 )
 def test_every_command_of_long_work_tells_where_it_is(command):
     source = (ROOT / "core" / "commands" / f"{command}.py").read_text()
