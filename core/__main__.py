@@ -31,7 +31,6 @@ from .commands import (
     generating,
     hosting,
     inspecting,
-    judging,
     keeping,
     layers,
     ops,
@@ -39,7 +38,6 @@ from .commands import (
     serve,
     stored,
     throughput,
-    tokens,
     verdicts,
 )
 from .commands.console import err
@@ -60,7 +58,7 @@ app.command()(comparing.ingest)
 app.command()(keeping.adopt)
 app.command()(inspecting.inspect)
 app.command()(capturing.capture)
-app.command()(judging.judge)
+app.command()(capturing.judge)
 app.command()(verdicts.verdict)
 app.command()(generating.generate)
 app.command()(generating.search)
@@ -83,7 +81,7 @@ app.command("hash-password")(hosting.hash_password)
 app.command()(hosting.audit)
 for _registered in app.registered_commands:  # a docstring is no place for a name that depends on the installation
     _registered.help = cleandoc(_registered.callback.__doc__ or "").replace(OF_A_CLONE, COMMAND)
-app.add_typer(tokens.app, name="tokens")
+app.add_typer(hosting.tokens_app, name="tokens")
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .capture_request import CaptureRequest
 from .errors import UsageError
 
 _KEYS = ("prompt", "text", "token_ids", "messages")
@@ -54,6 +55,25 @@ def read_prompts(path: Path) -> list[GivenPrompt]:
     found = [read(f"{path}:{number}", line) for number, line in _lines(path) if line.strip()]
     if not found:
         raise UsageError(f"{path}: holds no prompt; expected one a line.")
+    return found
+
+
+def prompts_of(request: CaptureRequest) -> list[GivenPrompt]:
+    """Prompts of a capture, in the order of its fields; UsageError before anything slow is begun."""
+    found = [GivenPrompt(f"prompt {number}", text=text) for number, text in enumerate(request.prompts, start=1)]
+    found += [read_whole(Path(path)) for path in request.prompt_files]
+    found += [prompt for path in request.prompt_lists for prompt in read_prompts(Path(path))]
+    system, is_chat = request.system, request.is_chat
+    if not found:
+        raise UsageError("no prompt was given; use --prompt TEXT, --prompt-file FILE or --prompts FILE.")
+    chats = [prompt for prompt in found if prompt.messages is not None or (is_chat and prompt.text is not None)]
+    if system is not None and not chats:
+        raise UsageError("--system is part of a chat; add --chat, or leave it out.")
+    if is_chat and not chats:
+        raise UsageError("--chat is for texts, and every prompt is given as token ids; leave it out.")
+    for prompt in chats:
+        if system is not None and prompt.messages is not None and any(m.role == "system" for m in prompt.messages):
+            raise UsageError(f"{prompt.where}: has a system message of its own; leave --system out.")
     return found
 
 

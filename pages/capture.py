@@ -15,6 +15,7 @@ from app.shell import store_cache, widgets, wording
 from app.shell.job_list import job_list
 from app.shell.jobs import ANY_DEVICE, PromptFile
 from app.shell.widgets import PAGES
+from core.capture_request import CaptureRequest
 
 BASES = [
     "prefill",
@@ -140,7 +141,7 @@ def choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
 
 
 def choose() -> CaptureForm:
-    """Draw the form; what it says."""
+    """Draw the form and return its values."""
     left, right = st.columns(2, gap="medium")
     with left:
         model = st.selectbox(
@@ -217,24 +218,26 @@ def choose() -> CaptureForm:
     st.session_state["capture_kept"] |= {
         key: st.session_state[f"capture_{key}"] for key in FIRST if f"capture_{key}" in st.session_state
     }
-    return CaptureForm(
-        model=model or "",
+    request = CaptureRequest(
+        model=(model or "").strip(),
         prompts=prompts,
-        file=file,
         is_chat=is_chat,
-        system=system.strip(),
+        system=system.strip() or None,
         reference=reference or "",
         variants=tuple(variants),
-        sweep=sweep.strip(),
+        sweeps=(sweep.strip(),) if sweep.strip() else (),
         repeat=repeat,
         tokens=tokens,
         kv=KV[kv],
+        layers=beside["layers"] and not tokens,
+        kernels=beside["kernels"] and not tokens,
+        remedies=beside["remedies"] and not tokens,
         dtype=dtype,
-        **beside,
-        device="" if device == ANY_DEVICE else device,
+        device=None if device == ANY_DEVICE else device,
         keeps_finished=keeps,
-        name=name.strip(),
+        name=name.strip() or None,
     )
+    return CaptureForm(request, file)
 
 
 def look_up(form: CaptureForm) -> Answer | None:
@@ -280,7 +283,7 @@ def draw_costs(form: CaptureForm, answer: Answer) -> None:
         ),
         *map(widgets.escaped, costs.get("in_words", ())),
     ]
-    if form.tokens:
+    if form.request.tokens:
         lines.append(
             "At most: no side parts, none ends its text early, and each token is computed once to choose it and once to"
             " keep its logits."
@@ -317,9 +320,9 @@ form = choose()
 start, shown = st.columns([1, 4], vertical_alignment="center")
 if start.button("Capture", type="primary", disabled=form.missing is not None, key="capture_start", width="stretch"):
     answer = look_up(form)
-    device = str(answer.costs["device"]) if answer is not None and answer.costs else form.device or ANY_DEVICE
+    device = str(answer.costs["device"]) if answer is not None and answer.costs else form.request.device or ANY_DEVICE
     store_cache.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
-    remember_model(store_cache.store().directory, form.model.strip())
+    remember_model(store_cache.store().directory, form.request.model)
     time.sleep(0.1)  # so that the list below shows it started
 shown.caption(form.missing or "What it will run and cost is below; it is checked again before anything runs.")
 if form.missing is None:

@@ -33,6 +33,7 @@ _STORED = (*_RUNS, "core.configuration", "core.runs.views", "core.runs.store")
 _CORE_FOR_PAGES = (
     "core.errors",
     "core.command_name",
+    "core.capture_request",
     "core.configuration",
     "core.hosting",
     "core.numerics",
@@ -48,6 +49,7 @@ _OTHER_PAGES = {  # of which a page shows a part too
 ROOMS = {
     "core.errors": (),
     "core.command_name": (),
+    "core.capture_request": ("core.errors", "core.command_name"),
     "core.configuration": ("core.errors",),
     "core.hosting": ("core.errors", "core.command_name", "core.configuration"),
     "core.numerics": ("core.errors",),
@@ -55,13 +57,12 @@ ROOMS = {
     "core.runs.tables": _RUN_FILE,
     "core.runs.dumps": _RUN_FILE,
     "core.runs.reader": (*_RUN_FILE, "core.runs.tables"),
-    "core.runs.views": _RUNS,
+    "core.runs.views": (*_RUNS, "core.capture_request"),
     "core.runs.store": (*_RUNS, "core.configuration", "core.runs.views"),
     "core.runs.reports": (*_STORED, "core.runs.ops_run"),
     "core.runs.importing": (*_STORED, "core.runs.ops_run", "core.runs.writer"),
     "core.runs.ops_run": _STORED,
     "core.runs.revision": _STORED,
-    "core.runs.judge_command": _STORED,
     "core.runs.write_rows": _STORED,
     "core.runs.background": ("core.errors",),
     "core.runs.recent_rows": ("core.errors",),
@@ -70,8 +71,15 @@ ROOMS = {
     "core.judging.ladder": ("core.errors", "core.numerics", "core.runs.file.records"),
     "core.judging.sixteen_bits": ("core.errors", "core.numerics", "core.runs.file.records", "core.judging.ladder"),
     "core.judging": ("core.errors", "core.command_name", "core.numerics", "core.runs"),
-    "core.inference": ("core.errors", "core.numerics", "core.runs", "core.judging"),
-    "core.prompt_files": ("core.errors",),
+    "core.inference": (
+        "core.errors",
+        "core.numerics",
+        "core.runs",
+        "core.judging",
+        "core.capture_request",
+        "core.prompt_files",
+    ),
+    "core.prompt_files": ("core.errors", "core.capture_request"),
     "core.push": ("core.errors",),
     "core.pytest_plugin": ("core.judging", "core.runs", "core.inference"),
     "core.commands": (*_CORE_FOR_PAGES, "core.inference", "core.prompt_files", "core.push"),
@@ -407,7 +415,7 @@ def test_the_parts_of_a_page_bear_its_name() -> None:
     rooms = {path.name for path in (ROOT / "app").iterdir() if (path / "__init__.py").exists()}
     assert rooms - set(PAGES) == {"api", "components", "gallery", "hosting", "shell", "uploads", "verdict"}
     views = {path.stem for path in (ROOT / "core" / "runs" / "views").glob("*.py")} - {"__init__"}
-    assert views - set(PAGES) == {"continuations", "elements", "verdicts"}
+    assert views - set(PAGES) == {"continuations", "elements", "request", "verdicts"}
 
 
 def _loaded_by(statements: str, names: tuple[str, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from core.capture_request import CaptureRequest
 from core.runs.dumps.dump import open_dump
 from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
@@ -179,7 +181,7 @@ def test_what_a_page_lacks_comes_by_the_runs_own_command_or_by_none(name, page, 
         assert shown == []
         return
     with RunReader(FOLDER / f"{name}.duckdb") as run:
-        own = shlex.split(run.header.provenance.command)
-    assert own[3] == "judge"
-    assert shown == [[*own[:3], "capture", *own[4:], "--judge", f"--{page}"]]
-    assert shown[0].count("--prompt-file") == 2
+        request = CaptureRequest.from_json(run.header.provenance.request)
+    assert request is not None
+    assert (request.judge, len(request.prompt_files)) == (True, 2)
+    assert shown == [shlex.split(dataclasses.replace(request, **{page: True}).typed())]

@@ -1,14 +1,14 @@
-"""What the Capture page's form says, and the command line it amounts to. No Streamlit here."""
+"""The Capture page's form: what it asks for, and the command line that amounts to. No Streamlit here."""
 
 from __future__ import annotations
 
 import json
-import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from app.shell import wording
 from app.shell.jobs import PromptFile
+from core.capture_request import CaptureRequest
 
 PROMPT_BYTES = 100_000  # what a command line can carry in one argument, with room to spare
 ALL_PROMPT_BYTES = 1_000_000  # and in all of them together
@@ -16,88 +16,54 @@ ALL_PROMPT_BYTES = 1_000_000  # and in all of them together
 
 @dataclass(frozen=True)
 class CaptureForm:
-    """One state of the form. `tokens`: continue the prompts by so many, 0: score them; `kv`: None leaves it to the
-    paths; `device`: '' is the best there is; `layers`, `kernels`, `remedies`: run these beside the sides, where prompts
-    are scored; `file`: what was dropped, in place of `prompts`.
+    """One state of the form: what is asked for, and the file of prompts that was dropped in place of its texts.
+    carried: the file in which the prompts reach the capture; None where they are typed.
     """
 
-    model: str
-    prompts: tuple[str, ...] = ()
+    request: CaptureRequest
     file: PromptFile | None = None
-    is_chat: bool = False
-    system: str = ""
-    reference: str = "prefill"
-    variants: tuple[str, ...] = ("decode",)
-    sweep: str = ""
-    repeat: int = 1
-    tokens: int = 0
-    kv: bool | None = None
-    layers: bool = False
-    kernels: bool = False
-    remedies: bool = False
-    dtype: str = "bfloat16"
-    device: str = ""
-    keeps_finished: bool = False
-    name: str = ""
     carried: PromptFile | None = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "carried", self.file or _too_long_to_type(self.prompts))
+        object.__setattr__(self, "carried", self.file or _too_long_to_type(self.request.prompts))
 
     @property
     def missing(self) -> str | None:
         """What has yet to be filled in, in a sentence."""
-        if not self.model.strip():
+        asked = self.request
+        if not asked.model:
             return "Choose a model."
-        if self.file is None and not self.prompts:
+        if self.file is None and not asked.prompts:
             return "Write at least one prompt, or drop a file of them."
-        if not self.reference:
+        if not asked.reference:
             return "Choose a reference path."
-        if not self.variants and not self.sweep and self.repeat == 1:
+        if not asked.variants and not asked.sweeps and asked.repeat == 1:
             return "Choose at least one variant or a sweep, or call the reference several times."
         return None
 
     @property
     def title(self) -> str:
-        """What the job is called in the list."""
-        if self.name:
-            return self.name
-        against = [*self.variants, *([self.sweep] if self.sweep else [])]
-        parts = [
-            f"{wording.model_name(self.model)}: {self.reference}",
-            f" against {', '.join(against)}" if against else "",
-        ]
-        parts.append(f", {self.repeat} calls" if self.repeat > 1 and not self.tokens else "")
-        parts.append(f", {self.tokens} tokens generated" if self.tokens else "")
-        return "".join(parts)
+        """Title of the job in the list."""
+        asked = self.request
+        if asked.name:
+            return asked.name
+        against = ", ".join([*asked.variants, *asked.sweeps])
+        title = f"{wording.model_name(asked.model)}: {asked.reference}" + (f" against {against}" if against else "")
+        title += f", {asked.repeat} calls" if asked.repeat > 1 else ""
+        return title + (f", {asked.tokens} tokens generated" if asked.tokens else "")
 
     def arguments(self, carried: Path | None = None) -> list[str]:
-        """Of `python -m core`; without the place of the file that is carried, where that is somebody else's to say."""
-        typed = [] if self.carried else [f"--prompt={prompt}" for prompt in self.prompts]
-        typed += [f"--prompts={carried}"] if carried else []
-        own = [f"--tokens={self.tokens}"] if self.tokens else []
-        return ["generate" if self.tokens else "capture", *self._common(typed), *own]
+        """Arguments of `python -m core`; without `carried` the place of a carried file is somebody else's to say."""
+        return self._asked(str(carried) if carried else None).arguments()
 
     @property
     def typed(self) -> str:
-        """What a person would type, with a file of their own."""
-        named = ["--prompts", self.carried.name] if self.carried else []
-        return shlex.join(["python", "-m", "core", *self.arguments(), *named])
+        """The command a person would type, with a file of their own."""
+        return self._asked(self.carried.name if self.carried else None).typed()
 
-    def _common(self, prompts: list[str]) -> list[str]:
-        found = ["--model", self.model.strip(), *prompts]
-        if self.is_chat:
-            found += ["--chat", *([f"--system={self.system}"] if self.system.strip() else [])]
-        found += ["--reference", self.reference]
-        found += [part for variant in self.variants for part in ("--variant", variant)]
-        found += [f"--sweep={self.sweep}"] if self.sweep else []
-        found += ["--repeat", str(self.repeat)] if self.repeat > 1 and not self.tokens else []
-        found += ["--kv" if self.kv else "--no-kv"] if self.kv is not None else []
-        beside = {"--layers": self.layers, "--kernels": self.kernels, "--remedies": self.remedies}
-        found += [option for option, is_asked in beside.items() if is_asked and not self.tokens]
-        found += ["--dtype", self.dtype, *(["--device", self.device] if self.device else [])]
-        found += ["--keep-finished"] if self.keeps_finished else []
-        return found + ([f"--name={self.name}"] if self.name else [])
+    def _asked(self, file: str | None) -> CaptureRequest:
+        texts = () if self.carried else self.request.prompts
+        return replace(self.request, prompts=texts, prompt_lists=(file,) if file else ())
 
 
 def split_prompts(text: str) -> tuple[str, ...]:

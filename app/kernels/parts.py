@@ -53,7 +53,7 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
             "This run was captured without watching kernels: that runs every path once more, under the profiler."
             " `--kernels` asks for it."
         )
-        widgets.same_capture_with("--kernels", about)
+        widgets.same_capture_with("kernels", about)
     st.stop()
 
 
@@ -64,7 +64,7 @@ def no_place(view: selection.View) -> None:
             "Where the two sides begin to differ is not in this run: it holds no outputs of modules. With `--layers`"
             " beside `--kernels` this page begins with the first module that differs and what ran there on both sides."
         )
-        widgets.same_capture_with("--layers", view.run.header.provenance)
+        widgets.same_capture_with("layers", view.run.header.provenance)
     else:
         st.success("No module that was compared differs, so no kernel is where it starts.")
 

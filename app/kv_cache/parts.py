@@ -45,7 +45,7 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
             "This run holds no caches. They are compared where a path of the pair keeps one, as `decode` does; "
             "where none does (`prefill : prefill+batch:8`), only when `--kv` asks for it."
         )
-        widgets.same_capture_with("--kv", view.run.header.provenance)
+        widgets.same_capture_with("kv", view.run.header.provenance)
     st.stop()
 
 

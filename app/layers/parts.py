@@ -8,8 +8,8 @@ import pandas as pd
 import streamlit as st
 
 from app.shell import selection, widgets, wording
-from core.runs.judge_command import asks_for
 from core.runs.views.layers import NARROW, RESIDUAL, LayerSummary, ModuleFigures, says_little
+from core.runs.views.request import asks_for
 
 MEASURES = {"ratio": "rms over floor", "neq_share": "share that differs", "max_ulps": "max ULPs"}
 MEANINGS = {
@@ -50,12 +50,12 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
             "This run was uploaded, and a dump of logits holds no outputs of modules. Capture the pair from its model"
             " with `--layers`."
         )
-    elif asks_for(about.command, "--layers"):
+    elif asks_for(about, "layers"):
         st.info("A compiler makes the kernels of this run's variants, so their modules cannot be watched.")
         st.stop()
     else:
         st.info("This run holds no outputs of modules: they are compared when `--layers` asks for it.")
-        widgets.same_capture_with("--layers", about)
+        widgets.same_capture_with("layers", about)
     st.stop()
 
 

@@ -38,7 +38,7 @@ def nothing_tried(view: selection.View) -> NoReturn:
             "This run was captured without trying remedies: that runs every pair again under each of them, and times"
             " it. `--remedies` asks for it."
         )
-        widgets.same_capture_with("--remedies", about)
+        widgets.same_capture_with("remedies", about)
     st.stop()
 
 

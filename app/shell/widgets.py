@@ -17,9 +17,9 @@ from app.components.code_block import code_block
 from app.shell import address, glossary, link, selection, store_cache, wording
 from core.errors import UlpscopeError
 from core.runs.file.records import Provenance
-from core.runs.judge_command import captured_with
 from core.runs.reader import RunReader
 from core.runs.store.cards import RunCard
+from core.runs.views.request import typed_with
 
 # Logits with the digits they have: nine identify a float32, fewer are shown where fewer are there.
 EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("largest difference",)} | {
@@ -247,9 +247,9 @@ def empty() -> NoReturn:
     st.stop()
 
 
-def same_capture_with(option: str, about: Provenance) -> None:
-    """The run's own command with one more option, to copy; nothing where it has none that captures."""
-    command = captured_with(about.command, option) if about.kind == "capture" else None
+def same_capture_with(extra: str, about: Provenance) -> None:
+    """The run's own command with one more thing beside it, to copy; nothing where it has none that captures."""
+    command = typed_with(about, extra)
     if command is not None:
         st.markdown("The same capture with it:")
         code_block(command, wraps=True)

@@ -13,7 +13,8 @@ from app.components.code_block import code_block
 from app.hosting import page_guard
 from app.shell import selection, store_cache, widgets, wording
 from app.shell.jobs import ANY_DEVICE, ROOT, Job, PromptFile
-from core.runs import judge_command
+from core.capture_request import CaptureRequest
+from core.runs.views.request import judged_again, typed_with
 from core.runs.views.verdicts import tried_of
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
@@ -68,7 +69,7 @@ def controls_to_bring(view: selection.View) -> None:
 def how_to_judge(view: selection.View) -> None:
     """The command that judges this capture, and a button for it."""
     about = view.run.header.provenance
-    command = judge_command.typed(about.command)
+    command = typed_with(about, "judge")
     if command is not None:
         st.markdown(
             "This captures the pairs again and runs every control beside them, several times the work of the capture:"
@@ -81,10 +82,10 @@ def _judge_here(view: selection.View) -> None:
     """A button that judges the run's own tokens in a process of its own, and how that stands."""
     run, model = view.run, view.run.header.provenance.model
     name = f"{run.header.name}, judged"
-    arguments = judge_command.arguments(run, name)
-    tokens = judge_command.prompts(run)
-    if arguments is None or tokens is None:
+    found = judged_again(run, name)
+    if found is None:
         return
+    request, tokens = found
     if not is_loadable(model):
         st.caption(f"The model's folder `{widgets.code(model)}` is not on this machine; run the command where it is.")
         return
@@ -93,7 +94,6 @@ def _judge_here(view: selection.View) -> None:
     if not page_guard.may_edit():
         st.caption("Signed in as a viewer; editors can judge it here.")
     elif last is None or last.is_over:
-        device = next((part.partition("=")[2] for part in arguments if part.startswith("--device=")), ANY_DEVICE)
         st.button(
             "Judge it here" if last is None else "Judge it again",
             icon=":material/gavel:",
@@ -103,14 +103,15 @@ def _judge_here(view: selection.View) -> None:
                 " beside this one"
             ),
             on_click=_start,
-            args=(arguments, title, device, tokens),
+            args=(request, title, tokens),
         )
     if last is not None:
         st.fragment(_progress, run_every=None if last.is_over else 1.0)(title)
 
 
-def _start(arguments: list[str], title: str, device: str, tokens: bytes) -> None:
-    store_cache.submit(arguments, title=title, device=device, prompts=PromptFile("tokens.jsonl", tokens))
+def _start(request: CaptureRequest, title: str, tokens: bytes) -> None:
+    file = PromptFile("tokens.jsonl", tokens)
+    store_cache.submit(request.arguments(), title=title, device=request.device or ANY_DEVICE, prompts=file)
 
 
 def _job(title: str) -> Job | None:

@@ -4,35 +4,17 @@ by then, and kept where one of these fails; a capture that is stopped leaves not
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import typer
-
-from ..errors import UlpscopeError
+from ..errors import CaptureError, UlpscopeError
 from ..runs.writer import RunWriter
 from .console import Tell
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan
     from ..inference.controls.judging_session import JudgingSession
-
-KernelsOption = Annotated[
-    bool,
-    typer.Option(
-        "--kernels",
-        help="Watch which kernels each side launches, and in which module: every path once more, on the first prompt.",
-    ),
-]
-RemediesOption = Annotated[
-    bool,
-    typer.Option(
-        "--remedies",
-        help=(
-            "Try what would make the sides agree (float32, math attention, invariant sums, ...), and what throughput it"
-            " keeps."
-        ),
-    ),
-]
 
 
 def session_of(plan: CapturePlan) -> JudgingSession:
@@ -126,3 +108,22 @@ def try_remedies(plan: CapturePlan, writer: RunWriter, say: Tell, session: Judgi
             prices_of(plan.loaded, plan.paths, on_progress=lambda batch: say(f"price of one order: {batch}", 0, 0))
         )
     return failures
+
+
+@contextmanager
+def keeping(writer: RunWriter, keep_finished: bool) -> Iterator[list[str]]:
+    """Gives a list that holds one sentence afterwards if a side failed and those before it are to be kept; else the
+    failure passes.
+    """
+    failure: list[str] = []
+    try:
+        yield failure
+    except CaptureError as error:
+        finished = writer.finished_sides
+        if not keep_finished or len(finished) < 2:
+            raise
+        asked = [side.name for side in writer.header.sides]
+        failed = ", ".join(f"'{side}'" for side in asked[len(finished) :])
+        failure.append(
+            f"{error} The run was kept without {failed}: {len(finished)} of {len(asked)} sides had finished."
+        )

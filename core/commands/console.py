@@ -5,6 +5,7 @@ stops.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ..command_name import COMMAND
 from ..errors import UsageError
 from ..runs.dumps.arrays import shown
 from ..runs.store import audit
@@ -251,3 +253,9 @@ def arguments_without(arguments: list[str], *options: str) -> list[str]:
             kept.append(part)
         skip = not skip and part in options
     return kept
+
+
+def typed_command() -> str:
+    """The command line that repeats this one: how it reports and where it stores are no part of that."""
+    given = [part for part in arguments_without(sys.argv[1:], "--progress", "--store") if part != "--json"]
+    return f"{COMMAND} {shlex.join(given)}"

@@ -8,10 +8,10 @@ from pathlib import Path
 import typer
 
 from ..command_name import COMMAND, called
-from ..runs import judge_command
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
 from ..runs.store.store import open_store
+from ..runs.views.request import typed_with
 from .comparing import pair_table
 from .console import announce, announce_line, err
 
@@ -62,7 +62,7 @@ def next_commands(run: RunReader, store: Path | None, *, has_said_verdict: bool)
         return show, f"{called()} {shlex.join(['show', *of_run, '--markdown'])}    # a report for an issue thread"
     if any(pair.verdict is not None for pair in run.pairs):
         return show, f"{called()} {shlex.join(['verdict', *of_run])}    # the evidence"
-    judge = judge_command.typed(run.header.provenance.command)
+    judge = typed_with(run.header.provenance, "judge")
     if judge is None or len(judge) > _LONGEST or "\n" in judge:
         return show, "the same command with --judge: rounding, or a bug?"
     judge = judge.replace(COMMAND, called(), 1) + "".join(f" {part}" for part in map(shlex.quote, where))

@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import UsageError
-from ..runs.judge_command import asks_for, how_to_have
 from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.gate import percent
 from ..runs.store.store import open_store
@@ -26,6 +25,7 @@ from ..runs.views.kernels import (
     side_by_side,
 )
 from ..runs.views.layers import kernels_where_it_starts
+from ..runs.views.request import asks_for, how_to_have
 from .console import JsonOption, StoreOption, number, out, print_json
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")]
@@ -63,7 +63,7 @@ def kernels(
             place = kernels_where_it_starts(run, pair.index)
             found.append((pair, shown, said, place))
         if not found:
-            raise UsageError(f"run '{run.run_id}' holds no kernels; {_how(run, '--kernels', bool(run.kernels))}.")
+            raise UsageError(f"run '{run.run_id}' holds no kernels; {_how(run, 'kernels', bool(run.kernels))}.")
         if as_json_:
             listed = [
                 {
@@ -93,7 +93,7 @@ def remedies(
         asked = _pairs(run, variant)
         found = [(pair, rows) for pair in asked if (rows := run.remedies.get(pair.index, []))]
         if not found:
-            raise UsageError(f"run '{run.run_id}' holds no remedies; {_how(run, '--remedies', bool(run.remedies))}.")
+            raise UsageError(f"run '{run.run_id}' holds no remedies; {_how(run, 'remedies', bool(run.remedies))}.")
         if as_json_:
             listed = [
                 {"reference": p.reference, "variant": p.variant, "remedies": [asdict(row) for row in rows]}
@@ -117,12 +117,12 @@ def _pairs(run: RunReader, variant: str | None) -> list[StoredPair]:
     return pairs
 
 
-def _how(run: RunReader, option: str, has_others: bool) -> str:
+def _how(run: RunReader, extra: str, has_others: bool) -> str:
     """What to do to have them; of a run that was asked for them and has them of other sides only, why it has not."""
     about = run.header.provenance
-    if has_others or asks_for(about.command, option):
+    if has_others or asks_for(about, extra):
         return f"they were asked for and could not be had{f': {about.note}' if about.note else ''}".rstrip(".")
-    return how_to_have(option, about)
+    return how_to_have(extra, about)
 
 
 def _say_missing(asked: list[StoredPair], found: list[StoredPair], what: str) -> None:
@@ -136,7 +136,7 @@ def _start(run: RunReader, pair: StoredPair, place: KernelPlace | None) -> str:
     if place is not None:
         return place_in_words(place, (pair.reference, pair.variant), is_one_prompt=len(run.header.prompts) == 1)
     if run.layers(pair.index).empty:
-        how = how_to_have("--layers", run.header.provenance)
+        how = how_to_have("layers", run.header.provenance)
         return f"Where the two sides begin to differ is not in this run, which holds no outputs of modules; {how}"
     return "No module that was compared differs."
 

@@ -11,38 +11,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from ..capture_request import CaptureRequest
 from ..errors import UsageError
+from ..prompt_files import prompts_of
 from ..runs.reader import RunReader
 from ..runs.store.store import Store, open_store
 from ..runs.writer import RunWriter
-from .capture_extras import judge_pairs, session_of
-from .capturing import (
-    ChatOption,
-    DeviceOption,
-    DryRunOption,
-    DtypeOption,
-    JudgeOption,
-    KeepOption,
-    KvOption,
-    ModelOption,
-    NameOption,
-    PromptFileOption,
-    PromptOption,
-    PromptsOption,
-    ReferenceOption,
-    RevisionOption,
-    SeedOption,
-    SweepOption,
-    SystemOption,
-    TrustOption,
-    VariantOption,
-    as_tokens,
-    given_prompts,
-    keeping,
-    print_costs,
-    typed_command,
-    variants_of,
-)
+from .capture_costs import print_costs
+from .capture_extras import judge_pairs, keeping, session_of
+from .capturing import load, to_store
 from .console import (
     JsonOption,
     ProgressOption,
@@ -55,37 +32,22 @@ from .console import (
     print_json,
     steps,
     stoppable,
+    typed_command,
 )
 from .ending import tell_end
+from .request_options import DryRunOption, takes_request
 from .stored import print_continuations
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan
     from ..inference.generating.search import Found
 
-TokensOption = Annotated[int, typer.Option(help="Each side goes on by up to N tokens of its own choice.")]
 
-
+@takes_request(
+    without=["repeat", "layers", "layer_floor", "layer_positions", "kernels", "remedies"], defaults={"tokens": 64}
+)
 def generate(
-    model: ModelOption,
-    prompt: PromptOption = None,
-    prompt_file: PromptFileOption = None,
-    prompts: PromptsOption = None,
-    chat: ChatOption = False,
-    system: SystemOption = None,
-    reference: ReferenceOption = "prefill",
-    variant: VariantOption = None,
-    sweep: SweepOption = None,
-    tokens: TokensOption = 64,
-    kv: KvOption = None,
-    dtype: DtypeOption = "bfloat16",
-    device: DeviceOption = None,
-    revision: RevisionOption = None,
-    trust_remote_code: TrustOption = False,
-    name: NameOption = None,
-    seed: SeedOption = 0,
-    judge: JudgeOption = False,
-    keep_finished: KeepOption = False,
+    request: CaptureRequest,
     dry_run: DryRunOption = False,
     progress: ProgressOption = "bar",
     store: StoreOption = None,
@@ -100,61 +62,58 @@ def generate(
     For example:  python -m core generate --model sample_runs/model --variant reuse:4 --prompt "def __init__(self,"
     """
     check_progress(progress)
-    given = given_prompts(prompt, prompt_file, prompts, chat, system)
+    prompts_of(request)
     target = open_store(store)
     with stoppable(), steps(progress) as say:
         if not dry_run:
             say("loading the model")
         from ..inference.capture.capture import run_capture
         from ..inference.generating.generation import plan_generation, plan_longest
-        from ..inference.models.model import load_model
+        from ..inference.models.chat import plan_inputs
+        from ..inference.paths.sides import variants_of
 
-        variants = variants_of(reference, variant, sweep, default="decode")
-        loaded = load_model(
-            model,
-            dtype=dtype,
-            device=device,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            weights=not dry_run,
-        )
-        inputs = as_tokens(loaded, given, chat, system)
+        variants = variants_of(request)
+        loaded = load(request, weights=not dry_run)
+        inputs = plan_inputs(loaded, request)
         if dry_run:
-            print_costs(plan_longest(loaded, inputs, reference, variants, tokens=tokens, kv=kv, name=name), as_json_)
+            longest = plan_longest(
+                loaded, inputs, request.reference, variants, tokens=request.tokens, kv=request.kv, name=request.name
+            )
+            print_costs(longest, as_json_)
             return
         plan = plan_generation(
             loaded,
             inputs,
-            reference,
+            request.reference,
             variants,
-            tokens=tokens,
-            name=name,
-            command=typed_command(),
-            seed=seed,
-            kv=kv,
+            tokens=request.tokens,
+            name=request.name,
+            request=to_store(request),
+            seed=request.seed,
+            kv=request.kv,
             on_progress=lambda step: say(f"{step.side_name} writes", step.prompts_done, step.prompts_total, "prompts"),
         )
         with RunWriter(target, plan.header) as writer:
-            with keeping(writer, keep_finished) as failure:
+            with keeping(writer, request.keeps_finished) as failure:
                 run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
-            if judge:
+            if request.judge:
                 failure += judge_pairs(plan, writer, say, session_of(plan))
             say("writing the run file", 0, 0)
-            run_id = writer.finish(only_finished=keep_finished, note=" ".join(failure))
+            run_id = writer.finish(only_finished=request.keeps_finished, note=" ".join(failure))
     if progress == "bar" and not as_json_:
         with RunReader(target.path_of(run_id)) as run:
             print_continuations(run)
     tell_end(run_id, failure, progress, as_json_, store)
 
 
+@takes_request(
+    without=[
+        *("variants", "sweeps", "repeat", "tokens", "judge", "keeps_finished"),
+        *("layers", "layer_floor", "layer_positions", "kernels", "remedies"),
+    ]
+)
 def search(
-    model: ModelOption,
-    prompts: PromptsOption = None,
-    prompt: PromptOption = None,
-    prompt_file: PromptFileOption = None,
-    chat: ChatOption = False,
-    system: SystemOption = None,
-    reference: ReferenceOption = "prefill",
+    request: CaptureRequest,
     variant: Annotated[str, typer.Option(help="Path of the variant.")] = "decode",
     flips: Annotated[int, typer.Option(help="Stop once so many prompts with a flip are found.")] = 1,
     max_prompts: Annotated[int | None, typer.Option(help="Try at most so many prompts.")] = None,
@@ -165,13 +124,6 @@ def search(
             help="Let both sides continue each prompt by up to N tokens; 0: compare the prompt's own positions."
         ),
     ] = 0,
-    kv: KvOption = None,
-    dtype: DtypeOption = "bfloat16",
-    device: DeviceOption = None,
-    revision: RevisionOption = None,
-    trust_remote_code: TrustOption = False,
-    name: NameOption = None,
-    seed: SeedOption = 0,
     progress: ProgressOption = "bar",
     store: StoreOption = None,
     as_json_: JsonOption = False,
@@ -187,7 +139,7 @@ def search(
         raise UsageError(f"--max-prompts {max_prompts}: a search tries at least one prompt.")
     if flips < 1 or tokens < 0:
         raise UsageError("a search looks for at least one flip; check --flips and --tokens.")
-    given = given_prompts(prompt, prompt_file, prompts, chat, system)[:max_prompts]
+    given = prompts_of(request)[:max_prompts]
     target = open_store(store)
     run_id = None
     with stoppable(), steps(progress) as say:
@@ -195,32 +147,32 @@ def search(
         from ..inference.capture.capture import plan_capture
         from ..inference.generating.generation import plan_generation
         from ..inference.generating.search import search as search_prompts
-        from ..inference.models.model import load_model
+        from ..inference.models.chat import plan_inputs
         from ..inference.models.token_text import token_texts
 
-        loaded = load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
-        inputs = as_tokens(loaded, given, chat, system)
+        loaded = load(request)
+        inputs = plan_inputs(loaded, request)[:max_prompts]
         found = search_prompts(
             loaded,
             inputs,
-            reference,
+            request.reference,
             variant,
             flips=flips,
             minutes=max_minutes,
             tokens=tokens,
-            seed=seed,
+            seed=request.seed,
             on_progress=lambda step: say(f"{step.flips} with a flip", step.prompts, step.prompts_total, "prompts"),
         )
         chosen_tokens = dict.fromkeys(t for flip in found.flips for t in (flip.reference_token, flip.variant_token))
         texts = token_texts(loaded.tokenizer, list(chosen_tokens))
         if found.flips:
-            title = name or f"{found.prompts:,} prompts searched: {reference} against {variant}"
+            title = request.name or f"{found.prompts:,} prompts searched: {request.reference} against {variant}"
             chosen = [inputs[number] for number in found.flipped_prompts]
-            about: dict[str, Any] = {"name": title, "command": typed_command(), "seed": seed, "kv": kv}
+            about: dict[str, Any] = {"name": title, "command": typed_command(), "seed": request.seed, "kv": request.kv}
             plan = (
-                plan_generation(loaded, chosen, reference, [variant], tokens=tokens, **about)
+                plan_generation(loaded, chosen, request.reference, [variant], tokens=tokens, **about)
                 if tokens
-                else plan_capture(loaded, chosen, reference, [variant], **about)
+                else plan_capture(loaded, chosen, request.reference, [variant], **about)
             )
             run_id = _keep(plan, target, say)
     _tell_found(

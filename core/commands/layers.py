@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import UsageError
-from ..runs.judge_command import asks_for, how_to_have
 from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.gate import percent
 from ..runs.store.store import open_store
 from ..runs.views.layers import NARROW, LayerSummary, ModuleFigures, layers_json, modules_of, says_little, summary_of
+from ..runs.views.request import asks_for, how_to_have
 from .console import JsonOption, StoreOption, number, out, print_json
 
 
@@ -37,12 +37,12 @@ def layers(
             raise UsageError(f"no prompt {prompt}; the run has 0 to {len(run.header.prompts) - 1}.")
         found = [(pair, layers_json(run, pair.index, prompt)) for pair in pairs]
         if all(figures is None for _, figures in found):
-            if asks_for(run.header.provenance.command, "--layers"):
+            if asks_for(run.header.provenance, "layers"):
                 raise UsageError(
                     f"run '{run.run_id}' holds no outputs of modules: a compiler makes the kernels of its variants."
                 )
             raise UsageError(
-                f"run '{run.run_id}' holds no outputs of modules; {how_to_have('--layers', run.header.provenance)}."
+                f"run '{run.run_id}' holds no outputs of modules; {how_to_have('layers', run.header.provenance)}."
             )
         if as_json_:
             print_json({"run_id": run.run_id, "pairs": [figures for _, figures in found if figures is not None]})

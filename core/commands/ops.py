@@ -30,8 +30,20 @@ from ..runs.reports.ops_wording import (
 )
 from ..runs.reports.run_json import ops_json
 from ..runs.store.store import open_store
-from .capturing import DeviceOption, RevisionOption, TrustOption, typed_command
-from .console import JsonOption, StoreOption, Tell, check_progress, err, out, print_json, printable, steps, stoppable
+from .console import (
+    JsonOption,
+    StoreOption,
+    Tell,
+    check_progress,
+    err,
+    out,
+    print_json,
+    printable,
+    steps,
+    stoppable,
+    typed_command,
+)
+from .request_options import DeviceOption, RevisionOption, TrustOption
 
 if TYPE_CHECKING:  # torch is for those who probe
     from ..inference.ops.probing import ProbePlan

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from ..errors import UsageError
 from ..judging.ladder import BUG_SUSPECTED
 from ..judging.rejudge import check_upload, judge_stored
 from ..judging.uploaded_controls import ModelControls, measure_controls
+from ..runs.file.records import FAILED, MISSING
 from ..runs.reader import RunReader
 from ..runs.store.store import Store, open_store
-from .capturing import DeviceOption, RevisionOption, TrustOption
 from .console import JsonOption, StoreOption, Tell, out, print_json, steps, stoppable
-from .judging import print_verdicts, verdicts_as_json
+from .request_options import DeviceOption, RevisionOption, TrustOption
 
 Files = list[Path] | None
+_STYLES = {FAILED: "bold red", MISSING: "yellow"}
 
 
 def verdict(
@@ -121,3 +125,37 @@ def _tell(store: Store, run_id: str, as_json_: bool) -> None:
                     out.print(f"not judged  {pair['variant']} against {pair['reference']}", markup=False)
     if any(pair["verdict"] == BUG_SUSPECTED for pair in pairs):
         raise typer.Exit(1)
+
+
+def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
+    """One object a pair, its evidence included."""
+    return [
+        {
+            "reference": pair.reference,
+            "variant": pair.variant,
+            "verdict": pair.verdict,
+            "because": pair.because,
+            "noise_ratio": pair.noise_ratio,
+            "evidence": [asdict(row) for row in run.evidence(pair.index)],
+        }
+        for pair in run.pairs
+    ]
+
+
+def print_verdicts(run: RunReader) -> None:
+    """Each judged pair: the verdict, the sentence for it, and a row for every piece of evidence."""
+    for pair in run.pairs:
+        if pair.verdict is None:
+            continue
+        out.print(
+            f"[bold]{escape(pair.verdict)}[/bold]  {escape(pair.variant)} against {escape(pair.reference)}:"
+            f" {escape(pair.because or '')}"
+        )
+        table = Table()
+        for column in ("rung", "outcome", "what it says", "control"):
+            table.add_column(column, overflow="fold")
+        for row in run.evidence(pair.index):
+            style = _STYLES.get(row.outcome, "")
+            outcome = f"[{style}]{row.outcome}[/{style}]" if style else row.outcome
+            table.add_row(row.rung, outcome, escape(row.says), escape(row.control))
+        out.print(table)

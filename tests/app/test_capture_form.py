@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,63 +11,34 @@ import pytest
 from app.capture.form import PROMPT_BYTES, CaptureForm, split_prompts
 from app.capture.recent_models import recent_models, remember_model
 from app.shell.jobs import PromptFile
+from core.capture_request import CaptureRequest
 from core.prompt_files import read_prompts
 
-FORM = CaptureForm("a/model", ("one", "two\nlines"))
+REQUEST = CaptureRequest(model="a/model", prompts=("one", "two\nlines"), variants=("decode",))
+FORM = CaptureForm(REQUEST)
 
 
-@pytest.mark.parametrize(
-    ("change", "missing", "added"),
-    [
-        ({}, [], []),
-        ({"is_chat": True, "system": "Be short."}, [], ["--chat", "--system=Be short."]),
-        ({"system": "left over"}, [], []),
-        ({"variants": (), "sweep": "batch=1,2"}, ["--variant", "decode"], ["--sweep=batch=1,2"]),
-        ({"repeat": 6}, [], ["--repeat", "6"]),
-        ({"kv": True}, [], ["--kv"]),
-        ({"kv": False}, [], ["--no-kv"]),
-        ({"layers": True}, [], ["--layers"]),
-        ({"kernels": True, "remedies": True}, [], ["--kernels", "--remedies"]),
-        ({"device": "cuda:0"}, [], ["--device", "cuda:0"]),
-        ({"keeps_finished": True}, [], ["--keep-finished"]),
-        ({"name": "-odd"}, [], ["--name=-odd"]),
-    ],
-)
-def test_each_field_is_an_option_and_only_where_it_says_something(change, missing, added):
-    plain = [
-        "capture",
-        "--model",
-        "a/model",
-        "--prompt=one",
-        "--prompt=two\nlines",
-        "--reference",
-        "prefill",
-        "--variant",
-        "decode",
-    ]
-    plain += ["--dtype", "bfloat16"]
-    found = replace(FORM, **change).arguments()
-    assert sorted(found) == sorted([*(part for part in plain if part not in missing), *added])
-    assert shlex.split(replace(FORM, **change).typed) == ["python", "-m", "core", *found]
+def form(**change) -> CaptureForm:
+    return CaptureForm(replace(REQUEST, **change))
 
 
-def test_continuing_is_another_command_without_repeats():
-    found = replace(FORM, tokens=32, repeat=3).arguments()
-    assert found == ["generate", *FORM.arguments()[1:], "--tokens=32"]
+def test_a_form_is_the_command_line_of_its_request():
+    assert FORM.arguments() == REQUEST.arguments()
+    assert FORM.typed == REQUEST.typed()
 
 
 def test_a_dropped_file_stands_in_place_of_what_was_typed():
-    form = replace(FORM, file=PromptFile("q.jsonl", b"{}"))
-    assert not [part for part in form.arguments() if part.startswith("--prompt")]
-    assert form.typed.endswith("--prompts q.jsonl")
-    assert "--prompts=/there/q.jsonl" in form.arguments(Path("/there/q.jsonl"))
-    assert form.missing is None
-    assert form.carried == form.file
+    dropped = CaptureForm(REQUEST, PromptFile("q.jsonl", b"{}"))
+    assert not [part for part in dropped.arguments() if part.startswith("--prompt")]
+    assert " --prompts q.jsonl " in dropped.typed
+    assert dropped.arguments(Path("/there/q.jsonl"))[3:5] == ["--prompts", "/there/q.jsonl"]
+    assert dropped.missing is None
+    assert dropped.carried == dropped.file
 
 
 def test_prompts_too_long_for_an_argument_are_carried_in_a_file_that_reads_back_as_them(tmp_path):
     long = ("é\n" * PROMPT_BYTES, "short")
-    carried = replace(FORM, prompts=long).carried
+    carried = form(prompts=long).carried
     assert carried is not None
     (tmp_path / carried.name).write_bytes(carried.content)
     assert tuple(prompt.text for prompt in read_prompts(tmp_path / carried.name)) == long
@@ -78,16 +48,16 @@ def test_prompts_too_long_for_an_argument_are_carried_in_a_file_that_reads_back_
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model": " "}, "Choose a model."),
+        ({"model": ""}, "Choose a model."),
         ({"prompts": ()}, "Write at least one prompt"),
         ({"reference": ""}, "Choose a reference path."),
         ({"variants": ()}, "Choose at least one variant or a sweep"),
     ],
 )
 def test_what_is_missing_is_said(change, sentence):
-    assert (replace(FORM, **change).missing or "").startswith(sentence)
+    assert (form(**change).missing or "").startswith(sentence)
     assert FORM.missing is None
-    assert replace(FORM, variants=(), repeat=2).missing is None
+    assert form(variants=(), repeat=2).missing is None
 
 
 def test_a_line_of_three_dashes_separates_prompts_and_nothing_else_does():

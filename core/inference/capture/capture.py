@@ -16,6 +16,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
 from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
 from ...runs.tables.kv_cache import KvPart
@@ -97,6 +98,7 @@ def plan_capture(
     *,
     name: str | None = None,
     command: str = "",
+    request: CaptureRequest | None = None,
     seed: int = 0,
     repeat: int = 1,
     kv: bool | None = None,
@@ -106,6 +108,8 @@ def plan_capture(
     layer_positions: Sequence[int] = (),
 ) -> CapturePlan:
     """Check everything that can be known before the first forward. A prompt is text, or the token ids themselves.
+
+    request: what the run keeps of how it was asked for, in place of `command`, the text of some other command.
 
     `repeat` calls every path so many times; see core.inference.paths.sides. `kv`: compare the key/value caches; None:
     where a path reads one. `generations`, one a prompt: what the sides made of its first positions; see
@@ -140,7 +144,8 @@ def plan_capture(
             device=loaded.device,
             device_name=loaded.device_name,
             seed=seed,
-            command=command,
+            command=request.typed() if request else command,
+            request=request.to_json() if request else None,
             versions=_versions(loaded),
         ),
         vocabulary=vocabulary,

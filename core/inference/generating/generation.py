@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
 from ...runs.file.records import Generation
 from ..capture.capture import CapturePlan, check_paths, plan_capture, tokens_of, torch_errors_stop
@@ -42,6 +43,7 @@ def plan_generation(
     tokens: int,
     name: str | None = None,
     command: str = "",
+    request: CaptureRequest | None = None,
     seed: int = 0,
     kv: bool | None = None,
     on_progress: Callable[[GenerationProgress], None] | None = None,
@@ -81,6 +83,7 @@ def plan_generation(
         variants,
         name=name or _title(loaded, paths, tokens),
         command=command,
+        request=request,
         seed=seed,
         kv=kv,
         generations=generations,

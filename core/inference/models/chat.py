@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
-from ...errors import CaptureError
+from ...capture_request import CaptureRequest
+from ...errors import CaptureError, UsageError
+from ...prompt_files import Message, prompts_of
 from .model import LoadedModel
 from .torch_errors import first_line, quiet
+
+
+def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequence[int]]:
+    """Prompts of a request as a plan takes them: chats as token ids, texts as they are (the tokenizer adds its special
+    tokens), token ids as they are.
+    """
+    is_chat, system = request.is_chat, request.system
+    found: list[str | Sequence[int]] = []
+    for prompt in prompts_of(request):
+        messages = prompt.messages
+        if messages is None and is_chat and prompt.text is not None:
+            if not prompt.text:
+                raise UsageError(f"{prompt.where}: is empty; expected at least one character.")
+            messages = (Message("user", prompt.text),)
+        if messages is not None:
+            opening = (Message("system", system),) if system is not None else ()
+            found.append(chat_tokens(loaded, [asdict(message) for message in (*opening, *messages)], prompt.where))
+        elif prompt.token_ids is not None:
+            found.append(prompt.token_ids)
+        else:
+            found.append(prompt.text or "")
+    return found
 
 
 def chat_tokens(loaded: LoadedModel, messages: Sequence[Mapping[str, str]], where: str) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ...capture_request import CaptureRequest
 from ...errors import UsageError
 from .bases import BASES
 from .grammar import Step
@@ -51,6 +52,18 @@ def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[
 def _path_of_call(path: Path, call: int) -> Path:
     fresh = _FILLED_BY.get(path.base.name)
     return replace(path, base=Step(fresh)) if call == 1 and fresh else path
+
+
+def variants_of(request: CaptureRequest, default: str = "decode") -> list[str]:
+    """Variants that a request names, those of every sweep included; `default` where there are none and no path is
+    called again. The reference may be a value of its own sweep, and is no variant then.
+    """
+    own = str(parse_path(request.reference))
+    swept = [path for text in request.sweeps for path in sweep(request.reference, text)]
+    found = [*request.variants, *(path for path in swept if path != own)]
+    if not found and request.repeat == 1:
+        found = ["prefill" if own == default else default]
+    return found
 
 
 def sweep(reference: str, text: str) -> list[str]:

@@ -144,6 +144,7 @@ class Provenance:
     command: str = ""
     note: str = ""
     versions: dict[str, str] = field(default_factory=dict)
+    request: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("capture", "upload"):

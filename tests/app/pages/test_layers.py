@@ -9,6 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.layers import charts
+from core.capture_request import CaptureRequest
 from core.judging.ingest import ingest
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -127,12 +128,12 @@ def test_positions_that_were_not_looked_at_are_said_to_be_so(own_store):
 
 def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
     header = header_of()
-    own = "python -m core capture --model m --prompt 'it'\"'\"'s' --prompts 'two of them.jsonl'"
-    header = dataclasses.replace(header, provenance=dataclasses.replace(header.provenance, command=own))
+    request = CaptureRequest(model="m", prompts=("it's",), prompt_lists=("two of them.jsonl",))
+    header = dataclasses.replace(header, provenance=dataclasses.replace(header.provenance, request=request.to_json()))
     write_run(own_store, header, calm_sides(header), "bare")
     app = opened(run="bare")
     assert "compared when `--layers` asks for it" in app.info[0].value
-    assert codes(app) == [f"{own} --layers"]
+    assert codes(app) == [dataclasses.replace(request, layers=True).typed()]
     ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"])
     uploaded = opened(run=ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"]))
     assert "a dump of logits holds no outputs of modules" in uploaded.info[0].value

@@ -233,7 +233,7 @@ def test_a_folder_that_is_there_or_a_hub_id_can_be_loaded(model, loadable):
 
 
 def test_a_dump_without_controls_is_undecided_and_says_what_is_missing(own_store):
-    app = opened(run=judged_run(own_store, None, kind="upload", command="", model=""))
+    app = opened(run=judged_run(own_store, None, kind="upload", request=None, model=""))
     assert "undecided" in label(app)
     page = said(app)
     assert "The same pair in float32" in page

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from core.capture_request import CaptureRequest
 from core.command_name import CALLED
 from core.commands.ending import next_commands, tell_end
 from core.runs.reader import RunReader
@@ -60,25 +61,27 @@ def test_what_is_less_than_was_asked_for_comes_last_with_exit_code_2(capfd):
     assert printed.err.endswith("error: one side failed.\n")
 
 
-SHORT = "python -m core capture --model m --prompt 'a b' --variant decode"
+REQUEST = CaptureRequest(model="m", prompts=("a b",), variants=("decode",))
 
 
 @pytest.mark.parametrize(
-    ("command", "second"),
+    ("prompt", "second"),
     [
         (
-            SHORT,
-            "./ulpscope judge --model m --prompt 'a b' --variant decode --store 'my runs'    # rounding, or a bug?",
+            "a b",
+            "./ulpscope judge --model m --prompt 'a b' --reference prefill --variant decode --dtype bfloat16"
+            " --store 'my runs'    # rounding, or a bug?",
         ),
-        (SHORT.replace("a b", "x " * 200), "the same command with --judge: rounding, or a bug?"),
-        (SHORT.replace("a b", "a\nb"), "the same command with --judge: rounding, or a bug?"),
+        ("x " * 200, "the same command with --judge: rounding, or a bug?"),
+        ("a\nb", "the same command with --judge: rounding, or a bug?"),
     ],
 )
-def test_a_run_that_was_not_judged_is_followed_by_the_command_that_judges_it(monkeypatch, command, second):
+def test_a_run_that_was_not_judged_is_followed_by_the_command_that_judges_it(monkeypatch, prompt, second):
     """As it can be pasted: called as this one was, quoted, with its store; a prompt of many lines is not repeated."""
     monkeypatch.setenv(CALLED, "./ulpscope")
     with RunReader(SAMPLES / f"{RUN}.duckdb") as run:
-        provenance = dataclasses.replace(run.header.provenance, command=command)
+        request = dataclasses.replace(REQUEST, prompts=(prompt,)).to_json()
+        provenance = dataclasses.replace(run.header.provenance, request=request)
         monkeypatch.setattr(run, "header", dataclasses.replace(run.header, provenance=provenance))
         monkeypatch.setattr(run, "pairs", tuple(dataclasses.replace(pair, verdict=None) for pair in run.pairs))
         assert next_commands(run, Path("my runs"), has_said_verdict=False) == (

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from core.capture_request import CaptureRequest
 from core.runs.store.store import Store
 from tests.core.runs.layer_runs import GROWING, layer_run
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
@@ -99,7 +100,8 @@ def test_a_module_below_its_floor_is_not_called_far_from_it(cli, tmp_path, ulps,
 
 def test_a_run_that_was_asked_for_modules_no_compiler_shows_says_so(cli, tmp_path):
     header = header_of()
-    asked = dataclasses.replace(header.provenance, command="python -m core capture --variant prefill+compile --layers")
+    request = CaptureRequest(model="m", variants=("prefill+compile",), layers=True)
+    asked = dataclasses.replace(header.provenance, request=request.to_json())
     write_run(Store(tmp_path / "runs"), dataclasses.replace(header, provenance=asked), calm_sides(header), "compiled")
     done = cli("layers", "compiled")
     assert done.returncode == 2

@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from core.capture_request import CaptureRequest
 from core.runs.file.records import Evidence, FloorRows, Prompt, Provenance, RunHeader, SideHeader
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 
 POSITIONS, VOCAB = 96, 64
-COMMAND = (
-    "python -m core capture --model sample_runs/model --prompt 'a b' --reference prefill --variant decode --dtype"
-    " bfloat16"
-)
+REQUEST = CaptureRequest(model="sample_runs/model", prompts=("a b",), variants=("decode",))
 
 RERUN_PASSED = Evidence(
     "rerun",
@@ -150,7 +148,7 @@ def judged_run(
     *,
     evidence: list[Evidence] | None = None,
     kind: str = "capture",
-    command: str = COMMAND,
+    request: CaptureRequest | None = REQUEST,
     model: str = "sample_runs/model",
     run_id: str | None = None,
     with_token_ids: bool = True,
@@ -174,8 +172,9 @@ def judged_run(
             "cpu" if kind == "capture" else "",
             "a chip" if kind == "capture" else "",
             0,
-            command,
+            request.typed() if request else "",
             versions={"torch": "2.13.0+cpu"} if kind == "capture" else {},
+            request=request.to_json() if request else None,
         ),
         {i: f" w{i}" for i in range(VOCAB)},
     )

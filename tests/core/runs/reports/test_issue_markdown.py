@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 
 import numpy as np
@@ -11,23 +10,13 @@ import pytest
 
 from core.errors import UsageError
 from core.judging.ladder import VERDICTS, floor_test
-from core.runs import judge_command
-from core.runs.file.records import Evidence, Generation, Prompt, Provenance, SideHeader
+from core.runs.file.records import Evidence, Provenance, SideHeader
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.store.store import Store
 from core.runs.views.verdicts import finding, position_ratios, shown_verdict
 from core.runs.writer import RunWriter
-from tests.core.runs.judged_runs import (
-    BLOCKS,
-    CASES,
-    COMMAND,
-    EXACT_FAILED,
-    EXACT_PASSED,
-    OWN,
-    RERUN_PASSED,
-    judged_run,
-)
+from tests.core.runs.judged_runs import BLOCKS, CASES, EXACT_FAILED, EXACT_PASSED, OWN, RERUN_PASSED, judged_run
 from tests.core.runs.made_runs import calm_sides, header_of
 
 EXPECTED = """\
@@ -114,7 +103,7 @@ def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(stor
     text = report(store, judged_run(store, None))
     assert "against `prefill`: not judged" in text
     assert text.count("| not run |") == 10
-    text = report(store, judged_run(store, None, kind="upload", command=""))
+    text = report(store, judged_run(store, None, kind="upload", request=None))
     assert "against `prefill`: undecided" in text
 
 
@@ -240,128 +229,6 @@ def test_more_than_five_flips_are_counted_and_five_are_shown(store):
     text = report(store, run_id)
     assert "The first 5 of 9 flips:" in text
     assert len(text.split("flips:\n\n")[1].split("\n\n")[0].splitlines()) == 2 + 5
-
-
-JUDGE = "python -m core judge --model m --prompt 'a b' --variant decode"
-
-
-@pytest.mark.parametrize(
-    ("stored", "typed"),
-    [
-        ("python -m core capture --model m --prompt 'a b' --variant decode", JUDGE),
-        ("python -m core capture --model m --prompt 'a b' --variant decode --judge", JUDGE),
-        ("python -m core judge --model m", "python -m core judge --model m"),
-        ("python -m core generate --model m --tokens 4", "python -m core generate --model m --tokens 4 --judge"),
-        ("python -m core search --model m", None),
-        ("python -m core capture --prompt 'a; rm -rf /'", "python -m core judge --prompt 'a; rm -rf /'"),
-        ("capture 'unclosed", None),
-        ("", None),
-    ],
-)
-def test_the_command_that_judges_is_the_stored_one_with_another_name(stored, typed):
-    assert judge_command.typed(stored) == typed
-
-
-LAYERS = "python -m core capture --model m --prompt-file 'a b.txt' --prompt '--layers are'"
-
-
-@pytest.mark.parametrize(
-    ("stored", "option", "shown"),
-    [
-        (LAYERS, "--layers", f"{LAYERS} --layers"),
-        (LAYERS.replace("capture", "judge"), "--layers", f"{LAYERS} --judge --layers"),
-        (f"{LAYERS} --layers", "--layers", None),  # it was asked for, and could not be had
-        (f"{LAYERS} --no-kv --dry-run", "--kv", f"{LAYERS} --kv"),
-        (
-            "python -m core capture --prompt a; rm -rf /",
-            "--kernels",
-            "python -m core capture --prompt 'a;' rm -rf / --kernels",
-        ),
-        ("python -m core generate --model m --tokens 4", "--layers", None),  # texts are not scored
-        ("python sample_runs/build.py runs", "--layers", None),
-        ("capture 'unclosed", "--layers", None),
-    ],
-)
-def test_the_same_capture_with_more_beside_it_is_the_stored_command_and_no_other(stored, option, shown):
-    assert judge_command.captured_with(stored, option) == shown
-
-
-def test_an_option_in_a_prompt_was_not_asked_for():
-    assert not judge_command.asks_for("python -m core capture --prompt 'use --layers here'", "--layers")
-    assert judge_command.asks_for("python -m core capture --prompt x --layers", "--layers")  # the twin
-
-
-def test_a_program_judges_the_tokens_that_the_run_holds(store):
-    with RunReader(store.path_of(judged_run(store, None))) as run:
-        assert judge_command.arguments(run, "again") == [
-            "capture",
-            "--judge",
-            "--model=sample_runs/model",
-            "--reference=prefill",
-            "--variant=decode",
-            "--dtype=bfloat16",
-            "--name=again",
-        ]
-        (line,) = (judge_command.prompts(run) or b"").splitlines()
-        assert json.loads(line) == {"token_ids": list(range(2, 98))}
-
-
-def test_a_program_takes_nothing_of_a_strangers_command_but_paths_and_dtypes(store):
-    hostile = (
-        COMMAND + " --trust-remote-code --prompt-file /etc/passwd --prompts=/etc/shadow --store /tmp/x --device cpu"
-    )
-    with RunReader(store.path_of(judged_run(store, None, command=hostile))) as run:
-        arguments = judge_command.arguments(run, "again")
-    assert arguments is not None
-    assert {part.partition("=")[0] for part in arguments} == {
-        "capture",
-        "--judge",
-        "--model",
-        "--reference",
-        "--variant",
-        "--dtype",
-        "--device",
-        "--name",
-    }
-    assert not any("/etc" in part or "/tmp" in part for part in arguments)
-
-
-def test_without_a_command_that_repeats_it_the_paths_of_the_sides_are_judged(store):
-    with RunReader(store.path_of(judged_run(store, None, command="python -m core search --model m"))) as run:
-        arguments = judge_command.arguments(run, "again")
-    assert arguments is not None
-    assert arguments[3:6] == ["--reference=prefill", "--variant=decode", "--dtype=bfloat16"]
-
-
-@pytest.mark.parametrize(
-    "lacking",
-    [{"kind": "upload", "command": ""}, {"with_token_ids": False}, {"model": ""}, {"model": "--trust-remote-code"}],
-)
-def test_a_run_without_model_or_tokens_is_judged_by_nobody_here(store, lacking):
-    with RunReader(store.path_of(judged_run(store, None, **lacking))) as run:
-        assert judge_command.arguments(run, "again") is None
-
-
-def test_prompts_that_were_continued_are_continued_again_from_what_was_given(store):
-    header = dataclasses.replace(
-        header_of("bfloat16", (5,)), prompts=(Prompt(5, (1, 2, 3, 4, 5), ("a", "b", "c", "d", "e")),)
-    )
-    header = dataclasses.replace(
-        header,
-        provenance=dataclasses.replace(
-            header.provenance, model="m", command="python -m core generate --model m --tokens 2"
-        ),
-    )
-    with RunWriter(store, header) as writer:
-        for side, bits in enumerate(calm_sides(header)):
-            writer.write(side, 0, bits)
-        writer.write_generation(Generation(0, 3, 2, ((4, 5), (4, 6)), ("d e", "d f")))
-        path = store.path_of(writer.finish())
-    with RunReader(path) as run:
-        arguments = judge_command.arguments(run, "again")
-        assert arguments is not None
-        assert arguments[:3] == ["generate", "--tokens=2", "--judge"]
-        assert json.loads(judge_command.prompts(run) or b"") == {"token_ids": [1, 2, 3]}
 
 
 def test_show_prints_the_report_and_refuses_two_forms_at_once(store, monkeypatch, capsys):

@@ -1,0 +1,130 @@
+"""What a capture would compute and keep, and about how long that takes: the answer of `--dry-run`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from .console import out, print_json, size
+
+if TYPE_CHECKING:  # torch is for those who run a model
+    from ..inference.capture.capture import CapturePlan
+    from ..inference.capture.extra_costs import StageCost
+
+
+def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -> None:
+    """What a plan would compute and keep, on what, and about how long that takes; beside: of
+    core.inference.capture.extra_costs.BESIDE.
+    """
+    from ..inference.capture.costs import costs_of
+    from ..inference.capture.extra_costs import WITHIN, seconds_of, speed_here, stages_of
+    from ..inference.models.model import devices_here
+
+    costs, loaded = costs_of(plan), plan.loaded
+    stages = stages_of(plan, beside)
+    seconds = seconds_of(loaded, costs, stages, speed_here(loaded))
+    if as_json_:
+        devices = [{"device": name, "device_name": chip, "free_bytes": free} for name, chip, free in devices_here()]
+        about: dict[str, Any] = {
+            "model": loaded.name,
+            "dtype": loaded.dtype,
+            "device": loaded.device,
+            "device_name": loaded.device_name,
+            "name": plan.header.name,
+            "devices": devices,
+        }
+        print_json(
+            {
+                **about,
+                **asdict(costs),
+                "forwards": costs.forwards,
+                "tokens": costs.tokens,
+                **_as_json(stages, seconds, WITHIN),
+            }
+        )
+        return
+    table = Table(
+        title=f"{escape(plan.header.name)}, in {loaded.dtype} on {loaded.device} ({escape(loaded.device_name)})"
+    )
+    for column in ("side", "path", "forwards", "positions", "tokens computed", "key/value cache"):
+        table.add_column(column, justify="left" if column in ("side", "path") else "right", overflow="fold")
+    for side in costs.sides:
+        cache = "unknown" if side.kv_bytes is None else size(side.kv_bytes) if side.kv_bytes else "none"
+        table.add_row(
+            escape(side.name), escape(side.path), f"{side.forwards:,}", f"{side.positions:,}", f"{side.tokens:,}", cache
+        )
+    out.print(table)
+    free = "an unknown amount" if costs.free_bytes is None else size(costs.free_bytes)
+    for line in (
+        (
+            f"{costs.prompts} {'prompt' if costs.prompts == 1 else 'prompts'}, {costs.positions:,} positions; "
+            f"{costs.forwards:,} forwards of {costs.tokens:,} tokens in all."
+        ),
+        (
+            f"The run file takes {size(costs.logits_bytes)}, the weights {size(costs.weight_bytes)}; "
+            f"beside them {loaded.device} has {free} free."
+        ),
+        "Caches are compared too." if costs.has_kv else "Caches are not compared.",
+        *layer_costs(plan),
+        *beside_in_words(stages, seconds, WITHIN),
+    ):
+        out.print(line, markup=False)
+
+
+def beside_in_words(stages: Sequence[StageCost], seconds: tuple[float, float], within: int) -> list[str]:
+    """A sentence on everything that is run beside the sides, and one on how long all of it takes."""
+    said = [f"Beside the sides, {stage.name}: {_work_in_words(stage)}." for stage in stages]
+    took = _between(*(duration(end) for end in seconds))
+    return [
+        *said,
+        f"All of it takes about {took} on this machine as busy as it is now, to within a factor of {within}.",
+    ]
+
+
+def _as_json(stages: Sequence[StageCost], seconds: tuple[float, float], within: int) -> dict[str, Any]:
+    return {
+        "beside": [asdict(stage) for stage in stages],
+        "seconds": {"least": round(seconds[0], 1), "most": round(seconds[1], 1), "within_a_factor_of": within},
+        "in_words": beside_in_words(stages, seconds, within),
+    }
+
+
+def _work_in_words(stage: StageCost) -> str:
+    least, most = stage.least, stage.most
+    return (
+        f"{_between(f'{least.forwards:,}', f'{most.forwards:,}')} forwards of"
+        f" {_between(f'{least.tokens:,}', f'{most.tokens:,}')} tokens"
+    )
+
+
+def _between(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
+
+
+def duration(seconds: float) -> str:
+    """'8 s', '3 min', '2.5 h': two digits at most, for it is an estimate."""
+    if seconds < 90:
+        return f"{max(1, float(f'{seconds:.1g}')):.0f} s"
+    minutes = seconds / 60
+    return f"{float(f'{minutes:.2g}'):.0f} min" if minutes < 90 else f"{float(f'{minutes / 60:.2g}'):g} h"
+
+
+def layer_costs(plan: CapturePlan) -> list[str]:
+    """What comparing the modules takes, in a sentence; none where they are not compared."""
+    layers = plan.layers
+    if layers is None:
+        return []
+    everywhere = (
+        "all positions"
+        if layers.looked_at == plan.header.rows
+        else f"{layers.looked_at:,} of {plan.header.rows:,} positions"
+    )
+    floor = f", and their floor takes {layers.seeds} reordered prefills more" if layers.seeds else "; no floor is run"
+    return [
+        f"The outputs of {layers.modules} modules are compared at {everywhere}: the reference's wait on disk, about "
+        f"{size(layers.spool_bytes)} until the run is written{floor}."
+    ]

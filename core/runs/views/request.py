@@ -1,0 +1,84 @@
+"""What a stored capture was asked for: the commands that make it again with more beside it, and the request by which a
+program judges it from the file alone.
+
+A run file may come from anybody. A person reads a command before running it; a program takes from it only paths, dtype,
+device and seed, and the token ids that the run itself holds, so it reads no file that a stranger's request names and
+runs no code of a model.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from ...capture_request import CaptureRequest
+from ..file.records import Generation, Provenance
+from ..reader import RunReader
+
+_TAKEN = ("reference", "variants", "sweeps", "repeat", "kv", "dtype", "device", "seed")
+
+
+def request_of(about: Provenance) -> CaptureRequest | None:
+    """The request of a run that was captured by one; else None."""
+    return CaptureRequest.from_json(about.request) if about.kind == "capture" else None
+
+
+def typed_with(about: Provenance, extra: str) -> str | None:
+    """The command that captures the same with `layers`, `kernels`, `remedies` or `judge` beside it; None where the run
+    has no request, had it asked for already, or continues its prompts, beside which nothing but judging is run.
+    """
+    request = request_of(about)
+    if request is None or getattr(request, extra) or (request.tokens and extra != "judge"):
+        return None
+    added: dict[str, Any] = {extra: True}
+    return replace(request, **added).typed()
+
+
+def asks_for(about: Provenance, extra: str) -> bool:
+    """Was the capture asked for `layers`, `kernels` or `remedies`?"""
+    return bool(getattr(request_of(about), extra, False))
+
+
+def how_to_have(extra: str, about: Provenance) -> str:
+    """`capture it with --layers: COMMAND`, the command that of the run itself where it has one."""
+    command = typed_with(about, extra)
+    return f"capture it with --{extra}" + (f": {command}" if command is not None else " from its model")
+
+
+def judged_again(run: RunReader, name: str) -> tuple[CaptureRequest, bytes] | None:
+    """The request that judges a stored capture's tokens, without its prompts, and these as a file of prompts (.jsonl);
+    None where the run does not hold what it takes.
+    """
+    about = run.header.provenance
+    asked = _continued(run)
+    prompts = _token_prompts(run, asked)
+    if about.kind != "capture" or not about.model or about.model.startswith("-") or prompts is None:
+        return None
+    stored = request_of(about)
+    if stored is not None:
+        taken: dict[str, Any] = {name: getattr(stored, name) for name in _TAKEN}
+    else:
+        reference, *variants = (side.path for side in run.sides)
+        taken = {"reference": reference, "variants": tuple(variants), "dtype": run.header.compute_dtype}
+    revision = about.revision if about.revision and not about.revision.startswith("sha256:") else None
+    request = CaptureRequest(model=about.model, revision=revision, tokens=asked, judge=True, name=name, **taken)
+    return request, prompts
+
+
+def _token_prompts(run: RunReader, continued: int) -> bytes | None:
+    """Token ids of every prompt, a line of JSON each; of prompts that the sides continued, what was given."""
+    rows = []
+    for index, prompt in enumerate(run.header.prompts):
+        if not prompt.token_ids:
+            return None
+        given = run.generations[index].given_positions if continued else prompt.positions
+        rows.append(json.dumps({"token_ids": list(prompt.token_ids[:given])}) + "\n")
+    return "".join(rows).encode()
+
+
+def _continued(run: RunReader) -> int:
+    """By how many tokens every prompt was continued; 0 where they were scored."""
+    made: dict[int, Generation] = run.generations
+    asked = {one.asked for one in made.values()}
+    return asked.pop() if len(made) == len(run.header.prompts) and len(asked) == 1 else 0

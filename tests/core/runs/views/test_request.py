@@ -1,0 +1,128 @@
+"""A stored capture made again: commands for people, and the request a program takes from a file it does not trust."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from core.capture_request import CaptureRequest
+from core.runs.file.records import Generation, Prompt, Provenance
+from core.runs.reader import RunReader
+from core.runs.views.request import asks_for, how_to_have, judged_again, typed_with
+from core.runs.writer import RunWriter
+from tests.core.runs.judged_runs import REQUEST, judged_run
+from tests.core.runs.made_runs import calm_sides, header_of
+
+
+def provenance(**asked) -> Provenance:
+    request = dataclasses.replace(CaptureRequest(model="m", prompts=("a; rm",), variants=("decode",)), **asked)
+    return Provenance("capture", "m", command=request.typed(), request=request.to_json())
+
+
+@pytest.mark.parametrize(
+    ("asked", "extra", "shown"),
+    [
+        (
+            {},
+            "judge",
+            "python -m core judge --model m --prompt 'a; rm' --reference prefill --variant decode --dtype bfloat16",
+        ),
+        ({"judge": True}, "judge", None),
+        ({"layers": True}, "layers", None),  # it was asked for, and could not be had
+        ({"tokens": 4}, "layers", None),  # texts are not scored
+        (
+            {"tokens": 4},
+            "judge",
+            "python -m core generate --model m --prompt 'a; rm' --reference prefill --variant decode --tokens 4"
+            " --judge --dtype bfloat16",
+        ),
+        (
+            {"judge": True, "kv": False},
+            "kv",
+            "python -m core judge --model m --prompt 'a; rm' --reference prefill --variant decode --kv"
+            " --dtype bfloat16",
+        ),
+    ],
+)
+def test_the_same_capture_with_more_beside_it_is_the_stored_request_and_no_other(asked, extra, shown):
+    assert typed_with(provenance(**asked), extra) == shown
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        Provenance("capture", command="python -m core capture --model m"),
+        Provenance("upload", request=REQUEST.to_json()),
+    ],
+)
+def test_a_run_without_a_request_of_its_own_has_no_such_command(about):
+    assert typed_with(about, "layers") is None
+    assert not asks_for(about, "layers")
+    assert how_to_have("layers", about) == "capture it with --layers from its model"
+
+
+def test_what_a_prompt_says_was_not_asked_for():
+    assert not asks_for(provenance(prompts=("use --layers here",)), "layers")
+    assert asks_for(provenance(layers=True), "layers")  # the twin
+
+
+def test_a_program_judges_the_tokens_that_the_run_holds(store):
+    with RunReader(store.path_of(judged_run(store, None))) as run:
+        request, prompts = judged_again(run, "again") or (None, b"")
+    assert request == CaptureRequest(model="sample_runs/model", variants=("decode",), judge=True, name="again")
+    assert json.loads(prompts) == {"token_ids": list(range(2, 98))}
+
+
+def test_a_program_takes_nothing_of_a_strangers_request_but_paths_dtype_device_and_seed(store):
+    hostile = dataclasses.replace(
+        REQUEST,
+        trust_remote_code=True,
+        prompt_files=("/etc/passwd",),
+        prompt_lists=("/etc/shadow",),
+        device="cpu",
+        system="x",
+        model="stranger/model",
+        revision="evil",
+    )
+    with RunReader(store.path_of(judged_run(store, None, request=hostile))) as run:
+        request, _ = judged_again(run, "again") or (None, b"")
+    assert request == CaptureRequest(
+        model="sample_runs/model", variants=("decode",), device="cpu", judge=True, name="again"
+    )
+
+
+def test_without_a_request_the_paths_of_the_sides_are_judged(store):
+    with RunReader(store.path_of(judged_run(store, None, request=None))) as run:
+        request, _ = judged_again(run, "again") or (None, b"")
+    assert request is not None
+    assert (request.reference, request.variants, request.dtype) == ("prefill", ("decode",), "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [{"kind": "upload", "request": None}, {"with_token_ids": False}, {"model": ""}, {"model": "--trust-remote-code"}],
+)
+def test_a_run_without_model_or_tokens_is_judged_by_nobody_here(store, lacking):
+    with RunReader(store.path_of(judged_run(store, None, **lacking))) as run:
+        assert judged_again(run, "again") is None
+
+
+def test_prompts_that_were_continued_are_continued_again_from_what_was_given(store):
+    header = dataclasses.replace(
+        header_of("bfloat16", (5,)),
+        prompts=(Prompt(5, (1, 2, 3, 4, 5), ("a", "b", "c", "d", "e")),),
+        provenance=provenance(tokens=2),
+    )
+    with RunWriter(store, header) as writer:
+        for side, bits in enumerate(calm_sides(header)):
+            writer.write(side, 0, bits)
+        writer.write_generation(Generation(0, 3, 2, ((4, 5), (4, 6)), ("d e", "d f")))
+        path = store.path_of(writer.finish())
+    with RunReader(path) as run:
+        request, prompts = judged_again(run, "again") or (None, b"")
+    assert request is not None
+    assert request.arguments()[0] == "generate"
+    assert request.tokens == 2
+    assert json.loads(prompts) == {"token_ids": [1, 2, 3]}

@@ -1,0 +1,106 @@
+"""What a capture is asked for: the same through the command line, and through the JSON that a run keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from core.capture_request import CaptureRequest
+from core.commands.request_options import takes_request
+
+PLAIN = CaptureRequest(model="a/model", prompts=("one", "two\nlines"), variants=("decode",))
+REQUESTS = [
+    dataclasses.replace(PLAIN, **change)
+    for change in (
+        {},
+        {"prompts": ("-starts with a dash", "--judge", "", "it's")},
+        {"prompt_files": ("a b.txt",), "prompt_lists": ("many.jsonl", "-x")},
+        {"is_chat": True, "system": "Be short."},
+        {"variants": (), "sweeps": ("batch=1,2", "chunked=4,8")},
+        {"repeat": 6, "kv": True},
+        {"kv": False, "seed": 7},
+        {"layers": True, "layer_floor": 0, "layer_positions": (3, 5)},
+        {"kernels": True, "remedies": True, "judge": True},
+        {"tokens": 32, "judge": True},
+        {"device": "cuda:0", "dtype": "float32", "revision": "main", "trust_remote_code": True},
+        {"keeps_finished": True, "name": "-odd"},
+    )
+]
+
+
+def read_back(arguments: list[str]) -> CaptureRequest:
+    """The request that a command line with these arguments gets."""
+    asked: list[CaptureRequest] = []
+    app = typer.Typer()
+    app.command("capture")(takes_request(without=["tokens"])(lambda request: asked.append(request)))
+    app.command("judge")(takes_request(without=["tokens"], judge=True)(lambda request: asked.append(request)))
+    app.command("generate")(takes_request(defaults={"tokens": 64})(lambda request: asked.append(request)))
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    return asked[0]
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_arguments_and_the_typed_command_give_the_request_back(request_):
+    assert read_back(request_.arguments()) == request_
+    assert read_back(shlex.split(request_.typed())[3:]) == request_
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_json_gives_the_request_back_with_every_type(request_):
+    found = CaptureRequest.from_json(request_.to_json())
+    assert found == request_
+    assert repr(found) == repr(request_)
+
+
+def test_what_stands_at_its_default_is_neither_typed_nor_kept():
+    assert PLAIN.arguments() == [
+        "capture",
+        "--model",
+        "a/model",
+        "--prompt",
+        "one",
+        "--prompt",
+        "two\nlines",
+        "--reference",
+        "prefill",
+        "--variant",
+        "decode",
+        "--dtype",
+        "bfloat16",
+    ]  # paths and dtype say what is compared
+    assert PLAIN.to_json() == '{"model": "a/model", "prompts": ["one", "two\\nlines"], "variants": ["decode"]}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "{",
+        "[]",
+        "5",
+        "{}",
+        '{"model": 5}',
+        '{"model": "m", "seed": "0"}',
+        '{"model": "m", "seed": true}',
+        '{"model": "m", "layers": 1}',
+        '{"model": "m", "variants": "decode"}',
+        '{"model": "m", "variants": ["decode", 5]}',
+        '{"model": "m", "kv": 0}',
+        '{"model": "m", "unheard_of": 1}',
+        "[" * 100_000,
+    ],
+)
+def test_text_that_no_capture_wrote_is_no_request(text):
+    assert CaptureRequest.from_json(text) is None
+
+
+def test_the_floor_of_modules_that_is_asked_for_by_default_is_that_of_the_capture():
+    from core.inference.watching.layers import FLOOR_SEEDS
+
+    assert PLAIN.layer_floor == FLOOR_SEEDS
