@@ -25,7 +25,7 @@ if summary.nonfinite_mismatch:
     st.error(
         f"{summary.nonfinite_mismatch:,} logits are -inf on one side and not on the other: masked or cut there. None is"
         " NaN."
-        if view.run.figures.is_only_masked(view.pair.index)
+        if view.run.is_only_masked(view.pair.index)
         else (
             f"{summary.nonfinite_mismatch:,} logits are NaN or infinite on one side and not on the other. Short of an"
             " overflow of the dtype (of float16 beyond 65,504), no order of summation makes one."

@@ -28,7 +28,7 @@ SLEEPS = {
 # A room and the only rooms of ours that it may import from; the first that fits a module is its room. A room may always
 # use itself.
 _RUN_FILE = ("core.errors", "core.command_name", "core.numerics", "core.runs.file")
-_RUNS = (*_RUN_FILE, "core.runs.tables", "core.runs.dumps", "core.runs.reader")
+_RUNS = (*_RUN_FILE, "core.runs.tables", "core.runs.dumps", "core.runs.figures", "core.runs.reader")
 _STORED = (*_RUNS, "core.configuration", "core.runs.views", "core.runs.store")
 _CORE_FOR_PAGES = (
     "core.errors",
@@ -56,17 +56,17 @@ ROOMS = {
     "core.runs.file": ("core.errors", "core.numerics"),
     "core.runs.tables": _RUN_FILE,
     "core.runs.dumps": _RUN_FILE,
-    "core.runs.reader": (*_RUN_FILE, "core.runs.tables"),
+    "core.runs.figures": (*_RUN_FILE, "core.runs.tables"),
+    "core.runs.reader": (*_RUN_FILE, "core.runs.tables", "core.runs.figures"),
     "core.runs.views": (*_RUNS, "core.capture_request"),
     "core.runs.store": (*_RUNS, "core.configuration", "core.runs.views"),
     "core.runs.reports": (*_STORED, "core.runs.ops_run"),
     "core.runs.importing": (*_STORED, "core.runs.ops_run", "core.runs.writer"),
     "core.runs.ops_run": _STORED,
     "core.runs.revision": _STORED,
-    "core.runs.write_rows": _STORED,
     "core.runs.background": ("core.errors",),
     "core.runs.recent_rows": ("core.errors",),
-    "core.runs.writer": (*_STORED, "core.runs.write_rows", "core.runs.background", "core.runs.recent_rows"),
+    "core.runs.writer": (*_STORED, "core.runs.background", "core.runs.recent_rows"),
     "core.runs": (),
     "core.judging.ladder": ("core.errors", "core.numerics", "core.runs.file.records"),
     "core.judging.sixteen_bits": ("core.errors", "core.numerics", "core.runs.file.records", "core.judging.ladder"),
@@ -171,7 +171,8 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("core/numerics/kernel.py", "from core.runs.store.store import Store"),
         ("core/numerics/kernel.py", "from ..runs import store"),
         ("core/numerics/kernel.py", "from .. import runs"),
-        ("core/runs/file/figures.py", "from core.runs.tables import kernels"),
+        ("core/runs/file/table.py", "from core.runs.tables import kernels"),
+        ("core/runs/figures.py", "from core.runs.reader import RunReader"),
         ("core/runs/tables/kernels.py", "from core.runs.views.kernels import side_by_side"),
         ("core/runs/dumps/dump.py", "from core.runs.reader import RunReader"),
         ("core/runs/reader.py", "from core.runs.writer import RunWriter"),

@@ -9,7 +9,7 @@ import streamlit as st
 
 from app.shell import selection, store_cache, widgets, wording
 from core.errors import UlpscopeError
-from core.numerics.totals import COUNTS
+from core.numerics.metrics import COUNTS
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
 from core.runs.views.compare import Compared, FlipSet, headline

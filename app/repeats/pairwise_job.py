@@ -13,7 +13,7 @@ import streamlit as st
 
 from app.shell import store_cache
 from core.errors import UlpscopeError
-from core.numerics.totals import Summary
+from core.numerics.metrics import Summary
 from core.runs.reader import RunReader
 from core.runs.views.repeats import pairwise
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from app.repeats import charts, pairwise_job
 from app.repeats.pairwise_job import Comparison
 from app.shell import selection, widgets, wording
-from core.numerics.totals import COUNTS, Summary
+from core.numerics.metrics import COUNTS, Summary
 from core.runs.reader import RunReader
 from core.runs.views.repeats import BitClass, Sweep, bytes_to_compare, matrix
 

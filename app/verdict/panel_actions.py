@@ -24,8 +24,6 @@ def controls_to_bring(view: selection.View) -> None:
     """What would decide about an upload: the commands, with this run's id in them."""
     run = view.run
     command = f"python -m core verdict {run.run_id}"
-    if run.schema_version < 2:
-        return
     is_wide = run.header.compute_dtype == "float32"
     tried = tried_of(run.evidence(view.pair.index))
     beside = "" if is_wide else "--float32 PAIR_IN_FLOAT32.npz "  # of a control its figures are kept, not its logits

@@ -40,8 +40,8 @@ def adopt(
     """Take in a run file from outside: checked table by table, every figure computed anew from its logits, stored as a
     new run.
 
-    Nothing in the file is executed, and a file whose figures are not those of its logits is refused. A file of an older
-    schema becomes one of this version; the file itself stays as it is.
+    Nothing in the file is executed, and a file whose figures are not those of its logits is refused. The file itself
+    stays as it is.
     """
     check_progress(progress)
     with stoppable(), steps(progress) as say:

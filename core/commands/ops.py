@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ..errors import UsageError
 from ..numerics.formats import format_named
-from ..runs.ops_run import OpRow, OpsHeader, OpsRun, read_ops, write_ops_run
+from ..runs.ops_run import OpsHeader, OpsRun, read_ops, write_ops_run
 from ..runs.reports.ops_wording import (
     NO,
     NOT_AVAILABLE,
@@ -30,6 +30,7 @@ from ..runs.reports.ops_wording import (
 )
 from ..runs.reports.run_json import ops_json
 from ..runs.store.store import open_store
+from ..runs.tables.ops import OpRow
 from .console import (
     JsonOption,
     StoreOption,

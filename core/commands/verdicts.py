@@ -78,7 +78,7 @@ def verdict(
             with stoppable(), steps() as say:
                 told = model_controls_of(run, model, device, revision, trust_remote_code, say) if model else None
                 controls = measure_controls(
-                    run.figures,
+                    run,
                     rerun=rerun or (),
                     neighbours=neighbours or (),
                     float32=float32 or (),
@@ -109,7 +109,7 @@ def model_controls_of(
     loaded = load_model(
         model, dtype=header.compute_dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
     )
-    return model_controls(loaded, run.figures, on_progress=say)
+    return model_controls(loaded, run, on_progress=say)
 
 
 def _tell(store: Store, run_id: str, as_json_: bool) -> None:

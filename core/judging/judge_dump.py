@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..command_name import COMMAND
 from ..numerics.formats import FLOAT32 as FLOAT32_FORMAT
-from ..runs.file.figures import Figures
+from ..runs.figures import Figures
 from ..runs.file.records import (
     FAILED,
     FLOAT32,

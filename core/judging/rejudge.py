@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
-from ..runs.file.database import VERDICTS_SINCE
-from ..runs.file.figures import Figures
+from ..runs.figures import Figures
 from ..runs.file.records import FloorRows
 from ..runs.reader import RunReader, StoredPair
 from ..runs.revision import PairVerdict, Revision
@@ -25,10 +24,6 @@ def check_upload(run: RunReader) -> None:
         raise UsageError(
             f"run '{run.run_id}' is a capture; `{COMMAND} judge` captures its paths again with every control."
         )
-    if run.schema_version < VERDICTS_SINCE:
-        raise StoreError(
-            f"run '{run.run_id}' was stored by an older ULPscope; export it and ingest the npz to give it a verdict."
-        )
     if [pair.index for pair in run.pairs] != list(range(len(run.sides) - 1)):
         raise StoreError(f"run '{run.run_id}': its list of pairs is not that of its sides; the file is damaged.")
 
@@ -38,14 +33,13 @@ def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str 
     it is.
     """
     check_upload(run)
-    figures = run.figures
-    fillings, samples = zip(*(_seen(figures, side) for side in range(len(run.sides))), strict=True)
+    fillings, samples = zip(*(_seen(run, side) for side in range(len(run.sides))), strict=True)
     generations = [run.generations[index] for index in sorted(run.generations)]
     with Revision(store, run, name or f"{run.header.name}, judged") as revision:
-        with figures.decoding("figures"):
-            checks = checks_of(figures, fillings, samples)
+        with run.decoding("figures"):
+            checks = checks_of(run, fillings, samples)
             found = judge_upload(
-                figures, checks, generations, revision.run_id, controls, [_stored(run, pair) for pair in run.pairs]
+                run, checks, generations, revision.run_id, controls, [_stored(run, pair) for pair in run.pairs]
             )
         return revision.finish(found, " ".join(part for part in (f"Judged from run {run.run_id}.", note) if part))
 

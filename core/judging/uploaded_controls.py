@@ -19,7 +19,7 @@ from ..errors import DumpError, UsageError
 from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, values_of
 from ..runs.dumps.dump import LOGITS, Dump, open_dump
-from ..runs.file.figures import Figures
+from ..runs.figures import Figures
 from ..runs.file.records import FAILED, NEIGHBOURS, NOTED, PASSED, RERUN, Evidence, RunHeader
 from .validity import first_mismatch
 
@@ -421,7 +421,7 @@ def _apart(reference: NDArray[np.unsignedinteger], variant: NDArray[np.unsignedi
     broken = np.flatnonzero(rows.nonfinite_mismatch)
     return Apart(
         rows.sum_squares / np.maximum(rows.finite, 1),
-        np.asarray(rows.is_bit_identical),
+        np.asarray(rows.bit_identical),
         int(rows.neq.sum()),
         np.asarray(rows.nonfinite_mismatch),
         (

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..numerics.formats import values_of
 from ..runs.dumps.source_dtype import are_log_probabilities
-from ..runs.file.figures import Figures
+from ..runs.figures import Figures
 from ..runs.file.records import FAILED, NOTED, PASSED, STRUCTURE, VALIDITY, Evidence, Generation, RunHeader
 from .causes import Sample, causes_of
 from .constant_rows import Filling

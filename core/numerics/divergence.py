@@ -61,7 +61,7 @@ class RowFigures:
     fmt: FloatFormat
     vocab: int
     neq: NDArray[np.int64]
-    is_bit_identical: NDArray[np.bool_]
+    bit_identical: NDArray[np.bool_]
     max_abs: NDArray[np.float64]
     sum_squares: NDArray[np.float64]
     max_ulps: NDArray[np.int64]
@@ -104,6 +104,21 @@ class RowFigures:
         return np.sqrt(self.sum_squares / np.maximum(self.finite, 1))
 
     @property
+    def mean_ulps(self) -> NDArray[np.float64]:
+        """Mean distance over the same elements; 0 where there is none."""
+        return self.sum_ulps / np.maximum(self.finite, 1)
+
+    @property
+    def elements(self) -> NDArray[np.int64]:
+        return np.full(len(self.neq), self.vocab)
+
+    @property
+    def is_kl_infinite(self) -> NDArray[np.bool_]:
+        """The variant has -inf where the reference has mass."""
+        is_finite = np.isfinite(self.reference.logsumexp) & np.isfinite(self.variant.logsumexp)
+        return np.isnan(self.kl) & is_finite
+
+    @property
     def reference_margin(self) -> NDArray[np.float64]:
         return margin_logits(self.reference)
 
@@ -129,7 +144,7 @@ class RowFigures:
         return self.smaller_margin == 0
 
     @property
-    def is_near_tie(self) -> NDArray[np.bool_]:
+    def near_tie(self) -> NDArray[np.bool_]:
         """The smaller margin is at most twice the largest difference: a flip is possible."""
         return self.smaller_margin <= 2 * self.max_abs
 
@@ -271,7 +286,7 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
         fmt=fmt,
         vocab=vocab,
         neq=counts[:, 0],
-        is_bit_identical=is_bit_identical,
+        bit_identical=is_bit_identical,
         max_abs=figures[:, 0],
         sum_squares=figures[:, 1],
         max_ulps=counts[:, 1],

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import StoreError
-from .file.database import VERDICTS_SINCE, Database
+from .file.database import Database
 from .file.records import Evidence, FloorRows
 from .reader import RunReader
 from .store.store import Store
-from .tables.verdicts import insert_evidence
+from .tables.pairs import update_verdict
+from .tables.verdicts import delete_evidence, insert_evidence
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,10 @@ class Revision:
     """`with Revision(store, run, name) as revision:` the id it will have is known at once; `finish` puts it in place,
     leaving does not.
 
-    The new run holds the old one's sides, figures and tokens bit for bit, and verdicts of its own. StoreError for a run
-    of an older schema.
+    The new run holds the old one's sides, figures and tokens bit for bit, and verdicts of its own.
     """
 
     def __init__(self, store: Store, run: RunReader, name: str) -> None:
-        if run.schema_version < VERDICTS_SINCE:
-            raise StoreError(
-                f"run '{run.run_id}' was stored by an older ULPscope; export it and ingest the npz to give it a"
-                " verdict."
-            )
         self._store, self._run, self._name = store, run, name
         self._created = datetime.now(UTC)
         store.sweep()
@@ -80,12 +75,8 @@ class Revision:
             "UPDATE run SET run_id = ?, name = ?, created = ?, note = ?", [self.run_id, self._name, created, notes]
         )
         for verdict in verdicts:
-            for table in ("evidence", "floor_position"):
-                database.execute(f"DELETE FROM {table} WHERE pair = ?", [verdict.pair])
-            database.execute(
-                "UPDATE pair SET verdict = ?, because = ?, noise_ratio = ? WHERE pair = ?",
-                [verdict.name, verdict.because, verdict.noise_ratio, verdict.pair],
-            )
+            delete_evidence(database, verdict.pair)
+            update_verdict(database, verdict.pair, (verdict.name, verdict.because, verdict.noise_ratio))
             insert_evidence(database, verdict.pair, places, verdict.evidence, verdict.floors)
         database.execute("COMMIT")
 

@@ -4,8 +4,8 @@ whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,20 +19,26 @@ from ..numerics.divergence import SideRows, compare
 from ..numerics.totals import PairTotal
 from .background import Background
 from .dumps.digests import SideDigest
-from .file.blob_tiles import binary_rows, logits_table
+from .figures import Figures
 from .file.database import Database
-from .file.figure_tables import position_table, side_position_table, tile_table, top_token_table
-from .file.figures import Figures, read_rows
 from .file.records import Evidence, FloorRows, Generation, RunHeader
 from .recent_rows import RecentRows
 from .store.quotas import check_space
 from .store.store import Store
+from .tables.generations import insert_generation
+from .tables.heatmap import insert_levels, tile_rows
 from .tables.kernels import KernelList, insert_kernels
-from .tables.kv_cache import KvPart, KvSpool, kv_tables
+from .tables.kv_cache import KvPart, KvSpool, insert_kv
 from .tables.layers import LayerRows
+from .tables.logits import insert_logits, read_rows
+from .tables.pairs import insert_pair
+from .tables.positions import position_rows, side_position_rows, top_token_rows
+from .tables.prompts import insert_prompts
 from .tables.remedies import PriceRow, RemedyRow, insert_prices, insert_remedies
+from .tables.run import insert_run
+from .tables.schema import create_tables, delete_sides
+from .tables.sides import insert_sides
 from .tables.verdicts import insert_evidence
-from .write_rows import insert_levels, insert_pair, insert_provenance, insert_sides
 
 _COMMIT_BYTES = 64 << 20  # DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
 _WAITING_BYTES = 128 << 20  # of logits that wait to be stored: on a GPU the next forward runs meanwhile
@@ -40,28 +46,6 @@ _REFERENCE_BYTES = (
     96 << 20
 )  # of the reference that are kept for the variants; what is beyond is read back from the file
 _FIGURE_ROWS = 512  # rows of figures that are inserted at a time: an insert costs 2 ms however small it is
-_INSERT_BYTES = 1 << 28  # Arrow's binary offsets are 32 bits: a gigabyte-wide chunk must not wrap them
-_OF_SIDES = (
-    "logits",
-    "side_position",
-    "top_token",
-    "generation",
-    "generated_token",
-    "kernel",
-    "kernel_side",
-)  # tables with a column `side`
-_OF_PAIRS = (
-    "position",
-    "ulp_tile",
-    "kv",
-    "kv_position",
-    "layer",
-    "layer_position",
-    "evidence",
-    "floor_position",
-    "remedy",
-)  # and those with a column `pair`, of the ones filled while sides arrive
-_SCHEMA = (Path(__file__).parent / "file" / "schema.sql").read_text()
 
 
 class RunWriter:
@@ -102,13 +86,13 @@ class RunWriter:
         try:
             self._database = Database.to_write(self._partial.path, expected_bytes=raw_bytes)
             self._caches = KvSpool(self._partial.directory / "reference-kv", header.format)
-            self._database.execute(
-                "BEGIN"
-            )  # before the schema: committed one by one its 350 statements take three times as long
-            self._database.execute(_SCHEMA)
-            insert_provenance(
-                self._database, header, self.run_id, self._created
-            )  # first, so that what cannot be stored is refused before hours of capture
+            self._database.execute("BEGIN")
+            create_tables(self._database)
+            # first, so that what cannot be stored is refused before hours of capture
+            of_logits = {"compute_dtype": header.compute_dtype, "vocab": header.vocab, "positions": header.rows}
+            about = {"run_id": self.run_id, "name": header.name, **of_logits, **asdict(header.provenance)}
+            insert_run(self._database, created=self._created, **about)
+            insert_prompts(self._database, header)
         except BaseException as error:
             self._leave()
             if isinstance(
@@ -160,15 +144,14 @@ class RunWriter:
         if not len(bits):
             return
         bits = np.ascontiguousarray(bits)
-        self._open_database()
         places = self._places[row : row + len(bits)]
+        self._put(self._insert_logits, side, places, bits, size=bits.nbytes)
         self._hashing.put(self._hashes[side].update, bits, size=bits.nbytes)
-        self._storing.put(self._store_logits, side, places, bits, size=bits.nbytes)
         self._rows_done[side] = row + len(bits)
         if side == 0:
             self._recent.add(row, bits)
         else:
-            self._storing.put(self._compare, side, row, bits, places, self._recent.rows(row, len(bits)))
+            self._put(self._compare, side, row, bits, places, self._recent.rows(row, len(bits)))
             self._recent.forget(min(self._rows_done[1:]))
 
     def write_kv(self, side: int, part: KvPart) -> None:
@@ -181,18 +164,19 @@ class RunWriter:
             raise UsageError(f"a cache of side {side}, prompt {part.prompt} arrived; the run has no such.")
         if part.bits.dtype != self.header.format.carrier:
             raise UsageError(f"a cache of {part.bits.dtype} arrived, {self.header.format.carrier} expected.")
-        self._storing.put(self._store_kv, side, part, size=part.bits.nbytes)
-
-    def _store_kv(self, side: int, part: KvPart) -> None:
-        """In the storing thread."""
         if side == 0:
-            self._caches.keep(part)
-            return
+            self._storing.put(self._caches.keep, part, size=part.bits.nbytes)
+        else:
+            self._put(self._insert_kv, side - 1, part, size=part.bits.nbytes)
+
+    def _insert_kv(self, database: Database, pair: int, part: KvPart) -> None:
         reference = self._caches.reference_of(part)
         if reference is not None:
-            tables = kv_tables(side - 1, reference, part, self.header.format)
-            for name, table in zip(("kv", "kv_position"), tables, strict=True):
-                self._open_database().insert(name, table)
+            insert_kv(database, pair, reference, part, self.header.format)
+
+    def _put(self, insert: Callable[..., None], *rows: object, size: int = 0) -> None:
+        """Have the storing thread insert rows into the database, by a function of their table's module."""
+        self._storing.put(insert, self._open_database(), *rows, size=size)
 
     def layers(self, chosen: Sequence[Sequence[int]], *, is_beside: bool = True) -> LayerRows:
         """What takes the outputs of the model's modules at the chosen positions of each prompt. Once a run, before the
@@ -221,29 +205,17 @@ class RunWriter:
         """What a side launched. Once a side."""
         if not 0 <= listed.side < len(self.header.sides):
             raise UsageError(f"kernels of side {listed.side} arrived; the run has {len(self.header.sides)} sides.")
-        self._storing.put(self._store_kernels, listed)
-
-    def _store_kernels(self, listed: KernelList) -> None:
-        """In the storing thread."""
-        insert_kernels(self._open_database(), listed)
+        self._put(insert_kernels, listed)
 
     def write_remedies(self, pair: int, rows: Sequence[RemedyRow]) -> None:
         """What was tried on a pair. Once a pair."""
         if not 0 <= pair < len(self.header.sides) - 1:
             raise UsageError(f"remedies of pair {pair} arrived; the run has {len(self.header.sides) - 1} pairs.")
-        self._storing.put(self._store_remedies, pair, tuple(rows))
-
-    def _store_remedies(self, pair: int, rows: tuple[RemedyRow, ...]) -> None:
-        """In the storing thread."""
-        insert_remedies(self._open_database(), pair, rows)
+        self._put(insert_remedies, pair, tuple(rows))
 
     def write_prices(self, rows: Sequence[PriceRow]) -> None:
         """What sums of one order cost. Once a run."""
-        self._storing.put(self._store_prices, tuple(rows))
-
-    def _store_prices(self, rows: tuple[PriceRow, ...]) -> None:
-        """In the storing thread."""
-        insert_prices(self._open_database(), rows)
+        self._put(insert_prices, tuple(rows))
 
     def write_generation(self, generation: Generation) -> None:
         """What the sides made of a prompt when they went on freely. Once a prompt."""
@@ -251,21 +223,7 @@ class RunWriter:
             raise UsageError(
                 f"a generation of prompt {generation.prompt} by {len(generation.tokens)} sides is not one of this run."
             )
-        self._storing.put(self._store_generation, generation)
-
-    def _store_generation(self, generation: Generation) -> None:
-        """In the storing thread."""
-        database = self._open_database()
-        about = (generation.prompt, generation.given_positions, generation.asked)
-        for side, (tokens, text) in enumerate(zip(generation.tokens, generation.texts, strict=True)):
-            database.execute("INSERT INTO generation VALUES (?, ?, ?, ?, ?)", [side, *about, text])
-            steps = {
-                "side": np.full(len(tokens), side, np.int32),
-                "prompt": np.full(len(tokens), generation.prompt, np.int32),
-                "step": np.arange(len(tokens), dtype=np.int32),
-                "token_id": np.array(tokens, np.int32),
-            }
-            database.insert("generated_token", pa.table(steps))
+        self._put(insert_generation, generation)
 
     def write_verdict(
         self,
@@ -287,26 +245,20 @@ class RunWriter:
                     f"a floor of {len(floor.floor_rms)} positions arrived, the run has {self.header.rows}."
                 )
         self._verdicts[pair] = (name, because, noise_ratio)
-        self._storing.put(self._store_evidence, pair, tuple(evidence), tuple(floors))
-
-    def _store_evidence(self, pair: int, evidence: tuple[Evidence, ...], floors: tuple[FloorRows, ...]) -> None:
-        """In the storing thread."""
-        insert_evidence(self._open_database(), pair, self._places, evidence, floors)
+        self._put(insert_evidence, pair, self._places, tuple(evidence), tuple(floors))
 
     def _open_database(self) -> Database:
         if self._database is None:
             raise StoreError(f"run '{self.run_id}' is finished; nothing more can be written to it.")
         return self._database
 
-    def _store_logits(self, side: int, places: NDArray[np.int32], bits: NDArray[np.unsignedinteger]) -> None:
+    def _insert_logits(
+        self, database: Database, side: int, places: NDArray[np.int32], bits: NDArray[np.unsignedinteger]
+    ) -> None:
         """In the storing thread. Commits now and then: nobody sees the file before it is whole, so nothing half can
         show.
         """
-        database = self._open_database()
-        for start in range(0, len(bits), at_once := max(1, _INSERT_BYTES // (bits.shape[1] * bits.itemsize))):
-            database.insert(
-                "logits", logits_table(side, places[start : start + at_once], bits[start : start + at_once])
-            )
+        insert_logits(database, side, places, bits)
         self._uncommitted += bits.nbytes
         if self._uncommitted >= _COMMIT_BYTES:
             self._uncommitted = 0
@@ -315,6 +267,7 @@ class RunWriter:
 
     def _compare(
         self,
+        database: Database,
         side: int,
         row: int,
         bits: NDArray,
@@ -323,14 +276,13 @@ class RunWriter:
     ) -> None:
         """In the storing thread. `reference`: the same rows of side 0 where they are still in memory."""
         if reference is None:
-            reference = read_rows(self._open_database(), self.header, 0, row, row + len(bits))
+            reference = read_rows(database, self.header, 0, row, row + len(bits))
         figures = compare(reference, bits, self.header.format)
         self._totals[side - 1].add(figures)
         pair = side - 1
-        self._keep_figures("position", position_table(pair, places, figures))
-        cells, _ = binary_rows(figures.tiles, figures.tiles.shape[1] * figures.tiles.itemsize)
+        self._keep_figures("position", position_rows(pair, places, figures))
         rows = np.arange(row, row + len(places), dtype=np.int32)
-        self._keep_figures("ulp_tile", tile_table(pair, 0, rows, cells))
+        self._keep_figures("ulp_tile", tile_rows(pair, 0, rows, figures.tiles))
         for index, figures_of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
                 self._write_side_figures(index, places, figures_of_side)
@@ -349,8 +301,8 @@ class RunWriter:
         self._figure_rows = 0
 
     def _write_side_figures(self, side: int, places: NDArray[np.int32], figures: SideRows) -> None:
-        self._keep_figures("side_position", side_position_table(side, places, figures))
-        self._keep_figures("top_token", top_token_table(side, places, figures))
+        self._keep_figures("side_position", side_position_rows(side, places, figures))
+        self._keep_figures("top_token", top_token_rows(side, places, figures))
 
     @property
     def finished_sides(self) -> tuple[str, ...]:
@@ -421,10 +373,7 @@ class RunWriter:
             raise UsageError(f"run '{header.name}': {count} of its sides finished; a run needs at least two.")
         self._storing.drain()
         self._insert_figures()
-        for table in _OF_SIDES:
-            database.execute(f"DELETE FROM {table} WHERE side >= ?", [count])
-        for table in _OF_PAIRS:
-            database.execute(f"DELETE FROM {table} WHERE pair >= ?", [count - 1])
+        delete_sides(database, count)
         self.header = replace(header, sides=header.sides[:count])
         del self._rows_done[count:], self._hashes[count:], self._totals[count - 1 :]
 

@@ -11,8 +11,9 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import Page, expect
 
-from core.runs.ops_run import BatchClass, OpRow, OpsHeader, Repeats, RowPositions, write_ops_run
+from core.runs.ops_run import OpsHeader, write_ops_run
 from core.runs.store.store import Store
+from core.runs.tables.ops import BatchClass, OpRow, Repeats, RowPositions
 from tests.browser.driving import Dashboard, picture, settle
 
 MM = OpRow(

@@ -1,6 +1,4 @@
-"""Write the corpus that can be written: dumps of every kind, and a run file of the current schema. `python -m
-tests.fuzz.make_corpus`.
-"""
+"""Write the corpus: dumps of every kind, a run file and one of probes. `python -m tests.fuzz.make_corpus`."""
 
 from __future__ import annotations
 
@@ -13,10 +11,13 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from core.runs.file.records import PASSED, RERUN, Evidence, Generation
+from core.runs.file.records import PASSED, RERUN, Evidence, Generation, RunHeader
+from core.runs.ops_run import write_ops_run
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import calm_sides, header_of
+from tests.core.runs.test_ops_run import header as ops_header
+from tests.core.runs.test_ops_run import row_of
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -43,18 +44,26 @@ def write_dumps(folder: Path) -> None:
     )
 
 
-def write_run(folder: Path) -> None:
+def write_runs(folder: Path) -> None:
     header = header_of(lengths=(3, 2), vocab=128)
-    with TemporaryDirectory() as place, RunWriter(Store(Path(place)), header, run_id="run-of-version-4") as writer:
+    with TemporaryDirectory() as place:
+        store = Store(Path(place))
+        write_ops_run(store, ops_header(), [row_of(), row_of(dtype="float32")], run_id="ops")
+        _write_run(store, header)
+        for path in store.paths():
+            (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
+
+
+def _write_run(store: Store, header: RunHeader) -> None:
+    with RunWriter(store, header, run_id="run") as writer:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)
         writer.write_generation(Generation(0, 2, 2, ((1, 2), (1, 3)), ("ab", "ac")))
         evidence = Evidence(RERUN, "prefill", {"neq_share": 0.0}, PASSED, "The same call gives the same bits.")
         writer.write_verdict(0, "rounding", "It stays below the floor.", 0.5, (evidence,), ())
-        path = Store(Path(place)).path_of(writer.finish())
-        (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
+        writer.finish()
 
 
 if __name__ == "__main__":
     write_dumps(CORPUS)
-    write_run(CORPUS)
+    write_runs(CORPUS)

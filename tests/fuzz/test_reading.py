@@ -14,15 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from core.errors import StoreError
-from core.runs.file.database import SCHEMA_VERSION
 from core.runs.importing.adopt import adopt
-from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
 from tests.fuzz.damage import CORPUS, DAMAGES, Damage, checksum, corpus, damaged, damaged_inside, resealed
@@ -69,18 +66,6 @@ def test_the_corpus_is_readable_and_small(tmp_path: Path) -> None:
     assert len(DUMPS) >= 9
     folder = Path(__file__).parent / "corpus"
     assert sum(path.stat().st_size for path in folder.iterdir()) < 300_000
-
-
-@pytest.mark.parametrize("version", [1, 2, 3, 4])
-def test_run_files_of_every_version_are_read_as_they_were_written(version: int, tmp_path: Path) -> None:
-    """The writers of versions 1 to 3 are gone; these files are theirs."""
-    path = tmp_path / "run.duckdb"
-    path.write_bytes(RUNS[f"run-of-version-{version}.duckdb"])
-    with RunReader(path) as run:
-        assert run.schema_version == version
-        assert [prompt.positions for prompt in run.header.prompts] == [3, 2]
-        assert run.read_rows(1, 0, 5).shape == (5, 128)
-        assert len(run.positions(0)) == 5
 
 
 @pytest.mark.parametrize("examples", EFFORTS)
@@ -186,27 +171,9 @@ def test_a_run_file_made_to_harm_is_refused_by_adopt_or_becomes_a_run_with_its_o
         read_everything(store.path_of(card.run_id))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("version", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_older_run_files_are_migrated_on_copy_bit_for_bit(version: int, tmp_path: Path) -> None:
-    path = tmp_path / "old.duckdb"
-    path.write_bytes(RUNS[f"run-of-version-{version}.duckdb"])
-    store = Store(tmp_path / "store")
-    with RunReader(store.path_of(adopt(store, path))) as new, RunReader(path) as old:
-        assert (old.schema_version, new.schema_version) == (version, SCHEMA_VERSION)
-        for side in range(2):
-            assert new.read_rows(side, 0, 5).tobytes() == old.read_rows(side, 0, 5).tobytes()
-        assert [side.sha256 for side in new.sides] == [side.sha256 for side in old.sides]
-        ours, theirs = new.positions(0), old.positions(0)
-        summed = ["rms", "mean_ulps", "kl"]  # when these files were written, the order of sums was the processor's
-        pd.testing.assert_frame_equal(ours[summed], theirs[summed], rtol=1e-12, atol=1e-12)
-        assert ours.drop(columns=summed).equals(theirs.drop(columns=summed))
-    assert path.read_bytes() == RUNS[f"run-of-version-{version}.duckdb"]
-
-
 def test_damage_behind_the_checksums_gets_further_than_damage_before_them(readers: Readers, tmp_path: Path) -> None:
     """Else the sealing would be wrong, and what is fuzzed would be DuckDB's checksum alone."""
-    raw = RUNS["run-of-version-3.duckdb"]
+    raw = RUNS["run.duckdb"]
     assert resealed(raw) == raw
     assert checksum(bytes(8)) == 5381
     said = {}

@@ -16,7 +16,7 @@ from ...errors import CaptureError, UsageError
 from ...judging.ladder import BLOCKS
 from ...judging.uploaded_controls import FOREIGN, ModelControls
 from ...numerics.formats import values_of
-from ...runs.file.figures import Figures
+from ...runs.figures import Figures
 from ...runs.file.records import Evidence
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel

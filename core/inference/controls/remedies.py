@@ -14,7 +14,8 @@ import torch
 from ...errors import CaptureError, UlpscopeError
 from ...numerics.divergence import compare
 from ...numerics.formats import format_named
-from ...numerics.totals import PairTotal, Summary
+from ...numerics.metrics import Summary
+from ...numerics.totals import PairTotal
 from ...runs.tables.remedies import PriceRow, RemedyRow
 from ..capture.throughput import Clock, Contender, Timing, by_turns, throughput, walk_seconds
 from ..models.bits import own_bits

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...numerics.elements import distances, mismatch_mark
 from ...numerics.formats import FloatFormat, format_named
-from ...runs.ops_run import BatchClass, OpRow, Repeats, RowPositions
+from ...runs.tables.ops import BatchClass, OpRow, Repeats, RowPositions
 from ..models import memory
 from ..models.bits import bits_of, own_bits
 from ..models.torch_errors import first_line, foreign_errors_stop, is_out_of_memory

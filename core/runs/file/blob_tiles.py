@@ -24,21 +24,6 @@ def binary_rows(rows: NDArray[np.unsignedinteger], tile_bytes: int) -> tuple[pa.
     ), tiles
 
 
-def logits_table(side: int, places: NDArray[np.int32], rows: NDArray[np.unsignedinteger]) -> pa.Table:
-    """Rows of `logits` for some rows of one side; `places` [rows, 2] holds prompt and position of each."""
-    bits, tiles = binary_rows(rows, TILE_BYTES)
-    count = len(rows)
-    return pa.table(
-        {
-            "side": np.full(count * tiles, side, np.uint16),
-            "prompt": np.repeat(places[:, 0], tiles),
-            "position": np.repeat(places[:, 1], tiles),
-            "tile": np.tile(np.arange(tiles, dtype=np.uint16), count),
-            "bits": bits,
-        }
-    )
-
-
 def joined(column: pa.ChunkedArray, dtype: np.dtype) -> NDArray:
     """All values of a binary column, one after another, as one array. [elements]."""
     parts = []

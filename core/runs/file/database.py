@@ -19,25 +19,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ...errors import StoreError
+from ...errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMA_VERSION = 4
-VERDICTS_SINCE = 2  # from this version on a file has room for a verdict with its evidence
-SPREADS_SINCE = 4  # and for how sure a throughput's share is
-_READABLE_VERSIONS = (1, 2, 3, 4)
 _SMALL_RUN = 32 << 20  # bytes of logits
-_REQUIRED_TABLES = {"run", "prompt", "token", "vocabulary", "side", "logits", "side_position", "top_token"} | {
-    "pair",
-    "position",
-    "ulp_histogram",
-    "ulp_tile",
-    "evidence",
-}
-_TABLES_OF_VERSION_2 = {"kv", "kv_position", "generation", "generated_token", "floor_position"}
-_TABLES_OF_VERSION_3 = {"layer", "layer_position"}
+# What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records and arrays.
+DECODING = (
+    UsageError,
+    TypeError,
+    ValueError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    pa.ArrowException,
+)
 _CONFIG: dict[str, Any] = {
     "threads": 2,
     "memory_limit": "320MB",
@@ -90,13 +89,6 @@ class Database:
             return cls(path, connection, partial(_itself, connection))
 
     @classmethod
-    def in_memory(cls) -> Database:
-        """An empty run file that lies nowhere."""
-        with _edge(Path("memory")):
-            connection = _connected("ATTACH ':memory:' AS run_file", "USE run_file")
-            return cls(Path("memory"), connection, partial(_itself, connection))
-
-    @classmethod
     def to_change(cls, path: Path) -> Database:
         """A file that nobody else can see yet, opened to be written to; shut in like a reader, for it may come from
         anybody.
@@ -146,31 +138,18 @@ class Database:
         if found:
             raise StoreError(f"{_shown(self.path)}: a DuckDB file with the view '{found[0][0]}', so not a run file.")
 
-    def check_schema(self) -> int:
-        """Refuse a DuckDB file that is not a run file of a schema that can be read; returns the schema's version."""
-        self.refuse_views()
-        tables = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'run_file' AND schema_name = 'main'"
-        there = {row[0] for row in self.rows(tables)}
-        self._refuse_missing(_REQUIRED_TABLES - there)
-        version = check_version(self.path, [row[0] for row in self.rows("SELECT schema_version FROM run")])
-        if version >= 2:
-            self._refuse_missing(_TABLES_OF_VERSION_2 - there)
-        if version >= 3:
-            self._refuse_missing(_TABLES_OF_VERSION_3 - there)
-        return version
+    @property
+    def file(self) -> str:
+        """Its file's name as text that can be printed."""
+        return _shown(self.path)
 
-    def has_table(self, name: str) -> bool:
-        """For tables that a schema version got later."""
-        found = (
-            "SELECT 1 FROM duckdb_tables() WHERE database_name = 'run_file' AND schema_name = 'main' AND table_name = ?"
-        )
-        return bool(self.rows(found, [name]))
-
-    def _refuse_missing(self, missing: set[str]) -> None:
-        if missing:
-            raise StoreError(
-                f"{_shown(self.path)}: a DuckDB file without the table '{min(missing)}', so not a run file."
-            )
+    @contextmanager
+    def decoding(self, what: str) -> Iterator[None]:
+        """StoreError where rows of the file make no sense."""
+        try:
+            yield
+        except DECODING as error:
+            raise StoreError(f"{self.file}: its {what} makes no sense ({error}); the file is damaged.") from error
 
     def close(self) -> None:
         """Write everything out and let go of the file."""
@@ -257,17 +236,6 @@ def _regular_file(path: Path) -> Path:
     if not stat.S_ISREG(place.stat().st_mode):
         raise StoreError(f"{_shown(path)}: not a regular file, so not a run file.")
     return place
-
-
-def check_version(path: Path, found: Sequence[Any]) -> int:
-    """`found`: schema_version of every row of the table `run`, of which there must be one."""
-    if len(found) != 1:
-        raise StoreError(f"{_shown(path)}: {len(found)} rows of provenance, a run file has one.")
-    if found[0] not in _READABLE_VERSIONS:
-        raise StoreError(
-            f"{_shown(path)}: schema version {found[0]}, this ULPscope reads versions 1 to {SCHEMA_VERSION}."
-        )
-    return int(found[0])
 
 
 def check_size(path: Path, logits_bytes: int) -> int:

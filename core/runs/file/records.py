@@ -6,6 +6,7 @@ of one prompt, prompts one after another; the first side is the reference; a pai
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -40,17 +41,6 @@ RUNGS = (
     MODULES,
     ONE_ORDER,
 )  # in the order of the ladder
-
-
-def rung_of(name: str, control: str) -> str:
-    """The rung of a stored row: before 22 November 2026 those over modules and in one order were called `structure`
-    too.
-    """
-    if name != STRUCTURE:
-        return name
-    if control.startswith("outputs of "):
-        return MODULES
-    return ONE_ORDER if control.endswith("(invariant)") else STRUCTURE
 
 
 @dataclass(frozen=True)
@@ -132,7 +122,7 @@ class SideHeader:
 @dataclass(frozen=True)
 class Provenance:
     """Where the logits come from. `kind` is 'capture' or 'upload'; unknown text is ''; `seed` is None where none was
-    used.
+    used; `request` is what the capture was asked for, the text of a JSON object, None where nothing was captured.
     """
 
     kind: str
@@ -149,6 +139,15 @@ class Provenance:
     def __post_init__(self) -> None:
         if self.kind not in ("capture", "upload"):
             raise UsageError(f"a run is a 'capture' or an 'upload', not '{self.kind}'.")
+        if self.request is not None and not _is_json_object(self.request):
+            raise UsageError("what the capture was asked for is no JSON object")
+
+
+def _is_json_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 @dataclass(frozen=True)

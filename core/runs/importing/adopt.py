@@ -1,9 +1,7 @@
-"""Run files from outside: taken into a store as new files of the current schema, by a process of their own that may
-crash.
+"""Run files from outside: taken into a store as new files, by a process of their own that may crash.
 
 A damaged file can make DuckDB end the process that reads it, and a made one can try to use up the machine, so neither
-happens here. Files of older schema versions come out as files of this one: to adopt a run of one's own is to migrate
-it, on a copy.
+happens here.
 """
 
 from __future__ import annotations

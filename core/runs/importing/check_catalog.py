@@ -13,6 +13,8 @@ from ...errors import StoreError
 from ..dumps.arrays import shown
 from ..dumps.dump import MAX_ROWS, MAX_SIDES, MAX_VOCAB
 from ..file.database import Database
+from ..tables.run import refuse_development_form
+from ..tables.schema import TABLES
 
 _OBJECTS = {  # what a run file has none of; each query names the first, cut short
     "schema": "SELECT schema_name FROM duckdb_schemas() WHERE database_name = 'run_file' AND schema_name <> 'main'",
@@ -31,23 +33,12 @@ _COLUMNS = (
     "SELECT table_name, column_name, data_type, column_default IS NOT NULL OR is_generated FROM duckdb_columns() WHERE"
     " database_name = 'run_file'"
 )
-_EARLIER_TYPES = {("run", "seed"): {"BIGINT"}}  # of version 1
-_LATER_COLUMNS = {  # the version from which on a file has them
-    ("pair", "because"): 2,
-    ("pair", "noise_ratio"): 2,
-    ("evidence", "says"): 2,
-    **{("remedy", f"{side}_share_{end}"): 4 for side in ("reference", "variant") for end in ("low", "high")},
-    **{("price", f"share_{end}"): 4 for end in ("low", "high")},
-    ("remedy", "turns"): 4,
-    ("price", "turns"): 4,
-}
 _MOST_ROWS = {
     "run": 1,
     "prompt": MAX_ROWS,
     "token": MAX_ROWS,
     "vocabulary": MAX_VOCAB,
     "side": MAX_SIDES,
-    "digest": MAX_SIDES,
     "pair": MAX_SIDES,
     "generation": MAX_ROWS,
     "generated_token": 16 * MAX_ROWS,
@@ -68,6 +59,7 @@ _LONGEST_TEXT = 4096  # bytes of one text, where nothing else is said
 _LONGEST = {
     ("run", "command"): 1 << 20,
     ("run", "note"): 1 << 20,
+    ("run", "request"): 1 << 20,
     ("run", "versions"): 1 << 16,
     ("token", "text"): 1 << 16,
     ("vocabulary", "text"): 1 << 16,
@@ -100,51 +92,37 @@ def is_database(start: bytes) -> bool:
     return start[8:12] == b"DUCK"
 
 
-def catalog_of(database: Database) -> Catalog:
-    """The tables with their columns and types."""
-    found: Catalog = {}
-    for table, column, kind, _ in database.rows(_COLUMNS):
-        found.setdefault(table, {})[column] = kind
-    return found
-
-
-def check_catalog(database: Database, ours: Catalog) -> Catalog:
-    """The file's tables, which are some of `ours` with their columns; StoreError for anything else in it. Reads no
-    row.
-    """
+def check_catalog(database: Database) -> Catalog:
+    """The file's tables, which are those of a run file; StoreError for anything else in it. Reads no row."""
     file = shown(database.path.name)
     for what, query in _OBJECTS.items():
         if found := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):
             raise StoreError(
                 f"{file}: holds the {what} '{_cut(found[0][0])}', and a run file has none; nothing was taken in."
             )
+    refuse_development_form(database)
+    there: Catalog = {}
     for table, column, kind, has_default in database.rows(_COLUMNS):
-        if table not in ours:
+        if table not in TABLES:
             raise StoreError(
                 f"{file}: holds the table '{_cut(table)}', which a run file does not have; nothing was taken in."
             )
-        expected = ours[table].get(column)
+        expected = TABLES[table].types.get(column)
         if expected is None:
             raise StoreError(
                 f"{file}: table {table} has the column '{_cut(column)}', which a run file's does not have."
             )
-        if kind != expected and kind not in _EARLIER_TYPES.get((table, column), ()):
+        if kind != expected:
             raise StoreError(f"{file}: column {table}.{column} is {_cut(kind)}; expected {expected}.")
         if has_default:
             raise StoreError(
                 f"{file}: column {table}.{column} has a default or is generated; a run file's columns are plain."
             )
-    return catalog_of(database)
-
-
-def check_columns(database: Database, found: Catalog, ours: Catalog, version: int) -> None:
-    """Does every table have all columns that its version has?"""
-    for table, columns in found.items():
-        for column in ours[table].keys() - columns.keys():
-            if version >= _LATER_COLUMNS.get((table, column), 0):
-                raise StoreError(
-                    f"{shown(database.path.name)}: table {table} has no column '{column}'; the file is damaged."
-                )
+        there.setdefault(table, {})[column] = kind
+    for table, columns in there.items():
+        if missing := sorted(TABLES[table].types.keys() - columns.keys()):
+            raise StoreError(f"{file}: table {table} has no column '{missing[0]}'; the file is damaged.")
+    return there
 
 
 def check_amounts(database: Database, found: Catalog) -> dict[str, int]:

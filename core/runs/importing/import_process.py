@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,16 @@ from ...numerics.sizes import TOP_K
 from ..dumps.arrays import shown
 from ..dumps.dump import MAX_ROWS, MAX_SIDES, MAX_VOCAB
 from ..file.blob_tiles import TILE_BYTES
-from ..file.database import Database
-from ..file.figures import DECODING
+from ..file.database import DECODING, Database
 from ..file.records import FloorRows, RunHeader
 from ..ops_run import KIND as OPS
 from ..ops_run import ops_of, write_ops_run
 from ..reader import RunReader
 from ..store.store import Store
-from ..writer import _SCHEMA, RunWriter
-from .check_catalog import Catalog, catalog_of, check_amounts, check_catalog, check_columns
+from ..tables.run import read_run
+from ..tables.schema import check_tables
+from ..writer import RunWriter
+from .check_catalog import Catalog, check_amounts, check_catalog
 from .check_figures import check_figures
 from .check_rows import COPIED, check_rows
 
@@ -72,10 +72,9 @@ def counted(path: Path) -> tuple[Catalog, dict[str, int], str]:
         )
     database = Database.to_read(path)
     try:
-        ours = _our_catalog()
-        tables = check_catalog(database, ours)
-        check_columns(database, tables, ours, database.check_schema())
-        return tables, check_amounts(database, tables), database.rows("SELECT kind FROM run_file.main.run")[0][0]
+        tables = check_catalog(database)
+        check_tables(database)
+        return tables, check_amounts(database, tables), read_run(database, "kind")["kind"]
     finally:
         database.abandon()
 
@@ -89,17 +88,6 @@ def take_in(store: Store, path: Path, *, run_id: str | None, name: str | None, o
         return _take_ops(store, path, run_id, name)
     with RunReader(path) as run:
         return _take_run(store, run, tables, counts, run_id=run_id, name=name, on_progress=on_progress)
-
-
-@cache
-def _our_catalog() -> Catalog:
-    """Of a file as our schema makes it, whose columns need no comments."""
-    database = Database.in_memory()
-    try:
-        database.execute("\n".join(line for line in _SCHEMA.splitlines() if not line.startswith("COMMENT")))
-        return catalog_of(database)
-    finally:
-        database.abandon()
 
 
 def _take_ops(store: Store, path: Path, run_id: str | None, name: str | None) -> str:
@@ -232,13 +220,11 @@ def _copy_rest(run: RunReader, inspected: Database, tables: Catalog, counts: dic
     for index in sorted(run.generations):
         _check_generation(run, index)
         writer.write_generation(run.generations[index])
-    if "kernel" in tables:
-        for listed in run.kernels.values():
-            writer.write_kernels(listed)
-    if "remedy" in tables:
-        for pair, rows in run.remedies.items():
-            writer.write_remedies(pair, rows)
-    if "price" in tables and run.prices:
+    for listed in run.kernels.values():
+        writer.write_kernels(listed)
+    for pair, rows in run.remedies.items():
+        writer.write_remedies(pair, rows)
+    if run.prices:
         writer.write_prices(run.prices)
     for stored in run.pairs:
         if stored.verdict is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...command_name import COMMAND
 from ...errors import StoreError, UsageError
+from ...numerics.metrics import NULLABLE
 from ..dumps.arrays import shown
 from ..file.records import FAILED, PASSED, Prompt
 from .report_json import PairReport, plain_number
@@ -46,10 +47,6 @@ _NUMBER = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,4})?", re.A
 _FAILING = ("bug suspected", "nondeterministic", "invalid dump")
 _OPEN = ("undecided", "not judged")
 
-_MAY_BE_UNDEFINED = frozenset(
-    ["mean_kl", "max_kl", "min_margin", "kl"]
-    + [f"{side}_{what}" for side in ("reference", "variant") for what in ("token", "margin", "margin_ulps")]
-)
 
 Row = dict[str, Any]
 
@@ -277,7 +274,7 @@ def check_measured(where: str, pairs: Sequence[PairReport]) -> None:
     """
     for pair in pairs:
         for row in ({name: plain_number(value) for name, value in asdict(pair.summary).items()}, *pair.rows):
-            lost = [name for name, value in row.items() if value is None and name not in _MAY_BE_UNDEFINED]
+            lost = [name for name, value in row.items() if value is None and name not in NULLABLE]
             if lost:
                 raise StoreError(f"{where}: its figure {lost[0]} is no finite number somewhere; the file is damaged.")
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..ops_run import OpRow, OpsRun
+from ..ops_run import OpsRun
+from ..tables.ops import OpRow
 
 YES, NO, NOT_ASKED, NOT_AVAILABLE = "yes", "no", "not asked", "not available"
 QUESTIONS = {"repeat": "run to run", "batch": "batch size", "position": "row position"}

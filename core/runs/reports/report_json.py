@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
 from ...numerics.divergence import RowFigures, compare
-from ...numerics.totals import PairTotal, Summary
+from ...numerics.metrics import METRICS, Summary
+from ...numerics.totals import PairTotal
 from ..dumps.dump import Dump
 from ..file.records import Provenance
 from ..reader import RunReader
+from ..tables.positions import position_rows
 from ..views.verdicts import shown_verdict
 
-_POSITION_FIELDS = (
-    "neq",
-    "max_abs",
-    "max_ulps",
-    "nonfinite_mismatch",
-    "reference_token",
-    "variant_token",
-    "reference_margin",
-    "variant_margin",
-    "reference_margin_ulps",
-    "variant_margin_ulps",
-    "is_flip",
-    "kl",
-    "near_tie",
-)
-_GATE_FIELDS = (*_POSITION_FIELDS, "bit_identical", "rms")  # what a gate asks of a position beyond what is printed
+_POSITION_FIELDS = tuple(metric.name for metric in METRICS if metric.is_reported)
 _FLIP_FIELDS = tuple(
     name for name in _POSITION_FIELDS if name not in ("neq", "nonfinite_mismatch", "is_flip", "near_tie")
 )
@@ -46,30 +34,9 @@ def plain_number(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def rows_of(figures: RowFigures, places: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
-    """`RowFigures` as one dict a row, named as in the contract; `places` are (prompt, position)."""
-    undefined = np.nan
-    columns: dict[str, Any] = {
-        "neq": figures.neq,
-        "max_abs": figures.max_abs,
-        "max_ulps": figures.max_ulps,
-        "nonfinite_mismatch": figures.nonfinite_mismatch,
-        "reference_token": [token if token >= 0 else None for token in figures.reference_token.tolist()],
-        "variant_token": [token if token >= 0 else None for token in figures.variant_token.tolist()],
-        "reference_margin": figures.reference_margin,
-        "variant_margin": figures.variant_margin,
-        "reference_margin_ulps": [undefined if m != m else int(m) for m in figures.reference_margin_ulps.tolist()],
-        "variant_margin_ulps": [undefined if m != m else int(m) for m in figures.variant_margin_ulps.tolist()],
-        "is_flip": figures.is_flip,
-        "kl": figures.kl,
-        "near_tie": figures.is_near_tie,
-        "bit_identical": figures.is_bit_identical,
-        "rms": figures.rms,
-    }
-    return [
-        {"prompt": prompt, "position": position, **{name: plain_number(column[i]) for name, column in columns.items()}}
-        for i, (prompt, position) in enumerate(places)
-    ]
+def rows_of(figures: RowFigures, places: NDArray[np.int32]) -> list[dict[str, Any]]:
+    """`RowFigures` as one dict a row, named as in the contract; `places` are (prompt, position). [rows, 2]"""
+    return position_rows(0, places, figures).drop_columns(["pair"]).to_pylist()
 
 
 def over_positions(summary: Summary, rows: int) -> str:
@@ -120,7 +87,7 @@ def report_of_dump(
     rows in all)`.
     """
     header = dump.header("dump", Provenance(kind="upload"))
-    places = header.places()
+    places = np.array(header.places(), np.int32)
     totals = [PairTotal() for _ in dump.sides[1:]]
     rows: list[list[dict[str, Any]]] = [[] for _ in dump.sides[1:]]
     digests = [hashlib.sha256() for _ in dump.sides]
@@ -149,20 +116,13 @@ def report_of_run(run: RunReader) -> tuple[list[PairReport], list[list[str]]]:
     pairs = []
     for pair in run.pairs:
         table = run.positions(pair.index)
-        columns = {
-            name: [plain_number(v) for v in table[name].astype(object).where(table[name].notna(), None)]
-            for name in _GATE_FIELDS
-        }
         places = list(zip(table["prompt"].tolist(), table["position"].tolist(), strict=True))
         if places != run.header.places():
             raise StoreError(
                 f"{run.path.name}: its figures are of other positions than its prompts have; the file is damaged."
             )
-        rows = [
-            {"prompt": prompt, "position": position, **{name: columns[name][i] for name in _GATE_FIELDS}}
-            for i, (prompt, position) in enumerate(places)
-        ]
-        _check_numbers(run, columns)
+        values = table.astype(object).where(table.notna(), None).to_dict("records")
+        rows = [{name: plain_number(value) for name, value in row.items()} for row in values]
         _check_numbers(run, {name: [plain_number(value)] for name, value in asdict(pair.summary).items()})
         verdict = shown_verdict(run.header.provenance.kind, pair.summary.bit_identical, pair.verdict)
         histogram = run.histogram(pair.index)

@@ -12,7 +12,8 @@ from pathlib import Path
 from ...errors import StoreError, UsageError
 from ...numerics.formats import format_named
 from ..dumps.containers import MAX_SIDES
-from ..file.database import Database, check_size, check_version, each_database
+from ..file.database import Database, check_size, each_database
+from ..tables.run import read_run
 from ..views.verdicts import shown_verdict
 from .store import Store
 
@@ -108,12 +109,9 @@ def _read_card(database: Database) -> RunCard:
     Bounded, for the file may come from anybody: compressed, ten million equal rows take a few bytes.
     """
     path = database.path
-    runs = database.rows(
-        "SELECT schema_version, name, created, kind, model, compute_dtype, device, positions, vocab FROM run_file.run",
-        most=2,
-    )
-    check_version(path, [run[0] for run in runs])
-    _, name, created, kind, model, compute_dtype, device, positions, vocab = runs[0]
+    columns = ("name", "created", "kind", "model", "compute_dtype", "device", "positions", "vocab")
+    about = read_run(database, *columns)
+    kind, compute_dtype, positions, vocab = about["kind"], about["compute_dtype"], about["positions"], about["vocab"]
     pairs = database.rows(
         "SELECT bit_identical, flips, max_ulps, neq_share, verdict, nonfinite_mismatch, pair FROM run_file.pair",
         most=MAX_SIDES + 1,
@@ -127,15 +125,8 @@ def _read_card(database: Database) -> RunCard:
     try:
         return RunCard(
             run_id=path.stem,
-            name=name,
-            created=created,
-            kind=kind,
-            model=model,
-            compute_dtype=compute_dtype,
-            device=device,
+            **about,
             prompts=prompts,
-            positions=positions,
-            vocab=vocab,
             pairs=len(pairs),
             bit_identical_pairs=sum(pair[0] for pair in pairs),
             flips=max((pair[1] for pair in pairs), default=0),

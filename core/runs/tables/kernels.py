@@ -1,6 +1,4 @@
-"""Kernels that each side of a run launched: a row a kernel and module in the table `kernel`, written once and read back
-whole.
-"""
+"""Kernels that each side of a run launched: a row a kernel and module."""
 
 from __future__ import annotations
 
@@ -9,15 +7,37 @@ import re
 from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
-
 from ...errors import UsageError
 from ..file.database import Database
+from ..file.table import Table, columns_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
+KERNEL = Table(
+    "kernel",
+    """
+    -- what each side launched for prompt 0, one row a kernel and module; no rows where it was not watched
+    side INTEGER -- index of the side
+    ordinal INTEGER -- 0-based, in the order in which they first ran
+    module VARCHAR -- innermost module of the model that ran; empty for the model itself
+    library VARCHAR -- torch: an operation; oneDNN, MKL: what these ran in it on a CPU; CUDA: a kernel on the device
+    name VARCHAR -- the library's name of the operation or kernel
+    detail VARCHAR -- shapes and types as the library tells them; of a CUDA kernel the operation that launched it
+    launches BIGINT -- how often, over the forwards that were looked at
+    microseconds DOUBLE -- its own time over these forwards while watched, microseconds
+    """,
+)
+
+KERNEL_SIDE = Table(
+    "kernel_side",
+    """
+    -- sides whose kernels were watched
+    side INTEGER -- index of the side
+    forwards INTEGER -- forwards of the model that were looked at
+    forwards_of INTEGER -- forwards of the model there were
+    """,
+)
 LIBRARIES = ("torch", "oneDNN", "MKL", "CUDA")
 
 
@@ -43,6 +63,9 @@ class KernelRow:
             raise UsageError(f"a kernel with {self.launches} launches in {self.microseconds} µs is none")
 
 
+_COLUMNS = [field.name for field in fields(KernelRow)]
+
+
 @dataclass(frozen=True)
 class KernelList:
     """Of one side. rows: in the order in which they first ran; forwards: calls of the model that were looked at; of:
@@ -62,8 +85,7 @@ class KernelList:
         """A row a kernel and module, with `layer_kind`, the module's name without the numbers of layers."""
         import pandas as pd
 
-        names = [field.name for field in fields(KernelRow)]
-        table = pd.DataFrame([astuple(row) for row in self.rows], columns=names)
+        table = pd.DataFrame([astuple(row) for row in self.rows], columns=_COLUMNS)
         return table.assign(layer_kind=[module_kind(module) for module in table["module"]])
 
 
@@ -76,31 +98,17 @@ def module_kind(module: str) -> str:
 
 def insert_kernels(database: Database, listed: KernelList) -> None:
     """Of one side, in the order of its rows."""
-    database.execute("INSERT INTO kernel_side VALUES (?, ?, ?)", [listed.side, listed.forwards, listed.of])
-    rows = listed.rows
-    database.insert(
-        "kernel",
-        pa.table(
-            {
-                "side": np.full(len(rows), listed.side, np.int32),
-                "ordinal": np.arange(len(rows), dtype=np.int32),
-                "module": pa.array([row.module for row in rows], pa.string()),
-                "library": pa.array([row.library for row in rows], pa.string()),
-                "name": pa.array([row.name for row in rows], pa.string()),
-                "detail": pa.array([row.detail for row in rows], pa.string()),
-                "launches": np.array([row.launches for row in rows], np.int64),
-                "microseconds": np.array([row.microseconds for row in rows], np.float64),
-            }
-        ),
-    )
+    KERNEL_SIDE.insert_row(database, side=listed.side, forwards=listed.forwards, forwards_of=listed.of)
+    columns = columns_of(listed.rows, _COLUMNS)
+    KERNEL.insert(database, side=listed.side, ordinal=list(range(len(listed.rows))), **columns)
 
 
 def read_kernels(database: Database) -> dict[int, KernelList]:
     """By side; empty where the capture did not watch them."""
     found: dict[int, list[KernelRow]] = {}
-    for side, *row in database.rows(
-        "SELECT side, module, library, name, detail, launches, microseconds FROM kernel ORDER BY side, ordinal"
-    ):
-        found.setdefault(side, []).append(KernelRow(*row))
+    rows = database.rows(f"SELECT side, {', '.join(_COLUMNS)} FROM kernel ORDER BY side, ordinal")
     counts = database.rows("SELECT side, forwards, forwards_of FROM kernel_side ORDER BY side")
-    return {side: KernelList(side, tuple(found.get(side, ())), looked, total) for side, looked, total in counts}
+    with database.decoding("list of kernels"):
+        for side, *row in rows:
+            found.setdefault(side, []).append(KernelRow(*row))
+        return {side: KernelList(side, tuple(found.get(side, ())), looked, total) for side, looked, total in counts}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,47 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...numerics.differences import Differences, differences
 from ...numerics.formats import FloatFormat
+from ..file.database import Database
+from ..file.table import Table
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+KV = Table(
+    "kv",
+    """
+    -- key/value caches of a pair after the whole prompt; no rows where a side keeps none
+    pair INTEGER -- index of the pair
+    prompt INTEGER -- index of the prompt
+    layer INTEGER -- 0-based layer of the model
+    kind VARCHAR -- key or value
+    head INTEGER -- 0-based key/value head
+    elements BIGINT -- elements compared: positions that both caches hold x width of the head
+    neq BIGINT -- elements whose values differ; +0 equals -0, NaN equals NaN
+    finite BIGINT -- elements finite on both sides, over which distances are taken
+    max_abs DOUBLE -- largest absolute difference, unit of the cache, over elements finite on both sides
+    rms DOUBLE -- root mean square of the difference, unit of the cache
+    max_ulps BIGINT -- largest distance, ULPs of the compute dtype
+    mean_ulps DOUBLE -- mean distance, ULPs of the compute dtype
+    nonfinite_mismatch BIGINT -- elements where a NaN or infinity is not met by the same
+    first_position INTEGER NULL -- lowest position of the prompt where an element differs, null if none does
+    """,
+)
+
+KV_POSITION = Table(
+    "kv_position",
+    """
+    -- the same by position, all heads together
+    pair INTEGER -- index of the pair
+    prompt INTEGER -- index of the prompt
+    layer INTEGER -- 0-based layer of the model
+    kind VARCHAR -- key or value
+    position INTEGER -- 0-based token index in its prompt whose key or value it is
+    neq BIGINT -- elements whose values differ
+    rms DOUBLE -- root mean square of the difference, unit of the cache
+    max_ulps BIGINT -- largest distance, ULPs of the compute dtype
+    """,
+)
 KINDS = ("key", "value")
 
 
@@ -69,8 +110,8 @@ class KvSpool:
         return KvPart(*part.key, first, bits)
 
 
-def kv_tables(pair: int, reference: KvPart, variant: KvPart, fmt: FloatFormat) -> tuple[pa.Table, pa.Table]:
-    """Rows of the tables `kv` and `kv_position` of one part, over the positions that both caches hold."""
+def insert_kv(database: Database, pair: int, reference: KvPart, variant: KvPart, fmt: FloatFormat) -> None:
+    """Figures of one part, over the positions that both caches hold."""
     heads, _, width = reference.bits.shape
     if (variant.bits.shape[0], variant.bits.shape[2]) != (heads, width):
         ours, theirs = (f"{part.bits.shape[0]} heads of {part.bits.shape[2]}" for part in (reference, variant))
@@ -83,47 +124,48 @@ def kv_tables(pair: int, reference: KvPart, variant: KvPart, fmt: FloatFormat) -
         for part in (reference, variant)
     )
     found = differences(a, b, fmt)
-    places = [pair, *variant.key]
-    return (
-        _table(("pair", "prompt", "layer", "kind"), places, _by_head(found, heads, count, width, first)),
-        _table(("pair", "prompt", "layer", "kind"), places, _by_position(found, heads, count, first)),
-    )
+    place = {"pair": pair, "prompt": variant.prompt, "layer": variant.layer, "kind": variant.kind}
+    KV.insert(database, **place, **_by_head(found, heads, count, width, first))
+    KV_POSITION.insert(database, **place, **_by_position(found, heads, count, first))
 
 
-def _by_head(found: Differences, heads: int, count: int, width: int, first: int) -> dict[str, pa.Array]:
+def _by_head(found: Differences, heads: int, count: int, width: int, first: int) -> dict[str, object]:
     """[heads] each."""
     neq = found.neq.reshape(heads, count)
     held = found.finite.reshape(heads, count).sum(1)
     finite = np.maximum(held, 1)
     begins = np.argmax(neq > 0, axis=1) if count else np.zeros(heads, np.int64)
     return {
-        "head": pa.array(np.arange(heads, dtype=np.int32)),
-        "elements": pa.array(np.full(heads, count * width, np.int64)),
-        "neq": pa.array(neq.sum(1)),
-        "finite": pa.array(held),
-        "max_abs": pa.array(found.max_abs.reshape(heads, count).max(1, initial=0.0)),
-        "rms": pa.array(np.sqrt(found.sum_squares.reshape(heads, count).sum(1) / finite)),
-        "max_ulps": pa.array(found.max_ulps.reshape(heads, count).max(1, initial=0)),
-        "mean_ulps": pa.array(found.sum_ulps.reshape(heads, count).sum(1) / finite),
-        "nonfinite_mismatch": pa.array(found.nonfinite_mismatch.reshape(heads, count).sum(1)),
+        "head": np.arange(heads),
+        "elements": count * width,
+        "neq": neq.sum(1),
+        "finite": held,
+        "max_abs": found.max_abs.reshape(heads, count).max(1, initial=0.0),
+        "rms": np.sqrt(found.sum_squares.reshape(heads, count).sum(1) / finite),
+        "max_ulps": found.max_ulps.reshape(heads, count).max(1, initial=0),
+        "mean_ulps": found.sum_ulps.reshape(heads, count).sum(1) / finite,
+        "nonfinite_mismatch": found.nonfinite_mismatch.reshape(heads, count).sum(1),
         "first_position": pa.array((first + begins).astype(np.int32), mask=neq.sum(1) == 0),
     }
 
 
-def _by_position(found: Differences, heads: int, count: int, first: int) -> dict[str, pa.Array]:
+def _by_position(found: Differences, heads: int, count: int, first: int) -> dict[str, object]:
     """[positions] each."""
     finite = np.maximum(found.finite.reshape(heads, count).sum(0), 1)
     return {
-        "position": pa.array(np.arange(first, first + count, dtype=np.int32)),
-        "neq": pa.array(found.neq.reshape(heads, count).sum(0)),
-        "rms": pa.array(np.sqrt(found.sum_squares.reshape(heads, count).sum(0) / finite)),
-        "max_ulps": pa.array(found.max_ulps.reshape(heads, count).max(0, initial=0)),
+        "position": np.arange(first, first + count),
+        "neq": found.neq.reshape(heads, count).sum(0),
+        "rms": np.sqrt(found.sum_squares.reshape(heads, count).sum(0) / finite),
+        "max_ulps": found.max_ulps.reshape(heads, count).max(0, initial=0),
     }
 
 
-def _table(names: tuple[str, ...], values: list, columns: dict[str, pa.Array]) -> pa.Table:
-    """The same `values` in every row, before the columns that differ."""
-    rows = len(next(iter(columns.values())))
-    kinds = [pa.string() if isinstance(value, str) else pa.int32() for value in values]
-    constant = {name: pa.array([value] * rows, kind) for name, value, kind in zip(names, values, kinds, strict=True)}
-    return pa.table(constant | columns)
+def read_kv(database: Database, pair: int) -> pd.DataFrame:
+    """One row a prompt, layer, kind ('key', 'value') and head. No rows where a side kept no cache."""
+    return KV.read(database, "pair = ? ORDER BY prompt, layer, kind, head", [pair], KV.names[1:])
+
+
+def read_kv_positions(database: Database, pair: int, prompt: int) -> pd.DataFrame:
+    """The same of one prompt by position, all heads together: layer, kind, position, neq, rms, max_ulps."""
+    where = "pair = ? AND prompt = ? ORDER BY layer, kind, position"
+    return KV_POSITION.read(database, where, [pair, prompt], KV_POSITION.names[2:])

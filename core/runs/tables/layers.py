@@ -1,4 +1,4 @@
-"""Module outputs of a pair while a run is written: compared part by part as they come, kept as rows of `layer` and
+"""Module outputs of a pair: compared part by part as they come while a run is written, kept as rows of `layer` and
 `layer_position`.
 
 Only figures are kept: all outputs of a long prompt are larger than the model. Memory holds those of one prompt of one
@@ -10,15 +10,66 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ...errors import StoreError
 from ...numerics.differences import differences
 from ...numerics.formats import FLOAT32, FloatFormat, widen
+from ..file.database import Database
+from ..file.table import Table
 from .layer_spool import Key, LayerModule, LayerPart, LayerSpool
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+LAYER = Table(
+    "layer",
+    """
+    -- outputs of the model's modules on both sides of a pair at the positions looked at; no rows where a capture did
+    -- not compare them
+    pair INTEGER -- index of the pair
+    prompt INTEGER -- index of the prompt
+    ordinal INTEGER -- 0-based place in the order in which the modules run
+    module VARCHAR -- name of the module in the model; logits: what the model gives in the end, its head and all behind
+    -- it
+    kind VARCHAR -- embedding, norm, projection (in attention), attention (its whole), mlp (whole or part), residual
+    -- (the stream after a block), head or other
+    block INTEGER NULL -- 0-based block it belongs to, null outside the blocks
+    dtype VARCHAR -- dtype of the module's output on both sides, in which ULPs are counted; float32 where the two
+    -- differ
+    positions INTEGER -- positions of the prompt that were looked at
+    elements BIGINT -- elements compared: positions looked at x width of the output
+    neq BIGINT -- elements whose values differ; +0 equals -0, NaN equals NaN
+    finite BIGINT -- elements finite on both sides, over which distances are taken
+    max_abs DOUBLE -- largest absolute difference, unit of the output, over elements finite on both sides
+    rms DOUBLE -- root mean square of the difference, unit of the output
+    max_ulps BIGINT -- largest distance, ULPs of dtype
+    mean_ulps DOUBLE -- mean distance, ULPs of dtype
+    nonfinite_mismatch BIGINT -- elements where a NaN or infinity is not met by the same
+    first_position INTEGER NULL -- lowest position looked at where an element differs, null if none does
+    floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds, unit of the output;
+    -- null where none was run
+    """,
+)
+
+LAYER_POSITION = Table(
+    "layer_position",
+    """
+    -- the same by position
+    pair INTEGER -- index of the pair
+    prompt INTEGER -- index of the prompt
+    ordinal INTEGER -- place of the module, as in layer
+    position INTEGER -- 0-based token index in its prompt
+    neq BIGINT -- elements whose values differ
+    rms DOUBLE -- root mean square of the difference, unit of the output
+    max_ulps BIGINT -- largest distance, ULPs of layer.dtype
+    floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds; null where none was run
+    """,
+)
 _INSERT_ROWS = 1 << 16  # of layer_position at a time: an Arrow table of a million rows would hold 50 MB
 _COUNTS = ("neq", "max_ulps", "sum_ulps", "finite", "nonfinite_mismatch")
 _FIGURES = ("max_abs", "sum_squares")
@@ -185,74 +236,73 @@ class LayerRows:
 
     def _store(self, pair: int, prompt: int, found: list[tuple[Key, _Compared]]) -> None:
         positions = self._chosen[prompt]
-        self._insert(
-            "layer", _module_table(pair, prompt, positions, [(kept, self._floor.get(key)) for key, kept in found])
-        )
+        rows = [_module_row(positions, kept, self._floor.get(key)) for key, kept in found]
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        self._insert(LAYER.name, LAYER.arrow(pair=pair, prompt=prompt, positions=len(positions), **columns))
         at_once = max(1, _INSERT_ROWS // len(positions))
         for start in range(0, len(found), at_once):
             tables = [
-                _position_table(pair, prompt, positions, kept, self._floor.get(key))
+                _position_rows(pair, prompt, positions, kept, self._floor.get(key))
                 for key, kept in found[start : start + at_once]
             ]
-            self._insert("layer_position", pa.concat_tables(tables))
+            self._insert(LAYER_POSITION.name, pa.concat_tables(tables))
 
 
-def _module_table(
-    pair: int, prompt: int, positions: NDArray[np.int32], found: list[tuple[_Compared, _Floor | None]]
-) -> pa.Table:
-    """One row a module."""
-    rows: dict[str, list] = {}
-    for kept, floor in found:
-        finite = max(1, int(kept.of("finite").sum()))
-        differing = np.flatnonzero(kept.of("neq"))
-        row = {
-            "pair": pair,
-            "prompt": prompt,
-            "ordinal": kept.module.ordinal,
-            "module": kept.module.name,
-            "kind": kept.module.kind,
-            "block": kept.module.block,
-            "dtype": kept.format.name,
-            "positions": len(positions),
-            "elements": len(positions) * kept.width,
-            "neq": int(kept.of("neq").sum()),
-            "finite": int(kept.of("finite").sum()),
-            "max_abs": float(kept.of("max_abs").max()),
-            "rms": float(np.sqrt(kept.of("sum_squares").sum() / finite)),
-            "max_ulps": int(kept.of("max_ulps").max()),
-            "mean_ulps": float(kept.of("sum_ulps").sum() / finite),
-            "nonfinite_mismatch": int(kept.of("nonfinite_mismatch").sum()),
-            "first_position": int(positions[differing[0]]) if len(differing) else None,
-            "floor_rms": None if floor is None else float(np.sqrt(floor[0].sum() / max(1, int(floor[1].sum())))),
-        }
-        for name, value in row.items():
-            rows.setdefault(name, []).append(value)
-    return pa.table({name: pa.array(values, _TYPES.get(name)) for name, values in rows.items()})
+def _module_row(positions: NDArray[np.int32], kept: _Compared, floor: _Floor | None) -> dict[str, Any]:
+    finite = max(1, int(kept.of("finite").sum()))
+    differing = np.flatnonzero(kept.of("neq"))
+    return {
+        "ordinal": kept.module.ordinal,
+        "module": kept.module.name,
+        "kind": kept.module.kind,
+        "block": kept.module.block,
+        "dtype": kept.format.name,
+        "elements": len(positions) * kept.width,
+        "neq": int(kept.of("neq").sum()),
+        "finite": int(kept.of("finite").sum()),
+        "max_abs": float(kept.of("max_abs").max()),
+        "rms": float(np.sqrt(kept.of("sum_squares").sum() / finite)),
+        "max_ulps": int(kept.of("max_ulps").max()),
+        "mean_ulps": float(kept.of("sum_ulps").sum() / finite),
+        "nonfinite_mismatch": int(kept.of("nonfinite_mismatch").sum()),
+        "first_position": int(positions[differing[0]]) if len(differing) else None,
+        "floor_rms": None if floor is None else float(np.sqrt(floor[0].sum() / max(1, int(floor[1].sum())))),
+    }
 
 
-_TYPES = {
-    **dict.fromkeys(("pair", "prompt", "ordinal", "block", "positions", "first_position"), pa.int32()),
-    **dict.fromkeys(("module", "kind", "dtype"), pa.string()),
-    "floor_rms": pa.float64(),
-}
-
-
-def _position_table(
+def _position_rows(
     pair: int, prompt: int, positions: NDArray[np.int32], kept: _Compared, floor: _Floor | None
 ) -> pa.Table:
     """One row a position of one module."""
-    count = len(positions)
-    return pa.table(
-        {
-            "pair": np.full(count, pair, np.int32),
-            "prompt": np.full(count, prompt, np.int32),
-            "ordinal": np.full(count, kept.module.ordinal, np.int32),
-            "position": positions,
-            "neq": kept.of("neq"),
-            "rms": np.sqrt(kept.of("sum_squares") / np.maximum(kept.of("finite"), 1)),
-            "max_ulps": kept.of("max_ulps"),
-            "floor_rms": pa.nulls(count, pa.float64())
-            if floor is None
-            else np.sqrt(floor[0] / np.maximum(floor[1], 1)),
-        }
+    return LAYER_POSITION.arrow(
+        pair=pair,
+        prompt=prompt,
+        ordinal=kept.module.ordinal,
+        position=positions,
+        neq=kept.of("neq"),
+        rms=np.sqrt(kept.of("sum_squares") / np.maximum(kept.of("finite"), 1)),
+        max_ulps=kept.of("max_ulps"),
+        floor_rms=None if floor is None else np.sqrt(floor[0] / np.maximum(floor[1], 1)),
     )
+
+
+def read_layers(database: Database, pair: int) -> pd.DataFrame:
+    """One row a prompt and module, in the order in which they run. No rows where the capture did not compare them."""
+    found = LAYER.read(database, "pair = ? ORDER BY prompt, ordinal", [pair], LAYER.names[1:])
+    # null, which pandas makes NaN, where none was run
+    floor = np.nan_to_num(found["floor_rms"].to_numpy(float), posinf=np.inf)
+    sizes = np.stack([*(found[name].to_numpy(float) for name in ("max_abs", "rms", "mean_ulps")), floor])
+    counts = found[["elements", "positions", "neq", "finite", "max_ulps", "nonfinite_mismatch"]].to_numpy(np.int64)
+    is_counted = (counts >= 0).all() and (counts[:, :2] >= 1).all() and (counts[:, [2, 3, 5]] <= counts[:, :1]).all()
+    if not (is_counted and np.isfinite(sizes).all() and (sizes >= 0).all()):
+        raise StoreError(
+            f"{database.file}: its modules have figures that cannot have been measured; the file is damaged."
+        )
+    return found
+
+
+def read_layer_positions(database: Database, pair: int, prompt: int, ordinal: int | None = None) -> pd.DataFrame:
+    """The same of one prompt by position, of one module or all: ordinal, position, neq, rms, max_ulps, floor_rms."""
+    of_module, values = ("", [pair, prompt]) if ordinal is None else (" AND ordinal = ?", [pair, prompt, ordinal])
+    where = f"pair = ? AND prompt = ?{of_module} ORDER BY ordinal, position"
+    return LAYER_POSITION.read(database, where, values, LAYER_POSITION.names[2:])

@@ -1,32 +1,80 @@
-"""What could be changed about a pair, what is left of its divergence then, and what that costs: rows of the table
-`remedy`.
-"""
+"""What could be changed about a pair, what is left of its divergence then, and what that costs."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
-
-import numpy as np
-import pyarrow as pa
+from dataclasses import dataclass, fields
 
 from ...errors import UsageError
-from ..file.database import SPREADS_SINCE, Database
+from ..file.database import Database
+from ..file.table import Table, columns_of
 
+REMEDY = Table(
+    "remedy",
+    """
+    -- the same pair with one thing changed at a time; no rows where none were tried
+    pair INTEGER -- index of the pair
+    ordinal INTEGER -- 0-based; row 0 is the pair as it is
+    name VARCHAR -- name of the remedy
+    what VARCHAR -- what it changes, in a sentence
+    compute_dtype VARCHAR -- dtype the logits were compared in
+    elements BIGINT NULL -- logits compared: positions of all prompts x vocab; null where it was not measured, as all
+    -- figures
+    neq BIGINT NULL -- elements whose values differ
+    max_abs DOUBLE NULL -- largest absolute difference, logits; null, as rms, max_ulps and noise_ratio, where a NaN or
+    -- infinity stands on one side only
+    rms DOUBLE NULL -- root mean square of the difference, logits
+    max_ulps BIGINT NULL -- largest distance, ULPs of compute_dtype
+    flips INTEGER NULL -- positions whose argmax differs
+    noise_ratio DOUBLE NULL -- rms over rms of the rounding floor of the reference as it is, in the run's dtype; null
+    -- where there is no floor
+    reference_tokens_per_second DOUBLE NULL -- tokens of the batch a second on the reference's path with the remedy,
+    -- from the median of the turns
+    variant_tokens_per_second DOUBLE NULL -- the same of the variant's path
+    reference_share DOUBLE NULL -- reference_tokens_per_second over that of the pair's row 0
+    variant_share DOUBLE NULL -- the same of the variant's path
+    refusal VARCHAR -- why it was not measured, in a sentence; empty if it was
+    reference_share_low DOUBLE NULL -- lower end of the 95 % interval (sign test) of the median of the turns' own
+    -- ratios; null where fewer than six were run
+    reference_share_high DOUBLE NULL -- its upper end
+    variant_share_low DOUBLE NULL -- the same of the variant's path
+    variant_share_high DOUBLE NULL -- its upper end
+    turns INTEGER NULL -- turns of the clock in which all remedies of the pair ran one after another; null where it was
+    -- not timed
+    """,
+)
+
+PRICE = Table(
+    "price",
+    """
+    -- throughput of the run's paths with every sum in one order, by batch size; no rows where it was not measured
+    ordinal INTEGER -- 0-based
+    path VARCHAR -- path, without the modifiers of its batch
+    batch INTEGER -- sequences in the batch
+    tokens INTEGER -- tokens of all rows together, in one turn
+    plain_tokens_per_second DOUBLE -- tokens of the batch a second on the path as it is, from the median of the turns
+    tokens_per_second DOUBLE -- the same with +invariant
+    share DOUBLE -- the latter over the former
+    share_low DOUBLE NULL -- lower end of the 95 % interval (sign test) of the median of the turns' own ratios; null
+    -- where fewer than six were run
+    share_high DOUBLE NULL -- its upper end
+    turns INTEGER NULL -- turns of the clock in which both ran
+    """,
+)
 NARROW = 0.1  # of a share: an interval no wider is worth no more turns of the clock
 TOO_WIDE = 0.5  # of a share: an interval that is wider tells nothing that would be advice
-# of the throughput: in older runs, whose shares have no interval, what the pair as it is keeps of its own shows how far
-# to trust them
+# of the throughput: where the shares have no interval, what the pair as it is keeps of its own shows how far to trust
+# them
 CLOCK = 0.1
 _NAME = re.compile(r"[\w +-]+")  # as ours are: a sentence sets it as markdown
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A share of a throughput, and between what it lies with 95 %; low and high are None where that is not known: in
-    older runs, and of few turns of the clock.
+    """A share of a throughput, and between what it lies with 95 %; low and high are None where that is not known, of
+    few turns of the clock.
     """
 
     share: float
@@ -66,7 +114,7 @@ class RemedyRow:
     difference has no size; noise_ratio: rms over that of the rounding floor of the model as it is, so that all rows are
     in one unit; None where there is no floor. tokens_per_second: of reference and variant, from the median of the turns
     in which all remedies ran one after another; shares: of the same path's in the first row; low, high: between these
-    the median of the turns' own ratios lies with 95 %, None where fewer than six turns were run, and in older runs.
+    the median of the turns' own ratios lies with 95 %, None where fewer than six turns were run.
     refusal: why it could not be measured, one sentence; every figure is None then.
     """
 
@@ -172,51 +220,38 @@ class PriceRow:
         return Kept(self.share, self.share_low, self.share_high)
 
 
-_SPREADS = {"turns"} | {f"{side}share_{end}" for side in ("", "reference_", "variant_") for end in ("low", "high")}
-_COLUMNS = [field.name for field in fields(RemedyRow)]
-_TYPES = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}
+_REMEDY = [field.name for field in fields(RemedyRow)]
+_PRICE = [field.name for field in fields(PriceRow)]
 
 
 def insert_remedies(database: Database, pair: int, rows: Sequence[RemedyRow]) -> None:
     """Of one pair, in their order."""
-    columns = {
-        name: pa.array([astuple(row)[place] for row in rows], _TYPES[str(field.type).split(" ")[0]])
-        for place, (name, field) in enumerate(zip(_COLUMNS, fields(RemedyRow), strict=True))
-    }
-    places = {"pair": np.full(len(rows), pair, np.int32), "ordinal": np.arange(len(rows), dtype=np.int32)}
-    database.insert("remedy", pa.table({**places, **columns}))
+    REMEDY.insert(database, pair=pair, ordinal=list(range(len(rows))), **columns_of(rows, _REMEDY))
 
 
-def read_remedies(database: Database, version: int) -> dict[int, list[RemedyRow]]:
-    """By pair, of a file of that schema; empty where none were tried."""
+def read_remedies(database: Database) -> dict[int, list[RemedyRow]]:
+    """By pair; empty where none were tried."""
     found: dict[int, list[RemedyRow]] = {}
-    columns = _columns(RemedyRow, version)
-    for pair, ordinal, *row in database.rows(f"SELECT pair, ordinal, {columns} FROM remedy ORDER BY pair, ordinal"):
-        rows = found.setdefault(pair, [])
-        if ordinal != len(rows):  # without its row 0 a pair would seem to be as it is under a remedy
-            raise UsageError(f"remedy {len(rows)} of pair {pair} is missing")
-        rows.append(RemedyRow(*row))
+    stored = database.rows(f"SELECT pair, ordinal, {', '.join(_REMEDY)} FROM remedy ORDER BY pair, ordinal")
+    with database.decoding("list of remedies"):
+        for pair, ordinal, *row in stored:
+            rows = found.setdefault(pair, [])
+            if ordinal != len(rows):  # without its row 0 a pair would seem to be as it is under a remedy
+                raise UsageError(f"remedy {len(rows)} of pair {pair} is missing")
+            rows.append(RemedyRow(*row))
     return found
 
 
 def insert_prices(database: Database, rows: Sequence[PriceRow]) -> None:
     """Of the whole run, in their order."""
-    names = [field.name for field in fields(PriceRow)]
-    for ordinal, row in enumerate(rows):
-        places = ", ".join("?" * (len(names) + 1))
-        database.execute(f"INSERT INTO price (ordinal, {', '.join(names)}) VALUES ({places})", [ordinal, *astuple(row)])
+    PRICE.insert(database, ordinal=list(range(len(rows))), **columns_of(rows, _PRICE))
 
 
-def read_prices(database: Database, version: int) -> list[PriceRow]:
-    """Of a file of that schema; empty where they were not measured."""
-    return [
-        PriceRow(*row) for row in database.rows(f"SELECT {_columns(PriceRow, version)} FROM price ORDER BY ordinal")
-    ]
-
-
-def _columns(of: type[RemedyRow | PriceRow], version: int) -> str:
-    """The record's columns that a file of the schema has; the others keep their None."""
-    return ", ".join(field.name for field in fields(of) if version >= SPREADS_SINCE or field.name not in _SPREADS)
+def read_prices(database: Database) -> list[PriceRow]:
+    """In their order; empty where they were not measured."""
+    rows = database.rows(f"SELECT {', '.join(_PRICE)} FROM price ORDER BY ordinal")
+    with database.decoding("prices"):
+        return [PriceRow(*row) for row in rows]
 
 
 def advice(rows: Sequence[RemedyRow]) -> str:

@@ -1,16 +1,46 @@
-"""Rows that a verdict rests on, into a run file that is being written."""
+"""Rows that a verdict rests on."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..file.database import Database
-from ..file.records import Evidence, FloorRows
+from ..file.records import RUNGS, Evidence, FloorRows
+from ..file.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EVIDENCE = Table(
+    "evidence",
+    """
+    -- what supports a verdict: one row a control
+    pair INTEGER -- index of the pair
+    rung VARCHAR -- rung of the ladder
+    control VARCHAR -- what was run for it
+    figures VARCHAR -- JSON object of its figures, each name with its unit
+    outcome VARCHAR -- passed, failed, missing or noted
+    says VARCHAR -- what that says, in a sentence
+    """,
+)
+
+FLOOR_POSITION = Table(
+    "floor_position",
+    """
+    -- a judged pair beside the rounding floor, by position
+    pair INTEGER -- index of the pair
+    compute_dtype VARCHAR -- dtype in which both were computed for the judgement
+    prompt INTEGER -- index of the prompt
+    position INTEGER -- 0-based token index in its prompt
+    pair_rms DOUBLE -- root mean square of variant minus reference, logits
+    floor_rms DOUBLE -- the same of reorderings of the reference, over all seeds, logits
+    """,
+)
 
 
 def insert_evidence(
@@ -21,15 +51,39 @@ def insert_evidence(
     """
     for row in evidence:
         figures = json.dumps(row.figures, allow_nan=False)
-        values = [pair, row.rung, row.control, figures, row.outcome, row.says]
-        database.execute("INSERT INTO evidence VALUES (?, ?, ?, ?, ?, ?)", values)
+        EVIDENCE.insert_row(
+            database, pair=pair, rung=row.rung, control=row.control, figures=figures, outcome=row.outcome, says=row.says
+        )
     for floor in floors:
-        columns = {
-            "pair": np.full(len(places), pair, np.int32),
-            "compute_dtype": pa.array([floor.compute_dtype] * len(places), pa.string()),
-            "prompt": places[:, 0],
-            "position": places[:, 1],
-            "pair_rms": floor.pair_rms,
-            "floor_rms": floor.floor_rms,
-        }
-        database.insert("floor_position", pa.table(columns))
+        FLOOR_POSITION.insert(
+            database,
+            pair=pair,
+            compute_dtype=floor.compute_dtype,
+            prompt=places[:, 0],
+            position=places[:, 1],
+            pair_rms=floor.pair_rms,
+            floor_rms=floor.floor_rms,
+        )
+
+
+def delete_evidence(database: Database, pair: int) -> None:
+    """All of a pair's."""
+    for table in (EVIDENCE, FLOOR_POSITION):
+        database.execute(f"DELETE FROM {table.name} WHERE pair = ?", [pair])
+
+
+def read_evidence(database: Database, pair: int) -> list[Evidence]:
+    """What a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""
+    rows = database.rows("SELECT rung, control, figures, outcome, says FROM evidence WHERE pair = ?", [pair])
+    with database.decoding("evidence"):
+        found = [
+            Evidence(rung, control, json.loads(figures), outcome, says)
+            for rung, control, figures, outcome, says in rows
+        ]
+        return sorted(found, key=lambda row: RUNGS.index(row.rung))
+
+
+def read_floor_positions(database: Database, pair: int) -> pd.DataFrame:
+    """A judged pair beside its rounding floor: compute_dtype, prompt, position, pair_rms, floor_rms (logits)."""
+    where = "pair = ? ORDER BY compute_dtype, prompt, position"
+    return FLOOR_POSITION.read(database, where, [pair], FLOOR_POSITION.names[1:])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...numerics.totals import Summary
+from ...numerics.metrics import Summary
 from ..reader import RunReader, StoredPair
 
 if TYPE_CHECKING:

@@ -93,7 +93,7 @@ def _of_tokens(
     ranks = np.zeros(wanted.shape, np.int64)
     if not len(rows):
         return logits, ranks, left
-    best = run.figures.best_tokens(side, STORED_RANKS)
+    best = run.best_tokens(side, STORED_RANKS)
     vocab = run.header.vocab
     starts = np.cumsum([0, *(prompt.positions for prompt in run.header.prompts)])
     stored_rows = starts[best["prompt"].to_numpy(np.int64)] + best["position"].to_numpy(np.int64)

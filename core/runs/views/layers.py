@@ -179,7 +179,7 @@ def _ratio(rms: float, floor_rms: float | None) -> float | None:
 
 
 def summarize(table: pd.DataFrame) -> LayerSummary | None:
-    """None where there is nothing to compare: the capture was not asked to, or the run is older than such figures."""
+    """None where there is nothing to compare: the capture was not asked to."""
     return summary_of(modules_of(table))
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.divergence import compare
-from ...numerics.totals import PairTotal, Summary
+from ...numerics.metrics import Summary
+from ...numerics.totals import PairTotal
 from ..reader import RunReader
 
 _CHUNK_BYTES = 64 << 20  # of all classes together

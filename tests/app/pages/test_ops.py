@@ -17,9 +17,10 @@ from app.ops import form, parts
 from app.ops.charts import batch_classes, letters_of, number_of
 from app.shell import exports
 from app.shell.jobs import ANY_DEVICE, Jobs
-from core.runs.ops_run import BatchClass, OpRow, OpsHeader, Repeats, RowPositions, read_ops, write_ops_run
+from core.runs.ops_run import OpsHeader, read_ops, write_ops_run
 from core.runs.reports.ops_wording import beside, distance_says
 from core.runs.store.store import Store
+from core.runs.tables.ops import BatchClass, OpRow, Repeats, RowPositions
 from tests.app import opening
 from tests.app.opening import codes
 from tests.waiting import until

@@ -58,7 +58,7 @@ def test_no_control_that_was_just_given_is_asked_for_again(own_store, tmp_path):
         tmp_path / "w.npz", a=wide[0], b=in_float32(with_fault(X), HEAD, 3), c=in_float32(with_fault(X), HEAD, 4)
     )
     with RunReader(own_store.path_of(ingest(own_store, [dump]))) as run:
-        judged = judge_stored(own_store, run, measure_controls(run.figures, floor=[ways]))
+        judged = judge_stored(own_store, run, measure_controls(run, floor=[ways]))
     app = opened(run=judged)
     assert "are of two kinds" in said(app)
     assert "--floor" not in said(app) + " ".join(codes(app))

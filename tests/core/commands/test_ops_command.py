@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.runs.ops_run import OpRow, OpsHeader, Repeats, read_ops, write_ops_run
+from core.runs.ops_run import OpsHeader, read_ops, write_ops_run
 from core.runs.store.store import Store
+from core.runs.tables.ops import OpRow, Repeats
 
 
 def stored(tmp_path, **changes) -> str:

@@ -211,9 +211,7 @@ def test_a_bug_that_controls_find_names_the_temperature_first(tmp_path):
     wide = in_float32(X, HEAD, 1), in_float32(X, HEAD, 2) / np.float32(0.7)
     hot = (OTHER / 0.7).astype(ml_dtypes.bfloat16).astype(np.float32)
     with stored(tmp_path, reference=PLAIN.astype(np.float32), variant=hot) as run:
-        controls = measure_controls(
-            run.figures, float32=[saved(tmp_path / "wide.npz", reference=wide[0], variant=wide[1])]
-        )
+        controls = measure_controls(run, float32=[saved(tmp_path / "wide.npz", reference=wide[0], variant=wide[1])])
         store = Store(tmp_path / "store")
         with RunReader(store.path_of(judge_stored(store, run, controls))) as judged:
             (pair,) = judged.pairs

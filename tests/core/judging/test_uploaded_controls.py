@@ -34,7 +34,7 @@ def judged(folder: Path, variant: np.ndarray, *, name: str | None = None, **cont
     flags = {what: value for what, value in controls.items() if not isinstance(value, dict)}
     dump = saved(folder / "dump.npz", reference=in_bfloat16(X, HEAD, 1), variant=variant, token_ids=np.arange(ROWS))
     with RunReader(store.path_of(ingest(store, [dump]))) as run:
-        new = judge_stored(store, run, measure_controls(run.figures, **given, **flags), name=name)
+        new = judge_stored(store, run, measure_controls(run, **given, **flags), name=name)
     return RunReader(store.path_of(new))
 
 
@@ -229,7 +229,7 @@ def test_what_is_no_control_is_refused_in_a_sentence_and_changes_nothing(case, t
 def test_a_capture_is_not_judged_as_a_dump(tmp_path):
     store = Store(tmp_path)
     with RunReader(made(store)) as run, pytest.raises(UsageError, match="is a capture"):
-        judge_stored(store, run, measure_controls(run.figures))
+        judge_stored(store, run, measure_controls(run))
 
 
 def test_a_file_that_holds_a_view_is_not_written_to(tmp_path, monkeypatch):
@@ -247,7 +247,7 @@ def test_a_file_that_holds_a_view_is_not_written_to(tmp_path, monkeypatch):
         "core.runs.revision._copy", lambda source, target: target.write_bytes((tmp_path / "bad.duckdb").read_bytes())
     )
     with pytest.raises(StoreError, match="view"):
-        judge_stored(store, run, measure_controls(run.figures))
+        judge_stored(store, run, measure_controls(run))
     assert store.paths() == [path]
     assert path.read_bytes() == real
 
@@ -290,7 +290,7 @@ def test_swapped_names_are_noticed(tmp_path):
         RunReader(store.path_of(ingest(store, [dump]))) as run,
         pytest.raises(DumpError, match="are the names swapped"),
     ):
-        measure_controls(run.figures, float32=[wide])
+        measure_controls(run, float32=[wide])
 
 
 WRONG = {
@@ -407,7 +407,7 @@ def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for
     dump = saved(tmp_path / "d.npz", **sides, token_ids=np.arange(ROWS))
     ways = saved(tmp_path / "w.npz", **floor)
     with RunReader(store.path_of(ingest(store, [dump]))) as run:
-        judged_run = RunReader(store.path_of(judge_stored(store, run, measure_controls(run.figures, floor=[ways]))))
+        judged_run = RunReader(store.path_of(judge_stored(store, run, measure_controls(run, floor=[ways]))))
     (pair,) = judged_run.pairs
     assert pair.verdict == "undecided"
     assert sentence in pair.because
@@ -436,11 +436,11 @@ def test_what_earlier_controls_found_is_not_forgotten(tmp_path):
     assert first.pairs[0].verdict == "bug suspected"
     store = Store(tmp_path / "store")
     pair = saved(tmp_path / "pair.npz", **PAIR)
-    again = RunReader(store.path_of(judge_stored(store, first, measure_controls(first.figures, float32=[pair]))))
+    again = RunReader(store.path_of(judge_stored(store, first, measure_controls(first, float32=[pair]))))
     assert again.pairs[0].verdict == "bug suspected"
     assert {row_of(again, NEIGHBOURS).outcome, row_of(again, FLOAT32).outcome} == {FAILED, PASSED}
     rerun = saved(tmp_path / "rerun.npz", variant=variant)
-    third = RunReader(store.path_of(judge_stored(store, again, measure_controls(again.figures, rerun=[rerun]))))
+    third = RunReader(store.path_of(judge_stored(store, again, measure_controls(again, rerun=[rerun]))))
     assert row_of(third, FLOAT32).outcome == PASSED
     assert third.pairs[0].verdict == "bug suspected"
 
@@ -453,7 +453,6 @@ def test_what_earlier_controls_found_is_not_forgotten(tmp_path):
         "ALTER TABLE position ALTER rms TYPE VARCHAR",
         "DELETE FROM pair",
         "UPDATE pair SET pair = 5",
-        "UPDATE run SET schema_version = 1",
     ],
 )
 def test_a_damaged_run_gets_a_sentence_and_no_verdict(damage, tmp_path):
@@ -466,5 +465,5 @@ def test_a_damaged_run_gets_a_sentence_and_no_verdict(damage, tmp_path):
     with duckdb.connect(str(path)) as shell:
         shell.execute(damage)
     with pytest.raises(StoreError), RunReader(path) as run:
-        judge_stored(store, run, measure_controls(run.figures))
+        judge_stored(store, run, measure_controls(run))
     assert store.paths() == [path]

@@ -118,7 +118,7 @@ def expected(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
         rows.append(
             {
                 "neq": np.count_nonzero(~is_same),
-                "is_bit_identical": bool((x_bits == y_bits).all()),
+                "bit_identical": bool((x_bits == y_bits).all()),
                 "max_abs": max_abs,
                 "max_ulps": distance.max(),
                 "max_ulps_token": int(np.flatnonzero(distance == distance.max())[0]),
@@ -138,7 +138,7 @@ def expected(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
                 "reference_margin_ulps": x_margin[1],
                 "variant_margin_ulps": y_margin[1],
                 "is_tie": smaller == 0,
-                "is_near_tie": smaller <= 2 * max_abs,
+                "near_tie": smaller <= 2 * max_abs,
                 "sum_squares": math.fsum(gaps * gaps),
                 "reference.logsumexp": torch.logsumexp(torch.from_numpy(x), 0).item(),
                 "variant.logsumexp": torch.logsumexp(torch.from_numpy(y), 0).item(),

@@ -11,14 +11,17 @@ import pytest
 
 from core.errors import UsageError
 from core.runs import writer as writing
+from core.runs.file.database import Database
 from core.runs.file.records import Evidence, FloorRows, Generation
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from core.runs.tables import schema
 from core.runs.tables.kernels import KernelList, KernelRow
 from core.runs.tables.kv_cache import KvPart
 from core.runs.tables.layer_spool import LayerModule, LayerPart
 from core.runs.tables.layers import LayerRows
 from core.runs.tables.remedies import RemedyRow
+from core.runs.tables.schema import TABLES
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
 
@@ -108,21 +111,23 @@ def test_what_is_kept_equals_row_for_row_a_run_of_those_sides_alone(tmp_path, wr
     assert not list(tmp_path.glob(".partial*"))
 
 
-@pytest.mark.parametrize("forgotten", [*writing._OF_SIDES, *writing._OF_PAIRS])
+FILLED_AT_THE_END = {"side", "pair", "ulp_histogram"}
+FILLED_BEFORE = [
+    name for name, table in TABLES.items() if {"side", "pair"} & set(table.names) and name not in FILLED_AT_THE_END
+]
+
+
+@pytest.mark.parametrize("forgotten", FILLED_BEFORE)
 def test_a_table_that_was_forgotten_would_be_seen(tmp_path, monkeypatch, forgotten):
-    for which in ("_OF_SIDES", "_OF_PAIRS"):
-        monkeypatch.setattr(writing, which, tuple(name for name in getattr(writing, which) if name != forgotten))
+    def forgetful(database: Database, first: int) -> None:
+        with monkeypatch.context() as planted:
+            planted.delitem(schema.TABLES, forgotten)
+            schema.delete_sides(database, first)
+
+    monkeypatch.setattr(writing, "delete_sides", forgetful)
     store = Store(tmp_path)
     kept, alone = tables(stopped_at(store, 5)), tables(of_two(store))
     assert {name for name in kept if kept[name] != alone[name]} == {forgotten}
-
-
-def test_every_table_with_a_side_or_a_pair_is_either_emptied_of_it_or_filled_only_at_the_end(tmp_path):
-    with duckdb.connect(str(of_two(Store(tmp_path))), read_only=True) as database:
-        columns = database.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
-    assert {table for table, column in columns if column == "side"} - {"side", "digest"} == set(writing._OF_SIDES)
-    at_the_end = {"pair", "ulp_histogram"}
-    assert {table for table, column in columns if column == "pair"} - at_the_end == set(writing._OF_PAIRS)
 
 
 def test_with_fewer_than_two_finished_sides_nothing_is_stored(tmp_path):

@@ -13,16 +13,7 @@ import duckdb
 import pytest
 
 from core.errors import StoreError, UsageError
-from core.runs.ops_run import (
-    BatchClass,
-    OpRow,
-    OpsHeader,
-    Repeats,
-    RowPositions,
-    list_ops_runs,
-    read_ops,
-    write_ops_run,
-)
+from core.runs.ops_run import OpsHeader, list_ops_runs, read_ops, write_ops_run
 from core.runs.reader import RunReader
 from core.runs.reports.ops_wording import (
     Beside,
@@ -38,6 +29,7 @@ from core.runs.reports.ops_wording import (
 )
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
+from core.runs.tables.ops import BatchClass, OpRow, Repeats, RowPositions
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
 TESTED = (1, 2, 3, 4, 5, 7, 8, 16)
@@ -174,7 +166,7 @@ def test_a_damaged_table_is_one_sentence(store, damage):
     run_id = write_ops_run(store, header(), (row_of(),))
     with duckdb.connect(str(store.path_of(run_id))) as shell:
         shell.execute(f"UPDATE op SET {damage}")
-    with pytest.raises(StoreError, match=r"its probes make no sense .*; the file is damaged\."):
+    with pytest.raises(StoreError, match=r"its list of probes makes no sense .*; the file is damaged\."):
         read_ops(store, run_id)
 
 

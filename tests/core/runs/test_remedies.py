@@ -136,19 +136,6 @@ def test_an_interval_that_does_not_hold_its_share_is_none(low, high):
         Kept(0.8, low, high)
 
 
-def test_a_file_of_version_3_is_read_without_the_spread_of_its_shares(tmp_path):
-    store = Store(tmp_path)
-    path = store.path_of(remedy_run(store))
-    names = [f"{side}_share_{end}" for side in ("reference", "variant") for end in ("low", "high")]
-    damaged(
-        path,
-        *(f"ALTER TABLE remedy DROP COLUMN {name}" for name in (*names, "turns")),
-        "UPDATE run SET schema_version = 3",
-    )
-    with RunReader(path) as run:
-        assert run.remedies == {0: [dataclasses.replace(row, **WITHOUT_SPREAD) for row in ROWS]}
-
-
 @pytest.mark.parametrize(
     "damage",
     [

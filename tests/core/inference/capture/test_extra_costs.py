@@ -21,7 +21,7 @@ from core.inference.controls.remedies import floor_of, prices_of, remedies_of
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.inference.watching.kernels import kernels_of
-from core.numerics.totals import Summary
+from core.numerics.metrics import Summary
 
 pytestmark = pytest.mark.model
 

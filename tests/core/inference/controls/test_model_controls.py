@@ -66,8 +66,8 @@ def of_another(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, li
 
 def _judged(store: Store, dump: Path, loaded: LoadedModel, **given: list[Path]) -> RunReader:
     with RunReader(store.path_of(ingest(store, [dump]))) as run:
-        told = model_controls(loaded, run.figures)
-        new = judge_stored(store, run, measure_controls(run.figures, model=told, **given))
+        told = model_controls(loaded, run)
+        new = judge_stored(store, run, measure_controls(run, model=told, **given))
     return RunReader(store.path_of(new))
 
 
@@ -187,7 +187,7 @@ def test_a_floor_far_from_the_models_own_is_left_aside_and_the_models_decides(is
     store = Store(tmp_path / "s")
     if is_earlier:
         first = _judged(store, own, narrow, float32=[pair])
-        controls = measure_controls(first.figures, float32=[pair], floor=[floor])
+        controls = measure_controls(first, float32=[pair], floor=[floor])
         run = RunReader(store.path_of(judge_stored(store, first, controls)))
     else:
         run = _judged(store, own, narrow, float32=[pair], floor=[floor])
@@ -231,7 +231,7 @@ def test_a_dump_that_no_model_can_be_run_on_is_refused(change, sentence, narrow,
         RunReader(store.path_of(ingest(store, [saved(tmp_path / "odd.npz", **arrays)]))) as run,
         pytest.raises(UsageError, match=sentence),
     ):
-        model_controls(narrow, run.figures)
+        model_controls(narrow, run)
 
 
 def test_the_model_comes_back_bit_for_bit(narrow, dumped, tmp_path):
@@ -241,7 +241,7 @@ def test_the_model_comes_back_bit_for_bit(narrow, dumped, tmp_path):
         first = prefill(narrow.model, torch.tensor(prompts[0]))
     store = Store(tmp_path / "s")
     with RunReader(store.path_of(ingest(store, [own]))) as run:
-        model_controls(narrow, run.figures)
+        model_controls(narrow, run)
     assert all(torch.equal(before[name], tensor) for name, tensor in narrow.model.state_dict().items())
     with torch.inference_mode():
         assert torch.equal(first, prefill(narrow.model, torch.tensor(prompts[0])))

@@ -100,25 +100,11 @@ def test_sides_of_equal_values_and_other_sides_are_of_the_classes_they_were(tmp_
         assert [side.bit_class for side in run.sides] == [0, 1, 1, 2]
 
 
-def test_a_file_older_than_such_digests_says_what_its_own_are_of_and_is_given_them_when_it_is_adopted(tmp_path):
-    with taken(tmp_path, "mixed", reference=FINE, variant=COARSE) as run:
-        path = run.path
-    with duckdb.connect(str(path)) as shell:
-        shell.execute("DROP TABLE digest")
-    with RunReader(path) as old:
-        assert (old.sides[1].sha256, old.sides[1].sha256_dtype) == (sha(COARSE.astype(np.float32)), "float32")
-        told = run_json(old)["sides"][1]
-        assert (told["sha256"], told["sha256_dtype"]) == (old.sides[1].sha256, "float32")
-    store = Store(tmp_path / "adopting")
-    with RunReader(store.path_of(adopt(store, path))) as new:
-        assert (new.sides[1].sha256, new.sides[1].sha256_dtype) == (sha(COARSE), "bfloat16")
-
-
 def test_a_lie_in_a_file_s_own_digests_of_values_is_not_taken_over(tmp_path):
     with taken(tmp_path, "mixed", reference=FINE, variant=COARSE) as run:
         path = run.path
     with duckdb.connect(str(path)) as shell:
-        shell.execute("UPDATE digest SET sha256 = 'a lie', dtype = 'float32'")
+        shell.execute("UPDATE side SET values_sha256 = 'a lie', values_dtype = 'float32'")
     store = Store(tmp_path / "adopting")
     with RunReader(store.path_of(adopt(store, path))) as new:
         assert [side.sha256 for side in new.sides] == [sha(FINE), sha(COARSE)]

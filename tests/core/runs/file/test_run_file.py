@@ -106,13 +106,13 @@ def test_the_position_table_holds_what_the_kernel_says(dtype, lengths, vocab, co
                 finite = np.maximum(figures.finite, 1)
                 whole = {
                     "neq": figures.neq,
-                    "bit_identical": figures.is_bit_identical,
+                    "bit_identical": figures.bit_identical,
                     "max_abs": figures.max_abs,
                     "max_ulps": figures.max_ulps,
                     "max_ulps_token": figures.max_ulps_token,
                     "is_flip": figures.is_flip,
                     "nonfinite_mismatch": figures.nonfinite_mismatch,
-                    "near_tie": figures.is_near_tie,
+                    "near_tie": figures.near_tie,
                     "is_tie": figures.is_tie,
                     "mean_ulps": figures.sum_ulps / finite,
                     "rms": np.sqrt(figures.sum_squares / finite),
@@ -323,7 +323,7 @@ def test_rows_out_of_order_or_of_another_shape_are_refused(store: Store) -> None
 
 def test_a_large_chunk_reaches_the_file_in_pieces(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "core.runs.writer._INSERT_BYTES", 1500
+        "core.runs.tables.logits._INSERT_BYTES", 1500
     )  # two rows of 600 bytes; the true bound would need gigabytes
     header = header_of()
     sides = bits_of_sides(header)

@@ -25,23 +25,12 @@ from core.runs.file.records import Prompt
 from core.runs.reader import RunReader
 from core.runs.store.cards import arranged, list_runs, prompt_texts, read_runs
 from core.runs.store.store import Store
-from core.runs.writer import _SCHEMA
+from core.runs.tables.schema import TABLES
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
 
 FLIPS = 200
-TABLES_OF_A_RUN = [
-    "run",
-    "prompt",
-    "token",
-    "vocabulary",
-    "side",
-    "logits",
-    "side_position",
-    "top_token",
-    "pair",
-    "position",
-]
-ONE_RUN = "INSERT INTO run VALUES ('i','n',now()::TIMESTAMP,'upload','','','bfloat16',2,1,'','',NULL,'','','{}',"
+ONE_RUN = "INSERT INTO run VALUES ('i','n',now()::TIMESTAMP,'upload','','','bfloat16',2,1,'','',NULL,'',NULL,'','{}',"
+SCHEMA = "".join(table.ddl for table in TABLES.values())
 
 
 def _shell(path: Path, sql: str) -> None:
@@ -72,7 +61,7 @@ def _views(path: Path) -> None:
     """
     secret = path.with_suffix(".txt")
     secret.write_text("secret")
-    _shell(path, _SCHEMA)
+    _shell(path, SCHEMA)
     _shell(path, "CREATE SCHEMA other; CREATE TABLE other.run AS SELECT 1 AS a; ALTER TABLE run RENAME TO was_run;")
     _shell(
         path, f"CREATE VIEW run AS SELECT * REPLACE ((SELECT content FROM read_text('{secret}')) AS name) FROM was_run"
@@ -90,16 +79,22 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link to nothing": (lambda path: path.symlink_to("gone"), "cannot be opened"),
     "a link to itself": (_loop, "cannot be"),
     "another database": (lambda path: _shell(path, "CREATE TABLE t AS SELECT 42 AS a"), "run"),
-    "an empty run": (lambda path: _shell(path, _SCHEMA), "0 rows of provenance"),
+    "an empty run": (lambda path: _shell(path, SCHEMA), "0 rows of provenance"),
     "a view called run": (_views, "with the view 'run', so not a run file"),
-    "a newer schema": (
-        _changed("UPDATE run SET schema_version = 5"),
-        "schema version 5, this ULPscope reads versions 1 to 4",
-    ),
+    "a newer form": (_changed("UPDATE run SET file_version = 2"), "of version 2, this ULPscope reads version 1"),
     "a text for a version": (
-        _changed("ALTER TABLE run ALTER schema_version TYPE VARCHAR USING 'x'"),
-        "schema version x",
+        _changed("ALTER TABLE run ALTER file_version TYPE VARCHAR USING 'x'"),
+        "of version 'x', this ULPscope reads version 1",
     ),
+    "a form before the first release": (
+        _changed("ALTER TABLE run RENAME file_version TO schema_version"),
+        "written by a development version of ULPscope before 0.2",
+    ),
+    "such a form with fewer tables": (
+        _changed("ALTER TABLE run RENAME file_version TO schema_version; DROP TABLE kv"),
+        "written by a development version of ULPscope before 0.2",
+    ),
+    "a run that counts nothing": (_changed("ALTER TABLE run DROP file_version"), '"file_version" not found'),
     "two provenances": (_changed("INSERT INTO run SELECT * FROM run"), "2 rows of provenance"),
     "a missing column": (_changed("ALTER TABLE run DROP COLUMN device"), "device"),
     "an unknown dtype": (_changed("UPDATE run SET compute_dtype = 'int4'"), "'int4' is not known"),
@@ -155,7 +150,7 @@ def test_the_planted_faults_are_faults_and_not_the_store(tmp_path: Path) -> None
     assert ([card.run_id for card in cards], broken) == (["x"], [])
 
 
-@pytest.mark.parametrize("table", [*TABLES_OF_A_RUN[1:], "ulp_histogram", "ulp_tile", "evidence"])
+@pytest.mark.parametrize("table", sorted(TABLES))
 def test_a_file_without_one_of_the_tables_is_refused(table: str, tmp_path: Path) -> None:
     _changed(f"DROP TABLE {table}")(tmp_path / "x.duckdb")
     with pytest.raises(StoreError, match=f"without the table '{table}'"):

@@ -4,7 +4,6 @@ version 1.
 
 import dataclasses
 
-import duckdb
 import numpy as np
 import pytest
 
@@ -15,7 +14,7 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KvPart
 from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import calm_sides, copied, header_of
+from tests.core.runs.made_runs import calm_sides, header_of
 
 
 def written(store, *, sides=2, parts=(), generations=()):
@@ -99,19 +98,6 @@ def test_more_tokens_than_were_asked_for_are_no_generation():
     with pytest.raises(UsageError):
         Generation(0, 3, 1, ((5, 6), (5,)), ("", ""))
     assert dataclasses.replace(Generation(0, 3, 2, ((5, 6), (5,)), ("", ""))).parting(1) is None
-
-
-def test_files_of_the_first_schema_read_as_runs_without_caches(tmp_path):
-    path = copied(tmp_path / "old.duckdb")
-    with duckdb.connect(str(path)) as database:
-        for table in ("kv", "kv_position", "generation", "generated_token", "floor_position"):
-            database.execute(f"DROP TABLE {table}")
-        database.execute("UPDATE run SET schema_version = 1")
-    with RunReader(path) as run:
-        assert run.kv(0).empty
-        assert run.kv_positions(0, 0).empty
-        assert run.generations == {}
-        assert list(run.kv(0).columns)[:4] == ["prompt", "layer", "kind", "head"]
 
 
 def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):

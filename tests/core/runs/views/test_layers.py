@@ -221,17 +221,8 @@ def test_the_rows_answer_in_plain_sql(tmp_path):
         assert bare == []
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_files_of_earlier_schemas_read_as_runs_without_modules(version, tmp_path):
-    path = write_run(Store(tmp_path), header_of(), calm_sides(header_of()), "old")
-    with duckdb.connect(str(path)) as database:
-        later = ["layer", "layer_position", "op"] + (
-            ["kv", "kv_position", "generation", "generated_token", "floor_position"] if version == 1 else []
-        )
-        for table in later:
-            database.execute(f"DROP TABLE IF EXISTS {table}")
-        database.execute("UPDATE run SET schema_version = ?", [version])
-    with RunReader(path) as run:
+def test_a_run_without_modules_has_nothing_to_show(tmp_path):
+    with RunReader(write_run(Store(tmp_path), header_of(), calm_sides(header_of()), "plain")) as run:
         assert summarize(run.layers(0)) is None
         assert run.layer_positions(0, 0).empty
         assert layers_json(run, 0) is None

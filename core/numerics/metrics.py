@@ -1,0 +1,179 @@
+"""The registry of metrics: one entry a figure, from which come the columns of a run file, the JSON of reports and the
+tables in docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a pair at each position: `RowFigures` has it under this name.
+
+    dtype: numpy's name of it; is_nullable: undefined at some positions, which `RowFigures` says by NaN, or by a token
+    id of -1; is_reported: stands in the JSON of reports.
+    """
+
+    name: str
+    unit: str
+    dtype: str
+    help: str
+    is_nullable: bool = False
+    is_reported: bool = True
+
+
+_SAME = "over the same elements"
+METRICS = (
+    Metric("neq", "elements", "int64", "values differ; +0 equals -0; NaN equals NaN and differs from everything else"),
+    Metric("bit_identical", "", "bool", "every bit pattern equal, so +0 and -0 are not", is_reported=False),
+    Metric(
+        "max_abs", "logits", "float64", "largest absolute difference over elements finite on both sides, in float64"
+    ),
+    Metric("rms", "logits", "float64", f"root mean square of the difference {_SAME}", is_reported=False),
+    Metric("max_ulps", "ULPs", "int64", f"largest distance {_SAME}"),
+    Metric("max_ulps_token", "token id", "int32", "lowest token id with that distance", is_reported=False),
+    Metric("mean_ulps", "ULPs", "float64", f"mean distance {_SAME}", is_reported=False),
+    Metric(
+        "nonfinite_mismatch",
+        "elements",
+        "int64",
+        "NaN on one side only, or an infinity that is not met by the same infinity",
+    ),
+    Metric(
+        "reference_token",
+        "token id",
+        "int32",
+        "argmax of the reference; lowest id on ties; NaN never wins; null where every value is NaN",
+        is_nullable=True,
+    ),
+    Metric("variant_token", "token id", "int32", "the same of the variant", is_nullable=True),
+    Metric("is_flip", "", "bool", "the two argmax differ"),
+    Metric(
+        "reference_margin",
+        "logits",
+        "float64",
+        "top-1 minus runner-up of the reference; 0 is a tie, or two equal infinities; null where it is not finite",
+        is_nullable=True,
+    ),
+    Metric("variant_margin", "logits", "float64", "the same of the variant", is_nullable=True),
+    Metric("reference_margin_ulps", "ULPs", "int64", "reference_margin in ULPs", is_nullable=True),
+    Metric("variant_margin_ulps", "ULPs", "int64", "variant_margin in ULPs", is_nullable=True),
+    Metric(
+        "near_tie",
+        "",
+        "bool",
+        "smaller margin at most twice max_abs: only there can an argmax change. A theorem about any two finite arrays,"
+        " so it is a check of the code and never evidence for rounding",
+    ),
+    Metric("is_tie", "", "bool", "a margin of 0 on either side", is_reported=False),
+    Metric(
+        "kl",
+        "nats",
+        "float64",
+        "KL(reference ‖ variant) in float64; a token at -inf on the reference contributes 0; null where NaN, +inf, or"
+        " the variant has -inf where the reference has mass",
+        is_nullable=True,
+    ),
+)
+
+
+class How(Enum):
+    """How a figure of rows becomes one of the pair. Rows where it is undefined are left out."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    REST = "1 minus the mean"
+    ROOT_MEAN = "root of the mean"
+    LARGEST = "largest"
+    LEAST = "least"
+    DEFINED = "rows where it is defined"
+
+
+@dataclass(frozen=True)
+class Adding:
+    """of: what of `RowFigures` adds up; over: what a mean is over, of `RowFigures` too, else the rows."""
+
+    how: How
+    of: str
+    over: str = ""
+
+
+def _total(unit: str, adding: Adding, help: str) -> Any:
+    return field(metadata={"unit": unit, "adding": adding, "help": help})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A pair in one row: the `summary` object of the metric contract, same names, same order. None where nothing
+    defines the figure.
+    """
+
+    bit_identical: bool = _total(
+        "", Adding(How.LEAST, "bit_identical"), "every bit pattern equal, so +0 and -0 are not"
+    )
+    neq: int = _total("elements", Adding(How.SUM, "neq"), "values differ, at all positions together")
+    neq_share: float = _total("", Adding(How.MEAN, "neq", "elements"), "neq over positions x vocab")
+    max_abs: float = _total("logits", Adding(How.LARGEST, "max_abs"), "largest absolute difference of all positions")
+    rms: float = _total(
+        "logits",
+        Adding(How.ROOT_MEAN, "sum_squares", "finite"),
+        "root mean square of the difference over the finite elements",
+    )
+    max_ulps: int = _total("ULPs", Adding(How.LARGEST, "max_ulps"), "largest distance of all positions")
+    mean_ulps: float = _total("ULPs", Adding(How.MEAN, "sum_ulps", "finite"), "mean distance over the finite elements")
+    nonfinite_mismatch: int = _total(
+        "elements",
+        Adding(How.SUM, "nonfinite_mismatch"),
+        "NaN or infinity not met by the same, at all positions together",
+    )
+    flips: int = _total("positions", Adding(How.SUM, "is_flip"), "the two argmax differ")
+    ties: int = _total("positions", Adding(How.SUM, "is_tie"), "a margin of 0 on either side")
+    near_ties: int = _total("positions", Adding(How.SUM, "near_tie"), "near_tie holds: only there can an argmax change")
+    mean_kl: float | None = _total(
+        "nats", Adding(How.MEAN, "kl"), "mean kl over kl_positions; null where there are none"
+    )
+    max_kl: float | None = _total("nats", Adding(How.LARGEST, "kl"), "largest kl; null where there is none")
+    same_top1: float = _total("", Adding(How.REST, "is_flip"), "share of positions with the same argmax")
+    min_margin: float | None = _total(
+        "logits",
+        Adding(How.LEAST, "smaller_margin"),
+        "smallest margin over both sides and all positions; null where there is none",
+    )
+    kl_positions: int = _total(
+        "positions",
+        Adding(How.DEFINED, "kl"),
+        "what mean_kl and max_kl are over. Where fewer than all, every table, page and issue text says so beside the"
+        " figure",
+    )
+    kl_infinite: int = _total(
+        "positions",
+        Adding(How.SUM, "is_kl_infinite"),
+        "KL is infinite: the variant has -inf where the reference has mass",
+    )
+    margin_positions: int = _total("positions", Adding(How.DEFINED, "smaller_margin"), "what min_margin is over")
+    finite: int = _total(
+        "elements", Adding(How.SUM, "finite"), "finite on both sides: what max_abs, rms and ULPs are over"
+    )
+
+
+COUNTS = ("kl_positions", "kl_infinite", "margin_positions", "finite")  # of a summary: what its other figures are over
+
+NULLABLE = frozenset(
+    [metric.name for metric in METRICS if metric.is_nullable]
+    + [total.name for total in fields(Summary) if "None" in str(total.type)]
+)
+
+
+def documented() -> tuple[str, str]:
+    """The tables of docs/metrics.md: figures of each position, and those of the whole pair."""
+    by_position = [(metric.name, metric.unit, metric.help) for metric in METRICS]
+    by_pair = [(total.name, total.metadata["unit"], total.metadata["help"]) for total in fields(Summary)]
+    head = ["| name | unit | definition |", "|---|---|---|"]
+    first, second = (
+        "\n".join([*head, *(f"| `{name}` | {unit} | {text} |".replace("|  |", "| |") for name, unit, text in rows)])
+        for rows in (by_position, by_pair)
+    )
+    return first, second

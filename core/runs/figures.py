@@ -1,0 +1,68 @@
+"""What was measured of a run, out of its file: of a finished one, or of one whose last logit has been written and that
+is not placed yet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .file.database import Database
+from .file.records import RunHeader
+from .tables import heatmap, logits, positions
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Figures:
+    """Figures and logits of a run by position, with the header they belong to."""
+
+    def __init__(self, database: Database, header: RunHeader) -> None:
+        self.header = header
+        self._database = database
+        self.decoding = database.decoding
+
+    def positions(self, pair: int) -> pd.DataFrame:
+        """Figures of a pair, one row a position of every prompt, columns of the table `position` (null where
+        undefined).
+        """
+        return positions.read_positions(self._database, self.header, pair)
+
+    def logsumexp(self, side: int) -> NDArray[np.float64]:
+        """Of every row of a side, in nats, NaN where undefined. [rows]"""
+        return positions.read_logsumexp(self._database, side)
+
+    def is_only_masked(self, pair: int) -> bool:
+        """Is what one side of a pair has no number for -inf everywhere, and neither NaN nor +inf, which show in a row's
+        logsumexp?
+        """
+        rows = self.positions(pair)["nonfinite_mismatch"].to_numpy(np.int64) > 0
+        of_rows = np.concatenate([self.logsumexp(side)[rows] for side in (0, pair + 1)])
+        return not (np.isnan(of_rows) | np.isposinf(of_rows)).any()
+
+    def best_tokens(self, side: int, ranks: int) -> pd.DataFrame:
+        """The first `ranks` tokens of every row of a side: prompt, position, rank (as in the file, 0 is the argmax),
+        token_id, logit.
+        """
+        return positions.read_best_tokens(self._database, side, ranks)
+
+    def ulp_cells(self, pair: int, level: int, rows: tuple[int, int]) -> NDArray[np.unsignedinteger]:
+        """Heatmap cells of a level that cover rows [start, stop). [cells of positions, cells of tokens]; see
+        numerics.pyramid.
+        """
+        return heatmap.read_cells(self._database, self.header, pair, level, rows)
+
+    def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+        """Bits of rows [start, stop) of a side. [rows, vocab]"""
+        return logits.read_rows(self._database, self.header, side, start, stop)
+
+    def read_window(self, side: int, rows: tuple[int, int], tokens: tuple[int, int]) -> NDArray[np.unsignedinteger]:
+        """Bits of a rectangle, reading only the tiles it touches. [rows, tokens]; both ranges half open."""
+        return logits.read_window(self._database, self.header, side, rows, tokens)
+
+    def at(self, side: int, prompt: int, position: int) -> NDArray[np.unsignedinteger]:
+        """All logits of a side at one position, as bits. [vocab]"""
+        return logits.read_position(self._database, self.header, side, prompt, position)

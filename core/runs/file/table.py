@@ -1,0 +1,137 @@
+"""A table of the run file, declared once: its DDL with comments and the Arrow types of what is inserted come from one
+text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import UsageError
+from .database import Database
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SQL = {
+    "bool": "BOOLEAN",
+    "int": "BIGINT",
+    "int32": "INTEGER",
+    "int64": "BIGINT",
+    "float": "DOUBLE",
+    "float64": "DOUBLE",
+}
+_ARROW = {
+    "BLOB": pa.binary(),
+    "BOOLEAN": pa.bool_(),
+    "BIGINT": pa.int64(),
+    "DOUBLE": pa.float64(),
+    "INTEGER": pa.int32(),
+    "USMALLINT": pa.uint16(),
+    "VARCHAR": pa.string(),
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """type: DuckDB's name of it; more: what DDL says beyond that."""
+
+    name: str
+    type: str
+    help: str
+    more: str = "NOT NULL"
+
+
+def column(name: str, dtype: str, unit: str, help: str, is_nullable: bool) -> Column:
+    """A figure's. dtype: numpy's or Python's name of its type."""
+    return Column(name, _SQL[dtype], f"{unit}: {help}" if unit else help, "" if is_nullable else "NOT NULL")
+
+
+class Table:
+    """Declared as in SQL, a column a line: `name TYPE -- help`, `name TYPE NULL -- help`; a line that begins with `--`
+    goes on with the help before it, and the first lines are the table's own.
+    """
+
+    def __init__(self, name: str, declared: str, columns: Sequence[Column] = ()) -> None:
+        """columns: more of them, after those of the text."""
+        self.name, self.help = name, ""
+        found: list[Column] = []
+        for line in declared.strip().splitlines():
+            head, _, text = (part.strip() for part in line.partition("--"))
+            if head:
+                column, kind, *more = head.split()
+                null = "" if "NULL" in more else "NOT NULL "
+                found.append(Column(column, kind, text, (null + " ".join(more)).strip()))
+            elif found:
+                last = found.pop()
+                found.append(Column(last.name, last.type, f"{last.help} {text}", last.more))
+            else:
+                self.help = f"{self.help} {text}".strip()
+        self.columns = (*found, *columns)
+        self.types = {column.name: column.type for column in self.columns}
+        self.names = list(self.types)
+
+    @property
+    def ddl(self) -> str:
+        """CREATE TABLE, and what the table and every column mean as their comments."""
+        columns = ", ".join(f"{column.name} {column.type} {column.more}" for column in self.columns)
+        comments = [
+            f"COMMENT ON COLUMN {self.name}.{column.name} IS {_quoted(column.help)};" for column in self.columns
+        ]
+        table = f"COMMENT ON TABLE {self.name} IS {_quoted(self.help)};"
+        return "\n".join([f"CREATE TABLE {self.name} ({columns});", table, *comments])
+
+    def arrow(self, **values: Any) -> pa.Table:
+        """Rows in the columns' types. An array or list holds a value a row, a number or text stands in every row."""
+        if sorted(values) != sorted(self.names):
+            raise UsageError(f"table {self.name} has the columns {', '.join(self.names)}, not {', '.join(values)}")
+        rows = next((len(value) for value in values.values() if _is_column(value)), 1)
+        columns = {}
+        for column in self.columns:
+            value = values[column.name]
+            if not isinstance(value, pa.Array):
+                kind = _ARROW[column.type]
+                value = pa.array(value, kind) if _is_column(value) else pa.repeat(pa.scalar(value, kind), rows)
+            columns[column.name] = value
+        return pa.table(columns)
+
+    def insert(self, database: Database, **values: Any) -> None:
+        """Append rows, given as for `arrow`."""
+        database.insert(self.name, self.arrow(**values))
+
+    def insert_row(self, database: Database, **values: Any) -> None:
+        """Append one row; columns that are not named are null."""
+        places = ", ".join("?" * len(values))
+        database.execute(f"INSERT INTO {self.name} ({', '.join(values)}) VALUES ({places})", list(values.values()))
+
+    def read(self, database: Database, where: str, values: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
+        """Some columns of the rows for which `where` holds, in the order that it asks for."""
+        found = database.table(f"SELECT {', '.join(columns)} FROM {self.name} WHERE {where}", values)
+        with database.decoding(f"table {self.name}"):
+            return found.to_pandas(types_mapper=nullable)
+
+
+def columns_of(records: Sequence[Any], names: Sequence[str]) -> Mapping[str, list[Any]]:
+    """What each of the records says of itself under these names, as columns."""
+    return {name: [getattr(record, name) for record in records] for name in names}
+
+
+def nullable(kind: pa.DataType) -> Any:
+    """The dtype in pandas of a whole number that may be null; None for anything else, which is quicker to compute with
+    as it is.
+    """
+    import pandas as pd
+
+    return {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}.get(kind)
+
+
+def _is_column(value: object) -> bool:
+    return isinstance(value, np.ndarray | pa.Array | list)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

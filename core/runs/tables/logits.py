@@ -1,0 +1,103 @@
+"""The complete logits, bit for bit, in tiles."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import StoreError, UsageError
+from ..file.blob_tiles import TILE_BYTES, binary_rows, joined
+from ..file.database import Database
+from ..file.records import RunHeader
+from ..file.table import Table
+
+_INSERT_BYTES = 1 << 28  # Arrow's binary offsets are 32 bits: a gigabyte-wide chunk must not wrap them
+LOGITS = Table(
+    "logits",
+    """
+    -- the complete logits, bit for bit, in tiles of 8192 bytes
+    side USMALLINT -- index of the side
+    prompt INTEGER -- index of the prompt
+    position INTEGER -- 0-based token index in its prompt
+    tile USMALLINT -- 0-based tile; tile t starts at byte 8192 t of the row
+    bits BLOB USING COMPRESSION uncompressed -- raw little-endian bits in the compute dtype; the last tile of a row is
+    -- shorter
+    """,
+)
+
+
+def insert_logits(database: Database, side: int, places: NDArray[np.int32], rows: NDArray[np.unsignedinteger]) -> None:
+    """Some rows of one side; `places` [rows, 2] holds prompt and position of each."""
+    at_once = max(1, _INSERT_BYTES // (rows.shape[1] * rows.itemsize))
+    for start in range(0, len(rows), at_once):
+        part, of_part = rows[start : start + at_once], places[start : start + at_once]
+        bits, tiles = binary_rows(part, TILE_BYTES)
+        LOGITS.insert(
+            database,
+            side=side,
+            prompt=np.repeat(of_part[:, 0], tiles),
+            position=np.repeat(of_part[:, 1], tiles),
+            tile=np.tile(np.arange(tiles, dtype=np.uint16), len(part)),
+            bits=bits,
+        )
+
+
+def read_position(
+    database: Database, header: RunHeader, side: int, prompt: int, position: int
+) -> NDArray[np.unsignedinteger]:
+    """All logits of a side at one position, as bits. [vocab]"""
+    found = database.table(
+        "SELECT tile, bits FROM logits WHERE side = ? AND prompt = ? AND position = ? ORDER BY tile",
+        [side, prompt, position],
+    )
+    with database.decoding("logits"):
+        bits = joined(found.column("bits"), header.format.carrier)
+    if bits.size != header.vocab:
+        raise StoreError(f"{database.file}: no logits at prompt {prompt}, position {position}, side {side}.")
+    return bits
+
+
+def read_rows(database: Database, header: RunHeader, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+    """Bits of rows [start, stop) of a side. [rows, vocab], the compute dtype's carrier."""
+    return read_window(database, header, side, (start, stop), (0, header.vocab))
+
+
+def read_window(
+    database: Database, header: RunHeader, side: int, rows: tuple[int, int], tokens: tuple[int, int]
+) -> NDArray[np.unsignedinteger]:
+    """Bits of a rectangle, reading only the tiles it touches. [rows, tokens]; both ranges half open."""
+    for what, (start, stop), size in (("rows", rows, header.rows), ("tokens", tokens, header.vocab)):
+        if not 0 <= start < stop <= size:
+            raise UsageError(f"{what} {start} to {stop} asked for; expected a range within 0 to {size}.")
+    per_tile = TILE_BYTES // header.format.itemsize
+    first_tile, last_tile = tokens[0] // per_tile, (tokens[1] - 1) // per_tile
+    places = header.places()[rows[0] : rows[1]]
+    (first_prompt, first), (last_prompt, last) = places[0], places[-1]
+    found = database.table(
+        """SELECT prompt, position, tile, bits FROM logits
+           WHERE side = ? AND prompt BETWEEN ? AND ? AND (prompt > ? OR position >= ?) AND (prompt < ? OR position <= ?)
+             AND tile BETWEEN ? AND ?""",
+        [side, first_prompt, last_prompt, first_prompt, first, last_prompt, last, first_tile, last_tile],
+    )
+    with database.decoding(f"table of logits of side {side}"):
+        keys = np.stack([found.column(name).to_numpy().astype(np.int64) for name in ("prompt", "position", "tile")])
+        order = np.lexsort(keys[::-1])
+        if not np.array_equal(order, np.arange(len(order))):  # rows lie in insertion order, which is this one
+            found = found.take(order)
+        _check_places(keys[:, order], np.array(places, np.int64), range(first_tile, last_tile + 1))
+        bits = joined(found.column("bits"), header.format.carrier).reshape(len(places), -1)
+    first_token = first_tile * per_tile
+    if bits.shape[1] != min((last_tile + 1) * per_tile, header.vocab) - first_token:
+        raise StoreError(
+            f"{database.file}: side {side} lacks logits of rows {rows[0]} to {rows[1]}; the file is damaged."
+        )
+    return bits[:, tokens[0] - first_token : tokens[1] - first_token]
+
+
+def _check_places(keys: NDArray[np.int64], places: NDArray[np.int64], tiles: range) -> None:
+    """Every tile of every place once. keys: prompt, position and tile of each tile, in order, [3, tiles]; places:
+    [rows, 2]
+    """
+    expected = np.stack([*np.repeat(places, len(tiles), axis=0).T, np.tile(np.array(tiles), len(places))])
+    if not np.array_equal(keys, expected):
+        raise ValueError("a tile is missing, or there twice")

@@ -1,0 +1,87 @@
+"""Summaries of the pairs over all positions, with their verdicts, and how many elements are how many ULPs apart."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+from ...numerics.metrics import NULLABLE, Summary
+from ...numerics.totals import PairTotal
+from ..file.database import Database
+from ..file.table import Table, column
+
+PAIR = Table(
+    "pair",
+    """
+    -- summary of the reference against each variant
+    pair INTEGER -- 0-based index
+    reference INTEGER -- index of the reference side
+    variant INTEGER -- index of the variant side
+    is_histogram_exact BOOLEAN -- false: distances of 65536 and more are rounded down to powers of two
+    verdict VARCHAR NULL -- identical, rounding, nondeterministic, bug suspected, invalid dump or undecided, with rows
+    -- in evidence; null: not judged
+    because VARCHAR NULL -- the verdict in a sentence, null: not judged
+    noise_ratio DOUBLE NULL -- rms of the pair over rms of the rounding floor, both in float32 (float64 for a mixture
+    -- of experts) if they could be had; null where not measured
+    """,
+    [
+        column(
+            total.name,
+            str(total.type).split(" ")[0],
+            total.metadata["unit"],
+            total.metadata["help"],
+            total.name in NULLABLE,
+        )
+        for total in fields(Summary)
+    ],
+)
+
+ULP_HISTOGRAM = Table(
+    "ulp_histogram",
+    """
+    -- how many elements are how many ULPs apart
+    pair INTEGER -- index of the pair
+    distance BIGINT -- ULPs of the compute dtype
+    elements BIGINT -- number of elements finite on both sides
+    """,
+)
+
+_SUMMARY = ", ".join(field.name for field in fields(Summary))
+
+
+def insert_pair(
+    database: Database, pair: int, total: PairTotal, verdict: tuple[str | None, str | None, float | None]
+) -> None:
+    """Summary and histogram; `verdict`: its name, the sentence for it, the noise ratio."""
+    name, because, noise_ratio = verdict
+    PAIR.insert_row(
+        database,
+        pair=pair,
+        reference=0,
+        variant=pair + 1,
+        **asdict(total.summary()),
+        is_histogram_exact=total.is_histogram_exact,
+        verdict=name,
+        because=because,
+        noise_ratio=noise_ratio,
+    )
+    histogram = total.histogram
+    ULP_HISTOGRAM.insert(database, pair=pair, distance=list(histogram), elements=list(histogram.values()))
+
+
+def update_verdict(database: Database, pair: int, verdict: tuple[str | None, str | None, float | None]) -> None:
+    """Another verdict of a stored pair, as in `insert_pair`."""
+    database.execute("UPDATE pair SET verdict = ?, because = ?, noise_ratio = ? WHERE pair = ?", [*verdict, pair])
+
+
+def read_pairs(database: Database) -> list[tuple]:
+    """Of each: index, index of its reference and of its variant, verdict, because, noise ratio, summary."""
+    rows = database.rows(
+        f"SELECT pair, reference, variant, verdict, because, noise_ratio, {_SUMMARY} FROM pair ORDER BY pair"
+    )
+    with database.decoding("list of pairs"):
+        return [(*row[:6], Summary(*row[6:])) for row in rows]
+
+
+def read_histogram(database: Database, pair: int) -> dict[int, int]:
+    """ULP distance to number of elements of a pair."""
+    return dict(database.rows("SELECT distance, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance", [pair]))

@@ -1,0 +1,131 @@
+"""Figures of logits by position: of a pair, and of each side alone. Places are (prompt, position), [rows, 2]."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ...numerics.divergence import RowFigures, SideRows
+from ...numerics.metrics import METRICS, Metric
+from ..file.database import Database
+from ..file.records import RunHeader
+from ..file.table import Table, column
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+POSITION = Table(
+    "position",
+    """
+    -- figures of a pair at each position
+    pair INTEGER -- index of the pair
+    prompt INTEGER -- index of the prompt
+    position INTEGER -- 0-based token index in its prompt; its logits score the next token
+    """,
+    [column(metric.name, metric.dtype, metric.unit, metric.help, metric.is_nullable) for metric in METRICS],
+)
+
+SIDE_POSITION = Table(
+    "side_position",
+    """
+    -- figures of one side at one position
+    side INTEGER -- index of the side
+    prompt INTEGER -- index of the prompt
+    position INTEGER -- 0-based token index in its prompt
+    logsumexp DOUBLE NULL -- log of the sum of exp(logit), nats; probability = exp(logit - logsumexp); null where NaN
+    """,
+)
+
+TOP_TOKEN = Table(
+    "top_token",
+    """
+    -- the 20 largest logits of each side and position, equal ones by token id
+    side INTEGER -- index of the side
+    prompt INTEGER -- index of the prompt
+    position INTEGER -- 0-based token index in its prompt
+    rank INTEGER -- place by logit, counted from 0: 0 is the argmax, which pages and downloads call rank 1
+    token_id INTEGER -- token id
+    logit DOUBLE -- its logit, exact
+    """,
+)
+
+
+def position_rows(pair: int, places: NDArray[np.int32], figures: RowFigures) -> pa.Table:
+    """Of a pair."""
+    columns = {metric.name: _column(getattr(figures, metric.name), metric) for metric in METRICS}
+    return POSITION.arrow(pair=pair, prompt=places[:, 0], position=places[:, 1], **columns)
+
+
+def _column(values: NDArray, metric: Metric) -> NDArray | pa.Array:
+    return _nullable(values, metric.dtype) if metric.is_nullable else values
+
+
+def _nullable(values: NDArray, dtype: str) -> pa.Array:
+    """NaN (or a negative token id) becomes null: 'undefined' is not a number."""
+    is_null = values < 0 if values.dtype.kind == "i" else np.isnan(values)
+    return pa.array(np.where(is_null, 0, values).astype(dtype), mask=is_null)
+
+
+def side_position_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> pa.Table:
+    """Of a side."""
+    return SIDE_POSITION.arrow(
+        side=side, prompt=places[:, 0], position=places[:, 1], logsumexp=_nullable(figures.logsumexp, "float64")
+    )
+
+
+def top_token_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> pa.Table:
+    """Of a side: the tokens that are numbers."""
+    k = figures.top_ids.shape[1]
+    known = (figures.top_ids >= 0).ravel()
+    return TOP_TOKEN.arrow(
+        side=side,
+        prompt=np.repeat(places[:, 0], k)[known],
+        position=np.repeat(places[:, 1], k)[known],
+        rank=np.tile(np.arange(k, dtype=np.int32), len(places))[known],
+        token_id=figures.top_ids.ravel()[known],
+        logit=figures.top_logits.ravel()[known].astype(np.float64),
+    )
+
+
+def read_positions(database: Database, header: RunHeader, pair: int) -> pd.DataFrame:
+    """Figures of a pair, one row a position of every prompt (null where undefined)."""
+    table = POSITION.read(database, "pair = ? ORDER BY prompt, position", [pair], POSITION.names[1:])
+    with database.decoding("table of positions"):
+        if len(table) != header.rows:
+            raise ValueError(f"{len(table)} rows for {header.rows} positions of pair {pair}")
+        for metric in METRICS:  # a file in which one is text or null is not read as one that is all equal
+            values = table[metric.name]
+            if values.dtype.kind != np.dtype(metric.dtype).kind or (not metric.is_nullable and values.isna().any()):
+                raise TypeError(f"column {metric.name} holds {values.dtype}")
+    return table
+
+
+def read_logsumexp(database: Database, side: int) -> NDArray[np.float64]:
+    """Of every row of a side, in nats, NaN where undefined. [rows]"""
+    found = database.table("SELECT logsumexp FROM side_position WHERE side = ? ORDER BY prompt, position", [side])
+    with database.decoding("table of sides by position"):
+        return found.column("logsumexp").to_numpy().astype(np.float64)
+
+
+def read_best_tokens(database: Database, side: int, ranks: int) -> pd.DataFrame:
+    """The first `ranks` tokens of every row of a side: prompt, position, rank (0 is the argmax), token_id, logit."""
+    found = database.table(
+        """SELECT prompt, position, rank, token_id, logit FROM top_token
+           WHERE side = ? AND rank < ? ORDER BY prompt, position, rank""",
+        [side, ranks],
+    )
+    with database.decoding("table of top tokens"):
+        return found.to_pandas()
+
+
+def read_top_tokens(database: Database, side: int, prompt: int, position: int) -> pa.Table:
+    """Of one row of a side: rank (1 is the argmax), token_id, logit, and the logarithm of its probability."""
+    return database.table(
+        """SELECT rank + 1 AS rank, token_id, logit, logit::DOUBLE - logsumexp AS probability
+           FROM top_token JOIN side_position USING (side, prompt, position)
+           WHERE side = ? AND prompt = ? AND position = ? ORDER BY rank""",
+        [side, prompt, position],
+    )

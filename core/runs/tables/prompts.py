@@ -1,0 +1,70 @@
+"""The token sequences of a run, and the vocabulary as far as it is known."""
+
+from __future__ import annotations
+
+from ..file.database import Database
+from ..file.records import Prompt, RunHeader
+from ..file.table import Table
+
+PROMPT = Table(
+    "prompt",
+    """
+    -- the token sequences of the run
+    prompt INTEGER -- 0-based index
+    positions INTEGER -- its length, number of positions
+    """,
+)
+
+TOKEN = Table(
+    "token",
+    """
+    -- the tokens fed to the model; empty if a dump brought none
+    prompt INTEGER -- index of the prompt
+    position INTEGER -- 0-based token index in its prompt
+    token_id INTEGER NULL -- token id, null if unknown
+    text VARCHAR NULL -- text of the token, null if unknown
+    """,
+)
+
+VOCABULARY = Table(
+    "vocabulary",
+    """
+    -- texts of the vocabulary as far as known, so that a viewer needs no tokenizer
+    token_id INTEGER -- token id, the column of the logits
+    text VARCHAR -- text of the token
+    """,
+)
+
+
+def insert_prompts(database: Database, header: RunHeader) -> None:
+    """What is known before the first logit."""
+    for index, prompt in enumerate(header.prompts):
+        PROMPT.insert_row(database, prompt=index, positions=prompt.positions)
+        if prompt.token_ids or prompt.token_texts:
+            TOKEN.insert(
+                database,
+                prompt=index,
+                position=list(range(prompt.positions)),
+                token_id=list(prompt.token_ids) or None,
+                text=list(prompt.token_texts) or None,
+            )
+    if header.vocabulary:
+        VOCABULARY.insert(database, token_id=list(header.vocabulary), text=list(header.vocabulary.values()))
+
+
+def read_prompts(database: Database) -> tuple[Prompt, ...]:
+    """In their order."""
+    tokens: dict[int, list[tuple]] = {}
+    for prompt, *token in database.rows("SELECT prompt, token_id, text FROM token ORDER BY prompt, position"):
+        tokens.setdefault(prompt, []).append(tuple(token))
+    prompts = []
+    for index, positions in database.rows("SELECT prompt, positions FROM prompt ORDER BY prompt"):
+        ids = tuple(t[0] for t in tokens.get(index, []) if t[0] is not None)
+        texts = tuple(t[1] for t in tokens.get(index, []) if t[1] is not None)
+        prompts.append(Prompt(positions, ids, texts))
+    return tuple(prompts)
+
+
+def read_vocabulary(database: Database) -> dict[int, str]:
+    """Token id to text, as far as known."""
+    return dict(database.rows("SELECT token_id, text FROM vocabulary"))

@@ -1,0 +1,75 @@
+"""Provenance of a run: the table `run`, by which a file is known to be of this form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from ...errors import StoreError
+from ..file.database import Database
+from ..file.table import Table
+
+FILE_VERSION = 1
+RUN = Table(
+    "run",
+    """
+    -- provenance of the run; exactly one row
+    run_id VARCHAR -- the file name without .duckdb
+    name VARCHAR -- what a person called it
+    created TIMESTAMP -- when the capture or upload began, UTC
+    kind VARCHAR -- capture: forwards run by ULPscope; upload: a dump from elsewhere
+    model VARCHAR -- folder or hub id of the model, empty if unknown
+    revision VARCHAR -- hub revision, or sha256: and the digest of a local folder's weight files; empty if unknown
+    compute_dtype VARCHAR -- dtype the logits were computed in; ULPs are counted in it
+    vocab INTEGER -- logits a position, number of tokens
+    positions INTEGER -- positions of all prompts together
+    device VARCHAR -- cpu, cuda, ...; empty if unknown
+    device_name VARCHAR -- processor or GPU name; empty if unknown
+    seed HUGEINT NULL -- seed set before each side, null if none
+    command VARCHAR -- command line that repeats the capture
+    request VARCHAR NULL -- JSON object: what the capture was asked for; null where the run was not captured
+    note VARCHAR -- free text, such as how the compute dtype was found
+    versions VARCHAR -- JSON object: library or setting to its version or value
+    file_version INTEGER -- version of this form of run file
+    """,
+)
+
+
+def insert_run(database: Database, created: datetime, versions: Mapping[str, str], **values: Any) -> None:
+    """The one row; `values`: the other columns, as they are."""
+    RUN.insert_row(
+        database,
+        created=created.astimezone(UTC).replace(tzinfo=None),
+        versions=json.dumps(versions, sort_keys=True),
+        file_version=FILE_VERSION,
+        **values,
+    )
+
+
+def read_run(database: Database, *columns: str) -> dict[str, Any]:
+    """These columns of the one row. StoreError where the file is not of this form."""
+    try:
+        found = database.rows(f"SELECT file_version, {', '.join(columns)} FROM run_file.run", most=2)
+    except StoreError:
+        refuse_development_form(database)
+        raise
+    if len(found) != 1:
+        several = database.rows("SELECT count(*) FROM run_file.run")[0][0]
+        raise StoreError(f"{database.file}: {several} rows of provenance, a run file has one.")
+    if found[0][0] != FILE_VERSION:
+        raise StoreError(
+            f"{database.file}: a run file of version {found[0][0]!r:.40}, this ULPscope reads version {FILE_VERSION}."
+        )
+    return dict(zip(columns, found[0][1:], strict=True))
+
+
+def refuse_development_form(database: Database) -> None:
+    """StoreError for a file of the forms before the first release: they counted a `schema_version`."""
+    asked = "SELECT 1 FROM duckdb_columns() WHERE database_name = 'run_file' AND column_name = 'schema_version'"
+    if database.rows(asked):
+        raise StoreError(
+            f"{database.file}: written by a development version of ULPscope before 0.2, whose run files are not"
+            " read any more; capture the run again, or export it as npz with that version and ingest that."
+        )

@@ -1,0 +1,76 @@
+"""The sides of a run, with what makes equal ones known as equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..file.database import Database
+from ..file.records import RunHeader
+from ..file.table import Table
+
+SIDE = Table(
+    "side",
+    """
+    -- one way the logits were computed; side 0 is the reference
+    side INTEGER -- 0-based index
+    name VARCHAR -- name of the side
+    path VARCHAR -- path that computed it, empty if unknown
+    compute_dtype VARCHAR -- dtype of the stored bits
+    source_dtype VARCHAR -- dtype the array was given in; widening the stored bits restores it exactly
+    sha256 VARCHAR -- SHA-256 of its stored bits, rows in order, little-endian
+    values_sha256 VARCHAR -- what equal values are known by in any run: SHA-256 of its values as bits of values_dtype
+    values_dtype VARCHAR -- bfloat16 where every value of the side is one, else float16 where every value is one, else
+    -- float32
+    bit_class INTEGER -- sides of the same number are bit-identical
+    """,
+)
+
+
+@dataclass(frozen=True)
+class StoredSide:
+    """A side as it lies in the file; `bit_class` is shared by bit-identical sides.
+
+    sha256: of its values as bits of `sha256_dtype`, the dtype they are of, so that equal values have it in any run.
+    stored_sha256: of the bits as they are stored.
+    """
+
+    index: int
+    name: str
+    path: str
+    source_dtype: str
+    sha256: str
+    sha256_dtype: str
+    stored_sha256: str
+    bit_class: int
+
+
+def insert_sides(
+    database: Database, header: RunHeader, digests: Sequence[str], values: Sequence[tuple[str, str]]
+) -> None:
+    """digests: of the stored bits, the same for sides of one class; values: of each side's values, and of which
+    dtype.
+    """
+    for index, side in enumerate(header.sides):
+        values_sha256, values_dtype = values[index]
+        SIDE.insert_row(
+            database,
+            side=index,
+            name=side.name,
+            path=side.path,
+            compute_dtype=header.compute_dtype,
+            source_dtype=side.source_dtype,
+            sha256=digests[index],
+            values_sha256=values_sha256,
+            values_dtype=values_dtype,
+            bit_class=sorted(set(digests), key=digests.index).index(digests[index]),
+        )
+
+
+def read_sides(database: Database) -> list[StoredSide]:
+    """In their order."""
+    rows = database.rows(
+        "SELECT side, name, path, source_dtype, values_sha256, values_dtype, sha256, bit_class FROM side ORDER BY side"
+    )
+    with database.decoding("list of sides"):
+        return [StoredSide(*row) for row in rows]

@@ -1,0 +1,65 @@
+"""The registry of metrics: what is derived from it says what it says."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.numerics import metrics
+from core.numerics.divergence import RowFigures, compare
+from core.numerics.formats import BFLOAT16
+from core.numerics.metrics import METRICS, How, Summary, documented
+from core.runs.tables.pairs import PAIR
+from core.runs.tables.positions import POSITION
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+
+
+def figures_of_two_rows() -> RowFigures:
+    bits = np.array([[0x3F80, 0x4000, 0x4040], [0x3F80, 0x7FC0, 0xFF80]], np.uint16)
+    return compare(bits, bits + np.array([[1], [0]], np.uint16), BFLOAT16)
+
+
+def test_the_page_on_metrics_has_the_registrys_tables() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for table in documented():
+        assert f"\n\n{table}\n\n" in page
+
+
+def test_a_page_that_says_something_else_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = metrics.Metric("neq", "elements", "int64", "values are equal")
+    monkeypatch.setattr(metrics, "METRICS", (changed, *METRICS[1:]))
+    page = PAGE.read_text(encoding="utf-8")
+    assert [table in page for table in documented()] == [False, True]
+
+
+def test_every_metric_is_computed_in_the_type_that_it_is_stored_in() -> None:
+    figures = figures_of_two_rows()
+    for metric in METRICS:
+        values = getattr(figures, metric.name)
+        assert values.shape == (2,)
+        is_ulps = metric.is_nullable and metric.dtype == "int64"  # NaN where undefined
+        assert values.dtype.kind == ("f" if is_ulps else np.dtype(metric.dtype).kind), metric.name
+
+
+def test_every_total_adds_up_something_that_is_computed() -> None:
+    figures = figures_of_two_rows()
+    for total in fields(Summary):
+        adding = total.metadata["adding"]
+        assert len(getattr(figures, adding.of)) == 2
+        assert not adding.over or len(getattr(figures, adding.over)) == 2
+        assert not adding.over or adding.how in (How.MEAN, How.ROOT_MEAN, How.REST)
+
+
+def test_every_metric_has_its_column_with_its_definition() -> None:
+    by_position = {column.name: column for column in POSITION.columns}
+    by_pair = {column.name: column for column in PAIR.columns}
+    for metric in METRICS:
+        assert by_position[metric.name].help.endswith(metric.help)
+        assert ("NOT NULL" in by_position[metric.name].more) is not metric.is_nullable
+    for total in fields(Summary):
+        assert by_pair[total.name].help.endswith(total.metadata["help"])
+        assert ("NOT NULL" in by_pair[total.name].more) is ("None" not in str(total.type))
