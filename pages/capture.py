@@ -316,8 +316,12 @@ if not page_guard.may_edit():
     job_list(jobs)
 page_guard.only_editors("capture runs")
 remembered()
-form = choose()
-start, shown = st.columns([1, 4], vertical_alignment="center")
+# Each part has its place from the start of a run: a list that draws itself again must not move by what is above it,
+# or Streamlit writes it where no place is yet, which breaks the page.
+form_place, start_place, costs_place, typed_place, jobs_place = (st.container() for _ in range(5))
+with form_place:
+    form = choose()
+start, shown = start_place.columns([1, 4], vertical_alignment="center")
 if start.button("Capture", type="primary", disabled=form.missing is not None, key="capture_start", width="stretch"):
     answer = look_up(form)
     device = str(answer.costs["device"]) if answer is not None and answer.costs else form.request.device or ANY_DEVICE
@@ -327,8 +331,10 @@ if start.button("Capture", type="primary", disabled=form.missing is not None, ke
 shown.caption(form.missing or "What it will run and cost is below; it is checked again before anything runs.")
 if form.missing is None:
     awaited = look_up(form)
-    st.fragment(foreseen, run_every=None if awaited is not None and awaited.is_fresh else 0.5)(form)
-with st.expander("The same on the command line"):
+    with costs_place:
+        st.fragment(foreseen, run_every=None if awaited is not None and awaited.is_fresh else 0.5)(form)
+with typed_place.expander("The same on the command line"):
     code_block(form.typed, key="typed", wraps=True)
-st.subheader("Captures")
-job_list(jobs)
+with jobs_place:
+    st.subheader("Captures")
+    job_list(jobs)

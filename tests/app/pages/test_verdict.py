@@ -25,8 +25,8 @@ from tests.app.opening import codes, figures_of, followed
 from tests.core.runs.judged_runs import (
     BLOCKS,
     CASES,
-    COMMAND,
     EXACT_FAILED,
+    REQUEST,
     RERUN_PASSED,
     floors,
     judged_run,
@@ -170,7 +170,7 @@ def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_
     app = opened(run=judged_run(own_store, None, run_id="mine"))
     assert "not judged" in label(app)
     assert "nothing here says whether rounding explains" in said(app)
-    assert codes(app)[0] == COMMAND.replace("capture", "judge", 1)
+    assert codes(app)[0] == dataclasses.replace(REQUEST, judge=True).typed()
     started = []
 
     def submit(self, arguments, *, title, device, prompts=None, who=""):
