@@ -181,7 +181,8 @@ def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_
     app.button(key="judge").click().run()
     assert not app.exception
     ((arguments, title, device, prompts),) = started
-    assert arguments[:3] == ["capture", "--judge", "--model=sample_runs/model"]
+    assert arguments[:3] == ["capture", "--model", "sample_runs/model"]
+    assert "--judge" in arguments
     assert "mine" in title
     assert device == "best there is"
     assert b'"token_ids": [2, 3, 4' in prompts.content

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from core.capture_request import CaptureRequest
 from core.runs.file.records import Generation, Prompt, Provenance
 from core.runs.reader import RunReader
+from core.runs.store.store import Store
 from core.runs.views.request import asks_for, how_to_have, judged_again, typed_with
 from core.runs.writer import RunWriter
 from tests.core.runs.judged_runs import REQUEST, judged_run
 from tests.core.runs.made_runs import calm_sides, header_of
+
+
+@pytest.fixture()
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "runs")
 
 
 def provenance(**asked) -> Provenance:
