@@ -18,6 +18,7 @@ from app.shell import exports, store_cache, widgets, wording
 from app.shell import selection as state
 from app.shell.widgets import PAGES
 from core.errors import UlpscopeError
+from core.runs.file.records import BUG_SUSPECTED, ROUNDING
 from core.runs.store.cards import BrokenRun, RunCard
 from core.runs.store.labels import Labels
 
@@ -188,9 +189,9 @@ def first_visit(cards: Sequence[RunCard]) -> None:
             " model's own rounding floor: what mere reorderings of its sums do to the same logits."
         )
         flip = max(
-            (card for card in cards if "rounding" in card.pair_verdicts), key=lambda card: card.flips, default=None
+            (card for card in cards if ROUNDING in card.pair_verdicts), key=lambda card: card.flips, default=None
         )
-        bug = next((card for card in cards if "bug suspected" in card.pair_verdicts), None)
+        bug = next((card for card in cards if BUG_SUSPECTED in card.pair_verdicts), None)
         with st.container(horizontal=True, gap="small"):
             if flip is not None and flip.flips:
                 st.page_link(

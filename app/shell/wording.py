@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from core.runs.file.records import (
+    BUG_SUSPECTED,
+    IDENTICAL,
+    INVALID_DUMP,
+    LOWER_PRECISION,
+    NONDETERMINISTIC,
+    NOT_JUDGED,
+    ROUNDING,
+    UNDECIDED,
+)
 from core.runs.reports.gate import percent
 from core.runs.store.cards import RunCard
 
 MEASURES = {"neq_share": "share that differs", "max_ulps": "max ULPs", "rms": "rms difference"}
 # A verdict and the colour of its label, gravest first. A name a newer version wrote is grey.
 VERDICTS = {
-    "bug suspected": "red",
-    "invalid dump": "violet",
-    "nondeterministic": "orange",
-    "undecided": "gray",
-    "not judged": "gray",
-    "lower precision": "yellow",
-    "rounding": "blue",
-    "identical": "green",
+    BUG_SUSPECTED: "red",
+    INVALID_DUMP: "violet",
+    NONDETERMINISTIC: "orange",
+    UNDECIDED: "gray",
+    NOT_JUDGED: "gray",
+    LOWER_PRECISION: "yellow",
+    ROUNDING: "blue",
+    IDENTICAL: "green",
 }
 RUNGS = {
     "validity": "Dump validity",

@@ -17,31 +17,38 @@ from app.components import plots
 from app.components.code_block import code_block
 from app.shell import address, exports, selection, widgets, wording
 from app.verdict import charts, panel_actions
-from core.judging.ladder import NONDETERMINISTIC, UNDECIDED
 from core.runs.file.records import (
+    BUG_SUSPECTED,
     FAILED,
     FLOAT32,
+    IDENTICAL,
+    INVALID_DUMP,
+    LOWER_PRECISION,
     MISSING,
     MODULES,
+    NONDETERMINISTIC,
+    NOT_JUDGED,
     NOTED,
     ONE_ORDER,
     OWN_DTYPE,
     PASSED,
+    ROUNDING,
     STRUCTURE,
+    UNDECIDED,
     Evidence,
 )
 from core.runs.reports.issue_markdown import issue_text
-from core.runs.views.verdicts import NOT_JUDGED, Finding, Rung, finding, position_ratios
+from core.runs.views.verdicts import Finding, Rung, finding, position_ratios
 
 _ICONS = {
-    "bug suspected": ":material/bug_report:",
-    "invalid dump": ":material/block:",
-    "nondeterministic": ":material/shuffle:",
-    "undecided": ":material/help:",
+    BUG_SUSPECTED: ":material/bug_report:",
+    INVALID_DUMP: ":material/block:",
+    NONDETERMINISTIC: ":material/shuffle:",
+    UNDECIDED: ":material/help:",
     NOT_JUDGED: ":material/hourglass_empty:",
-    "lower precision": ":material/stairs:",
-    "rounding": ":material/check:",
-    "identical": ":material/drag_handle:",
+    LOWER_PRECISION: ":material/stairs:",
+    ROUNDING: ":material/check:",
+    IDENTICAL: ":material/drag_handle:",
 }
 _OUTCOMES = {
     PASSED: (":material/check_circle:", "green"),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..capture_request import CaptureRequest
-from ..judging.ladder import BUG_SUSPECTED
 from ..prompt_files import prompts_of
+from ..runs.file.records import BUG_SUSPECTED
 from ..runs.reader import RunReader
 from ..runs.store.partial import is_passing
 from ..runs.store.store import open_store

@@ -11,10 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import UsageError
-from ..judging.ladder import BUG_SUSPECTED
 from ..judging.rejudge import check_upload, judge_stored
 from ..judging.uploaded_controls import ModelControls, measure_controls
-from ..runs.file.records import FAILED, MISSING
+from ..runs.file.records import BUG_SUSPECTED, FAILED, MISSING
 from ..runs.reader import RunReader
 from ..runs.store.store import Store, open_store
 from .console import JsonOption, StoreOption, Tell, out, print_json, steps, stoppable

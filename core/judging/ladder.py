@@ -19,32 +19,31 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..numerics.elementary import exp, log
 from ..runs.file.records import (
+    BUG_SUSPECTED,
     FAILED,
     FLOAT32,
+    IDENTICAL,
+    INVALID_DUMP,
+    LOWER_PRECISION,
     MISSING,
     MODULES,
     NEIGHBOURS,
+    NONDETERMINISTIC,
     NOTED,
     OWN_DTYPE,
     PASSED,
     PRECISION,
     RERUN,
+    ROUNDING,
     RUNGS,
     SAMPLER,
     STRUCTURE,
     SYMMETRY,
+    UNDECIDED,
     VALIDITY,
+    VERDICTS,
     Evidence,
 )
-
-IDENTICAL = "identical"
-ROUNDING = "rounding"
-LOWER_PRECISION = "lower precision"
-NONDETERMINISTIC = "nondeterministic"
-BUG_SUSPECTED = "bug suspected"
-INVALID_DUMP = "invalid dump"
-UNDECIDED = "undecided"
-VERDICTS = (IDENTICAL, ROUNDING, LOWER_PRECISION, NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP, UNDECIDED)
 
 # Noise ratios up to which a pair may be rounding; docs/verdict_calibration.md has the trial they were chosen by. In 16
 # bits another path may also round between operations where the reference does not (a fused kernel), which reordering

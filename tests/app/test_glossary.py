@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.shell import glossary, page_settings, wording
-from core.judging.ladder import VERDICTS
+from core.runs.file.records import VERDICTS
 from tests.app.opening import opened
 
 ROOT = Path(__file__).resolve().parents[2]

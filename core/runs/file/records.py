@@ -18,6 +18,16 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...numerics.formats import FloatFormat, format_named
 
+IDENTICAL = "identical"
+ROUNDING = "rounding"
+LOWER_PRECISION = "lower precision"
+NONDETERMINISTIC = "nondeterministic"
+BUG_SUSPECTED = "bug suspected"
+INVALID_DUMP = "invalid dump"
+UNDECIDED = "undecided"
+VERDICTS = (IDENTICAL, ROUNDING, LOWER_PRECISION, NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP, UNDECIDED)
+NOT_JUDGED = "not judged"  # what stands where a pair has no verdict
+
 PASSED, FAILED, MISSING, NOTED = "passed", "failed", "missing", "noted"
 OUTCOMES = (PASSED, FAILED, MISSING, NOTED)
 

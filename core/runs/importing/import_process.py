@@ -28,7 +28,7 @@ from ..dumps.arrays import shown
 from ..dumps.dump import MAX_ROWS, MAX_SIDES, MAX_VOCAB
 from ..file.blob_tiles import TILE_BYTES
 from ..file.database import DECODING, Database
-from ..file.records import FloorRows, RunHeader
+from ..file.records import IDENTICAL, VERDICTS, FloorRows, RunHeader
 from ..ops_run import KIND as OPS
 from ..ops_run import ops_of, write_ops_run
 from ..reader import RunReader
@@ -48,16 +48,6 @@ _CHUNK_BYTES = 16 << 20  # of logits of one side, read at a time
 _COPY_ROWS = 1 << 16
 _YEARS = (1990, 2200)
 _MEMORY_BYTES = 4 << 30  # of data; a run of any size needs some 600 MB of it
-_IDENTICAL = "identical"  # the verdict that the bits themselves decide
-_VERDICTS = (
-    _IDENTICAL,
-    "rounding",
-    "lower precision",
-    "nondeterministic",
-    "bug suspected",
-    "invalid dump",
-    "undecided",
-)
 
 Progress = Callable[[int, int], None]
 
@@ -179,13 +169,13 @@ def _check_header(run: RunReader, header: RunHeader, counts: dict[str, int]) -> 
     if [side.index for side in run.sides] != list(range(len(header.sides))):
         raise StoreError(f"{file}: its sides are not numbered from 0 on; the file is damaged.")
     for pair in run.pairs:
-        if pair.verdict is not None and pair.verdict not in _VERDICTS:
+        if pair.verdict is not None and pair.verdict not in VERDICTS:
             raise StoreError(
                 f"{file}: pair {pair.index} has the verdict '{shown(pair.verdict, 40)}', which is none of this"
                 " ULPscope's."
             )
-        if pair.verdict == _IDENTICAL and not pair.summary.bit_identical:
-            raise StoreError(f"{file}: pair {pair.index} has the verdict '{_IDENTICAL}', and its sides are not.")
+        if pair.verdict == IDENTICAL and not pair.summary.bit_identical:
+            raise StoreError(f"{file}: pair {pair.index} has the verdict '{IDENTICAL}', and its sides are not.")
 
 
 def _created(path: Path, created: datetime | None) -> datetime:

@@ -14,10 +14,9 @@ from ...command_name import COMMAND
 from ...errors import StoreError, UsageError
 from ...numerics.metrics import NULLABLE
 from ..dumps.arrays import shown
-from ..file.records import FAILED, PASSED, Prompt
+from ..file.records import BUG_SUSPECTED, FAILED, INVALID_DUMP, NONDETERMINISTIC, NOT_JUDGED, PASSED, UNDECIDED, Prompt
 from .report_json import PairReport, plain_number
 
-UNDECIDED = "undecided"
 ALLOWED = "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X or verdict"
 _UNITS = {
     "bits": "values",
@@ -44,8 +43,8 @@ _SIGNS = {"ulps": ":", "same-top1": "<"}
 _NUMBER = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,4})?", re.ASCII | re.IGNORECASE)
 # Verdicts that fail a build, and those that no control has decided. `rounding`, `identical` and a wanted lower
 # precision pass.
-_FAILING = ("bug suspected", "nondeterministic", "invalid dump")
-_OPEN = ("undecided", "not judged")
+_FAILING = (BUG_SUSPECTED, NONDETERMINISTIC, INVALID_DUMP)
+_OPEN = (UNDECIDED, NOT_JUDGED)
 
 
 Row = dict[str, Any]

@@ -15,19 +15,24 @@ from numpy.typing import NDArray
 
 from ...command_name import COMMAND
 from ..file.records import (
+    BUG_SUSPECTED,
     FLOAT32,
+    IDENTICAL,
     MISSING,
     MODULES,
     NEIGHBOURS,
+    NOT_JUDGED,
     ONE_ORDER,
     OWN_DTYPE,
     PASSED,
     PRECISION,
     RERUN,
+    ROUNDING,
     RUNGS,
     SAMPLER,
     STRUCTURE,
     SYMMETRY,
+    UNDECIDED,
     VALIDITY,
     Evidence,
     Provenance,
@@ -37,7 +42,6 @@ from ..reader import RunReader, StoredPair
 if TYPE_CHECKING:
     import pandas as pd
 
-NOT_JUDGED = "not judged"
 _JUDGE = f"`{COMMAND} judge` runs it."
 _MODEL = f"Where the model is at hand, `{COMMAND} verdict {{run}} --model MODEL`; the dump needs its token_ids."
 
@@ -103,8 +107,8 @@ def shown_verdict(kind: str, is_bit_identical: bool, verdict: str | None) -> str
     if verdict is not None:
         return verdict
     if is_bit_identical:
-        return "identical"
-    return "undecided" if kind == "upload" else NOT_JUDGED
+        return IDENTICAL
+    return UNDECIDED if kind == "upload" else NOT_JUDGED
 
 
 def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Finding:
@@ -125,10 +129,10 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
     if pair.verdict is None:
         return Finding(name, _not_judged(about, pair.summary.bit_identical), rungs, False)
     sentence = pair.because or ""
-    if name == "rounding":
+    if name == ROUNDING:
         own = _in_own_dtype(evidence, run.header.compute_dtype)
         sentence = " ".join(part for part in (sentence, own, _flips(positions, run.header.compute_dtype)) if part)
-    elif name == "bug suspected":
+    elif name == BUG_SUSPECTED:
         where = [
             row.says
             for row in evidence

@@ -16,8 +16,7 @@ from app.shell import wording
 from app.shell.jobs import Job
 from app.verdict import charts
 from app.verdict.panel_actions import is_loadable
-from core.judging.ladder import VERDICTS
-from core.runs.file.records import PRECISION, RUNGS, Evidence
+from core.runs.file.records import PRECISION, RUNGS, VERDICTS, Evidence
 from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store

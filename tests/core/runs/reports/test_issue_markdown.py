@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from core.errors import UsageError
-from core.judging.ladder import VERDICTS, floor_test
-from core.runs.file.records import Evidence, Provenance, SideHeader
+from core.judging.ladder import floor_test
+from core.runs.file.records import VERDICTS, Evidence, Provenance, SideHeader
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.store.store import Store
