@@ -27,6 +27,9 @@ class ExactSum:
         """Finite values, whole numbers or truth values, of any shape. ValueError or OverflowError where one is not
         finite.
         """
+        if values.dtype.kind != "f":
+            self._units += sum(values.ravel().tolist()) << 1074
+            return
         for value in values.ravel().tolist():
             numerator, denominator = value.as_integer_ratio()
             self._units += numerator << (1075 - denominator.bit_length())

@@ -75,8 +75,6 @@ _LONGEST = {
     ("side", "name"): 400,
 }
 
-Catalog = dict[str, dict[str, str]]  # table -> column -> type
-
 
 def is_run_file(path: Path) -> bool:
     """Whether the first bytes are those of a DuckDB file, whatever it is called. StoreError where it cannot be read."""
@@ -92,8 +90,8 @@ def is_database(start: bytes) -> bool:
     return start[8:12] == b"DUCK"
 
 
-def check_catalog(database: Database) -> Catalog:
-    """The file's tables, which are those of a run file; StoreError for anything else in it. Reads no row."""
+def check_catalog(database: Database) -> None:
+    """StoreError for anything in the file that is not a table of a run file with its columns. Reads no row."""
     file = shown(database.path.name)
     for what, query in _OBJECTS.items():
         if found := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):
@@ -101,7 +99,7 @@ def check_catalog(database: Database) -> Catalog:
                 f"{file}: holds the {what} '{_cut(found[0][0])}', and a run file has none; nothing was taken in."
             )
     refuse_development_form(database)
-    there: Catalog = {}
+    there: dict[str, set[str]] = {}
     for table, column, kind, has_default in database.rows(_COLUMNS):
         if table not in TABLES:
             raise StoreError(
@@ -118,25 +116,24 @@ def check_catalog(database: Database) -> Catalog:
             raise StoreError(
                 f"{file}: column {table}.{column} has a default or is generated; a run file's columns are plain."
             )
-        there.setdefault(table, {})[column] = kind
+        there.setdefault(table, set()).add(column)
     for table, columns in there.items():
-        if missing := sorted(TABLES[table].types.keys() - columns.keys()):
+        if missing := sorted(TABLES[table].types.keys() - columns):
             raise StoreError(f"{file}: table {table} has no column '{missing[0]}'; the file is damaged.")
-    return there
 
 
-def check_amounts(database: Database, found: Catalog) -> dict[str, int]:
+def check_amounts(database: Database) -> dict[str, int]:
     """Rows by table, after rows and texts were found to be no more than a run has."""
     file = shown(database.path.name)
     counts = {}
-    for table in found:
+    for table in TABLES:
         counts[table] = int(database.rows(f"SELECT count(*) FROM run_file.main.{table}")[0][0])
         if counts[table] > _MOST_ROWS.get(table, counts[table]):
             raise StoreError(
                 f"{file}: table {table} has {counts[table]:,} rows; expected at most {_MOST_ROWS[table]:,}."
             )
-    for table, columns in found.items():
-        texts = [column for column, kind in columns.items() if kind == "VARCHAR"]
+    for table, declared in TABLES.items():
+        texts = [column for column, kind in declared.types.items() if kind == "VARCHAR"]
         if not counts[table] or not texts:
             continue
         asked = ", ".join(f"max(strlen({column})), sum(strlen({column}))" for column in texts)

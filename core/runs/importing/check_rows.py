@@ -9,7 +9,7 @@ from ...errors import StoreError
 from ..dumps.arrays import shown
 from ..file.database import Database
 from ..file.records import RunHeader
-from .check_catalog import Catalog
+from ..tables.schema import TABLES
 
 _COUNTED = "neq BETWEEN 0 AND elements AND finite BETWEEN 0 AND elements AND nonfinite_mismatch BETWEEN 0 AND elements"
 _SIZED = "max_abs >= 0 AND rms >= 0 AND max_ulps >= 0 AND mean_ulps >= 0"
@@ -94,21 +94,21 @@ COPIED = (
 _UNBOUNDED = {"logits", "side_position", "top_token", "position", "ulp_tile", "ulp_histogram"}  # computed anew
 
 
-def check_rows(database: Database, tables: Catalog, header: RunHeader) -> None:
+def check_rows(database: Database, header: RunHeader) -> None:
     """StoreError for the first row that no run of this header has."""
     highest = {"pairs": len(header.sides) - 2, "sides": len(header.sides) - 1, "prompts": len(header.prompts) - 1}
-    for table, columns in tables.items():
+    for table in TABLES:
         if table in _UNBOUNDED:
             continue
         key, rule = _RULES.get(table, ("", ""))
-        _check_finite(database, table, columns)
+        _check_finite(database, table)
         if rule:
             _check_rule(database, table, key, rule.format(**highest))
     _check_whole_tokens(database)
 
 
-def _check_finite(database: Database, table: str, columns: dict[str, str]) -> None:
-    for column in (name for name, kind in columns.items() if kind == "DOUBLE"):
+def _check_finite(database: Database, table: str) -> None:
+    for column in (name for name, kind in TABLES[table].types.items() if kind == "DOUBLE"):
         if database.rows(f"SELECT 1 FROM run_file.main.{table} WHERE NOT isfinite({column}) LIMIT 1"):
             raise StoreError(
                 f"{shown(database.path.name)}: {table}.{column} holds a number that is not finite; nothing was"

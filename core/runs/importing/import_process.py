@@ -36,7 +36,7 @@ from ..store.store import Store
 from ..tables.run import read_run
 from ..tables.schema import check_tables
 from ..writer import RunWriter
-from .check_catalog import Catalog, check_amounts, check_catalog
+from .check_catalog import check_amounts, check_catalog
 from .check_figures import check_figures
 from .check_rows import COPIED, check_rows
 
@@ -52,19 +52,17 @@ _MEMORY_BYTES = 4 << 30  # of data; a run of any size needs some 600 MB of it
 Progress = Callable[[int, int], None]
 
 
-def counted(path: Path) -> tuple[Catalog, dict[str, int], str]:
-    """The tables of a run file from outside, rows by table, and the run's kind; StoreError where they are not what a
-    run has.
-    """
+def counted(path: Path) -> tuple[dict[str, int], str]:
+    """Rows by table of a run file from outside, and the run's kind; StoreError where they are not what a run has."""
     if os.path.lexists(f"{path}.wal"):
         raise StoreError(
             f"{shown(path.name)}: has a log of unfinished changes beside it (.wal); open and close it in DuckDB first."
         )
     database = Database.to_read(path)
     try:
-        tables = check_catalog(database)
+        check_catalog(database)
         check_tables(database)
-        return tables, check_amounts(database, tables), read_run(database, "kind")["kind"]
+        return check_amounts(database), read_run(database, "kind")["kind"]
     finally:
         database.abandon()
 
@@ -73,11 +71,11 @@ def take_in(store: Store, path: Path, *, run_id: str | None, name: str | None, o
     """Store what `path` holds as a new run; returns its id. StoreError, and nothing stored, where it is no run that can
     be believed.
     """
-    tables, counts, kind = counted(path)
+    counts, kind = counted(path)
     if kind == OPS:
         return _take_ops(store, path, run_id, name)
     with RunReader(path) as run:
-        return _take_run(store, run, tables, counts, run_id=run_id, name=name, on_progress=on_progress)
+        return _take_run(store, run, counts, run_id=run_id, name=name, on_progress=on_progress)
 
 
 def _take_ops(store: Store, path: Path, run_id: str | None, name: str | None) -> str:
@@ -90,24 +88,17 @@ def _take_ops(store: Store, path: Path, run_id: str | None, name: str | None) ->
 
 
 def _take_run(
-    store: Store,
-    run: RunReader,
-    tables: Catalog,
-    counts: dict[str, int],
-    *,
-    run_id: str | None,
-    name: str | None,
-    on_progress: Progress,
+    store: Store, run: RunReader, counts: dict[str, int], *, run_id: str | None, name: str | None, on_progress: Progress
 ) -> str:
     header = _header(run, name)
     _check_header(run, header, counts)
     inspected = Database.to_read(run.path)
     try:
-        check_rows(inspected, tables, header)
+        check_rows(inspected, header)
         with RunWriter(store, header, run_id=run_id, source=[run.path]) as writer:
             _copy_logits(run, writer, on_progress)
             check_figures(run, writer)
-            _copy_rest(run, inspected, tables, counts, writer)
+            _copy_rest(run, inspected, counts, writer)
             return writer.finish()
     finally:
         inspected.abandon()
@@ -156,15 +147,15 @@ def _check_header(run: RunReader, header: RunHeader, counts: dict[str, int]) -> 
         "ulp_histogram": pairs * (EXACT_DISTANCES + DENSE_DISTANCES),
     }
     for table, rows in most.items():
-        if counts.get(table, 0) > rows:
+        if counts[table] > rows:
             raise StoreError(
                 f"{file}: table {table} has {counts[table]:,} rows; the run makes at most {rows:,}; the file is"
                 " damaged."
             )
     for table, rows in expected.items():
-        if counts.get(table) != rows:
+        if counts[table] != rows:
             raise StoreError(
-                f"{file}: table {table} has {counts.get(table, 0):,} rows; the run makes {rows:,}; the file is damaged."
+                f"{file}: table {table} has {counts[table]:,} rows; the run makes {rows:,}; the file is damaged."
             )
     if [side.index for side in run.sides] != list(range(len(header.sides))):
         raise StoreError(f"{file}: its sides are not numbered from 0 on; the file is damaged.")
@@ -200,13 +191,12 @@ def _copy_logits(run: RunReader, writer: RunWriter, on_progress: Progress) -> No
         on_progress(stop * len(header.sides), total)
 
 
-def _copy_rest(run: RunReader, inspected: Database, tables: Catalog, counts: dict[str, int], writer: RunWriter) -> None:
+def _copy_rest(run: RunReader, inspected: Database, counts: dict[str, int], writer: RunWriter) -> None:
     """In the order in which a capture writes it, by the same records."""
     for table in COPIED:
-        columns = ", ".join(tables.get(table, ()))
-        for start in range(0, counts.get(table, 0), _COPY_ROWS):
+        for start in range(0, counts[table], _COPY_ROWS):
             chosen = f"rowid >= {start} AND rowid < {start + _COPY_ROWS}"
-            writer.copy(table, inspected.table(f"SELECT {columns} FROM run_file.main.{table} WHERE {chosen}"))
+            writer.copy(table, inspected.table(f"SELECT * FROM run_file.main.{table} WHERE {chosen}"))
     for index in sorted(run.generations):
         _check_generation(run, index)
         writer.write_generation(run.generations[index])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -285,6 +286,20 @@ def test_odd_texts_and_numbers_come_back_as_they_were(store: Store) -> None:
             vocabulary,
             created.replace(tzinfo=None),
         )
+
+
+def test_what_a_capture_was_asked_for_comes_back_as_it_was(store: Store) -> None:
+    header = header_of()
+    asked = '{"model": "a/b", "variants": ["decode"], "note": "日本"}'
+    header = replace(header, provenance=replace(header.provenance, request=asked))
+    with RunReader(write_run(store, header, calm_sides(header))) as run:
+        assert run.header.provenance.request == asked
+
+
+@pytest.mark.parametrize("text", ["", "decode", "[1]", "null", "7", "{", "[" * 100_000])
+def test_what_is_no_json_object_is_no_request(text: str) -> None:
+    with pytest.raises(UsageError, match="no JSON object"):
+        Provenance("capture", request=text)
 
 
 @pytest.mark.parametrize(

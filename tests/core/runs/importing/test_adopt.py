@@ -49,6 +49,7 @@ COPIED = (
     "remedy",
     "price",
 )
+ASKED = '{"model": "a/b", "variants": ["decode"]}'
 GENERATED = ("generation", "generated_token")
 
 
@@ -100,6 +101,7 @@ def test_every_bit_and_every_figure_comes_in_and_the_note_says_from_where(
     dtype: str, store: Store, tmp_path: Path
 ) -> None:
     announced = header_of(dtype, sides=3)
+    announced = replace(announced, provenance=replace(announced.provenance, request=ASKED))
     path = write_run(Store(tmp_path / "outside"), announced, bits_of_sides(announced))
     new = store.path_of(taken(store, path))
     assert differing(path, new, (*COMPUTED, *COPIED, *GENERATED)) == []
@@ -107,6 +109,7 @@ def test_every_bit_and_every_figure_comes_in_and_the_note_says_from_where(
         assert (run.header.name, run.created) == (old.header.name, old.created)
         assert run.header.provenance.note == NOTE
         assert run.header.provenance.seed == 7
+        assert run.header.provenance.request == ASKED
         again = taken(store, new)
     with RunReader(store.path_of(again)) as run:
         assert run.header.provenance.note == NOTE  # once, however often it travels
