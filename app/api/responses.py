@@ -19,6 +19,7 @@ from app.hosting.identity import require_editor
 from app.hosting.live_settings import now_in_force
 from core.configuration import Configuration
 from core.errors import AccessError, ConfigurationError, DumpError, LimitError, StoreError, UlpscopeError, UsageError
+from core.text import shown
 
 Handler = Callable[[Request], Awaitable[Response]]
 _LINGER_BYTES, _LINGER_SECONDS = 64 << 20, 3.0  # of a body that is refused, read to let the sender hear why
@@ -83,7 +84,7 @@ class Dispatcher:
     async def _answered(self, request: Request) -> Response:
         found = self._operations.get("GET" if request.method == "HEAD" else request.method)
         if found is None:
-            sentence = f"{ascii(request.method[:20])[1:-1]} means nothing here; there are {self._allowed}."
+            sentence = f"{shown(request.method, 20)} means nothing here; there are {self._allowed}."
             return error(sentence, 405, {"Allow": self._allowed})
         if found.needs_editor and (refusal := require_editor(request)) is not None:
             return refusal
@@ -177,7 +178,7 @@ def flag(request: Request, name: str) -> bool:
     """`?name=1`; RefusedError for anything that is neither 1 nor 0."""
     text = request.query_params.get(name, "0").lower()
     if text not in ("0", "1", "true", "false", ""):
-        raise RefusedError(f"{name}={text[:20]} is neither 1 nor 0.", 400)
+        raise RefusedError(f"{name}={shown(text, 20)} is neither 1 nor 0.", 400)
     return text in ("1", "true")
 
 
@@ -185,7 +186,7 @@ def whole(request: Request, name: str, default: int, highest: int) -> int:
     """`?name=N` from 0 to `highest`; RefusedError for anything else."""
     text = request.query_params.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) <= 12 and int(text) <= highest):
-        raise RefusedError(f"{name}={text[:20]} is no whole number from 0 to {highest:,}.", 400)
+        raise RefusedError(f"{name}={shown(text, 20)} is no whole number from 0 to {highest:,}.", 400)
     return int(text)
 
 
@@ -193,4 +194,4 @@ def refuse_unknown(request: Request, *known: str) -> None:
     """A parameter that was misspelt would be one that was not given."""
     strange = sorted(set(request.query_params) - set(known))
     if strange:
-        raise RefusedError(f"'{strange[0][:40]}' is no parameter here; there are {', '.join(known) or 'none'}.", 400)
+        raise RefusedError(f"'{shown(strange[0])}' is no parameter here; there are {', '.join(known) or 'none'}.", 400)

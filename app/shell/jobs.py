@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from app.shell import wording
 from core.errors import UlpscopeError
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store
+from core.text import file_name
 
 ROOT = Path(__file__).resolve().parents[2]
 ANY_DEVICE = "best there is"
@@ -95,7 +95,7 @@ class PromptFile:
         """Written into a directory that goes when `place` is removed, and at the store's next sweep should the server
         be killed.
         """
-        path = place.directory / (wording.file_name(self.name) or "prompts.txt")
+        path = place.directory / (file_name(self.name) or "prompts.txt")
         path.write_bytes(self.content)
         return path
 

@@ -21,6 +21,7 @@ from core.configuration import Limits
 from core.errors import UlpscopeError
 from core.runs.store.quotas import UPLOADS, check_space
 from core.runs.store.store import Store, to_disk
+from core.text import file_name
 
 FOLDER = UPLOADS
 LONGEST_NAME = 255  # characters of the sender's name for a file, as it is shown
@@ -70,7 +71,7 @@ class Spool:
 
     def _made(self, upload_id: str, owner: str, name: str, length: int, modified: str, browser: str) -> Upload:
         """Whole or not at all: made under another name, then renamed."""
-        new, file = self.directory / f"{_NEW}{upload_id}", safe_name(name)
+        new, file = self.directory / f"{_NEW}{upload_id}", file_name(name, _LONGEST_FILE_NAME) or "dump"
         try:
             (new / CONTENT).mkdir(mode=0o700, parents=True)
             new.chmod(0o700)
@@ -211,20 +212,6 @@ def _upload(upload_id: str, place: Path, about: Mapping[str, Any]) -> Upload:
 def owner_of(who: Identity) -> str:
     """Whose uploads somebody may see: their own, told apart by how they signed in and as whom."""
     return f"{who.way}:{who.name}"
-
-
-def safe_name(name: str) -> str:
-    """A sender's name for a file without anything that means something to a file system; its ending stays. Never
-    empty.
-    """
-    last = name.replace("\\", "/").rsplit("/", 1)[-1]
-    safe = "".join(c if c.isalnum() or c in "._- +" else "_" for c in last).strip(" .")
-    stem, _, ending = safe.rpartition(".")
-    if not stem or len(ending) > 20:
-        stem, ending = safe, ""
-    room = _LONGEST_FILE_NAME - len(f".{ending}".encode())
-    stem = stem.encode()[:room].decode(errors="ignore").rstrip(" .") or "dump"
-    return f"{stem}.{ending}" if ending else stem
 
 
 def _is_held(place: Path) -> bool:

@@ -31,6 +31,7 @@ from core.configuration import Limits
 from core.errors import LimitError, UlpscopeError
 from core.runs.store.quotas import check_space
 from core.runs.store.store import open_store
+from core.text import shown
 
 ADDRESS = "/api/uploads"
 VERSION = "1.0.0"
@@ -354,7 +355,7 @@ class _Endpoint:
             answer = await self._answering(request)
         else:
             allowed = ", ".join(self._methods)
-            answer = _error(f"{ascii(request.method[:20])[1:-1]} means nothing here; there are {allowed}.", 405)
+            answer = _error(f"{shown(request.method, 20)} means nothing here; there are {allowed}.", 405)
             answer.headers["Allow"] = allowed
         await answer(scope, receive, send)
 

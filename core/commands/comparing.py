@@ -29,6 +29,7 @@ from ..runs.reports.gate import (
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 from ..runs.reports.report_json import PairReport, as_json, over_logits, over_positions, report_of_dump, report_of_run
 from ..runs.store.store import open_store
+from ..text import number
 from .console import (
     ComputeDtypeOption,
     HoldsOption,
@@ -39,7 +40,6 @@ from .console import (
     announce_upload,
     check_progress,
     err,
-    number,
     out,
     print_json,
     steps,

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ..errors import ConfigurationError, UsageError
+from ..text import shown
 from . import private
 
 FILE = "tokens.json"
@@ -42,11 +43,11 @@ def add(store: Path, name: str, role: str, days: float) -> tuple[str, Token]:
     """Make a token; its text is returned this once and kept nowhere. days: how long it is valid, 0 for ever."""
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise UsageError(
-            f"{name[:80]!a} cannot name a token; expected up to {_LONGEST_NAME} letters, digits, '.', '@', '+', '-',"
+            f"'{shown(name)}' cannot name a token; expected up to {_LONGEST_NAME} letters, digits, '.', '@', '+', '-',"
             " '_' and blanks."
         )
     if role not in ROLES:
-        raise UsageError(f"{role[:80]!a} is no role; there are {' and '.join(ROLES)}.")
+        raise UsageError(f"'{shown(role)}' is no role; there are {' and '.join(ROLES)}.")
     if not 0 <= days <= 36_500:
         raise UsageError(f"a token cannot be valid for {days:g} days; expected 0 (for ever) to 36500.")
     text = PREFIX + secrets.token_urlsafe(32)
@@ -70,7 +71,7 @@ def revoke(store: Path, name: str) -> Token:
         known = listed(store)
         gone = next((token for token in known if token.name == name), None)
         if gone is None:
-            raise UsageError(f"there is no token {name[:80]!a}; `tokens list` shows those there are.")
+            raise UsageError(f"there is no token '{shown(name)}'; `tokens list` shows those there are.")
         _replace(folder, [token for token in known if token is not gone])
     return gone
 

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from ..errors import DumpError, StoreError, UlpscopeError, UsageError
 from ..numerics.formats import format_named
-from ..runs.dumps.arrays import shown
 from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import Dump, open_dump
 from ..runs.dumps.reserved_keys import is_reserved
 from ..runs.importing.check_catalog import is_run_file
 from ..runs.importing.import_process import counted, shut_in
 from ..runs.store.cards import read_runs
+from ..text import shown
 
 Kind = Literal["run", "dump", "array"]
 _ROOT = Path(__file__).resolve().parents[2]

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from ...errors import DumpError, UsageError
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, values_of
+from ...text import printable, shown
 from ..file.records import Generation, Provenance, RunHeader, SideHeader
-from .arrays import Elements, StoredArray, in_c_order, shown
+from .arrays import Elements, StoredArray, in_c_order
 from .containers import MAX_SIDES, Container, open_container
 from .reserved_keys import EMITTED, Layout, Reserved, is_reserved, read_reserved
 from .source_dtype import Source, has_number, looks_chosen, looks_normalised, narrowest, source_of
@@ -326,7 +327,7 @@ def _named_arrays(containers: list[Container], fewest_sides: int) -> dict[str, t
                 f"{container.name}: holds {len(arrays)} sides; expected one array in each of two files that make a"
                 " pair."
             )
-    names = ["".join(c if c.isprintable() else "?" for c in container.path.stem)[:200] for container in containers]
+    names = [printable(container.path.stem, "?")[:200] for container in containers]
     if names[0] == names[1] or any(is_reserved(name) or not name.strip() for name in names):
         names = ["reference", "variant"]
     return {name: (place, next(iter(found[place].values()))) for place, name in enumerate(names)}

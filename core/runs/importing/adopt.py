@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ...command_name import COMMAND
 from ...errors import LimitError, StoreError
-from ..dumps.arrays import shown
+from ...text import shown
 from ..store.store import Store
 from .check_catalog import is_run_file
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ...errors import StoreError
-from ..dumps.arrays import shown
+from ...text import shown
 from ..file.records import FAILED, PASSED
 from . import markdown
 from .gate import UNDECIDED, GateReport, Outcome, figure_text

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...errors import StoreError, UsageError
+from ...text import printable, shown
 
 FOLDER = ".labels"
 LONGEST_TAG = 40  # characters
@@ -57,13 +58,9 @@ class Labels:
 
 def labels_of(tags: Iterable[str], note: str, pinned: bool = False) -> Labels:
     """Labels as a person typed them: control characters go, blanks are one space, a tag counts once."""
-    cleaned = (" ".join("".join(c if c.isprintable() else " " for c in tag).split()) for tag in tags)
+    cleaned = (" ".join(printable(tag).split()) for tag in tags)
     lines = note.replace("\r\n", "\n").replace("\r", "\n")
-    return Labels(
-        tuple(dict.fromkeys(tag for tag in cleaned if tag)),
-        "".join(c for c in lines if c.isprintable() or c in "\n\t").strip(),
-        pinned,
-    )
+    return Labels(tuple(dict.fromkeys(tag for tag in cleaned if tag)), printable(lines, "", "\n\t").strip(), pinned)
 
 
 def read_all(store: Path) -> tuple[dict[str, Labels], list[str]]:
@@ -187,7 +184,7 @@ def forget(store: Path, run_id: str) -> None:
 
 def path_of(store: Path, run_id: str) -> Path:
     if not run_id or "/" in run_id or "\0" in run_id:
-        raise UsageError(f"'{run_id[:80]!a}' is not a run id.")
+        raise UsageError(f"'{shown(run_id)}' is not a run id.")
     return store / FOLDER / f"{run_id}{_SUFFIX}"
 
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ...errors import StoreError
+from ...text import shown
 from . import labels, trash
 from .partial import Partial, sweep
 
@@ -51,7 +52,7 @@ class Store:
             if path.stem == run_id:
                 return path
         if not _RUN_ID.fullmatch(run_id):
-            raise StoreError(f"'{run_id[:80]}' is not a run id; `list` shows those there are.")
+            raise StoreError(f"'{shown(run_id)}' is not a run id; `list` shows those there are.")
         close = [path for path in paths if path.stem.startswith(run_id)]
         if len(close) == 1:
             return close[0]
@@ -110,7 +111,7 @@ class Store:
         else's.
         """
         if run_id is not None and not _RUN_ID.fullmatch(run_id):
-            raise StoreError(f"'{run_id[:80]}' cannot be a run id; expected letters, digits, '.', '-' and '_'.")
+            raise StoreError(f"'{shown(run_id)}' cannot be a run id; expected letters, digits, '.', '-' and '_'.")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             for _ in range(1 if run_id else 1000):

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ...errors import StoreError
+from ...text import shown
 from . import labels
 
 FOLDER = ".trash"
@@ -112,8 +113,8 @@ def entry_of(trash: Sequence[Discarded], name: str) -> str:
         return found[0].entry
     if found:
         known = ", ".join(f"{run.run_id} ({run.entry})" for run in found[:3])
-        raise StoreError(f"'{name[:80]}' could be {known}; give the entry.")
-    raise StoreError(f"no deleted run '{name[:80]}'; `list --deleted` shows those there are.")
+        raise StoreError(f"'{shown(name)}' could be {known}; give the entry.")
+    raise StoreError(f"no deleted run '{shown(name)}'; `list --deleted` shows those there are.")
 
 
 def purge(store: Path, older_than_seconds: float = 0.0, entry: str | None = None) -> int:
