@@ -5,7 +5,6 @@ Streamlit here.
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import shutil
@@ -16,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from app.hosting.identity import Identity
-from app.uploads.partial_file import CONTENT, LOCK, Upload, UploadError, gone, last_change, locked, refused, write_whole
+from app.uploads.partial_file import CONTENT, Upload, UploadError, gone, held, last_change, refused
 from core.configuration import Limits
+from core.disk import read_regular, to_disk, write_atomic
 from core.errors import UlpscopeError
 from core.runs.store.quotas import UPLOADS, check_space
-from core.runs.store.store import Store, to_disk
+from core.runs.store.store import Store
 from core.text import file_name
 
 FOLDER = UPLOADS
@@ -53,9 +53,7 @@ class Spool:
             )
         with self._writing():
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with locked(
-                self.directory / LOCK, wait=True
-            ):  # so that two that come at once do not both take the last place
+            with held(self.directory, wait=True):  # so that two that come at once do not both take the last place
                 self.expire(limits.upload_hours)
                 others = self._all()
                 if limits.uploads and len(others) >= limits.uploads:
@@ -84,8 +82,8 @@ class Spool:
                 "browser": browser[:_LONGEST_ABOUT],
                 "file": file,
             }
-            write_whole(new / CONTENT / file, b"")
-            write_whole(new / _ABOUT, json.dumps(about).encode())
+            write_atomic(new / CONTENT / file, b"", mode=0o600)
+            write_atomic(new / _ABOUT, json.dumps(about).encode(), mode=0o600)
             place = self.directory / upload_id
             new.rename(place)
             to_disk(self.directory)
@@ -184,10 +182,7 @@ class Spool:
             raise gone()
         place = self.directory / upload_id
         try:
-            descriptor = os.open(place / _ABOUT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with os.fdopen(descriptor, "rb") as file:
-                about = json.loads(file.read(_LARGEST_ABOUT))
-            return _upload(upload_id, place, about)
+            return _upload(upload_id, place, json.loads(read_regular(place / _ABOUT, _LARGEST_ABOUT)))
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise gone() from None
 
@@ -216,7 +211,7 @@ def owner_of(who: Identity) -> str:
 
 def _is_held(place: Path) -> bool:
     try:
-        with locked(place / LOCK):
+        with held(place):
             return False
     except UploadError as error:
         return error.status == 423

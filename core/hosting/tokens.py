@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from ..disk import locked
 from ..errors import ConfigurationError, UsageError
 from ..text import shown
 from . import private
@@ -54,7 +55,7 @@ def add(store: Path, name: str, role: str, days: float) -> tuple[str, Token]:
     now = datetime.now(UTC).replace(tzinfo=None, microsecond=0)
     made = Token(name, role, _sha256(text), now, now + timedelta(days=days) if days else None)
     folder = private.folder_of(store)
-    with private.locked(folder):
+    with locked(folder / "lock"):
         known = listed(store)
         if any(token.name.casefold() == name.casefold() for token in known):
             raise UsageError(f"there is a token called '{name}' already; revoke it, or give another name.")
@@ -67,7 +68,7 @@ def add(store: Path, name: str, role: str, days: float) -> tuple[str, Token]:
 def revoke(store: Path, name: str) -> Token:
     """Remove a token; whoever signed in with it is out within seconds."""
     folder = private.folder_of(store)
-    with private.locked(folder):
+    with locked(folder / "lock"):
         known = listed(store)
         gone = next((token for token in known if token.name == name), None)
         if gone is None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from ...disk import place_new, to_disk
 from ...errors import StoreError
 from ...text import shown
 from . import labels, trash
@@ -138,17 +139,10 @@ class Store:
         target = self._target(run_id)
         try:
             to_disk(path)
-            try:
-                os.link(path, target)  # unlike a rename, a link refuses to replace
-            except FileExistsError:
-                raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
-            except OSError:  # a file system without hard links: take the name first, which fails if it is taken
-                try:
-                    target.touch(exist_ok=False)
-                except FileExistsError:
-                    raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
-                path.rename(target)
+            place_new(path, target)
             to_disk(self.directory)
+        except FileExistsError:
+            raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
         except OSError as error:
             raise StoreError(f"run '{run_id}' could not be put in place ({error.strerror}).") from error
         return target
@@ -172,15 +166,6 @@ def _deleting(path: Path) -> Iterator[None]:
         raise StoreError(f"run '{path.stem}' is not there any more.") from None
     except OSError as error:
         raise StoreError(f"run '{path.stem}' cannot be deleted ({error.strerror}).") from error
-
-
-def to_disk(path: Path) -> None:
-    """fsync of a file or a directory."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def open_store(directory: str | Path | None = None) -> Store:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ...disk import place_new
 from ...errors import StoreError
 from ...text import shown
 from . import labels
@@ -82,8 +83,8 @@ def restore(store: Path, entry: str) -> str:
             place = labels.path_of(store, run_id)
             place.parent.mkdir(exist_ok=True)
             with suppress(FileExistsError):
-                move(kept, place)
-        move(found.path, store / found.path.name)
+                place_new(kept, place)
+        place_new(found.path, store / found.path.name)
     except FileExistsError:
         raise StoreError(f"run '{run_id}' is there again; nothing was changed.") from None
     except FileNotFoundError:
@@ -149,24 +150,6 @@ def expire(store: Path) -> None:
                 os.utime(mark, (now, now))
             elif now - mark.stat().st_mtime >= CONFIRMED_AFTER_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def move(path: Path, target: Path) -> None:
-    """Rename, but FileExistsError instead of replacing."""
-    try:
-        os.link(path, target, follow_symlinks=False)  # unlike a rename, a link refuses to replace
-    except (FileExistsError, FileNotFoundError):
-        raise
-    except OSError:  # a file system without hard links: take the name first, which fails if it is taken
-        target.touch(exist_ok=False)
-        try:
-            path.rename(target)
-        except OSError:
-            target.unlink()
-            raise
-        return
-    with suppress(FileNotFoundError):
-        path.unlink()
 
 
 def _entries(store: Path) -> list[Path]:
