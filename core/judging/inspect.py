@@ -5,7 +5,6 @@ know its compute dtype.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -20,10 +19,10 @@ from ..runs.dumps.reserved_keys import is_reserved
 from ..runs.importing.check_catalog import is_run_file
 from ..runs.importing.import_process import counted, shut_in
 from ..runs.store.cards import read_runs
+from ..subprocess_json import Child
 from ..text import shown
 
 Kind = Literal["run", "dump", "array"]
-_ROOT = Path(__file__).resolve().parents[2]
 _SLOWEST_SECONDS = 110.0  # of a run file that is sound only a few rows are read
 MAX_BYTES = 1 << 40  # the server's own limit comes first
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
@@ -104,22 +103,14 @@ def _run(path: Path) -> dict[str, Any]:
     """
     name = shown(path.name)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", f"{__package__}.inspect", str(path.absolute())],
-            cwd=_ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_SLOWEST_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        raise StoreError(f"{name}: takes too long to read for a run file.") from None
+        with Child(["-m", f"{__package__}.inspect", str(path.absolute())], seconds=_SLOWEST_SECONDS) as child:
+            said = child.answer()
     except (OSError, ValueError) as error:
         raise StoreError(f"{name}: cannot be looked at ({error}).") from error
-    try:
-        said = json.loads(done.stdout)
-    except ValueError:
-        raise StoreError(f"{name}: made the process that read it crash; it is damaged, or made to do that.") from None
+    if child.is_late:
+        raise StoreError(f"{name}: takes too long to read for a run file.")
+    if not said:
+        raise StoreError(f"{name}: made the process that read it crash; it is damaged, or made to do that.")
     if "error" in said:
         raise StoreError(said["error"])
     return said

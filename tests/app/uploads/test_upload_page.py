@@ -196,7 +196,7 @@ def test_a_save_that_fails_leaves_the_upload_to_be_saved_again(monkeypatch, stor
 
 def test_an_upload_is_saved_once_at_a_time_and_not_removed_meanwhile(store):
     upload = put(store, DUMPS / "six_calls.npz")
-    with held(upload):
+    with held(upload.directory):
         with pytest.raises(UploadError, match="try again"):
             save(store_cache.jobs(), Spool(store), [upload], title="x", options={}, who="local")
         with pytest.raises(UploadError, match="being saved"):

@@ -97,7 +97,7 @@ def test_a_run_file_that_ends_or_holds_up_its_reader_is_a_sentence(tmp_path, mon
     reader = tmp_path / "python"
     reader.write_text(f"#!/bin/sh\n{does}\n")
     reader.chmod(0o755)
-    monkeypatch.setattr("core.judging.inspect.sys.executable", str(reader))
+    monkeypatch.setattr("core.subprocess_json.sys.executable", str(reader))
     monkeypatch.setattr("core.judging.inspect._SLOWEST_SECONDS", 0.5)
     with pytest.raises(StoreError, match=words):
         understood([RUN])
