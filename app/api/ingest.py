@@ -30,7 +30,6 @@ from app.hosting.live_settings import now_in_force
 from app.shell import store_cache
 from app.shell.jobs import Job
 from app.uploads import ingest_jobs, ingest_status
-from app.uploads.partial_file import UploadError
 from app.uploads.saving import save
 from app.uploads.spool import Spool, owner_of
 from core.configuration import Limits
@@ -83,11 +82,8 @@ def _check_precondition(request: Request, name: str) -> None:
 def _begin_uploaded(request: Request, options: dict[str, str]) -> Job:
     spool = Spool(open_store())
     owner = owner_of(identity_of(request.scope))
-    try:
-        found = spool.find(request.query_params["upload"], owner)
-        spool.finished(found.upload_id, owner)
-    except UploadError as failure:
-        raise RefusedError(str(failure), failure.status) from None
+    found = spool.find(request.query_params["upload"], owner)
+    spool.finished(found.upload_id, owner)
     return save(
         store_cache.jobs(), spool, [found], title=options["name"], options=options, who=identity_of(request.scope).name
     )

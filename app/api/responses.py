@@ -5,7 +5,7 @@ wrong below.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -22,6 +22,7 @@ from core.errors import AccessError, ConfigurationError, DumpError, LimitError, 
 from core.text import shown
 
 Handler = Callable[[Request], Awaitable[Response]]
+_RETRY_SECONDS = {423: "2", 429: "2", 503: "30"}
 _LINGER_BYTES, _LINGER_SECONDS = 64 << 20, 3.0  # of a body that is refused, read to let the sender hear why
 
 
@@ -32,7 +33,7 @@ class NotFoundError(UlpscopeError):
 class RefusedError(UlpscopeError):
     """A request that cannot be answered; `status` is HTTP's for it."""
 
-    def __init__(self, sentence: str, status: int) -> None:
+    def __init__(self, sentence: str, status: int = 400) -> None:
         super().__init__(sentence)
         self.status = status
 
@@ -64,14 +65,14 @@ def error(sentence: str, status: int, headers: dict[str, str] | None = None) -> 
 
 
 class Dispatcher:
-    """The endpoint of one path: its method's handler, after its role was asked for. HEAD is answered by GET's handler.
+    """The endpoint of one path: its method's handler, after its role was asked for.
 
     ASGI, no function: of a function's route the router answers unknown methods itself, and not in JSON.
     """
 
-    def __init__(self, operations: dict[str, Operation]) -> None:
+    def __init__(self, operations: Mapping[str, Operation]) -> None:
         self._operations = operations
-        self._allowed = ", ".join(sorted({*operations, *(["HEAD"] if "GET" in operations else [])}))
+        self._allowed = ", ".join(sorted(operations))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         incoming = _Incoming(receive)
@@ -82,23 +83,26 @@ class Dispatcher:
         await answered(scope, incoming, send)
 
     async def _answered(self, request: Request) -> Response:
-        found = self._operations.get("GET" if request.method == "HEAD" else request.method)
+        found = self._operations.get(request.method)
         if found is None:
             sentence = f"{shown(request.method, 20)} means nothing here; there are {self._allowed}."
             return error(sentence, 405, {"Allow": self._allowed})
         if found.needs_editor and (refusal := require_editor(request)) is not None:
             return refusal
-        return await _tried(found.handler, request)
+        return await tried(found.handler, request)
 
 
-async def _tried(handler: Handler, request: Request) -> Response:
+async def tried(handler: Handler, request: Request) -> Response:
+    """The handler's answer, or that of what it raised."""
     try:
         return await handler(request)
     except ClientDisconnect:
         return Response(status_code=499)
     except UlpscopeError as failure:
         status = status_of(failure)
-        return error(str(failure), status, {"Retry-After": "30"} if status == 503 else None)
+        return error(
+            str(failure), status, {"Retry-After": _RETRY_SECONDS[status]} if status in _RETRY_SECONDS else None
+        )
 
 
 def status_of(failure: UlpscopeError) -> int:

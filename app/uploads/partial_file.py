@@ -16,20 +16,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.api.responses import RefusedError
 from core.disk import lock, write_atomic
-from core.errors import UlpscopeError
 
 LOCK, CONTENT, UNVERIFIED = "lock", "file", "unverified"
 _AHEAD = "ahead"  # its time: when an upload was first seen that was written to by a clock that is ahead of ours
 _SKEW_SECONDS = 60
 
 
-class UploadError(UlpscopeError):
-    """What an upload cannot do; `status` is HTTP's for it."""
-
-    def __init__(self, sentence: str, status: int = 400) -> None:
-        super().__init__(sentence)
-        self.status = status
+class UploadError(RefusedError):
+    """What an upload cannot do."""
 
 
 @dataclass(frozen=True)
