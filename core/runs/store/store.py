@@ -48,13 +48,13 @@ class Store:
 
     def path_of(self, run_id: str) -> Path:
         """Where a run lies. A unique beginning of its id will do; StoreError if there is none or several."""
-        paths = self.paths()
-        for path in paths:  # a file that somebody renamed may have any name
-            if path.stem == run_id:
-                return path
+        if run_id and "/" not in run_id and not run_id.startswith("."):  # a file that was renamed may have any name
+            for directory in (self.directory, *self.read_only):
+                if os.path.lexists(path := directory / f"{run_id}{SUFFIX}"):  # and thousands need not be listed for it
+                    return path
         if not _RUN_ID.fullmatch(run_id):
             raise StoreError(f"'{shown(run_id)}' is not a run id; `list` shows those there are.")
-        close = [path for path in paths if path.stem.startswith(run_id)]
+        close = [path for path in self.paths() if path.stem.startswith(run_id)]
         if len(close) == 1:
             return close[0]
         if close:
