@@ -51,7 +51,7 @@ def candidates(uploads: Sequence[Upload]) -> list[Candidate]:
     found, arrays = [], []
     for upload in uploads:
         try:
-            if looks().kind(upload.path) == "array":
+            if looks().headers(upload.path).kind == "array":
                 arrays.append(upload)
             else:
                 found.append(Candidate((upload,)))
@@ -93,7 +93,7 @@ def draw(candidate: Candidate) -> dict[str, Any] | None:
         if candidate.refusal:
             st.error(widgets.escaped(candidate.refusal))
             return None
-        return _run(candidate) if looks().kind(candidate.paths[0]) == "run" else _dump(candidate)
+        return _run(candidate) if looks().headers(candidate.paths[0]).kind == "run" else _dump(candidate)
 
 
 def _run(candidate: Candidate) -> dict[str, Any] | None:
@@ -143,7 +143,7 @@ def _dump(candidate: Candidate) -> dict[str, Any] | None:
     if not st.button("Save as a run", type="primary", key=f"save_{candidate.key}", disabled=not name.strip()):
         return None
     options = {"name": name.strip(), "model": model.strip(), "compute_dtype": "" if dtype == AS_FOUND else dtype}
-    return options | {"reference": reference, "holds": holds}
+    return options | {"reference": reference, "holds": holds, "known_dtype": found["compute_dtype"]}
 
 
 def _looked(candidate: Candidate, dtype: str, holds: str) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from typing import Any
 import streamlit as st
 
 from core.errors import DumpError, UlpscopeError
-from core.judging.inspect import Kind, kind_of, understood, unpacked_bytes
+from core.judging.inspect import Headers, headers_of, understood
 from core.runs.importing.check_catalog import is_run_file
 from core.subprocess_json import Child
 
@@ -63,23 +63,23 @@ class Looks:
         self._lock = threading.Lock()
         self._room = threading.Semaphore(_AT_ONCE)
         self._asked: dict[tuple, _Asked] = {}
-        self._kinds: dict[tuple, Kind | DumpError] = {}
+        self._headers: dict[tuple, Headers | DumpError] = {}
         atexit.register(self.stop)
 
-    def kind(self, path: Path) -> Kind:
+    def headers(self, path: Path) -> Headers:
         """A run file, a dump or a single array, by its headers alone; DumpError for anything else."""
         key = _stamp(path)
         with self._lock:
-            known = self._kinds.get(key)
+            known = self._headers.get(key)
         if known is None:
             try:
-                known = kind_of(path)
+                known = headers_of(path)
             except UlpscopeError as error:
                 known = DumpError(str(error))
             with self._lock:
-                self._kinds[key] = known
-                while len(self._kinds) > _MOST:
-                    del self._kinds[next(iter(self._kinds))]
+                self._headers[key] = known
+                while len(self._headers) > _MOST:
+                    del self._headers[next(iter(self._headers))]
         if isinstance(known, DumpError):
             raise DumpError(str(known))
         return known
@@ -107,7 +107,9 @@ class Looks:
             while len(self._asked) > _MOST:
                 self._drop(next(iter(self._asked)))
         try:
-            if not any(is_run_file(path) for path in paths) and sum(map(unpacked_bytes, paths)) <= AT_ONCE_BYTES:
+            headers = [self.headers(path) for path in paths]
+            unpacked_bytes = sum(each.unpacked_bytes for each in headers)
+            if not any(each.kind == "run" for each in headers) and unpacked_bytes <= AT_ONCE_BYTES:
                 asked.look.understood = understood(paths, compute_dtype=compute_dtype, reference=reference, holds=holds)
         except UlpscopeError as error:
             asked.look.refusal = str(error)

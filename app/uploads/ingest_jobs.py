@@ -21,7 +21,7 @@ from core.runs.store.partial import Partial
 from core.runs.store.store import Store
 from core.text import file_name, shown, visible
 
-OPTIONS = ("name", "model", "compute_dtype", "reference", "holds")
+OPTIONS = ("name", "model", "compute_dtype", "reference", "holds", "known_dtype")
 MOST_WAITING = 64  # jobs not over; a file more is refused
 _MOST_KEPT = 100  # jobs that are over and can still be asked after
 LONGEST_TEXT = 200  # characters of a name or model
@@ -128,8 +128,8 @@ def checked(options: Mapping[str, str | None]) -> dict[str, str]:
                 f"the {key.replace('_', ' ')} has {len(value)} characters; expected at most {LONGEST_TEXT}, all"
                 " printable."
             )
-    if "compute_dtype" in chosen:
-        format_named(chosen["compute_dtype"])
+    for key in {"compute_dtype", "known_dtype"} & set(chosen):
+        format_named(chosen[key])
     check_holds(chosen.get("holds"))
     return chosen
 

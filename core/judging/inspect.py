@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,25 +29,27 @@ MAX_BYTES = 1 << 40  # the server's own limit comes first
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
 
 
-def kind_of(path: Path) -> Kind:
+@dataclass(frozen=True)
+class Headers:
+    """What a file's first bytes and headers say it is. unpacked_bytes: of a dump's arrays, as they are declared."""
+
+    kind: Kind
+    unpacked_bytes: int = 0
+
+
+def headers_of(path: Path) -> Headers:
     """A run file, a dump of two or more sides, or an array that makes a pair with another file's. DumpError for
     anything else.
     """
     if is_run_file(path):
-        return "run"
+        return Headers("run")
     with ExitStack() as stack:
         container = open_container(path, stack, MAX_BYTES)
-        sides = [key for key in container.arrays if not is_reserved(key) or container.kind == "npy"]
+    sides = [key for key in container.arrays if not is_reserved(key) or container.kind == "npy"]
     if not sides:
         raise DumpError(f"{container.name}: holds no logits; expected an array of [positions, vocab].")
-    return "array" if len(sides) == 1 else "dump"
-
-
-def unpacked_bytes(path: Path) -> int:
-    """Of the arrays of a dump, as its headers declare them. DumpError for what is none."""
-    with ExitStack() as stack:
-        arrays = open_container(path, stack, MAX_BYTES).arrays.values()
-        return sum(array.nbytes for array in arrays)
+    unpacked_bytes = sum(array.nbytes for array in container.arrays.values())
+    return Headers("array" if len(sides) == 1 else "dump", unpacked_bytes)
 
 
 def understood(

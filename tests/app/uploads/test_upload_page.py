@@ -85,6 +85,7 @@ def test_a_dump_is_understood_corrected_and_saved_by_a_job_that_every_viewer_see
     app.button(key=f"save_{upload.upload_id}").click().run()
     assert not app.exception
     app = saved(app)
+    assert "--known-dtype=bfloat16" in store_cache.jobs().ingests()[0].arguments  # so that nothing is read for it again
     (path,) = runs(store)
     with RunReader(path) as run:
         assert run.header.name == "Six calls"
