@@ -1,6 +1,7 @@
 """Text for people: what others wrote made harmless, and counts, sizes and durations in words.
 
-What would mean something to one format only (Markdown, HTML, XML, rich) is escaped beside what writes that format.
+What would mean something to one format only (HTML, XML, rich) is escaped beside what writes that format; backticks
+mark names in sentences everywhere.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def visible(text: str) -> str:
 def clipped(text: str, longest: int) -> str:
     """The beginning of a text, with an ellipsis where it goes on."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def code(text: str) -> str:
+    """Text for between backticks, where a line end would end the span as a backtick does."""
+    return " ".join(filter(None, text.replace("`", "'").splitlines()))
 
 
 def file_name(name: str, longest: int = 120) -> str:

@@ -20,7 +20,7 @@ from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.store.cards import RunCard
 from core.runs.views.request import typed_with
-from core.text import shown, visible
+from core.text import code, shown, visible
 
 # Logits with the digits they have: nine identify a float32, fewer are shown where fewer are there.
 EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("largest difference",)} | {
@@ -220,11 +220,6 @@ def said() -> Iterator[None]:
         yield
     except UlpscopeError as error:
         link.complain(str(error))
-
-
-def code(text: str) -> str:
-    """Text for between backticks: a line break would end the span as a backtick does."""
-    return " ".join(text.replace("`", "'").splitlines())
 
 
 def escaped(text: str) -> str:
