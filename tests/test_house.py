@@ -50,10 +50,10 @@ _EVERYWHERE = ("core.errors", "core.text", "core.disk", "core.subprocess_json")
 ROOMS = {
     "core.errors": (),
     "core.text": (),
-    "core.disk": ("core.errors",),
-    "core.subprocess_json": ("core.errors",),
+    "core.disk": (),
+    "core.subprocess_json": (),
     "core.command_name": (),
-    "core.capture_request": ("core.command_name"),
+    "core.capture_request": ("core.command_name",),
     "core.configuration": (),
     "core.hosting": ("core.command_name", "core.configuration"),
     "core.numerics": (),
