@@ -11,11 +11,12 @@ from app.capture.preview import Answer, previews
 from app.capture.recent_models import recent_models, remember_model
 from app.components.code_block import code_block
 from app.hosting import page_guard
-from app.shell import store_cache, widgets, wording
+from app.shell import store_cache, widgets
 from app.shell.job_list import job_list
 from app.shell.jobs import ANY_DEVICE, PromptFile
 from app.shell.widgets import PAGES
 from core.capture_request import CaptureRequest
+from core.text import file_name, plural, size
 
 BASES = [
     "prefill",
@@ -123,7 +124,7 @@ def choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
         help=".jsonl: an object a line with prompt, text, token_ids or messages; any other file: one prompt a line",
     )
     if dropped is not None:
-        st.session_state["capture_dropped"] = PromptFile(wording.file_name(dropped.name), dropped.getvalue())
+        st.session_state["capture_dropped"] = PromptFile(file_name(dropped.name), dropped.getvalue())
     elif st.session_state.get("capture_shows_file"):  # it was there a moment ago, so somebody took it away
         st.session_state.pop("capture_dropped", None)
     st.session_state["capture_shows_file"] = dropped is not None
@@ -134,8 +135,7 @@ def choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
         )
     elif dropped is None:
         st.caption(
-            f"{widgets.escaped(file.name)}, {wording.size(len(file.content))}, as dropped before; drop another to"
-            " replace it."
+            f"{widgets.escaped(file.name)}, {size(len(file.content))}, as dropped before; drop another to replace it."
         )
     return (), file
 
@@ -252,9 +252,7 @@ def draw_costs(form: CaptureForm, answer: Answer) -> None:
         return
     costs = answer.costs
     sides = pd.DataFrame(costs["sides"])
-    caches = [
-        None if size is None else wording.size(size) if size else "none" for size in sides["kv_bytes"].astype(object)
-    ]
+    caches = [None if held is None else size(held) if held else "none" for held in sides["kv_bytes"].astype(object)]
     shown = {
         "side": sides["name"],
         "forwards": sides["forwards"],
@@ -270,15 +268,15 @@ def draw_costs(form: CaptureForm, answer: Answer) -> None:
             for name in ("forwards", "positions", "tokens computed")
         },
     )
-    free = f", {wording.size(costs['free_bytes'])} free beside them" if costs["free_bytes"] is not None else ""
+    free = f", {size(costs['free_bytes'])} free beside them" if costs["free_bytes"] is not None else ""
     lines = [
         (
-            f"{wording.plural(costs['prompts'], 'prompt')}, {wording.plural(len(sides), 'side')}: {costs['forwards']:,}"
+            f"{plural(costs['prompts'], 'prompt')}, {plural(len(sides), 'side')}: {costs['forwards']:,}"
             f" forwards of {costs['tokens']:,} tokens in all, in {costs['dtype']}."
         ),
         (
-            f"The logits take {wording.size(costs['logits_bytes'])} of disk, the weights"
-            f" {wording.size(costs['weight_bytes'])} on {costs['device']}"
+            f"The logits take {size(costs['logits_bytes'])} of disk, the weights"
+            f" {size(costs['weight_bytes'])} on {costs['device']}"
             f" ({widgets.escaped(costs['device_name'])}){free}."
         ),
         *map(widgets.escaped, costs.get("in_words", ())),

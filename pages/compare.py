@@ -10,6 +10,7 @@ from app.compare import charts, parts
 from app.components import plots
 from app.shell import exports, selection, widgets, wording
 from core.runs.views.compare import distribution, flip_sets, same_tokens
+from core.text import file_name, plural
 
 view = widgets.head(
     "Compare runs",
@@ -39,7 +40,7 @@ st.caption(
     + (": those of different dtypes are different lengths." if len(dtypes) > 1 else f", {dtypes.pop()}.")
 )
 
-stem = "-".join(["compare", *(wording.file_name(one.run.run_id)[:40] for one in compared[:2])]) + (
+stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in compared[:2])]) + (
     f"-and-{len(compared) - 2}" if len(compared) > 2 else ""
 )
 tables = {
@@ -109,9 +110,7 @@ if not found:
     st.write("No run has a flip.")
     saving(tables)
 shared = sum(one.is_shared for one in found)
-st.markdown(
-    f"**{shared} of {wording.plural(len(found), 'position')} that flip anywhere flip in all {len(compared)} runs.**"
-)
+st.markdown(f"**{shared} of {plural(len(found), 'position')} that flip anywhere flip in all {len(compared)} runs.**")
 
 
 def choose() -> None:

@@ -12,6 +12,7 @@ from app.flips import parts as flips_parts
 from app.near_ties import parts as near_ties_parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from core.runs.views.verdicts import finding
+from core.text import out_of, plural, visible
 
 view = widgets.head(
     "Flips",
@@ -39,7 +40,7 @@ if not count:
     st.info(
         f"No flips: both sides have the same argmax at all {len(table):,} positions. "
         f"The smallest reference margin of this prompt is {wording.logit(closest)} logits; "
-        f"{wording.share(view.pair.summary.near_ties, len(table))} positions of the run are near ties."
+        f"{out_of(view.pair.summary.near_ties, len(table))} positions of the run are near ties."
     )
 if found.empty:
     st.stop()
@@ -55,9 +56,9 @@ st.dataframe(
     placeholder="–",
     height=widgets.table_height(len(found), 11),
 )
-others = f" and {wording.plural(len(found) - count, 'near tie')}" if has_near_ties else ""
+others = f" and {plural(len(found) - count, 'near tie')}" if has_near_ties else ""
 st.caption(
-    f"{wording.plural(count, 'flip')}{others} in {wording.plural(len(table), 'position')}. Margins in ULPs of"
+    f"{plural(count, 'flip')}{others} in {plural(len(table), 'position')}. Margins in ULPs of"
     f" {view.dtype} and in logits, largest differences in logits. Probabilities are softmax at temperature 1 in"
     " float64, their changes from the reference to the variant in percentage points. A heading sorts; a click on a row"
     " selects its position on every page." + flips_parts.unread(found)
@@ -86,7 +87,7 @@ if view.texts:
         )
         chosen = "" if pd.isna(token) else view.run.vocabulary.get(int(token), f"⟨token {int(token)}⟩")
         with column:
-            code_block(before + "▸" + wording.visible(chosen) + "◂", key=f"context_{side}", wraps=True)
+            code_block(before + "▸" + visible(chosen) + "◂", key=f"context_{side}", wraps=True)
 top = store_cache.top(view)
 st.markdown("**Why it could flip.** " + flips_parts.why(here, top))
 st.markdown(flips_parts.is_it_rounding(finding(view.run, view.pair, view.table)))

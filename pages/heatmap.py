@@ -10,6 +10,7 @@ from app.heatmap import canvas
 from app.shell import exports, heatmap_window, selection, widgets, wording
 from core.runs.views.elements import worst_elements
 from core.runs.views.heatmap import WHOLE_RUN, element
+from core.text import exact, plural
 
 view = widgets.head(
     "ULP heatmap",
@@ -44,9 +45,9 @@ if selected is not None:
     st.dataframe(
         {
             "side": [pair.reference, pair.variant],
-            "logit": [wording.exact(selected.reference), wording.exact(selected.variant)],
+            "logit": [exact(selected.reference), exact(selected.variant)],
             "rank (1 = argmax)": [selected.reference_rank, selected.variant_rank],
-            "difference": ["", wording.exact(selected.difference)],
+            "difference": ["", exact(selected.difference)],
             "ULPs": ["", "NaN or infinity on one side" if selected.ulps is None else f"{selected.ulps:,}"],
         },
         hide_index=True,
@@ -64,9 +65,9 @@ else:
     widgets.room("worst", widgets.table_height(len(worst), 12)).dataframe(
         {
             "token": [wording.token(i, t) for i, t in zip(worst["token_id"], worst["text"], strict=True)],
-            pair.reference: [wording.exact(value) for value in worst["reference_logit"]],
-            pair.variant: [wording.exact(value) for value in worst["variant_logit"]],
-            "difference": [wording.exact(value) for value in worst["difference"]],
+            pair.reference: [exact(value) for value in worst["reference_logit"]],
+            pair.variant: [exact(value) for value in worst["variant_logit"]],
+            "difference": [exact(value) for value in worst["difference"]],
             "ULPs": worst["ulps"],
         },
         hide_index=True,
@@ -76,7 +77,7 @@ else:
         placeholder="–",
     )
     st.caption(
-        f"{wording.plural(len(worst), 'logit')} of this position, furthest apart first by"
+        f"{plural(len(worst), 'logit')} of this position, furthest apart first by"
         f" {'ULPs of ' + view.dtype if by == 'ULPs' else 'absolute difference'}, exact values. A large number of ULPs"
         " with a small difference is a logit near 0."
     )

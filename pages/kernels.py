@@ -6,9 +6,10 @@ import pandas as pd
 import streamlit as st
 
 from app.kernels import parts
-from app.shell import exports, selection, widgets, wording
+from app.shell import exports, selection, widgets
 from core.runs.views.kernels import in_words, is_multiplied, place_in_words, records_of, side_by_side
 from core.runs.views.layers import kernels_where_it_starts
+from core.text import plural
 
 view = widgets.head(
     "Kernels",
@@ -84,7 +85,7 @@ picked = widgets.room("kernels", height).dataframe(
     selection_mode="single-row",
 )
 st.caption(
-    f"{wording.plural(len(listed), 'kernel')} of {len(pairs):,}; what differs first, of that what adds something up,"
+    f"{plural(len(listed), 'kernel')} of {len(pairs):,}; what differs first, of that what adds something up,"
     " then by time. `torch`: operations, with the shapes of their inputs. `MKL` and `oneDNN`: what these libraries say"
     " they ran inside them on a CPU (transpositions and sizes m,n,k; types and sizes). `CUDA`: kernels on the device,"
     " with the operation that launched them. `*` stands for any layer."

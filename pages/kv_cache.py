@@ -10,6 +10,7 @@ from app.kv_cache import charts, parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from core.runs.tables.kv_cache import KINDS
 from core.runs.views.kv_cache import MEASURES, by_head, by_layer, summarize
+from core.text import plural
 
 view = widgets.head(
     "KV cache",
@@ -44,7 +45,7 @@ if not found.together.neq:
 st.markdown(parts.sentence(found))
 if found.together.nonfinite_mismatch:
     st.error(
-        f"NaN or infinity on one side only in {wording.plural(found.together.nonfinite_mismatch, 'element')} of the"
+        f"NaN or infinity on one side only in {plural(found.together.nonfinite_mismatch, 'element')} of the"
         " caches. Short of an overflow of the dtype (of float16 beyond 65,504), no order of summation makes one."
     )
 parts.figures(found, view.dtype)

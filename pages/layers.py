@@ -11,6 +11,7 @@ from app.components import plots
 from app.layers import charts, parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from core.runs.views.layers import MEASURES, module_named, modules_of, summary_of
+from core.text import file_name, plural, visible
 
 view = widgets.head(
     "Layers",
@@ -39,14 +40,14 @@ if found is None:
 said = parts.sentence(found, scope == "all prompts")
 first = found.first
 if first is None:
-    st.success(f"{said} That is at {wording.plural(found.positions, 'position')} of {scope}.")
+    st.success(f"{said} That is at {plural(found.positions, 'position')} of {scope}.")
     st.stop()
 st.markdown(said)
 st.markdown(parts.against_floor(found, modules))
 broken = next((each for each in modules if each.nonfinite_mismatch), None)
 if broken is not None:
     st.error(
-        f"NaN or infinity on one side only, first in {wording.plural(broken.nonfinite_mismatch, 'element')} of"
+        f"NaN or infinity on one side only, first in {plural(broken.nonfinite_mismatch, 'element')} of"
         f" `{widgets.code(broken.module)}`. Short of an overflow of the dtype (of float16 beyond 65,504), no order of"
         " summation makes one."
     )
@@ -117,14 +118,14 @@ if grid.modules:
         " zooms in, a double click back out."
     )
 
-begins_at = wording.visible(first.module)
+begins_at = visible(first.module)
 st.subheader("Module")
 st.selectbox(
     "Module",
     names,
     key="layers_module",
     label_visibility="collapsed",
-    format_func=lambda name: wording.visible(name) if name else f"the first that differs: {begins_at}",
+    format_func=lambda name: visible(name) if name else f"the first that differs: {begins_at}",
 )
 st.markdown(parts.module_figures(shown))
 along = view.run.layer_positions(view.pair.index, view.prompt, shown.ordinal)
@@ -146,7 +147,7 @@ if along["neq"].any():
         ),
         key="layers_module_chart",
         on_pick=pick_position,
-        picture=exports.picture_of(view, f"layers-{wording.file_name(shown.module)}", of_prompt=True),
+        picture=exports.picture_of(view, f"layers-{file_name(shown.module)}", of_prompt=True),
     )
     st.caption(
         f"rms of the difference at each position of prompt {view.prompt}, unit of the output, log scale; grey is the"

@@ -6,7 +6,8 @@ import streamlit as st
 
 from app.components import best_tokens, figure_cache, plots
 from app.near_ties import charts, parts
-from app.shell import exports, selection, widgets, wording
+from app.shell import exports, selection, widgets
+from core.text import plural
 
 view = widgets.head(
     "Near ties",
@@ -48,7 +49,7 @@ plots.draw(
 )
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 st.caption(
-    (f"{wording.plural(undrawn, 'position')} without a finite margin cannot be drawn. " if undrawn else "")
+    (f"{plural(undrawn, 'position')} without a finite margin cannot be drawn. " if undrawn else "")
     + f"One point a position of {scope}, both axes in logits, log scale; zeros stand in the shaded gutters. Below the"
     f" dashed line are near ties, flips among them. Logits were computed in {view.dtype}. "
     + (
@@ -71,14 +72,14 @@ listed = listed.sort_values(
 )
 with st.container(horizontal=True, vertical_alignment="center"):
     if brushed:
-        flips = wording.plural(int(listed["is_flip"].sum()), "flip")
+        flips = plural(int(listed["is_flip"].sum()), "flip")
         st.markdown(
-            f"**{wording.plural(len(brushed), 'position')} brushed**, {flips} and"
-            f" {wording.plural(int(listed['near_tie'].sum()), 'near tie')} among them"
+            f"**{plural(len(brushed), 'position')} brushed**, {flips} and"
+            f" {plural(int(listed['near_tie'].sum()), 'near tie')} among them"
         )
         st.button("Clear the brush", on_click=parts.clear, icon=":material/close:")
     else:
-        st.markdown(f"**{wording.plural(len(listed), 'position')}** within the threshold below")
+        st.markdown(f"**{plural(len(listed), 'position')}** within the threshold below")
     exports.download(
         {
             "these positions": partial(parts.exported, listed, view),

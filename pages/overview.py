@@ -7,11 +7,12 @@ import streamlit as st
 
 from app.components import best_tokens, figure_cache, plots
 from app.overview import charts, findings, token_strip
-from app.shell import exports, selection, store_cache, widgets, wording
+from app.shell import exports, selection, store_cache, widgets
 from app.shell.glossary import meanings
 from app.shell.page_settings import COLOURS
 from app.verdict import panel
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
+from core.text import number, out_of, plural
 
 view = widgets.head(
     "Overview",
@@ -36,28 +37,24 @@ figures = st.columns(6)
 figures[0].metric(
     "Flips",
     f"{summary.flips:,}",
-    help=(
-        f"{meanings()['flip']}; the same top-1 at {wording.share(header.rows - summary.flips, header.rows)} positions"
-    ),
+    help=(f"{meanings()['flip']}; the same top-1 at {out_of(header.rows - summary.flips, header.rows)} positions"),
 )
 figures[1].metric("Near ties", f"{summary.near_ties:,}", help=meanings()["near tie"])
 figures[2].metric("Ties", f"{summary.ties:,}", help=meanings()["tie"])
 figures[3].metric(
-    "Largest difference",
-    wording.number(summary.max_abs, 6),
-    help="absolute, in logits, over elements finite on both sides",
+    "Largest difference", number(summary.max_abs, 6), help="absolute, in logits, over elements finite on both sides"
 )
 figures[4].metric(
     "Mean ULPs",
-    wording.number(summary.mean_ulps, 3),
+    number(summary.mean_ulps, 3),
     help=f"ULPs of {view.dtype}; the largest is {summary.max_ulps:,}, usually at a logit near 0",
 )
 figures[5].metric(
     "Mean KL",
-    wording.number(summary.mean_kl, 3),
+    number(summary.mean_kl, 3),
     help=(
         "KL(reference || variant) in nats a position, over positions where it is defined; the largest is"
-        f" {wording.number(summary.max_kl, 3)}"
+        f" {number(summary.max_kl, 3)}"
     ),
 )
 limits = {
@@ -78,8 +75,7 @@ findings.lines(view)
 
 left, right = st.columns([3, 1], vertical_alignment="bottom")
 left.subheader(
-    f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''},"
-    f" {wording.plural(len(view.prompt_table), 'position')}"
+    f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {plural(len(view.prompt_table), 'position')}"
 )
 colour = right.selectbox("Colour by", list(COLOURS), key="strip_colour")
 token_strip.token_strip(view, colour)

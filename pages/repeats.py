@@ -6,6 +6,7 @@ from app.components import figure_cache, plots
 from app.repeats import charts, parts
 from app.shell import exports, selection, widgets, wording
 from core.runs.views.repeats import classes_of, sweep_of
+from core.text import file_name, plural
 
 view = widgets.head(
     "Repeats",
@@ -30,7 +31,7 @@ widgets.room("classes", widgets.table_height(len(groups), 10)).dataframe(
 st.caption(
     "One row a class, in order of first appearance; figures are of its first side against the reference's class, over"
     f" all positions: largest differences in logits, distances in ULPs of {view.dtype}, shares of"
-    f" {wording.plural(run.header.rows, 'position')} x {run.header.vocab:,} logits. A click selects that side on every"
+    f" {plural(run.header.rows, 'position')} x {run.header.vocab:,} logits. A click selects that side on every"
     " page."
 )
 
@@ -42,7 +43,7 @@ if sweep is not None:
         figure_cache.figure(run, (), charts.sweep, tables["sweep"], sweep.name, view.dtype),
         key="sweep",
         picture=exports.picture(
-            f"{wording.file_name(run.run_id)}-sweep-{wording.file_name(sweep.name)}",
+            f"{file_name(run.run_id)}-sweep-{file_name(sweep.name)}",
             [*exports.of_run(run), f"against {run.sides[0].name}"],
         ),
     )
@@ -70,15 +71,15 @@ if len(groups) > 2:
         plots.draw(
             figure,
             key="class_matrix",
-            picture=exports.picture(f"{wording.file_name(run.run_id)}-classes-{measure}", exports.of_run(run)),
+            picture=exports.picture(f"{file_name(run.run_id)}-classes-{measure}", exports.of_run(run)),
         )
         tables["every two classes"] = parts.pair_table(pairs, groups, run)
         st.caption(
             f"{wording.opening(parts.MEASURES[measure])}{parts.UNITS[measure].format(dtype=view.dtype)} of every two"
-            f" classes, over {wording.plural(run.header.rows, 'position')} x {run.header.vocab:,} logits; a class is"
+            f" classes, over {plural(run.header.rows, 'position')} x {run.header.vocab:,} logits; a class is"
             " named by its first side, and is empty against itself. Colour is on a log scale, grey is equal."
         )
 with st.container(horizontal=True, vertical_alignment="center"):
-    exports.download(tables, f"{wording.file_name(run.run_id)}-repeats", "repeats")
+    exports.download(tables, f"{file_name(run.run_id)}-repeats", "repeats")
     if len(tables) > 1:
         exports.picture_format()

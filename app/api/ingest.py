@@ -27,10 +27,9 @@ from app.api.responses import NotFoundError, RefusedError, answer, api_path, pag
 from app.hosting.audit_async import tell
 from app.hosting.identity import identity_of
 from app.hosting.live_settings import now_in_force
-from app.shell import store_cache, wording
+from app.shell import store_cache
 from app.shell.jobs import Job
 from app.uploads import ingest_jobs, ingest_status
-from app.uploads.partial_file import UploadError
 from app.uploads.saving import save
 from app.uploads.spool import Spool, owner_of
 from core.configuration import Limits
@@ -38,6 +37,7 @@ from core.errors import LimitError
 from core.runs.importing.check_catalog import is_database
 from core.runs.store.quotas import check_free, check_room
 from core.runs.store.store import Store, open_store
+from core.text import file_name, shown, visible
 
 _PIECE_BYTES = 4 << 20  # written at a time, which bounds the memory of a request
 _LONGEST_WAIT = 600  # seconds
@@ -76,19 +76,14 @@ def _check_precondition(request: Request, name: str) -> None:
     waiting = [job for job in store_cache.jobs().ingests() if not job.is_over and job.title == name]
     there = next((card.run_id for card in cards if card.name == name), waiting[0].reserved if waiting else None)
     if there is not None:
-        raise RefusedError(
-            f"a run called '{wording.visible(name)}' is there already: {there}; nothing was stored.", 412
-        )
+        raise RefusedError(f"a run called '{visible(name)}' is there already: {there}; nothing was stored.", 412)
 
 
 def _begin_uploaded(request: Request, options: dict[str, str]) -> Job:
     spool = Spool(open_store())
     owner = owner_of(identity_of(request.scope))
-    try:
-        found = spool.find(request.query_params["upload"], owner)
-        spool.finished(found.upload_id, owner)
-    except UploadError as failure:
-        raise RefusedError(str(failure), failure.status) from None
+    found = spool.find(request.query_params["upload"], owner)
+    spool.finished(found.upload_id, owner)
     return save(
         store_cache.jobs(), spool, [found], title=options["name"], options=options, who=identity_of(request.scope).name
     )
@@ -127,7 +122,7 @@ async def _received(request: Request, directory: Path, name: str, store: Store, 
     expected = _expected_digest(request)
     folder = directory / "0"
     await to_thread.run_sync(folder.mkdir)
-    path = folder / (wording.file_name(name) or "dump")  # refusals name it
+    path = folder / (file_name(name) or "dump")  # refusals name it
     digest, size, waiting = hashlib.sha256(), 0, bytearray()
     file = await to_thread.run_sync(lambda: path.open("xb"))
     try:
@@ -268,7 +263,7 @@ def _standing(request: Request, run_id: str) -> dict[str, Any]:
         said = replace(said, state="done", run_id=run_id)
     elif not said.is_over and not is_arriving:
         raise NotFoundError(
-            f"nothing is being taken in as run '{wording.visible(run_id)[:80]}': it failed a while ago, or the server"
+            f"nothing is being taken in as run '{shown(run_id)}': it failed a while ago, or the server"
             " was started anew meanwhile."
         )
     return _told(request, said)
@@ -296,7 +291,7 @@ async def cancel_ingest(request: Request) -> Response:
             raise RefusedError(
                 "another process of this server takes it in, which alone can stop it; ask it there.", 409
             )
-        raise NotFoundError(f"nothing is being taken in as run '{wording.visible(run_id)[:80]}' by this server.")
+        raise NotFoundError(f"nothing is being taken in as run '{shown(run_id)}' by this server.")
     if await to_thread.run_sync(store_cache.jobs().cancel, job.number):
         await tell(open_store().directory, identity_of(request.scope).name, "cancel", job.reserved, title=job.title)
     return answer(_told(request, _job_of(job.reserved) or job))

@@ -5,7 +5,7 @@ wrong below.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -19,8 +19,10 @@ from app.hosting.identity import require_editor
 from app.hosting.live_settings import now_in_force
 from core.configuration import Configuration
 from core.errors import AccessError, ConfigurationError, DumpError, LimitError, StoreError, UlpscopeError, UsageError
+from core.text import shown
 
 Handler = Callable[[Request], Awaitable[Response]]
+_RETRY_SECONDS = {423: "2", 429: "2", 503: "30"}
 _LINGER_BYTES, _LINGER_SECONDS = 64 << 20, 3.0  # of a body that is refused, read to let the sender hear why
 
 
@@ -31,7 +33,7 @@ class NotFoundError(UlpscopeError):
 class RefusedError(UlpscopeError):
     """A request that cannot be answered; `status` is HTTP's for it."""
 
-    def __init__(self, sentence: str, status: int) -> None:
+    def __init__(self, sentence: str, status: int = 400) -> None:
         super().__init__(sentence)
         self.status = status
 
@@ -63,14 +65,14 @@ def error(sentence: str, status: int, headers: dict[str, str] | None = None) -> 
 
 
 class Dispatcher:
-    """The endpoint of one path: its method's handler, after its role was asked for. HEAD is answered by GET's handler.
+    """The endpoint of one path: its method's handler, after its role was asked for.
 
     ASGI, no function: of a function's route the router answers unknown methods itself, and not in JSON.
     """
 
-    def __init__(self, operations: dict[str, Operation]) -> None:
+    def __init__(self, operations: Mapping[str, Operation]) -> None:
         self._operations = operations
-        self._allowed = ", ".join(sorted({*operations, *(["HEAD"] if "GET" in operations else [])}))
+        self._allowed = ", ".join(sorted(operations))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         incoming = _Incoming(receive)
@@ -81,23 +83,26 @@ class Dispatcher:
         await answered(scope, incoming, send)
 
     async def _answered(self, request: Request) -> Response:
-        found = self._operations.get("GET" if request.method == "HEAD" else request.method)
+        found = self._operations.get(request.method)
         if found is None:
-            sentence = f"{ascii(request.method[:20])[1:-1]} means nothing here; there are {self._allowed}."
+            sentence = f"{shown(request.method, 20)} means nothing here; there are {self._allowed}."
             return error(sentence, 405, {"Allow": self._allowed})
         if found.needs_editor and (refusal := require_editor(request)) is not None:
             return refusal
-        return await _tried(found.handler, request)
+        return await tried(found.handler, request)
 
 
-async def _tried(handler: Handler, request: Request) -> Response:
+async def tried(handler: Handler, request: Request) -> Response:
+    """The handler's answer, or that of what it raised."""
     try:
         return await handler(request)
     except ClientDisconnect:
         return Response(status_code=499)
     except UlpscopeError as failure:
         status = status_of(failure)
-        return error(str(failure), status, {"Retry-After": "30"} if status == 503 else None)
+        return error(
+            str(failure), status, {"Retry-After": _RETRY_SECONDS[status]} if status in _RETRY_SECONDS else None
+        )
 
 
 def status_of(failure: UlpscopeError) -> int:
@@ -177,7 +182,7 @@ def flag(request: Request, name: str) -> bool:
     """`?name=1`; RefusedError for anything that is neither 1 nor 0."""
     text = request.query_params.get(name, "0").lower()
     if text not in ("0", "1", "true", "false", ""):
-        raise RefusedError(f"{name}={text[:20]} is neither 1 nor 0.", 400)
+        raise RefusedError(f"{name}={shown(text, 20)} is neither 1 nor 0.", 400)
     return text in ("1", "true")
 
 
@@ -185,7 +190,7 @@ def whole(request: Request, name: str, default: int, highest: int) -> int:
     """`?name=N` from 0 to `highest`; RefusedError for anything else."""
     text = request.query_params.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) <= 12 and int(text) <= highest):
-        raise RefusedError(f"{name}={text[:20]} is no whole number from 0 to {highest:,}.", 400)
+        raise RefusedError(f"{name}={shown(text, 20)} is no whole number from 0 to {highest:,}.", 400)
     return int(text)
 
 
@@ -193,4 +198,4 @@ def refuse_unknown(request: Request, *known: str) -> None:
     """A parameter that was misspelt would be one that was not given."""
     strange = sorted(set(request.query_params) - set(known))
     if strange:
-        raise RefusedError(f"'{strange[0][:40]}' is no parameter here; there are {', '.join(known) or 'none'}.", 400)
+        raise RefusedError(f"'{shown(strange[0])}' is no parameter here; there are {', '.join(known) or 'none'}.", 400)

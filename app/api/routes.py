@@ -42,7 +42,8 @@ def _routes() -> list[Route]:
     """
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
-        by_path.setdefault(operation.path.replace("{name}", "{run_id}"), {})[operation.method] = operation
+        methods = ("GET", "HEAD") if operation.method == "GET" else (operation.method,)
+        by_path.setdefault(operation.path.replace("{name}", "{run_id}"), {}).update(dict.fromkeys(methods, operation))
     return [Route(path, Dispatcher(found)) for path, found in by_path.items()]
 
 

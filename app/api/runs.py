@@ -33,6 +33,7 @@ from core.runs.store.cards import RunCard, read_runs
 from core.runs.store.labels import Labels
 from core.runs.store.store import Store, open_store
 from core.runs.store.trash import KEPT_SECONDS, entry_of
+from core.text import shown
 
 _MOST_LISTED = 1000
 _LABEL_BYTES = 64 << 10
@@ -70,7 +71,7 @@ def _asked(request: Request) -> filters.Asked:
     for name, known in choices.items():
         chosen[name] = given.get(name, known[0])
         if chosen[name] not in known:
-            raise RefusedError(f"{name}={chosen[name][:40]} is not known; expected one of {', '.join(known)}.", 400)
+            raise RefusedError(f"{name}={shown(chosen[name])} is not known; expected one of {', '.join(known)}.", 400)
     text = given.get("search", "")
     if len(text) > page_settings.LONGEST_TEXT:
         raise RefusedError(f"search has {len(text)} characters; expected at most {page_settings.LONGEST_TEXT}.", 400)
@@ -116,7 +117,7 @@ def path_of(store: Store, run_id: str, *, whole_id: bool = False) -> Path:
     except StoreError as failure:
         raise NotFoundError(str(failure)) from None
     if whole_id and path.stem != run_id:
-        raise NotFoundError(f"no run '{run_id[:80]}'; give the whole id.")
+        raise NotFoundError(f"no run '{shown(run_id)}'; give the whole id.")
     return path
 
 
@@ -211,7 +212,7 @@ def _put_labels(request: Request, said: dict[str, Any]) -> Response:
     before = labels.read(store.directory, run_id)
     strange = sorted(set(said) - {"tags", "note", "pinned"})
     if strange:
-        raise RefusedError(f"'{strange[0][:40]}' is none of tags, note and pinned.", 400)
+        raise RefusedError(f"'{shown(strange[0])}' is none of tags, note and pinned.", 400)
     tags, note, pinned = (said.get(name, getattr(before, name)) for name in ("tags", "note", "pinned"))
     is_text = isinstance(tags, list | tuple) and all(isinstance(tag, str) for tag in tags) and isinstance(note, str)
     if not is_text or not isinstance(pinned, bool):

@@ -7,8 +7,6 @@ unless another viewer waits for the same. Answers are kept for a while, so going
 from __future__ import annotations
 
 import atexit
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -20,9 +18,10 @@ from typing import Any
 import streamlit as st
 
 from app.shell import store_cache
-from app.shell.jobs import ROOT, PromptFile, object_of, sentence_of
+from app.shell.jobs import PromptFile
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store
+from core.subprocess_json import Child
 
 KEPT_SECONDS = 300  # free memory changes, and so may a model's folder
 KEPT_REFUSAL_SECONDS = 20  # somebody is about to mend what it says
@@ -49,7 +48,7 @@ class _Look:
 
     def __init__(self, viewer: str) -> None:
         self.viewers = {viewer}
-        self.process: subprocess.Popen | None = None
+        self.process: Child | None = None
         self.is_dropped = False
 
 
@@ -141,19 +140,11 @@ class Previews:
         with self._lock:
             if look.is_dropped:  # while it waited for room
                 return None
-            process = look.process = subprocess.Popen(
-                [sys.executable, "-m", "core", *key, "--dry-run", "--json"],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-            )
-        said, errors = process.communicate()
-        if process.returncode == 0 and (costs := object_of(said)):
-            return Answer(costs, "", time.monotonic())
-        return Answer({}, sentence_of(errors, process.returncode), time.monotonic())
+            child = look.process = Child(["-m", "core", *key, "--dry-run", "--json"])
+        with child:
+            costs = child.answer()
+        is_answer = child.code == 0 and bool(costs)
+        return Answer(costs if is_answer else {}, "" if is_answer else child.sentence, time.monotonic())
 
 
 @st.cache_resource(show_spinner=False)
@@ -165,4 +156,4 @@ def previews() -> Previews:
 def _drop(look: _Look) -> None:
     look.is_dropped = True
     if look.process is not None:
-        look.process.kill()  # it writes nothing, so there is nothing to clean up
+        look.process.end()  # it writes nothing, so there is nothing to clean up

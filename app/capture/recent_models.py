@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+
+from core.disk import write_atomic
 
 _FILE = ".recent-models.json"
 _MOST = 20
@@ -25,6 +26,4 @@ def remember_model(store: Path, model: str) -> None:
     models = [model, *(other for other in recent_models(store) if other != model)][:_MOST]
     with suppress(OSError):  # a store that cannot be written to says so when a run is to go into it
         store.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=store, prefix=_FILE, delete=False, encoding="utf-8") as file:
-            json.dump(models, file)
-        Path(file.name).replace(store / _FILE)
+        write_atomic(store / _FILE, json.dumps(models).encode(), mode=0o600)

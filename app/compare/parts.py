@@ -13,6 +13,7 @@ from core.numerics.metrics import COUNTS
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
 from core.runs.views.compare import Compared, FlipSet, headline
+from core.text import exact, printable
 
 MOST = 5  # runs beside the first: six colours can be told apart
 BY = {
@@ -111,7 +112,7 @@ def _variants(compared: Sequence[Compared], choices: dict[str, int], indices: di
 
 def names(compared: Sequence[Compared]) -> list[str]:
     """Of the pairs, short and each its own: the run's name, and its variant where that tells two apart."""
-    plain = ["".join(c if c.isprintable() else "?" for c in one.run.header.name)[:60] for one in compared]
+    plain = [printable(one.run.header.name, "?")[:60] for one in compared]
     return [
         name if plain.count(name) == 1 else f"{name} · {one.pair.variant} · {place + 1}"
         for place, (name, one) in enumerate(zip(plain, compared, strict=True))
@@ -170,11 +171,7 @@ def _shown(measure: str, value: float | None, one: Compared) -> str:
     if measure == "max ULPs":
         text = f"{int(value):,}"
     else:
-        text = (
-            wording.exact(value)
-            if measure in ("largest difference, logits", "smallest margin, logits")
-            else f"{value:.4g}"
-        )
+        text = exact(value) if measure in ("largest difference, logits", "smallest margin, logits") else f"{value:.4g}"
     over = (
         over_positions(summary, rows)
         if measure == "mean KL, nats"

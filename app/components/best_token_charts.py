@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from app.components.chart_style import ARGMAX, FLIP, QUIET, REFERENCE, VARIANT, inert, layout
-from app.shell.wording import visible
+from core.text import clipped, visible
 
 # An outline of a bar that is a few pixels wide would hide its side's colour. The texts stand upright: what points right
 # in them points up.
@@ -146,11 +146,7 @@ def rank_slopes(top: pd.DataFrame, reference: str, variant: str, count: int = 8)
         figure.add_hline(y=count + 0.75, line={"color": QUIET, "width": 1, "dash": "dot"})
     for x, name, colour in ((0, reference, REFERENCE), (1, variant, VARIANT)):
         figure.add_annotation(
-            x=x,
-            y=0.25,
-            text=f"<b>{inert(name if len(name) <= 22 else name[:21] + '…')}</b>",
-            showarrow=False,
-            font={"color": colour},
+            x=x, y=0.25, text=f"<b>{inert(clipped(name, 22))}</b>", showarrow=False, font={"color": colour}
         )
     figure.update_xaxes(range=[-0.65, 1.65], showgrid=False, zeroline=False, showticklabels=False, title=None)
     figure.update_yaxes(range=[lowest + 0.6, -0.2], showgrid=False, zeroline=False, showticklabels=False, title=None)
@@ -166,5 +162,4 @@ def _heights(ranks: np.ndarray, count: int) -> np.ndarray:
 
 
 def _clipped(text: str | None, token: int) -> str:
-    shown = f"token {token}" if text is None else visible(text)
-    return inert(shown if len(shown) <= _LABEL else shown[: _LABEL - 1] + "…")
+    return inert(clipped(f"token {token}" if text is None else visible(text), _LABEL))

@@ -6,7 +6,8 @@ import pandas as pd
 import streamlit as st
 
 from app.components import best_token_charts, figure_cache, plots
-from app.shell import exports, selection, store_cache, wording
+from app.shell import exports, selection, store_cache
+from core.text import plural
 
 COUNT = 8  # of either side
 
@@ -54,7 +55,7 @@ def moves(top: pd.DataFrame, count: int = COUNT) -> str:
     crossing = int(best_token_charts.crossing(top).sum())
     if not crossing and not entering and not leaving:
         return "Both sides order them alike."
-    said = f"{wording.plural(crossing, 'token')} of {len(top)} change{'s' if crossing == 1 else ''} places with another"
+    said = f"{plural(crossing, 'token')} of {len(top)} change{'s' if crossing == 1 else ''} places with another"
     if entering or leaving:
         said += (
             f"; {entering} enter{'s' if entering == 1 else ''} the best {count} and {leaving}"

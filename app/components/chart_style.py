@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import plotly.io
 
-from app.shell.wording import visible
+from core.text import visible
 
 plotly.io.templates.default = "none"  # the browser has the colours of its theme
 

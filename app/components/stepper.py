@@ -13,7 +13,7 @@ from typing import Any
 import streamlit as st
 
 from app.shell import selection
-from app.shell.wording import number
+from core.text import number
 
 KEYS = (
     ("← →", "previous, next position"),

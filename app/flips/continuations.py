@@ -13,11 +13,12 @@ import pandas as pd
 import streamlit as st
 
 from app.components.code_block import code_block
-from app.shell import exports, store_cache, widgets, wording
+from app.shell import exports, store_cache, widgets
 from app.shell import selection as state
 from core.runs.reader import RunReader
 from core.runs.views.continuations import Continuation, continuations, logits_of_chosen
 from core.runs.views.elements import row_of
+from core.text import exact, file_name, number, plural, visible
 
 GIVEN_TOKENS = 48  # of the prompt's end: enough to see what is being continued
 
@@ -112,8 +113,8 @@ def _tokens(run: RunReader, found: Continuation, tokens: tuple[int, ...], is_ref
     return drawn
 
 
-def _token(text: str | None, number: int, role: str, position: int | None, title: str) -> dict:
-    shown = f"#{number}" if text is None else wording.visible(text).replace("↵", "↵\n")
+def _token(text: str | None, token: int, role: str, position: int | None, title: str) -> dict:
+    shown = f"#{token}" if text is None else visible(text).replace("↵", "↵\n")
     return {"text": shown, "number": text is None, "role": role, "position": position, "title": title}
 
 
@@ -142,9 +143,9 @@ def sentence(view: state.View, found: Continuation) -> str:
     """Where the two part, in markdown."""
     names = f"`{widgets.code(found.variant)}` and `{widgets.code(view.pair.reference)}`"
     if found.chosen is None:
-        return f"{names} never part within {wording.plural(found.compared, 'token')}."
+        return f"{names} never part within {plural(found.compared, 'token')}."
     ours, theirs = (f"`{widgets.code(text)}`" for text in widgets.table_texts(found.chosen, view.run))
-    before = f"after {wording.plural(found.agreed, 'token')} in common" if found.agreed else "with the first token"
+    before = f"after {plural(found.agreed, 'token')} in common" if found.agreed else "with the first token"
     return (
         f"{names} part {before}, at position {found.position}: the reference goes on with {ours}, the variant with"
         f" {theirs}."
@@ -155,15 +156,14 @@ def outcome(view: state.View) -> str:
     """How many of the continued prompts part, and the earliest parting, for the selected pair."""
     found = [one for one in continuations(view.run) if one.pair == view.pair.index]
     parted = [one for one in found if one.chosen]
-    asked = wording.plural(max(one.compared for one in found), "generated token")
+    asked = plural(max(one.compared for one in found), "generated token")
     if not parted:
         return f"the sides agree in all of {asked}" + (f" of each of {len(found)} prompts." if len(found) > 1 else ".")
     first = min(parted, key=lambda one: one.agreed)
     where = f", first in prompt {first.prompt}" if len(found) > 1 else ""
     many = f"**{len(parted)} of {len(found)} prompts part**" if len(found) > 1 else "**the sides part**"
     return (
-        f"{many} within {asked}{where} after {wording.plural(first.agreed, 'token')} in common, at position"
-        f" {first.position}."
+        f"{many} within {asked}{where} after {plural(first.agreed, 'token')} in common, at position {first.position}."
     )
 
 
@@ -174,9 +174,7 @@ def table(run: RunReader) -> tuple[list[Continuation], dict[str, list]]:
     columns: dict[str, list] = {
         "prompt": [one.prompt for one in found],
         "variant": [one.variant for one in found],
-        "parts after": [
-            wording.plural(one.agreed, "token") if one.chosen else f"never in {one.compared}" for one in found
-        ],
+        "parts after": [plural(one.agreed, "token") if one.chosen else f"never in {one.compared}" for one in found],
         "position": pd.array([one.position for one in found], "Int64"),
         "reference token": [widgets.table_texts(one.chosen[:1], run)[0] if one.chosen else "" for one in found],
         "variant token": [widgets.table_texts(one.chosen[1:], run)[0] if one.chosen else "" for one in found],
@@ -240,15 +238,14 @@ def _why(view: state.View, found: Continuation) -> None:
         )
     values = logits_of_chosen(view.run, found)
     margins = " and ".join(
-        f"{wording.number(here[f'{side}_margin'])} ({_ulps(here[f'{side}_margin_ulps'])})"
-        for side in ("reference", "variant")
+        f"{number(here[f'{side}_margin'])} ({_ulps(here[f'{side}_margin_ulps'])})" for side in ("reference", "variant")
     )
     st.dataframe(
         {
             "token": widgets.table_texts(found.chosen, view.run),
             "chosen by": [view.pair.reference, view.pair.variant],
-            f"logit, {view.pair.reference}": [wording.exact(v) for v in values[0]],
-            f"logit, {view.pair.variant}": [wording.exact(v) for v in values[1]],
+            f"logit, {view.pair.reference}": [exact(v) for v in values[0]],
+            f"logit, {view.pair.variant}": [exact(v) for v in values[1]],
         },
         hide_index=True,
         key="parting_logits",
@@ -257,12 +254,12 @@ def _why(view: state.View, found: Continuation) -> None:
     st.caption(
         f"The two tokens at position {found.position}, logits of both sides. Margins of reference and variant:"
         f" {margins}, ULPs of {view.dtype}; the largest difference of any logit there is"
-        f" {wording.number(here['max_abs'])}."
+        f" {number(here['max_abs'])}."
     )
 
 
 def _ulps(value: float) -> str:
-    return "undefined" if pd.isna(value) else wording.plural(int(value), "ULP")
+    return "undefined" if pd.isna(value) else plural(int(value), "ULP")
 
 
 def _all(run: RunReader) -> None:
@@ -292,9 +289,7 @@ def _all(run: RunReader) -> None:
     )
     with st.container(horizontal=True, horizontal_alignment="right"):
         exports.download(
-            {"continuations": partial(exported, found)},
-            f"{wording.file_name(run.run_id)}-continuations",
-            "continuations_files",
+            {"continuations": partial(exported, found)}, f"{file_name(run.run_id)}-continuations", "continuations_files"
         )
 
 

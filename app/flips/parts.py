@@ -9,6 +9,7 @@ from app.near_ties import parts
 from app.shell import selection, store_cache, widgets, wording
 from core.runs.views.flips import MOST_READ, STORED_RANKS, flip_table
 from core.runs.views.verdicts import Finding
+from core.text import plural
 
 SIDES = ("reference", "variant")
 _CHANGE = "{}'s token, change of probability"
@@ -70,7 +71,7 @@ def unread(found: pd.DataFrame) -> str:
     if not missing:
         return ""
     return (
-        f" {wording.plural(missing, 'row')} lack ranks and probabilities: a token there is not among the other side's"
+        f" {plural(missing, 'row')} lack ranks and probabilities: a token there is not among the other side's"
         f" {STORED_RANKS} stored best, and {MOST_READ} rows of logits were read already."
     )
 
@@ -91,7 +92,7 @@ def why(here: pd.Series, top: pd.DataFrame) -> str:
     """
     if here["nonfinite_mismatch"]:
         return (
-            f"{wording.plural(int(here['nonfinite_mismatch']), 'logit')} here NaN or infinite on one side only, which"
+            f"{plural(int(here['nonfinite_mismatch']), 'logit')} here NaN or infinite on one side only, which"
             " can change the argmax by itself."
         )
     margins = {side: here[f"{side}_margin"] for side in SIDES}
@@ -99,7 +100,7 @@ def why(here: pd.Series, top: pd.DataFrame) -> str:
         return "A side has no finite margin here, so the bound says nothing."
     smaller = min(SIDES, key=lambda side: margins[side])
     bound = 2 * float(here["max_abs"])
-    ulps = wording.plural(int(here[f"{smaller}_margin_ulps"]), "ULP")
+    ulps = plural(int(here[f"{smaller}_margin_ulps"]), "ULP")
     numbers = (
         f"The smaller margin is the {smaller}'s, {margins[smaller]:.12g} logits ({ulps}); the largest difference of any"
         f" logit here is {here['max_abs']:.12g}, twice that {bound:.12g}."

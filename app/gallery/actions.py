@@ -9,11 +9,12 @@ from urllib.parse import quote
 import streamlit as st
 
 from app.hosting import page_guard
-from app.shell import address, selection, store_cache, widgets, wording
+from app.shell import address, selection, store_cache, widgets
 from app.shell.widgets import PAGES
 from core.runs.store import labels as labelling
 from core.runs.store.cards import RunCard
 from core.runs.store.labels import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, Labels
+from core.text import plural, size
 
 _OF_DELETE = "It can be had back for a week."
 
@@ -107,8 +108,10 @@ def _label_form(
 
 def _several(ticked: list[RunCard], hidden: int, labels: Mapping[str, Labels]) -> None:
     own = [card for card in ticked if not card.is_read_only]
-    size = wording.size(sum(card.bytes for card in ticked))
-    st.markdown(f"**{len(ticked)} runs ticked** · {size}" + (f" · {hidden} of them not shown" if hidden else ""))
+    st.markdown(
+        f"**{len(ticked)} runs ticked** · {size(sum(card.bytes for card in ticked))}"
+        + (f" · {hidden} of them not shown" if hidden else "")
+    )
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         if not page_guard.may_edit():
             st.button("Untick all", key="untick", type="tertiary", on_click=_untick)
@@ -128,15 +131,11 @@ def _several(ticked: list[RunCard], hidden: int, labels: Mapping[str, Labels]) -
         st.button("Remove tag", key="remove_tag", on_click=_tag, args=(ticked, tag, False), disabled=not tag)
         if own:
             st.button(
-                f"Delete {wording.plural(len(own), 'run')}",
-                key="delete",
-                on_click=_discard,
-                args=(own,),
-                help=_OF_DELETE,
+                f"Delete {plural(len(own), 'run')}", key="delete", on_click=_discard, args=(own,), help=_OF_DELETE
             )
         st.button("Untick all", key="untick", type="tertiary", on_click=_untick)
         if len(own) < len(ticked):
-            st.caption(f"{wording.plural(len(ticked) - len(own), 'sample run')}, read-only", width="content")
+            st.caption(f"{plural(len(ticked) - len(own), 'sample run')}, read-only", width="content")
 
 
 def _untick() -> None:
@@ -164,7 +163,7 @@ def _discard(cards: Sequence[RunCard]) -> None:
             gone.append((store_cache.discard(card.run_id), card))
     if gone:
         first = gone[0][1]
-        what = f"'{first.name}'" if len(gone) == 1 else wording.plural(len(gone), "run")
+        what = f"'{first.name}'" if len(gone) == 1 else plural(len(gone), "run")
         st.session_state["undo"] = ([entry for entry, _ in gone], f"Deleted {what}.")
     ids = {card.run_id for _, card in gone}
     st.session_state["ticked"] = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]

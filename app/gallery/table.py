@@ -21,6 +21,7 @@ from core.errors import UlpscopeError
 from core.runs.file.records import BUG_SUSPECTED, ROUNDING
 from core.runs.store.cards import BrokenRun, RunCard
 from core.runs.store.labels import Labels
+from core.text import size
 
 # Widths in pixels. At 1280 the table is 848 wide, of which the boxes take 33: what is widest in a column fits into it,
 # and the names get the rest.
@@ -152,7 +153,7 @@ def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFram
             "sides": [" · ".join(card.sides) for card in shown],
             "model": [wording.model_name(card.model) or None for card in shown],
             "created": [card.created for card in shown],
-            "size": [wording.size(card.bytes) for card in shown],
+            "size": [size(card.bytes) for card in shown],
             "note": [" ".join(each.note.split())[:120] or None for each in attached],
         }
     )

@@ -9,8 +9,9 @@ import pandas as pd
 import streamlit as st
 
 from app.hosting import page_guard
-from app.shell import store_cache, widgets, wording
+from app.shell import store_cache, widgets
 from core.runs.store.trash import Discarded
+from core.text import plural, size
 
 _COLUMNS = {"deleted": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC")}
 
@@ -43,9 +44,8 @@ def trash_list(trash: Sequence[Discarded]) -> None:
     """What was deleted within a week: put back, or deleted for good. Drawn when it is unfolded."""
     if not trash:
         return
-    size = wording.size(sum(run.bytes for run in trash))
     fold = st.expander(
-        f"Recently deleted: {wording.plural(len(trash), 'run')}, {size}",
+        f"Recently deleted: {plural(len(trash), 'run')}, {size(sum(run.bytes for run in trash))}",
         key="trash_fold",
         on_change="rerun",
         type="compact",
@@ -60,7 +60,7 @@ def trash_list(trash: Sequence[Discarded]) -> None:
                 {
                     "name": [names.get(run.path, run.run_id) for run in trash],
                     "deleted": [run.deleted for run in trash],
-                    "size": [wording.size(run.bytes) for run in trash],
+                    "size": [size(run.bytes) for run in trash],
                     "run": [run.run_id for run in trash],
                 }
             ),

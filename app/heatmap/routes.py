@@ -27,6 +27,7 @@ from core.numerics.formats import format_named
 from core.runs.reader import RunReader
 from core.runs.views.elements import place_of
 from core.runs.views.heatmap import MEASURES, ORDERS, Cells, Element, Measure, Order, Tile, largest_in, tile_cells
+from core.text import exact, plural, shown, visible
 
 # A run of 2^29 logits, by rank or as differences: 34 to 67 MB of cells of 32 columns. A block of single ranks takes 17
 # to 34 MB.
@@ -179,16 +180,16 @@ def told(run: RunReader, found: Element) -> dict[str, str | int]:
     where = f"position {position:,}" if len(run.header.prompts) == 1 else f"prompt {prompt}, position {position:,}"
     is_mismatch = found.ulps is None
     text = run.vocabulary.get(found.token)
-    apart = f"{wording.plural(found.ulps or 0, 'ULP')} of {run.header.compute_dtype}"
+    apart = f"{plural(found.ulps or 0, 'ULP')} of {run.header.compute_dtype}"
     return {
         "row": found.row,
         "token": found.token,
-        "where": where + (f", after {wording.visible(texts[position])}" if texts else ""),
+        "where": where + (f", after {visible(texts[position])}" if texts else ""),
         "text": wording.token(found.token, text) if text is None else f"token {wording.token(found.token, text)}",
-        "reference": wording.exact(found.reference),
-        "variant": wording.exact(found.variant),
+        "reference": exact(found.reference),
+        "variant": exact(found.variant),
         "apart": "NaN or infinity on one side" if is_mismatch else apart,
-        "difference": "" if is_mismatch else f"difference {wording.exact(found.difference)}",
+        "difference": "" if is_mismatch else f"difference {exact(found.difference)}",
         "ranks": f"{found.reference_rank:,} / {found.variant_rank:,}",
     }
 
@@ -197,7 +198,7 @@ def _view(request: Request) -> tuple[Order, Measure]:
     order, measure = (request.query_params.get(name, "") for name in ("order", "measure"))
     if order not in ORDERS or measure not in MEASURES:
         expected = f"order one of {', '.join(ORDERS)}, measure one of {', '.join(MEASURES)}"
-        raise UsageError(f"order '{order[:20]}', measure '{measure[:20]}' asked for; expected {expected}.")
+        raise UsageError(f"order '{shown(order, 20)}', measure '{shown(measure, 20)}' asked for; expected {expected}.")
     return order, measure
 
 
@@ -205,13 +206,13 @@ def _two(request: Request, name: str, between: str) -> tuple[int, int]:
     text = request.query_params.get(name, "")
     parts = text.split(between)
     if len(parts) != 2:
-        raise UsageError(f"{name} '{text[:40]}' asked for; expected two numbers with '{between}' between them.")
+        raise UsageError(f"{name} '{shown(text, 40)}' asked for; expected two numbers with '{between}' between them.")
     return _number(name, parts[0]), _number(name, parts[1])
 
 
 def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise UsageError(f"{name} '{text[:40]}' is no number that could be meant.")
+        raise UsageError(f"{name} '{shown(text, 40)}' is no number that could be meant.")
     return int(text)
 
 

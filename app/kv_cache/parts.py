@@ -9,6 +9,7 @@ import streamlit as st
 
 from app.shell import selection, widgets, wording
 from core.runs.views.kv_cache import CacheSummary
+from core.text import number, out_of, percent, plural, visible
 
 COLUMNS = {name: st.column_config.NumberColumn(format="localized") for name in ("elements", "differ", "max ULPs")} | {
     "share": st.column_config.NumberColumn(format="percent"),
@@ -31,9 +32,7 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
         names = ", ".join(f"`{widgets.code(name)}`" for name in others)
         st.info(f"This variant has no caches to compare with the reference's. These variants of the run have: {names}.")
         st.button(
-            f"Show {widgets.escaped(wording.visible(others[0]))}",
-            on_click=selection.select,
-            kwargs={"variant": others[0]},
+            f"Show {widgets.escaped(visible(others[0]))}", on_click=selection.select, kwargs={"variant": others[0]}
         )
     elif view.run.header.provenance.kind == "upload":
         st.info(
@@ -51,10 +50,7 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
 
 def shape(table: pd.DataFrame) -> str:
     """`6 layers with up to 8 heads`."""
-    return (
-        f"{wording.plural(table['layer'].nunique(), 'layer')},"
-        f" {wording.plural(table['head'].nunique(), 'key/value head')}"
-    )
+    return f"{plural(table['layer'].nunique(), 'layer')}, {plural(table['head'].nunique(), 'key/value head')}"
 
 
 def sentence(found: CacheSummary) -> str:
@@ -63,7 +59,7 @@ def sentence(found: CacheSummary) -> str:
     if not together.neq:
         return f"Nothing differs: the two caches hold the same numbers in all {together.elements:,} elements."
     said = (
-        f"**{wording.share(together.neq, together.elements)} elements differ**, first in layer {together.first_layer}'s"
+        f"**{out_of(together.neq, together.elements)} elements differ**, first in layer {together.first_layer}'s"
         f" {wording.kinds(together.first_kinds)}."
     )
     if first is not None and first.neq:
@@ -75,7 +71,7 @@ def figures(found: CacheSummary, dtype: str) -> None:
     """The headline figures."""
     columns = st.columns(6)
     for column, name, part in ((columns[0], "Keys", found.keys), (columns[1], "Values", found.values)):
-        share = wording.percent(part.neq_share) if part.elements else "none kept"
+        share = percent(part.neq_share) if part.elements else "none kept"
         column.metric(f"{name} that differ", share, help=f"{part.neq:,} of {part.elements:,} elements")
     columns[2].metric(
         "Max ULPs",
@@ -85,7 +81,7 @@ def figures(found: CacheSummary, dtype: str) -> None:
         ),
     )
     columns[3].metric(
-        "Rms difference", wording.number(found.together.rms, 3), help=f"in the unit of the cache; {_each('rms', found)}"
+        "Rms difference", number(found.together.rms, 3), help=f"in the unit of the cache; {_each('rms', found)}"
     )
     columns[4].metric(
         "First layer", f"{found.together.first_layer}", help=_where("the lowest layer with a differing element", found)
@@ -100,9 +96,7 @@ def figures(found: CacheSummary, dtype: str) -> None:
 def _each(name: str, found: CacheSummary) -> str:
     """`keys 17, values 30`."""
     parts = [("keys", getattr(found.keys, name)), ("values", getattr(found.values, name))]
-    return ", ".join(
-        f"{kind} {f'{value:,}' if isinstance(value, int) else wording.number(value)}" for kind, value in parts
-    )
+    return ", ".join(f"{kind} {f'{value:,}' if isinstance(value, int) else number(value)}" for kind, value in parts)
 
 
 def _where(what: str, found: CacheSummary) -> str:

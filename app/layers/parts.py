@@ -7,9 +7,10 @@ from typing import NoReturn
 import pandas as pd
 import streamlit as st
 
-from app.shell import selection, widgets, wording
+from app.shell import selection, widgets
 from core.runs.views.layers import NARROW, RESIDUAL, LayerSummary, ModuleFigures, says_little
 from core.runs.views.request import asks_for
+from core.text import number, out_of, percent, plural, visible
 
 MEASURES = {"ratio": "rms over floor", "neq_share": "share that differs", "max_ulps": "max ULPs"}
 MEANINGS = {
@@ -41,9 +42,7 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
             f" outputs: {names}."
         )
         st.button(
-            f"Show {widgets.escaped(wording.visible(others[0]))}",
-            on_click=selection.select,
-            kwargs={"variant": others[0]},
+            f"Show {widgets.escaped(visible(others[0]))}", on_click=selection.select, kwargs={"variant": others[0]}
         )
     elif about.kind == "upload":
         st.info(
@@ -67,12 +66,12 @@ def sentence(found: LayerSummary, names_prompt: bool) -> str:
     prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
     said = (
         f"**`{widgets.code(first.module)}`** ({widgets.escaped(first.kind)}) **is the first module that differs, at"
-        f" {prompt}position {first.first_position}**: {wording.share(first.neq, first.elements)} of its elements."
+        f" {prompt}position {first.first_position}**: {out_of(first.neq, first.elements)} of its elements."
     )
     if found.last is not first:
         said += (
-            f" In the end {wording.share(found.last.neq, found.last.elements)} of the"
-            f" {widgets.escaped(wording.visible(found.last.module))} differ."
+            f" In the end {out_of(found.last.neq, found.last.elements)} of the"
+            f" {widgets.escaped(visible(found.last.module))} differ."
         )
     return said
 
@@ -88,14 +87,13 @@ def against_floor(found: LayerSummary, modules: list[ModuleFigures]) -> str:
             "Furthest above its floor" if (found.largest.ratio or 0) > 1 else "Nearest to its floor, and not above it"
         )
         said = (
-            f"{where}: `{widgets.code(found.largest.module)}`, {wording.number(found.largest.ratio, 3)} times the"
-            " floor's rms."
+            f"{where}: `{widgets.code(found.largest.module)}`, {number(found.largest.ratio, 3)} times the floor's rms."
         )
     if found.largest is not None and (found.largest.ratio or 0) > 1 and found.largest.dtype in NARROW:
         said += f" {says_little(found.largest.dtype)}"
     if beyond:
         said += (
-            f" In {wording.plural(len(beyond), 'module')} the pair differs and no reordering does, the first is"
+            f" In {plural(len(beyond), 'module')} the pair differs and no reordering does, the first is"
             f" `{widgets.code(beyond[0].module)}`."
         )
     return said.strip()
@@ -103,7 +101,7 @@ def against_floor(found: LayerSummary, modules: list[ModuleFigures]) -> str:
 
 def short_name(each: ModuleFigures) -> str:
     """`block 3` for the stream after a block, else the last part of the name."""
-    return f"block {each.block}" if each.kind == RESIDUAL else wording.visible(each.module.rpartition(".")[2])
+    return f"block {each.block}" if each.kind == RESIDUAL else visible(each.module.rpartition(".")[2])
 
 
 def figures(found: LayerSummary, total: int) -> None:
@@ -118,16 +116,14 @@ def figures(found: LayerSummary, total: int) -> None:
     columns[1].metric(
         "First block", "none" if first is None else "outside" if first.block is None else f"{first.block}"
     )
-    columns[2].metric(
-        "Logits that differ", wording.percent(last.neq_share), help=f"{last.neq:,} of {last.elements:,} elements"
-    )
+    columns[2].metric("Logits that differ", percent(last.neq_share), help=f"{last.neq:,} of {last.elements:,} elements")
     columns[3].metric(
         "Largest over floor",
         (
             "no floor"
             if not found.has_floor
             else (
-                wording.number(largest.ratio, 3)
+                number(largest.ratio, 3)
                 if largest is not None
                 else "floor is 0"
                 if first is not None and first.ratio
@@ -145,7 +141,7 @@ def rows(modules: list[ModuleFigures], names_prompt: bool) -> pd.DataFrame:
     """The table of modules under names people read."""
     ratios = [each.ratio for each in modules]
     table = {
-        "module": [wording.visible(each.module) for each in modules],
+        "module": [visible(each.module) for each in modules],
         "kind": [each.kind for each in modules],
         "differ": [each.neq for each in modules],
         "share": [each.neq_share for each in modules],
@@ -168,11 +164,11 @@ def rows(modules: list[ModuleFigures], names_prompt: bool) -> pd.DataFrame:
 
 def module_figures(each: ModuleFigures) -> str:
     """One module in a line of markdown."""
-    floor = "no floor was run" if each.floor_rms is None else f"its floor {wording.number(each.floor_rms, 3)}"
+    floor = "no floor was run" if each.floor_rms is None else f"its floor {number(each.floor_rms, 3)}"
     return (
         f"`{widgets.code(each.module)}`,"
         f" {widgets.escaped(each.kind)}{'' if each.block is None else f' of block {each.block}'}:"
-        f" {wording.share(each.neq, each.elements)} of its elements differ, rms {wording.number(each.rms, 3)}, {floor};"
-        f" largest difference {wording.number(each.max_abs, 4)}, at most {each.max_ulps:,} ULPs of"
-        f" {widgets.escaped(each.dtype)}, {wording.number(each.mean_ulps, 3)} in the mean."
+        f" {out_of(each.neq, each.elements)} of its elements differ, rms {number(each.rms, 3)}, {floor};"
+        f" largest difference {number(each.max_abs, 4)}, at most {each.max_ulps:,} ULPs of"
+        f" {widgets.escaped(each.dtype)}, {number(each.mean_ulps, 3)} in the mean."
     )

@@ -6,8 +6,9 @@ import pandas as pd
 import streamlit as st
 
 from app.components import plots
-from app.shell import page_settings, widgets, wording
+from app.shell import page_settings, widgets
 from app.shell import selection as state
+from core.text import out_of, plural
 
 SIDES = ("reference", "variant")
 ZOOMS = "zooms, clicks select"
@@ -49,12 +50,12 @@ def said(table: pd.DataFrame, unit: str, limit: float, dtype: str) -> str:
     within = close(table, unit, limit)
     either = within["reference"] | within["variant"]
     flips = table["is_flip"].astype(bool)
-    most = f"{limit:g} logits" if unit == "logits" else wording.plural(int(limit), "ULP") + f" of {dtype}"
+    most = f"{limit:g} logits" if unit == "logits" else plural(int(limit), "ULP") + f" of {dtype}"
     return (
-        f"**{wording.share(int(either.sum()), len(table))}** positions have a margin of at most {most} on a side:"
-        f" {wording.share(int(within['reference'].sum()), len(table))} on the reference,"
-        f" {wording.share(int(within['variant'].sum()), len(table))} on the variant. Of"
-        f" {wording.plural(int(flips.sum()), 'flip')}, {int((flips & either).sum())}"
+        f"**{out_of(int(either.sum()), len(table))}** positions have a margin of at most {most} on a side:"
+        f" {out_of(int(within['reference'].sum()), len(table))} on the reference,"
+        f" {out_of(int(within['variant'].sum()), len(table))} on the variant. Of"
+        f" {plural(int(flips.sum()), 'flip')}, {int((flips & either).sum())}"
         f" lie{'s' if int((flips & either).sum()) == 1 else ''} within it."
     )
 

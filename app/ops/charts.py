@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from app.components.chart_style import inert, layout
+from core.text import clipped
 
 # Okabe-Ito, each with the letter colour that reads on it; classes beyond these share the last.
 _CLASSES = (
@@ -34,7 +35,7 @@ def batch_classes(lines: Sequence[tuple[str, dict[int, str]]]) -> go.Figure:
         pairs = [_CLASSES[min(number_of(letters[found[size]]), len(_CLASSES) - 1)] for size in shown]
         figure.add_scatter(
             x=[str(size) for size in shown],
-            y=[_short(name)] * len(shown),
+            y=[inert(clipped(name, _LONGEST))] * len(shown),
             mode="markers+text",
             text=[letters[found[size]] for size in shown],
             marker={"symbol": "square", "size": 22, "color": [fill for fill, _ in pairs], "line": {"width": 0}},
@@ -71,7 +72,3 @@ def number_of(letter: str) -> int:
 
 def _letter(number: int) -> str:
     return (_letter(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
-
-
-def _short(name: str) -> str:
-    return inert(name) if len(name) <= _LONGEST else f"{inert(name[: _LONGEST - 1])}…"

@@ -12,6 +12,7 @@ from app.hosting import page_guard
 from app.shell import store_cache, widgets, wording
 from app.shell.jobs import ANY_DEVICE, Job, Jobs
 from core.numerics.formats import LOGIT_FORMATS
+from core.text import plural
 
 
 def start(jobs: Jobs) -> None:
@@ -98,5 +99,5 @@ def _how_it_stands(job: Job) -> str:
     if job.state == "waiting":
         return "waiting for what runs on the device before it"
     if job.state == "running" and job.rows_total:
-        return f"{job.stage}: {job.rows_done:,} of {wording.plural(job.rows_total, 'probe')}, {job.seconds:.0f} s"
+        return f"{job.stage}: {job.rows_done:,} of {plural(job.rows_total, 'probe')}, {job.seconds:.0f} s"
     return f"{job.stage}, {job.seconds:.0f} s" if job.state == "running" else job.message or job.state

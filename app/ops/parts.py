@@ -11,7 +11,7 @@ import streamlit as st
 from app.components import plots
 from app.ops import charts
 from app.ops.charts import letters_of
-from app.shell import exports, link, store_cache, widgets, wording
+from app.shell import exports, store_cache, widgets
 from core.errors import UlpscopeError
 from core.runs.ops_run import KIND, OpsRun
 from core.runs.reports.ops_wording import (
@@ -29,6 +29,7 @@ from core.runs.reports.ops_wording import (
     title,
 )
 from core.runs.store.cards import RunCard
+from core.text import plural, shown
 
 MOST = 4  # machines beside each other
 SHOWN = ("all", "with a no", "where machines disagree")
@@ -58,7 +59,7 @@ def pick(found: Sequence[RunCard]) -> list[OpsRun]:
     wanted = [part for part in str(st.session_state.get("ops_runs", "")).split(",") if part]
     gone = [run_id for run_id in wanted if run_id not in labels]
     if gone:
-        st.warning(f"There are no probes {widgets.escaped(link.clipped(', '.join(gone)))} here (any more).")
+        st.warning(f"There are no probes {widgets.escaped(shown(', '.join(gone), 60))} here (any more).")
     chosen = [run_id for run_id in wanted if run_id in labels][:MOST] or [found[0].run_id]
     st.session_state["ops_chosen"] = chosen
 
@@ -97,7 +98,7 @@ def summary(runs: Sequence[OpsRun]) -> None:
         ]
         name = f"{_letter(number)}: " if len(runs) > 1 else ""
         st.markdown(
-            f"{name}**{widgets.escaped(machine(run))}** — {wording.plural(len(run.rows), 'probe')}: {', '.join(parts)}."
+            f"{name}**{widgets.escaped(machine(run))}** — {plural(len(run.rows), 'probe')}: {', '.join(parts)}."
             + (f" {widgets.escaped(run.header.note)}" if run.header.note else "")
         )
 

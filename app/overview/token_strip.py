@@ -18,8 +18,8 @@ import streamlit as st
 
 from app.shell import selection, store_cache
 from app.shell.page_settings import COLOURS
-from app.shell.wording import number
 from core.runs.file.records import Prompt
+from core.text import number
 
 _CSS = """
 .root { --here: #A2447A; color: var(--st-text-color); }

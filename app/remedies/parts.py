@@ -8,8 +8,9 @@ from typing import NoReturn
 import pandas as pd
 import streamlit as st
 
-from app.shell import selection, widgets, wording
+from app.shell import selection, widgets
 from core.runs.tables.remedies import Kept, PriceRow, RemedyRow
+from core.text import out_of
 
 COLUMNS = {
     "remedy": st.column_config.TextColumn(width=170),
@@ -48,7 +49,7 @@ def rows(tried: Sequence[RemedyRow]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "remedy": [row.name for row in measured],
-            "differing logits": [wording.share(row.neq or 0, row.elements or 1) for row in measured],
+            "differing logits": [out_of(row.neq or 0, row.elements or 1) for row in measured],
             "rms": [row.rms for row in measured],
             "noise ratio": [row.noise_ratio for row in measured],
             "flips": [row.flips for row in measured],

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from app.components.chart_style import QUIET, ULPS, inert, layout
+from core.text import clipped, number
 
 # Okabe-Ito without the two colours of the sides; classes beyond these share one.
 _CLASSES = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9A6FD6", "#8A93A0")
@@ -19,7 +20,7 @@ def class_matrix(values: NDArray[np.float64], names: list[str], measure: str) ->
     """One figure of every two classes as shaded cells with their numbers; NaN, which is a class against itself, stays
     empty.
     """
-    shown = [_short(name) for name in names]
+    shown = [inert(clipped(name, _LONGEST)) for name in names]
     labels = [f"{number}  {name}" for number, name in enumerate(shown)]
     places = np.arange(len(names))
     with np.errstate(divide="ignore"):
@@ -78,14 +79,7 @@ def _is_dark(shade: NDArray[np.float64], i: int, j: int) -> bool:
 
 
 def _figure(value: float, measure: str) -> str:
-    if np.isnan(value):
-        return ""
-    return f"{value:.4g}" if measure == "max_abs" else f"{int(value):,}"
-
-
-def _short(name: str) -> str:
-    text = inert(name)
-    return text if len(name) <= _LONGEST else f"{inert(name[: _LONGEST - 1])}…"
+    return "" if np.isnan(value) else number(value if measure == "max_abs" else int(value))
 
 
 def sweep(table: pd.DataFrame, name: str, dtype: str) -> go.Figure:

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from app.repeats import charts, pairwise_job
 from app.repeats.pairwise_job import Comparison
-from app.shell import selection, widgets, wording
+from app.shell import selection, widgets
 from core.numerics.metrics import COUNTS, Summary
 from core.runs.reader import RunReader
 from core.runs.views.repeats import BitClass, Sweep, bytes_to_compare, matrix
+from core.text import plural, size, visible
 
 MEASURES = {"neq": "differing logits", "max_abs": "largest difference", "max_ulps": "max ULPs", "flips": "flips"}
 UNITS = {"neq": "", "max_abs": ", in logits of {dtype},", "max_ulps": ", in ULPs of {dtype},", "flips": ""}
@@ -38,7 +39,7 @@ def sentence(run: RunReader, groups: list[BitClass]) -> None:
     else:
         together = [group for group in groups if len(group.members) > 1]
         alone = (
-            f", {wording.plural(len(groups) - len(together), 'side')} alone in"
+            f", {plural(len(groups) - len(together), 'side')} alone in"
             f" {'its' if len(groups) - len(together) == 1 else 'their'} class"
         )
         st.markdown(
@@ -61,7 +62,7 @@ def members(run: RunReader, groups: list[BitClass]) -> pd.DataFrame:
         rows.append(
             {
                 "class": number,
-                "sides": ", ".join(wording.visible(name) for name in group.members),
+                "sides": ", ".join(visible(name) for name in group.members),
                 "count": len(group.members),
                 "differing logits": None if summary is None else summary.neq,
                 "share": None if summary is None else summary.neq / elements,
@@ -122,7 +123,7 @@ def every_two(run: RunReader, groups: list[BitClass]) -> dict[tuple[int, int], S
             st.fragment(_progress, run_every=0.5)(under_way, can_stop=total > WITHOUT_ASKING)
     elif found is None:
         count = len(groups) * (len(groups) - 1) // 2
-        st.markdown(f"Comparing {wording.plural(count, 'pair')} of classes reads {wording.size(total)}.")
+        st.markdown(f"Comparing {plural(count, 'pair')} of classes reads {size(total)}.")
         st.button("Compare every two", icon=":material/grid_on:", on_click=_ask, args=(run,))
     return found
 

@@ -11,6 +11,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from app.shell import heatmap_window, link, page_settings
 from app.shell.selection import View, hold
+from core.text import shown
 
 _LATE_SECONDS = (
     10.0  # for which a browser may still name an address that was replaced; a busy one takes a second to hear of it
@@ -69,7 +70,7 @@ def settle_settings(page: str) -> None:
         if asked is not None:
             if asked and value is None:
                 link.complain(
-                    f"The link asks for {setting.name} '{link.clipped(asked)}'; there is {setting.expected}. Showing"
+                    f"The link asks for {setting.name} '{shown(asked, 60)}'; there is {setting.expected}. Showing"
                     " the default."
                 )
             st.session_state[setting.key] = setting.default if value is None else value

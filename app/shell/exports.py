@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 import streamlit as st
 
 from app.components.chart_style import inert
-from app.shell import selection, store_cache, wording
+from app.shell import selection, store_cache
 from core.runs.reader import RunReader
+from core.text import file_name
 
 # What spreadsheets take for the beginning of a formula, wide forms and leading line ends among it; the apostrophe, so
 # that it can be undone.
@@ -95,13 +96,13 @@ def _made(make: Callable[[pd.DataFrame], bytes], table: Callable[[], pd.DataFram
 
 
 def _plain(title: str) -> str:
-    return "-".join(wording.file_name(title).lower().replace(",", "").replace("_", " ").split())
+    return "-".join(file_name(title).lower().replace(",", "").replace("_", " ").split())
 
 
 def file_stem(view: selection.View, what: str, *, at_position: bool = False) -> str:
     """`RUN-pair0-flips`, with the prompt and position where the table or figure is of one."""
     place = f"-prompt{view.prompt}-position{view.position}" if at_position else ""
-    return f"{wording.file_name(view.run.run_id)}-pair{view.pair.index}-{what}{place}"
+    return f"{file_name(view.run.run_id)}-pair{view.pair.index}-{what}{place}"
 
 
 def distances(view: selection.View) -> pd.DataFrame:

@@ -9,6 +9,7 @@ import streamlit as st
 from app.shell import link, page_settings
 from app.shell.selection import View
 from core.runs.views.heatmap import Measure, Order, is_offered
+from core.text import shown
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,6 @@ def settle(view: View) -> None:
         )
         if token and st.session_state["heatmap_token"] is None:
             link.complain(
-                f"The link asks for token '{link.clipped(token)}'; this run has 0 to {view.run.header.vocab - 1}. None"
+                f"The link asks for token '{shown(token, 60)}'; this run has 0 to {view.run.header.vocab - 1}. None"
                 " is selected."
             )

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import json
-import os
 import shlex
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,12 +17,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from app.shell import wording
 from core.errors import UlpscopeError
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store
+from core.subprocess_json import Child
+from core.text import file_name
 
-ROOT = Path(__file__).resolve().parents[2]
 ANY_DEVICE = "best there is"
 TAKING_IN = "the store"  # what jobs that take in files run on: one at a time, beside captures
 _NOTHING_STORED = "cancelled; nothing was stored"
@@ -95,7 +91,7 @@ class PromptFile:
         """Written into a directory that goes when `place` is removed, and at the store's next sweep should the server
         be killed.
         """
-        path = place.directory / (wording.file_name(self.name) or "prompts.txt")
+        path = place.directory / (file_name(self.name) or "prompts.txt")
         path.write_bytes(self.content)
         return path
 
@@ -113,7 +109,7 @@ class Jobs:
         self._lock = threading.Lock()
         self._jobs: dict[int, Job] = {}
         self._numbers = itertools.count(1)
-        self._processes: dict[int, subprocess.Popen] = {}
+        self._processes: dict[int, Child] = {}
         self._running: set[int] = set()
         self._places: dict[int, Partial] = {}
         self._callers: dict[int, Callable[[Job], None]] = {}
@@ -195,8 +191,7 @@ class Jobs:
             self._drop_files(number)
             self._start_ready()
         elif process is not None:
-            process.terminate()
-            threading.Thread(target=_kill_later, args=(process,), daemon=True).start()
+            threading.Thread(target=process.end, args=(PATIENCE_SECONDS,), daemon=True).start()
         return True
 
     def forget(self, number: int) -> None:
@@ -213,9 +208,7 @@ class Jobs:
         for process in processes:
             process.terminate()
         for process in processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE_SECONDS)
-            process.kill()
+            process.end(PATIENCE_SECONDS)
         for number in list(self._places):
             self._drop_files(number)
 
@@ -261,42 +254,17 @@ class Jobs:
             if self._is_stopped or job.state == "cancelling":  # before there was a process to end
                 self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
                 return
-            command = [
-                sys.executable,
-                "-m",
-                "core",
-                *job.arguments,
-                "--progress",
-                "json",
-                "--store",
-                str(self._store.absolute()),
-            ]
-            process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-            )
-            self._processes[number] = process
-            with suppress(OSError, AttributeError):  # gone already, or a system without priorities
-                os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
-        if process.stdout is None or process.stderr is None:
-            raise ValueError("a job's output and errors are pipes")
-        errors: list[str] = []
-        reader = threading.Thread(target=lambda pipe=process.stderr: errors.append(pipe.read()), daemon=True)
-        reader.start()
+            store = ("--store", str(self._store.absolute()))
+            child = Child(["-m", "core", *job.arguments, "--progress", "json", *store], niceness=NICENESS)
+            self._processes[number] = child
         began = time.monotonic()
-        for text in process.stdout:
-            self._take(number, object_of(text), time.monotonic() - began)
-        code = process.wait()
-        reader.join(5)
-        if code < 0:  # killed: nobody was there to clean up
+        with child:
+            for said in child.said():
+                self._take(number, said, time.monotonic() - began)
+        if child.code < 0:  # killed: nobody was there to clean up
             with suppress(UlpscopeError, OSError):
                 Store(self._store).sweep()
-        self._end(number, code, "".join(errors))
+        self._end(number, child.code, child.sentence)
 
     def _take(self, number: int, said: dict[str, object], seconds: float) -> None:
         """One line of a job's process."""
@@ -319,16 +287,16 @@ class Jobs:
         if watcher is not None and job is not None:
             watcher(job)
 
-    def _end(self, number: int, code: int, errors: str) -> None:
+    def _end(self, number: int, code: int, sentence: str) -> None:
         with self._lock:
             job = self._jobs[number]
             if job.run_id:  # also where a cancel came too late; with a sentence where a later side failed
-                message = sentence_of(errors, code) if code else ""
+                message = sentence if code else ""
                 self._jobs[number] = replace(job, state="done", rows_done=job.rows_total, message=message)
             elif job.state == "cancelling":
                 self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
             else:
-                self._jobs[number] = replace(job, state="failed", message=sentence_of(errors, code))
+                self._jobs[number] = replace(job, state="failed", message=sentence)
 
     def _drop_files(self, number: int) -> None:
         self._tell(number)
@@ -341,26 +309,3 @@ class Jobs:
         if caller is not None and job is not None:
             with suppress(UlpscopeError, OSError):
                 caller(job)
-
-
-def sentence_of(errors: str, code: int) -> str:
-    """What a process said was wrong, in one sentence; its last line where it said none."""
-    said = [line for line in errors.splitlines() if line.strip()]
-    last = said[-1] if said else f"it ended with exit code {code}."
-    return next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), last)
-
-
-def object_of(text: str) -> dict[str, object]:
-    """JSON that is an object; empty for whatever else a process prints."""
-    try:
-        said = json.loads(text)
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}
-
-
-def _kill_later(process: subprocess.Popen) -> None:
-    try:
-        process.wait(PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from app.shell import page_settings
+from core.text import shown
 
 # rows, tokens (a range of columns), order and cells: the heatmap's window; token: the logit selected there
 LINKED = ("run", "variant", "prompt", "position", "rows", "tokens", "order", "cells", "token")
@@ -25,7 +26,7 @@ def linked_number(key: str, lowest: int, highest: int) -> int | None:
     value = page_settings.whole(text)
     if value is None:
         go_astray(
-            f"The link asks for {key} '{clipped(text)}', which is no number that a {key} can be; {key} {lowest} is"
+            f"The link asks for {key} '{shown(text, 60)}', which is no number that a {key} can be; {key} {lowest} is"
             " selected."
         )
         return lowest
@@ -34,12 +35,6 @@ def linked_number(key: str, lowest: int, highest: int) -> int | None:
         go_astray(f"The link asks for {key} {value}; this run has {lowest} to {highest}, and {nearest} is selected.")
         return nearest
     return value
-
-
-def clipped(text: str) -> str:
-    """The beginning of what a link says, for a sentence."""
-    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return shown if len(shown) <= 60 else f"{shown[:60]}…"
 
 
 def go_astray(sentence: str) -> None:
@@ -61,7 +56,7 @@ def linked_range(key: str, full: tuple[int, int]) -> tuple[int, int] | None:
     except ValueError:
         is_inside = False
     if text and not is_inside:
-        complain(f"The link asks for {key} '{text[:40]}'; this run has {full[0]} to {full[1]}. Showing all.")
+        complain(f"The link asks for {key} '{shown(text, 40)}'; this run has {full[0]} to {full[1]}. Showing all.")
     return (start, stop) if is_inside else full
 
 

@@ -15,6 +15,7 @@ from app.shell import wording
 from core.numerics.formats import LOGIT_FORMATS
 from core.runs.tables.kernels import LIBRARIES
 from core.runs.tables.kv_cache import KINDS
+from core.text import printable
 
 COLOURS = {  # of the strip of tokens, and the figure each shows
     "largest difference": "max_abs",
@@ -70,7 +71,7 @@ class Setting:
         if self.span is not None:
             value = whole(text)
             return value if value is not None and self.span[0] <= value <= self.span[1] else None
-        return "".join(c for c in text if c.isprintable())[: self.longest]
+        return printable(text, "")[: self.longest]
 
     def said(self, value: object) -> str | None:
         """What the address says of a value; None for the default, and for what is no value of this control."""

@@ -26,6 +26,7 @@ from core.runs.views.elements import top_of_both
 from core.runs.views.kv_cache import PositionGrid, by_position
 from core.runs.views.layers import LayerGrid
 from core.runs.views.layers import grid as layer_grid_of
+from core.text import shown
 
 
 def store() -> Store:
@@ -173,9 +174,7 @@ def label(run_id: str, seen: labels.Labels, wanted: labels.Labels) -> None:
         pinned=now.pinned,
     )
     if changed.aside:
-        link.complain(
-            f"The damaged labels of run '{link.clipped(run_id)}' were put aside as {link.clipped(changed.aside)}."
-        )
+        link.complain(f"The damaged labels of run '{shown(run_id, 60)}' were put aside as {shown(changed.aside, 60)}.")
     if changed.has_both_notes:
         link.complain("Somebody else changed the note while you wrote yours: both are kept, one below the other.")
 

@@ -20,6 +20,7 @@ from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.store.cards import RunCard
 from core.runs.views.request import typed_with
+from core.text import code, shown, visible
 
 # Logits with the digits they have: nine identify a float32, fewer are shown where fewer are there.
 EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("largest difference",)} | {
@@ -41,11 +42,9 @@ def sidebar() -> selection.View | None:
     by_id = {card.run_id: card for card in cards}
     asked = link.linked("run")
     if asked is not None and any(card.run_id == asked and not card.sides for card in everything):
-        link.go_astray(
-            f"The run '{link.clipped(asked)}' holds probes of operations and no logits; the Ops page shows it."
-        )
+        link.go_astray(f"The run '{shown(asked, 60)}' holds probes of operations and no logits; the Ops page shows it.")
     elif asked is not None and asked not in by_id:
-        link.go_astray(f"There is no run '{link.clipped(asked)}' here (any more); these are the runs there are.")
+        link.go_astray(f"There is no run '{shown(asked, 60)}' here (any more); these are the runs there are.")
         for key in link.LINKED:
             link.linked(key)  # what else the link says is of that run
     elif asked is not None:
@@ -57,14 +56,14 @@ def sidebar() -> selection.View | None:
         st.session_state.pop("open_next", None)
     if new is not None and new not in by_id:
         st.session_state.pop("open_next", None)
-        link.go_astray(f"The run '{link.clipped(new)}' was deleted meanwhile; these are the runs there are.")
+        link.go_astray(f"The run '{shown(new, 60)}' was deleted meanwhile; these are the runs there are.")
         st.session_state.pop("opened", None)  # or the gallery would go on to another run
     elif new is not None:
         new_run()
         st.session_state["run"] = new
     last = st.session_state.get("run")
     if last is not None and last not in by_id:
-        link.go_astray(f"The run '{link.clipped(last)}' was deleted meanwhile; these are the runs there are.")
+        link.go_astray(f"The run '{shown(last, 60)}' was deleted meanwhile; these are the runs there are.")
         new_run()
     if not cards:
         return None
@@ -109,7 +108,7 @@ def _pick_within(run_id: str) -> selection.View:
         st.session_state["variant"] = asked
     elif asked is not None:
         link.go_astray(
-            f"The link asks for variant '{link.clipped(asked)}'; this run has {_listed(names)}, and '{names[0]}' is"
+            f"The link asks for variant '{shown(asked, 60)}'; this run has {_listed(names)}, and '{names[0]}' is"
             " selected."
         )
     if st.session_state.get("variant") not in names:
@@ -137,7 +136,7 @@ def _pick_within(run_id: str) -> selection.View:
     view = selection.View(run, pair, prompt, position, table)
     stepper.stepper(view)
     if view.texts:
-        st.caption(f"scores the token after `{code(wording.visible(view.texts[position]))}`")
+        st.caption(f"scores the token after `{code(visible(view.texts[position]))}`")
     return view
 
 
@@ -221,11 +220,6 @@ def said() -> Iterator[None]:
         yield
     except UlpscopeError as error:
         link.complain(str(error))
-
-
-def code(text: str) -> str:
-    """Text for between backticks: a line break would end the span as a backtick does."""
-    return " ".join(text.replace("`", "'").splitlines())
 
 
 def escaped(text: str) -> str:

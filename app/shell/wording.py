@@ -14,8 +14,8 @@ from core.runs.file.records import (
     ROUNDING,
     UNDECIDED,
 )
-from core.runs.reports.gate import percent
 from core.runs.store.cards import RunCard
+from core.text import exact, number, percent, visible
 
 MEASURES = {"neq_share": "share that differs", "max_ulps": "max ULPs", "rms": "rms difference"}
 # A verdict and the colour of its label, gravest first. A name a newer version wrote is grey.
@@ -131,12 +131,6 @@ CHECKED = {
     "neighbours": {"other_row": "another row", "rows": "other prompts"},
     "own dtype": {"draws": "error against float32", "seed_ratios": "the pair"},
 }
-_VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
-
-
-def visible(text: str) -> str:
-    """A token's text with its whitespace and control characters shown."""
-    return "".join(_VISIBLE.get(c) or (c if c.isprintable() else f"\\x{ord(c):02x}") for c in text)
 
 
 def token(token_id: int | None, text: str | None) -> str:
@@ -146,19 +140,9 @@ def token(token_id: int | None, text: str | None) -> str:
     return f"{visible(text)}  ({int(token_id)})" if text is not None else f"token {int(token_id)}"
 
 
-def share(count: int, total: int) -> str:
-    """`36,819 of 49,152 (74.9%)`."""
-    return f"{count:,} of {total:,} ({percent(count / total)})"
-
-
 def opening(sentence: str) -> str:
     """With a capital at the beginning."""
     return sentence[:1].upper() + sentence[1:]
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 flip`, `2,000 flips`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def kinds(names: Iterable[str]) -> str:
@@ -166,40 +150,14 @@ def kinds(names: Iterable[str]) -> str:
     return " and ".join(f"{name}s" for name in names)
 
 
-def exact(value: float | None) -> str:
-    """A logit with the digits that identify it; NaN and infinities by name."""
-    return "" if value is None else f"{value:.9g}"
-
-
 def logit(value: float | None) -> str:
-    """The same where a figure of a pair may be undefined."""
+    """A logit of a pair, which may be undefined."""
     return "undefined" if value is None or value != value else exact(value)
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """Significant digits; `undefined` for null and NaN."""
-    return "undefined" if value is None or value != value else f"{value:.{digits}g}"
-
-
-def size(count: int) -> str:
-    """Bytes in the largest unit that keeps the number above one."""
-    value = float(count)
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return ""
 
 
 def model_name(model: str) -> str:
     """The last part of a folder or hub id."""
     return model.rstrip("/").rsplit("/", 1)[-1]
-
-
-def file_name(name: str) -> str:
-    """The last part of an uploaded file's name, without anything that means something to a file system."""
-    last = name.replace("\\", "/").rsplit("/", 1)[-1]
-    return "".join(c if c.isalnum() or c in "._- +" else "_" for c in last).lstrip(".")[:120]
 
 
 def outcome(card: RunCard) -> str:
@@ -220,10 +178,8 @@ def figure(value: object) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.4g}"
+    if isinstance(value, int | float):
+        return number(value)
     if isinstance(value, list):
         return ", ".join(figure(part) for part in value) or "none"
     if isinstance(value, dict):

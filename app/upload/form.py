@@ -11,11 +11,12 @@ from typing import Any
 
 import streamlit as st
 
-from app.shell import widgets, wording
+from app.shell import widgets
 from app.upload.inspections import Look, looks
 from app.uploads.partial_file import Upload
 from core.errors import UlpscopeError
 from core.runs.dumps.dump import LOGITS
+from core.text import plural, size
 
 AS_FOUND = "as found"
 HOLDS = {"": AS_FOUND, LOGITS: "logits of [positions, vocab]"}
@@ -50,7 +51,7 @@ def candidates(uploads: Sequence[Upload]) -> list[Candidate]:
     found, arrays = [], []
     for upload in uploads:
         try:
-            if looks().kind(upload.path) == "array":
+            if looks().headers(upload.path).kind == "array":
                 arrays.append(upload)
             else:
                 found.append(Candidate((upload,)))
@@ -92,7 +93,7 @@ def draw(candidate: Candidate) -> dict[str, Any] | None:
         if candidate.refusal:
             st.error(widgets.escaped(candidate.refusal))
             return None
-        return _run(candidate) if looks().kind(candidate.paths[0]) == "run" else _dump(candidate)
+        return _run(candidate) if looks().headers(candidate.paths[0]).kind == "run" else _dump(candidate)
 
 
 def _run(candidate: Candidate) -> dict[str, Any] | None:
@@ -104,7 +105,7 @@ def _run(candidate: Candidate) -> dict[str, Any] | None:
     more = f" and {len(sides) - 6} more" if len(sides) > 6 else ""
     st.markdown(
         f"Run **{widgets.escaped(found['name'])}** of `{widgets.code(found['model'] or 'a model that is not named')}`:"
-        f" sides {', '.join(sides[:6])}{more}; **{wording.plural(found['positions'], 'position')} x {found['vocab']:,}"
+        f" sides {', '.join(sides[:6])}{more}; **{plural(found['positions'], 'position')} x {found['vocab']:,}"
         f" tokens**, compute dtype **{widgets.escaped(found['compute_dtype'])}**."
     )
     st.caption(
@@ -142,7 +143,7 @@ def _dump(candidate: Candidate) -> dict[str, Any] | None:
     if not st.button("Save as a run", type="primary", key=f"save_{candidate.key}", disabled=not name.strip()):
         return None
     options = {"name": name.strip(), "model": model.strip(), "compute_dtype": "" if dtype == AS_FOUND else dtype}
-    return options | {"reference": reference, "holds": holds}
+    return options | {"reference": reference, "holds": holds, "known_dtype": found["compute_dtype"]}
 
 
 def _looked(candidate: Candidate, dtype: str, holds: str) -> dict[str, Any] | None:
@@ -186,9 +187,9 @@ def _understood(candidate: Candidate, found: dict[str, Any]) -> str:
     prompts = f"{found['prompts']:,} prompts, " if found["prompts"] > 1 else ""
     emitted = ", and the tokens each side chose" if found["emitted"] else ""
     st.markdown(
-        f"{prompts}**{wording.plural(found['positions'], 'position')} x {found['vocab']:,} tokens**,"
+        f"{prompts}**{plural(found['positions'], 'position')} x {found['vocab']:,} tokens**,"
         f" {_TOKENS[found['tokens']]}{emitted}; compute dtype **{found['compute_dtype']}**"
-        f" ({widgets.escaped(found['dtype_reason'])}). The run takes about {wording.size(found['logits_bytes'])}."
+        f" ({widgets.escaped(found['dtype_reason'])}). The run takes about {size(found['logits_bytes'])}."
     )
     for warning in found["warnings"]:
         st.warning(widgets.escaped(warning))
@@ -204,5 +205,5 @@ def _awaited(candidate: Candidate, dtype: str, holds: str) -> None:
         st.rerun()
     if look.is_over:
         st.rerun()
-    read = f": {wording.size(look.done)} of at most {wording.size(look.total)}" if look.total else ""
+    read = f": {size(look.done)} of at most {size(look.total)}" if look.total else ""
     st.progress(look.done / look.total if look.total else 0.0, f"Reading it, to know what it is{read}")

@@ -8,8 +8,6 @@ kept by the files' times of change; a look that no page asks about any more is e
 from __future__ import annotations
 
 import atexit
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -19,10 +17,10 @@ from typing import Any
 
 import streamlit as st
 
-from app.shell.jobs import ROOT, object_of, sentence_of
 from core.errors import DumpError, UlpscopeError
-from core.judging.inspect import Kind, kind_of, understood, unpacked_bytes
+from core.judging.inspect import Headers, headers_of, understood
 from core.runs.importing.check_catalog import is_run_file
+from core.subprocess_json import Child
 
 AT_ONCE_BYTES = 32 << 20  # of dumps, unpacked; they take a few tenths of a second
 _AT_ONCE = 2  # processes
@@ -54,7 +52,7 @@ class Look:
 class _Asked:
     look: Look
     last_asked: float
-    process: subprocess.Popen | None = None
+    process: Child | None = None
     is_dropped: bool = False
 
 
@@ -65,23 +63,23 @@ class Looks:
         self._lock = threading.Lock()
         self._room = threading.Semaphore(_AT_ONCE)
         self._asked: dict[tuple, _Asked] = {}
-        self._kinds: dict[tuple, Kind | DumpError] = {}
+        self._headers: dict[tuple, Headers | DumpError] = {}
         atexit.register(self.stop)
 
-    def kind(self, path: Path) -> Kind:
+    def headers(self, path: Path) -> Headers:
         """A run file, a dump or a single array, by its headers alone; DumpError for anything else."""
         key = _stamp(path)
         with self._lock:
-            known = self._kinds.get(key)
+            known = self._headers.get(key)
         if known is None:
             try:
-                known = kind_of(path)
+                known = headers_of(path)
             except UlpscopeError as error:
                 known = DumpError(str(error))
             with self._lock:
-                self._kinds[key] = known
-                while len(self._kinds) > _MOST:
-                    del self._kinds[next(iter(self._kinds))]
+                self._headers[key] = known
+                while len(self._headers) > _MOST:
+                    del self._headers[next(iter(self._headers))]
         if isinstance(known, DumpError):
             raise DumpError(str(known))
         return known
@@ -109,7 +107,9 @@ class Looks:
             while len(self._asked) > _MOST:
                 self._drop(next(iter(self._asked)))
         try:
-            if not any(is_run_file(path) for path in paths) and sum(map(unpacked_bytes, paths)) <= AT_ONCE_BYTES:
+            headers = [self.headers(path) for path in paths]
+            unpacked_bytes = sum(each.unpacked_bytes for each in headers)
+            if not any(each.kind == "run" for each in headers) and unpacked_bytes <= AT_ONCE_BYTES:
                 asked.look.understood = understood(paths, compute_dtype=compute_dtype, reference=reference, holds=holds)
         except UlpscopeError as error:
             asked.look.refusal = str(error)
@@ -138,8 +138,8 @@ class Looks:
     def _drop(self, key: tuple) -> None:
         asked = self._asked.pop(key)
         asked.is_dropped = True
-        if asked.process is not None and asked.process.poll() is None:
-            asked.process.kill()  # it writes nothing
+        if asked.process is not None:
+            asked.process.end()  # it writes nothing
 
     def _run(self, asked: _Asked, arguments: list[str]) -> None:
         try:
@@ -153,41 +153,24 @@ class Looks:
         with self._lock:
             if asked.is_dropped:  # while it waited for room
                 return
-            process = asked.process = subprocess.Popen(
-                [sys.executable, "-m", "core", "inspect", "--progress", "json", *arguments],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
+            is_run = is_run_file(Path(arguments[-1]))
+            child = asked.process = Child(
+                ["-m", "core", "inspect", "--progress", "json", *arguments],
+                seconds=_SLOWEST_RUN_SECONDS if is_run else None,
             )
-        if process.stdout is None or process.stderr is None:
-            raise ValueError("a look's output and errors are pipes")
-        errors: list[str] = []
-        reader = threading.Thread(target=lambda pipe=process.stderr: errors.append(pipe.read()), daemon=True)
-        reader.start()
-        is_run = is_run_file(Path(arguments[-1]))
-        too_slow = threading.Timer(_SLOWEST_RUN_SECONDS, process.kill) if is_run else None
-        if too_slow is not None:
-            too_slow.start()
         found: dict[str, Any] = {}
-        for line in process.stdout:
-            said = object_of(line)
-            found = said.get("understood") or found  # type: ignore[assignment]
-            if isinstance(said.get("rows_done"), int) and isinstance(said.get("rows_total"), int):
-                asked.look.done, asked.look.total = int(said["rows_done"]), int(said["rows_total"])  # type: ignore[call-overload]
-        code = process.wait()
-        reader.join(5)
-        if too_slow is not None:
-            too_slow.cancel()
-        if code == 0 and found:
+        with child:
+            for said in child.said():
+                found = said.get("understood") or found
+                if isinstance(said.get("rows_done"), int) and isinstance(said.get("rows_total"), int):
+                    asked.look.done, asked.look.total = said["rows_done"], said["rows_total"]
+        if child.code == 0 and found:
             asked.look.understood = found
-        elif code < 0 and is_run:
+        elif child.code < 0 and is_run:
             asked.look.refusal = "the file takes too long to read for a run file."
         else:
-            asked.look.failed = None if "error: " in "".join(errors) else time.monotonic()
-            asked.look.refusal = sentence_of("".join(errors), code)
+            asked.look.failed = None if child.has_refused else time.monotonic()
+            asked.look.refusal = child.sentence
 
 
 def _stamp(path: Path) -> tuple[str, int, int]:

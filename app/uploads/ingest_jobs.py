@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from app.hosting.live_settings import now_in_force
-from app.shell import wording
 from app.shell.jobs import TAKING_IN, Job, Jobs
 from app.uploads import ingest_status
 from app.uploads.maintenance import tidy
@@ -20,8 +19,9 @@ from core.runs.importing.check_catalog import is_run_file
 from core.runs.store import audit
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store
+from core.text import file_name, shown, visible
 
-OPTIONS = ("name", "model", "compute_dtype", "reference", "holds")
+OPTIONS = ("name", "model", "compute_dtype", "reference", "holds", "known_dtype")
 MOST_WAITING = 64  # jobs not over; a file more is refused
 _MOST_KEPT = 100  # jobs that are over and can still be asked after
 LONGEST_TEXT = 200  # characters of a name or model
@@ -120,9 +120,7 @@ def checked(options: Mapping[str, str | None]) -> dict[str, str]:
     """The options that say something. UsageError for one that is unknown, too long, or of no meaning."""
     unknown = set(options) - set(OPTIONS)
     if unknown:
-        raise UsageError(
-            f"'{wording.visible(min(unknown))[:40]}' is no option of a file; there are {', '.join(OPTIONS)}."
-        )
+        raise UsageError(f"'{shown(min(unknown))}' is no option of a file; there are {', '.join(OPTIONS)}.")
     chosen = {key: value.strip() for key, value in options.items() if value and value.strip()}
     for key, value in chosen.items():
         if len(value) > LONGEST_TEXT or not value.isprintable():
@@ -130,8 +128,8 @@ def checked(options: Mapping[str, str | None]) -> dict[str, str]:
                 f"the {key.replace('_', ' ')} has {len(value)} characters; expected at most {LONGEST_TEXT}, all"
                 " printable."
             )
-    if "compute_dtype" in chosen:
-        format_named(chosen["compute_dtype"])
+    for key in {"compute_dtype", "known_dtype"} & set(chosen):
+        format_named(chosen[key])
     check_holds(chosen.get("holds"))
     return chosen
 
@@ -162,10 +160,10 @@ def _moved(path: Path, place: Partial, number: int) -> Path:
     """
     if place.directory in path.parents:
         return path
-    target = place.directory / str(number) / (wording.file_name(path.name) or "dump")
+    target = place.directory / str(number) / (file_name(path.name) or "dump")
     try:
         target.parent.mkdir()
         path.rename(target)
     except OSError as error:
-        raise StoreError(f"{wording.visible(path.name)}: cannot be moved into the store ({error.strerror}).") from error
+        raise StoreError(f"{visible(path.name)}: cannot be moved into the store ({error.strerror}).") from error
     return target

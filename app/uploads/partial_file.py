@@ -8,28 +8,24 @@ saves it, holds it, in one process or in two, and the system drops it with the p
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.errors import UlpscopeError
+from app.api.responses import RefusedError
+from core.disk import lock, write_atomic
 
 LOCK, CONTENT, UNVERIFIED = "lock", "file", "unverified"
 _AHEAD = "ahead"  # its time: when an upload was first seen that was written to by a clock that is ahead of ours
 _SKEW_SECONDS = 60
 
 
-class UploadError(UlpscopeError):
-    """What an upload cannot do; `status` is HTTP's for it."""
-
-    def __init__(self, sentence: str, status: int = 400) -> None:
-        super().__init__(sentence)
-        self.status = status
+class UploadError(RefusedError):
+    """What an upload cannot do."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +82,16 @@ class Writing:
         """
         self._upload = upload
         self._mutex = threading.Lock()
-        self._hold = locked(upload.directory / LOCK)
-        self._hold.__enter__()
+        self._hold = ExitStack()
+        self._hold.enter_context(held(upload.directory))
         try:
             self._file = os.open(upload.path, os.O_WRONLY | os.O_NOFOLLOW)
             self._settle_unverified()
             self.offset = upload.offset
             if is_verified_later:
-                beside = self._marker.with_suffix(".new")
-                write_whole(beside, str(self.offset).encode())
-                beside.rename(self._marker)
+                write_atomic(self._marker, str(self.offset).encode(), mode=0o600)
         except BaseException as error:
-            self._hold.__exit__(None, None, None)
+            self._hold.close()
             if isinstance(error, OSError):
                 raise refused(error, upload.directory) from error
             raise
@@ -150,27 +144,21 @@ class Writing:
                     self._settle_unverified()
                 os.close(self._file)
             finally:
-                self._hold.__exit__(None, None, None)
+                self._hold.close()
 
 
 @contextmanager
-def held(upload: Upload) -> Iterator[None]:
-    """Nobody else sends to the upload or saves it meanwhile; UploadError (423) where somebody does."""
-    with locked(upload.directory / LOCK):
-        yield
-
-
-@contextmanager
-def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+def held(place: Path, *, wait: bool = False) -> Iterator[None]:
+    """Nobody else sends to the upload in this directory or saves it meanwhile; UploadError (423) where somebody does,
+    and nobody waits.
+    """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = lock(place / LOCK, wait=wait)
+    except BlockingIOError:
+        raise UploadError("somebody else is sending to this upload; try again in a moment.", 423) from None
     except OSError as error:
-        raise refused(error, path.parent) from error
+        raise refused(error, place) from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise UploadError("somebody else is sending to this upload; try again in a moment.", 423) from None
         yield
     finally:
         os.close(descriptor)
@@ -210,11 +198,3 @@ def _number(path: Path) -> int:
         return int(path.read_text())
     except (OSError, ValueError):
         return 0
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -24,7 +24,7 @@ def save(
     """
     with ExitStack() as acquired:
         for upload in uploads:
-            acquired.enter_context(held(upload))
+            acquired.enter_context(held(upload.directory))
         paths = [spool.finished(upload.upload_id, upload.owner) for upload in uploads]
         locks = acquired.pop_all()
 

@@ -5,7 +5,6 @@ Streamlit here.
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import shutil
@@ -16,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from app.hosting.identity import Identity
-from app.uploads.partial_file import CONTENT, LOCK, Upload, UploadError, gone, last_change, locked, refused, write_whole
+from app.uploads.partial_file import CONTENT, Upload, UploadError, gone, held, last_change, refused
 from core.configuration import Limits
+from core.disk import read_regular, to_disk, write_atomic
 from core.errors import UlpscopeError
 from core.runs.store.quotas import UPLOADS, check_space
-from core.runs.store.store import Store, to_disk
+from core.runs.store.store import Store
+from core.text import file_name
 
 FOLDER = UPLOADS
 LONGEST_NAME = 255  # characters of the sender's name for a file, as it is shown
@@ -52,9 +53,7 @@ class Spool:
             )
         with self._writing():
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with locked(
-                self.directory / LOCK, wait=True
-            ):  # so that two that come at once do not both take the last place
+            with held(self.directory, wait=True):  # so that two that come at once do not both take the last place
                 self.expire(limits.upload_hours)
                 others = self._all()
                 if limits.uploads and len(others) >= limits.uploads:
@@ -70,7 +69,7 @@ class Spool:
 
     def _made(self, upload_id: str, owner: str, name: str, length: int, modified: str, browser: str) -> Upload:
         """Whole or not at all: made under another name, then renamed."""
-        new, file = self.directory / f"{_NEW}{upload_id}", safe_name(name)
+        new, file = self.directory / f"{_NEW}{upload_id}", file_name(name, _LONGEST_FILE_NAME) or "dump"
         try:
             (new / CONTENT).mkdir(mode=0o700, parents=True)
             new.chmod(0o700)
@@ -83,8 +82,8 @@ class Spool:
                 "browser": browser[:_LONGEST_ABOUT],
                 "file": file,
             }
-            write_whole(new / CONTENT / file, b"")
-            write_whole(new / _ABOUT, json.dumps(about).encode())
+            write_atomic(new / CONTENT / file, b"", mode=0o600)
+            write_atomic(new / _ABOUT, json.dumps(about).encode(), mode=0o600)
             place = self.directory / upload_id
             new.rename(place)
             to_disk(self.directory)
@@ -183,10 +182,7 @@ class Spool:
             raise gone()
         place = self.directory / upload_id
         try:
-            descriptor = os.open(place / _ABOUT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with os.fdopen(descriptor, "rb") as file:
-                about = json.loads(file.read(_LARGEST_ABOUT))
-            return _upload(upload_id, place, about)
+            return _upload(upload_id, place, json.loads(read_regular(place / _ABOUT, _LARGEST_ABOUT)))
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise gone() from None
 
@@ -213,23 +209,9 @@ def owner_of(who: Identity) -> str:
     return f"{who.way}:{who.name}"
 
 
-def safe_name(name: str) -> str:
-    """A sender's name for a file without anything that means something to a file system; its ending stays. Never
-    empty.
-    """
-    last = name.replace("\\", "/").rsplit("/", 1)[-1]
-    safe = "".join(c if c.isalnum() or c in "._- +" else "_" for c in last).strip(" .")
-    stem, _, ending = safe.rpartition(".")
-    if not stem or len(ending) > 20:
-        stem, ending = safe, ""
-    room = _LONGEST_FILE_NAME - len(f".{ending}".encode())
-    stem = stem.encode()[:room].decode(errors="ignore").rstrip(" .") or "dump"
-    return f"{stem}.{ending}" if ending else stem
-
-
 def _is_held(place: Path) -> bool:
     try:
-        with locked(place / LOCK):
+        with held(place):
             return False
     except UploadError as error:
         return error.status == 423

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from email.utils import formatdate
 from typing import Any
@@ -19,16 +19,16 @@ from typing import Any
 import anyio
 from anyio import to_thread
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
 
-from app.hosting.identity import identity_of, require_editor
+from app.api.responses import Dispatcher, Handler, Operation, answer, error, tried
+from app.hosting.identity import identity_of
 from app.hosting.live_settings import now_in_force
 from app.uploads.partial_file import Upload, UploadError, Writing
 from app.uploads.spool import Spool, owner_of
 from core.configuration import Limits
-from core.errors import LimitError, UlpscopeError
+from core.errors import UlpscopeError
 from core.runs.store.quotas import check_space
 from core.runs.store.store import open_store
 
@@ -38,7 +38,6 @@ EXTENSIONS = "creation,creation-with-upload,termination,expiration,checksum"
 PIECE_BYTES = 1 << 20  # written at a time, which bounds the memory of a request
 IDLE_SECONDS = 60.0  # without a byte, after which a request is over
 STALE_SECONDS = 5.0  # without a byte, after which a newer request for the same upload takes over
-LINGER_BYTES, LINGER_SECONDS = 64 << 20, 3.0  # of a body that is refused, read to let the sender hear why
 _LARGEST_METADATA = 4096  # characters
 _CONTENT_TYPE = "application/offset+octet-stream"
 _CHECKSUMS = ("sha1", "sha256")
@@ -57,77 +56,32 @@ class _Receiving:
 _receiving: dict[str, _Receiving] = {}
 
 
-async def uploads(request: Request) -> Response:
-    """OPTIONS: what this server can do. GET: one's own uploads that are not saved yet, as JSON. POST: announce a
-    file.
-    """
-    return await _answered(request, _collection)
+def _in_protocol(handler: Handler) -> Handler:
+    """A handler that answers as tus does, and only who speaks it."""
 
-
-async def upload(request: Request) -> Response:
-    """HEAD, GET, PATCH, DELETE of one upload; a POST may say X-HTTP-Method-Override, for clients that have only
-    that.
-    """
-    return await _answered(request, _one)
-
-
-async def _answered(request: Request, work: Callable[[Request], Awaitable[Response]]) -> Response:
-    incoming = _Incoming(request.receive)
-    request = Request(request.scope, incoming)
-    try:
-        if (refusal := require_editor(request)) is not None:
-            answer = refusal
-        elif request.method in ("POST", "PATCH", "HEAD", "DELETE") and request.headers.get("tus-resumable") != VERSION:
-            answer = _error(f"expected the header Tus-Resumable: {VERSION}, of the protocol at tus.io.", 412)
-            answer.headers["Tus-Version"] = VERSION
+    async def answered(request: Request) -> Response:
+        if request.method in ("POST", "PATCH", "HEAD", "DELETE") and request.headers.get("tus-resumable") != VERSION:
+            said = error(f"expected the header Tus-Resumable: {VERSION}, of the protocol at tus.io.", 412)
+            said.headers["Tus-Version"] = VERSION
         else:
-            answer = await work(request)
-    except (UploadError, LimitError) as error:
-        answer = _error(str(error), error.status)
-        if error.status in (423, 429):
-            answer.headers["Retry-After"] = "2"
-    except UlpscopeError as error:
-        answer = _error(str(error), 500)
-    if answer.status_code >= 400:
-        await incoming.drained()
-    answer.headers["Tus-Resumable"] = VERSION
-    answer.headers["Cache-Control"] = "no-store"
-    return answer
+            said = await tried(handler, request)
+        said.headers["Tus-Resumable"] = VERSION
+        said.headers["Cache-Control"] = "no-store"
+        return said
 
-
-class _Incoming:
-    """What a request receives; knows whether its body has come to an end."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._is_over = False
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        self._is_over = message["type"] != "http.request" or not message.get("more_body", False)
-        return message
-
-    async def drained(self) -> None:
-        """Let the rest of a refused body come, within bounds: a connection closed on unread bytes is reset, and the
-        answer lost.
-        """
-        left = LINGER_BYTES
-        with anyio.move_on_after(LINGER_SECONDS):
-            while left > 0 and not self._is_over:
-                left -= len((await self()).get("body", b""))
-
-
-def _error(sentence: str, status: int) -> Response:
-    return JSONResponse({"error": sentence}, status_code=status)
+    return answered
 
 
 async def _collection(request: Request) -> Response:
+    """OPTIONS: what this server can do. GET: one's own uploads that are not saved yet, as JSON. POST: announce a
+    file.
+    """
     limits = now_in_force().limits
     if request.method == "OPTIONS":
         return _options(limits)
     spool, owner = Spool(open_store()), owner_of(identity_of(request.scope))
     if request.method == "GET":
-        return JSONResponse({"uploads": await to_thread.run_sync(_described_all, spool, owner, limits)})
+        return answer({"uploads": await to_thread.run_sync(_described_all, spool, owner, limits)})
     about = _metadata(request.headers.get("upload-metadata", ""))
     length = _whole(request, "upload-length")
     body_type = request.headers.get("content-type", "")
@@ -147,18 +101,20 @@ async def _collection(request: Request) -> Response:
         except UlpscopeError:  # the sender never learns where it is, and announces it again
             await to_thread.run_sync(spool.remove, made)
             raise
-    answer = Response(status_code=201, headers=_state(made, limits))
-    answer.headers["Location"] = f"{request.scope.get('root_path', '')}{ADDRESS}/{made.upload_id}"
-    return answer
+    location = f"{request.scope.get('root_path', '')}{ADDRESS}/{made.upload_id}"
+    return Response(status_code=201, headers=_state(made, limits) | {"Location": location})
 
 
 async def _one(request: Request) -> Response:
+    """HEAD, GET, PATCH, DELETE of one upload; a POST may say X-HTTP-Method-Override, for clients that have only
+    that.
+    """
     limits = now_in_force().limits
     method = request.method
     if method == "POST":
         method = request.headers.get("x-http-method-override", "").upper()
         if method not in ("PATCH", "DELETE"):
-            return _error("expected PATCH or DELETE in X-HTTP-Method-Override.", 405)
+            return error("expected PATCH or DELETE in X-HTTP-Method-Override.", 405)
     if method == "OPTIONS":
         return _options(limits)
     spool = Spool(open_store())
@@ -168,7 +124,7 @@ async def _one(request: Request) -> Response:
             headers=_state(found, limits) | {"Upload-Length": str(found.length), "Upload-Metadata": _as_metadata(found)}
         )
     if method == "GET":
-        return JSONResponse(await to_thread.run_sync(_described, spool, found, limits))
+        return answer(await to_thread.run_sync(_described, spool, found, limits))
     if method == "DELETE":
         if (sender := _receiving.get(found.upload_id)) is not None:
             sender.scope.cancel()
@@ -177,7 +133,7 @@ async def _one(request: Request) -> Response:
         await to_thread.run_sync(spool.remove, found)
         return Response(status_code=204)
     if request.headers.get("content-type", "") != _CONTENT_TYPE:
-        return _error(f"expected the content type {_CONTENT_TYPE}.", 415)
+        return error(f"expected the content type {_CONTENT_TYPE}.", 415)
     await _receive(request, found, _whole(request, "upload-offset"), limits)
     return Response(status_code=204, headers=_state(found, limits))
 
@@ -342,24 +298,12 @@ def _checksum(request: Request) -> tuple[Any, bytes] | None:
         raise UploadError("Upload-Checksum cannot be read; expected the algorithm and base64.", 400) from None
 
 
-class _Endpoint:
-    """ASGI, no function: of a function's route the router answers unknown methods itself, and not in JSON."""
-
-    def __init__(self, answering: Callable[[Request], Awaitable[Response]], *methods: str) -> None:
-        self._answering, self._methods = answering, methods
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive, send)
-        if request.method in self._methods:
-            answer = await self._answering(request)
-        else:
-            allowed = ", ".join(self._methods)
-            answer = _error(f"{ascii(request.method[:20])[1:-1]} means nothing here; there are {allowed}.", 405)
-            answer.headers["Allow"] = allowed
-        await answer(scope, receive, send)
+def _route(path: str, handler: Handler, *methods: str) -> Route:
+    spoken = _in_protocol(handler)
+    return Route(path, Dispatcher({each: Operation(each, path, spoken, needs_editor=True) for each in methods}))
 
 
 ROUTES = [
-    Route(ADDRESS, _Endpoint(uploads, "OPTIONS", "GET", "POST")),
-    Route(f"{ADDRESS}/{{upload_id}}", _Endpoint(upload, "OPTIONS", "HEAD", "GET", "PATCH", "POST", "DELETE")),
+    _route(ADDRESS, _collection, "OPTIONS", "GET", "POST"),
+    _route(f"{ADDRESS}/{{upload_id}}", _one, "OPTIONS", "HEAD", "GET", "PATCH", "POST", "DELETE"),
 ]

@@ -39,6 +39,7 @@ from core.runs.file.records import (
 )
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.views.verdicts import Finding, Rung, finding, position_ratios
+from core.text import out_of, plural
 
 _ICONS = {
     BUG_SUSPECTED: ":material/bug_report:",
@@ -107,7 +108,7 @@ def _differing(view: selection.View) -> None:
         return
     change = "positions changes its" if summary.flips == 1 else "positions change their"
     flips = f"**{summary.flips:,} of {header.rows:,} {change} argmax**" if summary.flips else "no argmax changes"
-    st.markdown(f"{wording.share(summary.neq, header.rows * header.vocab)} logits differ; {flips}.")
+    st.markdown(f"{out_of(summary.neq, header.rows * header.vocab)} logits differ; {flips}.")
 
 
 def _ladder(view: selection.View, found: Finding) -> None:
@@ -232,7 +233,7 @@ def _charts(view: selection.View, row: Evidence) -> None:
             )
         )
         + (
-            f" {wording.plural(beyond, 'position')} of other prompts {'stands' if beyond == 1 else 'stand'} out too."
+            f" {plural(beyond, 'position')} of other prompts {'stands' if beyond == 1 else 'stand'} out too."
             if beyond
             else ""
         )

@@ -12,10 +12,11 @@ import streamlit as st
 from app.components.code_block import code_block
 from app.hosting import page_guard
 from app.shell import selection, store_cache, widgets, wording
-from app.shell.jobs import ANY_DEVICE, ROOT, Job, PromptFile
+from app.shell.jobs import ANY_DEVICE, Job, PromptFile
 from core.capture_request import CaptureRequest
 from core.runs.views.request import judged_again, typed_with
 from core.runs.views.verdicts import tried_of
+from core.subprocess_json import ROOT
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from .console import out, print_json, size
+from ..text import duration, plural, size
+from .console import out, print_json
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan
@@ -61,7 +62,7 @@ def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -
     free = "an unknown amount" if costs.free_bytes is None else size(costs.free_bytes)
     for line in (
         (
-            f"{costs.prompts} {'prompt' if costs.prompts == 1 else 'prompts'}, {costs.positions:,} positions; "
+            f"{plural(costs.prompts, 'prompt')}, {costs.positions:,} positions; "
             f"{costs.forwards:,} forwards of {costs.tokens:,} tokens in all."
         ),
         (
@@ -78,7 +79,7 @@ def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -
 def beside_in_words(stages: Sequence[StageCost], seconds: tuple[float, float], within: int) -> list[str]:
     """A sentence on everything that is run beside the sides, and one on how long all of it takes."""
     said = [f"Beside the sides, {stage.name}: {_work_in_words(stage)}." for stage in stages]
-    took = _between(*(duration(end) for end in seconds))
+    took = _between(*(duration(max(1, end)) for end in seconds))
     return [
         *said,
         f"All of it takes about {took} on this machine as busy as it is now, to within a factor of {within}.",
@@ -103,14 +104,6 @@ def _work_in_words(stage: StageCost) -> str:
 
 def _between(least: str, most: str) -> str:
     return least if least == most else f"{least} to {most}"
-
-
-def duration(seconds: float) -> str:
-    """'8 s', '3 min', '2.5 h': two digits at most, for it is an estimate."""
-    if seconds < 90:
-        return f"{max(1, float(f'{seconds:.1g}')):.0f} s"
-    minutes = seconds / 60
-    return f"{float(f'{minutes:.2g}'):.0f} min" if minutes < 90 else f"{float(f'{minutes / 60:.2g}'):g} h"
 
 
 def layer_costs(plan: CapturePlan) -> list[str]:

@@ -29,6 +29,7 @@ from ..runs.reports.gate import (
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 from ..runs.reports.report_json import PairReport, as_json, over_logits, over_positions, report_of_dump, report_of_run
 from ..runs.store.store import open_store
+from ..text import number
 from .console import (
     ComputeDtypeOption,
     HoldsOption,
@@ -39,7 +40,6 @@ from .console import (
     announce_upload,
     check_progress,
     err,
-    number,
     out,
     print_json,
     steps,
@@ -222,6 +222,9 @@ def ingest(
     compute_dtype: ComputeDtypeOption = None,
     reference: ReferenceOption = None,
     holds: HoldsOption = None,
+    known_dtype: Annotated[
+        str | None, typer.Option(hidden=True, help="The compute dtype that `inspect` found in these files.")
+    ] = None,
     run_id: Annotated[str | None, typer.Option(hidden=True, help="The id that the run is to have.")] = None,
     progress: ProgressOption = "bar",
     store: StoreOption = None,
@@ -238,6 +241,7 @@ def ingest(
             compute_dtype=compute_dtype,
             reference=reference,
             holds=holds,
+            known_dtype=known_dtype,
             run_id=run_id,
             on_progress=lambda done, total: say("storing and comparing", done, total),
         )

@@ -22,10 +22,10 @@ from rich.text import Text
 
 from ..command_name import COMMAND
 from ..errors import UsageError
-from ..runs.dumps.arrays import shown
 from ..runs.store import audit
 from ..runs.store.partial import remove_living
 from ..runs.store.store import open_store
+from ..text import duration, shown
 from .stopping import EXIT_CODE, SENTENCE, stopping
 
 
@@ -74,18 +74,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, default=str, allow_nan=False) + "\n")
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    return "undefined" if value is None else f"{value:.{digits}g}"
-
-
-def size(size_bytes: float) -> str:
-    """'460 kB', '20 MB', '16.1 GB': decimal units."""
-    for unit, worth in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= worth:
-            return f"{size_bytes / worth:,.{1 if unit == 'GB' else 0}f} {unit}"
-    return f"{size_bytes:.0f} bytes"
 
 
 def announce(run_id: str, as_json_: bool) -> None:
@@ -227,21 +215,13 @@ class Told:
     def line(self) -> str:
         """'decode: 120 of 884 positions, 35 s, about 3 min left'."""
         now = self._now()
-        parts = [spell(now - self._began)]
+        parts = [duration(now - self._began)]
         counted = self._done - self._counted_from
         if self._total and counted > 0:
             left = (self._total - self._done) * (now - self._counted_since) / counted
-            parts.append(f"about {spell(left)} left")
+            parts.append(f"about {duration(left)} left")
         amount = f": {self._done:,} of {self._total:,} {self._unit}" if self._total else ""
         return ", ".join([f"{self._stage or 'starting'}{amount}", *parts])
-
-
-def spell(seconds: float) -> str:
-    """'35 s', '12 min', '3 h 20 min'."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def arguments_without(arguments: list[str], *options: str) -> list[str]:

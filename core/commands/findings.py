@@ -12,7 +12,6 @@ from rich.table import Table
 
 from ..errors import UsageError
 from ..runs.reader import RunReader, StoredPair
-from ..runs.reports.gate import percent
 from ..runs.store.store import open_store
 from ..runs.tables.remedies import RemedyRow, advice
 from ..runs.views.kernels import (
@@ -26,7 +25,8 @@ from ..runs.views.kernels import (
 )
 from ..runs.views.layers import kernels_where_it_starts
 from ..runs.views.request import asks_for, how_to_have
-from .console import JsonOption, StoreOption, number, out, print_json
+from ..text import number, percent
+from .console import JsonOption, StoreOption, out, print_json
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")]
 VariantOption = Annotated[str | None, typer.Option(help="This variant only. Default: every one.")]

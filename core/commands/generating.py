@@ -17,6 +17,7 @@ from ..prompt_files import prompts_of
 from ..runs.reader import RunReader
 from ..runs.store.store import Store, open_store
 from ..runs.writer import RunWriter
+from ..text import number
 from .capture_costs import print_costs
 from .capture_extras import judge_pairs, keeping, session_of
 from .capturing import load, to_store
@@ -27,7 +28,6 @@ from .console import (
     Tell,
     check_progress,
     err,
-    number,
     out,
     print_json,
     steps,

@@ -89,7 +89,7 @@ def audit(
         table.add_column(column, overflow="fold", no_wrap=column == "time (UTC)")
     for event in events:
         more = ", ".join(f"{key} {_worded(value)}" for key, value in event.items() if key not in _KNOWN)
-        table.add_row(*(escape(_printable(str(part))) for part in (*(event.get(key, "") for key in _KNOWN), more)))
+        table.add_row(*(escape(str(part)) for part in (*(event.get(key, "") for key in _KNOWN), more)))
     out.print(
         table
         if events
@@ -99,11 +99,6 @@ def audit(
 
 def _worded(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _printable(text: str) -> str:
-    """Names are of others: nothing in them moves a terminal's cursor."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 @tokens_app.command("add")

@@ -15,6 +15,7 @@ from ..runs.importing.adopt import adopt as adopt_file
 from ..runs.store import audit, labels
 from ..runs.store.quotas import apply_retention, due
 from ..runs.store.store import open_store
+from ..text import size
 from .console import (
     JsonOption,
     ProgressOption,
@@ -23,7 +24,6 @@ from .console import (
     check_progress,
     out,
     print_json,
-    size,
     steps,
     stoppable,
 )

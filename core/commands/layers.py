@@ -10,11 +10,11 @@ from rich.table import Table
 
 from ..errors import UsageError
 from ..runs.reader import RunReader, StoredPair
-from ..runs.reports.gate import percent
 from ..runs.store.store import open_store
 from ..runs.views.layers import NARROW, LayerSummary, ModuleFigures, layers_json, modules_of, says_little, summary_of
 from ..runs.views.request import asks_for, how_to_have
-from .console import JsonOption, StoreOption, number, out, print_json
+from ..text import number, percent
+from .console import JsonOption, StoreOption, out, print_json
 
 
 def layers(

@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..runs.importing.check_catalog import is_run_file
 from ..runs.store.cards import RunCard, read_runs
 from ..runs.store.store import open_store
+from ..text import shown
 from .console import JsonOption, StoreOption, err, out, print_json, steps, stoppable
 
 TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
@@ -54,7 +55,7 @@ def push(
     address = re.fullmatch(r"(https?://[^/?#@\s]+(?:/[^?#@\s]*)?)/?", to.strip())
     if address is None:
         raise UsageError(
-            f"--to '{to[:80]}' is no address of a server; expected https://HOST, without user, query or fragment."
+            f"--to '{shown(to)}' is no address of a server; expected https://HOST, without user, query or fragment."
         )
     path, called = _source(source, store)
     options = {"model": model, "compute_dtype": compute_dtype, "reference": reference, "holds": holds}

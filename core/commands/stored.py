@@ -16,7 +16,6 @@ from ..command_name import called
 from ..errors import StoreError, UsageError
 from ..runs.dumps.export import export_npz
 from ..runs.reader import RunReader
-from ..runs.reports.gate import percent
 from ..runs.reports.issue_markdown import issue_text
 from ..runs.reports.report_json import report_of_run
 from ..runs.reports.run_json import card_json, provenance_json, run_json
@@ -26,8 +25,9 @@ from ..runs.store.store import Store, open_store
 from ..runs.store.trash import entry_of
 from ..runs.views.continuations import continuations
 from ..runs.views.kv_cache import summarize
+from ..text import percent, size
 from .comparing import flip_table, pair_table
-from .console import JsonOption, StoreOption, err, out, print_json, printable, size
+from .console import JsonOption, StoreOption, err, out, print_json, printable
 
 
 def list_(

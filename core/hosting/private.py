@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
+from ..disk import read_regular, write_atomic
 from ..errors import ConfigurationError
 
 FOLDER = ".hosting"
@@ -43,7 +41,8 @@ def secret(store: Path) -> bytes:
     try:
         found = read(path)
         if found is None:
-            _first(path, secrets.token_hex(32).encode())
+            with suppress(FileExistsError):  # another process was faster: all of them read the same one
+                write_atomic(path, secrets.token_hex(32).encode(), is_new=True, mode=0o600)
             found = read(path) or b""
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read or made ({error.strerror or error}).") from None
@@ -55,62 +54,14 @@ def secret(store: Path) -> bytes:
 def read(path: Path) -> bytes | None:
     """What a private file holds, closed to others should it be open to them; None where there is none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        found = read_regular(path, _LARGEST)
     except FileNotFoundError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(0, "not a regular file")
-        if stat.S_IMODE(status.st_mode) & 0o077:
-            os.fchmod(file.fileno(), 0o600)
-        return file.read(_LARGEST)
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        path.chmod(0o600)
+    return found
 
 
 def write(path: Path, body: bytes) -> None:
     """Replace a private file: whole and on the disk before it has its name, and never open to others."""
-    writing = _written(path, body)
-    try:
-        writing.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            writing.unlink()
-        raise
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time between reading and replacing a file of the directory."""
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _first(path: Path, body: bytes) -> None:
-    """Make the file unless another process is faster; all of them read the same one then."""
-    writing = _written(path, body)
-    try:
-        with locked(path.parent):
-            if not path.exists():
-                writing.rename(path)
-    finally:
-        with suppress(FileNotFoundError):
-            writing.unlink()
-
-
-def _written(path: Path, body: bytes) -> Path:
-    writing = path.with_name(f".writing-{secrets.token_hex(8)}")
-    descriptor = os.open(writing, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        with suppress(OSError):
-            writing.unlink()
-        raise
-    return writing
+    write_atomic(path, body, mode=0o600)

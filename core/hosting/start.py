@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 from ..command_name import COMMAND
 from ..configuration import Configuration, Hosting, SignIn
 from ..errors import ConfigurationError
+from ..text import shown
 from . import passwords
 
 UNIX = "unix"  # what a proxy on a unix socket is called in trusted_proxies
@@ -30,7 +31,7 @@ def check(found: Configuration, environment: Mapping[str, str], address: str | N
     """
     for each in found.hosting.frame_ancestors:
         if not _ORIGIN.fullmatch(each):
-            raise ConfigurationError(f"[hosting] frame_ancestors: '{each[:80]}' is no origin; expected https://HOST.")
+            raise ConfigurationError(f"[hosting] frame_ancestors: '{shown(each)}' is no origin; expected https://HOST.")
     networks(found.hosting)
     if not found.sign_in.is_configured:
         _check_closed(found.hosting, address or "")
@@ -60,7 +61,8 @@ def networks(hosting: Hosting) -> list[ipaddress.IPv4Network | ipaddress.IPv6Net
                 found.append(ipaddress.ip_network(each.strip()))
             except ValueError:
                 raise ConfigurationError(
-                    f"[hosting] trusted_proxies: '{each[:80]}' is neither an address nor a network such as 10.0.0.0/8."
+                    f"[hosting] trusted_proxies: '{shown(each)}' is neither an address nor a network such as"
+                    " 10.0.0.0/8."
                 ) from None
     return found
 
@@ -125,7 +127,7 @@ def _check_oidc(sign_in: SignIn, hosting: Hosting) -> None:
     for name, url in (("[sign_in] oidc_issuer", sign_in.oidc_issuer), ("[hosting] public_url", hosting.public_url)):
         parts = _parts(name, url)
         if not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))):
-            raise ConfigurationError(f"{name} is '{url[:120]}'; OIDC needs an address that begins with https://.")
+            raise ConfigurationError(f"{name} is '{shown(url, 120)}'; OIDC needs an address that begins with https://.")
 
 
 def _parts(name: str, url: str) -> SplitResult:
@@ -135,7 +137,7 @@ def _parts(name: str, url: str) -> SplitResult:
             return found
     except ValueError:
         pass
-    raise ConfigurationError(f"{name} is {url[:120]!a}, which is no address.")
+    raise ConfigurationError(f"{name} is '{shown(url, 120)}', which is no address.")
 
 
 def _check_proxies(sign_in: SignIn, hosting: Hosting) -> None:
@@ -144,11 +146,11 @@ def _check_proxies(sign_in: SignIn, hosting: Hosting) -> None:
         parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/") and not parts.query
     ):
         raise ConfigurationError(
-            f"[hosting] public_url is '{hosting.public_url[:120]}'; expected https://HOST or https://HOST:PORT."
+            f"[hosting] public_url is '{shown(hosting.public_url, 120)}'; expected https://HOST or https://HOST:PORT."
         )
     if sign_in.header and not _HEADER.fullmatch(sign_in.header):
         raise ConfigurationError(
-            f"[sign_in] header is '{sign_in.header[:80]}'; expected the name of a header, X-Forwarded-User."
+            f"[sign_in] header is '{shown(sign_in.header)}'; expected the name of a header, X-Forwarded-User."
         )
     if sign_in.header and not hosting.trusted_proxies:
         raise ConfigurationError(

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from ..disk import locked
 from ..errors import ConfigurationError, UsageError
+from ..text import shown
 from . import private
 
 FILE = "tokens.json"
@@ -42,18 +44,18 @@ def add(store: Path, name: str, role: str, days: float) -> tuple[str, Token]:
     """Make a token; its text is returned this once and kept nowhere. days: how long it is valid, 0 for ever."""
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise UsageError(
-            f"{name[:80]!a} cannot name a token; expected up to {_LONGEST_NAME} letters, digits, '.', '@', '+', '-',"
+            f"'{shown(name)}' cannot name a token; expected up to {_LONGEST_NAME} letters, digits, '.', '@', '+', '-',"
             " '_' and blanks."
         )
     if role not in ROLES:
-        raise UsageError(f"{role[:80]!a} is no role; there are {' and '.join(ROLES)}.")
+        raise UsageError(f"'{shown(role)}' is no role; there are {' and '.join(ROLES)}.")
     if not 0 <= days <= 36_500:
         raise UsageError(f"a token cannot be valid for {days:g} days; expected 0 (for ever) to 36500.")
     text = PREFIX + secrets.token_urlsafe(32)
     now = datetime.now(UTC).replace(tzinfo=None, microsecond=0)
     made = Token(name, role, _sha256(text), now, now + timedelta(days=days) if days else None)
     folder = private.folder_of(store)
-    with private.locked(folder):
+    with locked(folder / "lock"):
         known = listed(store)
         if any(token.name.casefold() == name.casefold() for token in known):
             raise UsageError(f"there is a token called '{name}' already; revoke it, or give another name.")
@@ -66,11 +68,11 @@ def add(store: Path, name: str, role: str, days: float) -> tuple[str, Token]:
 def revoke(store: Path, name: str) -> Token:
     """Remove a token; whoever signed in with it is out within seconds."""
     folder = private.folder_of(store)
-    with private.locked(folder):
+    with locked(folder / "lock"):
         known = listed(store)
         gone = next((token for token in known if token.name == name), None)
         if gone is None:
-            raise UsageError(f"there is no token {name[:80]!a}; `tokens list` shows those there are.")
+            raise UsageError(f"there is no token '{shown(name)}'; `tokens list` shows those there are.")
         _replace(folder, [token for token in known if token is not gone])
     return gone
 

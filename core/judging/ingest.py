@@ -28,6 +28,7 @@ def ingest(
     compute_dtype: str | None = None,
     reference: str | None = None,
     holds: str | None = None,
+    known_dtype: str | None = None,
     model: str = "",
     run_id: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -35,9 +36,11 @@ def ingest(
     """Read dump files, check them, store them as one run; returns its id. `on_progress(rows done, rows in all)`.
 
     DumpError where the dump cannot be taken, LimitError where there is no room for it: nothing is left in the store
-    then. `holds`: see open_dump.
+    then. `holds` and `known_dtype`: see open_dump.
     """
-    with open_dump(paths, compute_dtype=compute_dtype, reference=reference, holds=holds) as dump:
+    with open_dump(
+        paths, compute_dtype=compute_dtype, reference=reference, holds=holds, known_dtype=known_dtype
+    ) as dump:
         title = name or " + ".join(path.stem for path in paths)
         return store_dump(store, dump, name=title, model=model, run_id=run_id, source=paths, on_progress=on_progress)
 

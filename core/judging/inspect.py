@@ -5,49 +5,51 @@ know its compute dtype.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import DumpError, StoreError, UlpscopeError, UsageError
 from ..numerics.formats import format_named
-from ..runs.dumps.arrays import shown
 from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import Dump, open_dump
 from ..runs.dumps.reserved_keys import is_reserved
 from ..runs.importing.check_catalog import is_run_file
 from ..runs.importing.import_process import counted, shut_in
 from ..runs.store.cards import read_runs
+from ..subprocess_json import Child
+from ..text import shown
 
 Kind = Literal["run", "dump", "array"]
-_ROOT = Path(__file__).resolve().parents[2]
 _SLOWEST_SECONDS = 110.0  # of a run file that is sound only a few rows are read
 MAX_BYTES = 1 << 40  # the server's own limit comes first
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
 
 
-def kind_of(path: Path) -> Kind:
+@dataclass(frozen=True)
+class Headers:
+    """What a file's first bytes and headers say it is. unpacked_bytes: of a dump's arrays, as they are declared."""
+
+    kind: Kind
+    unpacked_bytes: int = 0
+
+
+def headers_of(path: Path) -> Headers:
     """A run file, a dump of two or more sides, or an array that makes a pair with another file's. DumpError for
     anything else.
     """
     if is_run_file(path):
-        return "run"
+        return Headers("run")
     with ExitStack() as stack:
         container = open_container(path, stack, MAX_BYTES)
-        sides = [key for key in container.arrays if not is_reserved(key) or container.kind == "npy"]
+    sides = [key for key in container.arrays if not is_reserved(key) or container.kind == "npy"]
     if not sides:
         raise DumpError(f"{container.name}: holds no logits; expected an array of [positions, vocab].")
-    return "array" if len(sides) == 1 else "dump"
-
-
-def unpacked_bytes(path: Path) -> int:
-    """Of the arrays of a dump, as its headers declare them. DumpError for what is none."""
-    with ExitStack() as stack:
-        arrays = open_container(path, stack, MAX_BYTES).arrays.values()
-        return sum(array.nbytes for array in arrays)
+    unpacked_bytes = sum(array.nbytes for array in container.arrays.values())
+    return Headers("array" if len(sides) == 1 else "dump", unpacked_bytes)
 
 
 def understood(
@@ -104,22 +106,14 @@ def _run(path: Path) -> dict[str, Any]:
     """
     name = shown(path.name)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", f"{__package__}.inspect", str(path.absolute())],
-            cwd=_ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_SLOWEST_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        raise StoreError(f"{name}: takes too long to read for a run file.") from None
+        with Child(["-m", f"{__package__}.inspect", str(path.absolute())], seconds=_SLOWEST_SECONDS) as child:
+            said = child.answer()
     except (OSError, ValueError) as error:
         raise StoreError(f"{name}: cannot be looked at ({error}).") from error
-    try:
-        said = json.loads(done.stdout)
-    except ValueError:
-        raise StoreError(f"{name}: made the process that read it crash; it is damaged, or made to do that.") from None
+    if child.is_late:
+        raise StoreError(f"{name}: takes too long to read for a run file.")
+    if not said:
+        raise StoreError(f"{name}: made the process that read it crash; it is damaged, or made to do that.")
     if "error" in said:
         raise StoreError(said["error"])
     return said

@@ -22,6 +22,7 @@ from urllib.parse import quote
 import httpx2 as httpx
 
 from ..errors import UlpscopeError
+from ..text import printable
 
 PIECE_BYTES = 16 << 20  # below what proxies take for a body by default, where they were told of uploads at all
 _WHOLE_BYTES = 4 << 20  # a file up to this size goes in one request
@@ -322,7 +323,7 @@ class _Again(Exception):  # noqa: N818  (no error: a reason to ask the server an
 
 def _printable(said: object) -> str:
     """What a server says, as one line; it may be anybody's."""
-    return "".join(c if c.isprintable() else " " for c in str(said)[:_LONGEST_SENTENCE])
+    return printable(str(said)[:_LONGEST_SENTENCE])
 
 
 def _segment(name: str) -> str:

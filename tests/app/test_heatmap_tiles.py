@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -55,6 +56,18 @@ def test_a_tile_holds_its_cells_as_they_are(client):
     cells = np.frombuffer(answer.content, "<u2").reshape(64, 1024)
     assert np.argwhere(cells).tolist() == [[ROW, TOKEN - 1024]]
     assert cells.max() == 1
+
+
+def test_a_tile_lists_no_directory(client, monkeypatch):
+    """Of thousands of runs a heatmap of hundreds of tiles listed and sorted every one for each."""
+    listed = []
+    for name in ("listdir", "scandir"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *place, real=real: listed.append(place) or real(*place))
+    assert tile(client).status_code == 200
+    assert listed == []
+    assert client.get("/tiles/on/0").status_code == 400  # the twin: of a beginning of an id one cannot know without
+    assert len(listed) == 1
 
 
 def test_a_tile_in_which_nothing_differs_has_no_body(client):

@@ -14,6 +14,7 @@ import pytest
 
 from app.shell import jobs as job_module
 from app.shell.jobs import Job, Jobs
+from core import subprocess_json
 from core.runs.reader import RunReader
 from tests.waiting import until
 
@@ -188,17 +189,9 @@ def test_stopping_starts_nothing_more(jobs, monkeypatch, tmp_path):
     assert wait(jobs, waiting.number, lambda j: True).state == "waiting"
 
 
-@pytest.mark.parametrize("text", ["5", "null", "[1]", "plain words", ""])
-def test_lines_that_are_no_object_of_json_mean_nothing(text):
-    from app.shell.jobs import object_of
-
-    assert object_of(text) == {}
-    assert object_of('{"stage": "x"}') == {"stage": "x"}
-
-
 def program(monkeypatch, tmp_path, source: str) -> None:
     """In place of the command line: a program that is given the job's arguments."""
-    monkeypatch.setattr(job_module, "ROOT", tmp_path)
+    monkeypatch.setattr(subprocess_json, "ROOT", tmp_path)
     (tmp_path / "core").mkdir(exist_ok=True)
     (tmp_path / "core" / "__main__.py").write_text(source)
 
@@ -245,7 +238,7 @@ signal.pause()
 
 
 def test_a_job_that_will_not_end_is_killed_after_two_seconds_and_what_it_began_is_swept(jobs, monkeypatch, tmp_path):
-    root = str(job_module.ROOT)
+    root = str(subprocess_json.ROOT)
     program(
         monkeypatch,
         tmp_path,
@@ -291,7 +284,7 @@ os._exit(0)  # as by a signal: nothing is tidied up
 @pytest.mark.model
 def test_a_job_whose_server_is_gone_ends_too_and_leaves_nothing(tmp_path):
     store = tmp_path / "runs"
-    subprocess.run([sys.executable, "-c", SERVER, str(store)], cwd=job_module.ROOT, check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", SERVER, str(store)], cwd=subprocess_json.ROOT, check=True, timeout=300)
     until(lambda: not _processes_of(str(store)))
     assert list(store.iterdir()) == []
 

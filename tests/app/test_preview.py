@@ -62,7 +62,7 @@ def test_the_latest_form_of_a_viewer_wins_and_the_earlier_process_is_ended_unles
     assert not look.is_dropped
     previews.look("b", third)
     assert look.is_dropped
-    assert look.process.wait(10) == -9
+    assert until(lambda: look.process.code) == -9
     assert (
         waited(previews, "a", third).costs["sides"][1]["tokens"] == 4 * waited(previews, "b", third).costs["positions"]
     )

@@ -20,6 +20,7 @@ from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
 from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
 from ...runs.tables.kv_cache import KvPart
+from ...text import size
 from ..models import memory
 from ..models.bits import own_bits
 from ..models.model import LoadedModel
@@ -346,8 +347,8 @@ def _check_batches(loaded: LoadedModel, paths: Sequence[Path], token_ids: Sequen
         needed = path.working_bytes(loaded, longest)
         if free is not None and needed > free:
             raise CaptureError(
-                f"path '{path}': a batch of {path.rows} x {longest} positions takes at least {memory.in_words(needed)},"
-                f" {loaded.device} has {memory.in_words(free)} free; lower batch:N, shorten the prompts or choose a"
+                f"path '{path}': a batch of {path.rows} x {longest} positions takes at least {size(needed)},"
+                f" {loaded.device} has {size(free)} free; lower batch:N, shorten the prompts or choose a"
                 " narrower dtype."
             )
     if any(path.has_real_neighbours for path in paths):

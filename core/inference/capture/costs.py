@@ -14,6 +14,7 @@ from transformers import Cache, DynamicCache
 
 from ...errors import CaptureError
 from ...numerics.formats import format_named
+from ...text import size
 from ..models import memory
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
@@ -195,7 +196,7 @@ def _refuse_too_large(plan: CapturePlan, free: int | None) -> None:
         needed = path.working_bytes(plan.loaded, longest)
         if free is not None and needed > free:
             raise CaptureError(
-                f"path '{path}': a batch of {path.rows} x {longest} positions takes at least {memory.in_words(needed)},"
-                f" {plan.loaded.device} has {memory.in_words(max(0, free))} free beside the weights; lower batch:N,"
+                f"path '{path}': a batch of {path.rows} x {longest} positions takes at least {size(needed)},"
+                f" {plan.loaded.device} has {size(max(0, free))} free beside the weights; lower batch:N,"
                 " shorten the prompts or choose a narrower dtype."
             )

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from ...errors import CaptureError
 from ...judging.ladder import NotFinite
+from ...text import size
 from ..models import memory
 from ..models.bits import row_sums
 from ..models.dtype_conversion import converted, converted_bytes
@@ -195,8 +196,8 @@ def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
         needed, free = converted_bytes(loaded, "float32"), memory.free_bytes(torch.device(loaded.device))
         if free is not None and needed > free:
             raise CaptureError(
-                f"model '{loaded.name}': its weights in float32 take another {memory.in_words(needed)}, {loaded.device}"
-                f" has {memory.in_words(free)} free; choose a smaller model or another device."
+                f"model '{loaded.name}': its weights in float32 take another {size(needed)}, {loaded.device}"
+                f" has {size(free)} free; choose a smaller model or another device."
             )
     with converted(loaded, "float32") as widened:
         yield widened

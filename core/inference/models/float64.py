@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import CaptureError
+from ...text import size
 from . import memory
 from .model import LoadedModel
 
@@ -33,10 +34,7 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
     tensors = [tensor for tensor in _floats(loaded.model) if tensor.dtype != torch.float64]
     needed, free = 8 * sum(tensor.numel() for tensor in tensors), memory.free_bytes(torch.device(loaded.device))
     if free is not None and needed > free:
-        raise CaptureError(
-            f"the weights in float64 take another {memory.in_words(needed)}, {loaded.device} has"
-            f" {memory.in_words(free)} free"
-        )
+        raise CaptureError(f"the weights in float64 take another {size(needed)}, {loaded.device} has {size(free)} free")
     originals: list[tuple[torch.Tensor, torch.Tensor]] = []
     with ExitStack() as stack:
         stack.callback(_put_back, originals)

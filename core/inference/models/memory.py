@@ -36,11 +36,6 @@ def free_bytes(device: torch.device) -> int | None:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def in_words(size_bytes: float) -> str:
-    """'512 MB', '16.1 GB': decimal units, as vendors of memory and models count."""
-    return f"{size_bytes / 1e9:,.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
-
-
 def _free_in_machine() -> int | None:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ...errors import CaptureError
 from ...numerics.formats import LOGIT_FORMATS, format_named
+from ...text import size
 from . import memory
 from .token_text import token_texts
 from .torch_errors import first_line, foreign_errors_stop, quiet
@@ -328,7 +329,7 @@ def _check_memory(name: str, source: _Source, config: Any, dtype: str, device: t
     for place, free in places.items():
         if free is not None and needed > free:
             raise CaptureError(
-                f"model '{name}' needs {memory.in_words(needed)} in {dtype}, {place} has {memory.in_words(free)} free; "
+                f"model '{name}' needs {size(needed)} in {dtype}, {place} has {size(free)} free; "
                 "choose a smaller model, a narrower dtype or another machine."
             )
 

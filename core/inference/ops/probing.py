@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ... import text
 from ...numerics.elements import distances, mismatch_mark
 from ...numerics.formats import FloatFormat, format_named
 from ...runs.tables.ops import BatchClass, OpRow, Repeats, RowPositions
@@ -189,7 +190,7 @@ def _lack_of_memory(operation: Operation, size: tuple[int, ...], batch: int, dev
     for where in {torch.device("cpu"), device}:
         free = memory.free_bytes(where)
         if free is not None and needed > free:
-            return f"its inputs take {memory.in_words(needed)}, {where} has {memory.in_words(free)} free"
+            return f"its inputs take {text.size(needed)}, {where} has {text.size(free)} free"
     return ""
 
 

@@ -22,6 +22,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from ...errors import CaptureError
 from ...numerics.formats import LOGIT_FORMATS, format_named
+from ...text import size
 from ..invariant import invariant_forwards, invariant_refusal
 from ..models import memory
 from ..models.dtype_conversion import converted, converted_bytes
@@ -159,8 +160,8 @@ def _not_representable(loaded: LoadedModel, others: Others, name: str) -> str | 
     if free is None or needed <= free:
         return None
     return (
-        f"a second copy of the weights in {name} takes {memory.in_words(needed)}, {loaded.device} has "
-        f"{memory.in_words(free)} free; leave dtype:{name} out"
+        f"a second copy of the weights in {name} takes {size(needed)}, {loaded.device} has "
+        f"{size(free)} free; leave dtype:{name} out"
     )
 
 

@@ -26,6 +26,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from ...errors import DumpError
+from ...text import shown
 
 READ_BYTES = 1 << 20  # one read; a deflate stream then never holds more than this unpacked
 HEADER_BYTES = 10_000  # numpy's own limit on an npy header
@@ -49,14 +50,6 @@ FOREIGN = (
     MemoryError,
     tokenize.TokenError,  # numpy's filter for headers written by Python 2
 )
-
-
-def shown(text: object, limit: int = 80) -> str:
-    """Untrusted text, fit for a message: one line, printable, cut."""
-    printable = "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text)[: limit + 1]
-    )
-    return printable if len(printable) <= limit else printable[: limit - 1] + "…"
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from ...errors import DumpError, UsageError
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, values_of
+from ...text import printable, shown
 from ..file.records import Generation, Provenance, RunHeader, SideHeader
-from .arrays import Elements, StoredArray, in_c_order, shown
+from .arrays import Elements, StoredArray, in_c_order
 from .containers import MAX_SIDES, Container, open_container
 from .reserved_keys import EMITTED, Layout, Reserved, is_reserved, read_reserved
 from .source_dtype import Source, has_number, looks_chosen, looks_normalised, narrowest, source_of
@@ -157,6 +158,7 @@ def open_dump(
     compute_dtype: str | None = None,
     reference: str | None = None,
     holds: str | None = None,
+    known_dtype: str | None = None,
     max_bytes: int = 64 * GIB,
     fewest_sides: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
@@ -165,8 +167,10 @@ def open_dump(
     be taken.
 
     `reference` names the side to compare with; else it is the one called 'reference', else the first. `compute_dtype`
-    overrides what the dump declares or what would be detected; `max_bytes` limits each file, packed and unpacked.
-    `holds`: 'logits' takes arrays for [positions, vocab] that look like log-probabilities of chosen tokens.
+    overrides what the dump declares or what would be detected; `known_dtype` is what an earlier reading of the same
+    files came to, so that nothing is read to know it: values that are none of it are refused by `chunks`. `max_bytes`
+    limits each file, packed and unpacked. `holds`: 'logits' takes arrays for [positions, vocab] that look like
+    log-probabilities of chosen tokens.
     `fewest_sides`: 1 where a single side is of use, which makes no run. `on_progress(bytes read, bytes in all)` is told
     of what is read to know the compute dtype, which may be all of it.
     """
@@ -177,9 +181,10 @@ def open_dump(
                 f"a dump is one file or a pair of files, not {len(paths)}; put more than two sides into one npz."
             )
         override = format_named(compute_dtype) if compute_dtype else None
+        known = format_named(known_dtype) if known_dtype else None
         check_holds(holds)
         containers = [open_container(Path(path), stack, max_bytes) for path in paths]
-        dump = _understand(containers, override, reference, stack, fewest_sides, on_progress or _untold)
+        dump = _understand(containers, override, known, reference, stack, fewest_sides, on_progress or _untold)
         dump.warnings = tuple(
             _looked_at(dump, " and ".join(container.name for container in containers), holds == LOGITS)
         )
@@ -202,6 +207,7 @@ def _untold(done: int, total: int) -> None:
 def _understand(
     containers: list[Container],
     override: FloatFormat | None,
+    known: FloatFormat | None,
     reference: str | None,
     stack: ExitStack,
     fewest_sides: int,
@@ -239,9 +245,9 @@ def _understand(
         "override: chosen when opening" if override else "declared: the dump's own compute_dtype key",
     )
     sources = [side.source for side in sides]
-    _check_all(sources, target, tell)
+    _check_all(sources, target, known, tell)
     if target is None:
-        target, reason = _detect(sources, tell)
+        target, reason = _detect(sources, known, tell)
     layout = reserved[0].over(reserved[1] if len(reserved) > 1 else None)
     if target.itemsize * layout.vocab * len(sides) > ROW_BYTES_TOGETHER:
         raise DumpError(
@@ -326,7 +332,7 @@ def _named_arrays(containers: list[Container], fewest_sides: int) -> dict[str, t
                 f"{container.name}: holds {len(arrays)} sides; expected one array in each of two files that make a"
                 " pair."
             )
-    names = ["".join(c if c.isprintable() else "?" for c in container.path.stem)[:200] for container in containers]
+    names = [printable(container.path.stem, "?")[:200] for container in containers]
     if names[0] == names[1] or any(is_reserved(name) or not name.strip() for name in names):
         names = ["reference", "variant"]
     return {name: (place, next(iter(found[place].values()))) for place, name in enumerate(names)}
@@ -369,13 +375,15 @@ def _lossy(source: Source, bits: NDArray[np.unsignedinteger], target: FloatForma
     )
 
 
-def _check_all(sources: list[Source], target: FloatFormat | None, tell: Callable[[int, int], None]) -> None:
-    """Reads what must be read to refuse sides of nothing but NaN, float64 beyond float32, and values beyond the given
-    compute dtype.
+def _check_all(
+    sources: list[Source], target: FloatFormat | None, known: FloatFormat | None, tell: Callable[[int, int], None]
+) -> None:
+    """Reads what must be read to refuse sides of nothing but NaN, and float64 beyond float32 and values beyond the
+    given compute dtype, unless all were read before.
     """
     done, total = 0, sum(source.array.nbytes for source in sources)
     for source in sources:
-        is_settled = target is None or source.is_always_exact(target)
+        is_settled = target is None or known is target or source.is_always_exact(target)
         is_number_seen = False
         elements = Elements(source.array)
         try:
@@ -386,7 +394,7 @@ def _check_all(sources: list[Source], target: FloatFormat | None, tell: Callable
                 is_number_seen = is_number_seen or has_number(bits, source.fmt)
                 if target is not None and not is_settled and source.into(bits, target) is None:
                     raise _lossy(source, bits, target)
-                if is_number_seen and is_settled and not source.is_double:
+                if is_number_seen and is_settled and not (source.is_double and known is None):
                     break
         finally:
             elements.close()
@@ -394,7 +402,9 @@ def _check_all(sources: list[Source], target: FloatFormat | None, tell: Callable
             raise source.array.refusal("holds nothing but NaN", "logits")
 
 
-def _detect(sources: list[Source], tell: Callable[[int, int], None]) -> tuple[FloatFormat, str]:
+def _detect(
+    sources: list[Source], known: FloatFormat | None, tell: Callable[[int, int], None]
+) -> tuple[FloatFormat, str]:
     """The narrowest dtype that holds every value of every side bit for bit, and why. Stops at the first value that does
     not fit.
     """
@@ -402,9 +412,9 @@ def _detect(sources: list[Source], tell: Callable[[int, int], None]) -> tuple[Fl
     if len({source.fmt.name for source in sources}) == 1 and sources[0].fmt is not FLOAT32:
         return sources[0].fmt, f"array dtype: {arrays} arrays"
     for fmt in (BFLOAT16, FLOAT16):
-        if _are_exact(sources, fmt, tell):
+        if fmt is known or (known is None and _are_exact(sources, fmt, tell)):
             return (fmt, f"detected: {arrays} arrays whose every value is exactly a {fmt.name}")
-    if not _are_exact(sources, FLOAT32, tell):
+    if known is None and not _are_exact(sources, FLOAT32, tell):
         raise DumpError(
             f"{sources[0].array.file}: holds NaNs that change between {arrays}; expected all sides in one dtype."
         )

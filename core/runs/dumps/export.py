@@ -8,10 +8,7 @@ run's is another.
 
 from __future__ import annotations
 
-import os
-import uuid
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +16,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
+from ...disk import writing
 from ...errors import DumpError, StoreError, UsageError
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, narrow, widen
 from ..file.records import Generation, RunHeader
@@ -62,25 +60,17 @@ def export_npz(run: ExportableRun, path: Path, *, overwrite: bool = False) -> No
         _check_name(side.name)
     if path.exists() and not overwrite:
         raise StoreError(f"{path}: already exists; expected a new file name, or overwrite to replace it.")
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
-        with partial.open("xb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                _write(run, archive)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists() and not overwrite:
-            raise StoreError(
-                f"{path}: was written by someone else meanwhile; expected a new file name, or overwrite to replace it."
-            )
-        partial.replace(path)
+        with writing(path, is_new=not overwrite) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            _write(run, archive)
+    except FileExistsError:
+        raise StoreError(
+            f"{path}: was written by someone else meanwhile; expected a new file name, or overwrite to replace it."
+        ) from None
     except OSError as error:
         raise StoreError(
             f"{path}: cannot be written ({error.strerror or error}); expected a folder with room and permission."
         ) from error
-    finally:
-        with suppress(OSError):  # already renamed, or never there
-            partial.unlink()
 
 
 def _check_name(name: str) -> None:

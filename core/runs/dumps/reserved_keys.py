@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from ...errors import DumpError, UsageError
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, format_named
+from ...text import shown
 from ..file.records import Prompt
-from .arrays import StoredArray, foreign_errors, load, shown
+from .arrays import StoredArray, foreign_errors, load
 from .containers import Container
 
 RESERVED = ("token_ids", "tokens", "prompt_lengths", "compute_dtype", "reference_side", "meta")

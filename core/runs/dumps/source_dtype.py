@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, narrow, values_of, widen
-from .arrays import StoredArray, shown
+from ...text import shown
+from .arrays import StoredArray
 
 NORMALISED = 0.05  # nats; rounding of bfloat16 at a log-probability near -10 is 0.02
 

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import StoreError, UsageError
+from ...text import shown
 
 if TYPE_CHECKING:
     import duckdb
@@ -203,7 +204,7 @@ def _edge(path: Path) -> Iterator[None]:
 
 def _shown(path: Path) -> str:
     """A file's name as text that can be printed, whatever bytes it is made of."""
-    return path.name.encode("utf-8", "backslashreplace").decode()
+    return shown(path.name, 255)
 
 
 _DAMAGES = {  # what DuckDB says, and what it means to somebody who has the file

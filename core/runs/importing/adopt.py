@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from ...command_name import COMMAND
 from ...errors import LimitError, StoreError
-from ..dumps.arrays import shown
+from ...subprocess_json import Child
+from ...text import shown
 from ..store.store import Store
 from .check_catalog import is_run_file
 
-_ROOT = Path(__file__).resolve().parents[3]
 _SILENT_SECONDS = 900.0  # without a word; every 16 MB of logits bring one
 _KILLED_BY: dict[int, str] = {
     signal.SIGXCPU: "takes longer to read than a file of its size can",
@@ -51,63 +48,28 @@ def adopt(
         raise StoreError(f"{shown(path.name)}: is no DuckDB file; expected a run file. `{COMMAND} ingest` takes dumps.")
     store.sweep()
     asked = {"store": str(store.directory.absolute()), "path": str(path.absolute()), "run_id": run_id, "name": name}
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"{__package__}.import_process", json.dumps(asked)],
-        cwd=_ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        errors="replace",
-    )
-    said: dict[str, object] = {}
+    child = Child(["-m", f"{__package__}.import_process", json.dumps(asked)], seconds=_SILENT_SECONDS, is_patient=True)
+    last: dict[str, object] = {}
     try:
-        said = _followed(process, on_progress)
-        process.wait()
+        with child:
+            for said in child.said():
+                if "run_id" in said or "error" in said:
+                    last = said
+                elif (
+                    on_progress is not None and isinstance(said.get("done"), int) and isinstance(said.get("total"), int)
+                ):
+                    on_progress(said["done"], said["total"])
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        if "run_id" not in said:
+        if "run_id" not in last:
             with suppress(StoreError, OSError):
                 store.sweep()  # what it had begun, where it was killed
-    if isinstance(new_id := said.get("run_id"), str):
+    if isinstance(new_id := last.get("run_id"), str):
         return new_id
-    if isinstance(sentence := said.get("error"), str):
-        if isinstance(status := said.get("status"), int) and status:
+    if isinstance(sentence := last.get("error"), str):
+        if isinstance(status := last.get("status"), int) and status:
             raise LimitError(sentence, status)
         raise StoreError(sentence)
-    number = -process.returncode
-    why = _KILLED_BY.get(number) if number > 0 else None
+    why = _KILLED_BY.get(-child.code)
     raise StoreError(
         f"{shown(path.name)}: {why or 'made the process that read it crash'}; it is damaged, or made to do that."
     )
-
-
-def _followed(process: subprocess.Popen, on_progress: Callable[[int, int], None] | None) -> dict[str, object]:
-    """The last word of the process: its `run_id` or `error`; empty where it ended without one, or said nothing for too
-    long.
-    """
-    assert process.stdout is not None  # it was asked for
-    watch = threading.Timer(_SILENT_SECONDS, process.kill)
-    watch.daemon = True
-    watch.start()
-    try:
-        for line in process.stdout:
-            try:
-                said = json.loads(line)
-            except ValueError:
-                continue
-            if not isinstance(said, dict):
-                continue
-            if "run_id" in said or "error" in said:
-                return said
-            watch.cancel()
-            watch = threading.Timer(_SILENT_SECONDS, process.kill)
-            watch.daemon = True
-            watch.start()
-            if on_progress is not None and isinstance(said.get("done"), int) and isinstance(said.get("total"), int):
-                on_progress(said["done"], said["total"])
-    finally:
-        watch.cancel()
-    return {}

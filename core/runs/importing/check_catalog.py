@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import StoreError
-from ..dumps.arrays import shown
+from ...text import shown
 from ..dumps.dump import MAX_ROWS, MAX_SIDES, MAX_VOCAB
 from ..file.database import Database
 from ..tables.run import refuse_development_form
@@ -96,22 +96,22 @@ def check_catalog(database: Database) -> None:
     for what, query in _OBJECTS.items():
         if found := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):
             raise StoreError(
-                f"{file}: holds the {what} '{_cut(found[0][0])}', and a run file has none; nothing was taken in."
+                f"{file}: holds the {what} '{shown(found[0][0], 60)}', and a run file has none; nothing was taken in."
             )
     refuse_development_form(database)
     there: dict[str, set[str]] = {}
     for table, column, kind, has_default in database.rows(_COLUMNS):
         if table not in TABLES:
             raise StoreError(
-                f"{file}: holds the table '{_cut(table)}', which a run file does not have; nothing was taken in."
+                f"{file}: holds the table '{shown(table, 60)}', which a run file does not have; nothing was taken in."
             )
         expected = TABLES[table].types.get(column)
         if expected is None:
             raise StoreError(
-                f"{file}: table {table} has the column '{_cut(column)}', which a run file's does not have."
+                f"{file}: table {table} has the column '{shown(column, 60)}', which a run file's does not have."
             )
         if kind != expected:
-            raise StoreError(f"{file}: column {table}.{column} is {_cut(kind)}; expected {expected}.")
+            raise StoreError(f"{file}: column {table}.{column} is {shown(kind, 60)}; expected {expected}.")
         if has_default:
             raise StoreError(
                 f"{file}: column {table}.{column} has a default or is generated; a run file's columns are plain."
@@ -150,7 +150,3 @@ def check_amounts(database: Database) -> dict[str, int]:
                     f"{file}: {table}.{column} holds a text of {size:,} bytes; expected at most {limit:,}."
                 )
     return counts
-
-
-def _cut(text: object) -> str:
-    return shown(str(text), 60)

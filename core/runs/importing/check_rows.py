@@ -6,7 +6,7 @@ What is computed from the logits is not checked here but computed anew (core.run
 from __future__ import annotations
 
 from ...errors import StoreError
-from ..dumps.arrays import shown
+from ...text import shown
 from ..file.database import Database
 from ..file.records import RunHeader
 from ..tables.schema import TABLES

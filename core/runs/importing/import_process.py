@@ -24,7 +24,7 @@ from ...errors import StoreError, UlpscopeError, UsageError
 from ...numerics.divergence import DENSE_DISTANCES, EXACT_DISTANCES
 from ...numerics.formats import format_named
 from ...numerics.sizes import TOP_K
-from ..dumps.arrays import shown
+from ...text import shown
 from ..dumps.dump import MAX_ROWS, MAX_SIDES, MAX_VOCAB
 from ..file.blob_tiles import TILE_BYTES
 from ..file.database import DECODING, Database

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ..dumps.arrays import shown
+from ...text import shown
 from ..file.records import FAILED, PASSED, Prompt
 from .gate import UNDECIDED, Outcome, Row, by_flip, by_kl, by_rms, by_share, is_kl_lost, worst_row
 from .report_json import PairReport

@@ -13,7 +13,7 @@ from typing import Any
 from ...command_name import COMMAND
 from ...errors import StoreError, UsageError
 from ...numerics.metrics import NULLABLE
-from ..dumps.arrays import shown
+from ...text import number, percent, plural, shown
 from ..file.records import BUG_SUSPECTED, FAILED, INVALID_DUMP, NONDETERMINISTIC, NOT_JUDGED, PASSED, UNDECIDED, Prompt
 from .report_json import PairReport, plain_number
 
@@ -48,13 +48,6 @@ _OPEN = (UNDECIDED, NOT_JUDGED)
 
 
 Row = dict[str, Any]
-
-
-def percent(share: float) -> str:
-    """`74.9%`; what is not nothing never reads as 0.0%, and what is not all never as 100.0%."""
-    if 0 < share < 0.0005:
-        return "<0.1%"
-    return ">99.9%" if 0.9995 <= share < 1 else f"{share:.1%}"
 
 
 @dataclass(frozen=True)
@@ -210,13 +203,13 @@ class GateReport:
             for side in ("reference", "variant")
         ]
         chosen = f"{tokens[0]} became {tokens[1]}" if here["is_flip"] else f"both choose {tokens[0]}"
-        margins = " and ".join(_shown(here[f"{side}_margin"]) for side in ("reference", "variant"))
-        ulps = " and ".join(_shown(here[f"{side}_margin_ulps"]) for side in ("reference", "variant"))
+        margins = " and ".join(number(here[f"{side}_margin"]) for side in ("reference", "variant"))
+        ulps = " and ".join(number(here[f"{side}_margin_ulps"]) for side in ("reference", "variant"))
         wrong = here["nonfinite_mismatch"]
         odd = f", {wrong:,} NaN or infinite on one side only" if wrong else ""
         return (
             f"{prompt}position {here['position']}{read}: {chosen}, margins {margins} logits ({ulps} ULPs), KL"
-            f" {_shown(here['kl'])} nats, up to {_shown(here['max_abs'])} logits and {_shown(here['max_ulps'])} ULPs"
+            f" {number(here['kl'])} nats, up to {number(here['max_abs'])} logits and {number(here['max_ulps'])} ULPs"
             f" apart{odd}"
         )
 
@@ -282,7 +275,7 @@ def figure_text(outcome: Outcome) -> str:
     """The figure with its unit: `0.0123 nats`, `74.9% of all elements`, `3 positions`; '' where there is none."""
     if outcome.figure is None or outcome.unit.startswith("of all"):
         return "" if not isinstance(outcome.figure, float) else f"{percent(outcome.figure)} {outcome.unit}"
-    return f"{outcome.figure if isinstance(outcome.figure, str) else _shown(outcome.figure)} {outcome.unit}".strip()
+    return f"{outcome.figure if isinstance(outcome.figure, str) else number(outcome.figure)} {outcome.unit}".strip()
 
 
 def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
@@ -350,7 +343,7 @@ def _bits(_: Condition, pair: PairReport) -> _Judged:
     if summary.bit_identical:
         return False, 0, "is equal bit for bit", _difference
     what = (
-        _count(summary.neq, "value differs", "values differ")
+        plural(summary.neq, "value differs", "values differ")
         if summary.neq
         else "all values are equal, but zeros differ in sign or NaNs in their bits"
     )
@@ -379,7 +372,7 @@ def _sure_flips(condition: Condition, pair: PairReport) -> _Judged:
             len(sure),
             (
                 f"has another argmax at {_of(len(sure), pair)} with both margins over {words}, of"
-                f" {_count(len(flips), 'flip')} in all"
+                f" {plural(len(flips), 'flip')} in all"
             ),
             by_flip,
         )
@@ -387,7 +380,7 @@ def _sure_flips(condition: Condition, pair: PairReport) -> _Judged:
         return False, 0, "has the same argmax at every position", by_flip
     most = max(_size(row[f"{side}_margin"]) for row in flips for side in ("reference", "variant"))
     excused = (
-        f"has {_count(len(flips), 'flip')}, none with both margins over {words}; at one of them a side prefers its"
+        f"has {plural(len(flips), 'flip')}, none with both margins over {words}; at one of them a side prefers its"
         f" token by {most:.4g} logits"
     )
     return False, 0, excused, by_flip
@@ -452,7 +445,7 @@ def _share(condition: Condition, pair: PairReport) -> _Judged:
 def _same_top1(condition: Condition, pair: PairReport) -> _Judged:
     same = pair.summary.same_top1
     says = (
-        f"has the same argmax at {len(pair.rows) - pair.summary.flips:,} of {_count(len(pair.rows), 'position')}"
+        f"has the same argmax at {len(pair.rows) - pair.summary.flips:,} of {plural(len(pair.rows), 'position')}"
         f" ({percent(same)})"
     )
     return not same >= condition.limit, same, says, by_flip
@@ -484,23 +477,12 @@ _JUDGES: dict[str, Callable[[Condition, PairReport], _Judged]] = {
 def _mismatch(pair: PairReport) -> str:
     """Figures of size are over elements that are finite on both sides; the others cannot be within any limit."""
     wrong = pair.summary.nonfinite_mismatch
-    return f", and {_count(wrong, 'value is', 'values are')} NaN or infinite on one side only" if wrong else ""
+    return f", and {plural(wrong, 'value is', 'values are')} NaN or infinite on one side only" if wrong else ""
 
 
 def _of(count: int, pair: PairReport) -> str:
-    return f"{count:,} of {_count(len(pair.rows), 'position')}"
-
-
-def _count(count: int, one: str, many: str = "") -> str:
-    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+    return f"{count:,} of {plural(len(pair.rows), 'position')}"
 
 
 def _limit(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.15g}"
-
-
-def _shown(value: float | None) -> str:
-    """In the digits that matter; ULPs whole."""
-    if value is None:
-        return "undefined"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -4,15 +4,13 @@ somebody's dump.
 
 from __future__ import annotations
 
-import os
-import secrets
 import xml.etree.ElementTree as ET
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ...disk import write_atomic
 from ...errors import StoreError
-from ..dumps.arrays import shown
+from ...text import shown
 from ..file.records import FAILED, PASSED
 from . import markdown
 from .gate import UNDECIDED, GateReport, Outcome, figure_text
@@ -96,20 +94,12 @@ def markdown_text(report: GateReport) -> str:
 def write_whole(path: Path, text: str) -> None:
     """Writes a file that is there whole or not at all, over an older one; StoreError where it cannot be written."""
     target = path.resolve()  # a link keeps pointing where it does
-    partial = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.partial")
     try:
         if target.exists() and not target.is_file():  # a device or a folder is never replaced
             raise StoreError(f"{path}: is no file; expected the name of one, new or to be replaced.")
-        with partial.open("xb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
+        write_atomic(target, text.encode())
     except OSError as error:
         raise _unwritable(path, error) from error
-    finally:
-        with suppress(OSError):  # already renamed, or never there
-            partial.unlink()
 
 
 def append(path: Path, text: str) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ...text import number, percent, plural
 from ..reader import RunReader, StoredPair
 from ..views.verdicts import Finding, finding
-from .gate import percent
 from .markdown import code, plain, table
 from .report_json import over_logits, over_positions
 
@@ -39,7 +39,7 @@ def _provenance(run: RunReader) -> str:
         "device": plain(f"{about.device} ({about.device_name})" if about.device_name else about.device),
         "versions": plain(", ".join(f"{name} {version}" for name, version in about.versions.items())),
         "prompts": (
-            f"{_plural(len(header.prompts), 'prompt')}, {_plural(header.rows, 'position')}, vocabulary {header.vocab:,}"
+            f"{plural(len(header.prompts), 'prompt')}, {plural(header.rows, 'position')}, vocabulary {header.vocab:,}"
         ),
         "captured" if about.kind == "capture" else "uploaded": f"{run.created:%Y-%m-%d %H:%M} UTC",
         "command": code(about.command) if about.command else "",
@@ -63,9 +63,9 @@ def _pair(run: RunReader, pair: StoredPair) -> list[str]:
         "largest distance": (
             f"{summary.max_ulps:,} ULPs of {header.compute_dtype} (mean {summary.mean_ulps:.4g}){logits}"
         ),
-        "flips": f"{summary.flips:,} of {_plural(header.rows, 'position')}",
+        "flips": f"{summary.flips:,} of {plural(header.rows, 'position')}",
         "near ties": f"{summary.near_ties:,}, of them ties {summary.ties:,}",
-        "KL, nats": f"mean {_number(summary.mean_kl)}, largest {_number(summary.max_kl)}{positions_of_kl}",
+        "KL, nats": f"mean {number(summary.mean_kl, 3)}, largest {number(summary.max_kl, 3)}{positions_of_kl}",
     }
     if summary.nonfinite_mismatch:
         figures["NaN or infinity on one side"] = f"{summary.nonfinite_mismatch:,} logits"
@@ -107,14 +107,6 @@ def _token(run: RunReader, token: int | None) -> str:
         return "none (all NaN)"
     text = run.vocabulary.get(int(token))
     return f"{int(token)}" if text is None else f"{int(token)} {code(repr(text))}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def _number(value: float | None) -> str:
-    return "undefined" if value is None or value != value else f"{value:.3g}"
 
 
 def _whole(value: object) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ...text import plural
 from ..ops_run import OpsRun
 from ..tables.ops import OpRow
 
@@ -56,7 +57,8 @@ def _repeat_says(row: OpRow) -> str:
     if not found.differing:
         return f"{found.calls:,} calls, all identical"
     many = "calls differ from the first" if found.differing > 1 else "call differs from the first"
-    worst = f"in up to {found.worst_neq:,} of {found.worst_elements:,} elements, up to {_ulps(found.worst_max_ulps)}"
+    ulps = plural(found.worst_max_ulps, "ULP")
+    worst = f"in up to {found.worst_neq:,} of {found.worst_elements:,} elements, up to {ulps}"
     return (
         f"{found.differing:,} of {found.calls:,} {many} of their batch size, {worst} (batch {found.worst_batch}, call"
         f" {found.worst_call})"
@@ -88,7 +90,7 @@ def distance_says(row: OpRow) -> str:
     worst = max(row.classes, key=lambda found: (found.neq, found.max_ulps))
     return (
         f"{worst.neq:,} of {row.elements * row.rows_tried:,} elements, up to"
-        f" {_ulps(max(found.max_ulps for found in row.classes))}"
+        f" {plural(max(found.max_ulps for found in row.classes), 'ULP')}"
     )
 
 
@@ -105,10 +107,6 @@ def _position_says(row: OpRow) -> str:
         differ = "index {} differs" if len(others) == 1 else "indices {} differ"
         parts.append(f"batch {found.batch}: {differ.format(spans(others, range(found.batch)))} from index 0")
     return "; ".join(parts[:3]) + (f"; and {len(parts) - 3} more batch sizes" if len(parts) > 3 else "")
-
-
-def _ulps(count: int) -> str:
-    return f"{count:,} {'ULP' if count == 1 else 'ULPs'}"
 
 
 def title(row: OpRow) -> str:

@@ -8,19 +8,18 @@ with everything but ASCII escaped.
 
 from __future__ import annotations
 
-import fcntl
 import getpass
 import json
 import logging
 import os
 import secrets
-import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ...configuration import Hosting, configuration
+from ...disk import lock
 from ...errors import ConfigurationError
 
 FOLDER = ".audit"
@@ -90,16 +89,8 @@ def _append(folder: Path, line: bytes, largest: int) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / FILE
     while True:
-        descriptor = os.open(
-            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
-        )
+        descriptor = lock(path)
         try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError("not a regular file")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not _is_still(path, descriptor):  # put aside between opening and locking
-                continue
             size = os.fstat(descriptor).st_size
             if largest and size >= largest:
                 moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
@@ -109,13 +100,6 @@ def _append(folder: Path, line: bytes, largest: int) -> None:
             return
         finally:
             os.close(descriptor)
-
-
-def _is_still(path: Path, descriptor: int) -> bool:
-    try:
-        return path.lstat().st_ino == os.fstat(descriptor).st_ino
-    except FileNotFoundError:
-        return False
 
 
 def _write(descriptor: int, size: int, line: bytes) -> None:

@@ -8,19 +8,19 @@ aside, not overwritten, when new labels are written.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import secrets
-import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ...disk import WRITING, locked, read_regular, write_atomic
 from ...errors import StoreError, UsageError
+from ...text import printable, shown
 
 FOLDER = ".labels"
 LONGEST_TAG = 40  # characters
@@ -28,7 +28,6 @@ MOST_TAGS = 20
 LONGEST_NOTE = 4000  # characters
 _LARGEST_FILE = 64 << 10  # bytes; the largest labels there can be take 29 KB in the longest form that JSON has
 _SUFFIX = ".json"
-_WRITING = ".writing-"
 _ABANDONED_SECONDS = 3600
 
 
@@ -57,13 +56,9 @@ class Labels:
 
 def labels_of(tags: Iterable[str], note: str, pinned: bool = False) -> Labels:
     """Labels as a person typed them: control characters go, blanks are one space, a tag counts once."""
-    cleaned = (" ".join("".join(c if c.isprintable() else " " for c in tag).split()) for tag in tags)
+    cleaned = (" ".join(printable(tag).split()) for tag in tags)
     lines = note.replace("\r\n", "\n").replace("\r", "\n")
-    return Labels(
-        tuple(dict.fromkeys(tag for tag in cleaned if tag)),
-        "".join(c for c in lines if c.isprintable() or c in "\n\t").strip(),
-        pinned,
-    )
+    return Labels(tuple(dict.fromkeys(tag for tag in cleaned if tag)), printable(lines, "", "\n\t").strip(), pinned)
 
 
 def read_all(store: Path) -> tuple[dict[str, Labels], list[str]]:
@@ -85,19 +80,11 @@ def read(store: Path, run_id: str) -> Labels:
     """The labels of one run, none where there is no file; StoreError where it cannot be read."""
     path = path_of(store, run_id)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # neither a link nor a wait for a pipe
+        body = read_regular(path, _LARGEST_FILE + 1)  # neither a link nor a wait for a pipe
     except FileNotFoundError:
         return Labels()
     except OSError as error:
         raise _damaged(path, str(error.strerror).lower()) from error
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _damaged(path, "not a regular file")
-        body = os.read(descriptor, _LARGEST_FILE + 1)
-    except OSError as error:
-        raise _damaged(path, str(error.strerror).lower()) from error
-    finally:
-        os.close(descriptor)
     return _parsed(path, body)
 
 
@@ -123,7 +110,7 @@ def write(store: Path, run_id: str, wanted: Labels, seen: Labels | None = None) 
     path = path_of(store, run_id)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path.parent):
+        with locked(path.parent):  # a killed one lets go by being killed
             stored = _read_or_none(store, run_id)
             changed = Change(wanted) if seen is None or stored is None else _merged(seen, wanted, stored)
             aside = _put_aside(path, run_id) if stored is None else None
@@ -165,18 +152,7 @@ def _write(path: Path, labels: Labels) -> None:
         path.unlink(missing_ok=True)
     else:
         pin = {"pinned": True} if labels.pinned else {}
-        _replace(path, json.dumps({"tags": labels.tags, "note": labels.note, **pin}, ensure_ascii=False).encode())
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One writer of labels at a time, of all processes that share the store; a killed one lets go by being killed."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+        write_atomic(path, json.dumps({"tags": labels.tags, "note": labels.note, **pin}, ensure_ascii=False).encode())
 
 
 def forget(store: Path, run_id: str) -> None:
@@ -187,7 +163,7 @@ def forget(store: Path, run_id: str) -> None:
 
 def path_of(store: Path, run_id: str) -> Path:
     if not run_id or "/" in run_id or "\0" in run_id:
-        raise UsageError(f"'{run_id[:80]!a}' is not a run id.")
+        raise UsageError(f"'{shown(run_id)}' is not a run id.")
     return store / FOLDER / f"{run_id}{_SUFFIX}"
 
 
@@ -203,7 +179,7 @@ def stamps(store: Path) -> tuple[tuple[str, int, int, int], ...]:
 
 def tidy(store: Path) -> None:
     """Remove what killed writers left behind an hour ago or earlier."""
-    for path in (store / FOLDER).glob(f"{_WRITING}*"):
+    for path in (store / FOLDER).glob(f"{WRITING}*"):
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime > _ABANDONED_SECONDS:
                 path.unlink()
@@ -213,7 +189,7 @@ def _entries(store: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(store / FOLDER) as entries:
             yield from (
-                entry for entry in entries if entry.name.endswith(_SUFFIX) and not entry.name.startswith(_WRITING)
+                entry for entry in entries if entry.name.endswith(_SUFFIX) and not entry.name.startswith(WRITING)
             )
     except OSError:  # not there yet, or no directory
         return
@@ -235,7 +211,7 @@ def _parsed(path: Path, body: bytes) -> Labels:
 
 
 def _damaged(path: Path, why: str) -> StoreError:
-    name = path.name.encode("utf-8", "backslashreplace").decode()
+    name = shown(path.name, 255)
     return StoreError(
         f"{FOLDER}/{name}: no labels are read from it ({why}); new ones would put it aside, not overwrite it."
     )
@@ -246,18 +222,3 @@ def _put_aside(path: Path, run_id: str) -> str:
     aside = path.with_name(f"{short}.damaged-{secrets.token_hex(4)}")
     path.rename(aside)
     return f"{FOLDER}/{aside.name}"
-
-
-def _replace(path: Path, body: bytes) -> None:
-    """Whole and on the disk before it has its name."""
-    writing = path.with_name(f"{_WRITING}{secrets.token_hex(8)}")
-    try:
-        with writing.open("xb") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        writing.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            writing.unlink()
-        raise

@@ -4,12 +4,12 @@ lives.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
-from contextlib import suppress
 from pathlib import Path
+
+from ...disk import lock
 
 _PREFIX = ".partial-"
 _LOCK = "lock"
@@ -48,10 +48,9 @@ class Partial:
                     return None
                 time.sleep(0.001)  # whoever sweeps it has its lock and has not removed it yet
                 continue
-            with suppress(FileNotFoundError):
-                lock = _lock(directory)
-                if lock is not None:
-                    return cls(directory, lock)
+            held = _lock(directory)
+            if held is not None:
+                return cls(directory, held)
             was_swept = True
         return None
 
@@ -83,28 +82,19 @@ def sweep(store: Path) -> list[Path]:
     removed = []
     for directory in store.glob(f"{_PREFIX}*"):
         try:
-            lock = _lock(directory) if directory.is_dir() and not directory.is_symlink() else None
+            held = _lock(directory) if directory.is_dir() and not directory.is_symlink() else None
         except OSError:  # another user's, or gone meanwhile
             continue
-        if lock is not None:
+        if held is not None:
             shutil.rmtree(directory, ignore_errors=True)
-            os.close(lock)
+            os.close(held)
             removed.append(directory)
     return removed
 
 
 def _lock(directory: Path) -> int | None:
     """The descriptor that holds the directory's lock, or None where another holds it or has removed it."""
-    path = directory / _LOCK
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if path.stat().st_ino == os.fstat(descriptor).st_ino:
-            return descriptor
+        return lock(directory / _LOCK, wait=False, mode=0o666)
     except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return None
+        return None

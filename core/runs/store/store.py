@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from ...disk import place_new, to_disk
 from ...errors import StoreError
+from ...text import shown
 from . import labels, trash
 from .partial import Partial, sweep
 
@@ -46,13 +48,13 @@ class Store:
 
     def path_of(self, run_id: str) -> Path:
         """Where a run lies. A unique beginning of its id will do; StoreError if there is none or several."""
-        paths = self.paths()
-        for path in paths:  # a file that somebody renamed may have any name
-            if path.stem == run_id:
-                return path
+        if run_id and "/" not in run_id and not run_id.startswith("."):  # a file that was renamed may have any name
+            for directory in (self.directory, *self.read_only):
+                if os.path.lexists(path := directory / f"{run_id}{SUFFIX}"):  # and thousands need not be listed for it
+                    return path
         if not _RUN_ID.fullmatch(run_id):
-            raise StoreError(f"'{run_id[:80]}' is not a run id; `list` shows those there are.")
-        close = [path for path in paths if path.stem.startswith(run_id)]
+            raise StoreError(f"'{shown(run_id)}' is not a run id; `list` shows those there are.")
+        close = [path for path in self.paths() if path.stem.startswith(run_id)]
         if len(close) == 1:
             return close[0]
         if close:
@@ -110,7 +112,7 @@ class Store:
         else's.
         """
         if run_id is not None and not _RUN_ID.fullmatch(run_id):
-            raise StoreError(f"'{run_id[:80]}' cannot be a run id; expected letters, digits, '.', '-' and '_'.")
+            raise StoreError(f"'{shown(run_id)}' cannot be a run id; expected letters, digits, '.', '-' and '_'.")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             for _ in range(1 if run_id else 1000):
@@ -137,17 +139,10 @@ class Store:
         target = self._target(run_id)
         try:
             to_disk(path)
-            try:
-                os.link(path, target)  # unlike a rename, a link refuses to replace
-            except FileExistsError:
-                raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
-            except OSError:  # a file system without hard links: take the name first, which fails if it is taken
-                try:
-                    target.touch(exist_ok=False)
-                except FileExistsError:
-                    raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
-                path.rename(target)
+            place_new(path, target)
             to_disk(self.directory)
+        except FileExistsError:
+            raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
         except OSError as error:
             raise StoreError(f"run '{run_id}' could not be put in place ({error.strerror}).") from error
         return target
@@ -171,15 +166,6 @@ def _deleting(path: Path) -> Iterator[None]:
         raise StoreError(f"run '{path.stem}' is not there any more.") from None
     except OSError as error:
         raise StoreError(f"run '{path.stem}' cannot be deleted ({error.strerror}).") from error
-
-
-def to_disk(path: Path) -> None:
-    """fsync of a file or a directory."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def open_store(directory: str | Path | None = None) -> Store:

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ...disk import place_new
 from ...errors import StoreError
+from ...text import shown
 from . import labels
 
 FOLDER = ".trash"
@@ -81,8 +83,8 @@ def restore(store: Path, entry: str) -> str:
             place = labels.path_of(store, run_id)
             place.parent.mkdir(exist_ok=True)
             with suppress(FileExistsError):
-                move(kept, place)
-        move(found.path, store / found.path.name)
+                place_new(kept, place)
+        place_new(found.path, store / found.path.name)
     except FileExistsError:
         raise StoreError(f"run '{run_id}' is there again; nothing was changed.") from None
     except FileNotFoundError:
@@ -112,8 +114,8 @@ def entry_of(trash: Sequence[Discarded], name: str) -> str:
         return found[0].entry
     if found:
         known = ", ".join(f"{run.run_id} ({run.entry})" for run in found[:3])
-        raise StoreError(f"'{name[:80]}' could be {known}; give the entry.")
-    raise StoreError(f"no deleted run '{name[:80]}'; `list --deleted` shows those there are.")
+        raise StoreError(f"'{shown(name)}' could be {known}; give the entry.")
+    raise StoreError(f"no deleted run '{shown(name)}'; `list --deleted` shows those there are.")
 
 
 def purge(store: Path, older_than_seconds: float = 0.0, entry: str | None = None) -> int:
@@ -148,24 +150,6 @@ def expire(store: Path) -> None:
                 os.utime(mark, (now, now))
             elif now - mark.stat().st_mtime >= CONFIRMED_AFTER_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def move(path: Path, target: Path) -> None:
-    """Rename, but FileExistsError instead of replacing."""
-    try:
-        os.link(path, target, follow_symlinks=False)  # unlike a rename, a link refuses to replace
-    except (FileExistsError, FileNotFoundError):
-        raise
-    except OSError:  # a file system without hard links: take the name first, which fails if it is taken
-        target.touch(exist_ok=False)
-        try:
-            path.rename(target)
-        except OSError:
-            target.unlink()
-            raise
-        return
-    with suppress(FileNotFoundError):
-        path.unlink()
 
 
 def _entries(store: Path) -> list[Path]:

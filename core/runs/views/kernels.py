@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 
+from ...text import code
 from ..tables.kernels import KernelList, KernelRow, module_kind
 
 _SHAPE = re.compile(r"([a-z]\w* )?(\d+(?:x\d+)*)")
@@ -278,8 +279,7 @@ def _shown(pair: KernelPair) -> str:
 
 
 def _code(name: str) -> str:
-    """Between backticks, whatever it holds: a blank line would end the span as a backtick does."""
-    return f"`{' '.join(name.replace('`', chr(39)).split())}`"
+    return f"`{code(name)}`"
 
 
 def _few(names: Iterable[str]) -> str:

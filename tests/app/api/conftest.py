@@ -42,7 +42,7 @@ def _run_here(self: Jobs, number: int) -> None:
         else:
             run_id = ingest(self.store, paths, **asked, on_progress=lambda *rows: told.append(rows))
     except UlpscopeError as error:
-        self._end(number, 2, f"error: {error}")
+        self._end(number, 2, str(error))
     else:
         self._take(
             number, {"run_id": run_id, "stage": "done", "rows_done": told[-1][0], "rows_total": told[-1][1]}, 0.1

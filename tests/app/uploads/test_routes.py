@@ -19,10 +19,11 @@ from starlette.testclient import TestClient
 from app.hosting.identity import Identity
 from app.uploads import tus
 from app.uploads.partial_file import Upload, Writing
-from app.uploads.spool import FOLDER, Spool, safe_name
+from app.uploads.spool import FOLDER, Spool
 from core.errors import LimitError
 from core.runs.store.quotas import check_space
 from core.runs.store.store import Store
+from core.text import file_name
 from tests.app.uploads.serving import OFFSET, TUS, about, announce, offset, send
 
 ADA, BOB, EVE = (
@@ -195,7 +196,7 @@ def test_a_senders_file_name_reaches_no_other_place(client, store, name):
     assert not path.name.startswith(".")
     assert len(path.name.encode()) <= 200
     assert path.name.isprintable()
-    assert safe_name(path.name) == path.name
+    assert file_name(path.name, 200) == path.name
     assert client.delete(address, headers=TUS).status_code == 204
 
 

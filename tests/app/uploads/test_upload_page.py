@@ -85,6 +85,7 @@ def test_a_dump_is_understood_corrected_and_saved_by_a_job_that_every_viewer_see
     app.button(key=f"save_{upload.upload_id}").click().run()
     assert not app.exception
     app = saved(app)
+    assert "--known-dtype=bfloat16" in store_cache.jobs().ingests()[0].arguments  # so that nothing is read for it again
     (path,) = runs(store)
     with RunReader(path) as run:
         assert run.header.name == "Six calls"
@@ -196,7 +197,7 @@ def test_a_save_that_fails_leaves_the_upload_to_be_saved_again(monkeypatch, stor
 
 def test_an_upload_is_saved_once_at_a_time_and_not_removed_meanwhile(store):
     upload = put(store, DUMPS / "six_calls.npz")
-    with held(upload):
+    with held(upload.directory):
         with pytest.raises(UploadError, match="try again"):
             save(store_cache.jobs(), Spool(store), [upload], title="x", options={}, who="local")
         with pytest.raises(UploadError, match="being saved"):

@@ -72,14 +72,6 @@ def test_what_is_left_is_told_by_the_pace_of_this_count_and_not_of_the_one_befor
     assert told.line() == "a: 50 of 100 positions, 2 min, about 5 s left"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (99.4, "99 s"), (99.6, "2 min"), (5900, "98 min"), (5990, "1 h 40 min"), (12_000, "3 h 20 min")],
-)
-def test_times_are_told_as_people_tell_them(seconds, text):
-    assert console.spell(seconds) == text
-
-
 def test_work_that_says_nothing_for_long_still_has_a_line_every_ten_seconds(lines):
     """One call into C may take minutes: lines come from a thread, and end with the work."""
     with console.steps() as say:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from core.errors import DumpError, StoreError, UsageError
-from core.judging.inspect import kind_of, understood
+from core.judging.inspect import headers_of, understood
 from tests.core.runs.damaging import damaged
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,22 +24,22 @@ def test_a_file_is_what_it_holds_whatever_it_is_called(tmp_path):
     np.savez(tmp_path / "one.npz", only=logits, token_ids=np.arange(2))
     np.savez(tmp_path / "two.npz", a=logits, b=logits)
     kinds = {"one.npy": "array", "one.npz": "array", "two.npz": "dump"}
-    assert {name: kind_of(tmp_path / name) for name in kinds} == kinds
-    assert kind_of(shutil.copy(RUN, tmp_path / "run.npz")) == "run"
-    assert kind_of(shutil.copy(tmp_path / "two.npz", tmp_path / "two.duckdb")) == "dump"
+    assert {name: headers_of(tmp_path / name).kind for name in kinds} == kinds
+    assert headers_of(shutil.copy(RUN, tmp_path / "run.npz")).kind == "run"
+    assert headers_of(shutil.copy(tmp_path / "two.npz", tmp_path / "two.duckdb")).kind == "dump"
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"no dump at all, whatever it says", b"\x80\x04pickled"])
 def test_what_is_none_of_them_is_a_sentence(tmp_path, content):
     (tmp_path / "odd.npz").write_bytes(content)
     with pytest.raises(DumpError, match=r"odd\.npz"):
-        kind_of(tmp_path / "odd.npz")
+        headers_of(tmp_path / "odd.npz")
 
 
 def test_reserved_keys_alone_are_no_logits(tmp_path):
     np.savez(tmp_path / "d.npz", token_ids=np.arange(3))
     with pytest.raises(DumpError, match="no logits"):
-        kind_of(tmp_path / "d.npz")
+        headers_of(tmp_path / "d.npz")
 
 
 def test_a_dump_says_its_sides_shape_dtype_and_tokens():
@@ -66,7 +66,7 @@ def test_a_run_file_says_the_same_of_itself():
 
 def test_a_damaged_run_file_is_refused(tmp_path):
     (tmp_path / "cut.duckdb").write_bytes(RUN.read_bytes()[:5000])
-    assert kind_of(tmp_path / "cut.duckdb") == "run"
+    assert headers_of(tmp_path / "cut.duckdb").kind == "run"
     with pytest.raises(StoreError):
         understood([tmp_path / "cut.duckdb"])
 
@@ -97,7 +97,7 @@ def test_a_run_file_that_ends_or_holds_up_its_reader_is_a_sentence(tmp_path, mon
     reader = tmp_path / "python"
     reader.write_text(f"#!/bin/sh\n{does}\n")
     reader.chmod(0o755)
-    monkeypatch.setattr("core.judging.inspect.sys.executable", str(reader))
+    monkeypatch.setattr("core.subprocess_json.sys.executable", str(reader))
     monkeypatch.setattr("core.judging.inspect._SLOWEST_SECONDS", 0.5)
     with pytest.raises(StoreError, match=words):
         understood([RUN])

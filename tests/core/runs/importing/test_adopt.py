@@ -429,7 +429,7 @@ def test_a_file_that_ends_its_reader_is_one_sentence_and_leaves_nothing(
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\nkill -{signal.removeprefix('SIG')} $$\n")
     script.chmod(0o755)
-    monkeypatch.setattr("core.runs.importing.adopt.sys.executable", str(script))
+    monkeypatch.setattr("core.subprocess_json.sys.executable", str(script))
     with pytest.raises(StoreError, match=words):
         adopt(store, foreign_file)
 

@@ -197,19 +197,6 @@ def test_a_file_is_written_whole_over_an_older_one_and_through_a_link(tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.xml", "real.xml"]
 
 
-def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    (tmp_path / "bounds.json").write_text("old")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreError, match="No space left on device"):
-        write_whole(tmp_path / "bounds.json", "new")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("bounds.json", "old")]
-
-
 def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")

@@ -75,42 +75,6 @@ def test_a_reader_reads_on_while_its_run_is_discarded_and_restored(store: Store)
         assert run.read_rows(1, 0, run.header.rows).tobytes() == before
 
 
-@pytest.mark.parametrize("links", [True, False], ids=["with hard links", "without"])
-def test_a_run_is_never_restored_over_another(store: Store, links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = store.discard("mine")
-    other = store.directory / "mine.duckdb"
-    if not links:
-        monkeypatch.setattr(os, "link", _refusing)
-    other.write_text("another run")
-    with pytest.raises(StoreError, match="'mine' is there again; nothing was changed"):
-        store.restore(entry)
-    assert other.read_text() == "another run"
-    assert [run.entry for run in store.discarded()] == [entry]
-    other.unlink()  # and once the place is free it comes
-    assert store.restore(entry) == "mine"
-    with RunReader(other):
-        pass
-
-
-def _refusing(*_: object, **__: object) -> None:
-    raise OSError(errno.EPERM, "Operation not permitted")
-
-
-@pytest.mark.parametrize("links", [True, False], ids=["with hard links", "without"])
-def test_a_move_never_replaces_even_if_the_target_appears_in_between(tmp_path: Path, links: bool, monkeypatch) -> None:
-    source, target = tmp_path / "a", tmp_path / "b"
-    source.write_text("source")
-    target.write_text("target")
-    if not links:
-        monkeypatch.setattr(os, "link", _refusing)
-    with pytest.raises(FileExistsError):
-        trash.move(source, target)
-    assert (source.read_text(), target.read_text()) == ("source", "target")
-    target.unlink()
-    trash.move(source, target)
-    assert (source.exists(), target.read_text()) == (False, "source")
-
-
 def test_labels_that_are_there_meanwhile_stay(store: Store) -> None:
     entry = store.discard("mine")
     labels.write(store.directory, "mine", Labels(("newer",)))

@@ -1,0 +1,113 @@
+"""Files that several processes use at once: locked, written whole or not at all, and never put over another's."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+WRITING = ".writing-"  # what a file's name begins with until it is whole; a killed writer leaves it
+
+
+def lock(path: Path, *, wait: bool = True, mode: int = 0o600) -> int:
+    """The descriptor that holds the lock of a file, which is made where there is none, or of a directory, until it is
+    closed.
+
+    The lock is flock's: it acts between processes and within one, and the system drops it with its process.
+    BlockingIOError where another holds it and nobody waits.
+    """
+    flags = os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+    while True:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        try:
+            if stat.S_IFMT(os.fstat(descriptor).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+                raise OSError(0, "not a regular file")
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            with suppress(FileNotFoundError):
+                if path.lstat().st_ino == os.fstat(descriptor).st_ino:
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # removed or renamed between opening and locking
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One at a time, of all that ask for the lock of a file or directory."""
+    descriptor = lock(path)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The first `most` bytes of a file that may be anybody's; OSError for a link, and for a pipe instead of waiting."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(0, "not a regular file")
+        return os.read(descriptor, most)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def writing(path: Path, *, is_new: bool = False, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A file that gets its name once it is whole and on the disk, and leaves nothing behind where it is not.
+
+    is_new: FileExistsError instead of replacing another.
+    """
+    beside = path.with_name(f"{WRITING}{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        if is_new:
+            place_new(beside, path)
+        else:
+            beside.replace(path)
+    finally:
+        with suppress(OSError):  # renamed, or never there
+            beside.unlink()
+
+
+def write_atomic(path: Path, body: bytes, *, is_new: bool = False, mode: int = 0o666) -> None:
+    """Write a file as `writing` does."""
+    with writing(path, is_new=is_new, mode=mode) as file:
+        file.write(body)
+
+
+def place_new(path: Path, target: Path) -> None:
+    """Rename, but FileExistsError instead of replacing."""
+    try:
+        os.link(path, target, follow_symlinks=False)  # unlike a rename, a link refuses to replace
+    except (FileExistsError, FileNotFoundError):
+        raise
+    except OSError:  # a file system without hard links: take the name first, which fails if it is taken
+        target.touch(exist_ok=False)
+        try:
+            path.rename(target)
+        except OSError:
+            target.unlink()
+            raise
+        return
+    with suppress(FileNotFoundError):
+        path.unlink()
+
+
+def to_disk(path: Path) -> None:
+    """fsync of a file or a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,98 @@
+"""Text for people: what others wrote made harmless, and counts, sizes and durations in words.
+
+What would mean something to one format only (HTML, XML, rich) is escaped beside what writes that format; backticks
+mark names in sentences everywhere.
+"""
+
+from __future__ import annotations
+
+_VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
+
+
+def shown(text: object, longest: int = 80) -> str:
+    """Untrusted text, fit for a message: one line; control and bidirectional characters as escapes; cut."""
+    return clipped("".join(c if c.isprintable() else _escape(c) for c in str(text)[: longest + 1]), longest)
+
+
+def printable(text: str, instead: str = " ", besides: str = "") -> str:
+    """Text with every character that cannot be seen, but those of `besides`, replaced by `instead`."""
+    return "".join(c if c.isprintable() or c in besides else instead for c in text)
+
+
+def visible(text: str) -> str:
+    """A token's text with its whitespace and control characters shown."""
+    return "".join(_VISIBLE.get(c) or (c if c.isprintable() else f"\\x{ord(c):02x}") for c in text)
+
+
+def clipped(text: str, longest: int) -> str:
+    """The beginning of a text, with an ellipsis where it goes on."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def code(text: str) -> str:
+    """Text for between backticks, where a line end would end the span as a backtick does."""
+    return " ".join(filter(None, text.replace("`", "'").splitlines()))
+
+
+def file_name(name: str, longest: int = 120) -> str:
+    """The last part of a sender's name for a file, without anything that means something to a file system; '' where
+    nothing is left.
+
+    longest: in bytes; the ending stays.
+    """
+    last = name.replace("\\", "/").rsplit("/", 1)[-1]
+    safe = "".join(c if c.isalnum() or c in "._- +" else "_" for c in last).strip(" .")
+    stem, dot, ending = safe.rpartition(".")
+    if not stem or len(ending) > 20:
+        stem, dot, ending = safe, "", ""
+    room = longest - len(f"{dot}{ending}".encode())
+    return f"{stem.encode()[:room].decode(errors='ignore').rstrip(' .')}{dot}{ending}"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """`1 flip`, `2,000 flips`; `many` where it is not `one` with an s."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
+def percent(share: float) -> str:
+    """`74.9%`; what is not nothing never reads as 0.0%, and what is not all never as 100.0%."""
+    if 0 < share < 0.0005:
+        return "<0.1%"
+    return ">99.9%" if 0.9995 <= share < 1 else f"{share:.1%}"
+
+
+def out_of(count: int, total: int) -> str:
+    """`36,819 of 49,152 (74.9%)`."""
+    return f"{count:,} of {total:,} ({percent(count / total)})"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Whole numbers whole, others in their significant digits; `undefined` for null and NaN."""
+    if value is None or value != value:
+        return "undefined"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}g}"
+
+
+def exact(value: float | None) -> str:
+    """A logit with the digits that identify it; NaN and infinities by name."""
+    return "" if value is None else f"{value:.9g}"
+
+
+def size(count: float) -> str:
+    """Bytes in the largest decimal unit that keeps the number above one: `512 B`, `47.5 KB`, `16.1 GB`."""
+    for unit, worth in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= worth:
+            return f"{count / worth:,.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """`35 s`, `12 min`, `3 h 20 min`."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,88 @@
+"""Files that several processes use at once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from core import disk
+
+
+@pytest.mark.parametrize("kind", ["a file", "a directory"])
+def test_a_lock_holds_against_others_until_it_is_let_go_of(tmp_path: Path, kind: str) -> None:
+    path = tmp_path if kind == "a directory" else tmp_path / "lock"
+    with disk.locked(path), pytest.raises(BlockingIOError):
+        disk.lock(path, wait=False)
+    os.close(disk.lock(path, wait=False))  # the twin: nobody has it
+
+
+def test_a_lock_is_of_the_file_that_has_the_name_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who renames a file under its lock puts it aside: who waited for it gets the next."""
+    path, flock = tmp_path / "log", disk.fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        if not (tmp_path / "aside").exists():
+            path.rename(tmp_path / "aside")
+        flock(descriptor, how)
+
+    monkeypatch.setattr(disk.fcntl, "flock", late)
+    descriptor = disk.lock(path)
+    assert os.fstat(descriptor).st_ino == path.stat().st_ino
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("place", ["a link", "a pipe"])
+def test_what_is_no_file_is_neither_locked_nor_read_nor_waited_for(tmp_path: Path, place: str) -> None:
+    path = tmp_path / "x"
+    path.symlink_to(tmp_path / "elsewhere") if place == "a link" else os.mkfifo(path)
+    for use in (lambda: disk.lock(path), lambda: disk.read_regular(path, 1)):
+        with pytest.raises(OSError, match=r"symbolic links|not a regular file"):
+            use()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_file_is_replaced_whole_and_has_its_mode_from_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    for body in (b"old", b"new"):
+        disk.write_atomic(path, body, mode=0o600)
+        assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (body, 0o600)
+    with pytest.raises(FileExistsError):
+        disk.write_atomic(path, b"mine", is_new=True)
+    assert disk.read_regular(path, 2) == b"ne"
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("x", b"new")]
+
+
+def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "x").write_text("old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        disk.write_atomic(tmp_path / "x", b"new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "old")]
+
+
+def _refusing(*_: object, **__: object) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["with hard links", "without"])
+def test_a_move_never_replaces_even_if_the_target_appears_in_between(tmp_path: Path, links: bool, monkeypatch) -> None:
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.write_text("source")
+    target.write_text("target")
+    if not links:
+        monkeypatch.setattr(os, "link", _refusing)
+    with pytest.raises(FileExistsError):
+        disk.place_new(source, target)
+    assert (source.read_text(), target.read_text()) == ("source", "target")
+    target.unlink()
+    disk.place_new(source, target)
+    assert (source.exists(), target.read_text()) == (False, "source")

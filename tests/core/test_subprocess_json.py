@@ -1,0 +1,92 @@
+"""A process that says JSON: what it says, how it ends, and that it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from core import subprocess_json
+from core.subprocess_json import Child, object_of
+
+STAYS = 'import signal; print(\'{"stage": "begun"}\', flush=True); signal.pause()'
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {STAYS.removeprefix('import signal; ')}"
+
+
+def child(program: str, **bounds) -> Child:
+    return Child(["-c", program], **bounds)
+
+
+@pytest.mark.parametrize("text", ["5", "null", "[1]", "plain words", "", "[" * 100_000])
+def test_what_is_no_object_of_json_means_nothing(text: str) -> None:
+    assert object_of(text) == {}
+    assert object_of('{"stage": "x"}') == {"stage": "x"}
+
+
+def test_its_objects_are_heard_line_by_line_and_all_else_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess_json, "_LONGEST", 1000)
+    lines = ['{"a": 1}', "words", "[2]", '{"long": "' + "x" * 5000 + '"}', '{"b": 3}']
+    with child(f"print(*{lines!r}, sep='\\n')") as process:
+        assert list(process.said()) == [{"a": 1}, {"b": 3}]
+    assert process.code == 0
+
+
+def test_one_answer_may_take_several_lines_and_is_none_where_it_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    with child("print('{\"a\":\\n1}')") as process:
+        assert process.answer() == {"a": 1}
+    monkeypatch.setattr(subprocess_json, "_LONGEST", 1000)
+    with child("while True: print('{\"a\":\\n1}')") as process:
+        assert process.answer() == {}
+    assert process.code == -9
+
+
+@pytest.mark.parametrize(
+    ("program", "sentence", "has_refused"),
+    [
+        ("sys.exit('noise\\nerror: no such model.\\nmore noise')", "no such model.", True),
+        ("sys.exit('Traceback\\nKeyError')", "KeyError", False),
+        ("sys.exit(3)", "it ended with exit code 3.", False),
+    ],
+)
+def test_what_was_wrong_is_one_sentence(program: str, sentence: str, has_refused: bool) -> None:
+    with child(f"import sys; {program}") as process:
+        assert list(process.said()) == []
+    assert (process.sentence, process.has_refused) == (sentence, has_refused)
+    assert process.code > 0
+
+
+def test_what_it_complains_of_without_end_neither_holds_it_up_nor_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess_json, "_MOST_ERRORS", 3)
+    with child("import sys\nfor i in range(20_000): print(i, file=sys.stderr)\nprint('{\"a\": 1}')") as process:
+        assert list(process.said()) == [{"a": 1}]
+    assert list(process._errors) == ["19997\n", "19998\n", "19999\n"]
+
+
+@pytest.mark.parametrize("is_patient", [False, True])
+def test_one_that_takes_too_long_is_killed(is_patient: bool) -> None:
+    with child(STAYS, seconds=0.2, is_patient=is_patient) as process:
+        list(process.said())
+    assert (process.is_late, process.code) == (True, -9)
+
+
+def test_one_that_is_in_time_is_not() -> None:
+    """The twin."""
+    with child("print('{}')", seconds=600) as process:
+        list(process.said())
+    assert (process.is_late, process.code) == (False, 0)
+    assert not process._watch.is_alive() or process._watch.finished.is_set()
+
+
+@pytest.mark.parametrize(("program", "patience", "code"), [(STAYS, 600, -15), (STUBBORN, 0.1, -9), (STAYS, 0, -9)])
+def test_one_that_is_to_end_ends_by_itself_or_is_killed(program: str, patience: float, code: int) -> None:
+    with child(program) as process:
+        said = process.said()
+        assert next(said) == {"stage": "begun"}
+        process.end(patience)
+        assert list(said) == []
+    assert process.code == code
+
+
+def test_none_outlives_what_it_was_started_for() -> None:
+    process = child(STAYS)
+    with process:
+        assert next(process.said()) == {"stage": "begun"}
+    assert process.code == -9
