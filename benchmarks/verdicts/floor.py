@@ -18,7 +18,8 @@ from core.inference.controls.reordering import reordered
 from core.inference.controls.rounding_floor import pair_divergence, pooled_rms, rounding_floor
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
-from core.inference.paths.paths import parse_path, run_path
+from core.inference.paths.batch import ignore
+from core.inference.paths.engines import side_of
 
 SAMPLES = FilePath(__file__).parents[2] / "sample_runs"
 PAIR = ("decode", "prefill+attn:eager")
@@ -87,8 +88,7 @@ def run(tokens: int = 48) -> list[Line]:
 def _walk(loaded: LoadedModel, path: str, ids: list[int]) -> Callable[[], None]:
     def walk() -> None:
         with torch.inference_mode():
-            for _ in run_path(parse_path(path), loaded, ids):
-                pass
+            side_of(path).run_on(loaded)(ids, ignore)
 
     walk()
     return walk

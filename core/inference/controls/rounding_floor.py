@@ -39,7 +39,7 @@ from ..models.dtype_conversion import converted, converted_bytes
 from ..models.model import LoadedModel
 from ..models.token_text import token_texts
 from ..models.torch_errors import foreign_errors_stop, quiet
-from ..paths.grammar import Pieces
+from ..paths.batch import Run
 from ..paths.paths import open_path, parse_path
 from .reordering import reordered
 
@@ -52,6 +52,7 @@ __all__ = [
     "divergence",
     "groups_of",
     "in_float32",
+    "known",
     "mean_squares",
     "not_finite_of",
     "own_rounding_of",
@@ -147,15 +148,15 @@ def rounding_floor(
     found: list[list[Divergence]] = [[] for _ in seeds]
     maps = 0
     tick = _ticker(on_progress, sum(map(len, prompts)) * (len(seeds) + 1))
-    with _computing(loaded, dtype, f"rounding floor of '{steps}'") as model, open_path(steps, model) as pieces_of:
+    with _computing(loaded, dtype, f"rounding floor of '{steps}'") as model, open_path(steps, model) as run:
         for group in groups_of(model, prompts):
-            plain = [whole_side(pieces_of(prompt), tick) for prompt in group]
+            plain = [whole_side(run, prompt, tick) for prompt in group]
             forwards = sum(steps.forwards(len(prompt)) for prompt in group)
             for number, seed in enumerate(seeds):
                 keep = _spare_bytes(model) if forwards > 1 else 0
                 with reordered(model.model, seed, keep_bytes=keep) as reordering:
                     pairs = zip(plain, group, strict=True)
-                    found[number] += [divergence(side, pieces_of(prompt), tick) for side, prompt in pairs]
+                    found[number] += [divergence(side, run, prompt, tick) for side, prompt in pairs]
                 maps = max(maps, len(reordering))
         if not maps:
             raise CaptureError(
@@ -181,10 +182,10 @@ def pair_divergence(
     found = []
     with _computing(loaded, dtype, f"'{paths[0]}' against '{paths[1]}'") as model:
         for prompt in prompts:
-            with open_path(paths[0], model) as pieces_of:
-                plain = whole_side(pieces_of(prompt), tick)
-            with open_path(paths[1], model) as pieces_of:
-                found.append(divergence(plain, pieces_of(prompt), tick))
+            with open_path(paths[0], model) as run:
+                plain = whole_side(run, prompt, tick)
+            with open_path(paths[1], model) as run:
+                found.append(divergence(plain, run, prompt, tick))
     return tuple(found)
 
 
@@ -254,20 +255,29 @@ def _spare_bytes(loaded: LoadedModel) -> int:
     return (memory.free_bytes(torch.device(loaded.device)) or 0) // 2
 
 
-def whole_side(pieces: Pieces, tick: Callable[[int], None] = lambda _: None) -> torch.Tensor:
+def whole_side(run: Run, ids: Sequence[int], tick: Callable[[int], None] = lambda _: None) -> torch.Tensor:
     """All logits of a prompt, as they came. -> [positions, vocab]"""
-    kept = []
-    for _, logits in pieces:
+    kept: list[torch.Tensor] = []
+
+    def keep(_: int, logits: torch.Tensor) -> None:
         kept.append(logits.clone())  # a view would keep alive what it is a view of, for every piece
         tick(len(logits))
+
+    run(ids, keep)
     return torch.cat(kept)
 
 
-def divergence(plain: torch.Tensor, pieces: Pieces, tick: Callable[[int], None] = lambda _: None) -> Divergence:
-    """Piece by piece; differences in float64, which holds those of float32 values to 2^-53."""
+def divergence(
+    plain: torch.Tensor, run: Run, ids: Sequence[int], tick: Callable[[int], None] = lambda _: None
+) -> Divergence:
+    """Of a prompt's logits from `plain`, piece by piece; differences in float64, which holds those of float32 values to
+    2^-53.
+    """
     squares, elements, mismatches = [], [], []
     first: tuple[int, float, float] | None = None
-    for position, logits in pieces:
+
+    def add(position: int, logits: torch.Tensor) -> None:
+        nonlocal first
         reference, variant = plain[position : position + len(logits)].double(), logits.double()
         is_finite = reference.isfinite() & variant.isfinite()
         is_same = (reference == variant) | (reference.isnan() & variant.isnan())
@@ -279,7 +289,14 @@ def divergence(plain: torch.Tensor, pieces: Pieces, tick: Callable[[int], None] 
             row, token = is_mismatch.nonzero()[0].tolist()
             first = token, float(reference[row, token]), float(variant[row, token])
         tick(len(logits))
+
+    run(ids, add)
     return Divergence(np.concatenate(squares), torch.cat(elements).numpy(), torch.cat(mismatches).numpy(), first)
+
+
+def known(logits: torch.Tensor) -> Run:
+    """Gives logits that were computed elsewhere."""
+    return lambda _, emit: emit(0, logits)
 
 
 def mean_squares(found: Sequence[Divergence]) -> NDArray[np.float64]:
@@ -305,11 +322,11 @@ def own_rounding_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> ND
     """
     chosen = as_many_as(prompts, EXACT_BYTES // (loaded.torch_dtype.itemsize * loaded.vocab_size))
     plain = parse_path("prefill")
-    with open_path(plain, loaded) as pieces_of:
-        narrow = [whole_side(pieces_of(ids)) for ids in chosen]
+    with open_path(plain, loaded) as run:
+        narrow = [whole_side(run, ids) for ids in chosen]
     try:
-        with in_float32(loaded) as widened, open_path(plain, widened) as pieces_of:
-            found = [divergence(side, pieces_of(ids)) for side, ids in zip(narrow, chosen, strict=True)]
+        with in_float32(loaded) as widened, open_path(plain, widened) as run:
+            found = [divergence(side, run, ids) for side, ids in zip(narrow, chosen, strict=True)]
     except CaptureError:
         return None
     known = {id(ids): mean_squares([one]) for ids, one in zip(chosen, found, strict=True)}

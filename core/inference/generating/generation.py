@@ -20,6 +20,7 @@ from ...runs.file.records import Generation
 from ..capture.capture import CapturePlan, check_paths, plan_capture, tokens_of, torch_errors_stop
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
+from ..paths.batch import ignore
 from ..paths.paths import OpenPath, Path, open_path
 from ..paths.sides import sides_of
 
@@ -157,8 +158,7 @@ def _continuation(
         margins.append(margin)  # stays on the device: only the token has to be waited for
         return own[-1]
 
-    for _ in opened.continued(ids, tokens, choose):
-        pass
+    opened.continued(ids, tokens, choose, ignore)
     return tuple(own), tuple(torch.cat(margins).tolist())
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path as FilePath
 
@@ -23,8 +23,8 @@ from core.inference.controls.rounding_floor import Divergence, in_float32, pair_
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES
-from core.inference.paths.batch import Setting
-from core.inference.paths.grammar import Base, Pieces
+from core.inference.paths.batch import Emit, PromptBatch
+from core.inference.paths.grammar import Base
 from core.judging.ladder import LARGEST_RATIO_16_BITS
 from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import logits_of, tokens
@@ -121,7 +121,7 @@ def test_only_elements_finite_on_both_sides_count() -> None:
     inf, nan = float("inf"), float("nan")
     plain = torch.tensor([[1.0, 2.0, -inf, nan], [0.0, nan, inf, 5.0], [inf, nan, -inf, inf]])
     other = torch.tensor([[4.0, 2.0, -inf, nan], [4.0, 1.0, -inf, nan], [inf, nan, -inf, inf]])
-    found = floor.divergence(plain, iter([(0, other[:2]), (2, other[2:])]), lambda rows: None)
+    found = floor.divergence(plain, lambda _, emit: (emit(0, other[:2]), emit(2, other[2:])), ())
     assert found.squares.tolist() == [9.0, 16.0, 0.0]
     assert found.elements.tolist() == [2, 1, 0]
     assert found.nonfinite_mismatch == 3  # NaN against 1, inf against -inf, 5 against NaN
@@ -133,7 +133,7 @@ def test_only_elements_finite_on_both_sides_count() -> None:
 
 def test_a_difference_too_small_for_float32_is_kept() -> None:
     plain, other = torch.full((1, 2), 1.0), torch.tensor([[1.0 + 2.0**-23, 1.0]])
-    found = floor.divergence(plain, iter([(0, other)]), lambda rows: None)
+    found = floor.divergence(plain, floor.known(other), ())
     assert found.squares.tolist() == [2.0**-46]
 
 
@@ -211,11 +211,11 @@ def test_decode_stands_at_the_floor(dtype: str, shipped: LoadedModel, shipped_pr
     assert max(noise.rms_by_seed) < (1.5 if dtype == "float32" else 10) * min(noise.rms_by_seed)
 
 
-def _one_value_scaled(setting: Setting) -> Pieces:
+def _one_value_scaled(batch: PromptBatch, emit: Emit) -> None:
     """decode, but one cached value of one head is 1 % too large."""
-    cache_ = DynamicCache(config=setting.loaded.model.config)
-    for position in range(setting.positions):
-        yield position, setting.forward(position, position + 1, cache_)
+    cache_ = DynamicCache(config=batch.loaded.model.config)
+    for position in range(batch.positions):
+        batch.forward(position, position + 1, emit, cache_)
         if position == 3:
             cache_.layers[0].values[:, 0, 3].mul_(1.01)
 
@@ -269,8 +269,8 @@ def test_too_little_memory_for_float32_is_said_beforehand(llama_bfloat16, monkey
 
 
 def test_a_floor_over_nothing_is_refused(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_model(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
-        yield 0, torch.zeros(setting.positions, setting.loaded.vocab_size)
+    def without_model(batch: PromptBatch, emit: Emit) -> None:
+        emit(0, torch.zeros(batch.positions, batch.loaded.vocab_size))
 
     monkeypatch.setitem(BASES, "nothing", Base(without_model))
     with pytest.raises(CaptureError, match=r"^rounding floor of 'nothing': no linear map ran that could be reordered"):
