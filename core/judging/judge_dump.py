@@ -32,6 +32,7 @@ from ..runs.file.records import (
     RunHeader,
 )
 from ..runs.revision import PairVerdict
+from .divergence import Divergence
 from .ladder import (
     BLOCKS,
     BUG_SUSPECTED,
@@ -52,7 +53,7 @@ from .ladder import (
     symmetry_evidence,
     three_digits,
 )
-from .uploaded_controls import FOREIGN, NO_CONTROLS, Apart, Controls, Ways, neighbour_evidence, rerun_evidence
+from .uploaded_controls import FOREIGN, NO_CONTROLS, Controls, Ways, neighbour_evidence, rerun_evidence
 from .validity import not_finite, not_finite_of, sampling, structure
 
 FLOOR_START = 10.0  # the floor's first side may be so many floors away from the pair's reference in float32
@@ -173,13 +174,14 @@ def _carried_over(
     return ratio, first
 
 
-def _only_in_float32(header: RunHeader, given: Apart) -> Evidence:
+def _only_in_float32(header: RunHeader, given: Divergence) -> Evidence:
     """Sides that are equal in the run's dtype, beside the same in float32, without a floor."""
     control = f"the same pair in float32; in {header.compute_dtype} it is equal bit for bit"
-    figures = {"neq": given.neq, "pair_rms_logits": given.rms}
+    figures = {"neq": given.neq, "pair_rms_logits": given.rms_of_positions}
     if not given.neq:
         return Evidence(FLOAT32, control, figures, PASSED, "The two sides are equal in float32 too.")
-    says = f"In float32 the two sides are {given.rms:.3g} logits (rms) apart; whether that is rounding takes a floor."
+    far = f"{given.rms_of_positions:.3g} logits (rms) apart"
+    says = f"In float32 the two sides are {far}; whether that is rounding takes a floor."
     return Evidence(FLOAT32, control, figures, NOTED, says)
 
 
@@ -236,7 +238,7 @@ def _float32(
     if not is_wide and given is not None:
         first = given.first_mismatch
         pair_squares, nonfinite = (
-            given.squares,
+            given.mean_squares,
             None if first is None else not_finite(header, pair, given.mismatches, first),
         )
     control = f"'{name}' against '{header.sides[0].name}' in float32"

@@ -32,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError
+from ...judging.divergence import Divergence, mean_squares, pooled_rms
 from ...judging.ladder import NotFinite
 from ..models import memory
 from ..models.bits import row_sums
@@ -70,37 +71,6 @@ _REMEDY = "shorten the prompts, choose a smaller model or another device"
 
 
 @dataclass(frozen=True)
-class Divergence:
-    """How far one prompt's logits lie from the reference's, over the elements finite on both sides.
-
-    squares: sum of squared differences, float64 [positions]; elements: how many, int64 [positions]; mismatches:
-    elements where one side is NaN and the other not, or one or both are infinite and they differ, int64 [positions];
-    first_mismatch: token of the first of them and its value on both sides, None where there is none.
-    """
-
-    squares: NDArray[np.float64]
-    elements: NDArray[np.int64]
-    mismatches: NDArray[np.int64]
-    first_mismatch: tuple[int, float, float] | None = None
-
-    @property
-    def nonfinite_mismatch(self) -> int:
-        """At all positions."""
-        return int(self.mismatches.sum())
-
-    @property
-    def rms_by_position(self) -> NDArray[np.float64]:
-        """In logits; NaN where no element is finite on both sides. [positions]"""
-        with np.errstate(invalid="ignore"):
-            return np.sqrt(self.squares / self.elements)
-
-    @property
-    def rms(self) -> float:
-        """Over all positions, in logits."""
-        return pooled_rms([self])
-
-
-@dataclass(frozen=True)
 class Floor:
     """Reorderings of one path against the path itself. maps: linear maps reordered; divergences: [seeds][prompts]."""
 
@@ -119,12 +89,6 @@ class Floor:
     def rms_by_seed(self) -> tuple[float, ...]:
         """Over all prompts and positions: how much the floor itself varies."""
         return tuple(map(pooled_rms, self.divergences))
-
-
-def pooled_rms(divergences: Sequence[Divergence]) -> float:
-    """Root of the mean square over all elements of all of them, in logits; NaN if there is none."""
-    elements = sum(int(one.elements.sum()) for one in divergences)
-    return float(np.sqrt(sum(float(one.squares.sum()) for one in divergences) / elements)) if elements else float("nan")
 
 
 def rounding_floor(
@@ -297,11 +261,6 @@ def divergence(
 def known(logits: torch.Tensor) -> Run:
     """Gives logits that were computed elsewhere."""
     return lambda _, emit: emit(0, logits)
-
-
-def mean_squares(found: Sequence[Divergence]) -> NDArray[np.float64]:
-    """Mean square of each position of all prompts, 0 where nothing is finite on both sides. [positions]"""
-    return np.concatenate([one.squares / np.maximum(one.elements, 1) for one in found])
 
 
 def not_finite_of(loaded: LoadedModel, found: Sequence[Divergence], sides: tuple[str, str]) -> NotFinite | None:
