@@ -7,7 +7,7 @@ Only figures of them are kept, with the run whose verdict they decide; what is t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, values_of
 from ..runs.dumps.dump import LOGITS, Dump, open_dump
 from ..runs.figures import Figures
-from ..runs.file.records import FAILED, NEIGHBOURS, NOTED, PASSED, RERUN, Evidence, RunHeader
+from ..runs.file.records import Evidence, RunHeader
 from .divergence import Divergence, joined, means
 from .validity import first_mismatch
 
@@ -407,67 +407,3 @@ def _divergence(
         first = first_mismatch(values_of(reference[broken[0]], fmt), values_of(variant[broken[0]], fmt))
     mismatches, is_same = np.asarray(rows.nonfinite_mismatch), bool(np.all(rows.bit_identical))
     return Divergence(rows.sum_squares, rows.finite, mismatches, first, int(rows.neq.sum()), is_same)
-
-
-def rerun_evidence(header: RunHeader, pair: int, controls: Controls, pair_rms: float) -> Iterator[Evidence]:
-    """Does each side that was called again give the same bits? `pair_rms`: of the pair, in logits."""
-    names = (header.sides[0].name, header.sides[pair + 1].name)
-    called = [name for name in names if name in controls.rerun]
-    if not called:
-        return
-    moved = [name for name in called if not controls.rerun[name].is_bit_identical]
-    control = " and ".join(f"'{name}'" for name in called) + ", uploaded again from another call"
-    figures = {
-        "not_repeatable": moved,
-        "called_again": called,
-        "pair_rms_logits": pair_rms,
-        "rerun_rms_logits": max((controls.rerun[name].rms_of_positions for name in moved), default=0.0),
-        "rerun_neq": {name: controls.rerun[name].neq for name in called},
-    }
-    if moved:
-        most = max(controls.rerun[name].rms_of_positions for name in moved)
-        beside = f" The pair is {pair_rms / most:.2f} times as far apart as a side from itself." if most > 0 else ""
-        who = " and ".join(f"'{name}'" for name in moved)
-        says = (
-            f"{who} {'does' if len(moved) == 1 else 'do'} not give the same bits twice: something in it is"
-            f" nondeterministic.{beside}"
-        )
-        yield Evidence(RERUN, control, figures, FAILED, says)
-        return
-    rest = [name for name in names if name not in called]
-    says = (
-        "Each side gives the same bits when it is called again."
-        if not rest
-        else f"'{called[0]}' gives the same bits when it is called again; '{rest[0]}' was not called again."
-    )
-    yield Evidence(RERUN, control, figures, PASSED, says)
-
-
-def neighbour_evidence(header: RunHeader, pair: int, controls: Controls) -> Iterator[Evidence]:
-    """Do other requests in the other rows leave a side's bits alone?"""
-    for name in (header.sides[0].name, header.sides[pair + 1].name):
-        found = controls.neighbours.get(name)
-        if found is None:
-            continue
-        control = f"'{name}' beside other requests, uploaded as a dump of its own"
-        figures = {"bit_identical": found.is_bit_identical, "neq": found.neq, "rms_logits": found.rms_of_positions}
-        if found.is_bit_identical:
-            yield Evidence(
-                NEIGHBOURS,
-                control,
-                figures,
-                PASSED,
-                f"The other requests that it was called beside do not change a bit of '{name}'.",
-            )
-        elif controls.has_experts:
-            says = (
-                f"What the other rows hold changes bits of '{name}'; in a mixture of experts the rows share the"
-                " experts' products, so that alone is no leak."
-            )
-            yield Evidence(NEIGHBOURS, control, figures, NOTED, says)
-        else:
-            says = (
-                f"What the other rows hold changes the logits of '{name}'; if their number and length were the same,"
-                " data leaks between rows. (A mixture of experts may do that; say so with --mixture-of-experts.)"
-            )
-            yield Evidence(NEIGHBOURS, control, figures, FAILED, says)
