@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...judging.divergence import mean_squares
 from ...runs.file.records import FLOAT32, MISSING, MODULES, ONE_ORDER, SYMMETRY, Evidence
 from ..models.model import LoadedModel
 from ..paths.engines import Side, side_of
-from .rounding_floor import divergence, in_float32, known, mean_squares, whole_side
+from .rounding_floor import divergence, in_float32, known, whole_side
 
 _ASKED = 128  # positions to ask for, and one prompt at least
 _PRACTICALLY_ALL = 0.98  # of logits on a 16-bit grid; of those computed in float32 1 in 65,000 is on that of bfloat16

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from ...errors import CaptureError
+from ...judging.divergence import Divergence, mean_squares
 from ...judging.ladder import (
     BLOCKS,
     LARGEST_RATIO_16_BITS,
@@ -59,7 +60,7 @@ from .judging_session import JudgingSession
 from .lower_precision import Lowered, checked_in_16_bits, lowered, lowered_in_16_bits
 from .module_growth import growth_over_modules
 from .precisions import Precision
-from .rounding_floor import Divergence, check_prompts, in_float32, mean_squares, not_finite_of
+from .rounding_floor import check_prompts, in_float32, not_finite_of
 
 SEEDS = 4
 FLOAT64 = "float64"

@@ -12,18 +12,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...judging.divergence import Divergence, mean_squares
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel
 from ..paths.engines import Side, digests_of
 from .answer_precision import Narrow, narrow_answers
 from .rounding_floor import (
     EXACT_BYTES,
-    Divergence,
     Floor,
     as_many_as,
     divergence,
     in_float32,
-    mean_squares,
     own_rounding_of,
     rounding_floor,
     whole_side,

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError
+from ...judging.divergence import Divergence, mean_squares
 from ...judging.ladder import FloorTest, floor_test, place_in_words, structure_of, three_digits
 from ...judging.sixteen_bits import SixteenTest
 from ...runs.file.records import FAILED, MISSING, NOTED, PASSED, PRECISION, Evidence
@@ -29,16 +30,7 @@ from .answer_precision import grid_of
 from .drawn_roundings import PREFILL, sixteen_rows
 from .precisions import CACHE, LAYERS, Precision, Stored, catalogue, ways_to_store
 from .reordering import reordered
-from .rounding_floor import (
-    EXACT_BYTES,
-    Divergence,
-    as_many_as,
-    divergence,
-    groups_of,
-    in_float32,
-    mean_squares,
-    whole_side,
-)
+from .rounding_floor import EXACT_BYTES, as_many_as, divergence, groups_of, in_float32, whole_side
 
 _SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
 _ALIKE = 10.0  # floors within which a side is at the model's own

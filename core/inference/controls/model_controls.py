@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError, UsageError
+from ...judging.divergence import Divergence, mean_squares
 from ...judging.ladder import BLOCKS
 from ...judging.uploaded_controls import FOREIGN, ModelControls
 from ...numerics.formats import values_of
@@ -26,12 +27,10 @@ from .drawn_roundings import PREFILL
 from .lower_precision import answering, lowered
 from .rounding_floor import (
     EXACT_BYTES,
-    Divergence,
     as_many_as,
     check_prompts,
     divergence,
     known,
-    mean_squares,
     own_rounding_of,
     rounding_floor,
     whole_side,

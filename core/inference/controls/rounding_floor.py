@@ -23,7 +23,7 @@ what is left is that every operation passes through Python, about 2 ms a token w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -43,25 +43,6 @@ from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import Run
 from ..paths.paths import open_path, parse_path
 from .reordering import reordered
-
-__all__ = [
-    "EXACT_BYTES",
-    "Divergence",
-    "Floor",
-    "as_many_as",
-    "check_prompts",
-    "divergence",
-    "groups_of",
-    "in_float32",
-    "known",
-    "mean_squares",
-    "not_finite_of",
-    "own_rounding_of",
-    "pair_divergence",
-    "pooled_rms",
-    "rounding_floor",
-    "whole_side",
-]
 
 _PLAIN_BYTES = (
     256 << 20
@@ -98,12 +79,11 @@ def rounding_floor(
     path: str = "prefill",
     *,
     dtype: str | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
 ) -> Floor:
     """The path with its linear maps reordered, one order a seed, against the path as it is; prompts are token ids.
 
-    dtype: 'float32' to widen the weights meanwhile, None for the model's own; on_progress: (positions done, of how
-    many). Of the logits, only the plain side is kept, and of many prompts only that of a few at a time.
+    dtype: 'float32' to widen the weights meanwhile, None for the model's own. Of the logits, only the plain side is
+    kept, and of many prompts only that of a few at a time.
     """
     steps = parse_path(path)
     check_prompts(loaded, prompts)
@@ -111,16 +91,15 @@ def rounding_floor(
         raise CaptureError(f"rounding floor: seeds are {list(seeds)}; expected at least one, and none twice.")
     found: list[list[Divergence]] = [[] for _ in seeds]
     maps = 0
-    tick = _ticker(on_progress, sum(map(len, prompts)) * (len(seeds) + 1))
     with _computing(loaded, dtype, f"rounding floor of '{steps}'") as model, open_path(steps, model) as run:
         for group in groups_of(model, prompts):
-            plain = [whole_side(run, prompt, tick) for prompt in group]
+            plain = [whole_side(run, prompt) for prompt in group]
             forwards = sum(steps.forwards(len(prompt)) for prompt in group)
             for number, seed in enumerate(seeds):
                 keep = _spare_bytes(model) if forwards > 1 else 0
                 with reordered(model.model, seed, keep_bytes=keep) as reordering:
                     pairs = zip(plain, group, strict=True)
-                    found[number] += [divergence(side, run, prompt, tick) for side, prompt in pairs]
+                    found[number] += [divergence(side, run, prompt) for side, prompt in pairs]
                 maps = max(maps, len(reordering))
         if not maps:
             raise CaptureError(
@@ -128,29 +107,6 @@ def rounding_floor(
             )
         compute_dtype = steps.compute_dtype(model)
     return Floor(str(steps), compute_dtype, maps, tuple(seeds), tuple(map(tuple, found)))
-
-
-def pair_divergence(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    reference: str,
-    variant: str,
-    *,
-    dtype: str | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> tuple[Divergence, ...]:
-    """Two paths against each other, a prompt at a time, with the floor's rule. -> one a prompt"""
-    paths = (parse_path(reference), parse_path(variant))
-    check_prompts(loaded, prompts)
-    tick = _ticker(on_progress, sum(map(len, prompts)) * 2)
-    found = []
-    with _computing(loaded, dtype, f"'{paths[0]}' against '{paths[1]}'") as model:
-        for prompt in prompts:
-            with open_path(paths[0], model) as run:
-                plain = whole_side(run, prompt, tick)
-            with open_path(paths[1], model) as run:
-                found.append(divergence(plain, run, prompt, tick))
-    return tuple(found)
 
 
 @contextmanager
@@ -219,21 +175,16 @@ def _spare_bytes(loaded: LoadedModel) -> int:
     return (memory.free_bytes(torch.device(loaded.device)) or 0) // 2
 
 
-def whole_side(run: Run, ids: Sequence[int], tick: Callable[[int], None] = lambda _: None) -> torch.Tensor:
+def whole_side(run: Run, ids: Sequence[int]) -> torch.Tensor:
     """All logits of a prompt, as they came. -> [positions, vocab]"""
     kept: list[torch.Tensor] = []
 
-    def keep(_: int, logits: torch.Tensor) -> None:
-        kept.append(logits.clone())  # a view would keep alive what it is a view of, for every piece
-        tick(len(logits))
-
-    run(ids, keep)
+    # a view would keep alive what it is a view of, for every piece
+    run(ids, lambda _, logits: kept.append(logits.clone()))
     return torch.cat(kept)
 
 
-def divergence(
-    plain: torch.Tensor, run: Run, ids: Sequence[int], tick: Callable[[int], None] = lambda _: None
-) -> Divergence:
+def divergence(plain: torch.Tensor, run: Run, ids: Sequence[int]) -> Divergence:
     """Of a prompt's logits from `plain`, piece by piece; differences in float64, which holds those of float32 values to
     2^-53.
     """
@@ -252,7 +203,6 @@ def divergence(
         if first is None and mismatches[-1].any():
             row, token = is_mismatch.nonzero()[0].tolist()
             first = token, float(reference[row, token]), float(variant[row, token])
-        tick(len(logits))
 
     run(ids, add)
     return Divergence(np.concatenate(squares), torch.cat(elements).numpy(), torch.cat(mismatches).numpy(), first)
@@ -300,15 +250,3 @@ def as_many_as(prompts: Sequence[Sequence[int]], most: int) -> list[Sequence[int
         if sum(map(len, chosen)) + len(ids) <= most or not chosen:
             chosen.append(ids)
     return chosen
-
-
-def _ticker(on_progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
-    done = 0
-
-    def tick(rows: int) -> None:
-        nonlocal done
-        done += rows
-        if on_progress is not None:
-            on_progress(done, total)
-
-    return tick

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError, UlpscopeError
-from ..controls.rounding_floor import Divergence, divergence, whole_side
+from ...judging.divergence import Divergence
+from ..controls.rounding_floor import divergence, whole_side
 from ..models.bits import bits_of
 from ..models.model import LoadedModel
 from ..models.torch_errors import first_line
