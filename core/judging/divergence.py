@@ -1,4 +1,4 @@
-"""How far one side's logits lie from another's: one record for models, dumps and what is brought beside a dump."""
+"""The distance of one side's logits from another's: one record for models, dumps and what is brought beside a dump."""
 
 from __future__ import annotations
 

@@ -415,7 +415,7 @@ def _without_float32(name: str, controls: Controls, run_id: str) -> Evidence:
 
 
 def _ways_out(header: RunHeader, controls: Controls, run_id: str) -> str:
-    """What would decide instead of a floor in float32 that is missing; nothing that was given, or that the dump has no
+    """Controls that would decide instead of a missing floor in float32; none that was given, or that the dump has no
     tokens for.
     """
     command = f"{COMMAND} verdict {run_id}"

@@ -72,8 +72,8 @@ _LEAST_SPREAD = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the evidence comes to. `because`: one sentence; noise_ratio: of the float32 pair where it was measured, else
-    of the pair.
+    """The conclusion of all evidence. `because`: one sentence; noise_ratio: of the float32 pair where it was measured,
+    else of the pair.
 
     first_place: (prompt, position) where a fault shows first, None where none does.
     """
@@ -431,10 +431,10 @@ def _robust_spread(logs: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True)
 class Structure:
-    """Where positions that stand out lie. starts: of runs of neighbouring ones; block: the likeliest size of `blocks`
-    for these starts, None where chance explains them or they are too few; smaller_block: one that they do not rule out,
-    None where they do; tail: they are all from the first one on. places: different starts beside 0, which every block
-    has.
+    """Places of the positions that stand out. starts: of runs of neighbouring ones; block: the likeliest size of
+    `blocks` for these starts, None where chance explains them or they are too few; smaller_block: one that they do not
+    rule out, None where they do; tail: they are all from the first one on. places: different starts beside 0, which
+    every block has.
     """
 
     rows: int
@@ -492,7 +492,7 @@ def _likeliest_block(places: NDArray[np.int64], blocks: Sequence[int]) -> tuple[
 
 
 def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]) -> Evidence:
-    """Where the positions that stand out from the deciding floor lie. Never decides."""
+    """The row on where positions stand out from the deciding floor. Never decides."""
     control = "positions of the pair that stand out from the floor, in the dtype that decided"
     figures: dict[str, Any] = {
         "positions": shown.rows,
@@ -543,7 +543,7 @@ def growth_evidence(
     *,
     is_handed_in: bool = False,
 ) -> Evidence:
-    """Where over the modules, in the order in which they run, a pair leaves the floor; rms of both [modules]. Never
+    """The row on where, over the modules as they run, a pair leaves the floor; rms of both [modules]. Never
     decides.
 
     `test`: of the pair's logits; is_handed_in: a side handed in some modules' outputs by itself, so others may lie
@@ -603,7 +603,7 @@ def growth_evidence(
 
 
 def symmetry_evidence(control: str, names: tuple[str, str], errors: tuple[float, float]) -> Evidence:
-    """Which of two sides, by name, is further from float64, by their rms to it in logits? Of two that only round,
+    """The row on which of two sides, by name, is further from float64, by their rms in logits. Of two that only round,
     neither. Never decides.
     """
     figures = {"reference_rms_logits": errors[0], "variant_rms_logits": errors[1]}
@@ -771,7 +771,7 @@ class Ladder:
         self.evidence.append(not_finite_evidence(broken, rung, dtype, control, self.lengths))
 
     def stands_out(self, test: FloorTest, blocks: Sequence[int] = BLOCKS) -> tuple[int, int] | None:
-        """Where positions stand out from the floor that decided. -> (prompt, position) of the first"""
+        """Add where positions stand out from the floor that decided. -> (prompt, position) of the first"""
         shown = structure_of(test.outliers, self.lengths, blocks)
         self.evidence.append(structure_evidence(shown, test, self.lengths))
         return shown.first

@@ -36,7 +36,7 @@ FOREIGN = 10.0  # further from the model's own logits than this many of its floo
 
 @dataclass(frozen=True)
 class ModelControls:
-    """What the model itself says of a dump's tokens, where it is at hand.
+    """Figures of the model itself on a dump's tokens, where it is at hand.
 
     own: mean squares of reorderings in the dump's dtype [seeds, positions]; own_rounding: of 16 bits against float32
     [positions], None for a float32 dump or where it does not fit; float32: of reorderings in float32 [seeds,
@@ -81,7 +81,7 @@ class Ways:
 
 @dataclass(frozen=True)
 class Controls:
-    """What was measured of the controls of a run. rerun, neighbours: of the sides that were called again, by name.
+    """Figures measured of the controls of a run. rerun, neighbours: of the sides that were called again, by name.
 
     float32: the pair in float32, by the variant's name; narrowing: mean squares of each side of the run against itself
     in float32, by name [positions], empty for a float32 run; floor: an uploaded one; has_experts: a mixture of experts,
@@ -176,7 +176,7 @@ def _opened(paths: Sequence[Path], header: RunHeader, fmt: FloatFormat, what: st
 
 
 def _names_of(header: RunHeader, dump: Dump, *, only: bool) -> list[str]:
-    """Which side of the run each side of the dump is: by name, or in order where as many have other names.
+    """The run's side that each side of the dump is: by name, or in order where as many have other names.
 
     only: every side of the dump must be one of the run's; else sides of other names are left out.
     """
@@ -347,7 +347,7 @@ def _unsigned(values: NDArray[np.float32]) -> bytes:
 
 
 def _reference_in_float32(figures: Figures, pair: Dump | None) -> Callable[[int], NDArray[np.unsignedinteger]]:
-    """What gives the next rows of the pair's reference in float32: of the control, or of a run that is float32
+    """A reader of the next rows of the pair's reference in float32: of the control, or of a run that is float32
     itself.
     """
     if pair is None:

@@ -42,19 +42,19 @@ class Sink(Protocol):
         """The keys or values of one layer after one prompt."""
 
     def layers(self, chosen: Sequence[Sequence[int]], *, is_beside: bool) -> LayerSink:
-        """What takes the outputs of the model's modules at the chosen positions of each prompt; asked for where the
+        """A sink for the outputs of the model's modules at the chosen positions of each prompt; asked for where the
         plan has them.
 
         is_beside: there is a core to spare, so that they can be compared while forwards go on.
         """
 
     def write_generation(self, generation: Generation) -> None:
-        """What the sides made of a prompt when they went on freely."""
+        """The tokens with which the sides went on freely from a prompt."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a capture is. rows are counted over all sides; seconds since the capture began."""
+    """Progress of a capture. rows are counted over all sides; seconds since the capture began."""
 
     side: int
     side_name: str
@@ -291,7 +291,7 @@ class _Gather:
 
 
 def torch_errors_stop(path: Path) -> AbstractContextManager[None]:
-    """What torch raises inside becomes one sentence that names the path."""
+    """Turn what torch raises inside into one sentence that names the path."""
     return foreign_errors_stop(f"path '{path}'", "shorten the prompts, lower batch:N, or choose a narrower dtype")
 
 

@@ -1,4 +1,4 @@
-"""What a planned capture will compute and keep, before it runs: counted by walking each path without computing
+"""Costs of a planned capture, in computing and in disk, before it runs: counted by walking each path without computing
 anything.
 """
 

@@ -1,4 +1,4 @@
-"""What a path costs: tokens a second by batch size, the paths taking turns."""
+"""Throughput of paths: tokens a second by batch size, the paths taking turns."""
 
 from __future__ import annotations
 

@@ -371,7 +371,7 @@ class _ModelLadder(Ladder):
         return [one for one in found if one is not None]
 
     def _sixteen_bits(self) -> SixteenTest | None:
-        """Where a side has no float32: its error in 16 bits beside rounding drawn anew. -> the test that failed"""
+        """Hold the error of a side that has no float32 beside rounding drawn anew. -> the test that failed"""
         is_missing = any(row.rung == FLOAT32 and row.outcome == MISSING for row in self.evidence)
         names = {one.side for one in self.narrow}
         sides = [side for side in self.sides if side.name in names or (side.path is None and not names)]
@@ -453,7 +453,7 @@ class _ModelLadder(Ladder):
         self.evidence[place] = replace(single, outcome=NOTED, says=says)
 
     def _lower_precision(self) -> None:
-        """Where the pair is beyond its floor: is one side the same function in a lower precision?"""
+        """Is one side of a pair beyond its floor the same function in a lower precision?"""
         deciding = self.tests.get(FLOAT64, self.tests.get(FLOAT32))
         if deciding is None or deciding.is_passed or deciding.nonfinite or "float32" not in self.measured:
             return
@@ -534,7 +534,7 @@ class _ModelLadder(Ladder):
             self.evidence.append(row)
 
     def _symmetry(self) -> None:
-        """Which side is further from the truth? Of two that only round, neither."""
+        """Hold both sides against float64: of two that only round, neither is further from it."""
         control = "both sides in float32 against a plain forward of the same weights in float64"
         try:
             with foreign_errors_stop("float64", "choose a smaller model"):

@@ -490,7 +490,7 @@ def answering(name: str, answers: Mapping[tuple[int, ...], torch.Tensor]) -> Sid
 
 
 def ordinals(values: torch.Tensor) -> torch.Tensor:
-    """Where values of a 16-bit dtype stand in their order, both zeros at 0. int32, same shape"""
+    """Ordinals of values of a 16-bit dtype, both zeros at 0. int32, same shape"""
     bits = values.view(torch.int16).int()
     return torch.where(bits < 0, -(bits & 0x7FFF), bits)
 

@@ -79,7 +79,7 @@ def _run(loaded: LoadedModel, side: Side, trace: KeptOutputs) -> None:
 
 @dataclass(frozen=True)
 class Growth:
-    """How far a pair and its floor are apart at each module. names: in the order in which they run; rms: [modules], in
+    """The distance of a pair and of its floor at each module. names: in the order in which they run; rms: [modules], in
     units of the module's output; positions: how many were looked at.
     """
 

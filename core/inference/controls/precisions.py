@@ -42,7 +42,7 @@ _TINY = 1e-8  # least scale: a group of zeros stays zeros
 
 @dataclass(frozen=True)
 class Stored:
-    """How a cache is rounded that was read unrounded at first: `first` tokens in the first forward, then `chunk` a
+    """Rounding of a cache that was read unrounded at first: `first` tokens in the first forward, then `chunk` a
     forward.
 
     What a forward writes is rounded after it; is_read_back: from the second forward on before it is read, as engines do

@@ -169,7 +169,7 @@ def groups_of(
 
 
 def _spare_bytes(loaded: LoadedModel) -> int:
-    """What permuted weights may take between the forwards of a path: half of what is free, the rest is for the
+    """Bytes that permuted weights may take between the forwards of a path: half of those free, the rest is for the
     forwards.
     """
     return (memory.free_bytes(torch.device(loaded.device)) or 0) // 2
@@ -214,7 +214,7 @@ def known(logits: torch.Tensor) -> Run:
 
 
 def not_finite_of(loaded: LoadedModel, found: Sequence[Divergence], sides: tuple[str, str]) -> NotFinite | None:
-    """What is NaN or infinite on one of two sides only, over all prompts; None where nothing is."""
+    """Logits that are NaN or infinite on one of two sides only, over all prompts; None where there are none."""
     first = next((one.first_mismatch for one in found if one.first_mismatch is not None), None)
     if first is None:
         return None

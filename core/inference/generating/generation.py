@@ -27,7 +27,7 @@ from ..paths.sides import sides_of
 
 @dataclass(frozen=True)
 class GenerationProgress:
-    """How far the continuations are: prompts over all sides, and tokens generated so far."""
+    """Progress of the continuations: prompts over all sides, and tokens generated so far."""
 
     side_name: str
     prompts_done: int
@@ -101,7 +101,7 @@ def plan_longest(
     kv: bool | None = None,
     name: str | None = None,
 ) -> CapturePlan:
-    """What `plan_generation` plans if no side ever parts, without generating anything: the most that it can cost."""
+    """Plan as if no side ever parted, without generating anything: the most that `plan_generation` can cost."""
     ids, paths = _checked(loaded, prompts, reference, variants, tokens)
     placeholder = tuple(0 for _ in range(tokens - 1))
     nothing = tuple(() for _ in paths)

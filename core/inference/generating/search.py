@@ -28,8 +28,8 @@ _FIRST_BATCH, _LARGEST_BATCH = (
 
 @dataclass(frozen=True)
 class Flip:
-    """Where two paths choose another token: index of the prompt among those given, position, both tokens, both margins
-    in logits.
+    """A place where two paths choose another token: index of the prompt among those given, position, both tokens, both
+    margins in logits.
 
     In a search over continuations the position is that of the last common token. A margin that is no finite number is
     None.
@@ -45,8 +45,8 @@ class Flip:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to. `closest` is the smallest margin met where nothing flipped, in logits, None where none was
-    measured.
+    """The result of a search. `closest` is the smallest margin met where nothing flipped, in logits, None where none
+    was measured.
 
     positions: at which the two were compared; skipped: prompts that the model cannot take, with the reason; why: in
     words.
@@ -68,7 +68,7 @@ class Found:
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """How far a search is."""
+    """Progress of a search."""
 
     prompts: int
     prompts_total: int

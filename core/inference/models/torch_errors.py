@@ -1,4 +1,4 @@
-"""Where torch's and transformers' exceptions, warnings and progress bars stop."""
+"""The edge at which torch's and transformers' exceptions, warnings and progress bars stop."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def foreign_errors_stop(where: str, when_out_of_memory: str) -> Iterator[None]:
 
 @contextmanager
 def no_foreign_errors() -> Iterator[None]:
-    """What is raised inside, where logits are handed on to whoever asked for them, is no matter of torch's."""
+    """Exceptions inside, where logits are handed to whoever asked for them, are not torch's: they pass as they are."""
     try:
         yield
     except Exception as error:

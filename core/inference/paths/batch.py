@@ -98,11 +98,11 @@ class PromptBatch:
         return places.clamp(0, self.positions - 1).expand(self.rows, -1)
 
     def column(self, position: int) -> int:
-        """Where the forward that begins at `position` begins: left padding is computed with the first token."""
+        """First column of the forward that begins at `position`: left padding is computed with the first token."""
         return 0 if position == 0 else self.left + position
 
     def column_after(self, stop: int) -> int:
-        """Where the forward that ends before `stop` ends: right padding is computed with the last token."""
+        """End of the forward that ends before `stop`, in columns: right padding is computed with the last token."""
         return self.columns if stop == self.positions else self.left + stop
 
     def forward(self, start: int, stop: int, emit: Emit, cache: Cache | None = None) -> None:

@@ -98,7 +98,7 @@ def _takes_watch(engine: Engine) -> bool:
 
 
 class Watch:
-    """What a callable is given as `watch`: `watch(name, tensor)` hands in what the module of that name put out,
+    """The third argument of a callable: `watch(name, tensor)` hands in what the module of that name put out,
     [positions, features].
 
     name: as the model calls its module (`model.layers.3.self_attn`): its embedding, blocks, their direct parts, what

@@ -1,4 +1,4 @@
-"""What a path is made of: steps with values, read from `base+modifier:value` text; no step's name is known here."""
+"""The parts of a path: steps with values, read from `base+modifier:value` text; no step's name is known here."""
 
 # ruff: noqa: ARG005 - every entry of the registry has one signature, whether or not it needs all of it
 

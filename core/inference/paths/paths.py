@@ -103,7 +103,7 @@ class Path:
         return next((dtype for dtype in changed if dtype), loaded.dtype)
 
     def contradiction(self) -> str | None:
-        """What is wrong with the path whatever the model, and what to do about it, or None."""
+        """A fault of the path whatever the model, and what to do about it, or None."""
         others = self._values()
         found = (MODIFIERS[step.name].contradiction(others, *step.values) for step in self.modifiers)
         return next((sentence for sentence in found if sentence), None)
@@ -165,7 +165,7 @@ class OpenPath:
         self._run(self._of(token_ids), emit)
 
     def continued(self, token_ids: Sequence[int], asked: int, choose: Choose, emit: Emit) -> None:
-        """The same, and then token by token with the cache that the prompt left, as every engine goes on from a prompt.
+        """Run a prompt, then go on token by token with the cache that it left, as every engine does.
 
         choose(logits[1, vocab]) gives the token that follows a position, or None to end; at most `asked` tokens follow.
         The logits after the last token are not computed. The other rows go on as their own texts do.

@@ -1,5 +1,4 @@
-"""Which kernels run while a path is taken: torch's profiler, and what the products' libraries say of themselves on a
-CPU.
+"""The kernels that run while a path is taken, by torch's profiler and by what the products' libraries say on a CPU.
 
 On CUDA the profiler names each kernel and the operation that launched it. On a CPU it knows operations only; which
 implementation a product gets is told by oneDNN and MKL in their verbose mode, on the process's standard output, which
@@ -98,7 +97,8 @@ class _Forwards:
 
 
 def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int = 0, *, seed: int = 0) -> KernelList:
-    """What a side launches for one prompt. number: of the side in its run; CaptureError where it cannot be run.
+    """The kernels that a side launches for one prompt. number: of the side in its run; CaptureError where it cannot be
+    run.
 
     Of a path with many forwards the first and the last are looked at, FORWARDS together; of a callable the first. A
     compiled model is one piece, so its kernels belong to no module; it runs once unwatched, or what the compiler traces
@@ -215,7 +215,7 @@ def _watched(loaded: LoadedModel, found: _Found) -> Iterator[None]:
 
 @contextmanager
 def _library_lines(device: str, file: IO[bytes]) -> Iterator[None]:
-    """What oneDNN and MKL print on a CPU goes to `file`."""
+    """Redirect what oneDNN and MKL print on a CPU to `file`."""
     if not device.startswith("cpu"):
         yield
         return

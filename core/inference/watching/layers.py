@@ -78,9 +78,10 @@ class LayerPlan:
 def plan_layers(
     loaded: LoadedModel, lengths: Sequence[int], reference: Path, seeds: int, wanted: Sequence[int] = ()
 ) -> LayerPlan:
-    """What is watched, and where: every position while the reference's outputs take at most SPOOL_BYTES and the rows
-    MOST_CELLS, else as many as that. The last position of each prompt and the `wanted` ones (of each prompt that has
-    them) come first, the others are evenly spread over all prompts. CaptureError where the modules cannot be watched.
+    """Choose what is watched, and where: every position while the reference's outputs take at most SPOOL_BYTES and the
+    rows MOST_CELLS, else as many as that. The last position of each prompt and the `wanted` ones (of each prompt that
+    has them) come first, the others are evenly spread over all prompts. CaptureError where the modules cannot be
+    watched.
     """
     if seeds < 0:
         raise UsageError(f"--layer-floor {seeds}: expected a number of reorderings, 0 for none.")
