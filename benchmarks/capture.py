@@ -11,7 +11,8 @@ from benchmarks.scratch import scratch
 from benchmarks.timing import Line, interleaved
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.models.model import load_model
-from core.inference.paths.paths import run_path
+from core.inference.paths.batch import ignore
+from core.inference.paths.engines import side_of
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 
@@ -46,8 +47,7 @@ def run() -> list[Line]:
             def bare(plan=plan) -> None:
                 with torch.inference_mode():
                     for path in plan.paths:
-                        for _ in run_path(path, loaded, ids):
-                            pass
+                        side_of(str(path)).run_on(loaded)(ids, ignore)
 
             bare()
             seconds = interleaved({"capture": capture, "bare": bare}, 7)

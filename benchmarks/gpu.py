@@ -31,6 +31,7 @@ from benchmarks.verdicts.random_models import SHAPES, random_model, random_promp
 from core.errors import UlpscopeError
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.models.model import LoadedModel, usable_device
+from core.inference.paths.batch import ignore
 from core.inference.paths.paths import open_path, parse_path
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -70,9 +71,8 @@ def bare_seconds(loaded: LoadedModel, paths: Sequence[str], ids: Sequence[int]) 
         _wait(loaded)
         began = time.perf_counter()
         for path in paths:
-            with open_path(parse_path(path), loaded) as pieces_of:
-                for _ in pieces_of(ids):
-                    pass
+            with open_path(parse_path(path), loaded) as run:
+                run(ids, ignore)
         _wait(loaded)
         return time.perf_counter() - began
 

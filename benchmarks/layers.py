@@ -15,7 +15,8 @@ from benchmarks.scratch import scratch
 from benchmarks.timing import Line, interleaved
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.models.model import load_model
-from core.inference.paths.paths import run_path
+from core.inference.paths.batch import ignore
+from core.inference.paths.engines import side_of
 from core.runs.file.records import Generation
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -73,8 +74,7 @@ def run() -> list[Line]:
                 with torch.inference_mode():
                     for path in plans["plain"].paths:
                         for ids in given:
-                            for _ in run_path(path, loaded, ids):
-                                pass
+                            side_of(str(path)).run_on(loaded)(ids, ignore)
 
             def modules(plans=plans) -> None:
                 with suppress(_NothingKeptError), RunWriter(store, plans["layers"].header) as writer:

@@ -13,6 +13,7 @@ from pathlib import Path as FilePath
 import torch
 
 from core.errors import UlpscopeError
+from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.paths import open_path, parse_path
@@ -60,8 +61,8 @@ PATHS = (
 
 def logits_of(path: str, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
     """Every prompt's logits, one after another. -> [rows, vocab]"""
-    with torch.inference_mode(), quiet(), open_path(parse_path(path), loaded) as pieces_of:
-        return torch.cat([logits.clone() for prompt in prompts for _, logits in pieces_of(prompt)])
+    with torch.inference_mode(), quiet(), open_path(parse_path(path), loaded) as run:
+        return torch.cat([whole_side(run, prompt) for prompt in prompts])
 
 
 def table(paths: Sequence[str], reference: str, tokens: int, threads: int) -> Iterator[str]:

@@ -17,10 +17,11 @@ from benchmarks.verdicts.mutations import Mutation
 from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.verdicts.trial import SHIPPED, cases_of, model_named, registered
 from core.errors import CaptureError
-from core.inference.controls.rounding_floor import in_float32, mean_squares
+from core.inference.controls.rounding_floor import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import divergences_of, side_of
+from core.judging.divergence import mean_squares
 from core.judging.ladder import ShrinkTest, shrink_test
 from core.numerics.formats import format_named
 from core.runs.file.records import FAILED, MISSING, PASSED

@@ -30,7 +30,7 @@ from core.inference.capture.capture import plan_capture, run_capture  # noqa: E4
 from core.inference.generating.generation import plan_generation  # noqa: E402
 from core.inference.models.model import load_model  # noqa: E402
 from core.inference.paths.engines import Engine  # noqa: E402
-from core.inference.paths.paths import BASES, Base, Setting  # noqa: E402
+from core.inference.paths.paths import BASES, Base, Emit, PromptBatch  # noqa: E402
 from core.prompt_files import GivenPrompt, read_prompts, read_whole  # noqa: E402
 from core.runs.dumps.dump import open_dump  # noqa: E402
 from core.runs.reader import RunReader  # noqa: E402
@@ -193,8 +193,8 @@ def planted(bug: tuple[str, Engine] | None) -> Iterator[None]:
         return
     name, engine = bug
 
-    def walk(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
-        yield 0, engine(setting.loaded.model, torch.tensor(setting.prompt))
+    def walk(batch: PromptBatch, emit: Emit) -> None:
+        emit(0, engine(batch.loaded.model, torch.tensor(batch.prompt)))
 
     BASES[name] = Base(walk, forwards=lambda positions: positions)
     try:

@@ -15,10 +15,12 @@ import torch
 
 from benchmarks.timing import Line, interleaved
 from core.inference.controls.reordering import reordered
-from core.inference.controls.rounding_floor import pair_divergence, pooled_rms, rounding_floor
+from core.inference.controls.rounding_floor import in_float32, rounding_floor
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
-from core.inference.paths.paths import parse_path, run_path
+from core.inference.paths.batch import ignore
+from core.inference.paths.engines import divergences_of, side_of
+from core.judging.divergence import pooled_rms
 
 SAMPLES = FilePath(__file__).parents[2] / "sample_runs"
 PAIR = ("decode", "prefill+attn:eager")
@@ -46,9 +48,11 @@ def table(path: str, tokens: int, seeds: int) -> Iterator[str]:
     for variant in PAIR:
         if variant == path:
             continue
-        rms = [
-            pooled_rms(pair_divergence(loaded, prompts, path, variant, dtype=floor.compute_dtype)) for floor in floors
-        ]
+        sides = (side_of(path), side_of(variant))
+        with torch.inference_mode(), quiet():
+            rms = [pooled_rms(divergences_of(loaded, prompts, sides))]
+            with in_float32(loaded) as widened:
+                rms.append(pooled_rms(divergences_of(widened, prompts, sides)))
         ratios = " / ".join(f"{pair / floor.rms:.2f}" for pair, floor in zip(rms, floors, strict=True))
         yield f"| {variant} | {rms[0]:.3g} | {rms[1]:.3g} | {ratios} |"
 
@@ -87,8 +91,7 @@ def run(tokens: int = 48) -> list[Line]:
 def _walk(loaded: LoadedModel, path: str, ids: list[int]) -> Callable[[], None]:
     def walk() -> None:
         with torch.inference_mode():
-            for _ in run_path(parse_path(path), loaded, ids):
-                pass
+            side_of(path).run_on(loaded)(ids, ignore)
 
     walk()
     return walk

@@ -35,8 +35,7 @@ from benchmarks.verdicts.engines import (
     walk,
 )
 from core.inference.models.model import LoadedModel
-from core.inference.paths.batch import Setting
-from core.inference.paths.grammar import Pieces
+from core.inference.paths.batch import Emit, PromptBatch
 
 Slots = slice | int
 
@@ -79,7 +78,7 @@ class Mutation:
     source: str = ""
     applies: Callable[[LoadedModel], bool] = _always
     changes: Callable[[LoadedModel], bool] = _always
-    base: Callable[[Setting], Pieces] | None = None
+    base: Callable[[PromptBatch, Emit], None] | None = None
     path: str = ""
     reference: str | Engine = "prefill"
     sample: Callable[[torch.Tensor], Sequence[int]] | None = field(default=None, repr=False)
@@ -288,16 +287,16 @@ def all_positions_shifted_by_one(model: Any, ids: torch.Tensor) -> torch.Tensor:
 # The batch.
 
 
-def _leaky(setting: Setting) -> Pieces:
+def _leaky(batch: PromptBatch, emit: Emit) -> None:
     """At one position of one layer the prompt's row reads a neighbour's, from a buffer that all rows share."""
 
     def change(_: Any, output: Any) -> Any:
         hidden = output[0] if isinstance(output, tuple) else output
-        hidden[setting.row, 20] = hidden[setting.rows - 1 - setting.row, 20]
+        hidden[batch.row, 20] = hidden[batch.rows - 1 - batch.row, 20]
         return output
 
-    with hooked(layers(setting.loaded.model)[1], change):
-        yield from setting.pieces(0, setting.positions)
+    with hooked(layers(batch.loaded.model)[1], change):
+        batch.forward(0, batch.positions, emit)
 
 
 def wrong_row(model: Any, ids: torch.Tensor) -> torch.Tensor:

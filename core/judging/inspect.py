@@ -1,5 +1,5 @@
-"""What a file from outside is: told by its first bytes and its headers, and then, of a dump, as much as it takes to
-know its compute dtype.
+"""Identify an untrusted file (dump or run file) by magic bytes and headers; read a dump's rows only as far as its
+compute dtype needs.
 """
 
 from __future__ import annotations

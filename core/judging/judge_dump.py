@@ -32,27 +32,23 @@ from ..runs.file.records import (
     RunHeader,
 )
 from ..runs.revision import PairVerdict
+from .divergence import Divergence
 from .ladder import (
-    BLOCKS,
     BUG_SUSPECTED,
     LARGEST_RATIO_16_BITS,
     SHRINKS_LIKE_ROUNDING,
     SHRINKS_TOO_MUCH,
     UNDECIDED,
     FloorTest,
-    NotFinite,
+    Ladder,
     conclude,
-    floor_evidence,
     floor_test,
-    not_finite_evidence,
     place_in_words,
     shrink_test,
-    structure_evidence,
-    structure_of,
     symmetry_evidence,
     three_digits,
 )
-from .uploaded_controls import FOREIGN, NO_CONTROLS, Apart, Controls, Ways, neighbour_evidence, rerun_evidence
+from .uploaded_controls import FOREIGN, NO_CONTROLS, Controls, ModelControls, Ways
 from .validity import not_finite, not_finite_of, sampling, structure
 
 FLOOR_START = 10.0  # the floor's first side may be so many floors away from the pair's reference in float32
@@ -82,68 +78,298 @@ def judge_upload(
     sampled = sampling(figures, generations)
     before = {verdict.pair: verdict for verdict in earlier}
     return [
-        _pair(
-            figures,
-            pair,
-            [*validity[pair], *(sampled[side] for side in (0, pair + 1) if side in sampled)],
-            run_id,
-            controls,
-            before.get(pair),
+        _DumpLadder(figures, pair, controls, run_id, before.get(pair)).climb(
+            [*validity[pair], *(sampled[side] for side in (0, pair + 1) if side in sampled)]
         )
         for pair in range(len(figures.header.sides) - 1)
     ]
 
 
-def _pair(
-    figures: Figures, pair: int, evidence: list[Evidence], run_id: str, controls: Controls, before: PairVerdict | None
-) -> PairVerdict:
-    header = figures.header
-    positions = figures.positions(pair)
-    squares = positions["rms"].to_numpy(float) ** 2
-    broken = not_finite_of(figures, pair)
-    is_identical = bool(positions["bit_identical"].all())
-    evidence += rerun_evidence(header, pair, controls, float(np.sqrt(squares.mean())))
-    evidence += neighbour_evidence(header, pair, controls)
-    floors: list[FloorRows] = []
-    ratio: float | None = None
-    first: tuple[int, int] | None = None
-    has_floor = controls.floor is not None or controls.model is not None
-    is_asked = (
-        header.sides[pair + 1].name in controls.float32 and has_floor
-    )  # sides equal in 16 bits may differ in float32
-    if not is_identical or is_asked:
-        evidence += _narrowing(figures, pair, controls)
-        if controls.model is not None:
-            own = _own_dtype(figures, pair, squares, broken, controls, floors)
-            evidence += own
-            if any(
-                row.outcome == MISSING for row in own
-            ):  # a dump of another model: its floor says nothing of this one
-                controls = replace(controls, model=None)
+class _DumpLadder(Ladder):
+    """One pair of a dump on trial. run_id: for the command that supplies what is missing; before: what controls that
+    were given earlier came to.
+    """
+
+    def __init__(
+        self, figures: Figures, pair: int, controls: Controls, run_id: str, before: PairVerdict | None
+    ) -> None:
+        header = figures.header
+        names = (header.sides[0].name, header.sides[pair + 1].name)
+        super().__init__(names, [prompt.positions for prompt in header.prompts])
+        self.figures, self.pair, self.header, self.controls = figures, pair, header, controls
+        self.run_id, self.before = run_id, before
+        self.positions = figures.positions(pair)
+        self.squares: NDArray[np.float64] = self.positions["rms"].to_numpy(float) ** 2
+        self.broken = not_finite_of(figures, pair)
+
+    def climb(self, evidence: Sequence[Evidence]) -> PairVerdict:
+        """Every rung that can be supplied, after the evidence of the dump itself."""
+        controls = self.controls
+        is_identical = bool(self.positions["bit_identical"].all())
+        self.evidence += evidence
+        self._rerun()
+        self._neighbours()
+        ratio: float | None = None
+        first: tuple[int, int] | None = None
+        given = controls.float32.get(self.names[1])
+        has_floor = controls.floor is not None or controls.model is not None
+        if not is_identical or (given is not None and has_floor):  # sides equal in 16 bits may differ in float32
+            self._narrowing()
+            if controls.model is not None:
+                self._own_dtype(controls.model)
+            deciding = self._float32()
+            if deciding is not None:
+                ratio = deciding.noise_ratio
+            if deciding is not None and len(deciding.outliers):
+                first = self.stands_out(deciding)
             else:
-                evidence += _symmetry(figures, pair, controls)
-        deciding, rows = _float32(figures, pair, squares, broken, controls, floors, run_id, before)
-        evidence += rows
-        if deciding is not None:
-            ratio = deciding.noise_ratio
-        if deciding is not None and len(deciding.outliers):
-            shown = structure_of(deciding.outliers, _lengths(header), BLOCKS)
-            first = shown.first
-            evidence.append(structure_evidence(shown, deciding, _lengths(header)))
+                self.evidence += structure(self.figures, self.pair)
+        elif given is not None:
+            self._only_in_float32(given)
+        if self.broken is not None:
+            first = first or self.broken.place(self.lengths)
+        if self.before is not None:
+            ratio, first = _carried_over(self.evidence, self.floors, self.before, ratio, first)
+        verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
+        causes = [row.says for row in self.evidence if "cause" in row.figures]
+        because = " ".join([*(causes if verdict.name in (UNDECIDED, BUG_SUSPECTED) else []), verdict.because])
+        return PairVerdict(self.pair, verdict.name, because, verdict.noise_ratio, verdict.evidence, tuple(self.floors))
+
+    def _rerun(self) -> None:
+        again = {name: self.controls.rerun[name] for name in self.names if name in self.controls.rerun}
+        if not again:
+            return
+        moved = [name for name, found in again.items() if not found.is_bit_identical]
+        pair = float(np.sqrt(self.squares.mean()))
+        most = max((again[name].rms_of_positions for name in moved), default=0.0)
+        figures = {
+            "called_again": list(again),
+            "pair_rms_logits": pair,
+            "rerun_rms_logits": most,
+            "rerun_neq": {name: found.neq for name, found in again.items()},
+        }
+        beside = f" The pair is {pair / most:.2f} times as far apart as a side from itself." if most > 0 else ""
+        control = " and ".join(f"'{name}'" for name in again) + ", uploaded again from another call"
+        self.rerun(control, list(again), moved, figures, beside)
+
+    def _neighbours(self) -> None:
+        for name in self.names:
+            found = self.controls.neighbours.get(name)
+            if found is None:
+                continue
+            same = bool(found.is_bit_identical)
+            self.neighbours(
+                f"'{name}' beside other requests, uploaded as a dump of its own",
+                {"bit_identical": same, "neq": found.neq, "rms_logits": found.rms_of_positions},
+                (
+                    f"The other requests that it was called beside do not change a bit of '{name}'.",
+                    f"What the other rows hold changes bits of '{name}'; in a mixture of experts the rows share the"
+                    " experts' products, so that alone is no leak.",
+                    f"What the other rows hold changes the logits of '{name}'; if their number and length were the"
+                    " same, data leaks between rows. (A mixture of experts may do that; say so with"
+                    " --mixture-of-experts.)",
+                ),
+                is_same=same,
+                has_experts=self.controls.has_experts,
+            )
+
+    def _only_in_float32(self, given: Divergence) -> None:
+        """Sides that are equal in the run's dtype, beside the same in float32, without a floor."""
+        control = f"the same pair in float32; in {self.header.compute_dtype} it is equal bit for bit"
+        figures = {"neq": given.neq, "pair_rms_logits": given.rms_of_positions}
+        if not given.neq:
+            return self.add(FLOAT32, control, figures, PASSED, "The two sides are equal in float32 too.")
+        far = f"{given.rms_of_positions:.3g} logits (rms) apart"
+        says = f"In float32 the two sides are {far}; whether that is rounding takes a floor."
+        return self.add(FLOAT32, control, figures, NOTED, says)
+
+    def _narrowing(self) -> None:
+        """Is one side further from itself in float32 than the other is? A fault of the 16-bit kernels alone does not
+        show in float32.
+        """
+        names, dtype, narrowing = self.names, self.header.compute_dtype, self.controls.narrowing
+        if any(name not in narrowing for name in names):
+            return
+        reference, variant = (float(np.sqrt(narrowing[name].mean())) for name in names)
+        control = f"each side in {dtype} against itself in float32"
+        measured = {"reference_to_float32_logits": reference, "variant_to_float32_logits": variant}
+        low, high = sorted((reference, variant))
+        if high <= LARGEST_RATIO_16_BITS * max(low, np.finfo(np.float64).tiny):
+            says = (
+                f"Rounding to {dtype} moves both sides about equally far from float32: {reference:.3g} and"
+                f" {variant:.3g} logits."
+            )
+            self.add(OWN_DTYPE, control, measured, PASSED, says)
+            return
+        further, near = (names[1], names[0]) if variant > reference else (names[0], names[1])
+        times = three_digits(high / low) if low else "infinitely many"
+        says = (
+            f"'{further}' in {dtype} is {times} times as far from itself in float32 as '{near}' is: more"
+            f" than rounding to {dtype} does: there it computes another function, or in a lower precision."
+        )
+        self.add(OWN_DTYPE, control, measured, FAILED, says)
+
+    def _float32(self) -> FloorTest | None:
+        """The deciding rung: the pair in float32 against a floor in float32, or beside itself in 16 bits where there is
+        none.
+
+        A floor that cannot be one is noted with the reason and left aside: what then decides is what would have decided
+        without it.
+        """
+        header, controls, before, name = self.header, self.controls, self.before, self.names[1]
+        is_wide = header.format is FLOAT32_FORMAT
+        given = controls.float32.get(name)
+        if not is_wide and given is None:
+            self.evidence.append(_without_float32(name, controls, self.run_id))
+            return None
+        pair, nonfinite = self.squares, self.broken
+        if not is_wide and given is not None:
+            first = given.first_mismatch
+            pair = given.mean_squares
+            nonfinite = None if first is None else not_finite(header, self.pair, given.mismatches, first)
+        control = f"'{name}' against '{self.names[0]}' in float32"
+        rows: list[Evidence] = []
+        found, maps, whose, beside = None, 0, "the uploaded rounding floor", ""
+        if controls.floor is not None:
+            found, doubt = _usable(header, controls.floor, controls, before)
+            beside = _in_words(controls.floor)
+            if found is None:
+                says = f"{doubt} It is left aside."
+                rows.append(Evidence(FLOAT32, f"{control}, beside {beside}", {}, NOTED, says))
+        if found is None and controls.model is not None:
+            found, maps = controls.model.float32, controls.model.maps
+            whose = "this model's own rounding floor"
+            beside = f"{len(found)} reorderings of every linear map of {controls.model.name}"
+        elif found is None and (earlier := _earlier_model_floor(before)) is not None:
+            found, maps = earlier
+            whose, beside = "this model's own rounding floor", "the model's own floor, of an earlier verdict"
+        if found is not None and found.mean() > 0:
+            self.evidence += rows
+            control = f"{control}, beside {beside}"
+            return self.against_floor(
+                FLOAT32, "float32", control, pair, found, not_finite=nonfinite, maps=maps, whose=whose
+            )
+        if nonfinite is not None:
+            self.evidence += rows
+            self.not_finite(nonfinite, FLOAT32, "float32", control)
+            return None
+        ways_out = _ways_out(header, controls, self.run_id)
+        left_aside = " ".join([*(row.says for row in rows), ""])
+        if is_wide or given is None:
+            says = f"{left_aside}The pair is in float32, and nothing says how far rounding goes there. {ways_out}"
+            self.add(FLOAT32, "a rounding floor in float32", _tried(controls), MISSING, says)
+            return None
+        row = self._shrink_row(pair, control, ways_out)
+        if row.outcome == MISSING:
+            self.evidence.append(replace(row, figures=row.figures | _tried(controls), says=left_aside + row.says))
         else:
-            evidence += structure(figures, pair)
-    elif header.sides[pair + 1].name in controls.float32:
-        evidence.append(_only_in_float32(header, controls.float32[header.sides[pair + 1].name]))
-    if broken is not None:
-        first = first or broken.place(_lengths(header))
-    if before is not None:
-        ratio, first = _carried_over(evidence, floors, before, ratio, first)
-    verdict = conclude(evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
-    causes = (
-        [row.says for row in evidence if "cause" in row.figures] if verdict.name in (UNDECIDED, BUG_SUSPECTED) else []
-    )
-    because = " ".join([*causes, verdict.because])
-    return PairVerdict(pair, verdict.name, because, verdict.noise_ratio, verdict.evidence, tuple(floors))
+            self.evidence += [*rows, row]
+        return None
+
+    def _shrink_row(self, wide: NDArray[np.float64], control: str, ways_out: str) -> Evidence:
+        header, squares = self.header, self.squares
+        test = shrink_test(squares, wide, header.format.mantissa_bits + 1)
+        prompt, position = header.places()[test.worst_row]
+        measured: dict[str, Any] = {
+            "compute_dtype": "float32",
+            "pair_rms_logits": float(np.sqrt(wide.mean())),
+            "own_dtype_rms_logits": float(np.sqrt(squares.mean())),
+            "times_smaller_in_float32": test.shrink if np.isfinite(test.shrink) else None,
+            "times_finer_float32_is": test.full,
+            "positions_that_move_in_own_dtype": test.moved,
+            "worst_position_ratio": test.worst,
+            "worst_position": [prompt, position],
+        }
+        control = f"{control}, beside the same pair in {header.compute_dtype}; no floor"
+        if not np.isfinite(test.shrink):
+            says = (
+                f"In float32 the two sides are equal: what parts them is in {header.compute_dtype} alone, its rounding"
+                " or its kernels."
+            )
+            return Evidence(FLOAT32, control, measured, PASSED, says)
+        smaller = f"In float32 the pair is {three_digits(test.shrink)} times smaller than in {header.compute_dtype}"
+        finer = f"which is {test.full:,.0f} times coarser"
+        if test.outcome == PASSED:
+            return Evidence(FLOAT32, control, measured, PASSED, f"{smaller}, {finer}: it shrinks as rounding does.")
+        if test.outcome == MISSING:
+            odd = test.share > SHRINKS_TOO_MUCH
+            why = (
+                "more than precision explains"
+                if odd
+                else (
+                    f"{place_in_words(test.worst_row, self.lengths)} stands far above the others there"
+                    if test.share >= SHRINKS_LIKE_ROUNDING
+                    else "too little to be clear, too much to be a plain fault"
+                )
+            )
+            says = f"{smaller}, {finer}: {why}. {ways_out}"
+            return Evidence(FLOAT32, control, measured, MISSING, says)
+        if test.stands_out:
+            where = place_in_words(test.worst_row, self.lengths)
+            says = (
+                f"{smaller} on the whole, but {where} does not shrink with it: it stands {three_digits(test.worst)}"
+                " times above the median position in float32."
+            )
+            return Evidence(FLOAT32, control, measured, FAILED, says)
+        says = (
+            f"{smaller}, {finer}: rounding shrinks with the precision, and this does not, so the two sides compute"
+            " different functions."
+        )
+        return Evidence(FLOAT32, control, measured, FAILED, says)
+
+    def _own_dtype(self, model: ModelControls) -> None:
+        """In 16 bits: is the dump of this model at all, and is the pair within its floor?"""
+        header, names = self.header, self.names
+        floor = (
+            model.own.mean(axis=0)
+            if model.own_rounding is None
+            else np.maximum(model.own.mean(axis=0), model.own_rounding)
+        )
+        far = {
+            name: float(np.sqrt(model.from_model[name].mean() / max(floor.mean(), np.finfo(float).tiny)))
+            for name in names
+        }
+        control = f"both sides against {model.name}'s own prefill in {header.compute_dtype}, in rounding floors"
+        measured: dict[str, Any] = {
+            f"{who}_noise_ratio": far[name] for who, name in zip(("reference", "variant"), names, strict=True)
+        }
+        if min(far.values()) > FOREIGN:
+            says = (
+                f"Neither side is what {model.name} computes for these tokens: they are"
+                f" {three_digits(min(far.values()))} and {three_digits(max(far.values()))} of its rounding floors away."
+                " Another checkpoint, other weights (quantised?), or other token ids; its floor says nothing of this"
+                " dump."
+            )
+            self.controls = replace(self.controls, model=None)  # its floor says nothing of this dump
+            self.add(OWN_DTYPE, control, measured, MISSING, says)
+            return
+        near, other = sorted(names, key=far.__getitem__)
+        if far[other] > FOREIGN:
+            says = (
+                f"'{near}' is what {model.name} computes, {far[near]:.2f} rounding floors away; '{other}' is not:"
+                f" {three_digits(far[other])} floors away, where rounding stays below {FOREIGN:g}."
+            )
+            self.add(OWN_DTYPE, control, measured, FAILED, says)
+            self.evidence += [model.lowered[other]] if other in model.lowered else []
+        elif header.format is not FLOAT32_FORMAT:
+            control = (
+                f"'{names[1]}' against '{names[0]}', beside {len(model.own)} reorderings of every linear map of"
+                f" {model.name} in {header.compute_dtype}"
+            )
+            self.against_floor(
+                OWN_DTYPE,
+                header.compute_dtype,
+                control,
+                self.squares,
+                model.own,
+                not_finite=self.broken,
+                own_rounding=model.own_rounding,
+                maps=model.maps,
+            )
+        if all(name in model.errors for name in names):
+            control = f"both sides as uploaded against {model.name} in float64"
+            errors = (model.errors[names[0]], model.errors[names[1]])
+            self.evidence.append(symmetry_evidence(control, names, errors))
 
 
 def _carried_over(
@@ -173,119 +399,6 @@ def _carried_over(
     return ratio, first
 
 
-def _only_in_float32(header: RunHeader, given: Apart) -> Evidence:
-    """Sides that are equal in the run's dtype, beside the same in float32, without a floor."""
-    control = f"the same pair in float32; in {header.compute_dtype} it is equal bit for bit"
-    figures = {"neq": given.neq, "pair_rms_logits": given.rms}
-    if not given.neq:
-        return Evidence(FLOAT32, control, figures, PASSED, "The two sides are equal in float32 too.")
-    says = f"In float32 the two sides are {given.rms:.3g} logits (rms) apart; whether that is rounding takes a floor."
-    return Evidence(FLOAT32, control, figures, NOTED, says)
-
-
-def _narrowing(figures: Figures, pair: int, controls: Controls) -> list[Evidence]:
-    """Is one side further from itself in float32 than the other is? A fault of the 16-bit kernels alone does not show
-    in float32.
-    """
-    header = figures.header
-    names = (header.sides[0].name, header.sides[pair + 1].name)
-    if any(name not in controls.narrowing for name in names):
-        return []
-    reference, variant = (float(np.sqrt(controls.narrowing[name].mean())) for name in names)
-    control = f"each side in {header.compute_dtype} against itself in float32"
-    measured = {"reference_to_float32_logits": reference, "variant_to_float32_logits": variant}
-    low, high = sorted((reference, variant))
-    if high <= LARGEST_RATIO_16_BITS * max(low, np.finfo(np.float64).tiny):
-        says = (
-            f"Rounding to {header.compute_dtype} moves both sides about equally far from float32: {reference:.3g} and"
-            f" {variant:.3g} logits."
-        )
-        return [Evidence(OWN_DTYPE, control, measured, PASSED, says)]
-    further, near = (names[1], names[0]) if variant > reference else (names[0], names[1])
-    times = three_digits(high / low) if low else "infinitely many"
-    says = (
-        f"'{further}' in {header.compute_dtype} is {times} times as far from itself in float32 as '{near}' is: more"
-        f" than rounding to {header.compute_dtype} does: there it computes another function, or in a lower precision."
-    )
-    return [Evidence(OWN_DTYPE, control, measured, FAILED, says)]
-
-
-def _float32(
-    figures: Figures,
-    pair: int,
-    squares: NDArray[np.float64],
-    broken: NotFinite | None,
-    controls: Controls,
-    floors: list[FloorRows],
-    run_id: str,
-    before: PairVerdict | None,
-) -> tuple[FloorTest | None, list[Evidence]]:
-    """The deciding rung: the pair in float32 against a floor in float32, or beside itself in 16 bits where there is
-    none.
-
-    A floor that cannot be one is noted with the reason and left aside: what then decides is what would have decided
-    without it.
-    """
-    header = figures.header
-    name = header.sides[pair + 1].name
-    is_wide = header.format is FLOAT32_FORMAT
-    given = controls.float32.get(name)
-    if not is_wide and given is None:
-        return None, [_without_float32(name, controls, run_id)]
-    pair_squares, nonfinite = squares, broken
-    if not is_wide and given is not None:
-        first = given.first_mismatch
-        pair_squares, nonfinite = (
-            given.squares,
-            None if first is None else not_finite(header, pair, given.mismatches, first),
-        )
-    control = f"'{name}' against '{header.sides[0].name}' in float32"
-    rows = []
-    found = None
-    if controls.floor is not None:
-        found, doubt = _usable(header, controls.floor, controls, before)
-        if found is None:
-            rows.append(
-                Evidence(
-                    FLOAT32, f"{control}, beside {_in_words(controls.floor)}", {}, NOTED, f"{doubt} It is left aside."
-                )
-            )
-    maps, whose, beside = 0, "the uploaded rounding floor", "" if controls.floor is None else _in_words(controls.floor)
-    if found is None and controls.model is not None:
-        found, maps = controls.model.float32, controls.model.maps
-        whose = "this model's own rounding floor"
-        beside = f"{len(found)} reorderings of every linear map of {controls.model.name}"
-    elif found is None and (earlier := _earlier_model_floor(before)) is not None:
-        found, maps = earlier
-        whose, beside = "this model's own rounding floor", "the model's own floor, of an earlier verdict"
-    if found is not None and found.mean() > 0:
-        test = floor_test(pair_squares, found, not_finite=nonfinite)
-        mean = found.mean(axis=0)
-        floors.append(FloorRows("float32", np.sqrt(pair_squares), np.sqrt(mean)))
-        control = f"{control}, beside {beside}"
-        row = floor_evidence(test, FLOAT32, "float32", control, pair_squares, mean, _lengths(header), maps, whose)
-        return test, [*rows, row]
-    if nonfinite is not None:
-        return None, [*rows, not_finite_evidence(nonfinite, FLOAT32, "float32", control, _lengths(header))]
-    ways_out = _ways_out(header, controls, run_id)
-    if is_wide or given is None:
-        says = " ".join(
-            [
-                *(row.says for row in rows),
-                f"The pair is in float32, and nothing says how far rounding goes there. {ways_out}",
-            ]
-        )
-        return None, [Evidence(FLOAT32, "a rounding floor in float32", _tried(controls), MISSING, says)]
-    row = _shrink_row(figures, squares, pair_squares, control, ways_out)
-    if row.outcome == MISSING:
-        return None, [
-            replace(
-                row, figures=row.figures | _tried(controls), says=" ".join([*(each.says for each in rows), row.says])
-            )
-        ]
-    return None, [*rows, row]
-
-
 def _tried(controls: Controls) -> dict[str, Any]:
     return {"tried": sorted(controls.given)} if controls.given else {}
 
@@ -302,7 +415,7 @@ def _without_float32(name: str, controls: Controls, run_id: str) -> Evidence:
 
 
 def _ways_out(header: RunHeader, controls: Controls, run_id: str) -> str:
-    """What would decide instead of a floor in float32 that is missing; nothing that was given, or that the dump has no
+    """Controls that would decide instead of a missing floor in float32; none that was given, or that the dump has no
     tokens for.
     """
     command = f"{COMMAND} verdict {run_id}"
@@ -460,123 +573,6 @@ def _earlier_model_floor(before: PairVerdict | None) -> tuple[NDArray[np.float64
     if kept is None or not maps or not isinstance(maps[-1], int):
         return None
     return np.stack([kept.floor_rms**2] * 2), maps[-1]
-
-
-def _shrink_row(
-    figures: Figures, squares: NDArray[np.float64], wide: NDArray[np.float64], control: str, ways_out: str
-) -> Evidence:
-    header = figures.header
-    test = shrink_test(squares, wide, header.format.mantissa_bits + 1)
-    prompt, position = header.places()[test.worst_row]
-    measured: dict[str, Any] = {
-        "compute_dtype": "float32",
-        "pair_rms_logits": float(np.sqrt(wide.mean())),
-        "own_dtype_rms_logits": float(np.sqrt(squares.mean())),
-        "times_smaller_in_float32": test.shrink if np.isfinite(test.shrink) else None,
-        "times_finer_float32_is": test.full,
-        "positions_that_move_in_own_dtype": test.moved,
-        "worst_position_ratio": test.worst,
-        "worst_position": [prompt, position],
-    }
-    control = f"{control}, beside the same pair in {header.compute_dtype}; no floor"
-    if not np.isfinite(test.shrink):
-        says = (
-            f"In float32 the two sides are equal: what parts them is in {header.compute_dtype} alone, its rounding or"
-            " its kernels."
-        )
-        return Evidence(FLOAT32, control, measured, PASSED, says)
-    smaller = f"In float32 the pair is {three_digits(test.shrink)} times smaller than in {header.compute_dtype}"
-    finer = f"which is {test.full:,.0f} times coarser"
-    if test.outcome == PASSED:
-        return Evidence(FLOAT32, control, measured, PASSED, f"{smaller}, {finer}: it shrinks as rounding does.")
-    if test.outcome == MISSING:
-        odd = test.share > SHRINKS_TOO_MUCH
-        why = (
-            "more than precision explains"
-            if odd
-            else (
-                f"{place_in_words(test.worst_row, _lengths(header))} stands far above the others there"
-                if test.share >= SHRINKS_LIKE_ROUNDING
-                else "too little to be clear, too much to be a plain fault"
-            )
-        )
-        says = f"{smaller}, {finer}: {why}. {ways_out}"
-        return Evidence(FLOAT32, control, measured, MISSING, says)
-    if test.stands_out:
-        where = place_in_words(test.worst_row, _lengths(header))
-        says = (
-            f"{smaller} on the whole, but {where} does not shrink with it: it stands {three_digits(test.worst)} times"
-            " above the median position in float32."
-        )
-        return Evidence(FLOAT32, control, measured, FAILED, says)
-    says = (
-        f"{smaller}, {finer}: rounding shrinks with the precision, and this does not, so the two sides compute"
-        " different functions."
-    )
-    return Evidence(FLOAT32, control, measured, FAILED, says)
-
-
-def _own_dtype(
-    figures: Figures,
-    pair: int,
-    squares: NDArray[np.float64],
-    broken: NotFinite | None,
-    controls: Controls,
-    floors: list[FloorRows],
-) -> list[Evidence]:
-    """In 16 bits: is the dump of this model at all, and is the pair within its floor?"""
-    header, model = figures.header, controls.model
-    assert model is not None
-    names = (header.sides[0].name, header.sides[pair + 1].name)
-    floor = (
-        model.own.mean(axis=0) if model.own_rounding is None else np.maximum(model.own.mean(axis=0), model.own_rounding)
-    )
-    far = {
-        name: float(np.sqrt(model.from_model[name].mean() / max(floor.mean(), np.finfo(float).tiny))) for name in names
-    }
-    control = f"both sides against {model.name}'s own prefill in {header.compute_dtype}, in rounding floors"
-    measured: dict[str, Any] = {
-        f"{who}_noise_ratio": far[name] for who, name in zip(("reference", "variant"), names, strict=True)
-    }
-    if min(far.values()) > FOREIGN:
-        says = (
-            f"Neither side is what {model.name} computes for these tokens: they are {three_digits(min(far.values()))}"
-            f" and {three_digits(max(far.values()))} of its rounding floors away. Another checkpoint, other weights"
-            " (quantised?), or other token ids; its floor says nothing of this dump."
-        )
-        return [Evidence(OWN_DTYPE, control, measured, MISSING, says)]
-    near, other = sorted(names, key=far.__getitem__)
-    if far[other] > FOREIGN:
-        says = (
-            f"'{near}' is what {model.name} computes, {far[near]:.2f} rounding floors away; '{other}' is not:"
-            f" {three_digits(far[other])} floors away, where rounding stays below {FOREIGN:g}."
-        )
-        return [
-            Evidence(OWN_DTYPE, control, measured, FAILED, says),
-            *([model.lowered[other]] if other in model.lowered else []),
-        ]
-    if header.format is FLOAT32_FORMAT:
-        return []
-    test = floor_test(squares, model.own, not_finite=broken, is_16_bits=True, own_rounding=model.own_rounding)
-    floors.append(FloorRows(header.compute_dtype, np.sqrt(squares), np.sqrt(floor)))
-    control = (
-        f"'{names[1]}' against '{names[0]}', beside {len(model.own)} reorderings of every linear map of {model.name} in"
-        f" {header.compute_dtype}"
-    )
-    return [
-        floor_evidence(test, OWN_DTYPE, header.compute_dtype, control, squares, floor, _lengths(header), model.maps)
-    ]
-
-
-def _symmetry(figures: Figures, pair: int, controls: Controls) -> list[Evidence]:
-    """Which side is further from the truth? Of two that only round, neither."""
-    header, model = figures.header, controls.model
-    assert model is not None
-    names = (header.sides[0].name, header.sides[pair + 1].name)
-    if any(name not in model.errors for name in names):
-        return []
-    control = f"both sides as uploaded against {model.name} in float64"
-    return [symmetry_evidence(control, names, (model.errors[names[0]], model.errors[names[1]]))]
 
 
 def _lengths(header: RunHeader) -> list[int]:

@@ -43,6 +43,7 @@ from ..runs.file.records import (
     VALIDITY,
     VERDICTS,
     Evidence,
+    FloorRows,
 )
 
 # Noise ratios up to which a pair may be rounding; docs/verdict_calibration.md has the trial they were chosen by. In 16
@@ -70,8 +71,8 @@ _LEAST_SPREAD = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the evidence comes to. `because`: one sentence; noise_ratio: of the float32 pair where it was measured, else
-    of the pair.
+    """The conclusion of all evidence. `because`: one sentence; noise_ratio: of the float32 pair where it was measured,
+    else of the pair.
 
     first_place: (prompt, position) where a fault shows first, None where none does.
     """
@@ -429,10 +430,10 @@ def _robust_spread(logs: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True)
 class Structure:
-    """Where positions that stand out lie. starts: of runs of neighbouring ones; block: the likeliest size of `blocks`
-    for these starts, None where chance explains them or they are too few; smaller_block: one that they do not rule out,
-    None where they do; tail: they are all from the first one on. places: different starts beside 0, which every block
-    has.
+    """Places of the positions that stand out. starts: of runs of neighbouring ones; block: the likeliest size of
+    `blocks` for these starts, None where chance explains them or they are too few; smaller_block: one that they do not
+    rule out, None where they do; tail: they are all from the first one on. places: different starts beside 0, which
+    every block has.
     """
 
     rows: int
@@ -490,7 +491,7 @@ def _likeliest_block(places: NDArray[np.int64], blocks: Sequence[int]) -> tuple[
 
 
 def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]) -> Evidence:
-    """Where the positions that stand out from the deciding floor lie. Never decides."""
+    """The row on where positions stand out from the deciding floor. Never decides."""
     control = "positions of the pair that stand out from the floor, in the dtype that decided"
     figures: dict[str, Any] = {
         "positions": shown.rows,
@@ -541,7 +542,7 @@ def growth_evidence(
     *,
     is_handed_in: bool = False,
 ) -> Evidence:
-    """Where over the modules, in the order in which they run, a pair leaves the floor; rms of both [modules]. Never
+    """The row on where, over the modules as they run, a pair leaves the floor; rms of both [modules]. Never
     decides.
 
     `test`: of the pair's logits; is_handed_in: a side handed in some modules' outputs by itself, so others may lie
@@ -601,7 +602,7 @@ def growth_evidence(
 
 
 def symmetry_evidence(control: str, names: tuple[str, str], errors: tuple[float, float]) -> Evidence:
-    """Which of two sides, by name, is further from float64, by their rms to it in logits? Of two that only round,
+    """The row on which of two sides, by name, is further from float64, by their rms in logits. Of two that only round,
     neither. Never decides.
     """
     figures = {"reference_rms_logits": errors[0], "variant_rms_logits": errors[1]}
@@ -698,3 +699,78 @@ def conclude(
     if rerun is not None:
         return verdict(NONDETERMINISTIC, f"{rerun.says} Whether there is more to it is undecided: {lacking}{supply}")
     return verdict(UNDECIDED, f"{lacking}{supply}")
+
+
+class Ladder:
+    """One pair on trial, over what its source can supply: a model everything, a dump what was brought beside it.
+
+    names: of reference and variant; lengths: of the prompts, in positions. `evidence` and `floors` fill up from rung to
+    rung; broken: what is NaN or infinite on one side only, in the first dtype where anything is.
+    """
+
+    def __init__(self, names: tuple[str, str], lengths: Sequence[int]) -> None:
+        self.names, self.lengths = names, list(lengths)
+        self.evidence: list[Evidence] = []
+        self.floors: list[FloorRows] = []
+        self.broken: NotFinite | None = None
+
+    def add(self, rung: str, control: str, figures: dict[str, Any], outcome: str, says: str) -> None:
+        """One row of evidence."""
+        self.evidence.append(Evidence(rung, control, figures, outcome, says))
+
+    def rerun(
+        self, control: str, called: Sequence[str], moved: Sequence[str], figures: dict[str, Any], beside: str = ""
+    ) -> None:
+        """Does each side that was called again give the same bits? moved: those that do not; beside: how far, in a
+        sentence.
+        """
+        who, rest = (" and ".join(f"'{name}'" for name in names) for names in (moved, set(self.names) - set(called)))
+        says = "Each side gives the same bits when it is called again."
+        if moved:
+            does = "does" if len(moved) == 1 else "do"
+            says = f"{who} {does} not give the same bits twice: something in it is nondeterministic.{beside}"
+        elif rest:
+            says = f"'{called[0]}' gives the same bits when it is called again; {rest} was not called again."
+        self.add(RERUN, control, {"not_repeatable": list(moved), **figures}, FAILED if moved else PASSED, says)
+
+    def neighbours(
+        self, control: str, figures: dict[str, Any], says: tuple[str, str, str], *, is_same: bool, has_experts: bool
+    ) -> None:
+        """Do other requests in the other rows leave a side's bits alone? says: that they do; that they do not, in a
+        mixture of experts, whose rows share products; that data leaks.
+        """
+        outcome = PASSED if is_same else NOTED if has_experts else FAILED
+        self.add(NEIGHBOURS, control, figures, outcome, says[(PASSED, NOTED, FAILED).index(outcome)])
+
+    def against_floor(
+        self,
+        rung: str,
+        dtype: str,
+        control: str,
+        pair: NDArray[np.float64],
+        floor: NDArray[np.float64],
+        *,
+        not_finite: NotFinite | None = None,
+        own_rounding: NDArray[np.float64] | None = None,
+        maps: int = 0,
+        whose: str = "this model's own rounding floor",
+    ) -> FloorTest:
+        """Hold a pair [positions] against its floor [seeds, positions], both mean squares; see `floor_test` and
+        `floor_evidence`.
+        """
+        is_16_bits = dtype not in ("float32", "float64")
+        test = floor_test(pair, floor, not_finite=not_finite, is_16_bits=is_16_bits, own_rounding=own_rounding)
+        mean = floor.mean(axis=0) if own_rounding is None else np.maximum(floor.mean(axis=0), own_rounding)
+        self.floors.append(FloorRows(dtype, np.sqrt(pair), np.sqrt(mean)))
+        self.evidence.append(floor_evidence(test, rung, dtype, control, pair, mean, self.lengths, maps, whose))
+        return test
+
+    def not_finite(self, broken: NotFinite, rung: str, dtype: str, control: str) -> None:
+        """Of a pair with a NaN or an infinity on one side only no floor is needed."""
+        self.evidence.append(not_finite_evidence(broken, rung, dtype, control, self.lengths))
+
+    def stands_out(self, test: FloorTest, blocks: Sequence[int] = BLOCKS) -> tuple[int, int] | None:
+        """Add where positions stand out from the floor that decided. -> (prompt, position) of the first"""
+        shown = structure_of(test.outliers, self.lengths, blocks)
+        self.evidence.append(structure_evidence(shown, test, self.lengths))
+        return shown.first

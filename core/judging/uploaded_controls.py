@@ -7,7 +7,7 @@ Only figures of them are kept, with the run whose verdict they decide; what is t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,8 @@ from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, values_of
 from ..runs.dumps.dump import LOGITS, Dump, open_dump
 from ..runs.figures import Figures
-from ..runs.file.records import FAILED, NEIGHBOURS, NOTED, PASSED, RERUN, Evidence, RunHeader
+from ..runs.file.records import Evidence, RunHeader
+from .divergence import Divergence, joined, means
 from .validity import first_mismatch
 
 Tick = Callable[[int], None]
@@ -34,28 +35,8 @@ FOREIGN = 10.0  # further from the model's own logits than this many of its floo
 
 
 @dataclass(frozen=True)
-class Apart:
-    """Two sides of the same positions. squares: mean square of the difference over elements finite on both, logits^2
-    [positions]; is_same: every bit equal [positions]; neq: elements whose values differ; mismatches: elements NaN or
-    infinite on one side only [positions]; first_mismatch: token of the first of them and its value on both sides, None
-    where there is none.
-    """
-
-    squares: NDArray[np.float64]
-    is_same: NDArray[np.bool_]
-    neq: int
-    mismatches: NDArray[np.int64]
-    first_mismatch: tuple[int, float, float] | None = None
-
-    @property
-    def rms(self) -> float:
-        """Over all positions, in logits."""
-        return float(np.sqrt(self.squares.mean()))
-
-
-@dataclass(frozen=True)
 class ModelControls:
-    """What the model itself says of a dump's tokens, where it is at hand.
+    """Figures of the model itself on a dump's tokens, where it is at hand.
 
     own: mean squares of reorderings in the dump's dtype [seeds, positions]; own_rounding: of 16 bits against float32
     [positions], None for a float32 dump or where it does not fit; float32: of reorderings in float32 [seeds,
@@ -100,7 +81,7 @@ class Ways:
 
 @dataclass(frozen=True)
 class Controls:
-    """What was measured of the controls of a run. rerun, neighbours: of the sides that were called again, by name.
+    """Figures measured of the controls of a run. rerun, neighbours: of the sides that were called again, by name.
 
     float32: the pair in float32, by the variant's name; narrowing: mean squares of each side of the run against itself
     in float32, by name [positions], empty for a float32 run; floor: an uploaded one; has_experts: a mixture of experts,
@@ -108,9 +89,9 @@ class Controls:
     no sentence asks for one of them again.
     """
 
-    rerun: dict[str, Apart]
-    neighbours: dict[str, Apart]
-    float32: dict[str, Apart]
+    rerun: dict[str, Divergence]
+    neighbours: dict[str, Divergence]
+    float32: dict[str, Divergence]
     narrowing: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     floor: Ways | None = None
     has_experts: bool = False
@@ -195,7 +176,7 @@ def _opened(paths: Sequence[Path], header: RunHeader, fmt: FloatFormat, what: st
 
 
 def _names_of(header: RunHeader, dump: Dump, *, only: bool) -> list[str]:
-    """Which side of the run each side of the dump is: by name, or in order where as many have other names.
+    """The run's side that each side of the dump is: by name, or in order where as many have other names.
 
     only: every side of the dump must be one of the run's; else sides of other names are left out.
     """
@@ -212,20 +193,20 @@ def _names_of(header: RunHeader, dump: Dump, *, only: bool) -> list[str]:
     )
 
 
-def _against_run(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Apart]:
+def _against_run(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Divergence]:
     """Each side of the dump against the side of the run that it repeats."""
     header = figures.header
     places = {side.name: index for index, side in enumerate(header.sides)}
     names = _names_of(header, dump, only=True)
-    parts: dict[str, list[Apart]] = {name: [] for name in names}
+    parts: dict[str, list[Divergence]] = {name: [] for name in names}
     for row, sides in dump.chunks():
         for name, bits in zip(names, sides, strict=True):
-            parts[name].append(_apart(figures.read_rows(places[name], row, row + len(bits)), bits, header.format))
+            parts[name].append(_divergence(figures.read_rows(places[name], row, row + len(bits)), bits, header.format))
         tick(len(sides[0]))
-    return {name: _joined(found) for name, found in parts.items()}
+    return {name: joined(found) for name, found in parts.items()}
 
 
-def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Apart], dict[str, NDArray[np.float64]]]:
+def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergence], dict[str, NDArray[np.float64]]]:
     """(every variant that the dump has against its reference, by name; each side of the run against itself in float32
     [positions])
 
@@ -240,14 +221,14 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Apart], 
             f"the pair in float32 lacks the reference '{ours[0]}'; it has {', '.join(map(repr, names[:4]))}."
         )
     known = [name for name in names if name in ours]
-    parts: dict[str, list[Apart]] = {name: [] for name in known if name != ours[0]}
+    parts: dict[str, list[Divergence]] = {name: [] for name in known if name != ours[0]}
     cross: dict[tuple[str, str], list[NDArray[np.float64]]] = {}  # (side of the run, side in float32)
     upcast, spread, elements = dict.fromkeys(known, 0), 0.0, 0
     for row, sides in dump.chunks():
         by_name = dict(zip(names, sides, strict=True))
         wide = {name: values_of(by_name[name], FLOAT32) for name in known}
         for name in parts:
-            parts[name].append(_apart(by_name[ours[0]], by_name[name], FLOAT32))
+            parts[name].append(_divergence(by_name[ours[0]], by_name[name], FLOAT32))
         if header.format is not FLOAT32:
             plain = wide[ours[0]].astype(np.float64)
             spread += float(
@@ -264,9 +245,9 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Apart], 
                 for other in known if len(known) <= _CROSSED else [name]:
                     cross.setdefault((name, other), []).append(_mean_squares(narrow, wide[other]))
         tick(len(sides[0]))
-    joined = {name: _joined(found) for name, found in parts.items()}
+    pairs = {name: joined(found) for name, found in parts.items()}
     if header.format is FLOAT32:
-        return joined, {}
+        return pairs, {}
     apart = {pair: np.concatenate(found) for pair, found in cross.items()}
     _refuse_other_sides(header, apart, known, float(np.sqrt(spread / max(elements, 1))))
     if all(upcast[name] > _UPCAST * header.rows * header.vocab for name in known):
@@ -275,7 +256,7 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Apart], 
             f" {min(upcast.values()) / (header.rows * header.vocab):.1%} of its logits round back to the run's bits;"
             " expected both sides computed in float32."
         )
-    return joined, {name: apart[(name, name)] for name in known}
+    return pairs, {name: apart[(name, name)] for name in known}
 
 
 def _mean_squares(narrow: NDArray[np.float32], wide: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -283,7 +264,7 @@ def _mean_squares(narrow: NDArray[np.float32], wide: NDArray[np.float32]) -> NDA
     with np.errstate(invalid="ignore"):
         squares = (narrow.astype(np.float64) - wide) ** 2
     is_number = np.isfinite(squares)
-    return np.where(is_number, squares, 0.0).sum(axis=1) / np.maximum(is_number.sum(axis=1), 1)
+    return means(np.where(is_number, squares, 0.0).sum(axis=1), is_number.sum(axis=1))
 
 
 def _refuse_other_sides(
@@ -366,7 +347,7 @@ def _unsigned(values: NDArray[np.float32]) -> bytes:
 
 
 def _reference_in_float32(figures: Figures, pair: Dump | None) -> Callable[[int], NDArray[np.unsignedinteger]]:
-    """What gives the next rows of the pair's reference in float32: of the control, or of a run that is float32
+    """A reader of the next rows of the pair's reference in float32: of the control, or of a run that is float32
     itself.
     """
     if pair is None:
@@ -416,91 +397,13 @@ def _digests_of_variants(figures: Figures, pair: Dump | None) -> set[str]:
     return found
 
 
-def _apart(reference: NDArray[np.unsignedinteger], variant: NDArray[np.unsignedinteger], fmt: FloatFormat) -> Apart:
+def _divergence(
+    reference: NDArray[np.unsignedinteger], variant: NDArray[np.unsignedinteger], fmt: FloatFormat
+) -> Divergence:
     rows = compare(reference, variant, fmt)
     broken = np.flatnonzero(rows.nonfinite_mismatch)
-    return Apart(
-        rows.sum_squares / np.maximum(rows.finite, 1),
-        np.asarray(rows.bit_identical),
-        int(rows.neq.sum()),
-        np.asarray(rows.nonfinite_mismatch),
-        (
-            first_mismatch(values_of(reference[broken[0]], fmt), values_of(variant[broken[0]], fmt))
-            if len(broken)
-            else None
-        ),
-    )
-
-
-def _joined(parts: Sequence[Apart]) -> Apart:
-    return Apart(
-        np.concatenate([part.squares for part in parts]),
-        np.concatenate([part.is_same for part in parts]),
-        sum(part.neq for part in parts),
-        np.concatenate([part.mismatches for part in parts]),
-        next((part.first_mismatch for part in parts if part.first_mismatch is not None), None),
-    )
-
-
-def rerun_evidence(header: RunHeader, pair: int, controls: Controls, pair_rms: float) -> Iterator[Evidence]:
-    """Does each side that was called again give the same bits? `pair_rms`: of the pair, in logits."""
-    names = (header.sides[0].name, header.sides[pair + 1].name)
-    called = [name for name in names if name in controls.rerun]
-    if not called:
-        return
-    moved = [name for name in called if not controls.rerun[name].is_same.all()]
-    control = " and ".join(f"'{name}'" for name in called) + ", uploaded again from another call"
-    figures = {
-        "not_repeatable": moved,
-        "called_again": called,
-        "pair_rms_logits": pair_rms,
-        "rerun_rms_logits": max((controls.rerun[name].rms for name in moved), default=0.0),
-        "rerun_neq": {name: controls.rerun[name].neq for name in called},
-    }
-    if moved:
-        most = max(controls.rerun[name].rms for name in moved)
-        beside = f" The pair is {pair_rms / most:.2f} times as far apart as a side from itself." if most > 0 else ""
-        who = " and ".join(f"'{name}'" for name in moved)
-        says = (
-            f"{who} {'does' if len(moved) == 1 else 'do'} not give the same bits twice: something in it is"
-            f" nondeterministic.{beside}"
-        )
-        yield Evidence(RERUN, control, figures, FAILED, says)
-        return
-    rest = [name for name in names if name not in called]
-    says = (
-        "Each side gives the same bits when it is called again."
-        if not rest
-        else f"'{called[0]}' gives the same bits when it is called again; '{rest[0]}' was not called again."
-    )
-    yield Evidence(RERUN, control, figures, PASSED, says)
-
-
-def neighbour_evidence(header: RunHeader, pair: int, controls: Controls) -> Iterator[Evidence]:
-    """Do other requests in the other rows leave a side's bits alone?"""
-    for name in (header.sides[0].name, header.sides[pair + 1].name):
-        found = controls.neighbours.get(name)
-        if found is None:
-            continue
-        control = f"'{name}' beside other requests, uploaded as a dump of its own"
-        figures = {"bit_identical": bool(found.is_same.all()), "neq": found.neq, "rms_logits": found.rms}
-        if found.is_same.all():
-            yield Evidence(
-                NEIGHBOURS,
-                control,
-                figures,
-                PASSED,
-                f"The other requests that it was called beside do not change a bit of '{name}'.",
-            )
-        elif controls.has_experts:
-            says = (
-                f"What the other rows hold changes bits of '{name}'; in a mixture of experts the rows share the"
-                " experts' products, so that alone is no leak."
-            )
-            yield Evidence(NEIGHBOURS, control, figures, NOTED, says)
-        else:
-            says = (
-                f"What the other rows hold changes the logits of '{name}'; if their number and length were the same,"
-                " data leaks between rows. (A mixture of experts may do that; say so with --mixture-of-experts.)"
-            )
-            yield Evidence(NEIGHBOURS, control, figures, FAILED, says)
+    first = None
+    if len(broken):
+        first = first_mismatch(values_of(reference[broken[0]], fmt), values_of(variant[broken[0]], fmt))
+    mismatches, is_same = np.asarray(rows.nonfinite_mismatch), bool(np.all(rows.bit_identical))
+    return Divergence(rows.sum_squares, rows.finite, mismatches, first, int(rows.neq.sum()), is_same)

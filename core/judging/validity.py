@@ -37,7 +37,7 @@ _RANKS = 20
 
 @dataclass(frozen=True)
 class Scale:
-    """What a side's rows are: logits, log-probabilities or probabilities; its logsumexp, in nats, None where none is
+    """The kind of a side's rows: logits, log-probabilities or probabilities; its logsumexp, in nats, None where none is
     finite.
     """
 
@@ -77,7 +77,7 @@ def validity(
 
 
 def checks_of(figures: Figures, fillings: Sequence[Filling], samples: Sequence[Sample]) -> list[list[Evidence]]:
-    """The same of every pair, with what explains it; `fillings`, `samples`: of every side."""
+    """Checks of every pair, with what explains it; `fillings`, `samples`: of every side."""
     scales = [scale_of(figures, side, filling) for side, filling in enumerate(fillings)]
     causes = causes_of(figures.header, samples)
     return [
@@ -240,7 +240,7 @@ def _truncation(
 
 
 def not_finite_of(figures: Figures, pair: int) -> NotFinite | None:
-    """What is NaN or infinite on one side of a pair only, in the run's dtype; None where nothing is."""
+    """Logits that are NaN or infinite on one side of a pair only, in the run's dtype; None where there are none."""
     header = figures.header
     by_row = figures.positions(pair)["nonfinite_mismatch"].to_numpy(np.int64)
     if not by_row.any():
@@ -251,7 +251,7 @@ def not_finite_of(figures: Figures, pair: int) -> NotFinite | None:
 
 
 def not_finite(header: RunHeader, pair: int, by_row: NDArray[np.int64], first: tuple[int, float, float]) -> NotFinite:
-    """The same of figures: how many at each position, and the first token with its value on both sides."""
+    """From figures: how many at each position, and the first token with its value on both sides."""
     token, *values = first
     known = {
         i: text for prompt in header.prompts for i, text in zip(prompt.token_ids, prompt.token_texts, strict=False)
@@ -341,7 +341,7 @@ def sampling(figures: Figures, generations: Sequence[Generation]) -> dict[int, E
 
 
 def structure(figures: Figures, pair: int) -> list[Evidence]:
-    """Where the sides begin to differ at all, which takes no control: the rung `structure`, which never decides."""
+    """The rung `structure`, which takes no control and never decides: where the sides begin to differ at all."""
     header = figures.header
     positions = figures.positions(pair)
     rows = np.flatnonzero(~positions["bit_identical"].to_numpy(bool))

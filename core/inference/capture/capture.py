@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Protocol
@@ -24,21 +24,13 @@ from ...text import size
 from ..models import memory
 from ..models.bits import own_bits
 from ..models.model import LoadedModel
-from ..models.torch_errors import first_line, foreign_errors_stop, quiet
+from ..models.torch_errors import first_line, foreign_errors_stop, no_foreign_errors, quiet
 from ..paths.bases import without_cache
 from ..paths.cache_watch import CacheWatch, kv_parts
 from ..paths.neighbours import neighbour_rows
-from ..paths.paths import OpenPath, Path, Pieces, open_path, rows_of_a_chunk
-from ..paths.sides import Side, sides_of
-from ..watching.layers import (
-    FLOOR_SEEDS,
-    LayerCapture,
-    LayerPlan,
-    LayerSink,
-    has_a_core_to_spare,
-    plan_layers,
-    watching,
-)
+from ..paths.paths import Emit, OpenPath, Path, open_path, rows_of_a_chunk
+from ..paths.sides import NamedPath, sides_of
+from ..watching.layers import FLOOR_SEEDS, LayerCapture, LayerPlan, LayerSink, has_a_core_to_spare, plan_layers
 
 
 class Sink(Protocol):
@@ -51,19 +43,19 @@ class Sink(Protocol):
         """The keys or values of one layer after one prompt."""
 
     def layers(self, chosen: Sequence[Sequence[int]], *, is_beside: bool) -> LayerSink:
-        """What takes the outputs of the model's modules at the chosen positions of each prompt; asked for where the
+        """A sink for the outputs of the model's modules at the chosen positions of each prompt; asked for where the
         plan has them.
 
         is_beside: there is a core to spare, so that they can be compared while forwards go on.
         """
 
     def write_generation(self, generation: Generation) -> None:
-        """What the sides made of a prompt when they went on freely."""
+        """The tokens with which the sides went on freely from a prompt."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a capture is. rows are counted over all sides; seconds since the capture began."""
+    """Progress of a capture. rows are counted over all sides; seconds since the capture began."""
 
     side: int
     side_name: str
@@ -164,7 +156,7 @@ def plan_capture(
     return CapturePlan(loaded, paths, token_ids, seed, header, has_kv, tuple(generations), looked_at)
 
 
-def _in_short(sides: Sequence[Side], repeat: int) -> str:
+def _in_short(sides: Sequence[NamedPath], repeat: int) -> str:
     """The sides in a title: the first few, and how many more."""
     if repeat > 1:
         called = ", ".join(dict.fromkeys(str(side.path) for side in sides[repeat - 1 :: repeat]))
@@ -204,19 +196,16 @@ def run_capture(plan: CapturePlan, sink: Sink, on_progress: Callable[[Progress],
         for side, path in enumerate(plan.paths):
             torch.manual_seed(plan.seed)
             gather = _Gather(plan, side, sink)
-            with closing(_outcomes(plan, side, layers)) as outcomes:
-                while True:
-                    with torch_errors_stop(path):
-                        outcome = next(outcomes, None)
-                    if outcome is None:
-                        break
-                    if isinstance(outcome, KvPart):
-                        sink.write_kv(side, outcome)
-                        continue
-                    gather.add(outcome)
-                    rows_done += len(outcome)
+
+            def emit(_: int, logits: torch.Tensor, side: int = side, gather: _Gather = gather) -> None:
+                nonlocal rows_done
+                with no_foreign_errors():
+                    gather.add(logits)
+                    rows_done += len(logits)
                     tell(side, plan.header.sides[side].name)
-                    del outcome  # see _outcomes
+
+            with torch_errors_stop(path):
+                _run_side(plan, side, layers, emit, sink)
             gather.finish()
             if layers is not None and side == 0:
                 try:
@@ -227,34 +216,36 @@ def run_capture(plan: CapturePlan, sink: Sink, on_progress: Callable[[Progress],
     return missing
 
 
-def _outcomes(
-    plan: CapturePlan, side: int, layers: LayerCapture | None
-) -> Generator[torch.Tensor | KvPart, None, None]:
+def _run_side(plan: CapturePlan, side: int, layers: LayerCapture | None, emit: Emit, sink: Sink) -> None:
     """The rows of one side, in order, prompt after prompt, each followed by the caches it left."""
     watch = CacheWatch() if plan.has_kv else None
     trace = layers.trace(side, plan.paths[side]) if layers is not None else None
-    with open_path(plan.paths[side], plan.loaded, watch, trace) as opened, watching(plan.loaded.model, trace):
+
+    def see(position: int, logits: torch.Tensor) -> None:
+        if trace is not None:
+            trace.see_logits(position, logits)
+        emit(position, logits)
+
+    with (
+        open_path(plan.paths[side], plan.loaded, watch, trace) as opened,
+        nullcontext() if trace is None else trace.watching(),
+    ):
         for prompt, ids in enumerate(plan.token_ids):
-            if layers is not None and trace is not None:
-                layers.begin(trace, prompt)
-            for position, logits in _pieces(opened, ids, plan.generations[prompt] if plan.generations else None):
-                if trace is not None:
-                    trace.see_logits(position, logits)
-                yield logits
-                del logits  # or the view would keep this prompt's logits alive during the next prompt's forward
-            if layers is not None and trace is not None:
-                layers.end(trace, side, prompt)
+            with nullcontext() if trace is None else trace.of_prompt(prompt):
+                _run_prompt(opened, ids, plan.generations[prompt] if plan.generations else None, see)
             if watch is not None:
-                yield from kv_parts(watch, prompt, plan.loaded.torch_dtype)
+                for part in kv_parts(watch, prompt, plan.loaded.torch_dtype):
+                    with no_foreign_errors():
+                        sink.write_kv(side, part)
                 watch.cache = watch.place = None
 
 
-def _pieces(opened: OpenPath, ids: Sequence[int], generation: Generation | None) -> Pieces:
+def _run_prompt(opened: OpenPath, ids: Sequence[int], generation: Generation | None, emit: Emit) -> None:
     """All positions of `ids`; those that were generated are fed one by one after the prompt, as when they were."""
     if generation is None:
-        return opened(ids)
+        return opened(ids, emit)
     rest = iter(ids[generation.given_positions :])
-    return opened.continued(ids[: generation.given_positions], generation.asked, lambda _: next(rest, None))
+    return opened.continued(ids[: generation.given_positions], generation.asked, lambda _: next(rest, None), emit)
 
 
 class _Gather:
@@ -301,7 +292,7 @@ class _Gather:
 
 
 def torch_errors_stop(path: Path) -> AbstractContextManager[None]:
-    """What torch raises inside becomes one sentence that names the path."""
+    """Turn what torch raises inside into one sentence that names the path."""
     return foreign_errors_stop(f"path '{path}'", "shorten the prompts, lower batch:N, or choose a narrower dtype")
 
 

@@ -1,4 +1,4 @@
-"""What a planned capture will compute and keep, before it runs: counted by walking each path without computing
+"""Costs of a planned capture, in computing and in disk, before it runs: counted by walking each path without computing
 anything.
 """
 
@@ -18,7 +18,7 @@ from ...text import size
 from ..models import memory
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
-from ..paths.batch import Setting
+from ..paths.batch import Emit, PromptBatch, ignore
 from ..paths.paths import BASES, MODIFIERS, Path
 from .capture import CapturePlan
 
@@ -104,14 +104,13 @@ def costs_of(plan: CapturePlan) -> Costs:
 
 
 @dataclass(frozen=True)
-class _Counting(Setting):
-    """Stands in for a setting: every forward that a base asks for is noted, and none is made."""
+class _Counting(PromptBatch):
+    """Stands in for a batch: every forward that a base asks for is noted, and none is made."""
 
     columns_of_forwards: list[int] = field(default_factory=list)
 
-    def pieces(self, start: int, stop: int, cache: Cache | None = None) -> Iterator[tuple[int, torch.Tensor]]:  # noqa: ARG002
+    def forward(self, start: int, stop: int, emit: Emit, cache: Cache | None = None) -> None:  # noqa: ARG002
         self.columns_of_forwards.append(self.column_after(stop) - self.column(start))
-        yield start, torch.empty((stop - start, 0))
 
 
 def _walk_of_prompt(plan: CapturePlan, path: Path, number: int) -> list[int]:
@@ -129,8 +128,7 @@ def walk(path: Path, loaded: LoadedModel, positions: int) -> list[int]:
     """Columns of each forward that the path makes for a prompt of so many tokens, padding included."""
     left, right = _padding(path)
     counting = _Counting(loaded, prompt=(0,) * positions, left=left, right=right)
-    for _ in BASES[path.base.name].compute(counting, *path.base.values):
-        pass
+    BASES[path.base.name].compute(counting, ignore, *path.base.values)
     return counting.columns_of_forwards
 
 

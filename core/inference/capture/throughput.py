@@ -1,4 +1,4 @@
-"""What a path costs: tokens a second by batch size, the paths taking turns."""
+"""Throughput of paths: tokens a second by batch size, the paths taking turns."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ...errors import CaptureError, UsageError
 from ...runs.tables.remedies import NARROW
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
+from ..paths.batch import ignore
 from ..paths.grammar import Step
 from ..paths.modifiers import MODIFIERS
 from ..paths.neighbours import neighbour_rows
@@ -194,15 +195,13 @@ def walk_seconds(loaded: LoadedModel, path: Path, ids: Sequence[int], clock: Clo
     with (
         foreign_errors_stop(f"path '{path}'", "choose a smaller batch"),
         torch.inference_mode(),
-        open_path(path, loaded) as pieces_of,
+        open_path(path, loaded) as run,
     ):
         if any(MODIFIERS[step.name].is_one_piece for step in path.modifiers):
-            for _ in pieces_of(ids):  # it is compiled anew in every open path, and that would be on the clock
-                pass
+            run(ids, ignore)  # it is compiled anew in every open path, and that would be on the clock
         _wait(loaded)
         began = clock()
-        for _, logits in pieces_of(ids):
-            del logits
+        run(ids, ignore)
         _wait(loaded)
         return clock() - began
 

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...judging.divergence import mean_squares
 from ...runs.file.records import FLOAT32, MISSING, MODULES, ONE_ORDER, SYMMETRY, Evidence
 from ..models.model import LoadedModel
-from ..paths.engines import Side, pieces_of_side, side_of
-from .rounding_floor import divergence, in_float32, mean_squares, whole_side
+from ..paths.engines import Side, side_of
+from .rounding_floor import divergence, in_float32, known, whole_side
 
 _ASKED = 128  # positions to ask for, and one prompt at least
 _PRACTICALLY_ALL = 0.98  # of logits on a 16-bit grid; of those computed in float32 1 in 65,000 is on that of bfloat16
@@ -106,7 +107,7 @@ def _a_few(prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
 
 def _answer(loaded: LoadedModel, side: Side, ids: Sequence[int]) -> torch.Tensor:
     """Logits of a prompt. [positions, vocab], float32 or wider, which holds each of their values"""
-    logits = whole_side(pieces_of_side(side, loaded, ids))
+    logits = whole_side(side.run_on(loaded), ids)
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -131,7 +132,7 @@ def grid_of(answers: Sequence[torch.Tensor]) -> tuple[str, str] | None:
 
 def _apart(answers: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> NDArray[np.float64]:
     """Mean squares of the differences, over what is finite on both sides. [positions]"""
-    return mean_squares([divergence(b, iter([(0, a)])) for a, b in zip(answers, exact, strict=True)])
+    return mean_squares([divergence(b, known(a), ()) for a, b in zip(answers, exact, strict=True)])
 
 
 def _ratios(squares: NDArray[np.float64], beside: NDArray[np.float64]) -> NDArray[np.float64]:

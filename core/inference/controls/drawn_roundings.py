@@ -27,9 +27,9 @@ from ...judging.sixteen_bits import Errors, SixteenTest, sixteen_evidence, sixte
 from ...runs.file.records import FAILED, MISSING, OWN_DTYPE, Evidence
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
-from ..paths.engines import Side, pieces_of_side, side_of
-from ..paths.grammar import Pieces
-from ..paths.hooks import LayerTrace
+from ..paths.batch import Run
+from ..paths.engines import Side, side_of
+from ..paths.hooks import ModuleTrace
 from .reordering import reordered, reordering_refusal
 from .rounding_floor import groups_of, in_float32, whole_side
 
@@ -167,7 +167,7 @@ def errors_of(
     for group in groups_of(loaded, prompts, itemsize=4):
         say("a forward in float32")
         with in_float32(loaded) as widened:
-            exact = [whole_side(pieces_of_side(plain, widened, ids)) for ids in group]
+            exact = [whole_side(plain.run_on(widened), ids) for ids in group]
         if seeds and drawn[0].directions is None:
             directions = _directions(loaded, plain, group, exact, seeds)
             for sums in (*found, *drawn):
@@ -175,7 +175,7 @@ def errors_of(
         for sums, side in zip(found, sides, strict=True):
             say(f"'{side.name}' against it")
             for ids, wide in zip(group, exact, strict=True):
-                sums.add(whole_side(pieces_of_side(side, loaded, ids)), wide)
+                sums.add(whole_side(side.run_on(loaded), ids), wide)
         for sums, seed in zip(drawn, seeds, strict=True):
             say(f"draw {seed} of {len(seeds)}")
             for ids, wide in zip(group, exact, strict=True):
@@ -216,7 +216,7 @@ def _directions(
 def _drawn(loaded: LoadedModel, plain: Side, ids: Sequence[int], seed: int) -> torch.Tensor:
     mode = DrawnRounding(loaded.torch_dtype, seed)
     with foreign_errors_stop("drawing roundings anew", "choose eager attention"), mode:
-        logits = whole_side(pieces_of_side(plain, loaded, ids))
+        logits = whole_side(plain.run_on(loaded), ids)
     if not mode.moved:
         raise CaptureError("drawing roundings anew: no operation rounded where torch could be told; leave compile out.")
     return logits
@@ -266,9 +266,9 @@ def _ways_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: Side)
     """The model's own ways, which the draws must be a measure of."""
 
     @contextmanager
-    def reordering(loaded: LoadedModel, trace: LayerTrace | None) -> Iterator[Callable[[Sequence[int]], Pieces]]:
-        with plain.open(loaded, trace) as pieces_of, reordered(loaded.model, 0):
-            yield pieces_of
+    def reordering(loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
+        with plain.open(loaded, trace) as run, reordered(loaded.model, 0):
+            yield run
 
     ways = [plain]
     if plain is PREFILL and sum(map(len, prompts)) <= _DECODED:

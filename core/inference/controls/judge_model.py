@@ -17,21 +17,19 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from ...errors import CaptureError
+from ...judging.divergence import Divergence, mean_squares
 from ...judging.ladder import (
     BLOCKS,
     LARGEST_RATIO_16_BITS,
     NONDETERMINISTIC,
     UNDECIDED,
     FloorTest,
-    NotFinite,
+    Ladder,
     Verdict,
     conclude,
-    floor_evidence,
     floor_test,
     growth_evidence,
     is_larger_everywhere,
-    not_finite_evidence,
-    structure_evidence,
     structure_of,
     symmetry_evidence,
     three_digits,
@@ -47,7 +45,6 @@ from ...runs.file.records import (
     OWN_DTYPE,
     PASSED,
     PRECISION,
-    RERUN,
     SYMMETRY,
     Evidence,
     FloorRows,
@@ -63,7 +60,7 @@ from .judging_session import JudgingSession
 from .lower_precision import Lowered, checked_in_16_bits, lowered, lowered_in_16_bits
 from .module_growth import growth_over_modules
 from .precisions import Precision
-from .rounding_floor import Divergence, check_prompts, in_float32, mean_squares, not_finite_of
+from .rounding_floor import check_prompts, in_float32, not_finite_of
 
 SEEDS = 4
 FLOAT64 = "float64"
@@ -134,29 +131,28 @@ def judge_pair(
         torch.inference_mode(),
         foreign_errors_stop("judging", "shorten the prompts or choose a smaller model"),
     ):
-        ladder = _Ladder(session, (side_of(reference), side_of(variant)), list(seeds), on_progress or (lambda _: None))
+        ladder = _ModelLadder(
+            session, (side_of(reference), side_of(variant)), list(seeds), on_progress or (lambda _: None)
+        )
         ladder.precisions = tuple(precisions)
         return ladder.climb()
 
 
-class _Ladder:
-    """One pair on trial. `evidence`, `floors`, `tests` and `measured` fill up from rung to rung.
+class _ModelLadder(Ladder):
+    """One pair on trial, whose model is at hand.
 
     tests: of the pair, by rung, FLOAT64 where that takes float32's place; measured: mean squares of the reorderings by
-    dtype; broken: what is NaN or infinite on one side only, in the first dtype where anything is.
+    dtype.
     """
 
     def __init__(
         self, session: JudgingSession, sides: tuple[Side, Side], seeds: list[int], say: Callable[[str], None]
     ) -> None:
+        super().__init__((sides[0].name, sides[1].name), [len(ids) for ids in session.prompts])
         self.session, self.sides, self.seeds, self.say = session, sides, seeds, say
         self.loaded, self.prompts = session.loaded, session.prompts
-        self.lengths = [len(ids) for ids in self.prompts]
-        self.evidence: list[Evidence] = []
-        self.floors: list[FloorRows] = []
         self.tests: dict[str, FloorTest] = {}
         self.measured: dict[str, NDArray[np.float64]] = {}
-        self.broken: NotFinite | None = None
         self.narrow: list[Narrow] = []
         self.of_16_bits: list[Evidence] = []
         self.fits_float32 = True
@@ -170,7 +166,9 @@ class _Ladder:
         own, digests = measure(loaded, self.prompts, self.sides, self._reference_in(loaded))
         self.say("both sides once more")
         again = [self.session.digest(loaded, self.sides[0]), *digests_of(loaded, self.prompts, self.sides[1:])]
-        self.evidence.append(_rerun(self.sides, digests, again))
+        control = " and ".join(f"'{name}'" for name in self.names) + ", each called twice"
+        moved = [name for name, a, b in zip(self.names, digests, again, strict=True) if a != b]
+        self.rerun(control, self.names, moved, {})
         self._other_neighbours(digests[1])
         if loaded.dtype != "float32":
             self.say(f"{count} reorderings in {loaded.dtype}")
@@ -197,10 +195,7 @@ class _Ladder:
         if sixteen is not None:
             first, ratio = structure_of(sixteen.outliers, self.lengths).first, sixteen.ratio
         if deciding is not None:
-            blocks = sorted({*BLOCKS, *(int(v) for side in self.sides for v in side.block_sizes)})
-            shown = structure_of(deciding.outliers, self.lengths, blocks)
-            first, ratio = shown.first, deciding.noise_ratio
-            self.evidence.append(structure_evidence(shown, deciding, self.lengths))
+            first, ratio = self.stands_out(deciding, self.blocks), deciding.noise_ratio
             self._over_modules(deciding)
         if first is None and self.broken is not None:
             first, ratio = self.broken.place(self.lengths), None
@@ -213,6 +208,11 @@ class _Ladder:
         if self.of_16_bits and verdict.name in (UNDECIDED, NONDETERMINISTIC):  # how much 16 bits would have shown
             verdict = replace(verdict, because=" ".join([verdict.because, *(row.says for row in self.of_16_bits)]))
         return Judgement(verdict, tuple(self.floors))
+
+    @property
+    def blocks(self) -> list[int]:
+        """Sizes that a fault may begin at multiples of."""
+        return sorted({*BLOCKS, *(int(v) for side in self.sides for v in side.block_sizes)})
 
     def _reference_in(self, model: LoadedModel) -> Whole:
         """Gives the reference's logits in the dtype of `model`."""
@@ -230,28 +230,15 @@ class _Ladder:
         control = f"'{changed.name}' against '{side.name}'"
         (found,) = digests_of(self.loaded, self.prompts, [changed])
         figures = {"rows": side.rows, "bit_identical": found == digest}
-        if found == digest:
-            outcome, says = (
-                PASSED,
-                "Other prompts in the other rows, as many and as long, do not change a bit of this one's.",
-            )
-        elif _has_experts(self.loaded.model):
-            outcome, says = (
-                NOTED,
-                (
-                    "What the other rows hold changes this one's bits; in a mixture of experts the rows share the"
-                    " experts' products, so that alone is no leak."
-                ),
-            )
-        else:
-            outcome, says = (
-                FAILED,
-                (
-                    "What the other rows hold changes this one's logits, though their number and length are the same:"
-                    " data leaks between rows."
-                ),
-            )
-        self.evidence.append(Evidence(NEIGHBOURS, control, figures, outcome, says))
+        says = (
+            "Other prompts in the other rows, as many and as long, do not change a bit of this one's.",
+            "What the other rows hold changes this one's bits; in a mixture of experts the rows share the experts'"
+            " products, so that alone is no leak.",
+            "What the other rows hold changes this one's logits, though their number and length are the same: data"
+            " leaks between rows.",
+        )
+        has_experts = _has_experts(self.loaded.model)
+        self.neighbours(control, figures, says, is_same=found == digest, has_experts=has_experts)
 
     def _other_row(self, digest: str) -> None:
         """The same prompt in another row. Kernels may sum rows in different orders (on a CPU they do, by thread), which
@@ -269,7 +256,7 @@ class _Ladder:
         (found,) = digests_of(self.loaded, self.prompts, [moved])
         if found == digest:
             says = f"Row {there} of {side.rows} gives the same bits as row {here}."
-            self.evidence.append(Evidence(NEIGHBOURS, control, {**figures, "bit_identical": True}, PASSED, says))
+            self.add(NEIGHBOURS, control, {**figures, "bit_identical": True}, PASSED, says)
             return
         figures["bit_identical"] = False
         dtype = next((name for name in (FLOAT64, "float32") if name in self.measured), None)
@@ -279,7 +266,7 @@ class _Ladder:
                 f"Row {there} of {side.rows} gives other bits than row {here}; whether by more than rounding takes a"
                 " floor."
             )
-            self.evidence.append(Evidence(NEIGHBOURS, control, figures, NOTED, says))
+            self.add(NEIGHBOURS, control, figures, NOTED, says)
             return
         figures |= {
             "compute_dtype": dtype,
@@ -293,7 +280,7 @@ class _Ladder:
                 f"Row {there} of {side.rows} gives other bits than row {here}, by {test.ratio:.2f} times the rounding"
                 f" floor in {dtype}."
             )
-            self.evidence.append(Evidence(NEIGHBOURS, control, figures, PASSED, says))
+            self.add(NEIGHBOURS, control, figures, PASSED, says)
             return
         how_far = (
             f"up to {three_digits(max(test.ratio, test.worst))} times the rounding floor in {dtype}"
@@ -304,7 +291,7 @@ class _Ladder:
             f"The same prompt in row {there} of {side.rows} gives other logits than in row {here}: {how_far}. What is"
             " computed depends on the row."
         )
-        self.evidence.append(Evidence(NEIGHBOURS, control, figures, FAILED, says))
+        self.add(NEIGHBOURS, control, figures, FAILED, says)
 
     def _row_test(self, dtype: str, sides: tuple[Side, Side]) -> FloorTest | None:
         try:
@@ -348,29 +335,30 @@ class _Ladder:
             f"'{variant.name}' against '{reference.name}' in {shown}, beside {len(self.seeds)} reorderings of every"
             " linear map"
         )
-        broken = not_finite_of(loaded, pair, (reference.name, variant.name))
+        broken = not_finite_of(loaded, pair, self.names)
         self.broken = self.broken or broken
         try:
             floor = self.session.floor(loaded, self.seeds, dtype=dtype)
         except CaptureError as error:
             if broken is not None:
-                self.evidence.append(not_finite_evidence(broken, rung, shown, control, self.lengths))
-                return
+                return self.not_finite(broken, rung, shown, control)
             says = f"The rounding floor in {shown} cannot be measured: {error}"
-            self.evidence.append(Evidence(rung, control, {}, MISSING, says))
-            return
+            return self.add(rung, control, {}, MISSING, says)
         squares = np.stack([mean_squares(of_seed) for of_seed in floor.divergences])
         if own_rounding is not None:
             control += f", and the same forward in {shown} and in float32"
-        mean = mean_squares(pair)
-        test = floor_test(
-            mean, squares, not_finite=broken, is_16_bits=shown not in ("float32", FLOAT64), own_rounding=own_rounding
-        )
-        self.tests[key or rung] = test
         self.measured[shown] = squares
-        at_positions = squares.mean(axis=0) if own_rounding is None else np.maximum(squares.mean(axis=0), own_rounding)
-        self.floors.append(FloorRows(shown, np.sqrt(mean), np.sqrt(at_positions)))
-        self.evidence.append(floor_evidence(test, rung, shown, control, mean, at_positions, self.lengths, floor.maps))
+        self.tests[key or rung] = self.against_floor(
+            rung,
+            shown,
+            control,
+            mean_squares(pair),
+            squares,
+            not_finite=broken,
+            own_rounding=own_rounding,
+            maps=floor.maps,
+        )
+        return None
 
     def _narrow_sides(self) -> list[Narrow]:
         """Those that compute in 16 bits whatever they are asked; a side that cannot be asked is for the float32 rung to
@@ -383,7 +371,7 @@ class _Ladder:
         return [one for one in found if one is not None]
 
     def _sixteen_bits(self) -> SixteenTest | None:
-        """Where a side has no float32: its error in 16 bits beside rounding drawn anew. -> the test that failed"""
+        """Hold the error of a side that has no float32 beside rounding drawn anew. -> the test that failed"""
         is_missing = any(row.rung == FLOAT32 and row.outcome == MISSING for row in self.evidence)
         names = {one.side for one in self.narrow}
         sides = [side for side in self.sides if side.name in names or (side.path is None and not names)]
@@ -400,9 +388,8 @@ class _Ladder:
                 self.evidence = [replace(row, outcome=NOTED) if row.rung == OWN_DTYPE else row for row in self.evidence]
             self.evidence += self.of_16_bits
             return None
-        blocks = sorted({*BLOCKS, *(int(v) for side in self.sides for v in side.block_sizes)})
         try:
-            self.of_16_bits, failed = sixteen_rows(self.loaded, self.prompts, sides, blocks, self.say)
+            self.of_16_bits, failed = sixteen_rows(self.loaded, self.prompts, sides, self.blocks, self.say)
         except CaptureError as error:
             control = f"rounding in {self.loaded.dtype} drawn anew"
             self.of_16_bits, failed = (
@@ -413,7 +400,7 @@ class _Ladder:
         if failed is not None and len(sides) == 1 and not failed.nonfinite:
             with suppress(CaptureError):
                 self.lowered = lowered_in_16_bits(
-                    self.loaded, self.prompts, sides[0], failed, blocks, self.precisions, self.say
+                    self.loaded, self.prompts, sides[0], failed, self.blocks, self.precisions, self.say
                 )
             if self.lowered is not None:
                 self.evidence.append(self.lowered.evidence)
@@ -432,7 +419,7 @@ class _Ladder:
                 pair, _ = measure(widened, self.prompts, self.sides, self._reference_in(widened))
         except CaptureError as error:
             control = f"'{self.sides[1].name}' against '{self.sides[0].name}' in float32"
-            self.evidence.append(Evidence(FLOAT32, control, {}, MISSING, f"The pair cannot be run in float32: {error}"))
+            self.add(FLOAT32, control, {}, MISSING, f"The pair cannot be run in float32: {error}")
             return
         self._against_floor(self.loaded, pair, "float32", FLOAT32)
 
@@ -466,11 +453,10 @@ class _Ladder:
         self.evidence[place] = replace(single, outcome=NOTED, says=says)
 
     def _lower_precision(self) -> None:
-        """Where the pair is beyond its floor: is one side the same function in a lower precision?"""
+        """Is one side of a pair beyond its floor the same function in a lower precision?"""
         deciding = self.tests.get(FLOAT64, self.tests.get(FLOAT32))
         if deciding is None or deciding.is_passed or deciding.nonfinite or "float32" not in self.measured:
             return
-        blocks = sorted({*BLOCKS, *(int(v) for side in self.sides for v in side.block_sizes)})
         try:
             with foreign_errors_stop("lower precisions", "choose a smaller model"), in_float32(self.loaded) as widened:
                 self.lowered = lowered(
@@ -479,7 +465,7 @@ class _Ladder:
                     self.sides,
                     self.measured["float32"],
                     self.seeds,
-                    blocks,
+                    self.blocks,
                     self.say,
                     given=self.precisions,
                 )
@@ -491,7 +477,7 @@ class _Ladder:
             self.lowered = None
             control = f"'{self.sides[1].name}' against '{self.sides[0].name}' in precisions that engines offer"
             says = f"Whether a lower precision explains it cannot be tried: {error}"
-            self.evidence.append(Evidence(PRECISION, control, {}, MISSING, says))
+            self.add(PRECISION, control, {}, MISSING, says)
             return
         if self.lowered is not None:
             self.evidence.append(self.lowered.evidence)
@@ -512,7 +498,7 @@ class _Ladder:
                 )
         except CaptureError as error:
             control = "outputs of every block, both sides"
-            self.evidence.append(Evidence(MODULES, control, {}, MISSING, f"The modules cannot be compared: {error}"))
+            self.add(MODULES, control, {}, MISSING, f"The modules cannot be compared: {error}")
             return
         control = (
             f"outputs of {len(found.names)} modules at {found.positions} positions, both sides in {dtype}, beside "
@@ -548,31 +534,15 @@ class _Ladder:
             self.evidence.append(row)
 
     def _symmetry(self) -> None:
-        """Which side is further from the truth? Of two that only round, neither."""
+        """Hold both sides against float64: of two that only round, neither is further from it."""
         control = "both sides in float32 against a plain forward of the same weights in float64"
         try:
             with foreign_errors_stop("float64", "choose a smaller model"):
                 errors = (self.session.error(self.sides[0]), self.session.error(self.sides[1]))
         except CaptureError as error:
-            self.evidence.append(
-                Evidence(SYMMETRY, control, {}, MISSING, f"A forward in float64 is not to be had: {error}")
-            )
+            self.add(SYMMETRY, control, {}, MISSING, f"A forward in float64 is not to be had: {error}")
             return
-        names = (self.sides[0].name, self.sides[1].name)
-        self.evidence.append(symmetry_evidence(control, names, errors))
-
-
-def _rerun(sides: Sequence[Side], first: Sequence[str], second: Sequence[str]) -> Evidence:
-    moved = [side.name for side, a, b in zip(sides, first, second, strict=True) if a != b]
-    control = " and ".join(f"'{side.name}'" for side in sides) + ", each called twice"
-    if moved:
-        names = " and ".join(f"'{name}'" for name in moved)
-        does = "does" if len(moved) == 1 else "do"
-        says = f"{names} {does} not give the same bits twice: something in it is nondeterministic."
-        return Evidence(RERUN, control, {"not_repeatable": moved}, FAILED, says)
-    return Evidence(
-        RERUN, control, {"not_repeatable": []}, PASSED, "Each side gives the same bits when it is called again."
-    )
+        self.evidence.append(symmetry_evidence(control, self.names, errors))
 
 
 def _has_experts(model: Any) -> bool:

@@ -12,18 +12,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...judging.divergence import Divergence, mean_squares
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel
-from ..paths.engines import Side, digests_of, pieces_of_side
+from ..paths.engines import Side, digests_of
 from .answer_precision import Narrow, narrow_answers
 from .rounding_floor import (
     EXACT_BYTES,
-    Divergence,
     Floor,
     as_many_as,
     divergence,
     in_float32,
-    mean_squares,
     own_rounding_of,
     rounding_floor,
     whole_side,
@@ -85,10 +84,10 @@ class JudgingSession:
         that reference they are kept, as far as KEPT_BYTES go.
         """
         if side.path is None or not self.keeps(model):
-            return whole_side(pieces_of_side(side, model, ids))
+            return whole_side(side.run_on(model), ids)
         key = (side.name, model.dtype, tuple(ids))
         if key not in self._logits:
-            self._logits[key] = whole_side(pieces_of_side(side, model, ids))
+            self._logits[key] = whole_side(side.run_on(model), ids)
         return self._logits[key]
 
     def keeps(self, model: LoadedModel) -> bool:
@@ -123,8 +122,7 @@ class JudgingSession:
                 self._exact = [widened.model(ids).logits[0] for ids in plain]
         with in_float32(self.loaded) as widened:
             found = [
-                divergence(exact, pieces_of_side(side, widened, ids))
-                for exact, ids in zip(self._exact, chosen, strict=True)
+                divergence(exact, side.run_on(widened), ids) for exact, ids in zip(self._exact, chosen, strict=True)
             ]
         return float(np.sqrt(mean_squares(found).mean()))
 

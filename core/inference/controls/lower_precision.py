@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError
+from ...judging.divergence import Divergence, mean_squares
 from ...judging.ladder import FloorTest, floor_test, place_in_words, structure_of, three_digits
 from ...judging.sixteen_bits import SixteenTest
 from ...runs.file.records import FAILED, MISSING, NOTED, PASSED, PRECISION, Evidence
@@ -22,23 +23,14 @@ from ..models.dtype_conversion import converted
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
-from ..paths.engines import Side, pieces_of_side
-from ..paths.grammar import Pieces
-from ..paths.hooks import LayerTrace
+from ..paths.batch import Emit, Run
+from ..paths.engines import Side, seen_by
+from ..paths.hooks import ModuleTrace
 from .answer_precision import grid_of
 from .drawn_roundings import PREFILL, sixteen_rows
 from .precisions import CACHE, LAYERS, Precision, Stored, catalogue, ways_to_store
 from .reordering import reordered
-from .rounding_floor import (
-    EXACT_BYTES,
-    Divergence,
-    as_many_as,
-    divergence,
-    groups_of,
-    in_float32,
-    mean_squares,
-    whole_side,
-)
+from .rounding_floor import EXACT_BYTES, as_many_as, divergence, groups_of, in_float32, whole_side
 
 _SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
 _ALIKE = 10.0  # floors within which a side is at the model's own
@@ -146,8 +138,8 @@ def lowered(
 def _apart(loaded: LoadedModel, prompts: Sequence[Sequence[int]], one: Side, other: Side) -> list[Divergence]:
     found = []
     for ids in prompts:
-        plain = whole_side(pieces_of_side(one, loaded, ids))
-        found.append(divergence(plain, pieces_of_side(other, loaded, ids)))
+        plain = whole_side(one.run_on(loaded), ids)
+        found.append(divergence(plain, other.run_on(loaded), ids))
     return found
 
 
@@ -172,7 +164,7 @@ def _screened(
     else:
         return []
     first = int(beyond[0])
-    wanted = whole_side(pieces_of_side(side, loaded, prompts[number]))
+    wanted = whole_side(side.run_on(loaded), prompts[number])
     say("other precisions")
 
     def left_by(precision: Precision, stop: int) -> float:
@@ -182,7 +174,7 @@ def _screened(
         ids, differs = prompts[number][:stop], beyond[beyond < stop]
         try:
             with foreign_errors_stop(precision.name, "leave it out"):
-                apart = divergence(wanted[:stop], pieces_of_side(precision.side, loaded, ids))
+                apart = divergence(wanted[:stop], precision.side.run_on(loaded), ids)
         except CaptureError:
             return float("inf")
         if apart.nonfinite_mismatch:  # beyond the format's range, which the finite logits alone would not show
@@ -239,9 +231,9 @@ def _residual(
     floor: list[list[Divergence]] = [[] for _ in seeds]
     own, ties = precision.side, _Ties(precision.dtype)
     for group in groups_of(loaded, prompts):
-        plain = [whole_side(pieces_of_side(own, loaded, ids)) for ids in group]
+        plain = [whole_side(own.run_on(loaded), ids) for ids in group]
         pair += [
-            divergence(each, ties.counting(each, pieces_of_side(side, loaded, ids)))
+            divergence(each, seen_by(side.run_on(loaded), ties.counting(each)), ids)
             for each, ids in zip(plain, group, strict=True)
         ]
         _add_reorderings(floor, loaded, own, group, plain, seeds)
@@ -264,8 +256,8 @@ def _add_reorderings(
     [positions, vocab], a prompt each.
     """
     for of_seed, seed in zip(floor, seeds, strict=True):
-        with own.open(loaded, None) as pieces_of, reordered(loaded.model, seed):
-            of_seed += [divergence(each, pieces_of(ids)) for each, ids in zip(plain, group, strict=True)]
+        with own.open(loaded, None) as run, reordered(loaded.model, seed):
+            of_seed += [divergence(each, run, ids) for each, ids in zip(plain, group, strict=True)]
 
 
 class _Ties:
@@ -280,14 +272,17 @@ class _Ties:
     def share(self) -> float:
         return 0.0 if self._is_more or not self._logits else self._differ / self._logits
 
-    def counting(self, plain: torch.Tensor, pieces: Pieces) -> Pieces:
-        for start, logits in pieces:
+    def counting(self, plain: torch.Tensor) -> Emit:
+        """Counts against a prompt's logits. [positions, vocab]"""
+
+        def count(start: int, logits: torch.Tensor) -> None:
             if not self._is_more and self._dtype is not None:
                 mine, other = logits.to(self._dtype), plain[start : start + len(logits)].to(self._dtype)
                 places = (ordinals(mine) - ordinals(other)).abs()
                 self._logits, self._differ = self._logits + places.numel(), self._differ + int(places.count_nonzero())
                 self._is_more = bool((mine.to(logits.dtype) != logits).any()) or bool((places > 1).any())
-            yield start, logits
+
+        return count
 
 
 def _explained(trial: _Trial, side: Side, control: str, ratio: float, lengths: Sequence[int]) -> Lowered:
@@ -337,7 +332,7 @@ def _whole_model(
     What it answered when it was asked for float32 is held there, not what it would make of a model in 16 bits.
     """
     chosen = as_many_as(prompts, EXACT_BYTES // (4 * loaded.vocab_size))
-    answers = {tuple(ids): whole_side(pieces_of_side(side, loaded, ids)).float() for ids in chosen}
+    answers = {tuple(ids): whole_side(side.run_on(loaded), ids).float() for ids in chosen}
     grid = grid_of(list(answers.values()))
     if grid is None:
         return None
@@ -394,15 +389,11 @@ def checked_in_16_bits(
     rounding: list[Divergence] = []
     floor: list[list[Divergence]] = [[] for _ in seeds]
     for group in groups_of(loaded, prompts):
-        plain = [whole_side(pieces_of_side(own, loaded, ids)) for ids in group]
-        pair += [
-            divergence(each, pieces_of_side(found.side, loaded, ids)) for each, ids in zip(plain, group, strict=True)
-        ]
+        plain = [whole_side(own.run_on(loaded), ids) for ids in group]
+        pair += [divergence(each, found.side.run_on(loaded), ids) for each, ids in zip(plain, group, strict=True)]
         _add_reorderings(floor, loaded, own, group, plain, seeds)
         with in_float32(loaded) as widened:
-            rounding += [
-                divergence(each, pieces_of_side(own, widened, ids)) for each, ids in zip(plain, group, strict=True)
-            ]
+            rounding += [divergence(each, own.run_on(widened), ids) for each, ids in zip(plain, group, strict=True)]
     test = floor_test(
         mean_squares(pair),
         np.stack([mean_squares(of_seed) for of_seed in floor]),
@@ -449,14 +440,14 @@ def lowered_in_16_bits(
     if starts is not None and starts[1]:
         ways = ways_to_store(starts[1])
         tried += [replace(each, stored=way) for each in tried if each.part == CACHE for way in ways]
-    wanted = whole_side(pieces_of_side(side, loaded, ids))
+    wanted = whole_side(side.run_on(loaded), ids)
     say("other precisions")
     with in_float32(loaded) as widened:
 
         def left_by(one: Side) -> float:
             try:
                 with foreign_errors_stop(one.name, "leave it out"):
-                    apart = divergence(wanted, pieces_of_side(one, widened, ids))
+                    apart = divergence(wanted, one.run_on(widened), ids)
             except CaptureError:
                 return float("inf")
             return float("inf") if apart.nonfinite_mismatch else float(mean_squares([apart]).mean())
@@ -492,14 +483,14 @@ def answering(name: str, answers: Mapping[tuple[int, ...], torch.Tensor]) -> Sid
     """A side that gives what was recorded, by the prompt's token ids."""
 
     @contextmanager
-    def opened(_: LoadedModel, __: LayerTrace | None) -> Iterator[Callable[[Sequence[int]], Pieces]]:
-        yield lambda ids: iter([(0, answers[tuple(ids)])])
+    def opened(_: LoadedModel, __: ModuleTrace | None) -> Iterator[Run]:
+        yield lambda ids, emit: emit(0, answers[tuple(ids)])
 
     return Side(name, opened)
 
 
 def ordinals(values: torch.Tensor) -> torch.Tensor:
-    """Where values of a 16-bit dtype stand in their order, both zeros at 0. int32, same shape"""
+    """Ordinals of values of a 16-bit dtype, both zeros at 0. int32, same shape"""
     bits = values.view(torch.int16).int()
     return torch.where(bits < 0, -(bits & 0x7FFF), bits)
 

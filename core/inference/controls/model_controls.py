@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError, UsageError
+from ...judging.divergence import Divergence, mean_squares
 from ...judging.ladder import BLOCKS
 from ...judging.uploaded_controls import FOREIGN, ModelControls
 from ...numerics.formats import values_of
@@ -26,11 +27,10 @@ from .drawn_roundings import PREFILL
 from .lower_precision import answering, lowered
 from .rounding_floor import (
     EXACT_BYTES,
-    Divergence,
     as_many_as,
     check_prompts,
     divergence,
-    mean_squares,
+    known,
     own_rounding_of,
     rounding_floor,
     whole_side,
@@ -129,12 +129,12 @@ def _from_model(
     """Mean squares of each side against the model's own prefill, by the side's name. [positions]"""
     found: dict[str, list[Divergence]] = {side.name: [] for side in figures.header.sides}
     row = 0
-    with open_path(parse_path("prefill"), loaded) as pieces_of:
+    with open_path(parse_path("prefill"), loaded) as run:
         for ids in prompts:
-            plain = whole_side(pieces_of(ids))
+            plain = whole_side(run, ids)
             for index, name in enumerate(found):
                 found[name].append(
-                    divergence(plain, iter([(0, _uploaded(figures, index, row, len(ids), loaded.device))]))
+                    divergence(plain, known(_uploaded(figures, index, row, len(ids), loaded.device)), ids)
                 )
             row += len(ids)
     return {name: mean_squares(each) for name, each in found.items()}
@@ -155,7 +155,7 @@ def _errors(loaded: LoadedModel, figures: Figures, prompts: Sequence[Sequence[in
                     exact = model(torch.tensor([list(ids)], device=loaded.device)).logits[0]
                     for index, name in enumerate(found):
                         found[name].append(
-                            divergence(exact, iter([(0, _uploaded(figures, index, row, len(ids), loaded.device))]))
+                            divergence(exact, known(_uploaded(figures, index, row, len(ids), loaded.device)), ids)
                         )
                 row += len(ids)
     except CaptureError:

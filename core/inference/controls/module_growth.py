@@ -14,12 +14,16 @@ from functools import partial
 from itertools import pairwise
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError
+from ..models.bits import row_sums
 from ..models.model import LoadedModel
-from ..paths.engines import Side, pieces_of_side, side_of
-from ..paths.hooks import LayerTrace, traced_modules, watched
+from ..paths.batch import ignore
+from ..paths.engines import Side, side_of
+from ..paths.hooks import ModuleTrace
+from ..watching.modules import traced_modules
 from .reordering import reordered
 
 KEPT_BYTES = 256 << 20  # of the reference's outputs at once
@@ -28,15 +32,54 @@ Key = tuple[object, ...]
 Squares = dict[str, list[NDArray[np.float64]]]  # mean squares of differences, by module [positions of a prompt]
 
 
-def _run(loaded: LoadedModel, side: Side, trace: LayerTrace) -> None:
-    with nullcontext() if side.hands_in else watched(loaded.model, trace):
-        for _ in pieces_of_side(side, loaded, trace.prompt, trace):
-            pass
+class KeptOutputs(ModuleTrace):
+    """Module outputs of a prompt at chosen positions: kept, or compared with those that another trace kept.
+
+    against: the trace to compare with, None to keep. kept: by module, [chosen, width]; squares: by module, mean squares
+    of the difference [chosen]; seen: by module, positions that a forward has computed [chosen]; modules in the order in
+    which they ran. is_ambiguous: also where a forward that nobody announced computes positions once more.
+    """
+
+    def __init__(self, prompt: Sequence[int], positions: Sequence[int], against: KeptOutputs | None = None) -> None:
+        super().__init__(prompt, positions)
+        self.against = against
+        self.kept: dict[str, torch.Tensor] = {}
+        self.squares: dict[str, NDArray[np.float64]] = {}
+        self.seen: dict[str, NDArray[np.bool_]] = {}
+
+    def take(self, name: str, first: int, found: torch.Tensor) -> None:
+        places = slice(first, first + len(found))
+        seen = self.seen.setdefault(name, np.zeros(len(self.positions), bool))
+        self.is_ambiguous = self.is_ambiguous or (not self.is_told and bool(seen[places].any()))
+        seen[places] = True
+        if self.against is None:
+            if name not in self.kept:
+                self.kept[name] = found.new_full((len(self.positions), found.shape[1]), float("nan"))
+            self.kept[name][places] = found
+        elif self.width_of(name) == found.shape[1]:
+            apart = found.double() - self.against.kept[name][places].to(found.device, torch.float64)
+            squares = row_sums(apart.square()) / found.shape[1]
+            self.squares.setdefault(name, np.full(len(self.positions), np.nan))[places] = squares
+
+    def width_of(self, name: str) -> int | None:
+        kept = self.against.kept.get(name) if self.against is not None else None
+        return None if kept is None else int(kept.shape[1])
+
+    def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
+        """Of [rows, columns, width] alone, so that both sides compare the same modules whatever their batches."""
+        assert self._computed is not None
+        is_of_rows = output.ndim == 3 and output.shape[0] > self._computed[0]
+        return super()._own_row(output) if is_of_rows else None
+
+
+def _run(loaded: LoadedModel, side: Side, trace: KeptOutputs) -> None:
+    with nullcontext() if side.hands_in else trace.following(loaded.model, traced_modules(loaded.model)):
+        side.run_on(loaded, trace)(trace.prompt, ignore)
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How far a pair and its floor are apart at each module. names: in the order in which they run; rms: [modules], in
+    """The distance of a pair and of its floor at each module. names: in the order in which they run; rms: [modules], in
     units of the module's output; positions: how many were looked at.
     """
 
@@ -67,9 +110,9 @@ def growth_over_modules(
     for ids, positions in zip(prompts, chosen, strict=True):
         if not positions:
             continue
-        kept = LayerTrace(ids, positions)
+        kept = KeptOutputs(ids, positions)
         _run(loaded, sides[0], kept)
-        compared = LayerTrace(ids, positions, kept)
+        compared = KeptOutputs(ids, positions, kept)
         _run(loaded, sides[1], compared)
         if kept.is_ambiguous or compared.is_ambiguous:
             raise CaptureError(
@@ -97,15 +140,15 @@ def growth_over_modules(
 
 
 def _floor(
-    loaded: LoadedModel, seeds: Sequence[int], ids: Sequence[int], positions: Sequence[int], kept: LayerTrace | None
+    loaded: LoadedModel, seeds: Sequence[int], ids: Sequence[int], positions: Sequence[int], kept: KeptOutputs | None
 ) -> Squares:
     """Mean squares of the reorderings of a prompt at every module; kept: of the plain forward, None to run it."""
     if kept is None:
-        kept = LayerTrace(ids, positions)
+        kept = KeptOutputs(ids, positions)
         _run(loaded, PLAIN, kept)
     floor: Squares = {}
     for seed in seeds:
-        moved = LayerTrace(ids, positions, kept)
+        moved = KeptOutputs(ids, positions, kept)
         with reordered(loaded.model, seed):
             _run(loaded, PLAIN, moved)
         for name, squares in moved.squares.items():

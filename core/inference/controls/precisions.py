@@ -21,9 +21,9 @@ from transformers.pytorch_utils import Conv1D
 
 from ..models.model import LoadedModel
 from ..paths.bases import without_cache
+from ..paths.batch import Emit, Run
 from ..paths.engines import Side, side_of
-from ..paths.grammar import Pieces
-from ..paths.hooks import LayerTrace
+from ..paths.hooks import ModuleTrace
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 """Values -> the nearest ones that a format holds; same shape and dtype."""
@@ -42,7 +42,7 @@ _TINY = 1e-8  # least scale: a group of zeros stays zeros
 
 @dataclass(frozen=True)
 class Stored:
-    """How a cache is rounded that was read unrounded at first: `first` tokens in the first forward, then `chunk` a
+    """Rounding of a cache that was read unrounded at first: `first` tokens in the first forward, then `chunk` a
     forward.
 
     What a forward writes is rounded after it; is_read_back: from the second forward on before it is read, as engines do
@@ -83,15 +83,15 @@ class Precision:
         return Side(self.name, self._open)
 
     @contextmanager
-    def _open(self, loaded: LoadedModel, trace: LayerTrace | None) -> Iterator[Callable[[Sequence[int]], Pieces]]:
+    def _open(self, loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
         if self.part == CACHE:
-            yield lambda ids: self._with_cache(loaded, ids)
+            yield lambda ids, emit: self._with_cache(loaded, ids, emit)
             return
-        with self._lowered(loaded), side_of(self.path).open(loaded, trace) as pieces_of:
+        with self._lowered(loaded), side_of(self.path).open(loaded, trace) as run:
             if self.part == LOGITS:
-                yield lambda ids: ((start, self.rounding(logits)) for start, logits in pieces_of(ids))
+                yield lambda ids, emit: run(ids, lambda start, logits: emit(start, self.rounding(logits)))
             else:
-                yield pieces_of
+                yield run
 
     @contextmanager
     def _lowered(self, loaded: LoadedModel) -> Iterator[None]:
@@ -107,7 +107,7 @@ class Precision:
         else:
             yield
 
-    def _with_cache(self, loaded: LoadedModel, ids: Sequence[int]) -> Pieces:
+    def _with_cache(self, loaded: LoadedModel, ids: Sequence[int], emit: Emit) -> None:
         model: Any = loaded.model
         cache: Any = DynamicCache(config=model.config)
         stored = self.stored or Stored(len(ids), len(ids))
@@ -117,7 +117,7 @@ class Precision:
         tokens = torch.tensor([list(ids)], device=loaded.device)
         start = 0
         for stop in [*range(stored.first, len(ids), stored.chunk), len(ids)]:
-            yield start, model(input_ids=tokens[:, start:stop], past_key_values=cache, use_cache=True).logits[0]
+            emit(start, model(input_ids=tokens[:, start:stop], past_key_values=cache, use_cache=True).logits[0])
             if self.stored is not None and (start == 0 or not stored.is_read_back):
                 _round_newest(cache, stop - start, rounding)
             if start == 0 and stored.is_read_back:

@@ -302,13 +302,17 @@ def _compared(
     """A prompt at a time: the reference whole, the variant piece by piece against it."""
     total, dtype = PairTotal(), ""
     for ids in prompts:
-        with remedy.model(loaded) as model, open_path(paths[0], model) as pieces_of:
-            plain = whole_side(pieces_of(ids))
-        with remedy.model(loaded) as model, open_path(paths[1], model) as pieces_of:
-            for position, logits in pieces_of(ids):
-                dtype = str(logits.dtype).removeprefix("torch.")
-                rows = plain[position : position + len(logits)].to(logits.dtype)
-                total.add(compare(own_bits(rows), own_bits(logits), format_named(dtype)))
+        with remedy.model(loaded) as model, open_path(paths[0], model) as run:
+            plain = whole_side(run, ids)
+
+        def add(position: int, logits: torch.Tensor, plain: torch.Tensor = plain) -> None:
+            nonlocal dtype
+            dtype = str(logits.dtype).removeprefix("torch.")
+            rows = plain[position : position + len(logits)].to(logits.dtype)
+            total.add(compare(own_bits(rows), own_bits(logits), format_named(dtype)))
+
+        with remedy.model(loaded) as model, open_path(paths[1], model) as run:
+            run(ids, add)
     return total, dtype
 
 

@@ -23,7 +23,7 @@ what is left is that every operation passes through Python, about 2 ms a token w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -32,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError
+from ...judging.divergence import Divergence, mean_squares, pooled_rms
 from ...judging.ladder import NotFinite
 from ...text import size
 from ..models import memory
@@ -40,64 +41,15 @@ from ..models.dtype_conversion import converted, converted_bytes
 from ..models.model import LoadedModel
 from ..models.token_text import token_texts
 from ..models.torch_errors import foreign_errors_stop, quiet
-from ..paths.grammar import Pieces
+from ..paths.batch import Run
 from ..paths.paths import open_path, parse_path
 from .reordering import reordered
-
-__all__ = [
-    "EXACT_BYTES",
-    "Divergence",
-    "Floor",
-    "as_many_as",
-    "check_prompts",
-    "divergence",
-    "groups_of",
-    "in_float32",
-    "mean_squares",
-    "not_finite_of",
-    "own_rounding_of",
-    "pair_divergence",
-    "pooled_rms",
-    "rounding_floor",
-    "whole_side",
-]
 
 _PLAIN_BYTES = (
     256 << 20
 )  # of plain logits at once: prompts that share a reordering share the cost of permuting the weights
 EXACT_BYTES = 256 << 20  # of float64 logits at once
 _REMEDY = "shorten the prompts, choose a smaller model or another device"
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """How far one prompt's logits lie from the reference's, over the elements finite on both sides.
-
-    squares: sum of squared differences, float64 [positions]; elements: how many, int64 [positions]; mismatches:
-    elements where one side is NaN and the other not, or one or both are infinite and they differ, int64 [positions];
-    first_mismatch: token of the first of them and its value on both sides, None where there is none.
-    """
-
-    squares: NDArray[np.float64]
-    elements: NDArray[np.int64]
-    mismatches: NDArray[np.int64]
-    first_mismatch: tuple[int, float, float] | None = None
-
-    @property
-    def nonfinite_mismatch(self) -> int:
-        """At all positions."""
-        return int(self.mismatches.sum())
-
-    @property
-    def rms_by_position(self) -> NDArray[np.float64]:
-        """In logits; NaN where no element is finite on both sides. [positions]"""
-        with np.errstate(invalid="ignore"):
-            return np.sqrt(self.squares / self.elements)
-
-    @property
-    def rms(self) -> float:
-        """Over all positions, in logits."""
-        return pooled_rms([self])
 
 
 @dataclass(frozen=True)
@@ -121,12 +73,6 @@ class Floor:
         return tuple(map(pooled_rms, self.divergences))
 
 
-def pooled_rms(divergences: Sequence[Divergence]) -> float:
-    """Root of the mean square over all elements of all of them, in logits; NaN if there is none."""
-    elements = sum(int(one.elements.sum()) for one in divergences)
-    return float(np.sqrt(sum(float(one.squares.sum()) for one in divergences) / elements)) if elements else float("nan")
-
-
 def rounding_floor(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
@@ -134,12 +80,11 @@ def rounding_floor(
     path: str = "prefill",
     *,
     dtype: str | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
 ) -> Floor:
     """The path with its linear maps reordered, one order a seed, against the path as it is; prompts are token ids.
 
-    dtype: 'float32' to widen the weights meanwhile, None for the model's own; on_progress: (positions done, of how
-    many). Of the logits, only the plain side is kept, and of many prompts only that of a few at a time.
+    dtype: 'float32' to widen the weights meanwhile, None for the model's own. Of the logits, only the plain side is
+    kept, and of many prompts only that of a few at a time.
     """
     steps = parse_path(path)
     check_prompts(loaded, prompts)
@@ -147,16 +92,15 @@ def rounding_floor(
         raise CaptureError(f"rounding floor: seeds are {list(seeds)}; expected at least one, and none twice.")
     found: list[list[Divergence]] = [[] for _ in seeds]
     maps = 0
-    tick = _ticker(on_progress, sum(map(len, prompts)) * (len(seeds) + 1))
-    with _computing(loaded, dtype, f"rounding floor of '{steps}'") as model, open_path(steps, model) as pieces_of:
+    with _computing(loaded, dtype, f"rounding floor of '{steps}'") as model, open_path(steps, model) as run:
         for group in groups_of(model, prompts):
-            plain = [whole_side(pieces_of(prompt), tick) for prompt in group]
+            plain = [whole_side(run, prompt) for prompt in group]
             forwards = sum(steps.forwards(len(prompt)) for prompt in group)
             for number, seed in enumerate(seeds):
                 keep = _spare_bytes(model) if forwards > 1 else 0
                 with reordered(model.model, seed, keep_bytes=keep) as reordering:
                     pairs = zip(plain, group, strict=True)
-                    found[number] += [divergence(side, pieces_of(prompt), tick) for side, prompt in pairs]
+                    found[number] += [divergence(side, run, prompt) for side, prompt in pairs]
                 maps = max(maps, len(reordering))
         if not maps:
             raise CaptureError(
@@ -164,29 +108,6 @@ def rounding_floor(
             )
         compute_dtype = steps.compute_dtype(model)
     return Floor(str(steps), compute_dtype, maps, tuple(seeds), tuple(map(tuple, found)))
-
-
-def pair_divergence(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    reference: str,
-    variant: str,
-    *,
-    dtype: str | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> tuple[Divergence, ...]:
-    """Two paths against each other, a prompt at a time, with the floor's rule. -> one a prompt"""
-    paths = (parse_path(reference), parse_path(variant))
-    check_prompts(loaded, prompts)
-    tick = _ticker(on_progress, sum(map(len, prompts)) * 2)
-    found = []
-    with _computing(loaded, dtype, f"'{paths[0]}' against '{paths[1]}'") as model:
-        for prompt in prompts:
-            with open_path(paths[0], model) as pieces_of:
-                plain = whole_side(pieces_of(prompt), tick)
-            with open_path(paths[1], model) as pieces_of:
-                found.append(divergence(plain, pieces_of(prompt), tick))
-    return tuple(found)
 
 
 @contextmanager
@@ -249,26 +170,30 @@ def groups_of(
 
 
 def _spare_bytes(loaded: LoadedModel) -> int:
-    """What permuted weights may take between the forwards of a path: half of what is free, the rest is for the
+    """Bytes that permuted weights may take between the forwards of a path: half of those free, the rest is for the
     forwards.
     """
     return (memory.free_bytes(torch.device(loaded.device)) or 0) // 2
 
 
-def whole_side(pieces: Pieces, tick: Callable[[int], None] = lambda _: None) -> torch.Tensor:
+def whole_side(run: Run, ids: Sequence[int]) -> torch.Tensor:
     """All logits of a prompt, as they came. -> [positions, vocab]"""
-    kept = []
-    for _, logits in pieces:
-        kept.append(logits.clone())  # a view would keep alive what it is a view of, for every piece
-        tick(len(logits))
+    kept: list[torch.Tensor] = []
+
+    # a view would keep alive what it is a view of, for every piece
+    run(ids, lambda _, logits: kept.append(logits.clone()))
     return torch.cat(kept)
 
 
-def divergence(plain: torch.Tensor, pieces: Pieces, tick: Callable[[int], None] = lambda _: None) -> Divergence:
-    """Piece by piece; differences in float64, which holds those of float32 values to 2^-53."""
+def divergence(plain: torch.Tensor, run: Run, ids: Sequence[int]) -> Divergence:
+    """Of a prompt's logits from `plain`, piece by piece; differences in float64, which holds those of float32 values to
+    2^-53.
+    """
     squares, elements, mismatches = [], [], []
     first: tuple[int, float, float] | None = None
-    for position, logits in pieces:
+
+    def add(position: int, logits: torch.Tensor) -> None:
+        nonlocal first
         reference, variant = plain[position : position + len(logits)].double(), logits.double()
         is_finite = reference.isfinite() & variant.isfinite()
         is_same = (reference == variant) | (reference.isnan() & variant.isnan())
@@ -279,17 +204,18 @@ def divergence(plain: torch.Tensor, pieces: Pieces, tick: Callable[[int], None] 
         if first is None and mismatches[-1].any():
             row, token = is_mismatch.nonzero()[0].tolist()
             first = token, float(reference[row, token]), float(variant[row, token])
-        tick(len(logits))
+
+    run(ids, add)
     return Divergence(np.concatenate(squares), torch.cat(elements).numpy(), torch.cat(mismatches).numpy(), first)
 
 
-def mean_squares(found: Sequence[Divergence]) -> NDArray[np.float64]:
-    """Mean square of each position of all prompts, 0 where nothing is finite on both sides. [positions]"""
-    return np.concatenate([one.squares / np.maximum(one.elements, 1) for one in found])
+def known(logits: torch.Tensor) -> Run:
+    """Gives logits that were computed elsewhere."""
+    return lambda _, emit: emit(0, logits)
 
 
 def not_finite_of(loaded: LoadedModel, found: Sequence[Divergence], sides: tuple[str, str]) -> NotFinite | None:
-    """What is NaN or infinite on one of two sides only, over all prompts; None where nothing is."""
+    """Logits that are NaN or infinite on one of two sides only, over all prompts; None where there are none."""
     first = next((one.first_mismatch for one in found if one.first_mismatch is not None), None)
     if first is None:
         return None
@@ -306,11 +232,11 @@ def own_rounding_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> ND
     """
     chosen = as_many_as(prompts, EXACT_BYTES // (loaded.torch_dtype.itemsize * loaded.vocab_size))
     plain = parse_path("prefill")
-    with open_path(plain, loaded) as pieces_of:
-        narrow = [whole_side(pieces_of(ids)) for ids in chosen]
+    with open_path(plain, loaded) as run:
+        narrow = [whole_side(run, ids) for ids in chosen]
     try:
-        with in_float32(loaded) as widened, open_path(plain, widened) as pieces_of:
-            found = [divergence(side, pieces_of(ids)) for side, ids in zip(narrow, chosen, strict=True)]
+        with in_float32(loaded) as widened, open_path(plain, widened) as run:
+            found = [divergence(side, run, ids) for side, ids in zip(narrow, chosen, strict=True)]
     except CaptureError:
         return None
     known = {id(ids): mean_squares([one]) for ids, one in zip(chosen, found, strict=True)}
@@ -325,15 +251,3 @@ def as_many_as(prompts: Sequence[Sequence[int]], most: int) -> list[Sequence[int
         if sum(map(len, chosen)) + len(ids) <= most or not chosen:
             chosen.append(ids)
     return chosen
-
-
-def _ticker(on_progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
-    done = 0
-
-    def tick(rows: int) -> None:
-        nonlocal done
-        done += rows
-        if on_progress is not None:
-            on_progress(done, total)
-
-    return tick

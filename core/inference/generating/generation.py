@@ -20,13 +20,14 @@ from ...runs.file.records import Generation
 from ..capture.capture import CapturePlan, check_paths, plan_capture, tokens_of, torch_errors_stop
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
+from ..paths.batch import ignore
 from ..paths.paths import OpenPath, Path, open_path
 from ..paths.sides import sides_of
 
 
 @dataclass(frozen=True)
 class GenerationProgress:
-    """How far the continuations are: prompts over all sides, and tokens generated so far."""
+    """Progress of the continuations: prompts over all sides, and tokens generated so far."""
 
     side_name: str
     prompts_done: int
@@ -100,7 +101,7 @@ def plan_longest(
     kv: bool | None = None,
     name: str | None = None,
 ) -> CapturePlan:
-    """What `plan_generation` plans if no side ever parts, without generating anything: the most that it can cost."""
+    """Plan as if no side ever parted, without generating anything: the most that `plan_generation` can cost."""
     ids, paths = _checked(loaded, prompts, reference, variants, tokens)
     placeholder = tuple(0 for _ in range(tokens - 1))
     nothing = tuple(() for _ in paths)
@@ -157,8 +158,7 @@ def _continuation(
         margins.append(margin)  # stays on the device: only the token has to be waited for
         return own[-1]
 
-    for _ in opened.continued(ids, tokens, choose):
-        pass
+    opened.continued(ids, tokens, choose, ignore)
     return tuple(own), tuple(torch.cat(margins).tolist())
 
 

@@ -17,7 +17,7 @@ from ...errors import CaptureError, UsageError
 from ..capture.capture import check_paths, tokens_of, torch_errors_stop
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
-from ..paths.paths import Path, Pieces, open_path, parse_path, rows_of_a_chunk
+from ..paths.paths import Path, open_path, parse_path, rows_of_a_chunk
 from .generation import best_and_margin, continue_all
 
 _FIRST_BATCH, _LARGEST_BATCH = (
@@ -28,8 +28,8 @@ _FIRST_BATCH, _LARGEST_BATCH = (
 
 @dataclass(frozen=True)
 class Flip:
-    """Where two paths choose another token: index of the prompt among those given, position, both tokens, both margins
-    in logits.
+    """A place where two paths choose another token: index of the prompt among those given, position, both tokens, both
+    margins in logits.
 
     In a search over continuations the position is that of the last common token. A margin that is no finite number is
     None.
@@ -45,8 +45,8 @@ class Flip:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to. `closest` is the smallest margin met where nothing flipped, in logits, None where none was
-    measured.
+    """The result of a search. `closest` is the smallest margin met where nothing flipped, in logits, None where none
+    was measured.
 
     positions: at which the two were compared; skipped: prompts that the model cannot take, with the reason; why: in
     words.
@@ -68,7 +68,7 @@ class Found:
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """How far a search is."""
+    """Progress of a search."""
 
     prompts: int
     prompts_total: int
@@ -241,28 +241,37 @@ def _scores(loaded: LoadedModel, path: Path, prompts: Sequence[Sequence[int]], s
     """
     with quiet(), torch.inference_mode(), torch_errors_stop(path):
         torch.manual_seed(seed)
-        with open_path(path, loaded) as opened:
+        with open_path(path, loaded) as run:
             for ids in prompts:
-                tokens, margins = [], []
-                for logits in _together(opened(ids), rows_of_a_chunk(loaded)):
-                    best, gaps = best_and_margin(logits)
-                    tokens.append(best)
-                    margins.append(gaps)
-                yield _Scored(torch.cat(tokens).cpu(), torch.cat(margins).cpu())
+                best = _Best(rows_of_a_chunk(loaded))
+                run(ids, best.add)
+                yield best.scored()
 
 
-def _together(pieces: Pieces, rows: int) -> Iterator[torch.Tensor]:
-    """The same logits, pieces of a few rows joined to about so many: four kernels for hundreds of steps instead of for
-    each.
+class _Best:
+    """Best tokens of one prompt. Pieces of a few rows wait until they are about `rows`: four kernels for hundreds of
+    steps instead of for each.
     """
-    waiting: list[torch.Tensor] = []
-    for _, logits in pieces:
-        waiting.append(logits)
-        if sum(map(len, waiting)) >= rows:
-            yield torch.cat(waiting)
-            waiting.clear()
-    if waiting:
-        yield torch.cat(waiting)
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._waiting: list[torch.Tensor] = []
+        self._found: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(self, _: int, logits: torch.Tensor) -> None:
+        self._waiting.append(logits)
+        if sum(map(len, self._waiting)) >= self._rows:
+            self._score()
+
+    def scored(self) -> _Scored:
+        if self._waiting:
+            self._score()
+        tokens, margins = zip(*self._found, strict=True)
+        return _Scored(torch.cat(tokens).cpu(), torch.cat(margins).cpu())
+
+    def _score(self) -> None:
+        self._found.append(best_and_margin(torch.cat(self._waiting)))
+        self._waiting.clear()
 
 
 def _by_continuation(loaded: LoadedModel, paths: tuple[Path, Path], tokens: int, seed: int) -> _Compare:

@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import torch
+
 from ...errors import CaptureError
 from ...runs.file.records import NOTED, ONE_ORDER, PASSED, Evidence
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
+from ..paths.batch import Emit, Run
 from ..paths.engines import Side, side_of
-from ..paths.grammar import Pieces, Step
-from ..paths.hooks import LayerTrace
+from ..paths.grammar import Step
+from ..paths.hooks import ModuleTrace
 from .mode import invariant
 
 _MODIFIER = "invariant"
@@ -75,13 +78,15 @@ def _in_one_order(side: Side, loaded: LoadedModel) -> Side:
 
 
 @contextmanager
-def _around(side: Side, loaded: LoadedModel, trace: LayerTrace | None) -> Iterator[Callable[[Sequence[int]], Pieces]]:
+def _around(side: Side, loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
     """A callable, all of whose own work is done in one order: nobody knows where in it the model is called."""
-    with side.open(loaded, trace) as pieces_of:
+    with side.open(loaded, trace) as opened:
 
-        def pieces(ids: Sequence[int]) -> Pieces:
+        def run(ids: Sequence[int], emit: Emit) -> None:
+            found: list[tuple[int, torch.Tensor]] = []  # whoever takes them works outside
             with invariant(loaded.model):
-                found = list(pieces_of(ids))
-            yield from found
+                opened(ids, lambda start, logits: found.append((start, logits)))
+            for piece in found:
+                emit(*piece)
 
-        yield pieces
+        yield run

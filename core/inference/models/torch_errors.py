@@ -1,4 +1,4 @@
-"""Where torch's and transformers' exceptions, warnings and progress bars stop."""
+"""The edge at which torch's and transformers' exceptions, warnings and progress bars stop."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from ...errors import CaptureError, UlpscopeError
 
+_OURS = "_ulpscope_is_ours"  # attribute of an exception
 # CPU allocation failures are plain RuntimeErrors; these are the allocator's own words.
 _MEMORY_WORDS = ("can't allocate memory", "not enough memory", "out of memory")
 
@@ -34,16 +35,28 @@ def is_out_of_memory(error: BaseException) -> bool:
 def foreign_errors_stop(where: str, when_out_of_memory: str) -> Iterator[None]:
     """Any exception that is not ours becomes one CaptureError sentence beginning with `where`.
 
-    KeyboardInterrupt and its like pass: they are no Exception.
+    KeyboardInterrupt and its like pass: they are no Exception. So does what was raised inside `no_foreign_errors`.
     """
     try:
         yield
     except UlpscopeError:
         raise
     except Exception as error:
+        if getattr(error, _OURS, False):
+            raise
         if is_out_of_memory(error):
             raise CaptureError(f"{where}: out of memory; {when_out_of_memory}.") from error
         raise CaptureError(f"{where}: {type(error).__name__}: {first_line(error)}.") from error
+
+
+@contextmanager
+def no_foreign_errors() -> Iterator[None]:
+    """Exceptions inside, where logits are handed to whoever asked for them, are not torch's: they pass as they are."""
+    try:
+        yield
+    except Exception as error:
+        setattr(error, _OURS, True)
+        raise
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 _AT_ONCE = 1 << 22  # values, an even number: the words of a generator are whole at every step
 
 
-class Source:
-    """Tensors on the CPU, in the order in which they are asked for; the same for the same seed and words."""
+class Draws:
+    """Random tensors on the CPU, in the order in which they are asked for; the same for the same seed and words."""
 
     def __init__(self, seed: int, *words: str) -> None:
         key = hashlib.sha256("\0".join((str(seed), *words)).encode()).digest()[:16]
@@ -43,7 +43,7 @@ class Source:
         return self._bits.random_raw(-(-count // 2)).view(np.uint32)[:count]
 
 
-class Outline(Source):
+class Outline(Draws):
     """Tensors of the same shapes without a number in them: what inputs will weigh."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .inputs import Inputs, Outline, Source
+from .inputs import Draws, Inputs, Outline
 
 Make = Callable[..., Inputs]
 Run = Callable[[Inputs], torch.Tensor]
@@ -49,34 +49,34 @@ class Operation:
 
     def inputs(self, seed: int, batch: int, size: tuple[int, ...]) -> Inputs:
         """float32 on the CPU. Backends of one operation get the same: their results may be compared."""
-        return self.make(Source(seed, self.name, *map(str, size)), batch, *size)
+        return self.make(Draws(seed, self.name, *map(str, size)), batch, *size)
 
 
-def _matrix(source: Source, rows: int, into: int, out: int) -> Inputs:
+def _matrix(source: Draws, rows: int, into: int, out: int) -> Inputs:
     """x [rows, in], and w [in, out]"""
     shared = source.values(into, out)
     return Inputs((source.values(rows, into),), (shared,))
 
 
-def _linear(source: Source, rows: int, into: int, out: int) -> Inputs:
+def _linear(source: Draws, rows: int, into: int, out: int) -> Inputs:
     """x [rows, in], weight [out, in] as nn.Linear keeps it"""
     shared = source.values(out, into)
     return Inputs((source.values(rows, into),), (shared,))
 
 
-def _biased(source: Source, rows: int, into: int, out: int) -> Inputs:
+def _biased(source: Draws, rows: int, into: int, out: int) -> Inputs:
     """x [rows, in], w [in, out], bias [out]"""
     shared = (source.values(into, out), source.values(out))
     return Inputs((source.values(rows, into),), shared)
 
 
-def _biased_linear(source: Source, rows: int, into: int, out: int) -> Inputs:
+def _biased_linear(source: Draws, rows: int, into: int, out: int) -> Inputs:
     """x [rows, in], weight [out, in], bias [out]"""
     shared = (source.values(out, into), source.values(out))
     return Inputs((source.values(rows, into),), shared)
 
 
-def _matrices(source: Source, rows: int, high: int, inner: int, wide: int) -> Inputs:
+def _matrices(source: Draws, rows: int, high: int, inner: int, wide: int) -> Inputs:
     """a [rows, m, k], b [rows, k, n]: a row is a pair of matrices. Row by row, so that row 0 is the same at every
     batch.
     """
@@ -84,25 +84,25 @@ def _matrices(source: Source, rows: int, high: int, inner: int, wide: int) -> In
     return Inputs((torch.stack([a for a, _ in made]), torch.stack([b for _, b in made])))
 
 
-def _vectors(source: Source, rows: int, width: int) -> Inputs:
+def _vectors(source: Draws, rows: int, width: int) -> Inputs:
     """x [rows, width]"""
     return Inputs((source.values(rows, width),))
 
 
-def _scaled(source: Source, rows: int, width: int) -> Inputs:
+def _scaled(source: Draws, rows: int, width: int) -> Inputs:
     """x [rows, width], weight and bias [width]"""
     shared = (source.values(width), source.values(width))
     return Inputs((source.values(rows, width),), shared)
 
 
-def _heads(source: Source, rows: int, heads: int, queries: int, keys: int, width: int) -> Inputs:
+def _heads(source: Draws, rows: int, heads: int, queries: int, keys: int, width: int) -> Inputs:
     """q [rows, heads, queries, width], k and v [rows, heads, keys, width]"""
     shapes = ((heads, queries, width), (heads, keys, width), (heads, keys, width))
     made = [tuple(source.values(*shape) for shape in shapes) for _ in range(rows)]
     return Inputs(tuple(torch.stack([row[part] for row in made]) for part in range(3)))
 
 
-def _scattered(source: Source, rows: int, width: int, places: int) -> Inputs:
+def _scattered(source: Draws, rows: int, width: int, places: int) -> Inputs:
     """values [rows, width], an index into `places` for each, zeros [rows, places]: about width/places values meet in
     each place.
     """
@@ -110,13 +110,13 @@ def _scattered(source: Source, rows: int, width: int, places: int) -> Inputs:
     return Inputs((source.values(rows, width), index.expand(rows, -1).contiguous(), torch.zeros(rows, places)))
 
 
-def _indexed(source: Source, rows: int, width: int, places: int) -> Inputs:
+def _indexed(source: Draws, rows: int, width: int, places: int) -> Inputs:
     """The same with one index for all rows."""
     index = source.indices(places, width)
     return Inputs((source.values(rows, width), torch.zeros(rows, places)), (index,))
 
 
-def _gradients(source: Source, rows: int, tokens: int, places: int, width: int) -> Inputs:
+def _gradients(source: Draws, rows: int, tokens: int, places: int, width: int) -> Inputs:
     """Gradients [rows, tokens, width] and token ids [rows, tokens] of a vocabulary of `places`, in zeros [places]"""
     made = [(source.values(tokens, width), source.indices(places, tokens)) for _ in range(rows)]
     return Inputs((torch.stack([a for a, _ in made]), torch.stack([b for _, b in made])), (torch.zeros(places),))

@@ -1,5 +1,5 @@
-"""Bases: ways to walk through the prompt. To add one, write a generator function over a `Setting` and enter it in
-BASES.
+"""Bases: ways to walk through the prompt. To add one, write a function of a `PromptBatch` and `emit`, and enter it
+in BASES.
 """
 
 # ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it needs all of it
@@ -9,77 +9,77 @@ from __future__ import annotations
 import copy
 from inspect import signature
 
+import torch
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from ..models.model import LoadedModel
-from .batch import Setting
-from .grammar import Base, Pieces, whole_number
+from .batch import Emit, PromptBatch
+from .grammar import Base, whole_number
 
 # One entry a token, so that dropping the last entries is dropping the last tokens. Kinds that are not known are not
 # trusted.
 _TRIMMABLE = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
 
 
-def _prefill(setting: Setting) -> Pieces:
+def _prefill(batch: PromptBatch, emit: Emit) -> None:
     """One forward of the whole prompt."""
-    yield from setting.pieces(0, setting.positions)
+    batch.forward(0, batch.positions, emit)
 
 
-def _decode(setting: Setting) -> Pieces:
+def _decode(batch: PromptBatch, emit: Emit) -> None:
     """Token by token, teacher-forced: each forward reads the keys and values of the earlier ones from a cache."""
-    cache = DynamicCache(config=setting.loaded.model.config)
-    for position in range(setting.positions):
-        yield from setting.pieces(position, position + 1, cache)
+    _chunked(batch, emit, 1)
 
 
-def _chunked(setting: Setting, size: int) -> Pieces:
+def _chunked(batch: PromptBatch, emit: Emit, size: int) -> None:
     """N tokens a forward, each reading the earlier chunks from a cache; a prompt of at most N tokens is one chunk."""
-    cache = DynamicCache(config=setting.loaded.model.config)
-    for start in range(0, setting.positions, size):
-        yield from setting.pieces(start, min(start + size, setting.positions), cache)
+    cache = DynamicCache(config=batch.loaded.model.config)
+    for start in range(0, batch.positions, size):
+        batch.forward(start, min(start + size, batch.positions), emit, cache)
 
 
-def _reuse(setting: Setting, prefix: int) -> Pieces:
+def _reuse(batch: PromptBatch, emit: Emit, prefix: int) -> None:
     """Call 1 computes the first N tokens; call 2 computes the rest after a copy of call 1's cache.
 
     The logits of the first N positions are call 1's, because call 2 does not compute them.
     """
-    earlier = DynamicCache(config=setting.loaded.model.config)
-    yield from setting.pieces(0, prefix, earlier)
+    earlier = DynamicCache(config=batch.loaded.model.config)
+    batch.forward(0, prefix, emit, earlier)
     reused = copy.deepcopy(earlier)
-    yield from setting.pieces(prefix, setting.positions, reused)
+    batch.forward(prefix, batch.positions, emit, reused)
 
 
-def _blocks(setting: Setting, size: int) -> Pieces:
+def _blocks(batch: PromptBatch, emit: Emit, size: int) -> None:
     """Call 1 computes the whole prompt; call 2 finds its whole blocks of N tokens in the cache and computes the rest.
 
     As in paged engines at least one token is computed anew, so a block that ends with the prompt is not reused. The
     logits of reused positions are call 1's, because that call is the only one that ever computed them.
     """
-    earlier = DynamicCache(config=setting.loaded.model.config)
+    earlier = DynamicCache(config=batch.loaded.model.config)
     # sliding windows keep what they would drop, or there would be nothing to go back to
     earlier.activate_past_recording()
-    reused = (setting.positions - 1) // size * size
-    for position, logits in setting.pieces(0, setting.positions, earlier):
-        if reused == 0:  # nothing to find: every call computes all of it, as call 1 did
-            yield position, logits
-        elif position < reused:
-            yield position, logits[: reused - position]
-        del logits
+    reused = (batch.positions - 1) // size * size
+
+    def of_reused(position: int, logits: torch.Tensor) -> None:
+        if position < reused:
+            emit(position, logits[: reused - position])
+
+    # where nothing can be found every call computes all of it, as call 1 did
+    batch.forward(0, batch.positions, of_reused if reused else emit, earlier)
     if reused:
         cache = copy.deepcopy(earlier)
-        cache.crop(setting.column(reused) - setting.columns)
-        yield from setting.pieces(reused, setting.positions, cache)
+        cache.crop(batch.column(reused) - batch.columns)
+        batch.forward(reused, batch.positions, emit, cache)
 
 
-def _static(setting: Setting) -> Pieces:
+def _static(batch: PromptBatch, emit: Emit) -> None:
     """Token by token over a cache allocated for the whole prompt beforehand: attention always spans it, masked beyond
     the token.
     """
-    cache = StaticCache(config=setting.loaded.model.config, max_cache_len=setting.columns + setting.room)
-    for position in range(setting.positions):
-        yield from setting.pieces(position, position + 1, cache)
+    cache = StaticCache(config=batch.loaded.model.config, max_cache_len=batch.columns + batch.room)
+    for position in range(batch.positions):
+        batch.forward(position, position + 1, emit, cache)
 
 
 def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> str | None:

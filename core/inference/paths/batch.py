@@ -1,23 +1,30 @@
-"""What a base is given: the prompt among its neighbours and padding, and the one forward that every base is made of."""
+"""A padded batch with the prompt in one row, and the forward call that all bases share.
+
+Logits are pushed: whoever computes them calls `emit` and keeps no reference, so none live on beside the next.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import Cache, DynamicCache
 
 from ..models.model import LoadedModel
 from .cache_watch import CacheWatch, PromptPlace
-from .hooks import Forwards
 from .neighbours import neighbour_rows
 from .sliced_head import columns_at_once, sliced_logits
 
 CHUNK_BYTES = 8 << 20  # logits leave the device and reach the sink in pieces of about this size
 
+Emit = Callable[[int, torch.Tensor], None]
+"""Takes (first position, logits[rows, vocab] of consecutive positions) in order, in the dtype they are computed in."""
+Run = Callable[[Sequence[int], Emit], None]
+"""(token ids of a prompt, emit): hands all of its logits to `emit`."""
 Neighbours = Callable[[LoadedModel, Sequence[int], int], torch.Tensor]
 """(model, prompt, count) -> token ids of the other rows, [count, positions]."""
 
@@ -27,14 +34,23 @@ def real_neighbours(loaded: LoadedModel, prompt: Sequence[int], count: int) -> t
     return neighbour_rows(loaded.tokenizer, prompt, count)
 
 
+class Follower(Protocol):
+    """Is told which positions of the prompt the forwards inside compute, and where in their batch.
+
+    They may be several: above a number of logits the model is called once more for each slice of its head.
+    """
+
+    def forward(self, row: int, skipped: int, start: int, stop: int) -> AbstractContextManager[None]:
+        """Positions start..stop-1 of the prompt, in columns from `skipped` on of batch row `row`."""
+
+
 @dataclass(frozen=True)
-class Setting:
-    """What a base is to compute: the logits of `prompt`, which is row `row` of a batch of `rows`.
+class PromptBatch:
+    """The prompt as row `row` of a batch of `rows`, and what computes its logits.
 
     left, right: padding tokens before and after every row, masked; call: what computes a forward, None for the model
     itself; room: tokens that will follow the prompt, for which a cache that is allocated beforehand needs space; watch:
-    is told of the cache that each forward leaves behind, and has forwards that need none make one; trace: is told which
-    positions each forward computes, and where in its batch.
+    is told of the cache that each forward leaves behind, and has forwards that need none make one; trace: follows them.
     """
 
     loaded: LoadedModel
@@ -47,7 +63,7 @@ class Setting:
     call: Callable[..., Any] | None = None
     room: int = 0
     watch: CacheWatch | None = None
-    trace: Forwards | None = None
+    trace: Follower | None = None
 
     @property
     def positions(self) -> int:
@@ -82,21 +98,15 @@ class Setting:
         return places.clamp(0, self.positions - 1).expand(self.rows, -1)
 
     def column(self, position: int) -> int:
-        """Where the forward that begins at `position` begins: left padding is computed with the first token."""
+        """First column of the forward that begins at `position`: left padding is computed with the first token."""
         return 0 if position == 0 else self.left + position
 
     def column_after(self, stop: int) -> int:
-        """Where the forward that ends before `stop` ends: right padding is computed with the last token."""
+        """End of the forward that ends before `stop`, in columns: right padding is computed with the last token."""
         return self.columns if stop == self.positions else self.left + stop
 
-    def forward(self, start: int, stop: int, cache: Cache | None = None) -> torch.Tensor:
-        """Logits of the prompt's positions start..stop-1 by one forward, after whatever `cache` holds. -> [stop -
-        start, vocab]
-        """
-        return torch.cat([logits for _, logits in self.pieces(start, stop, cache)])
-
-    def pieces(self, start: int, stop: int, cache: Cache | None = None) -> Iterator[tuple[int, torch.Tensor]]:
-        """The same forward, its logits a piece at a time: (first position, logits[rows, vocab]).
+    def forward(self, start: int, stop: int, emit: Emit, cache: Cache | None = None) -> None:
+        """Hand `emit` the logits of the prompt's positions start..stop-1 by one forward, after whatever `cache` holds.
 
         The model's body has run, and `cache` is filled, when the first piece comes; where all logits would be too many
         at once, its head then runs for the columns of one slice after another (core.inference.paths.sliced_head).
@@ -111,28 +121,23 @@ class Setting:
             arguments["attention_mask"] = self.attention_mask[:, :last]
             arguments["position_ids"] = self.position_ids[:, first:last]
         skipped = self.left + start - first
-        position, step = start, rows_of_a_chunk(self.loaded)
-        if self.trace is not None:
-            self.trace.expect(self.row, skipped, start, stop)
-        try:
-            for logits in self._slices(arguments, last - first, skipped, skipped + stop - start):
-                self._note(cache)
-                for piece in logits[self.row].split(step):
-                    yield position, piece
-                    position += len(piece)
-                del logits, piece  # or they would live on beside the next slice
-        finally:
-            if self.trace is not None:
-                self.trace.done()
+        begin, end, position = skipped, skipped + stop - start, start
 
-    def _slices(self, arguments: dict[str, Any], columns: int, start: int, stop: int) -> Iterator[torch.Tensor]:
-        """Logits of columns start..stop-1 of a forward of `columns`. -> [rows, n, vocab] each"""
+        def split(logits: torch.Tensor) -> None:
+            """Hand on the prompt's row of a slice. [rows, columns, vocab]"""
+            nonlocal position
+            self._note(cache)
+            for piece in logits[self.row].split(rows_of_a_chunk(self.loaded)):
+                emit(position, piece)
+                position += len(piece)
+
         size = columns_at_once(self.rows, self.loaded.vocab_size, self.loaded.torch_dtype.itemsize)
-        if columns <= size or self.call is not None:  # a compiled model is one piece: its body cannot stand still
-            call = self.loaded.model if self.call is None else self.call
-            yield call(**arguments).logits[:, start:stop]
-        else:
-            yield from sliced_logits(self.loaded.model, arguments, start, stop, size)
+        with nullcontext() if self.trace is None else self.trace.forward(self.row, skipped, start, stop):
+            if last - first <= size or self.call is not None:  # a compiled model is one piece: no body to stand still
+                call = self.loaded.model if self.call is None else self.call
+                split(call(**arguments).logits[:, begin:end])
+            else:
+                sliced_logits(self.loaded.model, arguments, begin, end, size, split)
 
     def step(self, tokens: torch.Tensor, done: int, cache: Cache) -> torch.Tensor:
         """One more token a row, after the prompt and `done` tokens that followed it: tokens [rows] -> [1, vocab], of
@@ -163,6 +168,10 @@ class Setting:
         if self.watch is not None:
             self.watch.cache = cache
             self.watch.place = PromptPlace(self.rows, self.row, self.left, self.right, self.positions)
+
+
+def ignore(position: int, logits: torch.Tensor) -> None:
+    """Throw the logits away."""
 
 
 def rows_of_a_chunk(loaded: LoadedModel) -> int:

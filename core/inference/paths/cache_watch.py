@@ -15,7 +15,7 @@ from ..models.bits import own_bits
 
 @dataclass(frozen=True)
 class PromptPlace:
-    """Where a prompt lies in a batch. rows: of the batch; row: the prompt's; left, right: padding tokens beside it;
+    """The place of a prompt in a batch. rows: of the batch; row: the prompt's; left, right: padding tokens beside it;
     positions: its tokens.
     """
 

@@ -1,6 +1,4 @@
-"""A side to be judged: a path of the grammar, or any callable, made ready the same way; and what two of them differ
-by.
-"""
+"""A side to be judged: a path of the grammar, or any callable, made ready the same way; and two of them compared."""
 
 from __future__ import annotations
 
@@ -15,12 +13,15 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError, UlpscopeError
-from ..controls.rounding_floor import Divergence, divergence, whole_side
+from ...judging.divergence import Divergence
+from ..controls.rounding_floor import divergence, whole_side
 from ..models.bits import bits_of
 from ..models.model import LoadedModel
 from ..models.torch_errors import first_line
-from .grammar import Pieces, Step
-from .hooks import LayerTrace, traced_modules
+from ..watching.modules import traced_modules
+from .batch import Emit, Run, ignore
+from .grammar import Step
+from .hooks import ModuleTrace
 from .modifiers import MODIFIERS
 from .paths import Path, open_path, parse_path
 
@@ -28,7 +29,7 @@ Engine = Callable[..., torch.Tensor]
 """(model, token_ids [positions]) -> logits [positions, vocab]; one with a third parameter `watch` is given a Watch."""
 Whole = Callable[[Sequence[int]], torch.Tensor]
 """Token ids of a prompt -> all of its logits [positions, vocab]."""
-Open = Callable[[LoadedModel, LayerTrace | None], AbstractContextManager[Callable[[Sequence[int]], Pieces]]]
+Open = Callable[[LoadedModel, ModuleTrace | None], AbstractContextManager[Run]]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,15 @@ class Side:
     def rows(self) -> int:
         """Of its batches; 1 of a callable, whose batches nobody knows."""
         return 1 if self.path is None else self.path.rows
+
+    def run_on(self, loaded: LoadedModel, trace: ModuleTrace | None = None) -> Run:
+        """Runs one prompt on the model, made ready for it and put back afterwards. `trace` follows the forwards."""
+
+        def run(ids: Sequence[int], emit: Emit) -> None:
+            with self.open(loaded, trace) as opened:
+                opened(ids, emit)
+
+        return run
 
     def with_modifier(self, name: str, value: Any) -> Side:
         """The same path with one modifier set to another value."""
@@ -88,7 +98,7 @@ def _takes_watch(engine: Engine) -> bool:
 
 
 class Watch:
-    """What a callable is given as `watch`: `watch(name, tensor)` hands in what the module of that name put out,
+    """The third argument of a callable: `watch(name, tensor)` hands in what the module of that name put out,
     [positions, features].
 
     name: as the model calls its module (`model.layers.3.self_attn`): its embedding, blocks, their direct parts, what
@@ -96,7 +106,7 @@ class Watch:
     CaptureError for what is neither.
     """
 
-    def __init__(self, engine: str, loaded: LoadedModel, positions: int, trace: LayerTrace | None) -> None:
+    def __init__(self, engine: str, loaded: LoadedModel, positions: int, trace: ModuleTrace | None) -> None:
         self._engine, self._positions, self._trace = engine, positions, trace
         self._model = type(loaded.model).__name__
         try:
@@ -138,9 +148,9 @@ class Watch:
 
 @contextmanager
 def _open_engine(
-    name: str, engine: Engine, loaded: LoadedModel, trace: LayerTrace | None, *, hands_in: bool
-) -> Iterator[Callable[[Sequence[int]], Pieces]]:
-    def pieces(ids: Sequence[int]) -> Pieces:
+    name: str, engine: Engine, loaded: LoadedModel, trace: ModuleTrace | None, *, hands_in: bool
+) -> Iterator[Run]:
+    def run(ids: Sequence[int], emit: Emit) -> None:
         given = {"watch": Watch(name, loaded, len(ids), trace)} if hands_in else {}
         try:
             logits = engine(loaded.model, torch.tensor(list(ids), dtype=torch.long, device=loaded.device), **given)
@@ -156,19 +166,22 @@ def _open_engine(
             came = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
             raise CaptureError(f"'{name}' gave {came}; expected logits [{len(ids)}, vocab].")
         is_exact = torch.promote_types(logits.dtype, loaded.torch_dtype) == loaded.torch_dtype
-        yield 0, logits.to(loaded.device, loaded.torch_dtype if is_exact else logits.dtype)
+        emit(0, logits.to(loaded.device, loaded.torch_dtype if is_exact else logits.dtype))
 
-    yield pieces
+    yield run
 
 
-def pieces_of_side(
-    side: Side, loaded: LoadedModel, ids: Sequence[int], trace: LayerTrace | None = None
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """(first position, logits [positions, vocab]) of a prompt, in order. `trace` is told which positions each forward
-    of a path computes.
-    """
-    with side.open(loaded, trace) as pieces_of:
-        yield from pieces_of(ids)
+def seen_by(run: Run, see: Emit) -> Run:
+    """The same run, every piece shown to `see` before it is handed on."""
+
+    def seen(ids: Sequence[int], emit: Emit) -> None:
+        def both(position: int, logits: torch.Tensor) -> None:
+            see(position, logits)
+            emit(position, logits)
+
+        run(ids, both)
+
+    return seen
 
 
 def measure(
@@ -177,31 +190,38 @@ def measure(
     """(divergence of each prompt, digest of each side's bits). reference: gives the first side's logits; None to run
     it.
     """
-    found: list[Divergence] = []
     hashes = [hashlib.sha256(), hashlib.sha256()]
-    for ids in prompts:
-        plain = reference(ids) if reference is not None else whole_side(pieces_of_side(sides[0], loaded, ids))
-        hashes[0].update(bits_of(plain).data)
-        found.append(
-            divergence(plain, _hashed(_as_wide(plain, sides, pieces_of_side(sides[1], loaded, ids)), hashes[1]))
-        )
+    found = divergences_of(
+        loaded, prompts, sides, reference, lambda side, logits: hashes[side].update(bits_of(logits).data)
+    )
     return found, [digest.hexdigest() for digest in hashes]
 
 
-def _as_wide(plain: torch.Tensor, sides: tuple[Side, Side], pieces: Pieces) -> Pieces:
-    for position, logits in pieces:
-        if logits.shape[1] != plain.shape[1]:
-            raise CaptureError(
-                f"'{sides[1].name}' gave logits of {logits.shape[1]} tokens, '{sides[0].name}' of {plain.shape[1]}; "
-                "both sides need the same vocabulary."
-            )
-        yield position, logits
+def divergences_of(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    sides: tuple[Side, Side],
+    reference: Whole | None = None,
+    see: Callable[[int, torch.Tensor], None] = ignore,
+) -> list[Divergence]:
+    """Two sides against each other, one divergence a prompt. reference: as for `measure`; see: is shown (side, its
+    logits).
+    """
+    found = []
+    for ids in prompts:
+        plain = reference(ids) if reference is not None else whole_side(sides[0].run_on(loaded), ids)
+        see(0, plain)
 
+        def check(_: int, logits: torch.Tensor, vocab: int = plain.shape[1]) -> None:
+            if logits.shape[1] != vocab:
+                raise CaptureError(
+                    f"'{sides[1].name}' gave logits of {logits.shape[1]} tokens, '{sides[0].name}' of {vocab}; "
+                    "both sides need the same vocabulary."
+                )
+            see(1, logits)
 
-def _hashed(pieces: Pieces, digest: Any) -> Pieces:
-    for position, logits in pieces:
-        digest.update(bits_of(logits).data)
-        yield position, logits
+        found.append(divergence(plain, seen_by(sides[1].run_on(loaded), check), ids))
+    return found
 
 
 def digests_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: Sequence[Side]) -> list[str]:
@@ -209,19 +229,11 @@ def digests_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: Seq
     found = []
     for side in sides:
         digest = hashlib.sha256()
+
+        def add(_: int, logits: torch.Tensor, digest: Any = digest) -> None:
+            digest.update(bits_of(logits).data)
+
         for ids in prompts:
-            for _ in _hashed(pieces_of_side(side, loaded, ids), digest):
-                pass
+            side.run_on(loaded)(ids, add)
         found.append(digest.hexdigest())
-    return found
-
-
-def divergences_of(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[Side, Side], reference: Whole | None = None
-) -> list[Divergence]:
-    """Two sides against each other, one divergence a prompt. reference: as for `measure`."""
-    found = []
-    for ids in prompts:
-        plain = reference(ids) if reference is not None else whole_side(pieces_of_side(sides[0], loaded, ids))
-        found.append(divergence(plain, _as_wide(plain, sides, pieces_of_side(sides[1], loaded, ids))))
     return found

@@ -1,21 +1,16 @@
-"""What a path is made of: steps with values, read from `base+modifier:value` text; no step's name is known here."""
+"""The parts of a path: steps with values, read from `base+modifier:value` text; no step's name is known here."""
 
 # ruff: noqa: ARG005 - every entry of the registry has one signature, whether or not it needs all of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ...errors import UsageError
-from .batch import Setting
-
-Pieces = Iterator[tuple[int, torch.Tensor]]
-"""(first position, logits[rows, vocab] of consecutive positions), in order, in the dtype they are computed in."""
+from .batch import PromptBatch
 
 Value = int | str
 Others = Mapping[str, tuple[Value, ...]]
@@ -37,13 +32,14 @@ class Argument:
 class Base:
     """A way to walk through the prompt.
 
-    at_once: positions whose logits (of every row) are on the device at once, given the prompt's positions and the
-    values; forwards: calls of the model for a prompt of so many positions, earlier calls whose cache is reused
-    included; reads_cache: whether any forward reads keys and values of an earlier one; refuse: why this model cannot
-    take a prompt of so many positions (None: of any length) this way and what to do, or None.
+    compute: (batch, emit, the values); at_once: positions whose logits (of every row) are on the device at once,
+    given the prompt's positions and the values; forwards: calls of the model for a prompt of so many positions,
+    earlier calls whose cache is reused included; reads_cache: whether any forward reads keys and values of an
+    earlier one; refuse: why this model cannot take a prompt of so many positions (None: of any length) this way and
+    what to do, or None.
     """
 
-    compute: Callable[..., Pieces]
+    compute: Callable[..., None]
     arguments: tuple[Argument, ...] = ()
     at_once: Callable[..., int] = lambda positions, *values: 1
     forwards: Callable[..., int] = lambda positions, *values: positions
@@ -53,7 +49,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Modifier:
-    """A change to the setting that lasts while the base runs.
+    """A change to the batch, the model or the machine that lasts while the base runs.
 
     rows: sequences in the batch, given the values; columns: padding tokens a row, given the values; ends_prompt:
     whether something stands after the prompt, so that nothing can follow it; contradiction: what is wrong with these
@@ -62,7 +58,7 @@ class Modifier:
     logits at once; computes_in: another dtype than the model's, or None.
     """
 
-    change: Callable[..., AbstractContextManager[Setting]]
+    change: Callable[..., AbstractContextManager[PromptBatch]]
     arguments: tuple[Argument, ...] = ()
     rows: Callable[..., int] = lambda *values: 1
     columns: Callable[..., int] = lambda *values: 0

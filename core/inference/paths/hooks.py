@@ -1,170 +1,139 @@
-"""What the modules of a model put out while a path runs, at chosen positions of a prompt: kept, or compared with what
-was kept.
+"""The one tracer: follows the forwards of a prompt and takes what modules put out at chosen positions of it.
 
-Modules are watched by forward hooks, which read and change nothing.
+Modules are watched by forward hooks, which read and change nothing. What becomes of an output is a subclass's matter:
+it is spooled (core.inference.watching.layers), or kept and compared (core.inference.controls.module_growth).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import Cache
 
-from ...errors import CaptureError
-from ..models.bits import row_sums
 
+class ModuleTrace:
+    """Takes module outputs of one prompt. A path tells which positions a forward computes, by `forward`; of those of a
+    callable the tokens and the cache tell: the row that holds the prompt's tokens from the cache's length on.
 
-@dataclass
-class Forwards:
-    """Which of the chosen positions of a prompt each forward of a model computes, and where in its batch.
-
-    prompt: token ids; positions: which of them, ascending. is_ambiguous: nobody told which positions a forward
-    computes, and its tokens do not tell: several rows hold them, or they were computed before.
+    prompt: token ids; positions: which of them, ascending. is_ambiguous: neither tells, for several rows hold the
+    tokens. Of a module that runs several times in a forward the first output counts.
     """
 
-    prompt: Sequence[int]
-    positions: Sequence[int]
-    is_ambiguous: bool = field(default=False, init=False)
-    _is_inferred: bool = field(default=False, init=False)
-    _expected: tuple[int, int, int, int] | None = field(
-        default=None, init=False
-    )  # row, first column, first position, end
-    _is_told: bool = field(default=False, init=False)
+    def __init__(self, prompt: Sequence[int] = (), positions: Sequence[int] = ()) -> None:
+        self.prompt, self.positions = prompt, positions
+        self.is_ambiguous = False
+        self.is_told = False
+        self._computed: tuple[int, int, int, int] | None = None  # row, first column, first position, end
+        self._shape = (0, 0)  # rows and columns of the batch of this forward
+        self._columns: slice | torch.Tensor | None = None  # of the chosen positions; None: there are none
+        self._first = 0  # place of the first of them in `positions`
+        self._seen: set[str] = set()
 
-    def expect(self, row: int, skipped: int, start: int, stop: int) -> None:
-        """Until `done`, forwards compute positions start..stop-1 of the prompt, in columns from `skipped` on of batch
-        row `row`.
-
-        They may be several: above a number of logits the model is called once more for each slice of its head.
+    def take(self, name: str, first: int, found: torch.Tensor) -> None:
+        """Rows of a module's output at the chosen positions from the `first` on. [chosen, width]; to be copied or done
+        with before this returns, for models add to their outputs in place.
         """
-        self._expected = (row, skipped, start, stop)
-        self._is_told = True
+        raise NotImplementedError
 
-    def done(self) -> None:
-        """What was expected is over; whoever calls the model next has to be followed by its tokens."""
-        self._expected = None
-        self._is_told = False
+    def not_understood(self, name: str, output: torch.Tensor) -> None:
+        """Of this module's output nobody knows which row and column a position is."""
 
-    def begin(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """A forward of the model begins. If nobody told which positions it computes (a callable's own), its tokens and
-        its cache do: the row that holds the prompt's tokens from the cache's length on; of any other forward nothing is
-        kept.
-        """
-        self._is_inferred = not self._is_told
-        if self._is_told:
-            return
-        self._expected = None
-        ids, cache = named.get("input_ids", arguments[0] if arguments else None), named.get("past_key_values")
+    @contextmanager
+    def forward(self, row: int, skipped: int, start: int, stop: int) -> Iterator[None]:
+        """core.inference.paths.batch.Follower"""
+        self._computed, self.is_told = (row, skipped, start, stop), True
+        try:
+            yield
+        finally:
+            self._computed, self.is_told = None, False
+
+    def hand_in(self, name: str, output: torch.Tensor, start: int) -> None:
+        """Take what an engine says that a module put out, at positions from `start` on. [positions, width]"""
+        first, last = self._places(start, start + len(output))
+        if first < last:
+            self.take(name, first, output[self._offsets(first, last, start, output.device)].detach())
+
+    def width_of(self, name: str) -> int | None:  # noqa: ARG002
+        """Features that a module's output must have; None where any will do."""
+        return None
+
+    @contextmanager
+    def following(self, model: Any, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
+        """Every output of the modules inside, by name."""
+        handles = [model.register_forward_pre_hook(lambda _, given, named: self._begin(given, named), with_kwargs=True)]
+        try:
+            for name, module in modules.items():
+                handles.append(module.register_forward_hook(lambda _, __, output, name=name: self._see(name, output)))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _begin(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._columns = None
+        self._seen.clear()
+        ids = named.get("input_ids", arguments[0] if arguments else None)
         if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
             return
+        if not self.is_told:
+            self._infer(ids, named.get("past_key_values"))
+        if self._computed is None:
+            return
+        _, skipped, start, stop = self._computed
+        first, last = self._places(start, stop)
+        if first < last:
+            self._shape, self._first = (int(ids.shape[0]), int(ids.shape[1])), first
+            self._columns = self._offsets(first, last, start - skipped, ids.device)
+
+    def _infer(self, ids: torch.Tensor, cache: Any) -> None:
         start = int(cache.get_seq_length()) if isinstance(cache, Cache) else 0
         stop = start + ids.shape[1]
         rows = [row for row, tokens in enumerate(ids.tolist()) if tokens == list(self.prompt[start:stop])]
         self.is_ambiguous = self.is_ambiguous or len(rows) > 1
-        if rows:
-            self._expected = (rows[0], 0, start, stop)
+        self._computed = (rows[0], 0, start, stop) if rows else None
 
-
-@dataclass
-class LayerTrace(Forwards):
-    """What modules put out for a prompt, at chosen positions: kept, or compared with what another trace kept.
-
-    against: the trace to compare with, None to keep. kept: by module, [chosen, width]; squares: by module, mean squares
-    of the difference [chosen]; seen: by module, positions that a forward has computed [chosen]; modules in the order in
-    which they ran.
-    """
-
-    against: LayerTrace | None = None
-    kept: dict[str, torch.Tensor] = field(default_factory=dict)
-    squares: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    seen: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
-
-    def see(self, name: str, output: Any) -> None:
-        """What a module put out. What is no [rows, columns, width] of this forward is left out, at every call alike."""
+    def _see(self, name: str, output: Any) -> None:
         first = output[0] if isinstance(output, tuple) and output else output
-        if self._expected is None or not isinstance(first, torch.Tensor) or first.ndim != 3:
+        if self._columns is None or name in self._seen:
             return
-        row, skipped, start, stop = self._expected
-        if first.shape[0] <= row or first.shape[1] < skipped + stop - start:
+        if not isinstance(first, torch.Tensor) or not first.is_floating_point():
             return
-        places = [place for place, position in enumerate(self.positions) if start <= position < stop]
-        if not places:
-            return
-        seen = self.seen.setdefault(name, np.zeros(len(self.positions), bool))
-        self.is_ambiguous = self.is_ambiguous or (self._is_inferred and bool(seen[places].any()))
-        seen[places] = True
-        columns = torch.tensor([skipped + self.positions[place] - start for place in places], device=first.device)
-        self._take(name, places, first[row].index_select(0, columns).detach())
+        self._seen.add(name)
+        own = self._own_row(first)
+        if own is None:
+            self.not_understood(name, first)
+        else:
+            self.take(name, self._first, own[self._columns].detach())
 
-    def hand_in(self, name: str, output: torch.Tensor, start: int) -> None:
-        """What an engine says that a module put out, at positions from `start` on. [positions, width]"""
-        places = [place for place, position in enumerate(self.positions) if start <= position < start + len(output)]
-        seen = self.seen.setdefault(name, np.zeros(len(self.positions), bool))
-        self.is_ambiguous = self.is_ambiguous or bool(seen[places].any())
-        seen[places] = True
-        rows = torch.tensor([self.positions[place] - start for place in places], dtype=torch.long, device=output.device)
-        self._take(name, places, output.detach().index_select(0, rows))
+    def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
+        """The prompt's row of an output, [columns, width]; None where its axes do not clearly say which they are."""
+        assert self._computed is not None
+        rows, columns = self._shape
+        row, shape = self._computed[0], output.shape
+        if output.ndim == 2:
+            return output[row * columns : (row + 1) * columns] if shape[0] == rows * columns else None
+        if output.ndim not in (3, 4) or shape[0] not in (1, rows):
+            return None
+        own = output[row if shape[0] == rows else 0]  # position embeddings are one row for all
+        if output.ndim == 3:
+            return own if shape[1] == columns else None
+        if shape[1] == columns and (shape[2] != columns or columns == 1):  # a norm of each head
+            return own.reshape(columns, -1)
+        if shape[2] == columns and shape[1] != columns:  # or [rows, heads, columns, width]
+            return own.transpose(0, 1).reshape(columns, -1)
+        return None
 
-    def width_of(self, name: str) -> int | None:
-        """Of what the other trace kept of a module; None where there is nothing to compare with."""
-        kept = self.against.kept.get(name) if self.against is not None else None
-        return None if kept is None else int(kept.shape[1])
+    def _places(self, start: int, stop: int) -> tuple[int, int]:
+        """Places in `positions` of those from `start` up to `stop`."""
+        first, last = np.searchsorted(self.positions, (start, stop))
+        return int(first), int(last)
 
-    def _take(self, name: str, places: list[int], found: torch.Tensor) -> None:
-        """Keeps or compares rows of a module at chosen positions. [places, width]"""
-        if not places:
-            return
-        if self.against is None:
-            if name not in self.kept:
-                self.kept[name] = found.new_full((len(self.positions), found.shape[1]), float("nan"))
-            self.kept[name][places] = found
-            return
-        plain = self.against.kept.get(name)
-        if plain is None or plain.shape[1] != found.shape[1]:
-            return
-        apart = found.double() - plain[places].to(found.device, torch.float64)
-        squares = row_sums(apart.square()) / found.shape[1]
-        self.squares.setdefault(name, np.full(len(self.positions), np.nan))[places] = squares
-
-
-def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
-    """Embedding, every block with its direct parts (norms, attention, MLP), what follows the blocks; by name, in the
-    model's order.
-    """
-    count = int(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
-    lists = ((name, part) for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList))
-    name, module = next(((name, part) for name, part in lists if len(part) == count), ("", None))
-    if module is None or not count:
-        raise CaptureError(f"a {type(model).__name__} has no list of {count} blocks to look into.")
-    owner_name = name.rpartition(".")[0]
-    owner = model.get_submodule(owner_name)
-    found = {}
-    for child_name, child in owner.named_children():
-        path = f"{owner_name}.{child_name}".lstrip(".")
-        if child is not module:
-            found[path] = child
-            continue
-        for index, block in enumerate(module):
-            for part_name, part in block.named_children():
-                found[f"{path}.{index}.{part_name}"] = part
-            found[f"{path}.{index}"] = block
-    return found
-
-
-@contextmanager
-def watched(model: Any, trace: LayerTrace) -> Iterator[None]:
-    """The trace sees every output of the traced modules meanwhile."""
-    handles = [model.register_forward_pre_hook(lambda _, given, named: trace.begin(given, named), with_kwargs=True)]
-    try:
-        for name, module in traced_modules(model).items():
-            handles.append(module.register_forward_hook(lambda _, __, output, name=name: trace.see(name, output)))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    def _offsets(self, first: int, last: int, start: int, device: torch.device) -> slice | torch.Tensor:
+        """Of the chosen positions of these places, counted from position `start`; a run of them without a copy."""
+        chosen = [position - start for position in self.positions[first:last]]
+        is_run = chosen[-1] - chosen[0] == len(chosen) - 1
+        return slice(chosen[0], chosen[-1] + 1) if is_run else torch.tensor(chosen, device=device)

@@ -1,7 +1,7 @@
 """Modifiers: what surrounds the prompt, and what the machine does with it.
 
-To add one, write a context manager from a `Setting` to the changed one, which puts everything back however it is left,
-and enter it in MODIFIERS.
+To add one, write a context manager from a `PromptBatch` to the changed one, which puts everything back however it is
+left, and enter it in MODIFIERS.
 """
 
 # ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it needs all of it
@@ -27,7 +27,7 @@ from ..invariant import invariant_forwards, invariant_refusal
 from ..models import memory
 from ..models.dtype_conversion import converted, converted_bytes
 from ..models.model import LoadedModel
-from .batch import Neighbours, Setting
+from .batch import Neighbours, PromptBatch
 from .grammar import Modifier, Others, a_word, choice, whole_number
 
 _MOST_THREADS = 256  # beyond this a typing error would be met by the operating system, which ends the process
@@ -45,15 +45,15 @@ _TF32_CAPABILITY = (8, 0)  # Ampere
 
 
 @contextmanager
-def _batch(setting: Setting, rows: int) -> Iterator[Setting]:
+def _batch(batch: PromptBatch, rows: int) -> Iterator[PromptBatch]:
     """Other sequences of the same length in rows 1..N-1: the same work, other shapes."""
-    yield replace(setting, rows=rows)
+    yield replace(batch, rows=rows)
 
 
 @contextmanager
-def _row(setting: Setting, row: int) -> Iterator[Setting]:
+def _row(batch: PromptBatch, row: int) -> Iterator[PromptBatch]:
     """The prompt in row I, the others around it in their order."""
-    yield replace(setting, row=row)
+    yield replace(batch, row=row)
 
 
 def _beyond_batch(others: Others, row: int) -> str | None:
@@ -76,9 +76,9 @@ _NEIGHBOURS: dict[str, Neighbours] = {"same": _copies, "random": _random}
 
 
 @contextmanager
-def _neighbours(setting: Setting, kind: str) -> Iterator[Setting]:
+def _neighbours(batch: PromptBatch, kind: str) -> Iterator[PromptBatch]:
     """Every other row is the prompt itself, or random tokens."""
-    yield replace(setting, neighbours=_NEIGHBOURS[kind])
+    yield replace(batch, neighbours=_NEIGHBOURS[kind])
 
 
 def _without_batch(others: Others, kind: str) -> str | None:
@@ -86,9 +86,9 @@ def _without_batch(others: Others, kind: str) -> str | None:
 
 
 @contextmanager
-def _pad(setting: Setting, side: str, count: int) -> Iterator[Setting]:
+def _pad(batch: PromptBatch, side: str, count: int) -> Iterator[PromptBatch]:
     """N masked tokens before or after every row, the prompt's own positions unchanged."""
-    yield replace(setting, left=count) if side == "left" else replace(setting, right=count)
+    yield replace(batch, left=count) if side == "left" else replace(batch, right=count)
 
 
 def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> str | None:
@@ -106,15 +106,15 @@ def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> 
 
 
 @contextmanager
-def _attn(setting: Setting, name: str) -> Iterator[Setting]:
+def _attn(batch: PromptBatch, name: str) -> Iterator[PromptBatch]:
     """Another implementation of attention, for as long as the path runs."""
-    model = setting.loaded.model
+    model = batch.loaded.model
     before = model.config._attn_implementation
     try:
         model.set_attn_implementation(name)
         if model.config._attn_implementation != name:
             raise CaptureError(f"a {type(model).__name__} stays with {before} attention; leave attn:{name} out.")
-        yield setting
+        yield batch
     finally:
         model.set_attn_implementation(before)
 
@@ -145,10 +145,10 @@ def _no_such_attention(loaded: LoadedModel, others: Others, name: str) -> str | 
 
 
 @contextmanager
-def _dtype(setting: Setting, name: str) -> Iterator[Setting]:
+def _dtype(batch: PromptBatch, name: str) -> Iterator[PromptBatch]:
     """The weights rounded to another dtype, everything computed in it, the original bits put back."""
-    with converted(setting.loaded, format_named(name).name) as loaded:
-        yield replace(setting, loaded=loaded)
+    with converted(batch.loaded, format_named(name).name) as loaded:
+        yield replace(batch, loaded=loaded)
 
 
 def _not_representable(loaded: LoadedModel, others: Others, name: str) -> str | None:
@@ -174,12 +174,12 @@ def _dtype_of(loaded: LoadedModel, others: Others) -> str:
 
 
 @contextmanager
-def _threads(setting: Setting, count: int) -> Iterator[Setting]:
+def _threads(batch: PromptBatch, count: int) -> Iterator[PromptBatch]:
     """Kernels on the CPU share their work among N threads, and some split their sums accordingly."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(count)
-        yield setting
+        yield batch
     finally:
         torch.set_num_threads(before)
 
@@ -191,12 +191,12 @@ def _not_on_cpu(loaded: LoadedModel, others: Others, count: int) -> str | None:
 
 
 @contextmanager
-def _tf32(setting: Setting) -> Iterator[Setting]:
+def _tf32(batch: PromptBatch) -> Iterator[PromptBatch]:
     """float32 products with operands rounded to TF32 (10 bits of mantissa)."""
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
-        yield setting
+        yield batch
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -211,10 +211,10 @@ def _no_tf32(loaded: LoadedModel, others: Others) -> str | None:
 
 
 @contextmanager
-def _sdpa(setting: Setting, backend: str) -> Iterator[Setting]:
+def _sdpa(batch: PromptBatch, backend: str) -> Iterator[PromptBatch]:
     """One kernel of torch's scaled_dot_product_attention and no other."""
     with sdpa_kernel(_SDPA[backend]):
-        yield setting
+        yield batch
 
 
 def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None:
@@ -230,16 +230,16 @@ def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None
 
 
 @contextmanager
-def _reduced(setting: Setting, switch: str) -> Iterator[Setting]:
+def _reduced(batch: PromptBatch, switch: str) -> Iterator[PromptBatch]:
     """May cuBLAS add up the parts of a bfloat16 or float16 product in that same dtype?"""
     products: Any = torch.backends.cuda.matmul
     names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
-    # Each setting is a pair in torch 2.13: (in reduced precision, with split K).
+    # Each switch is a pair in torch 2.13: (in reduced precision, with split K).
     before = [(getattr(products, name), getattr(products, f"{name}_split_k")) for name in names]
     try:
         for name in names:
             setattr(products, name, switch == "on")
-        yield setting
+        yield batch
     finally:
         for name, value in zip(names, before, strict=True):
             setattr(products, name, value)
@@ -260,7 +260,7 @@ def _no_reductions(loaded: LoadedModel, others: Others, switch: str) -> str | No
 
 
 @contextmanager
-def _compile(setting: Setting) -> Iterator[Setting]:
+def _compile(batch: PromptBatch) -> Iterator[PromptBatch]:
     """The model through torch.compile: other kernels, fused and so rounded elsewhere.
 
     A forward that the compiler has given up on would silently be the plain one, so giving up is an error here.
@@ -270,7 +270,7 @@ def _compile(setting: Setting) -> Iterator[Setting]:
     torch.compiler.reset()
     try:
         with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-            yield replace(setting, call=torch.compile(setting.loaded.model))
+            yield replace(batch, call=torch.compile(batch.loaded.model))
     finally:
         torch.compiler.reset()
 
@@ -293,10 +293,10 @@ def _no_compiler(loaded: LoadedModel, others: Others) -> str | None:
 
 
 @contextmanager
-def _invariant(setting: Setting) -> Iterator[Setting]:
+def _invariant(batch: PromptBatch) -> Iterator[PromptBatch]:
     """Every sum in one order that no batch, row, chunk, cache or thread changes."""
-    with invariant_forwards(setting.loaded.model):
-        yield setting
+    with invariant_forwards(batch.loaded.model):
+        yield batch
 
 
 def _not_invariant(loaded: LoadedModel, others: Others) -> str | None:

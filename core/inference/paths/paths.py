@@ -15,10 +15,9 @@ import torch
 from ...errors import CaptureError, UsageError
 from ..models.model import LoadedModel
 from .bases import BASES, without_cache
-from .batch import Setting, rows_of_a_chunk
+from .batch import Emit, Follower, PromptBatch, Run, rows_of_a_chunk
 from .cache_watch import CacheWatch
-from .grammar import Base, Modifier, Others, Pieces, Step, read_step
-from .hooks import Forwards
+from .grammar import Base, Modifier, Others, Step, read_step
 from .modifiers import MODIFIERS
 from .sliced_head import columns_at_once
 
@@ -26,15 +25,15 @@ __all__ = [
     "BASES",
     "MODIFIERS",
     "Base",
+    "Emit",
     "Modifier",
     "Path",
-    "Pieces",
-    "Setting",
+    "PromptBatch",
+    "Run",
     "Step",
     "open_path",
     "parse_path",
     "rows_of_a_chunk",
-    "run_path",
 ]
 
 
@@ -104,7 +103,7 @@ class Path:
         return next((dtype for dtype in changed if dtype), loaded.dtype)
 
     def contradiction(self) -> str | None:
-        """What is wrong with the path whatever the model, and what to do about it, or None."""
+        """A fault of the path whatever the model, and what to do about it, or None."""
         others = self._values()
         found = (MODIFIERS[step.name].contradiction(others, *step.values) for step in self.modifiers)
         return next((sentence for sentence in found if sentence), None)
@@ -150,35 +149,37 @@ def parse_path(text: str) -> Path:
 
 
 class OpenPath:
-    """The model made ready for a path, for any number of prompts. Calling it gives the pieces of one prompt.
+    """The model made ready for a path, for any number of prompts. Calling it runs one.
 
     Each piece is checked: its dtype is the path's, its width the vocabulary, and no position is left out or given
     twice.
     """
 
-    def __init__(self, path: Path, setting: Setting, loaded: LoadedModel) -> None:
+    def __init__(self, path: Path, batch: PromptBatch, loaded: LoadedModel) -> None:
         self.path = path
-        self._setting = setting
+        self._batch = batch
         self._asked = loaded  # as it was before the modifiers: its dtype is the run's
 
-    def __call__(self, token_ids: Sequence[int]) -> Pieces:
-        """Token ids [positions] -> (position, logits[rows, vocab])."""
-        return self._pieces(token_ids, self._setting)
+    def __call__(self, token_ids: Sequence[int], emit: Emit) -> None:
+        """Hand `emit` the logits of a prompt's token ids."""
+        self._run(self._of(token_ids), emit)
 
-    def continued(self, token_ids: Sequence[int], asked: int, choose: Choose) -> Pieces:
-        """The same, and then token by token with the cache that the prompt left, as every engine goes on from a prompt.
+    def continued(self, token_ids: Sequence[int], asked: int, choose: Choose, emit: Emit) -> None:
+        """Run a prompt, then go on token by token with the cache that it left, as every engine does.
 
         choose(logits[1, vocab]) gives the token that follows a position, or None to end; at most `asked` tokens follow.
         The logits after the last token are not computed. The other rows go on as their own texts do.
         """
-        watch = self._setting.watch or CacheWatch()
-        setting = replace(self._setting, watch=watch, room=asked)
+        watch = self._batch.watch or CacheWatch()
+        batch = replace(self._of(token_ids), watch=watch, room=asked)
         last: torch.Tensor | None = None
-        for position, logits in self._pieces(token_ids, setting):
-            last = logits[-1:]
-            yield position, logits
-            del logits
-        given = replace(setting, prompt=tuple(int(token) for token in token_ids))
+
+        def keep_last(position: int, logits: torch.Tensor) -> None:
+            nonlocal last
+            last = logits[-1:].clone()  # a view would keep alive what it is a view of
+            emit(position, logits)
+
+        self._run(batch, keep_last)
         if watch.cache is None or last is None:
             raise CaptureError(f"path '{self.path}' left no cache to go on from; choose another path.")
         own: list[int] = []
@@ -186,68 +187,61 @@ class OpenPath:
             own.append(token)
             if len(own) == asked:
                 return
-            last = given.step(given.tokens_after(own), len(own) - 1, watch.cache)
-            position = len(token_ids) + len(own) - 1
-            _check(f"path '{self.path}'", setting, position, position, last)
-            yield position, last.to(self._asked.torch_dtype)
+            last = batch.step(batch.tokens_after(own), len(own) - 1, watch.cache)
+            position = batch.positions + len(own) - 1
+            self._check(position, position, last)
+            emit(position, last.to(self._asked.torch_dtype))
 
-    def _pieces(self, token_ids: Sequence[int], setting: Setting) -> Pieces:
-        where, loaded = f"path '{self.path}'", setting.loaded
-        _refuse(self.path, self._asked, len(token_ids))
-        given = replace(setting, prompt=tuple(int(token) for token in token_ids))
-        if int(given.token_ids.max()) >= loaded.token_limit:
-            raise CaptureError(
-                f"{where}: token {int(given.token_ids.max())} is not among the model's {loaded.token_limit}."
-            )
+    def _of(self, token_ids: Sequence[int]) -> PromptBatch:
+        return replace(self._batch, prompt=tuple(int(token) for token in token_ids))
+
+    def _run(self, batch: PromptBatch, emit: Emit) -> None:
+        _refuse(self.path, self._asked, batch.positions)
+        limit, highest = batch.loaded.token_limit, int(batch.token_ids.max())
+        if highest >= limit:
+            raise CaptureError(f"path '{self.path}': token {highest} is not among the model's {limit}.")
         done = 0
-        for position, logits in BASES[self.path.base.name].compute(given, *self.path.base.values):
-            _check(where, given, position, done, logits)
+
+        def checked(position: int, logits: torch.Tensor) -> None:
+            nonlocal done
+            self._check(position, done, logits)
             done += len(logits)
-            yield position, logits.to(self._asked.torch_dtype)  # exact: the path was refused where it could not be
-            del logits  # or it would live on beside the next
-        if done != len(token_ids):
-            raise CaptureError(f"{where}: {done} positions came, expected {len(token_ids)}.")
+            emit(position, logits.to(self._asked.torch_dtype))  # exact: the path was refused where it could not be
+
+        BASES[self.path.base.name].compute(batch, checked, *self.path.base.values)
+        if done != batch.positions:
+            raise CaptureError(f"path '{self.path}': {done} positions came, expected {batch.positions}.")
+
+    def _check(self, position: int, done: int, logits: torch.Tensor) -> None:
+        where, loaded = f"path '{self.path}'", self._batch.loaded
+        if logits.dtype != loaded.torch_dtype:
+            came = str(logits.dtype).removeprefix("torch.")
+            raise CaptureError(f"{where}: the model gave {came} logits, expected {loaded.dtype}; capture it in {came}.")
+        if logits.ndim != 2 or logits.shape[1] != loaded.vocab_size:
+            raise CaptureError(f"{where}: logits are {list(logits.shape)}, expected [rows, {loaded.vocab_size}].")
+        if position != done:
+            raise CaptureError(f"{where}: position {position} came where {done} was expected.")
 
 
 @contextmanager
 def open_path(
-    path: Path, loaded: LoadedModel, watch: CacheWatch | None = None, trace: Forwards | None = None
+    path: Path, loaded: LoadedModel, watch: CacheWatch | None = None, trace: Follower | None = None
 ) -> Iterator[OpenPath]:
-    """The model made ready for the path. `watch` sees the cache that each forward leaves; with one, every forward keeps
-    a cache. `trace` is told which positions each forward computes.
+    """Make the model ready for the path. `watch` sees the cache that each forward leaves; with one, every forward keeps
+    a cache. `trace` follows the forwards.
 
     What the modifiers change (weights, threads, kernels) stays changed for the whole process until the end of the
     `with`, so only one path can be open at a time.
     """
     _refuse(path, loaded, None)
     with ExitStack() as stack:
-        setting = Setting(loaded, watch=watch, trace=trace)
+        batch = PromptBatch(loaded, watch=watch, trace=trace)
         for step in path.modifiers:
-            setting = stack.enter_context(MODIFIERS[step.name].change(setting, *step.values))
-        yield OpenPath(path, setting, loaded)
-
-
-def run_path(path: Path, loaded: LoadedModel, token_ids: Sequence[int]) -> Pieces:
-    """The logits of one prompt down one path, piece by piece: token ids [positions] -> (position, logits[rows,
-    vocab]).
-    """
-    _refuse(path, loaded, len(token_ids))
-    with open_path(path, loaded) as pieces_of:
-        yield from pieces_of(token_ids)
+            batch = stack.enter_context(MODIFIERS[step.name].change(batch, *step.values))
+        yield OpenPath(path, batch, loaded)
 
 
 def _refuse(path: Path, loaded: LoadedModel, positions: int | None) -> None:
     refusal = path.refusal(loaded, positions)
     if refusal:
         raise CaptureError(f"path '{path}': {refusal}.")
-
-
-def _check(where: str, given: Setting, position: int, done: int, logits: torch.Tensor) -> None:
-    loaded = given.loaded
-    if logits.dtype != loaded.torch_dtype:
-        came = str(logits.dtype).removeprefix("torch.")
-        raise CaptureError(f"{where}: the model gave {came} logits, expected {loaded.dtype}; capture it in {came}.")
-    if logits.ndim != 2 or logits.shape[1] != loaded.vocab_size:
-        raise CaptureError(f"{where}: logits are {list(logits.shape)}, expected [rows, {loaded.vocab_size}].")
-    if position != done:
-        raise CaptureError(f"{where}: position {position} came where {done} was expected.")

@@ -1,4 +1,4 @@
-"""Which sides a capture has: paths side by side, a path called several times, or a path swept over a value."""
+"""The sides of a capture: paths side by side, a path called several times, or a path swept over a value."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _FILLED_BY = {
 
 
 @dataclass(frozen=True)
-class Side:
+class NamedPath:
     """One side of a capture: its name, and the path that computes it."""
 
     name: str
     path: Path
 
 
-def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[Side, ...]:
+def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[NamedPath, ...]:
     """The reference first. `repeat` calls each path so many times, as separate calls that a server would get one after
     another.
 
@@ -43,9 +43,9 @@ def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[
         if path in paths[:number]:
             raise UsageError(f"path '{path}' is given twice; every side of a run needs a path of its own.")
     if repeat == 1:
-        return tuple(Side(str(path), path) for path in paths)
+        return tuple(NamedPath(str(path), path) for path in paths)
     return tuple(
-        Side(f"{path} call {call}", _path_of_call(path, call)) for path in paths for call in range(1, repeat + 1)
+        NamedPath(f"{path} call {call}", _path_of_call(path, call)) for path in paths for call in range(1, repeat + 1)
     )
 
 

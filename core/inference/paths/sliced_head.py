@@ -24,35 +24,43 @@ def columns_at_once(rows: int, vocab: int, itemsize: int) -> int:
     return max(1, SLICE_BYTES // (rows * vocab * itemsize))
 
 
-def sliced_logits(model: Any, arguments: dict[str, Any], start: int, stop: int, size: int) -> Iterator[torch.Tensor]:
-    """Logits of the columns start..stop-1 of one forward, `size` columns at a time. -> [rows, up to size, vocab] each.
+def sliced_logits(
+    model: Any, arguments: dict[str, Any], start: int, stop: int, size: int, emit: Callable[[torch.Tensor], None]
+) -> None:
+    """Hand `emit` the logits of the columns start..stop-1 of one forward, [rows, up to `size`, vocab] each.
 
     Where a model's forward does not go through its body (code of its own), its whole logits are cut instead.
     """
+
+    def cut(logits: torch.Tensor) -> None:
+        for piece in logits[:, start:stop].split(size, dim=1):
+            emit(piece)
+
+    def hand_on(logits: torch.Tensor, columns: int) -> None:
+        if standing.output is None:
+            cut(logits)
+        elif logits.shape[1] == columns:
+            emit(logits)
+        else:
+            kind = type(model).__name__
+            raise CaptureError(f"a {kind} gave logits of {logits.shape[1]} columns for {columns}; shorten the prompts.")
+
     body = getattr(model, model.base_model_prefix, None)
     if not isinstance(body, torch.nn.Module) or body is model:
-        yield from model(**arguments).logits[:, start:stop].split(size, dim=1)
-        return
+        return cut(model(**arguments).logits)
     standing = _Standing(body.forward)
     with _forward_replaced(body, standing):
         for first in range(start, stop, size):
             last = min(first + size, stop)
             standing.columns = slice(first, last)
-            logits = model(**arguments).logits
+            hand_on(model(**arguments).logits, last - first)
             if standing.output is None:
-                yield from logits[:, start:stop].split(size, dim=1)
-                return
-            if logits.shape[1] != last - first:
-                kind = type(model).__name__
-                raise CaptureError(
-                    f"a {kind} gave logits of {logits.shape[1]} columns for {last - first}; shorten the prompts."
-                )
-            yield logits
-            del logits  # or it would live on beside the next slice
+                return None
+    return None
 
 
 class _Standing:
-    """In place of a body's forward: runs it once, then hands out columns of what came."""
+    """Replacement for `body.forward` that caches hidden states, so that the LM head can be applied in slices."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.columns = slice(None)

@@ -1,1 +1,1 @@
-"""What is recorded beside the logits of a forward: module outputs and kernels."""
+"""Recorded beside the logits of a forward: module outputs and kernels."""

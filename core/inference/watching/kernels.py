@@ -1,5 +1,4 @@
-"""Which kernels run while a path is taken: torch's profiler, and what the products' libraries say of themselves on a
-CPU.
+"""The kernels that run while a path is taken, by torch's profiler and by what the products' libraries say on a CPU.
 
 On CUDA the profiler names each kernel and the operation that launched it. On a CPU it knows operations only; which
 implementation a product gets is told by oneDNN and MKL in their verbose mode, on the process's standard output, which
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -25,11 +24,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ...runs.tables.kernels import KernelList, KernelRow
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
+from ..paths.batch import ignore
 from ..paths.engines import Side
-from ..paths.hooks import LayerTrace
-
-if TYPE_CHECKING:
-    pass
+from ..paths.paths import open_path
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes lines of its own on standard error
 FORWARDS = 8  # looked at of a path's many: the first four and the last four. An event takes about 1 KB while it is read
@@ -69,36 +66,39 @@ class _Found:
         return tuple(KernelRow(*key, int(launches), spent) for key, (launches, spent) in self.sums.items())
 
 
-class _Slices(LayerTrace):
+class _Forwards:
     """Tells a new forward from one that calls the model once more, for the next slice of its logits
     (core.inference.paths.sliced_head).
 
-    begin, end: called around every forward that is announced.
+    begin, end: called around every forward that a path announces.
     """
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        super().__init__((), ())
-        self._has_begun = False
         self._begin, self._end = begin, end
+        self._calls: int | None = None  # of the model in the forward that is announced; None between two
 
-    def expect(self, row: int, skipped: int, start: int, stop: int) -> None:
-        super().expect(row, skipped, start, stop)
-        self._has_begun = False
+    @contextmanager
+    def forward(self, *_: int) -> Iterator[None]:
+        """core.inference.paths.batch.Follower"""
+        self._calls = 0
         self._begin()
-
-    def done(self) -> None:
-        self._end()
-        super().done()
+        try:
+            yield
+        finally:
+            self._end()
+            self._calls = None
 
     def is_new(self) -> bool:
         """Does this call of the model begin a forward? Asked once a call; of one that nobody announced, yes."""
-        is_new = not (self._is_told and self._has_begun)
-        self._has_begun = True
-        return is_new
+        if self._calls is None:
+            return True
+        self._calls += 1
+        return self._calls == 1
 
 
 def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int = 0, *, seed: int = 0) -> KernelList:
-    """What a side launches for one prompt. number: of the side in its run; CaptureError where it cannot be run.
+    """The kernels that a side launches for one prompt. number: of the side in its run; CaptureError where it cannot be
+    run.
 
     Of a path with many forwards the first and the last are looked at, FORWARDS together; of a callable the first. A
     compiled model is one piece, so its kernels belong to no module; it runs once unwatched, or what the compiler traces
@@ -118,7 +118,7 @@ def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int 
             nonlocal ran, looked
             if not is_warm:
                 return
-            is_new = slices.is_new()
+            is_new = forwards.is_new()
             ran += is_new
             if ran - 1 in wanted:
                 looked += is_new
@@ -129,7 +129,7 @@ def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int 
 
         hooks.callback(running.close)
         # A compiler would take hooks of the model for a part of it: there a forward is what the path announces.
-        slices = _Slices(begin, end) if side.is_one_piece else _Slices(lambda: None, lambda: None)
+        forwards = _Forwards(begin, end) if side.is_one_piece else _Forwards(lambda: None, lambda: None)
         if not side.is_one_piece:
             hooks.callback(loaded.model.register_forward_pre_hook(begin).remove)
             hooks.callback(loaded.model.register_forward_hook(end, always_call=True).remove)
@@ -138,14 +138,13 @@ def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int 
         hooks.enter_context(foreign_errors_stop(f"'{side.name}'", "choose a shorter prompt"))
         hooks.enter_context(torch.inference_mode())
         _set_up_libraries()
-        pieces_of = hooks.enter_context(side.open(loaded, slices))
+        opened = side.open(loaded, None) if side.path is None else open_path(side.path, loaded, trace=forwards)
+        run = hooks.enter_context(opened)
         if side.is_one_piece:
-            for _ in pieces_of(ids):
-                pass
+            run(ids, ignore)
             is_warm = True
         torch.manual_seed(seed)
-        for _, logits in pieces_of(ids):
-            del logits
+        run(ids, ignore)
     return KernelList(number, found.rows(), looked, ran)
 
 
@@ -216,7 +215,7 @@ def _watched(loaded: LoadedModel, found: _Found) -> Iterator[None]:
 
 @contextmanager
 def _library_lines(device: str, file: IO[bytes]) -> Iterator[None]:
-    """What oneDNN and MKL print on a CPU goes to `file`."""
+    """Redirect what oneDNN and MKL print on a CPU to `file`."""
     if not device.startswith("cpu"):
         yield
         return

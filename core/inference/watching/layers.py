@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,10 +22,10 @@ from ...runs.tables.layer_spool import LayerModule, LayerPart
 from ..controls.reordering import reordered, reordering_refusal
 from ..models.bits import bits_of
 from ..models.model import LoadedModel
-from ..paths.hooks import Forwards
+from ..paths.hooks import ModuleTrace
 from ..paths.modifiers import MODIFIERS
 from ..paths.paths import Path, open_path, parse_path
-from .modules import LOGITS, Watched, watched_modules
+from .modules import LOGITS, watched_modules
 
 FLOOR_SEEDS = (
     2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
@@ -77,9 +78,10 @@ class LayerPlan:
 def plan_layers(
     loaded: LoadedModel, lengths: Sequence[int], reference: Path, seeds: int, wanted: Sequence[int] = ()
 ) -> LayerPlan:
-    """What is watched, and where: every position while the reference's outputs take at most SPOOL_BYTES and the rows
-    MOST_CELLS, else as many as that. The last position of each prompt and the `wanted` ones (of each prompt that has
-    them) come first, the others are evenly spread over all prompts. CaptureError where the modules cannot be watched.
+    """Choose what is watched, and where: every position while the reference's outputs take at most SPOOL_BYTES and the
+    rows MOST_CELLS, else as many as that. The last position of each prompt and the `wanted` ones (of each prompt that
+    has them) come first, the others are evenly spread over all prompts. CaptureError where the modules cannot be
+    watched.
     """
     if seeds < 0:
         raise UsageError(f"--layer-floor {seeds}: expected a number of reorderings, 0 for none.")
@@ -121,139 +123,72 @@ def is_one_piece(path: Path) -> bool:
     return any(MODIFIERS[step.name].is_one_piece for step in path.modifiers)
 
 
-class ModuleTrace(Forwards):
-    """Watches the modules during one side's forwards and hands on what they put out at the chosen positions of the
-    prompt begun last.
+class SpooledOutputs(ModuleTrace):
+    """Hands on what modules put out during one side's forwards, in parts.
 
-    order: the modules in the order in which they first put something out, which the reference's trace fills and the
-    others read. What is not clearly [positions of this forward, width] in some layout is left out of the whole prompt.
-    Of a module that stands in several places of the model the first counts, which is where it has its name from.
+    What is not clearly [positions of this forward, width] in some layout is left out of the whole prompt.
     """
 
     def __init__(
-        self,
-        order: dict[str, LayerModule],
-        emit: Callable[[LayerPart], None],
-        *,
-        is_reference: bool,
-        part_bytes: int,
-        is_kept: bool,
+        self, of: LayerCapture, emit: Callable[[LayerPart], None], end: Callable[[int], None], *, is_reference: bool
     ) -> None:
-        """part_bytes: of one module that wait between two forwards; is_kept: parts are not done with when `emit`
-        returns.
-        """
-        super().__init__((), ())
-        self._order, self._emit, self._is_reference, self._part_bytes, self._is_kept = (
-            order,
-            emit,
-            is_reference,
-            part_bytes,
-            is_kept,
-        )
-        self._prompt = 0
+        """end: is told the number of each prompt that is over."""
+        super().__init__()
+        self._of, self._emit, self._end, self._is_reference = of, emit, end, is_reference
+        self._number = 0
         self._waiting: dict[str, _Waiting] = {}
         self._spoiled: set[str] = set()
-        self._seen_in_forward: set[str] = set()
-        self._shape = (0, 0)  # rows and columns of the batch of this forward
-        self._columns: slice | torch.Tensor | None = None
-        self._first = 0
 
-    def turn_to(self, prompt: int, ids: Sequence[int], positions: Sequence[int]) -> None:
-        """The next forwards are of this prompt."""
-        self._prompt, self.prompt, self.positions = prompt, ids, positions
+    def watching(self) -> AbstractContextManager[None]:
+        """The forwards inside are followed."""
+        return self.following(self._of.loaded.model, {name: each.module for name, each in self._of.modules.items()})
+
+    @contextmanager
+    def of_prompt(self, number: int) -> Iterator[None]:
+        """The forwards inside are of this prompt; in the end what is waiting is handed on."""
+        self._number, self.prompt, self.positions = number, self._of.token_ids[number], self._of.plan.positions[number]
         self._waiting, self._spoiled = {}, set()
+        yield
+        for waiting in self._waiting.values():
+            self._hand_on(waiting)
+        self._waiting = {}
+        self._end(number)
 
-    def begin(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """A forward of the model begins. Only one whose positions were told is followed."""
-        self._columns = None
-        self._seen_in_forward = set()
-        ids = named.get("input_ids", arguments[0] if arguments else None)
-        if self._expected is None or not isinstance(ids, torch.Tensor) or ids.ndim != 2:
+    def not_understood(self, name: str, output: torch.Tensor) -> None:
+        """Nothing of the module counts, not even what an earlier forward gave."""
+        if output.dtype not in _DTYPES:
             return
-        _, skipped, start, stop = self._expected
-        first, last = (int(np.searchsorted(self.positions, end)) for end in (start, stop))
-        if first == last:
-            return
-        self._first = first
-        self._shape = (int(ids.shape[0]), int(ids.shape[1]))
-        columns = [skipped + position - start for position in self.positions[first:last]]
-        is_run = columns[-1] - columns[0] == len(columns) - 1
-        self._columns = slice(columns[0], columns[-1] + 1) if is_run else torch.tensor(columns, device=ids.device)
-
-    def see(self, watched: Watched, output: Any) -> None:
-        """What a module put out."""
-        if self._columns is None:
-            return
-        first = output[0] if isinstance(output, tuple) and output else output
-        if not isinstance(first, torch.Tensor) or first.dtype not in _DTYPES:
-            return
-        if watched.name in self._seen_in_forward:
-            return
-        self._seen_in_forward.add(watched.name)
-        own = self._own_row(first)
-        if own is None:
-            self._spoil(watched.name, first.dtype)
-            return
-        self._take(watched.name, watched.kind, watched.block, own[self._columns], self._first)
-
-    def _spoil(self, name: str, dtype: torch.dtype) -> None:
-        """A forward's output of the module is not understood: nothing of it counts, not even what an earlier forward
-        gave.
-        """
         self._waiting.pop(name, None)
-        module = self._order.get(name)
+        module = self._of.order.get(name)
         if module is not None and name not in self._spoiled:
-            self._emit(LayerPart(self._prompt, module, 0, bits_of(torch.empty((1, 0), dtype=dtype)), _DTYPES[dtype]))
+            nothing = bits_of(torch.empty((1, 0), dtype=output.dtype))
+            self._emit(LayerPart(self._number, module, 0, nothing, _DTYPES[output.dtype]))
         self._spoiled.add(name)
 
     def see_logits(self, position: int, logits: torch.Tensor) -> None:
         """Logits [positions, vocab] of the prompt from `position` on: what the model gives in the end."""
-        first, last = (int(np.searchsorted(self.positions, end)) for end in (position, position + len(logits)))
-        if first < last and logits.dtype in _DTYPES:
-            wanted = torch.tensor([self.positions[i] - position for i in range(first, last)], device=logits.device)
-            self._take(LOGITS, "head", None, logits if len(wanted) == len(logits) else logits[wanted], first)
+        self.hand_in(LOGITS, logits, position)
 
-    def _own_row(self, first: torch.Tensor) -> torch.Tensor | None:
-        """The prompt's row of an output, [columns, width]; None where its axes do not clearly say which they are."""
-        assert self._expected is not None
-        rows, columns = self._shape
-        row, shape = self._expected[0], first.shape
-        if first.ndim == 2:
-            return first[row * columns : (row + 1) * columns] if shape[0] == rows * columns else None
-        if first.ndim not in (3, 4) or shape[0] not in (1, rows):
-            return None
-        own = first[row if shape[0] == rows else 0]  # position embeddings are one row for all
-        if first.ndim == 3:
-            return own if shape[1] == columns else None
-        if shape[1] == columns and (
-            shape[2] != columns or columns == 1
-        ):  # a norm of each head: [rows, columns, heads, width]
-            return own.reshape(columns, -1)
-        if shape[2] == columns and shape[1] != columns:  # or [rows, heads, columns, width]
-            return own.transpose(0, 1).reshape(columns, -1)
-        return None
-
-    def _take(self, name: str, kind: str, block: int | None, found: torch.Tensor, first: int) -> None:
-        """found: [positions, width]; copied or done with before this returns, for models add to their outputs in
-        place.
-        """
-        if name in self._spoiled:
+    def take(self, name: str, first: int, found: torch.Tensor) -> None:
+        if name in self._spoiled or found.dtype not in _DTYPES:
             return
-        module = self._order.get(name)
+        module = self._of.order.get(name)
         if module is None:
             if not self._is_reference:
                 return
-            module = self._order[name] = LayerModule(len(self._order), name, kind, block)
+            watched = self._of.modules.get(name)  # None of the logits
+            kind, block = (watched.kind, watched.block) if watched is not None else ("head", None)
+            module = self._of.order[name] = LayerModule(len(self._of.order), name, kind, block)
         waiting = self._waiting.get(name)
         if waiting is not None and not waiting.takes(found, first):
             self._hand_on(self._waiting.pop(name))
             waiting = None
         row_bytes = max(1, found.shape[1] * found.dtype.itemsize)
-        room = max(1, self._part_bytes // row_bytes)
+        room = max(1, self._of.part_bytes // row_bytes)
         if waiting is None and len(found) >= room:
             for start in range(0, len(found), at_once := max(1, _LARGEST_PART_BYTES // row_bytes)):
-                piece = found[start : start + at_once].detach()
-                self._emit_part(module, first + start, piece.clone() if self._is_kept else piece)
+                piece = found[start : start + at_once]
+                self._emit_part(module, first + start, piece.clone() if self._of.is_kept else piece)
             return
         if waiting is None:
             space = torch.empty((room, found.shape[1]), dtype=found.dtype, device=found.device)
@@ -265,13 +200,7 @@ class ModuleTrace(Forwards):
 
     def _emit_part(self, module: LayerModule, first: int, found: torch.Tensor) -> None:
         if found.numel():
-            self._emit(LayerPart(self._prompt, module, first, bits_of(found), _DTYPES[found.dtype]))
-
-    def finish(self) -> None:
-        """The prompt is over: hand on what is waiting."""
-        for waiting in self._waiting.values():
-            self._hand_on(waiting)
-        self._waiting = {}
+            self._emit(LayerPart(self._number, module, first, bits_of(found), _DTYPES[found.dtype]))
 
 
 @dataclass
@@ -296,72 +225,49 @@ class _Waiting:
         self.filled += len(found)
 
 
-@contextmanager
-def watching(model: Any, trace: ModuleTrace | None) -> Iterator[None]:
-    """The trace sees what the modules put out meanwhile; hooks read and change nothing."""
-    handles = []
-    try:
-        if trace is not None:
-            handles.append(
-                model.register_forward_pre_hook(lambda _, given, named: trace.begin(given, named), with_kwargs=True)
-            )
-            for each in watched_modules(model):
-                handles.append(
-                    each.module.register_forward_hook(lambda _, __, output, each=each: trace.see(each, output))
-                )
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 class LayerCapture:
-    """The traces of one capture's sides and of its floor, into a sink."""
+    """The traces of one capture's sides and of its floor, into a sink.
+
+    order: the modules in the order in which they first put something out, which the reference's trace fills and the
+    others read; part_bytes: of one module that wait between two forwards; is_kept: parts are not done with when the
+    sink has them.
+    """
 
     def __init__(
         self, loaded: LoadedModel, plan: LayerPlan, token_ids: Sequence[Sequence[int]], sink: LayerSink
     ) -> None:
-        self._loaded, self._plan, self._token_ids, self._sink = loaded, plan, token_ids, sink
-        self._order: dict[str, LayerModule] = {}
-        part_bytes = min(_LARGER_PART_BYTES, max(_PART_BYTES, _PARTS_TOGETHER_BYTES // max(1, plan.modules)))
-        self._how: dict[str, Any] = {"part_bytes": part_bytes, "is_kept": has_a_core_to_spare(loaded)}
+        self.loaded, self.plan, self.token_ids, self._sink = loaded, plan, token_ids, sink
+        self.order: dict[str, LayerModule] = {}
+        self.modules = {each.name: each for each in watched_modules(loaded.model)}
+        self.part_bytes = min(_LARGER_PART_BYTES, max(_PART_BYTES, _PARTS_TOGETHER_BYTES // max(1, plan.modules)))
+        self.is_kept = has_a_core_to_spare(loaded)
 
-    def trace(self, side: int, path: Path) -> ModuleTrace | None:
+    def trace(self, side: int, path: Path) -> SpooledOutputs | None:
         """For the forwards of a side; None where a compiler makes its kernels."""
         if is_one_piece(path):
             return None
-        return ModuleTrace(self._order, lambda part: self._sink.write(side, part), is_reference=side == 0, **self._how)
-
-    def begin(self, trace: ModuleTrace, prompt: int) -> None:
-        trace.turn_to(prompt, self._token_ids[prompt], self._plan.positions[prompt])
-
-    def end(self, trace: ModuleTrace, side: int, prompt: int) -> None:
-        trace.finish()
-        self._sink.end(side, prompt)
+        emit, end = partial(self._sink.write, side), partial(self._sink.end, side)
+        return SpooledOutputs(self, emit, end, is_reference=side == 0)
 
     def floor(self, reference: Path, on_step: Callable[[str], None]) -> None:
         """Reorderings of prefill against prefill, all prompts a seed. CaptureError where that cannot be had: there is
         no floor then.
         """
         try:
-            if self._plan.seeds and reference != _PLAIN:
+            if self.plan.seeds and reference != _PLAIN:
                 on_step("plain prefill for the floor of the modules")
                 self._prefill(self._sink.write_plain, lambda: None)
-            for seed in range(self._plan.seeds):
-                on_step(f"floor of the modules, reordering {seed + 1} of {self._plan.seeds}")
-                with reordered(self._loaded.model, seed):
+            for seed in range(self.plan.seeds):
+                on_step(f"floor of the modules, reordering {seed + 1} of {self.plan.seeds}")
+                with reordered(self.loaded.model, seed):
                     self._prefill(self._sink.write_floor, self._sink.end_floor)
         except CaptureError:
             self._sink.forget_floor()
             raise
 
     def _prefill(self, emit: Callable[[LayerPart], None], end: Callable[[], None]) -> None:
-        trace = ModuleTrace(self._order, emit, is_reference=False, **self._how)
-        with open_path(_PLAIN, self._loaded, trace=trace) as opened, watching(self._loaded.model, trace):
-            for prompt, ids in enumerate(self._token_ids):
-                self.begin(trace, prompt)
-                for position, logits in opened(ids):
-                    trace.see_logits(position, logits)
-                    del logits
-                trace.finish()
-                end()
+        trace = SpooledOutputs(self, emit, lambda _: end(), is_reference=False)
+        with open_path(_PLAIN, self.loaded, trace=trace) as run, trace.watching():
+            for number, ids in enumerate(self.token_ids):
+                with trace.of_prompt(number):
+                    run(ids, trace.see_logits)

@@ -47,7 +47,7 @@ def watched_modules(model: Any) -> list[Watched]:
     """In the model's own order. CaptureError where the model has no list of blocks."""
     config = model.config.get_text_config(decoder=True)
     hidden = int(getattr(config, "hidden_size", 0) or 1)
-    prefix, blocks = _blocks_of(model)
+    prefix, blocks = _blocks_of(model, "; leave --layers out")
     owner_name = prefix.rpartition(".")[0]
     found = []
     for name, module in model.get_submodule(owner_name).named_modules(prefix=owner_name):
@@ -65,12 +65,31 @@ def watched_modules(model: Any) -> list[Watched]:
     return found
 
 
-def _blocks_of(model: Any) -> tuple[str, torch.nn.ModuleList]:
+def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
+    """Embedding, every block with its direct parts (norms, attention, MLP), what follows the blocks; by name, in the
+    model's order.
+    """
+    prefix, blocks = _blocks_of(model)
+    owner_name = prefix.rpartition(".")[0]
+    found = {}
+    for child_name, child in model.get_submodule(owner_name).named_children():
+        path = f"{owner_name}.{child_name}".lstrip(".")
+        if child is not blocks:
+            found[path] = child
+            continue
+        for index, block in enumerate(blocks):
+            for part_name, part in block.named_children():
+                found[f"{path}.{index}.{part_name}"] = part
+            found[f"{path}.{index}"] = block
+    return found
+
+
+def _blocks_of(model: Any, remedy: str = "") -> tuple[str, torch.nn.ModuleList]:
     count = int(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
     for name, module in model.named_modules():
         if count and isinstance(module, torch.nn.ModuleList) and len(module) == count:
             return name, module
-    raise CaptureError(f"a {type(model).__name__} has no list of {count} blocks to look into; leave --layers out.")
+    raise CaptureError(f"a {type(model).__name__} has no list of {count} blocks to look into{remedy}.")
 
 
 def _is_left_out(name: str, module: torch.nn.Module) -> bool:

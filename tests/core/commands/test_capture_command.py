@@ -174,11 +174,13 @@ def out_of_memory(monkeypatch):
 
     plain = BASES["static"].compute
 
-    def failing(setting, *values):
-        for position, logits in plain(setting, *values):
+    def failing(batch, emit, *values):
+        def until_full(position, logits):
             if position == 3:
                 raise torch.OutOfMemoryError("CUDA out of memory.")
-            yield position, logits
+            emit(position, logits)
+
+        plain(batch, until_full, *values)
 
     monkeypatch.setitem(BASES, "static", replace(BASES["static"], compute=failing))
 

@@ -18,13 +18,13 @@ PROMPT = (
 )
 
 
-def _scaled(setting):
+def _scaled(batch, emit):
     """Fault: what one head of the middle layer has cached of the first four tokens is scaled by 1.01."""
-    cache = DynamicCache(config=setting.loaded.model.config)
-    for position in range(setting.positions):
-        yield position, setting.forward(position, position + 1, cache)
+    cache = DynamicCache(config=batch.loaded.model.config)
+    for position in range(batch.positions):
+        batch.forward(position, position + 1, emit, cache)
         if position == 3:
-            cache.layers[1].values[setting.row, 0, :4] *= 1.01
+            cache.layers[1].values[batch.row, 0, :4] *= 1.01
 
 
 @pytest.mark.model

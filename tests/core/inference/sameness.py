@@ -8,8 +8,9 @@ from functools import cache
 
 import torch
 
+from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.model import LoadedModel
-from core.inference.paths.paths import parse_path, run_path
+from core.inference.paths.engines import side_of
 
 PROMPT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten"
 POSITIONS = 32
@@ -25,8 +26,7 @@ def tokens(loaded: LoadedModel) -> list[int]:
 def logits_of(path: str, loaded: LoadedModel, ids: list[int] | None = None) -> torch.Tensor:
     """All pieces as one. -> [positions, vocab]"""
     with torch.inference_mode():
-        pieces = run_path(parse_path(path), loaded, tokens(loaded) if ids is None else ids)
-        return torch.cat([logits.clone() for _, logits in pieces])
+        return whole_side(side_of(path).run_on(loaded), tokens(loaded) if ids is None else ids)
 
 
 @cache

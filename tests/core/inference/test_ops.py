@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from core.inference.ops.inputs import Inputs, Source
+from core.inference.ops.inputs import Draws, Inputs
 from core.inference.ops.of_model import linear_operations_of
 from core.inference.ops.operations import OPERATIONS, Operation, batches_of
 from core.inference.ops.probing import ProbePlan, machine_settings, probe, probe_all, probes_of
@@ -32,7 +32,7 @@ def plan_of(*operations: Operation, **settings) -> ProbePlan:
     )
 
 
-def make(source: Source, rows: int, width: int) -> Inputs:
+def make(source: Draws, rows: int, width: int) -> Inputs:
     """x [rows, width], w [width, 8]"""
     weight = source.values(width, 8)
     return Inputs((source.values(rows, width),), (weight,))
@@ -234,7 +234,7 @@ def test_a_value_is_its_32_bit_integer_over_two_to_the_30():
         .random_raw(3)
         .view(np.int32)
     )
-    made = Source(5, "mm").values(2, 3).numpy()
+    made = Draws(5, "mm").values(2, 3).numpy()
     assert np.array_equal(made.ravel(), np.ldexp(whole.astype(np.float64), -30).astype(np.float32))
 
 
@@ -254,7 +254,7 @@ def test_row_0_and_what_rows_share_are_the_same_at_every_batch():
 
 
 def test_weights_drawn_after_the_rows_would_be_caught():
-    def rows_first(source: Source, rows: int, width: int) -> Inputs:
+    def rows_first(source: Draws, rows: int, width: int) -> Inputs:
         given = source.values(rows, width)
         return Inputs((given,), (source.values(width, 8),))
 

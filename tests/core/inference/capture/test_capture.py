@@ -17,7 +17,7 @@ from core.inference.capture.capture import CapturePlan, Progress, plan_capture, 
 from core.inference.models.bits import bits_of, own_bits
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths import batch, paths
-from core.inference.paths.paths import Base, Setting
+from core.inference.paths.paths import Base, Emit, PromptBatch
 from core.runs.file.records import Generation
 from core.runs.tables.kv_cache import KvPart
 
@@ -89,9 +89,9 @@ def test_the_same_capture_twice_gives_the_same_bits(llama_bfloat16: LoadedModel)
     assert collect(plan).digest() == collect(plan).digest()
 
 
-def _noisy(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _noisy(batch: PromptBatch, emit: Emit) -> None:
     shape = (batch.positions, batch.loaded.vocab_size)
-    yield 0, torch.rand(shape).to(batch.loaded.torch_dtype)
+    emit(0, torch.rand(shape).to(batch.loaded.torch_dtype))
 
 
 def test_another_seed_shows_in_the_digest_of_a_random_path(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,8 +226,8 @@ def test_logits_that_cannot_fit_are_refused_before_any_forward(llama: LoadedMode
 
 
 def _raising(error: BaseException):  # type: ignore[no-untyped-def]
-    def base(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
-        yield 0, torch.zeros(1, batch.loaded.vocab_size)
+    def base(batch: PromptBatch, emit: Emit) -> None:
+        emit(0, torch.zeros(1, batch.loaded.vocab_size))
         raise error
 
     return base
@@ -273,11 +273,32 @@ def test_a_sinks_own_error_is_not_taken_for_torchs(llama: LoadedModel) -> None:
         run_capture(plan_capture(llama, ["x"], "prefill", ["decode"]), FullDisk())
 
 
+class FullAtTheCaches(FullDisk):
+    """A sink whose disk is full when the caches come."""
+
+    def write(self, side: int, row: int, bits: np.ndarray) -> None: ...
+
+    def write_kv(self, side: int, part: KvPart) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_nor_is_that_of_its_caches_or_of_whoever_is_told_how_far_it_is(llama: LoadedModel) -> None:
+    plan = plan_capture(llama, ["x"], "prefill", ["decode"])
+    with pytest.raises(OSError, match="No space left"):
+        run_capture(plan, FullAtTheCaches())
+
+    def cancel(_: Progress) -> None:
+        raise RuntimeError("cancelled")
+
+    with pytest.raises(RuntimeError, match="cancelled"):
+        run_capture(plan, Collected(), cancel)
+
+
 def test_modifiers_are_undone_when_a_capture_breaks(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
     @contextmanager
-    def watched(batch: Setting) -> Iterator[Setting]:
+    def watched(batch: PromptBatch) -> Iterator[PromptBatch]:
         events.append("entered")
         try:
             yield batch

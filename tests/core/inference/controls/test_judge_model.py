@@ -4,6 +4,7 @@ afterwards.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +22,7 @@ from core.inference.models import float64
 from core.inference.models.float64 import in_float64
 from core.inference.models.model import LoadedModel
 from core.inference.paths.bases import BASES
-from core.inference.paths.batch import Setting
-from core.inference.paths.grammar import Pieces
+from core.inference.paths.batch import Emit, PromptBatch
 from core.judging.ladder import Verdict
 from core.runs.file.records import (
     FAILED,
@@ -522,17 +522,13 @@ def test_what_is_computed_in_another_row_only_is_a_bug(dtype: str, monkeypatch: 
     assert "depends on the row" in verdict.because
 
 
-def _summed_by_row(setting: Setting) -> Pieces:
-    if setting.row == 0:
-        yield from BASES["prefill"].compute(setting)
-        return
-    with reordered(setting.loaded.model, 7):
-        yield from list(BASES["prefill"].compute(setting))
+def _summed_by_row(batch: PromptBatch, emit: Emit) -> None:
+    with nullcontext() if batch.row == 0 else reordered(batch.loaded.model, 7):
+        BASES["prefill"].compute(batch, emit)
 
 
-def _wrong_in_later_rows(setting: Setting) -> Pieces:
-    for position, logits in BASES["prefill"].compute(setting):
-        yield position, logits * (1 + 1e-3 * setting.row)
+def _wrong_in_later_rows(batch: PromptBatch, emit: Emit) -> None:
+    BASES["prefill"].compute(batch, lambda at, logits: emit(at, logits * (1 + 1e-3 * batch.row)))
 
 
 # float64.

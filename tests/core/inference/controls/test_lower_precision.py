@@ -27,6 +27,7 @@ from core.inference.controls import precisions
 from core.inference.controls.judge_model import judge, judge_pair
 from core.inference.controls.lower_precision import ordinals
 from core.inference.controls.precisions import CACHE, LAYERS, Precision
+from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.model import LoadedModel
 from core.judging.ladder import BUG_SUSPECTED, LOWER_PRECISION, NONDETERMINISTIC, conclude
 from core.runs.file.records import FAILED, FLOAT32, NOTED, PASSED, PRECISION, Evidence
@@ -150,8 +151,8 @@ def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(smal
         return (values / 0.37).to(torch.float8_e4m3fn).to(values.dtype) * 0.37
 
     def engine(model, ids):  # type: ignore[no-untyped-def]
-        with Precision(CACHE, "", calibrated).side.open(small, None) as pieces_of:
-            return torch.cat([logits for _, logits in pieces_of(ids.tolist())])
+        with Precision(CACHE, "", calibrated).side.open(small, None) as run:
+            return whole_side(run, ids.tolist())
 
     prompts = _one_prompt(small)
     assert judge(small, prompts, variant=engine).name == BUG_SUSPECTED
@@ -164,8 +165,8 @@ def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(smal
 def test_a_precision_whose_logits_are_no_numbers_explains_nothing(small: LoadedModel) -> None:
     """Over what is finite on both sides it would leave nothing at all."""
     nothing = Precision(CACHE, "nothing at all", lambda values: values * torch.nan)
-    with torch.inference_mode(), nothing.side.open(small, None) as pieces_of:
-        assert torch.cat([logits for _, logits in pieces_of(range(3, 9))]).isnan().all()
+    with torch.inference_mode(), nothing.side.open(small, None) as run:
+        assert whole_side(run, range(3, 9)).isnan().all()
     verdict = judge(small, _one_prompt(small), variant=scaled_head(1.01), precisions=[nothing])
     assert verdict.name == BUG_SUSPECTED
     assert "nothing at all" not in _row(verdict.evidence).says
@@ -195,8 +196,8 @@ def test_the_model_is_what_it_was_after_every_precision(small: LoadedModel) -> N
     ids = list(range(3, 12))
     with torch.inference_mode():
         for each in precisions.catalogue(small):
-            with each.side.open(small, None) as pieces_of:
-                logits = torch.cat([part for _, part in pieces_of(ids)])
+            with each.side.open(small, None) as run:
+                logits = whole_side(run, ids)
             assert logits.shape == (9, small.vocab_size), each.name
             assert logits.isfinite().all(), each.name
     assert all(torch.equal(parameter, before[name]) for name, parameter in small.model.named_parameters())
@@ -209,8 +210,8 @@ def test_every_precision_of_the_catalogue_is_another_function(small: LoadedModel
     with torch.inference_mode():
         plain = small.model(torch.tensor([ids])).logits[0]
         for each in precisions.catalogue(small):
-            with each.side.open(small, None) as pieces_of:
-                found[each.name] = torch.cat([part for _, part in pieces_of(ids)])
+            with each.side.open(small, None) as run:
+                found[each.name] = whole_side(run, ids)
     assert all(not torch.equal(logits, plain) for logits in found.values())
     digests = {name: logits.numpy().tobytes() for name, logits in found.items()}
     assert len(set(digests.values())) == len(digests)

@@ -38,8 +38,8 @@ def narrow() -> LoadedModel:
 
 
 def _side(loaded: LoadedModel, path: str, prompts: list[tuple[int, ...]]) -> np.ndarray:
-    with torch.inference_mode(), open_path(parse_path(path), loaded) as pieces_of:
-        return np.concatenate([whole_side(pieces_of(ids)).float().numpy() for ids in prompts])
+    with torch.inference_mode(), open_path(parse_path(path), loaded) as run:
+        return np.concatenate([whole_side(run, ids).float().numpy() for ids in prompts])
 
 
 def _dumps(loaded: LoadedModel, folder: Path, variant: str = "decode") -> tuple[Path, Path, list[tuple[int, ...]]]:

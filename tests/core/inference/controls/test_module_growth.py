@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,15 +22,14 @@ from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
 from core.inference.controls import module_growth
 from core.inference.controls.judge_model import judge_pair
-from core.inference.controls.module_growth import growth_over_modules
+from core.inference.controls.module_growth import KeptOutputs, growth_over_modules
 from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.model import LoadedModel
 from core.inference.paths.bases import BASES
-from core.inference.paths.batch import Setting
+from core.inference.paths.batch import Emit, PromptBatch, ignore
 from core.inference.paths.engines import side_of
-from core.inference.paths.grammar import Pieces
-from core.inference.paths.hooks import LayerTrace, traced_modules, watched
 from core.inference.paths.paths import open_path, parse_path
+from core.inference.watching.modules import traced_modules
 from core.runs.file.records import MISSING, MODULES, PASSED, Evidence
 from tests.covering import covering
 
@@ -47,13 +47,13 @@ def loaded(request: pytest.FixtureRequest) -> LoadedModel:
     return tiny_model(request.param)
 
 
-def _scaled_cache(layer: int) -> Callable[[Setting], Pieces]:
-    def compute(setting: Setting) -> Pieces:
-        cache = DynamicCache(config=setting.loaded.model.config)
-        for position in range(setting.positions):
-            yield position, setting.forward(position, position + 1, cache)
+def _scaled_cache(layer: int) -> Callable[[PromptBatch, Emit], None]:
+    def compute(batch: PromptBatch, emit: Emit) -> None:
+        cache = DynamicCache(config=batch.loaded.model.config)
+        for position in range(batch.positions):
+            batch.forward(position, position + 1, emit, cache)
             if position == 3:
-                cache.layers[layer].values[setting.row, 0, :4] *= 1.01
+                cache.layers[layer].values[batch.row, 0, :4] *= 1.01
 
     return compute
 
@@ -93,9 +93,8 @@ def test_rounding_enters_nowhere(variant, loaded):
 
 
 def test_what_is_wrong_after_the_modules_is_said_to_be(loaded, monkeypatch):
-    def rolled(setting: Setting) -> Pieces:
-        for position, logits in BASES["prefill"].compute(setting):
-            yield position, logits.roll(1, 0)
+    def rolled(batch: PromptBatch, emit: Emit) -> None:
+        BASES["prefill"].compute(batch, lambda at, logits: emit(at, logits.roll(1, 0)))
 
     monkeypatch.setitem(BASES, "rolled", replace(BASES["prefill"], compute=rolled))
     row = _judged(loaded, "rolled")
@@ -114,10 +113,9 @@ def test_what_is_kept_is_what_the_module_puts_out_at_those_positions(path, loade
     positions = [0, 3, 11, 12, len(ids) - 1]
     with torch.inference_mode():
         states = loaded.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
-        trace = LayerTrace(ids, positions)
-        with open_path(parse_path(path), loaded, trace=trace) as pieces_of, watched(loaded.model, trace):
-            for _ in pieces_of(ids):
-                pass
+        trace = KeptOutputs(ids, positions)
+        with open_path(parse_path(path), loaded, trace=trace) as run, _followed(loaded, trace):
+            run(ids, ignore)
     block = BLOCKS[
         {"gpt2": "gpt2", "gemma2": "gemma2", "mixtral": "mixtral"}.get(loaded.model.config.model_type, "llama")
     ]
@@ -131,13 +129,17 @@ def test_watching_changes_no_bit_and_leaves_no_hook(loaded):
     ids = tiny_prompts(loaded)[0]
     before = _hooks(loaded)
     with torch.inference_mode():
-        with open_path(parse_path("decode"), loaded) as pieces_of:
-            bare = whole_side(pieces_of(ids))
-        trace = LayerTrace(ids, range(len(ids)))
-        with open_path(parse_path("decode"), loaded, trace=trace) as pieces_of, watched(loaded.model, trace):
-            seen = whole_side(pieces_of(ids))
+        with open_path(parse_path("decode"), loaded) as run:
+            bare = whole_side(run, ids)
+        trace = KeptOutputs(ids, range(len(ids)))
+        with open_path(parse_path("decode"), loaded, trace=trace) as run, _followed(loaded, trace):
+            seen = whole_side(run, ids)
     assert torch.equal(bare, seen)
     assert _hooks(loaded) == before
+
+
+def _followed(loaded: LoadedModel, trace: KeptOutputs) -> AbstractContextManager[None]:
+    return trace.following(loaded.model, traced_modules(loaded.model))
 
 
 def _hooks(loaded: LoadedModel) -> dict[str, int]:
@@ -199,12 +201,12 @@ def test_a_callable_that_computes_its_tokens_in_several_rows_is_not_followed_int
 def test_a_module_that_puts_out_nan_is_named(monkeypatch):
     loaded = tiny_model("llama")
 
-    def poisoned(setting):
-        cache = DynamicCache(config=setting.loaded.model.config)
-        for position in range(setting.positions):
-            yield position, setting.forward(position, position + 1, cache)
+    def poisoned(batch, emit):
+        cache = DynamicCache(config=batch.loaded.model.config)
+        for position in range(batch.positions):
+            batch.forward(position, position + 1, emit, cache)
             if position == 3:
-                cache.layers[1].values[setting.row, 0, 0, 0] = float("nan")
+                cache.layers[1].values[batch.row, 0, 0, 0] = float("nan")
 
     monkeypatch.setitem(BASES, "poisoned", replace(BASES["decode"], compute=poisoned))
     verdict = judge_pair(loaded, tiny_prompts(loaded), "prefill", "poisoned").verdict

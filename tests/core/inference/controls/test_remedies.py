@@ -20,8 +20,9 @@ from core.inference.controls.remedies import (
     prices_of,
     remedies_of,
 )
+from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import pieces_of_side, side_of
+from core.inference.paths.engines import side_of
 from core.inference.paths.paths import parse_path
 from core.runs.tables.remedies import RemedyRow, advice
 
@@ -30,7 +31,7 @@ NAMES = [remedy.name for remedy in REMEDIES]
 
 
 def whole(loaded: LoadedModel, path: str, ids: list[int]) -> torch.Tensor:
-    return torch.cat([logits for _, logits in pieces_of_side(side_of(path), loaded, ids)])
+    return whole_side(side_of(path).run_on(loaded), ids)
 
 
 def tried(loaded: LoadedModel, prompts, variant: str = "decode") -> dict[str, RemedyRow]:
@@ -226,11 +227,11 @@ def test_what_a_compiler_takes_is_no_throughput(monkeypatch: pytest.MonkeyPatch,
     """The first call of an open path takes 200 s, the later ones nothing."""
     waits, clock = [200.0], Clock()
 
-    def pieces_of(ids):
+    def run(ids, emit):
         clock.now += waits.pop() if waits else 0.0
-        yield 0, torch.zeros(len(ids), 2)
+        emit(0, torch.zeros(len(ids), 2))
 
-    monkeypatch.setattr(throughput, "open_path", lambda *_: nullcontext(pieces_of))
+    monkeypatch.setattr(throughput, "open_path", lambda *_: nullcontext(run))
     seconds = throughput.walk_seconds(tiny_model("llama"), parse_path(path), [1, 2, 3], clock)
     assert seconds == (200 if is_counted else 0)
 

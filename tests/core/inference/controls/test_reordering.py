@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from core.errors import CaptureError
 from core.inference.controls import reordering
 from core.inference.controls.reordering import order_of, reordered
+from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.dtype_conversion import converted
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
@@ -305,12 +306,12 @@ REORDERED_PATHS = ["decode", "chunked:7", "reuse:9", "static", "prefill+batch:3+
 def test_every_path_can_be_reordered_and_keeping_weights_changes_no_bit(name, path, keep_bytes, model_of) -> None:  # type: ignore[no-untyped-def]
     loaded = model_of(name)
     ids = tokens(loaded)
-    with torch.inference_mode(), open_path(parse_path(path), loaded) as pieces_of:
-        plain = torch.cat([logits.clone() for _, logits in pieces_of(ids)])
+    with torch.inference_mode(), open_path(parse_path(path), loaded) as run:
+        plain = whole_side(run, ids)
         with reordered(loaded.model, 5, keep_bytes=keep_bytes) as found:
-            logits = torch.cat([logits.clone() for _, logits in pieces_of(ids)])
+            logits = whole_side(run, ids)
         with reordered(loaded.model, 5):
-            again = torch.cat([logits.clone() for _, logits in pieces_of(ids)])
+            again = whole_side(run, ids)
     assert len(found) == MAPS[name]
     assert not torch.equal(logits, plain)
     assert torch.equal(logits, again)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path as FilePath
 
@@ -19,12 +20,14 @@ from core.errors import CaptureError
 from core.inference.controls import reordering
 from core.inference.controls import rounding_floor as floor
 from core.inference.controls.reordering import reordered
-from core.inference.controls.rounding_floor import Divergence, in_float32, pair_divergence, pooled_rms, rounding_floor
+from core.inference.controls.rounding_floor import in_float32, rounding_floor
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES
-from core.inference.paths.batch import Setting
-from core.inference.paths.grammar import Base, Pieces
+from core.inference.paths.batch import Emit, PromptBatch
+from core.inference.paths.engines import divergences_of, side_of
+from core.inference.paths.grammar import Base
+from core.judging.divergence import Divergence, pooled_rms
 from core.judging.ladder import LARGEST_RATIO_16_BITS
 from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import logits_of, tokens
@@ -94,6 +97,13 @@ def test_the_floor_is_the_rms_of_each_reordering(path, dtype, model_folders) -> 
     assert found.rms_by_seed == pytest.approx([pooled_rms(of_seed) for of_seed in found.divergences])
 
 
+def pair_divergence(
+    loaded: LoadedModel, prompts: list[list[int]], reference: str, variant: str, dtype: str = ""
+) -> list[Divergence]:
+    with quiet(), torch.inference_mode(), in_float32(loaded) if dtype == "float32" else nullcontext(loaded) as model:
+        return divergences_of(model, prompts, (side_of(reference), side_of(variant)))
+
+
 @pytest.mark.model
 def test_a_pair_is_measured_by_the_same_rule(llama: LoadedModel) -> None:
     prompts = [tokens(llama), tokens(llama)[::-1][:11]]
@@ -121,7 +131,7 @@ def test_only_elements_finite_on_both_sides_count() -> None:
     inf, nan = float("inf"), float("nan")
     plain = torch.tensor([[1.0, 2.0, -inf, nan], [0.0, nan, inf, 5.0], [inf, nan, -inf, inf]])
     other = torch.tensor([[4.0, 2.0, -inf, nan], [4.0, 1.0, -inf, nan], [inf, nan, -inf, inf]])
-    found = floor.divergence(plain, iter([(0, other[:2]), (2, other[2:])]), lambda rows: None)
+    found = floor.divergence(plain, lambda _, emit: (emit(0, other[:2]), emit(2, other[2:])), ())
     assert found.squares.tolist() == [9.0, 16.0, 0.0]
     assert found.elements.tolist() == [2, 1, 0]
     assert found.nonfinite_mismatch == 3  # NaN against 1, inf against -inf, 5 against NaN
@@ -133,17 +143,8 @@ def test_only_elements_finite_on_both_sides_count() -> None:
 
 def test_a_difference_too_small_for_float32_is_kept() -> None:
     plain, other = torch.full((1, 2), 1.0), torch.tensor([[1.0 + 2.0**-23, 1.0]])
-    found = floor.divergence(plain, iter([(0, other)]), lambda rows: None)
+    found = floor.divergence(plain, floor.known(other), ())
     assert found.squares.tolist() == [2.0**-46]
-
-
-@pytest.mark.model
-def test_progress_counts_every_position_of_every_side(llama: LoadedModel) -> None:
-    ticks: list[tuple[int, int]] = []
-    rounding_floor(
-        llama, [[5, 6, 7], [8, 9]], (0, 1, 2), "decode", on_progress=lambda done, total: ticks.append((done, total))
-    )
-    assert ticks == [(done, 20) for done in range(1, 21)]
 
 
 # float32.
@@ -206,16 +207,16 @@ def test_decode_stands_at_the_floor(dtype: str, shipped: LoadedModel, shipped_pr
     outputs of a reordered product round to the same bits. What holds everywhere there is the verdict's own limit.
     """
     noise = rounding_floor(shipped, shipped_prompts, range(4), dtype=dtype)
-    pair = pooled_rms(pair_divergence(shipped, shipped_prompts, "prefill", "decode", dtype=dtype))
+    pair = pooled_rms(pair_divergence(shipped, shipped_prompts, "prefill", "decode", dtype))
     assert 0.5 < pair / noise.rms < (2 if dtype == "float32" else LARGEST_RATIO_16_BITS)
     assert max(noise.rms_by_seed) < (1.5 if dtype == "float32" else 10) * min(noise.rms_by_seed)
 
 
-def _one_value_scaled(setting: Setting) -> Pieces:
+def _one_value_scaled(batch: PromptBatch, emit: Emit) -> None:
     """decode, but one cached value of one head is 1 % too large."""
-    cache_ = DynamicCache(config=setting.loaded.model.config)
-    for position in range(setting.positions):
-        yield position, setting.forward(position, position + 1, cache_)
+    cache_ = DynamicCache(config=batch.loaded.model.config)
+    for position in range(batch.positions):
+        batch.forward(position, position + 1, emit, cache_)
         if position == 3:
             cache_.layers[0].values[:, 0, 3].mul_(1.01)
 
@@ -227,7 +228,7 @@ def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped,
     ratios = {}
     for dtype in ("bfloat16", "float32"):
         noise = rounding_floor(shipped, shipped_prompts, range(2), dtype=dtype)
-        pair = pooled_rms(pair_divergence(shipped, shipped_prompts, "prefill", "scaled", dtype=dtype))
+        pair = pooled_rms(pair_divergence(shipped, shipped_prompts, "prefill", "scaled", dtype))
         ratios[dtype] = pair / noise.rms
     assert ratios["bfloat16"] < LARGEST_RATIO_16_BITS
     assert ratios["float32"] > 10
@@ -269,8 +270,8 @@ def test_too_little_memory_for_float32_is_said_beforehand(llama_bfloat16, monkey
 
 
 def test_a_floor_over_nothing_is_refused(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_model(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
-        yield 0, torch.zeros(setting.positions, setting.loaded.vocab_size)
+    def without_model(batch: PromptBatch, emit: Emit) -> None:
+        emit(0, torch.zeros(batch.positions, batch.loaded.vocab_size))
 
     monkeypatch.setitem(BASES, "nothing", Base(without_model))
     with pytest.raises(CaptureError, match=r"^rounding floor of 'nothing': no linear map ran that could be reordered"):

@@ -76,15 +76,15 @@ def test_a_step_at_a_wrong_position_is_caught_by_the_same_comparison(llama: Load
     """The twin: without position ids, tokens behind left padding believe to stand further right; learned positions show
     it.
     """
-    from core.inference.paths.batch import Setting
+    from core.inference.paths.batch import PromptBatch
 
     ids = tokens(llama)[:20]
-    real = Setting.step
+    real = PromptBatch.step
 
     def stale(self, token, done, cache):  # type: ignore[no-untyped-def]
         return real(self, token if done == 0 else token * 0, done, cache)
 
-    monkeypatch.setattr(Setting, "step", stale)
+    monkeypatch.setattr(PromptBatch, "step", stale)
     ((found, _),) = continue_all(parse_path("decode"), llama, [ids], LENGTH)
     assert found != generated(llama, ids, LENGTH)
 
@@ -184,16 +184,19 @@ def test_the_second_pass_repeats_the_first_bit_for_bit(shipped: LoadedModel, mon
     the same bits.
     """
     from core.inference.capture import capture
+    from core.inference.paths.batch import ignore
     from core.inference.paths.paths import OpenPath
 
     for path in ("static", "decode+batch:3", "blocks:8+pad:left:2"):
         seen: list[torch.Tensor] = []
         real = OpenPath.continued
 
-        def kept(self, ids, asked, choose, seen=seen, real=real):  # type: ignore[no-untyped-def]
-            for position, logits in real(self, ids, asked, choose):
+        def kept(self, ids, asked, choose, emit, seen=seen, real=real):  # type: ignore[no-untyped-def]
+            def keep(position: int, logits: torch.Tensor) -> None:
                 seen.append(logits.clone())
-                yield position, logits
+                emit(position, logits)
+
+            real(self, ids, asked, choose, keep)
 
         with monkeypatch.context() as patch:
             patch.setattr(OpenPath, "continued", kept)
@@ -201,8 +204,7 @@ def test_the_second_pass_repeats_the_first_bit_for_bit(shipped: LoadedModel, mon
             first = torch.cat(seen)
             seen.clear()
             with torch.inference_mode(), capture.open_path(plan.paths[0], shipped) as opened:
-                for _ in capture._pieces(opened, plan.token_ids[0], plan.generations[0]):
-                    pass
+                capture._run_prompt(opened, plan.token_ids[0], plan.generations[0], ignore)
             second = torch.cat(seen)
         rows = len(second)
         assert rows > plan.generations[0].given_positions

@@ -10,8 +10,10 @@ from transformers import DynamicCache
 from benchmarks.verdicts import report_c
 from core.errors import CaptureError
 from core.inference.capture.capture import plan_capture, run_capture
+from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.bits import bits_of
 from core.inference.models.model import LoadedModel, load_model
+from core.inference.paths.batch import ignore
 from core.inference.paths.cache_watch import CacheWatch, kv_parts
 from core.inference.paths.paths import open_path, parse_path
 from core.runs.reader import RunReader
@@ -42,8 +44,7 @@ def parts_of(path: str, loaded: LoadedModel) -> dict[tuple[int, str], tuple[int,
     """(layer, kind) -> (first position, [heads, positions, width])."""
     watch = CacheWatch()
     with torch.inference_mode(), open_path(parse_path(path), loaded, watch) as opened:
-        for _ in opened(tokens(loaded)):
-            pass
+        opened(tokens(loaded), ignore)
         return {
             (part.layer, part.kind): (part.first_position, torch.from_numpy(part.bits.view(np.float32).copy()))
             for part in kv_parts(watch, 0, loaded.torch_dtype)
@@ -85,7 +86,7 @@ def test_keys_of_a_wrong_position_are_seen(llama) -> None:  # type: ignore[no-un
 def test_a_cache_kept_for_its_figures_changes_no_logit(loaded) -> None:  # type: ignore[no-untyped-def]
     for path in ("prefill", "prefill+batch:3", "reuse:7"):
         with torch.inference_mode(), open_path(parse_path(path), loaded, CacheWatch()) as opened:
-            watched = torch.cat([logits.clone() for _, logits in opened(tokens(loaded))])
+            watched = whole_side(opened, tokens(loaded))
         assert torch.equal(watched, logits_of(path, loaded))
 
 

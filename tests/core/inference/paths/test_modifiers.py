@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -20,8 +20,10 @@ from core.errors import CaptureError
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths import paths
+from core.inference.paths.batch import ignore
+from core.inference.paths.engines import side_of
 from core.inference.paths.modifiers import MODIFIERS
-from core.inference.paths.paths import Base, Modifier, Setting, open_path, parse_path, run_path
+from core.inference.paths.paths import Base, Emit, Modifier, PromptBatch, open_path, parse_path
 from tests.core.inference.sameness import exact_logits, float32_bound, logits_of, tokens
 
 MODELS = ["llama", "gpt2", "gpt-neox", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "mixtral", "qwen2-moe"]
@@ -75,15 +77,18 @@ def state(loaded: LoadedModel) -> dict[str, object]:
     }
 
 
+def _abandon(*_: object) -> None:
+    raise RuntimeError("abandoned")
+
+
 def leaves_no_trace(text: str, loaded: LoadedModel) -> bool:
     """The state is the same after the path ran to its end, after it was abandoned, and after it broke."""
     before, ids = state(loaded), tokens(loaded)
     with torch.inference_mode():
-        for _ in run_path(parse_path(text), loaded, ids):
-            pass
+        side_of(text).run_on(loaded)(ids, ignore)
         after_the_end = state(loaded)
-        with closing(run_path(parse_path(text), loaded, ids)) as pieces:  # type: ignore[type-var]
-            next(pieces)
+        with pytest.raises(RuntimeError, match="abandoned"):
+            side_of(text).run_on(loaded)(ids, _abandon)
         abandoned = state(loaded)
         with pytest.raises(RuntimeError, match="planted"), open_path(parse_path(text), loaded):
             raise RuntimeError("planted")
@@ -97,13 +102,13 @@ def test_a_path_leaves_no_trace(modifiers: str, name: str, model_of: Callable[..
     assert leaves_no_trace(f"decode+{modifiers}", model_of(name))
 
 
-def _flips_a_bit(setting: Setting) -> None:
-    weight = next(setting.loaded.model.parameters())
+def _flips_a_bit(batch: PromptBatch) -> None:
+    weight = next(batch.loaded.model.parameters())
     weight.data.view(torch.int32).view(-1)[0] ^= 1
 
 
-def _copies_a_weight(setting: Setting) -> None:
-    weight = next(setting.loaded.model.parameters())
+def _copies_a_weight(batch: PromptBatch) -> None:
+    weight = next(batch.loaded.model.parameters())
     weight.data = weight.data.clone()
 
 
@@ -113,18 +118,18 @@ def _copies_a_weight(setting: Setting) -> None:
     [
         _flips_a_bit,
         _copies_a_weight,
-        lambda setting: torch.set_num_threads(torch.get_num_threads() + 1),
-        lambda setting: setting.loaded.model.set_attn_implementation("eager"),
-        lambda setting: torch.backends.cuda.enable_flash_sdp(False),
-        lambda setting: torch.set_float32_matmul_precision("high"),
-        lambda setting: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+        lambda batch: torch.set_num_threads(torch.get_num_threads() + 1),
+        lambda batch: batch.loaded.model.set_attn_implementation("eager"),
+        lambda batch: torch.backends.cuda.enable_flash_sdp(False),
+        lambda batch: torch.set_float32_matmul_precision("high"),
+        lambda batch: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
     ],
 )
 def test_a_modifier_that_leaves_something_behind_is_caught(leave, model_of, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     @contextmanager
-    def leaky(setting: Setting) -> Iterator[Setting]:
-        yield setting
-        leave(setting)
+    def leaky(batch: PromptBatch) -> Iterator[PromptBatch]:
+        yield batch
+        leave(batch)
 
     monkeypatch.setitem(paths.MODIFIERS, "leaky", Modifier(leaky))
     threads = torch.get_num_threads()
@@ -154,7 +159,7 @@ def test_a_switch_is_set_while_its_path_is_open_and_put_back(modifier, values, k
     during = {}
 
     def break_inside() -> None:
-        with MODIFIERS[modifier].change(Setting(llama), *values):
+        with MODIFIERS[modifier].change(PromptBatch(llama), *values):
             during.update(state(llama))
             raise RuntimeError("planted")
 
@@ -171,9 +176,9 @@ def _batch_of(text: str, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -
     """The token ids a base is given. [rows, columns]"""
     seen: list[torch.Tensor] = []
 
-    def watching(setting: Setting) -> Iterator[tuple[int, torch.Tensor]]:
-        seen.append(setting.token_ids)
-        yield 0, setting.forward(0, setting.positions)
+    def watching(batch: PromptBatch, emit: Emit) -> None:
+        seen.append(batch.token_ids)
+        batch.forward(0, batch.positions, emit)
 
     monkeypatch.setitem(paths.BASES, "watching", Base(watching))
     logits_of(text, loaded)
@@ -254,9 +259,9 @@ def test_a_side_is_made_ready_once_for_all_prompts(llama: LoadedModel, monkeypat
     entered: list[str] = []
 
     @contextmanager
-    def watched(setting: Setting) -> Iterator[Setting]:
+    def watched(batch: PromptBatch) -> Iterator[PromptBatch]:
         entered.append("once")
-        yield setting
+        yield batch
 
     monkeypatch.setitem(paths.MODIFIERS, "watched", Modifier(watched))
     run_capture(plan_capture(llama, ["def walk", "The ferry", "x"], "prefill+watched", ["decode"]), _Collected())
@@ -432,6 +437,6 @@ def test_the_paths_of_a_gpu_run_and_leave_no_trace(path: str, dtype: str, model_
     loaded = load_model(str(model_folders["llama"]), dtype=dtype, device="cuda")
     before = state(loaded)
     with torch.inference_mode():
-        rows = sum(len(logits) for _, logits in run_path(parse_path(path), loaded, tokens(loaded)))
+        rows = len(logits_of(path, loaded))
     assert rows == len(tokens(loaded))
     assert state(loaded) == before

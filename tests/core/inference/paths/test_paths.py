@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import Cache, DynamicCache, StaticCache
+from transformers import DynamicCache, StaticCache
 
 from core.errors import CaptureError, UsageError
 from core.inference.models.model import LoadedModel
 from core.inference.paths import batch, paths
-from core.inference.paths.paths import Base, Modifier, Setting, parse_path, run_path
+from core.inference.paths.engines import side_of
+from core.inference.paths.paths import Base, Emit, Modifier, PromptBatch, parse_path
 from tests.core.inference.conftest import MODELS, WINDOW
 from tests.core.inference.sameness import computes_the_same, float32_bound, logits_of, tokens
 from tests.covering import covering
@@ -58,7 +59,6 @@ MACHINE = [
     "prefill+dtype:float32",
 ]
 PATHS = [*BASES, *AROUND, *MACHINE]
-Forward = Callable[[Setting, int, int, Cache], torch.Tensor]
 
 
 @pytest.mark.model
@@ -150,37 +150,37 @@ def test_without_that_refusal_the_cache_would_be_silently_wrong(base: str, model
     assert not computes_the_same("faulty", model_of("longrope"))
 
 
-def _shifted(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _shifted(batch: PromptBatch, emit: Emit) -> None:
     """Fault: the logits of each position are those of the one before."""
     logits = batch.loaded.model(input_ids=batch.token_ids).logits[batch.row]
-    yield 0, torch.cat([logits[:1], logits[:-1]])
+    emit(0, torch.cat([logits[:1], logits[:-1]]))
 
 
-def _wrong_row(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _wrong_row(batch: PromptBatch, emit: Emit) -> None:
     """Fault: a neighbour's logits."""
-    yield 0, batch.loaded.model(input_ids=batch.token_ids).logits[-1]
+    emit(0, batch.loaded.model(input_ids=batch.token_ids).logits[-1])
 
 
-def _faulty_cache(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _faulty_cache(batch: PromptBatch, emit: Emit) -> None:
     """Fault: one cached value of one head is scaled by 1.01."""
     cache = DynamicCache(config=batch.loaded.model.config)
     for position in range(batch.positions):
-        yield position, batch.forward(position, position + 1, cache)
+        batch.forward(position, position + 1, emit, cache)
         if position == 3:
             cache.layers[0].values[batch.row, 0, 2] *= 1.01
 
 
-def _position_off_by_one(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _position_off_by_one(batch: PromptBatch, emit: Emit) -> None:
     """Fault: the tokens after the reused prefix believe to stand one further right."""
     model, prefix = batch.loaded.model, 8
     cache = DynamicCache(config=model.config)
-    yield 0, batch.forward(0, prefix, cache)
+    batch.forward(0, prefix, emit, cache)
     places = torch.arange(prefix, batch.positions)[None] + 1
     rest = model(input_ids=batch.token_ids[:, prefix:], position_ids=places, past_key_values=cache, use_cache=True)
-    yield prefix, rest.logits[batch.row]
+    emit(prefix, rest.logits[batch.row])
 
 
-def _blocks_table_shifted(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _blocks_table_shifted(batch: PromptBatch, emit: Emit) -> None:
     """Fault: after the cache is trimmed, the block table is off by one: the first block is lost, the last is read
     twice.
 
@@ -190,43 +190,42 @@ def _blocks_table_shifted(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
     size, reused = 4, 28
     earlier = DynamicCache(config=batch.loaded.model.config)
     earlier.activate_past_recording()
-    logits = batch.forward(0, batch.positions, earlier)
-    yield 0, logits[:reused]
+    batch.forward(0, batch.positions, lambda at, logits: emit(at, logits[:reused]), earlier)
     cache = copy.deepcopy(earlier)
     cache.crop(reused - batch.positions)
     for layer in cache.layers:
         layer.keys = torch.cat([layer.keys[:, :, size:], layer.keys[:, :, -size:]], dim=-2)
         layer.values = torch.cat([layer.values[:, :, size:], layer.values[:, :, -size:]], dim=-2)
-    yield reused, batch.forward(reused, batch.positions, cache)
+    batch.forward(reused, batch.positions, emit, cache)
 
 
-def _stale_slot(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _stale_slot(batch: PromptBatch, emit: Emit) -> None:
     """Fault: one slot of the reused cache still holds what another prompt left there."""
     model, prefix = batch.loaded.model, 8
     other = DynamicCache(config=model.config)
     model(input_ids=batch.token_ids[:, :prefix].flip(-1), past_key_values=other, use_cache=True)
     cache = DynamicCache(config=model.config)
-    yield 0, batch.forward(0, prefix, cache)
+    batch.forward(0, prefix, emit, cache)
     for layer, stale in zip(cache.layers, other.layers, strict=True):
         layer.keys[:, :, 6], layer.values[:, :, 6] = stale.keys[:, :, 6], stale.values[:, :, 6]
-    yield prefix, batch.forward(prefix, batch.positions, cache)
+    batch.forward(prefix, batch.positions, emit, cache)
 
 
-def _trimmed_one_short(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _trimmed_one_short(batch: PromptBatch, emit: Emit) -> None:
     """Fault: the cache keeps one token more than the block boundary says, so that token is seen twice."""
     reused = 24
     cache = DynamicCache(config=batch.loaded.model.config)
     cache.activate_past_recording()
-    yield 0, batch.forward(0, batch.positions, cache)[:reused]
+    batch.forward(0, batch.positions, lambda at, logits: emit(at, logits[:reused]), cache)
     cache.crop(reused + 1 - batch.positions)
-    yield reused, batch.forward(reused, batch.positions, cache)
+    batch.forward(reused, batch.positions, emit, cache)
 
 
-def _static_slot_unwritten(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
+def _static_slot_unwritten(batch: PromptBatch, emit: Emit) -> None:
     """Fault: a slot of the static cache is cleared after it was written."""
     cache = StaticCache(config=batch.loaded.model.config, max_cache_len=batch.columns)
     for position in range(batch.positions):
-        yield position, batch.forward(position, position + 1, cache)
+        batch.forward(position, position + 1, emit, cache)
         if position == 5:
             for layer in cache.layers:
                 layer.keys[:, :, 5] = 0
@@ -252,7 +251,7 @@ def test_a_planted_fault_is_caught_by_the_same_check(fault, path, loaded, monkey
     assert not computes_the_same(path, loaded)
 
 
-class _Unplaced(Setting):
+class _Unplaced(PromptBatch):
     """Fault: padding is masked, but positions are counted from the first column."""
 
     @property
@@ -260,7 +259,7 @@ class _Unplaced(Setting):
         return torch.arange(self.columns).expand(self.rows, -1)
 
 
-class _Unmasked(Setting):
+class _Unmasked(PromptBatch):
     """Fault: padding keeps its place before the prompt, and is attended to."""
 
     @property
@@ -268,9 +267,9 @@ class _Unmasked(Setting):
         return torch.ones_like(self.token_ids)
 
 
-def _with(kind: type[Setting]) -> Modifier:
+def _with(kind: type[PromptBatch]) -> Modifier:
     @contextmanager
-    def change(given: Setting) -> Iterator[Setting]:
+    def change(given: PromptBatch) -> Iterator[PromptBatch]:
         yield kind(given.loaded, left=5)
 
     return Modifier(change)
@@ -295,8 +294,8 @@ def test_padding_without_positions_or_without_a_mask_is_caught(
     assert computes_the_same(f"{base}+faulty", model_of(name)) is not is_caught
 
 
-def test_the_faulty_settings_differ_from_the_right_ones_in_nothing_else(llama: LoadedModel) -> None:
-    given = replace(Setting(llama), prompt=(5, 6, 7), left=2)
+def test_the_faulty_batches_differ_from_the_right_ones_in_nothing_else(llama: LoadedModel) -> None:
+    given = replace(PromptBatch(llama), prompt=(5, 6, 7), left=2)
     assert given.attention_mask.tolist() == [[0, 0, 1, 1, 1]]
     assert given.position_ids.tolist() == [[0, 0, 0, 1, 2]]
     assert replace(given, left=0, right=2).position_ids.tolist() == [[0, 1, 2, 2, 2]]
@@ -307,7 +306,8 @@ def test_the_faulty_settings_differ_from_the_right_ones_in_nothing_else(llama: L
 def test_pieces_come_in_order_and_are_bounded(path: str, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "CHUNK_BYTES", 5 * llama.vocab_size * 4)
     with torch.inference_mode():
-        pieces = [(position, len(logits)) for position, logits in run_path(parse_path(path), llama, range(40))]
+        pieces: list[tuple[int, int]] = []
+        side_of(path).run_on(llama)(range(40), lambda position, logits: pieces.append((position, len(logits))))
     assert [position for position, _ in pieces] == [sum(n for _, n in pieces[:k]) for k in range(len(pieces))]
     assert max(n for _, n in pieces) <= 5
     assert sum(n for _, n in pieces) == 40
@@ -402,20 +402,20 @@ def test_a_path_that_does_not_parse_is_answered_with_what_exists(text: str, sent
     assert str(caught.value) == sentence
 
 
-def _float64(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
-    yield 0, torch.zeros(batch.positions, batch.loaded.vocab_size, dtype=torch.float64)
+def _float64(batch: PromptBatch, emit: Emit) -> None:
+    emit(0, torch.zeros(batch.positions, batch.loaded.vocab_size, dtype=torch.float64))
 
 
-def _narrow(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
-    yield 0, torch.zeros(batch.positions, 7)
+def _narrow(batch: PromptBatch, emit: Emit) -> None:
+    emit(0, torch.zeros(batch.positions, 7))
 
 
-def _short(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
-    yield 0, torch.zeros(batch.positions - 1, batch.loaded.vocab_size)
+def _short(batch: PromptBatch, emit: Emit) -> None:
+    emit(0, torch.zeros(batch.positions - 1, batch.loaded.vocab_size))
 
 
-def _skipping(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
-    yield 1, torch.zeros(1, batch.loaded.vocab_size)
+def _skipping(batch: PromptBatch, emit: Emit) -> None:
+    emit(1, torch.zeros(1, batch.loaded.vocab_size))
 
 
 @pytest.mark.parametrize(
@@ -430,5 +430,5 @@ def _skipping(batch: Setting) -> Iterator[tuple[int, torch.Tensor]]:
 def test_a_base_that_breaks_the_contract_is_stopped(base, sentence, llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setitem(paths.BASES, "odd", Base(base))
     with pytest.raises(CaptureError) as caught:
-        list(run_path(parse_path("odd"), llama, [1, 2, 3]))
+        logits_of("odd", llama, [1, 2, 3])
     assert str(caught.value) == sentence

@@ -2,12 +2,20 @@
 slice.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from core.inference.capture.capture import plan_capture, run_capture
+from core.inference.controls.rounding_floor import divergence, whole_side
 from core.inference.models.model import LoadedModel
-from core.inference.paths import batch, sliced_head
-from core.inference.paths.paths import parse_path, run_path
+from core.inference.paths import batch, paths, sliced_head
+from core.inference.paths.engines import side_of
+from core.inference.paths.paths import Base, open_path, parse_path
+from core.inference.watching.kernels import kernels_of
 from tests.core.inference.conftest import CONFIGS
 from tests.core.inference.sameness import computes_the_same, logits_of, tokens
 
@@ -79,10 +87,12 @@ def test_the_body_runs_once_and_the_head_once_a_slice(llama, monkeypatch) -> Non
 def test_the_model_is_whole_again_when_a_consumer_stops_in_the_middle(llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     before = logits_of("prefill", llama)
     in_slices_of(monkeypatch, llama, 5)
-    with torch.inference_mode():
-        pieces = run_path(parse_path("prefill"), llama, tokens(llama))
-        next(pieces)
-        pieces.close()  # type: ignore[attr-defined]
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with torch.inference_mode(), pytest.raises(KeyboardInterrupt):
+        side_of("prefill").run_on(llama)(tokens(llama), stop)
     monkeypatch.undo()
     assert torch.equal(logits_of("prefill", llama), before)
 
@@ -99,9 +109,99 @@ def test_a_model_that_does_not_go_through_its_body_gives_its_logits_whole(llama,
         def forward(self, input_ids):  # type: ignore[no-untyped-def]
             return type("Output", (), {"logits": torch.arange(24.0).view(1, 6, 4)})()
 
-    slices = list(sliced_head.sliced_logits(Own(), {"input_ids": None}, 1, 6, 2))
+    slices: list[torch.Tensor] = []
+    sliced_head.sliced_logits(Own(), {"input_ids": None}, 1, 6, 2, slices.append)
     assert [list(piece.shape) for piece in slices] == [[1, 2, 4], [1, 2, 4], [1, 1, 4]]
     assert torch.equal(torch.cat(slices, dim=1), torch.arange(24.0).view(1, 6, 4)[:, 1:])
+
+
+# Logits are pushed, and the frame that computes them is the only one that holds them.
+
+
+@contextmanager
+def slices_alive(loaded: LoadedModel) -> Iterator[list[int]]:
+    """How many earlier results of the head still take memory, each time that it computes another."""
+    made: list[StorageWeakRef] = []
+    alive: list[int] = []
+    head = loaded.model.get_output_embeddings()
+    hooks = [
+        head.register_forward_pre_hook(lambda *_: alive.append(sum(not each.expired() for each in made))),
+        head.register_forward_hook(lambda _, __, output: made.append(StorageWeakRef(output.untyped_storage()))),
+    ]
+    try:
+        with torch.inference_mode():
+            yield alive
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _Dropping:
+    """A sink that keeps nothing."""
+
+    def write(self, *_: object) -> None: ...
+    def write_kv(self, *_: object) -> None: ...
+    def end(self, *_: object) -> None: ...
+    def write_floor(self, *_: object) -> None: ...
+    def write_plain(self, *_: object) -> None: ...
+    def end_floor(self) -> None: ...
+    def layers(self, *_: object, **__: object) -> "_Dropping":
+        return self
+
+
+def _continued(loaded: LoadedModel, path: str) -> None:
+    with open_path(parse_path(path), loaded) as opened:
+        opened.continued(tokens(loaded), 1, lambda _: 3, batch.ignore)
+
+
+CONSUMERS: dict[str, Callable[[LoadedModel, str], object]] = {
+    "kept whole": lambda loaded, path: whole_side(side_of(path).run_on(loaded), tokens(loaded)),
+    "compared": lambda loaded, path: divergence(
+        torch.zeros(len(tokens(loaded)), loaded.vocab_size), side_of(path).run_on(loaded), tokens(loaded)
+    ),
+    "captured with caches": lambda loaded, path: run_capture(
+        plan_capture(loaded, [tokens(loaded)] * 2, path, ["chunked:6"], kv=True), _Dropping()
+    ),
+    "captured with modules": lambda loaded, path: run_capture(
+        plan_capture(loaded, [tokens(loaded)] * 2, path, ["chunked:6"], layers=True), _Dropping()
+    ),
+    "continued": _continued,
+    "watched for kernels": lambda loaded, path: kernels_of(loaded, side_of(path), tokens(loaded)),
+}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", ["prefill", "blocks:8", "decode", "chunked:20+batch:2"])
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_a_slice_is_gone_before_the_next_is_computed(consumer, path, llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    in_slices_of(monkeypatch, llama, 5, parse_path(path).rows)
+    with slices_alive(llama) as alive:
+        CONSUMERS[consumer](llama, path)
+    assert len(alive) >= len(tokens(llama)) // 5
+    assert not any(alive)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("where", ["consumer", "base"])
+def test_a_slice_that_somebody_keeps_is_seen_by_the_same_count(where, llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """The twin: of every piece a single row is kept, a view."""
+    kept: list[torch.Tensor] = []
+
+    def keeping(given: batch.PromptBatch, emit: batch.Emit) -> None:
+        def keep(position: int, logits: torch.Tensor) -> None:
+            kept.append(logits[-1:])
+            emit(position, logits)
+
+        given.forward(0, given.positions, keep)
+
+    in_slices_of(monkeypatch, llama, 5)
+    monkeypatch.setitem(paths.BASES, "keeping", Base(keeping))
+    with slices_alive(llama) as alive:
+        if where == "consumer":
+            side_of("prefill").run_on(llama)(tokens(llama), lambda _, logits: kept.append(logits[-1:]))
+        else:
+            side_of("keeping").run_on(llama)(tokens(llama), batch.ignore)
+    assert alive == list(range(len(alive)))
 
 
 def test_small_forwards_are_not_sliced() -> None:

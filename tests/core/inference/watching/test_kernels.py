@@ -14,9 +14,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.model import LoadedModel
 from core.inference.paths import sliced_head
-from core.inference.paths.engines import Side, pieces_of_side, side_of
+from core.inference.paths.batch import ignore
+from core.inference.paths.engines import Side, side_of
 from core.inference.watching.kernels import FORWARDS, _add_library_lines, _computes, _Found, kernels_of
 from core.runs.tables.kernels import KernelList
 from core.runs.views.kernels import in_words, is_multiplied, side_by_side
@@ -121,8 +123,7 @@ def test_products_are_counted_as_the_dispatcher_counts_them(loaded: LoadedModel,
     ids = tiny_prompts(loaded)[0]
     listed = kernels_of(loaded, side_of(path), ids)
     with _Counting() as counting:
-        for _ in pieces_of_side(side_of(path), loaded, ids):
-            pass
+        side_of(path).run_on(loaded)(ids, ignore)
     assert counting.seen["aten::mm"] + counting.seen["aten::addmm"] > 0
     for name in (
         "aten::mm",
@@ -234,9 +235,9 @@ def test_the_same_path_twice_launches_the_same(loaded: LoadedModel):
 def test_watching_leaves_standard_output_and_the_bits_as_they_were(capfd: pytest.CaptureFixture[str]):
     loaded = tiny_model("llama")
     ids = tiny_prompts(loaded)[0]
-    before = torch.cat([piece for _, piece in pieces_of_side(side_of("prefill"), loaded, ids)])
+    before = whole_side(side_of("prefill").run_on(loaded), ids)
     kernels_of(loaded, side_of("prefill"), ids)
-    after = torch.cat([piece for _, piece in pieces_of_side(side_of("prefill"), loaded, ids)])
+    after = whole_side(side_of("prefill").run_on(loaded), ids)
     print("still here")
     assert capfd.readouterr().out == "still here\n"
     assert torch.equal(before, after)

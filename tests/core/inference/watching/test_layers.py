@@ -23,7 +23,7 @@ from core.inference.controls import reordering
 from core.inference.models.model import LoadedModel, loaded_from
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.modifiers import MODIFIERS
-from core.inference.paths.paths import Modifier, Setting
+from core.inference.paths.paths import Modifier, PromptBatch
 from core.inference.watching import layers as layer_capture
 from core.inference.watching.modules import watched_modules
 from core.runs.reader import RunReader
@@ -98,9 +98,9 @@ def plant(
     """A modifier `faulty`, with which the module of that name puts out something else."""
 
     @contextmanager
-    def modified(setting: Setting) -> Iterator[Setting]:
+    def modified(batch: PromptBatch) -> Iterator[PromptBatch]:
         with faulty(loaded.model.get_submodule(name), change):
-            yield setting
+            yield batch
 
     monkeypatch.setitem(MODIFIERS, "faulty", Modifier(modified))
 
@@ -334,15 +334,15 @@ def test_modules_are_compared_alike_beside_the_forwards_and_between_them(
 def test_long_prompts_do_not_wait_in_memory(tmp_path, monkeypatch):
     """What a trace holds between two forwards is a part of each module at most, whatever the length of the prompt."""
     loaded, held = model_of("llama"), []
-    see_logits = layer_capture.ModuleTrace.see_logits
+    see_logits = layer_capture.SpooledOutputs.see_logits
 
-    def noting(trace: layer_capture.ModuleTrace, position: int, logits: torch.Tensor) -> None:
+    def noting(trace: layer_capture.SpooledOutputs, position: int, logits: torch.Tensor) -> None:
         held.append(sum(waiting.space.nbytes for waiting in trace._waiting.values()))
         see_logits(trace, position, logits)
 
     for name in ("_PART_BYTES", "_LARGER_PART_BYTES"):
         monkeypatch.setattr(layer_capture, name, 2000)
-    monkeypatch.setattr(layer_capture.ModuleTrace, "see_logits", noting)
+    monkeypatch.setattr(layer_capture.SpooledOutputs, "see_logits", noting)
     prompts = [
         tuple(torch.randint(1, 300, (90,), generator=torch.Generator().manual_seed(n)).tolist()) for n in range(4)
     ]

@@ -1,0 +1,83 @@
+"""The distance of one side's logits from another's: one record for models, dumps and what is brought beside a dump."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Of two sides at the same positions, over the elements finite on both.
+
+    squares: sum of squared differences, float64 [positions]; elements: how many, int64 [positions]; mismatches:
+    elements where one side is NaN and the other not, or one or both are infinite and they differ, int64 [positions];
+    first_mismatch: token of the first of them and its value on both sides, None where there is none; neq: elements
+    whose values differ, is_bit_identical: every bit equal, both None where nobody asked.
+    """
+
+    squares: NDArray[np.float64]
+    elements: NDArray[np.int64]
+    mismatches: NDArray[np.int64]
+    first_mismatch: tuple[int, float, float] | None = None
+    neq: int | None = None
+    is_bit_identical: bool | None = None
+
+    @property
+    def nonfinite_mismatch(self) -> int:
+        """At all positions."""
+        return int(self.mismatches.sum())
+
+    @property
+    def mean_squares(self) -> NDArray[np.float64]:
+        """In logits^2; 0 where no element is finite on both sides. [positions]"""
+        return means(self.squares, self.elements)
+
+    @property
+    def rms_by_position(self) -> NDArray[np.float64]:
+        """In logits; NaN where no element is finite on both sides. [positions]"""
+        with np.errstate(invalid="ignore"):
+            return np.sqrt(self.squares / self.elements)
+
+    @property
+    def rms(self) -> float:
+        """Over all elements, in logits."""
+        return pooled_rms([self])
+
+    @property
+    def rms_of_positions(self) -> float:
+        """Over all positions, each as much as any other, in logits."""
+        return float(np.sqrt(self.mean_squares.mean()))
+
+
+def means(squares: NDArray[np.float64], elements: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Sums of so many elements as means; 0 of none."""
+    found: NDArray[np.float64] = squares / np.maximum(elements, 1)
+    return found
+
+
+def mean_squares(found: Sequence[Divergence]) -> NDArray[np.float64]:
+    """Mean square of each position of all prompts, 0 where nothing is finite on both sides. [positions]"""
+    return np.concatenate([one.mean_squares for one in found])
+
+
+def pooled_rms(divergences: Sequence[Divergence]) -> float:
+    """Root of the mean square over all elements of all of them, in logits; NaN if there is none."""
+    elements = sum(int(one.elements.sum()) for one in divergences)
+    return float(np.sqrt(sum(float(one.squares.sum()) for one in divergences) / elements)) if elements else float("nan")
+
+
+def joined(parts: Sequence[Divergence]) -> Divergence:
+    """Of all positions one after another; every part knows its `neq`, or none does."""
+    knows = all(part.neq is not None for part in parts)
+    return Divergence(
+        np.concatenate([part.squares for part in parts]),
+        np.concatenate([part.elements for part in parts]),
+        np.concatenate([part.mismatches for part in parts]),
+        next((part.first_mismatch for part in parts if part.first_mismatch is not None), None),
+        sum(part.neq or 0 for part in parts) if knows else None,
+        all(part.is_bit_identical for part in parts) if knows else None,
+    )
