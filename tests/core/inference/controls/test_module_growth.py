@@ -181,10 +181,7 @@ def test_a_model_without_blocks_misses_only_this(monkeypatch):
 
 @pytest.mark.parametrize(
     "case",
-    [
-        "one stale slot of an earlier request",
-        *thorough(["value cache of one head x 1.01", "one head's output x 1.01"]),
-    ],
+    ["one stale slot of an earlier request", *thorough(["value cache of one head x 1.01", "one head's output x 1.01"])],
 )
 def test_the_forwards_of_a_callable_are_followed_by_their_tokens_and_cache(case):
     loaded = tiny_model("llama")
@@ -280,11 +277,7 @@ def _in_parts(model, ids, watch, fault=1.0, at=1):
 
 @pytest.mark.parametrize(
     ("dtype", "side"),
-    [
-        ("bfloat16", "variant"),
-        ("float32", "reference"),
-        *thorough([("float32", "variant"), ("bfloat16", "reference")]),
-    ],
+    [("bfloat16", "variant"), ("float32", "reference"), *thorough([("float32", "variant"), ("bfloat16", "reference")])],
 )
 def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, side):
     loaded = tiny_model("llama", dtype)

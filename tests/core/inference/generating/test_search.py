@@ -39,7 +39,11 @@ def searched(request, llama: LoadedModel, shipped_model: Path) -> Searched:  # t
     in long prompts.
     """
     if request.param == "shipped":
-        loaded, prompts, variant = load_model(str(shipped_model), dtype="bfloat16", device="cpu"), MADE + TEXTS, "decode"
+        loaded, prompts, variant = (
+            load_model(str(shipped_model), dtype="bfloat16", device="cpu"),
+            MADE + TEXTS,
+            "decode",
+        )
     else:
         loaded, variant = llama, "decode+dtype:bfloat16"
         prompts = [text[start : start + 60] for text in TEXTS for start in (0, 60, 120, 180)]

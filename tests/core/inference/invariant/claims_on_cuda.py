@@ -479,8 +479,7 @@ def _one_layer(folders: dict[str, Path], dtype: str) -> LoadedModel:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "paths", "count"),
-    [("float32", FEW[:1], 2), *thorough([("bfloat16", FEW[:1], 4), ("float32", FEW, 4)])],
+    ("dtype", "paths", "count"), [("float32", FEW[:1], 2), *thorough([("bfloat16", FEW[:1], 4), ("float32", FEW, 4)])]
 )
 def test_paths_of_a_model_give_the_bits_of_prefill(
     dtype: str, paths: list[str], count: int, model_folders: dict[str, Path]

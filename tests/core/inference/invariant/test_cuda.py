@@ -178,9 +178,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "capability"), [("bf16", 80), *thorough([("bf16", 90), ("fp32", 80)])]
-)
+@pytest.mark.parametrize(("dtype", "capability"), [("bf16", 80), *thorough([("bf16", 90), ("fp32", 80)])])
 def test_compiled_kernels_keep_their_order(triton: Any, cache: None, dtype: str, capability: int) -> None:
     from core.inference.invariant.cuda import kernels, launch
 
