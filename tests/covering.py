@@ -4,10 +4,11 @@ rest.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 
 def covering(first: Sequence[Any], second: Sequence[Any], *, whole: Container[Any] = ()) -> list[Any]:
@@ -28,3 +29,20 @@ def covering(first: Sequence[Any], second: Sequence[Any], *, whole: Container[An
 def _is_diagonal(i: int, rows: int, j: int, columns: int) -> bool:
     """As many cells as the longer side has, at least one in each row and each column."""
     return j % rows == i if columns >= rows else i % columns == j
+
+
+def thorough(cases: Iterable[Any]) -> list[Any]:
+    """Cases that are left to `make thorough`; a tuple is a case of several parameters."""
+    return [
+        pytest.param(
+            *(case.values if isinstance(case, ParameterSet) else case if isinstance(case, tuple) else (case,)),
+            id=case.id if isinstance(case, ParameterSet) else None,
+            marks=pytest.mark.thorough,
+        )
+        for case in cases
+    ]
+
+
+def few(cases: Iterable[Any], *quick: Any) -> list[Any]:
+    """The cases, of which all but those of `quick` are left to `make thorough`."""
+    return [case if case in quick else thorough([case])[0] for case in cases]

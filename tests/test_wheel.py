@@ -26,6 +26,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import core
+from tests.covering import thorough
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = [pytest.mark.slow]  # builds a wheel and starts Python a dozen times, which compiles its kernels anew
@@ -152,17 +153,27 @@ def test_without_extras_the_command_compares_stores_and_reads_dumps(installed, d
 
     assert installed.run(dumps, "python", "-c", "import torch").returncode == 1
     assert "gate failed: flips" in ulpscope("compare", "golden.npz", "today.npz", "--fail-on", "flips", code=1).stderr
-    ulpscope("compare", "golden.npz", "golden.npz", "--fail-on", "flips,bits")
     run_id = json.loads(ulpscope("ingest", "golden.npz", "today.npz", "--json").stdout)["run_id"]
     listed = json.loads(ulpscope("list", "--json").stdout)
     assert [run["run_id"] for run in listed] == [run_id]  # and no sample runs, which a clone has
-    assert f"`ulpscope verdict {run_id} --floor" in ulpscope("verdict", run_id, "--json").stdout
+
+
+@pytest.mark.thorough
+def test_without_extras_runs_are_judged_exported_and_read_by_processes_of_their_own(installed, dumps):
+    def ulpscope(*arguments: object) -> str:
+        done = installed.run(dumps, "ulpscope", *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    ulpscope("compare", "golden.npz", "golden.npz", "--fail-on", "flips,bits")
+    run_id = json.loads(ulpscope("ingest", "golden.npz", "today.npz", "--json"))["run_id"]
+    assert f"`ulpscope verdict {run_id} --floor" in ulpscope("verdict", run_id, "--json")
     ulpscope("export", run_id, "back.npz")
     with np.load(dumps / "back.npz") as back, np.load(dumps / "golden.npz") as golden:
         assert back["golden"].tobytes() == golden["golden"].tobytes()
     file = dumps / "runs" / f"{run_id}.duckdb"
-    assert json.loads(ulpscope("inspect", file, "--json").stdout)["kind"] == "run"  # by a process of its own
-    assert json.loads(ulpscope("adopt", file, "--json").stdout)["run_id"] != run_id  # so, too
+    assert json.loads(ulpscope("inspect", file, "--json"))["kind"] == "run"  # by a process of its own
+    assert json.loads(ulpscope("adopt", file, "--json"))["run_id"] != run_id  # so, too
 
 
 @pytest.mark.parametrize(
@@ -170,7 +181,7 @@ def test_without_extras_the_command_compares_stores_and_reads_dumps(installed, d
     [
         (["capture", "--model", "m", "--prompt", "x", "--variant", "decode"], "pip install '.[capture]'"),
         (["serve"], "the dashboard is part of a clone"),
-        (["adopt", "golden.npz"], "`ulpscope ingest` takes dumps"),
+        *thorough([(["adopt", "golden.npz"], "`ulpscope ingest` takes dumps")]),
     ],
 )
 def test_what_an_installed_package_cannot_do_gets_one_sentence(installed, dumps, arguments, sentence):
@@ -190,6 +201,7 @@ def test_help_and_dead_ends_call_the_command_by_the_name_it_is_installed_under(i
     assert not [text for text in told if "core" in text]
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_capture_of_the_installed_command_can_be_repeated_by_what_it_stores(installed, tmp_path):
     model = ["--model", ROOT / "sample_runs" / "model", "--prompt", "def f(x):", "--variant", "decode"]
@@ -244,6 +256,7 @@ def test_plain(judge):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_test_that_judges_passes_or_fails_with_the_evidence(installed, tmp_path):
     printed, outcomes = of_pytest(installed, tmp_path, JUDGING, extra=True)

@@ -54,6 +54,7 @@ def test_a_capture_tells_its_progress_leaves_a_run_and_takes_its_dropped_file_wi
     assert not path.exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_cancelled_capture_stops_and_leaves_nothing(jobs, tmp_path):
     arguments = ["capture", "--model", "sample_runs/model", "--prompt-file", "sample_runs/prompts/scheduler.txt"]
@@ -274,7 +275,7 @@ from pathlib import Path
 from app.shell.jobs import Jobs
 from tests.waiting import until
 jobs = Jobs(Path(sys.argv[1]))
-prompt = ["--prompt-file", "sample_runs/prompts/scheduler.txt", "--reference", "decode", "--variant", "decode+batch:16"]
+prompt = ["--prompt-file", "sample_runs/prompts/scheduler.txt", "--variant", "decode+batch:16"]
 jobs.submit(["capture", "--model", "sample_runs/model", *prompt], title="long", device="cpu")
 until(lambda: jobs.all()[0].rows_done)
 os._exit(0)  # as by a signal: nothing is tidied up

@@ -29,7 +29,7 @@ DUMPS = corpus(".npz", ".npy", ".safetensors")
 ARCHIVES = corpus(".npz")
 RUNS = corpus(".duckdb")
 LONG = int(os.environ.get("ULPSCOPE_FUZZ", "1500"))
-EFFORTS = [pytest.param(24, id="short"), pytest.param(LONG, id="long", marks=pytest.mark.thorough)]
+EFFORTS = [pytest.param(8, id="short"), pytest.param(LONG, id="long", marks=pytest.mark.thorough)]
 
 
 @pytest.fixture(scope="module")

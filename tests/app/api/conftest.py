@@ -23,7 +23,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def _run_here(self: Jobs, number: int) -> None:
+def run_here(self: Jobs, number: int) -> None:
     """A job that takes in a file, in this process: starting one of its own takes two seconds."""
     kind, *rest = self._jobs[number].arguments
     options = dict(part[2:].split("=", 1) for part in rest if part.startswith("--"))
@@ -53,7 +53,7 @@ def _run_here(self: Jobs, number: int) -> None:
 @pytest.fixture
 def client(real_client: TestClient, monkeypatch: pytest.MonkeyPatch) -> TestClient:
     """Ingests run in this process."""
-    monkeypatch.setattr(Jobs, "_run", _run_here)
+    monkeypatch.setattr(Jobs, "_run", run_here)
     return real_client
 
 

@@ -10,6 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import main
 from tests.app.opening import followed
+from tests.covering import covering, thorough
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = dict(main.PAGES)
@@ -38,8 +39,7 @@ def plain(app: AppTest) -> str:
     return said(app).replace("\\", "")
 
 
-@pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize("run", SAMPLES)
+@pytest.mark.parametrize(("run", "page"), covering(SAMPLES, list(PAGES), whole=("where-it-starts",)))
 def test_every_page_draws_every_sample_run(page, run):
     app = opened(page, run=run)
     assert not app.exception
@@ -91,7 +91,8 @@ def test_a_bit_identical_pair_is_said_to_be_one(tmp_path, own_store):
 
 
 @pytest.mark.parametrize(
-    "case", ["nonfinite_fp32", "six_repeats_bf16", "one_ulp_bf16_void", "flips_fp16", "bf16_upcast_to_fp32"]
+    "case",
+    ["nonfinite_fp32", "six_repeats_bf16", *thorough(["one_ulp_bf16_void", "flips_fp16", "bf16_upcast_to_fp32"])],
 )
 def test_every_page_draws_a_dump_of_every_form(case, own_store):
     from core.judging.ingest import ingest

@@ -15,6 +15,7 @@ from streamlit.testing.v1 import AppTest
 
 from app.hosting.identity import Identity
 from app.shell import store_cache
+from app.shell.jobs import Jobs
 from app.upload import inspections as looking
 from app.upload import panel
 from app.upload.inspections import Looks
@@ -24,6 +25,7 @@ from app.uploads.spool import FOLDER, Spool, owner_of
 from core.configuration import Limits
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.app.api.conftest import run_here
 from tests.app.opening import opened, said
 from tests.waiting import until
 
@@ -113,6 +115,7 @@ def test_what_looks_like_chosen_tokens_is_refused_until_the_user_says_that_it_is
     app = page(monkeypatch, upload)
     assert "of 90 sequences of 32 tokens" in app.error[0].value
     assert not [button for button in app.button if str(button.key).startswith("save_")]
+    monkeypatch.setattr(Jobs, "_run", run_here)
     app.selectbox(key=f"upload_holds_{upload.upload_id}").select("logits").run()
     assert "**90 positions x 32 tokens**" in said(app)
     app.button(key=f"save_{upload.upload_id}").click().run()
@@ -145,11 +148,12 @@ def test_files_of_one_array_make_a_pair_one_alone_waits_and_of_three_two_are_cho
 
 
 def test_several_files_are_several_runs_and_a_bad_one_hinders_none(monkeypatch, store, tmp_path):
+    monkeypatch.setattr(Jobs, "_run", run_here)
     (tmp_path / "odd.npz").write_bytes(b"no dump at all")
     uploads = [
         put(store, DUMPS / "six_calls.npz"),
         put(store, tmp_path / "odd.npz"),
-        put(store, DUMPS / "fresh_and_cached_upcast.npz"),
+        put(store, ROOT / "tests" / "cases" / "bf16_upcast_to_fp32.npz"),
     ]
     app = page(monkeypatch, *uploads)
     assert len(app.error) == 1
@@ -207,6 +211,7 @@ def test_an_upload_is_saved_once_at_a_time_and_not_removed_meanwhile(store):
 
 
 def test_a_run_file_says_what_it_is_is_checked_and_becomes_a_run(monkeypatch, store, tmp_path):
+    monkeypatch.setattr(Jobs, "_run", run_here)
     upload = put(store, shutil.copy(ROOT / "sample_runs" / "injected-bug.duckdb", tmp_path / "theirs.duckdb"))
     app = page(monkeypatch, upload)
     until(lambda: "Understood as a run file" in [each.value for each in app.run().subheader])

@@ -15,6 +15,7 @@ import pytest
 
 from core.runs.store.store import Store
 from tests.core.conftest import environment
+from tests.covering import thorough
 
 ROOT = Path(__file__).resolve().parents[3]
 CASES = ROOT / "tests" / "cases"
@@ -31,10 +32,14 @@ def in_a_process(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess
 @pytest.mark.parametrize(
     ("arguments", "code", "stream", "text"),
     [
-        (["compare", "tests/cases/flips_fp16.npz", "--json"], 0, "stdout", '"flips"'),
         (["compare", "tests/cases/flips_fp16.npz", "--fail-on", "bits"], 1, "stderr", "gate failed"),
-        (["compare", "nowhere.npz"], 2, "stderr", "error: nowhere.npz"),
         (["--help"], 0, "stdout", "rounding, or a bug"),
+        *thorough(
+            [
+                (["compare", "tests/cases/flips_fp16.npz", "--json"], 0, "stdout", '"flips"'),
+                (["compare", "nowhere.npz"], 2, "stderr", "error: nowhere.npz"),
+            ]
+        ),
     ],
 )
 def test_a_shell_sees_the_exit_code_and_the_right_stream(tmp_path, arguments, code, stream, text):
@@ -168,17 +173,14 @@ def test_everything_but_capture_starts_without_torch():
 
 
 @pytest.mark.model
-def test_the_same_capture_gives_the_same_bits_and_really_diverges(cli):
-    """The README's example, twice: equal digests; bfloat16 logits of the cached path differ from the fresh ones."""
-    command = [
-        "capture",
-        "--model",
-        "sample_runs/model",
-        "--prompt-file",
-        "sample_runs/prompts/shapes.txt",
-        "--variant",
-        "decode",
-    ]
+@pytest.mark.parametrize("characters", [300, *thorough([None])])
+def test_the_same_capture_gives_the_same_bits_and_really_diverges(cli, tmp_path, characters):
+    """The README's example or the beginning of its prompt, twice: equal digests; bfloat16 logits of the cached path
+    differ from the fresh ones.
+    """
+    prompt = tmp_path / "shapes.txt"
+    prompt.write_text((ROOT / "sample_runs" / "prompts" / "shapes.txt").read_text()[:characters])
+    command = ["capture", "--model", "sample_runs/model", "--prompt-file", str(prompt), "--variant", "decode"]
     command += ["--variant", "prefill+batch:8", "--dtype", "bfloat16", "--json"]
     digests = []
     for _ in range(2):
@@ -214,47 +216,30 @@ def test_report_a_the_first_call_differs_from_later_ones_with_reuse_and_not_with
 
 
 @pytest.mark.model
-def test_a_sweep_shows_which_batch_sizes_form_a_class(cli):
-    command = [
-        "capture",
-        "--model",
-        "sample_runs/model",
-        "--prompt",
-        FOX,
-        "--reference",
-        "decode",
-        "--dtype",
-        "float32",
-        "--json",
-    ]
-    run_id = json.loads(cli(*command, "--sweep", "batch=1,2,4,8").stdout)["run_id"]
+@pytest.mark.parametrize(("prompt", "sizes"), [(FOX[:90], (1, 8)), *thorough([(FOX, (1, 2, 4, 8))])])
+def test_a_sweep_shows_which_batch_sizes_form_a_class(cli, prompt, sizes):
+    command = ["capture", "--model", "sample_runs/model", "--prompt", prompt, "--reference", "decode"]
+    command += ["--dtype", "float32", "--json", "--sweep", f"batch={','.join(map(str, sizes))}"]
+    run_id = json.loads(cli(*command).stdout)["run_id"]
     report = json.loads(cli("show", run_id, "--json").stdout)
     assert ["decode", "decode+batch:1"] in report["classes"]
     assert len(report["classes"]) >= 2
     assert sorted(name for group in report["classes"] for name in group) == [
         "decode",
-        *(f"decode+batch:{n}" for n in (1, 2, 4, 8)),
+        *(f"decode+batch:{n}" for n in sizes),
     ]
 
 
 @pytest.mark.model
 def test_an_interrupted_capture_leaves_nothing_behind(tmp_path):
     command = [sys.executable, "-m", "core", "capture", "--model", "sample_runs/model", "--dtype", "float32"]
-    command += [
-        "--prompt-file",
-        "sample_runs/prompts/scheduler.txt",
-        "--reference",
-        "decode",
-        "--variant",
-        "decode+batch:16",
-        "--progress",
-        "json",
-    ]
+    command += ["--prompt-file", "sample_runs/prompts/scheduler.txt", "--variant", "decode+batch:16"]
+    command += ["--progress", "json"]
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, **environment(tmp_path)}, stdout=pipe, stderr=pipe, text=True
     )
-    assert any(json.loads(line).get("rows_done") for line in process.stdout)  # in the middle of a side
+    assert any(json.loads(line).get("rows_done") for line in process.stdout)  # in the middle of a run
     assert list(tmp_path.glob("runs/.partial*"))
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=300)

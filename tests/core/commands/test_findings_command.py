@@ -9,6 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from core.inference.capture import throughput
+from core.inference.capture.throughput import by_turns
+from core.inference.controls import remedies as remedies_control
 from core.runs.reader import RunReader
 from core.runs.store.store import open_store
 from core.runs.tables.remedies import advice
@@ -57,7 +60,10 @@ def test_a_run_without_them_is_one_sentence_that_says_how_to_have_them(cli, comm
 
 
 @pytest.mark.model
-def test_a_capture_keeps_both_where_it_is_asked_to(cli):
+def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
+    """With one turn of the clock, which is asked only what remedies cost."""
+    for module in (remedies_control, throughput):
+        monkeypatch.setattr(module, "by_turns", lambda *given, **named: by_turns(*given, **{**named, "turns": 1}))
     asked = ("--model", "sample_runs/model", "--prompt", "def walk(self):", "--variant", "decode", "--json")
     done = cli("capture", *asked, "--kernels", "--remedies")
     assert done.returncode == 0, done.stderr

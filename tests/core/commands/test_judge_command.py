@@ -12,10 +12,7 @@ from core.runs.reader import RunReader
 from core.runs.store.store import open_store
 
 MODEL = ("--model", "sample_runs/model")
-PROMPT = (
-    "--prompt",
-    "def walk(self, path):\n    for step in path:\n        if step is None:\n            raise ValueError(path)\n",
-)
+PROMPT = ("--prompt", "def walk(self, path):\n    for step in path:\n        if step is None:\n")
 
 
 def _scaled(batch, emit):

@@ -118,22 +118,29 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+class _Folders(dict[str, Path]):
+    """One saved model of each architecture, made when it is first asked for: name -> folder."""
+
+    def __init__(self, make: Callable[[str], Path]) -> None:
+        self._make = make
+        self._bpe = ByteLevelBPETokenizer()
+        self._bpe.train_from_iterator([TEXT] * 3, vocab_size=300, special_tokens=["<|start|>"], show_progress=False)
+
+    def __missing__(self, name: str) -> Path:
+        folder = self[name] = self._make(name)
+        with quiet(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).save_pretrained(folder)
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=self._bpe._tokenizer, bos_token="<|start|>", eos_token="<|start|>"
+        )
+        tokenizer.save_pretrained(folder)
+        return folder
+
+
 @pytest.fixture(scope="session")
 def model_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One saved model of each architecture: name -> folder."""
-    bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator([TEXT] * 3, vocab_size=300, special_tokens=["<|start|>"], show_progress=False)
-    folders = {}
-    for name, config in CONFIGS.items():
-        folders[name] = tmp_path_factory.mktemp(name)
-        torch.manual_seed(7)
-        with quiet():
-            AutoModelForCausalLM.from_config(config(), dtype=torch.float32).save_pretrained(folders[name])
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=bpe._tokenizer, bos_token="<|start|>", eos_token="<|start|>"
-        )
-        tokenizer.save_pretrained(folders[name])
-    return folders
+    return _Folders(tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="session")

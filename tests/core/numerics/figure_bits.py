@@ -1,8 +1,8 @@
 """Prints a digest of the bits of every figure of some pairs, as JSON; run by itself, with whatever processor numba is
 told to compile for.
 
-Arguments: `threads,rows` of the kernel and of a chunk, as often as one likes, or 'spoilt' for sums whose order is left
-to the compiler.
+Arguments: widths in bits, separated by a space, and `threads,rows` of the kernel and of a chunk, as often as one likes;
+or 'spoilt' for sums whose order is left to the compiler.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ def figures(rows: int, formats: Sequence[FloatFormat]) -> dict[str, str]:
     for path in CASES:
         digest = Digest()
         with open_dump([path]) as dump:
+            if format_named(dump.compute_dtype).bits not in {fmt.bits for fmt in formats}:
+                continue
             sides = [np.concatenate(parts) for parts in zip(*(sides for _, sides in dump.chunks()), strict=True)]
             for variant in sides[1:]:
                 add_pair(digest, sides[0], variant, format_named(dump.compute_dtype), rows)
@@ -110,12 +112,11 @@ def main() -> None:
         print(json.dumps([{"spoilt": float(any_order(np.random.default_rng(0).standard_normal(10_000))).hex()}]))
         return
     found = []
-    for threads, rows in (map(int, argument.split(",")) for argument in sys.argv[1:]):
+    formats = [fmt for fmt in ALL_FORMATS if str(fmt.bits) in sys.argv[1].split()]
+    for threads, rows in (map(int, argument.split(",")) for argument in sys.argv[2:]):
         pool = ThreadPoolExecutor(threads)
         divergence._threads = lambda pool=pool: pool  # type: ignore[assignment]
-        found.append(
-            figures(rows, [fmt for fmt in ALL_FORMATS if fmt.bits > 8])
-        )  # three widths take half as long again to compile
+        found.append(figures(rows, formats))
     print(json.dumps(found))
 
 

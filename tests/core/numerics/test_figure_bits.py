@@ -13,6 +13,7 @@ import pytest
 
 from tests.core.numerics.figure_bits import figures
 from tests.core.numerics.rows import ALL_FORMATS
+from tests.covering import thorough
 
 ROOT = Path(__file__).parents[3]
 
@@ -55,11 +56,14 @@ def test_every_figure_has_the_bits_that_were_recorded_on_another_machine():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processor", PROCESSORS)
-def test_every_figure_has_the_same_bits_whatever_the_processor_has(processor):
+@pytest.mark.parametrize(
+    ("processor", "widths"), [("x86-64", "16"), *thorough((processor, "16 32") for processor in PROCESSORS)]
+)
+def test_every_figure_has_the_same_bits_whatever_the_processor_has(processor, widths):
+    """Each width is compiled anew for each processor."""
     if processor not in runnable():
         pytest.skip(f"this machine cannot run code for {processor}")
-    of_threads = found_on(processor, "1,3", "2,100")
+    of_threads = found_on(processor, widths, "1,3", "2,100")
     assert len(of_threads) == 2
     for found in of_threads:
         assert found == {name: RECORDED[name] for name in found}

@@ -24,6 +24,7 @@ from core.runs.tables.remedies import RemedyRow
 from core.runs.tables.schema import TABLES
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
+from tests.covering import few
 
 NOTE = "decode+batch:3 failed (out of memory)."
 
@@ -117,7 +118,7 @@ FILLED_BEFORE = [
 ]
 
 
-@pytest.mark.parametrize("forgotten", FILLED_BEFORE)
+@pytest.mark.parametrize("forgotten", few(FILLED_BEFORE, "layer", "evidence", "kv", "logits"))
 def test_a_table_that_was_forgotten_would_be_seen(tmp_path, monkeypatch, forgotten):
     def forgetful(database: Database, first: int) -> None:
         with monkeypatch.context() as planted:

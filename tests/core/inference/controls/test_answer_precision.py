@@ -22,6 +22,7 @@ from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.runs.file.records import FLOAT32, MISSING, MODULES, ONE_ORDER, OWN_DTYPE, SYMMETRY
 from tests.core.inference.controls.test_judge_model import rows
+from tests.covering import few, thorough
 
 SENTENCE = "the engine computes in bfloat16 whatever it is asked"
 
@@ -131,7 +132,7 @@ def always_in_float32(weights: Any, compute: Engine) -> Engine:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", few(["bfloat16", "float16"], "bfloat16"))
 def test_no_engine_that_answers_in_float32_is_taken_for_one_of_16_bits(dtype: str) -> None:
     """Whatever is wrong with it; engines that compute in float32 from the first are among them, whose two answers are
     the same.
@@ -185,8 +186,11 @@ def short(loaded: LoadedModel) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("compute", [decode, head_in_float32], ids=lambda engine: engine.__name__)
-@pytest.mark.parametrize("is_reference", [False, True], ids=["variant", "reference"])
+@pytest.mark.parametrize(
+    ("compute", "is_reference"),
+    [(decode, False), (head_in_float32, True), *thorough([(decode, True), (head_in_float32, False)])],
+    ids=lambda each: getattr(each, "__name__", {True: "reference", False: "variant"}.get(each)),
+)
 def test_a_correct_engine_of_bfloat16_is_no_suspect(
     compute: Engine, is_reference: bool, narrow: LoadedModel, held: Any
 ) -> None:

@@ -23,6 +23,7 @@ from core.inference.paths.engines import side_of
 from core.judging.ladder import BLOCKS
 from core.judging.sixteen_bits import sixteen_test
 from core.runs.file.records import FAILED, MISSING, OWN_DTYPE, PASSED
+from tests.covering import few
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,13 @@ def test_sums_are_those_of_all_logits_however_few_prompts_are_held_at_once(narro
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", ["one layer's cache not updated for one token", "one future key visible to one query"])
+@pytest.mark.parametrize(
+    "name",
+    few(
+        ["one layer's cache not updated for one token", "one future key visible to one query"],
+        "one future key visible to one query",
+    ),
+)
 def test_a_fault_of_an_engine_of_16_bits_is_a_bug_at_its_position(name: str, narrow: LoadedModel, held: Any) -> None:
     """Float32 has nothing to say of it; before, the pair's ratio of 3 stood alone and passed."""
     verdict = judge_pair(narrow, tiny_prompts(narrow), "prefill", lambda _, ids: bug(name)(held, ids)).verdict
@@ -178,7 +185,7 @@ def stale(model: Any, ids: torch.Tensor, share: float) -> torch.Tensor:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("share", [0.004, 0.015, 0.04])
+@pytest.mark.parametrize("share", few([0.004, 0.015, 0.04], 0.015))
 def test_a_stale_slot_as_large_as_the_floor_is_seen_at_its_position_or_below_the_stated_limit(
     share: float, narrow: LoadedModel, held: Any
 ) -> None:
@@ -253,6 +260,7 @@ def test_an_engine_of_another_16_bit_dtype_is_not_measured_by_this_ones_rounding
 # The trial.
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_the_trial_accuses_no_other_way_and_no_draw_and_sees_what_its_table_says() -> None:
     """One model with 4 prompts; `python -m benchmarks.verdicts.sixteen` runs them all."""

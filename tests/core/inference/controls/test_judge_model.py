@@ -41,6 +41,7 @@ from core.runs.file.records import (
 )
 from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import logits_of
+from tests.covering import few
 
 PROMPT = tuple(range(5, 29))
 
@@ -69,7 +70,13 @@ def experts() -> LoadedModel:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("prompt", [list(PROMPT), torch.tensor(PROMPT)], ids=["a list", "a tensor"])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        pytest.param(list(PROMPT), id="a list", marks=pytest.mark.thorough),
+        pytest.param(torch.tensor(PROMPT), id="a tensor"),
+    ],
+)
 def test_a_bare_model_and_a_callable_are_enough(prompt: Any, small: LoadedModel) -> None:
     """Of the API in DESIGN section 6."""
     seen = []
@@ -384,7 +391,7 @@ def test_no_room_for_float64_costs_only_the_symmetry(small: LoadedModel, monkeyp
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", few([RuntimeError, KeyboardInterrupt], KeyboardInterrupt))
 def test_the_model_is_as_it_was_however_the_judgement_ends(error: type[BaseException], narrow: LoadedModel) -> None:
     before = state(narrow)
 
@@ -489,7 +496,10 @@ def _other_row(verdict: Verdict) -> Evidence:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("variant", ["decode+batch:8", "prefill+batch:3+row:1", "prefill+batch:2+pad:left:3"])
+@pytest.mark.parametrize(
+    "variant",
+    few(["decode+batch:8", "prefill+batch:3+row:1", "prefill+batch:2+pad:left:3"], "prefill+batch:2+pad:left:3"),
+)
 def test_the_prompt_in_another_row_is_rounding(variant: str, small: LoadedModel) -> None:
     verdict = judge_pair(small, [PROMPT], "prefill", variant).verdict
     assert verdict.name in ("rounding", "identical")

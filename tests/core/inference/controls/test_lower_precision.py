@@ -119,7 +119,7 @@ def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precis
     def faulty(_, ids):  # type: ignore[no-untyped-def]
         return wrong(own, ids)
 
-    prompts = [ids[:24] for ids in tiny_prompts(narrow)]
+    prompts = [tiny_prompts(narrow)[0][:24]]
     verdict = judge_pair(narrow, prompts, "prefill", served).verdict
     assert (verdict.name, verdict.first_place) == (LOWER_PRECISION, None), verdict.table()
     assert "are not seen in bfloat16" in verdict.because

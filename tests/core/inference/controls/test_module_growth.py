@@ -4,6 +4,7 @@ changes no bit.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from core.inference.paths.engines import side_of
 from core.inference.paths.paths import open_path, parse_path
 from core.inference.watching.modules import traced_modules
 from core.runs.file.records import MISSING, MODULES, PASSED, Evidence
-from tests.covering import covering
+from tests.covering import few, thorough
 
 pytestmark = pytest.mark.model
 BLOCKS = {
@@ -42,7 +43,7 @@ BLOCKS = {
 }
 
 
-@pytest.fixture(scope="module", params=list(BLOCKS))
+@pytest.fixture(scope="module", params=few(BLOCKS, "gpt2"))
 def loaded(request: pytest.FixtureRequest) -> LoadedModel:
     return tiny_model(request.param)
 
@@ -66,7 +67,9 @@ def _judged(loaded: LoadedModel, variant: str) -> Evidence:
     return _rows(list(judge_pair(loaded, tiny_prompts(loaded), "prefill", variant).verdict.evidence))
 
 
-@pytest.mark.parametrize(("loaded", "layer"), covering(list(BLOCKS), [0, 1, 2]), indirect=["loaded"])
+@pytest.mark.parametrize(
+    ("loaded", "layer"), few(itertools.product(BLOCKS, range(3)), ("gpt2", 1), ("llama", 0)), indirect=["loaded"]
+)
 def test_a_fault_in_the_cache_of_a_layer_enters_at_that_layers_attention(layer, loaded, monkeypatch):
     monkeypatch.setitem(BASES, "faulty", replace(BASES["decode"], compute=_scaled_cache(layer)))
     row = _judged(loaded, "faulty")
@@ -82,7 +85,11 @@ def test_a_fault_in_the_cache_of_a_layer_enters_at_that_layers_attention(layer, 
 
 @pytest.mark.parametrize(
     ("loaded", "variant"),
-    covering(list(BLOCKS), ["decode", "chunked:7", "prefill+batch:3+row:1", "prefill+pad:left:3", "reuse:9"]),
+    few(
+        itertools.product(BLOCKS, ["decode", "chunked:7", "prefill+batch:3+row:1", "prefill+pad:left:3", "reuse:9"]),
+        ("gpt2", "chunked:7"),
+        ("llama", "decode"),
+    ),
     indirect=["loaded"],
 )
 def test_rounding_enters_nowhere(variant, loaded):
@@ -175,7 +182,8 @@ def test_a_model_without_blocks_misses_only_this(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "case", ["value cache of one head x 1.01", "one head's output x 1.01", "one stale slot of an earlier request"]
+    "case",
+    ["one stale slot of an earlier request", *thorough(["value cache of one head x 1.01", "one head's output x 1.01"])],
 )
 def test_the_forwards_of_a_callable_are_followed_by_their_tokens_and_cache(case):
     loaded = tiny_model("llama")
@@ -269,8 +277,10 @@ def _in_parts(model, ids, watch, fault=1.0, at=1):
     return model.lm_head(body.norm(hidden))[0]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("side", ["reference", "variant"])
+@pytest.mark.parametrize(
+    ("dtype", "side"),
+    [("bfloat16", "variant"), ("float32", "reference"), *thorough([("float32", "variant"), ("bfloat16", "reference")])],
+)
 def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, side):
     loaded = tiny_model("llama", dtype)
     engine = partial(_in_parts, fault=1.01)

@@ -27,7 +27,7 @@ from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.conftest import CONFIGS
 from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import exact_logits, float32_bound, logits_of, tokens
-from tests.covering import covering
+from tests.covering import covering, few
 
 # Linear maps by hand: those of the two layers and the head. Experts held in one parameter are one map.
 MAPS = {
@@ -170,7 +170,7 @@ def test_each_seed_has_bits_of_its_own_and_always_the_same(name: str, model_of: 
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "mamba"])
+@pytest.mark.parametrize("name", few(["llama", "gpt2", "mixtral", "mamba"], "llama", "mixtral"))
 def test_so_it_is_in_bfloat16_where_sums_are_long_enough(name: str) -> None:
     """Sums of 48 products in float32 round to the same bfloat16 nearly always: these are 8 to 32 times as long."""
     config = CONFIGS[name]()
@@ -299,7 +299,7 @@ REORDERED_PATHS = ["decode", "chunked:7", "reuse:9", "static", "prefill+batch:3+
     ("name", "path", "keep_bytes"),
     [
         pytest.param(*pair.values, kept, marks=pair.marks or (() if (n + k) % 3 == 0 else pytest.mark.thorough))
-        for n, pair in enumerate(covering(REORDERED, REORDERED_PATHS, whole=("llama",)))
+        for n, pair in enumerate(covering(REORDERED, REORDERED_PATHS))
         for k, kept in enumerate((0, 30_000, 1 << 30))
     ],
 )
@@ -598,7 +598,7 @@ def test_a_model_that_cannot_be_reordered_is_refused_before_it_runs(change, sent
         pass
 
 
-@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("warm", few([False, True], True))
 def test_calling_the_model_through_compile_is_refused(warm: bool, llama: LoadedModel) -> None:
     """Under a dispatch mode dynamo would run the plain model instead, and say nothing."""
     ids = torch.tensor([tokens(llama)])

@@ -34,6 +34,7 @@ from benchmarks.verdicts.trial import (
 from benchmarks.verdicts.variations import VARIATIONS
 from core.inference.models.float64 import in_float64
 from core.runs.file.records import NEIGHBOURS, SAMPLER
+from tests.covering import few, thorough
 
 QUICK = ("gpt2", "mixtral-ties")
 SHIPPED_MODEL = Path(__file__).parents[4] / "sample_runs" / "model" / "config.json"
@@ -60,12 +61,22 @@ def _wrong(trials: list[Trial]) -> list[str]:
     ]
 
 
+NAMED = (
+    "sampler ignores temperature 0",
+    "sums in another order at every call",
+    "prefill",
+    "a neighbour's row leaks through a shared buffer",
+)
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("name", "prompts"), [("gpt2", 1), *(pytest.param(each, None, marks=pytest.mark.thorough) for each in QUICK)]
+    ("name", "prompts", "step"), [("gpt2", 1, 5), *thorough([("gpt2", 1, 1), *((each, None, 1) for each in QUICK)])]
 )
-def test_every_bug_is_called_one_and_nothing_else_is(name: str, prompts: int | None) -> None:
-    trials = run_trial([name], most_prompts=prompts)
+def test_every_bug_is_called_one_and_nothing_else_is(name: str, prompts: int | None, step: int) -> None:
+    """Or every so many of the cases, and those that are named below."""
+    wanted = {case.name for case in cases_of(tiny_model(name))[::step]} | set(NAMED)
+    trials = run_trial([name], most_prompts=prompts, wanted=lambda case: case.name in wanted)
     assert _wrong(trials) == []
     refused = [trial.case for trial in trials if trial.verdict is None]
     assert refused == (["prefill+sdpa:math"] if name == "gemma2" else [])  # it has eager attention only
@@ -104,7 +115,7 @@ def test_a_bug_is_caught_and_a_precision_named_in_bfloat16_too(case) -> None:  #
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", few(CONFIGS, "gpt2", "llama"))
 def test_mutations_that_change_the_function_do_change_it_in_float64(name: str) -> None:
     """By a plain comparison that knows nothing of floors: the trial must not count a mutation that mutates nothing."""
     loaded = tiny_model(name)
@@ -120,16 +131,16 @@ def test_mutations_that_change_the_function_do_change_it_in_float64(name: str) -
 
 
 @pytest.mark.model
-def test_a_mutation_leaves_the_model_as_it_was() -> None:
-    for name in CONFIGS:
-        loaded = tiny_model(name)
-        ids = torch.tensor(tiny_prompts(loaded)[0])
-        with torch.inference_mode():
-            before = prefill(loaded.model, ids)
-            for case in (*MUTATIONS, *VARIATIONS):
-                if case.engine is not None and case.applies(loaded):
-                    case.engine(loaded.model, ids)
-                    assert torch.equal(prefill(loaded.model, ids), before), (name, case.name)
+@pytest.mark.parametrize("name", few(CONFIGS, "llama"))
+def test_a_mutation_leaves_the_model_as_it_was(name: str) -> None:
+    loaded = tiny_model(name)
+    ids = torch.tensor(tiny_prompts(loaded)[0])
+    with torch.inference_mode():
+        before = prefill(loaded.model, ids)
+        for case in (*MUTATIONS, *VARIATIONS):
+            if case.engine is not None and case.applies(loaded):
+                case.engine(loaded.model, ids)
+                assert torch.equal(prefill(loaded.model, ids), before), case.name
 
 
 def test_what_is_wrong_is_marked_in_the_table_and_missing_in_the_count() -> None:
@@ -153,7 +164,7 @@ def test_what_is_wrong_is_marked_in_the_table_and_missing_in_the_count() -> None
 
 
 @pytest.mark.model
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_float32_pair_without_a_floor_calls_no_bug_rounding_and_no_rounding_a_bug() -> None:
     """`python -m benchmarks.shrink` runs every model; docs/verdict_calibration.md has its table."""
     found = [one for one in shrink.run_trial(["llama bfloat16"]) if one.test is not None]

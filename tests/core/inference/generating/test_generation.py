@@ -18,7 +18,7 @@ from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import tokens
-from tests.covering import covering
+from tests.covering import covering, few
 
 LENGTH = 24
 PATHS = [
@@ -134,20 +134,25 @@ def shipped(shipped_model) -> LoadedModel:  # type: ignore[no-untyped-def]
     return load_model(str(shipped_model), dtype="bfloat16", device="cpu")
 
 
-@pytest.fixture(scope="module")
-def parted(shipped: LoadedModel) -> tuple[int, str, search.Found]:
-    """A prompt and a path that part from prefill on this processor, found by the search: which do is its own."""
-    for path in ("decode", "prefill+attn:eager", "chunked:7"):
-        found = search.search(shipped, MADE, "prefill", path, tokens=48)
+@pytest.fixture(scope="module", params=few(["llama", "shipped"], "llama"))
+def parted(request, llama: LoadedModel) -> tuple[LoadedModel, int, str, int, search.Found]:  # type: ignore[no-untyped-def]
+    """A model, a prompt and a path that part from prefill on this processor within so many tokens, found by the search:
+    which do is its own.
+    """
+    loaded, paths, length = llama, ["decode+dtype:bfloat16"], 24
+    if request.param == "shipped":
+        loaded, paths, length = request.getfixturevalue("shipped"), ["decode", "prefill+attn:eager", "chunked:7"], 48
+    for path in paths:
+        found = search.search(loaded, MADE, "prefill", path, tokens=length)
         if found.flips:
-            return found.flipped_prompts[0], path, found
-    pytest.fail("no parting in these prompts on this processor, by any of three paths")
+            return loaded, found.flipped_prompts[0], path, length, found
+    pytest.fail("no parting in these prompts on this processor, by any of these paths")
 
 
 @pytest.mark.model
-def test_the_run_shows_the_flip_that_made_the_texts_part(shipped: LoadedModel, parted, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    prompt, path_name, found = parted
-    plan = plan_generation(shipped, [MADE[prompt]], "prefill", [path_name], tokens=48)
+def test_the_run_shows_the_flip_that_made_the_texts_part(parted, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    loaded, prompt, path_name, length, found = parted
+    plan = plan_generation(loaded, [MADE[prompt]], "prefill", [path_name], tokens=length)
     with RunWriter(Store(tmp_path), plan.header) as writer:
         run_capture(plan, writer)
         path = Store(tmp_path).path_of(writer.finish())
@@ -164,7 +169,7 @@ def test_the_run_shows_the_flip_that_made_the_texts_part(shipped: LoadedModel, p
             logits = values_of(run.at(side, 0, parting), run.header.format)
             assert int(np.argmax(logits)) == made.tokens[side][step]
         assert made.tokens[0][:step] == made.tokens[1][:step] == run.header.prompts[0].token_ids[made.given_positions :]
-        assert made.texts[0] == shipped.tokenizer.decode(made.tokens[0])
+        assert made.texts[0] == loaded.tokenizer.decode(made.tokens[0])
         # Between prompt and parting every generated token is the argmax of both sides' stored logits.
         middle = table.iloc[made.given_positions - 1 : parting]
         assert middle["reference_token"].tolist() == middle["variant_token"].tolist() == list(made.tokens[0][:step])

@@ -1,5 +1,6 @@
 """The search finds the flips that are there, keeps to its budget, and says what it did when there are none."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,49 +14,70 @@ from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.paths import parse_path
 from tests.core.inference.generating.test_generation import MADE
 from tests.core.inference.sameness import logits_of
+from tests.covering import thorough
 
 FILES = Path(__file__).resolve().parents[4] / "sample_runs" / "prompts"
-PROMPTS = [*MADE, *(path.read_text() for path in sorted(FILES.glob("*.txt")))]  # long enough that some position flips
+TEXTS = [path.read_text() for path in sorted(FILES.glob("*.txt"))]
 
 
-@pytest.fixture(scope="module")
-def shipped(shipped_model) -> LoadedModel:  # type: ignore[no-untyped-def]
-    return load_model(str(shipped_model), dtype="bfloat16", device="cpu")
+@dataclass(frozen=True)
+class Searched:
+    """What is searched, and the positions of the flips of each prompt by a loop as one would write it by hand."""
+
+    loaded: LoadedModel
+    prompts: list[str]
+    variant: str
+    expected: list[list[int]]
+
+    def ids(self, prompt: int) -> list[int]:
+        return self.loaded.tokenizer(self.prompts[prompt])["input_ids"]
 
 
-@pytest.fixture(scope="module")
-def expected(shipped: LoadedModel) -> list[list[int]]:
-    """Positions of the flips of each prompt, by a loop as one would write it by hand."""
+@pytest.fixture(scope="module", params=["llama in two dtypes", *thorough(["shipped"])])
+def searched(request, llama: LoadedModel, shipped_model: Path) -> Searched:  # type: ignore[no-untyped-def]
+    """A tiny model against itself in bfloat16 flips somewhere on every processor; the shipped one against its cache
+    in long prompts.
+    """
+    if request.param == "shipped":
+        loaded, prompts, variant = (
+            load_model(str(shipped_model), dtype="bfloat16", device="cpu"),
+            MADE + TEXTS,
+            "decode",
+        )
+    else:
+        loaded, variant = llama, "decode+dtype:bfloat16"
+        prompts = [text[start : start + 60] for text in TEXTS for start in (0, 60, 120, 180)]
     flips = []
-    for prompt in PROMPTS:
-        ids = shipped.tokenizer(prompt)["input_ids"]
-        ours, theirs = logits_of("prefill", shipped, ids), logits_of("decode", shipped, ids)
+    for prompt in prompts:
+        ids = loaded.tokenizer(prompt)["input_ids"]
+        ours, theirs = logits_of("prefill", loaded, ids), logits_of(variant, loaded, ids)
         flips.append((ours.argmax(-1) != theirs.argmax(-1)).nonzero()[:, 0].tolist())
-    return flips
+    return Searched(loaded, prompts, variant, flips)
 
 
 @pytest.mark.model
-def test_every_flip_of_every_prompt_is_found(shipped: LoadedModel, expected: list[list[int]]) -> None:
-    found = search(shipped, PROMPTS, "prefill", "decode", flips=len(PROMPTS))
+def test_every_flip_of_every_prompt_is_found(searched: Searched) -> None:
+    prompts = searched.prompts
+    found = search(searched.loaded, prompts, "prefill", searched.variant, flips=len(prompts))
     assert found.why == "all prompts were tried"
-    assert found.prompts == len(PROMPTS)
-    assert found.positions == sum(len(shipped.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS)
-    by_prompt = [[flip.position for flip in found.flips if flip.prompt == n] for n in range(len(PROMPTS))]
-    assert by_prompt == expected
-    assert any(expected)  # this processor does show some
+    assert found.prompts == len(prompts)
+    assert found.positions == sum(len(searched.ids(n)) for n in range(len(prompts)))
+    by_prompt = [[flip.position for flip in found.flips if flip.prompt == n] for n in range(len(prompts))]
+    assert by_prompt == searched.expected
+    assert any(searched.expected)  # this processor does show some
     assert found.closest is None or found.closest >= 0
 
 
 @pytest.mark.model
-def test_margins_are_those_of_the_logits(shipped: LoadedModel) -> None:
-    found = search(shipped, PROMPTS, "prefill", "decode", flips=1)
+def test_margins_are_those_of_the_logits(searched: Searched) -> None:
+    found = search(searched.loaded, searched.prompts, "prefill", searched.variant, flips=1)
     flip = found.flips[0]
-    ids = shipped.tokenizer(PROMPTS[flip.prompt])["input_ids"]
+    ids = searched.ids(flip.prompt)
     for path, margin, token in (
         ("prefill", flip.reference_margin, flip.reference_token),
-        ("decode", flip.variant_margin, flip.variant_token),
+        (searched.variant, flip.variant_margin, flip.variant_token),
     ):
-        logits = logits_of(path, shipped, ids)[flip.position]
+        logits = logits_of(path, searched.loaded, ids)[flip.position]
         best = logits.topk(2)
         assert margin == float(best.values[0]) - float(best.values[1])
         assert token == int(logits.argmax())
@@ -94,27 +116,25 @@ def test_continuations_that_never_part_tell_the_closest_call(llama: LoadedModel)
 
 
 @pytest.mark.model
-def test_it_stops_at_as_many_prompts_as_were_asked_for(shipped: LoadedModel, expected: list[list[int]]) -> None:
-    found = search(shipped, PROMPTS, "prefill", "decode", flips=1)
+def test_it_stops_at_as_many_prompts_as_were_asked_for(searched: Searched) -> None:
+    found = search(searched.loaded, searched.prompts, "prefill", searched.variant, flips=1)
     assert len(found.flipped_prompts) == 1
-    assert found.flipped_prompts[0] == next(n for n, positions in enumerate(expected) if positions)
+    assert found.flipped_prompts[0] == next(n for n, positions in enumerate(searched.expected) if positions)
     assert found.why == "a prompt with a flip was found"
 
 
 @pytest.mark.model
-def test_identical_paths_have_no_flip_and_the_closest_call_is_told(shipped: LoadedModel) -> None:
-    found = search(shipped, PROMPTS, "prefill", "prefill+batch:2")
+def test_identical_paths_have_no_flip_and_the_closest_call_is_told(searched: Searched) -> None:
+    found = search(searched.loaded, searched.prompts, "prefill", "prefill+batch:2")
     assert found.flips == ()
     assert found.closest is not None
     smallest = min(
         float(
-            (best := logits_of("prefill", shipped, shipped.tokenizer(prompt)["input_ids"]).topk(2).values.double())[
-                :, 0
-            ]
+            (best := logits_of("prefill", searched.loaded, searched.ids(n)).topk(2).values.double())[:, 0]
             .sub(best[:, 1])
             .min()
         )
-        for prompt in PROMPTS
+        for n in range(len(searched.prompts))
     )
     assert found.closest == smallest
 
@@ -186,14 +206,12 @@ def test_batches_grow_and_lose_no_prompt() -> None:
 
 
 @pytest.mark.model
-def test_what_was_searched_and_what_was_found_are_counted_alike(
-    shipped: LoadedModel, expected: list[list[int]]
-) -> None:
+def test_what_was_searched_and_what_was_found_are_counted_alike(searched: Searched) -> None:
     """It ends with the prompt that was still missing: nothing beyond it is computed, counted or left out."""
-    found = search(shipped, PROMPTS, "prefill", "decode", flips=1)
-    first = next(n for n, positions in enumerate(expected) if positions)
+    found = search(searched.loaded, searched.prompts, "prefill", searched.variant, flips=1)
+    first = next(n for n, positions in enumerate(searched.expected) if positions)
     assert found.prompts == first + 1
-    assert [flip.position for flip in found.flips] == expected[first]
+    assert [flip.position for flip in found.flips] == searched.expected[first]
 
 
 @pytest.mark.model

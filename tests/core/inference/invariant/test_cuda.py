@@ -17,6 +17,7 @@ import torch
 from core.errors import CaptureError
 from core.inference.invariant import cpu, library, mode, products
 from tests.core.inference.invariant.test_invariant import _drawn
+from tests.covering import thorough
 
 ROOT = Path(__file__).resolve().parents[4]
 CLAIMS = "tests/core/inference/invariant/claims_on_cuda.py"
@@ -177,9 +178,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "capability"), [("bf16", 80), ("bf16", 90), pytest.param("fp32", 80, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize(("dtype", "capability"), [("bf16", 80), *thorough([("bf16", 90), ("fp32", 80)])])
 def test_compiled_kernels_keep_their_order(triton: Any, cache: None, dtype: str, capability: int) -> None:
     from core.inference.invariant.cuda import kernels, launch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,7 @@ from core.judging.ladder import BUG_SUSPECTED, LOWER_PRECISION, Verdict
 from core.runs.file.records import NOTED, ONE_ORDER, PASSED, Evidence
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import exact_logits, logits_of, tokens
-from tests.covering import covering
+from tests.covering import covering, few, thorough
 
 DTYPES = ["float32", "bfloat16"]
 PATHS = [
@@ -211,8 +212,7 @@ def _depends_on_its_place(
     return not (torch.equal(pieces, whole) and torch.equal(shared, whole[:40_001]))
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("name", "dtype"), covering(list(FUNCTIONS), [*DTYPES, "float16"]))
 def test_an_element_does_not_depend_on_its_place(name: str, dtype: str, threads: Callable[[int], None]) -> None:
     def compute(x: torch.Tensor) -> torch.Tensor:
         with invariant(torch.nn.Linear(1, 1)), torch.inference_mode():
@@ -242,7 +242,17 @@ def _differing(loaded: LoadedModel, paths: list[str], modifiers: str) -> list[st
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("name", "dtype"), covering(MODELS, DTYPES))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    few(
+        itertools.product(MODELS, DTYPES),
+        ("gpt2", "bfloat16"),
+        ("gemma2", "bfloat16"),
+        ("mixtral", "bfloat16"),
+        ("gpt-neox", "float32"),
+        ("mistral-window", "float32"),
+    ),
+)
 def test_some_paths_of_every_model_give_the_bits_of_prefill(
     name: str, dtype: str, model_of: Callable[..., LoadedModel]
 ) -> None:
@@ -253,10 +263,7 @@ def test_some_paths_of_every_model_give_the_bits_of_prefill(
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "name", [name if name == "llama" else pytest.param(name, marks=pytest.mark.thorough) for name in MODELS]
-)
+@pytest.mark.parametrize(("name", "dtype"), few(itertools.product(MODELS, DTYPES), ("llama", "float32")))
 def test_every_path_gives_the_bits_of_prefill(name: str, dtype: str, model_of: Callable[..., LoadedModel]) -> None:
     loaded = model_of(name, dtype)
     assert _differing(loaded, PATHS, "+invariant") == []
@@ -284,7 +291,7 @@ def test_it_is_as_exact_as_torch(name: str, dtype: str, model_of: Callable[..., 
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", few(DTYPES, "bfloat16"))
 def test_it_holds_at_the_width_of_a_trained_model(
     dtype: str, shipped_model: Path, threads: Callable[[int], None]
 ) -> None:
@@ -460,7 +467,7 @@ def _row(verdict: Verdict) -> Evidence:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", few(DTYPES, "float32"))
 def test_a_pair_of_pure_rounding_is_equal_in_one_order(dtype: str) -> None:
     loaded = tiny_model("llama", dtype)
     verdict = judge(loaded, tiny_prompts(loaded)[:1], variant="decode+batch:3")
@@ -528,7 +535,12 @@ def test_equal_bits_beside_a_rung_that_fails_clear_nothing() -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    "name", ["one cached value of one head x 1.01", "fp8 cache", "another row's logits", "block table shifted by one"]
+    "name",
+    [
+        "one cached value of one head x 1.01",
+        "fp8 cache",
+        *thorough(["another row's logits", "block table shifted by one"]),
+    ],
 )
 def test_a_planted_bug_or_a_lower_precision_is_not_and_is_still_called_so(name: str) -> None:
     (case,) = [case for case in MUTATIONS if case.name == name]

@@ -21,7 +21,7 @@ from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import float32_bound, logits_of, tokens
-from tests.covering import covering
+from tests.covering import covering, thorough
 
 PATHS = [
     "prefill",
@@ -98,8 +98,9 @@ def captured(store: Store, loaded: LoadedModel, ids: list[int], variant: str, **
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("prompt", [31, 47])  # 47 of 48: the response is one row, which takes another kernel everywhere
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(  # 47 of 48: the response is one row, which takes another kernel everywhere
+    ("dtype", "prompt"), [("float32", 47), *thorough([("float32", 31), ("bfloat16", 31), ("bfloat16", 47)])]
+)
 def test_the_public_threads_count_is_ours_for_every_layer(dtype: str, prompt: int, shipped_model, tmp_path) -> None:  # type: ignore[no-untyped-def]
     """Report C, protocol 1: the cache of one forward over prompt + response, against prompt first and response after
     it.
@@ -131,6 +132,7 @@ def test_the_public_threads_count_is_ours_for_every_layer(dtype: str, prompt: in
             assert table["neq"].sum() > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_the_public_threads_count_of_layer_0s_keys_is_ours_at_an_8bs_heads(tmp_path) -> None:  # type: ignore[no-untyped-def]
     """75,776 elements, as in the thread: 8 key/value heads of 128 and 74 tokens; a single row comes last, so that some

@@ -32,6 +32,7 @@ from core.runs.tables.layer_spool import KINDS
 from core.runs.views.layers import modules_of, summarize
 from core.runs.writer import RunWriter
 from tests.core.inference.conftest import CONFIGS
+from tests.covering import few
 
 pytestmark = pytest.mark.model
 _SMALL = {"vocab_size": 384, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -40,7 +41,6 @@ MORE = {
     "phi": lambda: PhiConfig(**_SMALL, intermediate_size=96, max_position_embeddings=96, initializer_range=0.2),
     "falcon": lambda: FalconConfig(**_SMALL, initializer_range=0.2),
 }
-QUICK = ("llama", "mixtral")  # the others are left to `make thorough`
 ARCHITECTURES = [
     "llama",
     "gpt2",
@@ -112,9 +112,7 @@ def nudged(output: torch.Tensor) -> torch.Tensor:
     return changed
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in ARCHITECTURES]
-)
+@pytest.mark.parametrize("name", few(ARCHITECTURES, "mixtral"))
 def test_a_fault_in_any_kind_of_module_is_named_as_the_first_that_differs(name, tmp_path, monkeypatch):
     loaded = model_of(name)
     plant(monkeypatch, loaded, watched_modules(loaded.model)[0].name, torch.clone)
@@ -139,7 +137,7 @@ def test_a_fault_in_any_kind_of_module_is_named_as_the_first_that_differs(name, 
         assert (found.first.module, found.first.neq) == (target, 1)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", few(ARCHITECTURES, "llama", "gpt2", "gemma3", "mixtral", "mamba", "falcon"))
 def test_every_module_that_can_be_is_followed_into_the_prompts_own_row(name, tmp_path):
     """In the wrong row or column a module would be a million floors away."""
     loaded = model_of(name)
@@ -158,7 +156,7 @@ def _never_seen(name: str) -> set[str]:
     return {f"backbone.layers.{block}.mixer.dt_proj" for block in (0, 1)} if name == "mamba" else set()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "opt", "qwen2-moe", "gpt2"])
+@pytest.mark.parametrize("name", few(["llama", "qwen3", "opt", "qwen2-moe", "gpt2"], "opt", "qwen2-moe"))
 def test_figures_equal_those_of_hooks_of_ones_own(name, tmp_path):
     """Token by token against the whole prompt, in float64 numpy, from outputs that a hook of this test gathered."""
     loaded = model_of(name)

@@ -27,6 +27,7 @@ from core.runs.store.cards import arranged, list_runs, prompt_texts, read_runs
 from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
+from tests.covering import few, thorough
 
 FLIPS = 200
 ONE_RUN = "INSERT INTO run VALUES ('i','n',now()::TIMESTAMP,'upload','','','bfloat16',2,1,'','',NULL,'',NULL,'','{}',"
@@ -196,21 +197,15 @@ def _damaged(whole: bytes, kind: str, chance: random.Random) -> bytes:
     return bytes(damaged)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("one bit", marks=pytest.mark.thorough),
-        pytest.param("64 bytes", marks=pytest.mark.thorough),
-        "truncated",
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["one bit", "64 bytes", "truncated"])
 def test_damage_anywhere_is_caught_or_changes_nothing(kind: str, tmp_path: Path) -> None:
     _fuzz(kind, FLIPS if kind == "one bit" else 60, tmp_path)
 
 
-def test_damage_somewhere_is_caught_or_changes_nothing(tmp_path: Path) -> None:
-    _fuzz("one bit", 12, tmp_path)
+@pytest.mark.parametrize("kind", ["one bit", "truncated"])
+def test_damage_somewhere_is_caught_or_changes_nothing(kind: str, tmp_path: Path) -> None:
+    _fuzz(kind, 12, tmp_path)
 
 
 def _seen_or_error(path: Path) -> list[bytes] | StoreError:
@@ -350,12 +345,14 @@ def test_an_empty_or_absent_store_is_not_an_error(tmp_path: Path) -> None:
     assert list_runs(Store(tmp_path / "absent", [tmp_path / "too"])) == ([], [])
 
 
-@pytest.mark.slow
-def test_a_thousand_runs_are_listed_by_one_instance_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An instance for each run took 34 s, one a thread takes 0.8 (`python -m benchmarks listing`)."""
+@pytest.mark.parametrize("runs", [100, *thorough([1000])])
+def test_many_runs_are_listed_by_one_instance_a_thread(
+    runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instance for each of a thousand runs took 34 s, one a thread takes 0.8 (`python -m benchmarks listing`)."""
     store = Store(tmp_path)
     first = made(store, run_id="r0000")
-    for number in range(1, 1000):
+    for number in range(1, runs):
         shutil.copyfile(first, tmp_path / f"r{number:04d}.duckdb")
     opened: list[list[str]] = []
     instance = database_module._listing_instance
@@ -363,7 +360,7 @@ def test_a_thousand_runs_are_listed_by_one_instance_a_thread(tmp_path: Path, mon
         database_module, "_listing_instance", lambda folders: opened.append(folders) or instance(folders)
     )
     cards, broken = list_runs(store)
-    assert (len(cards), broken) == (1000, [])
+    assert (len(cards), broken) == (runs, [])
     assert 1 <= len(opened) <= database_module._LISTING_THREADS
 
 
@@ -401,7 +398,7 @@ def test_reading_file_by_file_is_listing_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
-@pytest.mark.parametrize("table", ["pair", "side"])
+@pytest.mark.parametrize("table", few(["pair", "side"], "pair"))
 def test_millions_of_rows_in_a_few_bytes_are_not_read(table: str, tmp_path: Path) -> None:
     """Six million rows as Python's objects take more than a gigabyte."""
     path = tmp_path / "store" / "x.duckdb"

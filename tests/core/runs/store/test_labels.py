@@ -16,6 +16,7 @@ from core.runs.store import labels
 from core.runs.store.labels import Labels, labels_of
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ROOT, copied
+from tests.covering import thorough
 
 # what is typed -> what is kept
 TYPED = {
@@ -137,22 +138,23 @@ WRITER = """
 import sys
 from pathlib import Path
 from core.runs.store import labels
-for number in range(200):
+for number in range(int(sys.argv[3])):
     for run in range(10):
         labels.write(Path(sys.argv[1]), f"{sys.argv[2]}-{run}", labels.Labels((sys.argv[2],), str(number)))
     labels.write(Path(sys.argv[1]), "both", labels.Labels((sys.argv[2],), str(number)))
 """
 
 
-def test_two_processes_that_write_at_once_lose_no_runs_labels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [30, *thorough([200])])
+def test_two_processes_that_write_at_once_lose_no_runs_labels(times: int, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
-    writers = [subprocess.Popen([*command, name], cwd=ROOT) for name in ("one", "two")]
+    writers = [subprocess.Popen([*command, name, str(times)], cwd=ROOT) for name in ("one", "two")]
     while any(writer.poll() is None for writer in writers):
         assert labels.read_all(tmp_path)[1] == []  # at no moment half a file
     assert [writer.returncode for writer in writers] == [0, 0]
     found, _ = labels.read_all(tmp_path)
-    assert found.pop("both").note == "199"  # one run labelled by both: the last one counts
-    assert found == {f"{name}-{run}": Labels((name,), "199") for name in ("one", "two") for run in range(10)}
+    assert found.pop("both").note == str(times - 1)  # one run labelled by both: the last one counts
+    assert found == {f"{name}-{run}": Labels((name,), str(times - 1)) for name in ("one", "two") for run in range(10)}
     assert not list((tmp_path / labels.FOLDER).glob(".*"))
 
 

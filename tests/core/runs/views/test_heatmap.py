@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from core.runs.store.store import Store
 from core.runs.views import heatmap
 from core.runs.views.heatmap import MEASURES, ORDERS, TILE_COLUMNS, TILE_ROWS, Cells, Tile, tile_cells
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
-from tests.covering import covering
+from tests.covering import few
 
 LENGTHS, VOCAB = (
     (130, 11, 9),
@@ -86,7 +85,15 @@ def tiles_of(run: RunReader) -> Iterator[Tile]:
                 yield Tile(row_level, column_level, row, column)
 
 
-@pytest.mark.parametrize(("measure", "order"), covering(MEASURES, ORDERS))
+@pytest.mark.parametrize(
+    ("opened", "measure", "order"),
+    few(
+        itertools.product(("bfloat16", "float32"), MEASURES, ORDERS),
+        ("bfloat16", "difference", "rank"),
+        ("float32", "ulps", "id"),
+    ),
+    indirect=["opened"],
+)
 def test_every_cell_is_the_maximum_of_the_elements_it_covers(opened, order, measure):
     run, sides = opened
     elements = slow_elements(sides, run.header.format, order, measure)
@@ -102,13 +109,13 @@ def test_every_cell_is_the_maximum_of_the_elements_it_covers(opened, order, meas
 ROW, TOKEN = 137, 20011
 
 
-@pytest.fixture
-def one_differs(tmp_path: Path) -> Iterator[RunReader]:
+@pytest.fixture(scope="module")
+def one_differs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunReader]:
     header = header_of("bfloat16", LENGTHS, VOCAB)
     sides = calm_sides(header)
     sides[1] = sides[0].copy()
     sides[1][ROW, TOKEN] ^= 1
-    with RunReader(write_run(Store(tmp_path), header, sides)) as run:
+    with RunReader(write_run(Store(tmp_path_factory.mktemp("one")), header, sides)) as run:
         yield run
 
 
