@@ -7,6 +7,7 @@ import pytest
 from app.capture import preview
 from app.capture.preview import Answer, Previews
 from app.shell.jobs import PromptFile
+from core import subprocess_json
 from tests.waiting import until
 
 CAPTURE = ("capture", "--model", "sample_runs/model", "--prompt", "for x in y:", "--variant")
@@ -61,7 +62,7 @@ def test_the_latest_form_of_a_viewer_wins_and_the_earlier_process_is_ended_unles
     previews, monkeypatch, tmp_path
 ):
     """In place of the command line: a program that loads no torch."""
-    monkeypatch.setattr(preview, "ROOT", tmp_path)
+    monkeypatch.setattr(subprocess_json, "ROOT", tmp_path)
     (tmp_path / "core").mkdir()
     (tmp_path / "core" / "__main__.py").write_text(STAYS_BUT_FOR_THE_THIRD)
     first, second, third = ((*CAPTURE, f"decode+batch:{n}") for n in (2, 3, 4))

@@ -10,13 +10,13 @@ import pytest
 
 from core.errors import UsageError
 from core.judging.ladder import floor_test
-from core.runs.file.records import VERDICTS, Evidence, Provenance, SideHeader
+from core.runs.file.records import VERDICTS, Provenance, SideHeader
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.store.store import Store
 from core.runs.views.verdicts import finding, position_ratios, shown_verdict
 from core.runs.writer import RunWriter
-from tests.core.runs.judged_runs import BLOCKS, CASES, EXACT_FAILED, EXACT_PASSED, OWN, RERUN_PASSED, judged_run
+from tests.core.runs.judged_runs import BLOCKS, CASES, EXACT_PASSED, OWN, RERUN_PASSED, judged_run
 from tests.core.runs.made_runs import calm_sides, header_of
 
 EXPECTED = """\
@@ -124,30 +124,6 @@ def test_the_sentence_changes_when_the_row_does(store, figures, sentence):
 def test_where_a_row_has_no_ratio_none_is_said(store, figures):
     rows = [EXACT_PASSED, dataclasses.replace(OWN, figures=figures)]
     assert "In bfloat16 it is" not in said(store, judged_run(store, "rounding", evidence=rows))
-
-
-@pytest.mark.parametrize(
-    ("control", "rung"),
-    [
-        (
-            "outputs of 21 modules at 40 positions, both sides in float32, beside 2 reorderings of every linear map",
-            "modules",
-        ),
-        ("outputs of every block, both sides", "modules"),
-        ("'decode' against 'prefill', every sum of both in one order (invariant)", "one order"),
-        ("positions of the float32 pair that stand out from the floor", "structure"),
-        ("positions with a bit that differs", "structure"),
-    ],
-)
-def test_rows_that_were_all_called_structure_are_read_by_their_own_names(control, rung, store):
-    """As they were written until 22 November 2026."""
-    row = Evidence("structure", control, {}, "noted", "So it is.")
-    with RunReader(store.path_of(judged_run(store, "bug suspected", evidence=[EXACT_FAILED, row]))) as run:
-        assert [each.rung for each in run.evidence(0)] == ["float32", rung]
-        assert (
-            next(each for each in finding(run, run.pairs[0], run.positions(0)).rungs if each.name == rung).rows[0].says
-            == row.says
-        )
 
 
 def test_a_bugs_sentence_names_the_place_that_the_structure_row_names(store):
