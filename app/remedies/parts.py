@@ -44,7 +44,9 @@ def nothing_tried(view: selection.View) -> NoReturn:
 
 
 def rows(tried: Sequence[RemedyRow]) -> pd.DataFrame:
-    """Those that were measured, as the table shows them."""
+    """Those that were measured, as the table shows them. Tokens a second without turns are not those that the shares
+    are of.
+    """
     measured = [row for row in tried if row.is_measured]
     return pd.DataFrame(
         {
@@ -58,8 +60,8 @@ def rows(tried: Sequence[RemedyRow]) -> pd.DataFrame:
             "largest difference": [row.max_abs for row in measured],
             "max ULPs": [row.max_ulps for row in measured],
             "of": [row.compute_dtype for row in measured],
-            "reference, tokens/s": [row.reference_tokens_per_second for row in measured],
-            "variant, tokens/s": [row.variant_tokens_per_second for row in measured],
+            "reference, tokens/s": [row.reference_tokens_per_second if row.turns else None for row in measured],
+            "variant, tokens/s": [row.variant_tokens_per_second if row.turns else None for row in measured],
             "what it changes": [row.what for row in measured],
         }
     )
