@@ -8,6 +8,7 @@ from app.capture import preview
 from app.capture.preview import Answer, Previews
 from app.shell.jobs import PromptFile
 from core import subprocess_json
+from tests.covering import thorough
 from tests.waiting import until
 
 CAPTURE = ("capture", "--model", "sample_runs/model", "--prompt", "for x in y:", "--variant")
@@ -26,6 +27,13 @@ def waited(previews: Previews, viewer: str, arguments: tuple[str, ...]) -> Answe
     return answer
 
 
+def in_place_of_the_command_line(monkeypatch, tmp_path, source: str) -> None:
+    """A program that loads no torch."""
+    monkeypatch.setattr(subprocess_json, "ROOT", tmp_path)
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "__main__.py").write_text(source)
+
+
 @pytest.mark.model
 def test_the_answer_has_the_figures_of_every_side_and_is_kept(previews, tmp_path):
     assert previews.look("a", (*CAPTURE, "decode")) is None
@@ -38,8 +46,20 @@ def test_the_answer_has_the_figures_of_every_side_and_is_kept(previews, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
+REFUSES = """
+import sys
+print("error: path 'decode+batches:2': no modifier 'batches'.", file=sys.stderr)
+sys.exit(2)
+"""
+
+
 @pytest.mark.model
-def test_a_refusal_is_the_sentence_of_the_command_line_and_asked_for_anew_after_a_while(previews, monkeypatch):
+@pytest.mark.parametrize("is_real", [False, *thorough([True])])
+def test_a_refusal_is_the_sentence_of_the_command_line_and_asked_for_anew_after_a_while(
+    previews, monkeypatch, tmp_path, is_real
+):
+    if not is_real:
+        in_place_of_the_command_line(monkeypatch, tmp_path, REFUSES)
     answer = waited(previews, "a", (*CAPTURE, "decode+batches:2"))
     assert answer.refusal.startswith("path 'decode+batches:2': no modifier 'batches'")
     assert previews.look("a", (*CAPTURE, "decode+batches:2")) is not None
@@ -61,10 +81,7 @@ print(json.dumps({"sides": [], "positions": 7}))
 def test_the_latest_form_of_a_viewer_wins_and_the_earlier_process_is_ended_unless_another_waits_for_it(
     previews, monkeypatch, tmp_path
 ):
-    """In place of the command line: a program that loads no torch."""
-    monkeypatch.setattr(subprocess_json, "ROOT", tmp_path)
-    (tmp_path / "core").mkdir()
-    (tmp_path / "core" / "__main__.py").write_text(STAYS_BUT_FOR_THE_THIRD)
+    in_place_of_the_command_line(monkeypatch, tmp_path, STAYS_BUT_FOR_THE_THIRD)
     first, second, third = ((*CAPTURE, f"decode+batch:{n}") for n in (2, 3, 4))
     previews.look("a", first)
     previews.look("a", second)

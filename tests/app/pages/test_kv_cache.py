@@ -18,6 +18,7 @@ from core.runs.tables.kv_cache import KvPart
 from core.runs.views.kv_cache import by_layer, summarize
 from tests.app.opening import codes, figures_of, opened, said
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
+from tests.covering import few
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -60,7 +61,7 @@ def test_the_page_tells_how_much_differs_and_where_it_begins(own_store):
     }
 
 
-@pytest.mark.parametrize("measure", ["neq_share", "max_ulps", "rms"])
+@pytest.mark.parametrize("measure", few(["neq_share", "max_ulps", "rms"], "rms"))
 def test_every_measure_draws_and_its_caption_says_the_unit(continued, measure):
     app = opened("kv_cache", run=continued, variant="decode")
     app.segmented_control(key="kv_measure").set_value(measure).run()

@@ -25,6 +25,7 @@ from core.inference.paths.engines import side_of
 from core.inference.paths.modifiers import MODIFIERS
 from core.inference.paths.paths import Base, Emit, Modifier, PromptBatch, open_path, parse_path
 from tests.core.inference.sameness import exact_logits, float32_bound, logits_of, tokens
+from tests.covering import covering
 
 MODELS = ["llama", "gpt2", "gpt-neox", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "mixtral", "qwen2-moe"]
 ON_A_CPU = [
@@ -96,8 +97,9 @@ def leaves_no_trace(text: str, loaded: LoadedModel) -> bool:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", ["llama", "qwen2"])  # qwen2: its head is its embedding, one tensor with two names
-@pytest.mark.parametrize("modifiers", ON_A_CPU)
+@pytest.mark.parametrize(  # qwen2: its head is its embedding, one tensor with two names
+    ("modifiers", "name"), covering(list(ON_A_CPU), ["qwen2", "llama"])
+)
 def test_a_path_leaves_no_trace(modifiers: str, name: str, model_of: Callable[..., LoadedModel]) -> None:
     assert leaves_no_trace(f"decode+{modifiers}", model_of(name))
 

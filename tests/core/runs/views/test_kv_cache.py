@@ -16,6 +16,7 @@ from core.runs.tables.kv_cache import KINDS, KvPart
 from core.runs.views.kv_cache import by_head, by_layer, by_position, kv_json, summarize
 from tests.core.runs.cache_runs import both, cache, kv_run
 from tests.core.runs.made_runs import copied
+from tests.covering import covering
 
 
 def read(tmp_path, parts, **how) -> RunReader:
@@ -134,8 +135,7 @@ def test_one_element_is_seen_in_its_layer_head_and_position_and_nowhere_else(tmp
         assert grids["value"].neq_share[1, 3] == 1 / 32  # two heads of 16 a position
 
 
-@pytest.mark.parametrize("columns", [800, 7, 1])
-@pytest.mark.parametrize("place", [0, 1233, 2048, None])
+@pytest.mark.parametrize(("place", "columns"), covering([0, 1233, 2048, None], [800, 7, 1]))
 def test_one_differing_element_stays_visible_however_coarse_the_map(tmp_path, columns, place):
     bits = cache(3, 1, 2049, 4)
     changed = bits.copy()
