@@ -1,9 +1,9 @@
 """The verdict on trial: every injected bug is called one, every lower precision is named, and no other way to compute
 the same function is (benchmarks/verdicts/trial.py).
 
-`make test` takes a fifth of the cases on one tiny model, `make thorough` all on two, a router of near ties among them.
-Every model of the trial, in both dtypes, takes half an hour: `python -m benchmarks.verdicts.trial` prints its table, and ULPSCOPE_WHOLE_TRIAL=1 has these
-tests run it.
+`make test` takes a fifth of the cases on one tiny model, `make thorough` all on two, a router of near ties among
+them. Every model of the trial, in both dtypes, takes half an hour: `python -m benchmarks.verdicts.trial` prints its
+table, and ULPSCOPE_WHOLE_TRIAL=1 has these tests run it.
 """
 
 from __future__ import annotations
