@@ -102,7 +102,8 @@ class CaptureRequest:
     def to_json(self) -> str:
         """JSON object of the fields that do not stand at their defaults."""
         values = asdict(self)
-        return json.dumps({each.name: values[each.name] for each in fields(self) if values[each.name] != each.default})
+        kept = {each.name: values[each.name] for each in fields(self) if values[each.name] != each.default}
+        return json.dumps(kept, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | None) -> Self | None:

@@ -59,7 +59,7 @@ _LONGEST_TEXT = 4096  # bytes of one text, where nothing else is said
 _LONGEST = {
     ("run", "command"): 1 << 20,
     ("run", "note"): 1 << 20,
-    ("run", "request"): 1 << 20,
+    ("run", "request"): 8 << 20,
     ("run", "versions"): 1 << 16,
     ("token", "text"): 1 << 16,
     ("vocabulary", "text"): 1 << 16,
