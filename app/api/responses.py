@@ -39,7 +39,7 @@ class RefusedError(UlpscopeError):
 
 
 @dataclass(frozen=True)
-class Operation:
+class ApiOperation:
     """One method of one path. needs_editor: it changes something, so a viewer is refused."""
 
     method: str
@@ -70,7 +70,7 @@ class Dispatcher:
     ASGI, no function: of a function's route the router answers unknown methods itself, and not in JSON.
     """
 
-    def __init__(self, operations: Mapping[str, Operation]) -> None:
+    def __init__(self, operations: Mapping[str, ApiOperation]) -> None:
         self._operations = operations
         self._allowed = ", ".join(sorted(operations))
 

@@ -59,7 +59,7 @@ def _list(request: Request) -> Response:
     return answer({"runs": listed, "total": len(matching), "broken": [run.reason for run in broken]})
 
 
-def _asked(request: Request) -> filters.Asked:
+def _asked(request: Request) -> filters.Filters:
     given = request.query_params
     choices = {
         "dtype": ("any", "bfloat16", "float16", "float32"),
@@ -75,7 +75,7 @@ def _asked(request: Request) -> filters.Asked:
     text = given.get("search", "")
     if len(text) > page_settings.LONGEST_TEXT:
         raise RefusedError(f"search has {len(text)} characters; expected at most {page_settings.LONGEST_TEXT}.", 400)
-    return filters.Asked(text=text, device=given.get("device", ""), tags=tuple(given.getlist("tag")), **chosen)
+    return filters.Filters(text=text, device=given.get("device", ""), tags=tuple(given.getlist("tag")), **chosen)
 
 
 def _card(request: Request, card: RunCard, attached: Labels) -> dict[str, Any]:

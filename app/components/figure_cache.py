@@ -32,7 +32,7 @@ def kept(run: RunReader, of: tuple[Hashable, ...], make: Callable[..., Any], *ar
 
 def figure(
     run: RunReader, of: tuple[Hashable, ...], draw: Callable[..., plots.Drawable], *arguments: Any
-) -> plots.Spelled:
+) -> plots.FigureSpec:
     """The figure `draw(*arguments)`, or the same of before."""
     name = f"figure {draw.__module__}.{draw.__qualname__}"
-    return _kept(store_cache.stamp_of(run), name, repr(of), lambda: plots.spelled(draw(*arguments)))
+    return _kept(store_cache.stamp_of(run), name, repr(of), lambda: plots.figure_spec(draw(*arguments)))

@@ -51,7 +51,7 @@ class Drawable(Protocol):
 
 
 @dataclass(frozen=True)
-class Spelled:
+class FigureSpec:
     """A figure as the browser gets it: JSON, and its height in pixels."""
 
     spec: str
@@ -75,14 +75,14 @@ class Picked:
         return [int(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
 
 
-def spelled(shown: Drawable) -> Spelled:
+def figure_spec(shown: Drawable) -> FigureSpec:
     spec = shown.to_json()
     assert spec is not None
-    return Spelled(spec, int(shown.layout.height))
+    return FigureSpec(spec, int(shown.layout.height))
 
 
 def draw(
-    shown: Drawable | Spelled,
+    shown: Drawable | FigureSpec,
     key: str,
     picture: Mapping[str, object],
     on_pick: Callable[[], None] | None = None,
@@ -99,7 +99,7 @@ def draw(
     """
     view = selection.current_view()
     revision = f"{'' if view is None else selection.stamp(view)} {of}"
-    one = shown if isinstance(shown, Spelled) else spelled(shown)
+    one = shown if isinstance(shown, FigureSpec) else figure_spec(shown)
     data = {
         "spec": one.spec,
         "height": one.height,

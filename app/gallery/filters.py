@@ -16,7 +16,7 @@ _FILTER = 155  # pixels: five beside each other on a laptop, two on a phone
 
 
 @dataclass(frozen=True)
-class Asked:
+class Filters:
     """What the gallery is to show; an empty text, or 'any', asks for nothing."""
 
     text: str = ""
@@ -34,7 +34,7 @@ class Asked:
 
 
 def matching(
-    cards: Iterable[RunCard], asked: Asked, labels: Mapping[str, Labels], prompts: Mapping[str, str]
+    cards: Iterable[RunCard], asked: Filters, labels: Mapping[str, Labels], prompts: Mapping[str, str]
 ) -> list[RunCard]:
     """The runs asked for, in order. prompts: run id to case-folded text, needed where words are sought."""
     shown = []
@@ -76,7 +76,7 @@ def ordered(cards: list[RunCard], sort: str) -> list[RunCard]:
     return sorted(cards, key=keys[sort]) if sort in keys else cards
 
 
-def ask(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> Asked:
+def ask(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> Filters:
     """Draw the search, the filters and the order."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         text = st.text_input(
@@ -111,7 +111,7 @@ def ask(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> Asked:
             width=_FILTER,
         )
         tags = _ask_tags(labels)
-    return Asked(text, dtype, device, verdict, flips, tags, sort)
+    return Filters(text, dtype, device, verdict, flips, tags, sort)
 
 
 def asked_tags() -> list[str]:

@@ -38,7 +38,7 @@ _TILE_NEVER_CHANGES = "private, max-age=31536000, immutable"
 _PAIR = "/tiles/{run_id}/{pair}"
 
 
-class Kept:
+class ArrayCache:
     """Arrays by key, the least recently used dropped beyond `limit` bytes; each made once however many ask at the same
     time.
     """
@@ -84,7 +84,7 @@ class Kept:
         return self._bytes
 
 
-_kept = Kept(KEPT_BYTES)
+_kept = ArrayCache(KEPT_BYTES)
 _limiter: list[CapacityLimiter] = []  # made by the first request: it belongs to the server's event loop
 
 

@@ -66,7 +66,7 @@ def forget() -> None:
     _Kept.found, _Kept.complaint = None, ""
 
 
-class Office:
+class AuthStore:
     """What one store keeps for signing in."""
 
     def __init__(self, directory: Path) -> None:
@@ -118,14 +118,14 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def office() -> Office:
+def auth_store() -> AuthStore:
     """Of the store that this process serves; ConfigurationError where its private directory cannot be made."""
-    return _office(open_store().directory.absolute())
+    return _auth_store(open_store().directory.absolute())
 
 
 @lru_cache(maxsize=4)
-def _office(directory: Path) -> Office:
-    return Office(directory)
+def _auth_store(directory: Path) -> AuthStore:
+    return AuthStore(directory)
 
 
 def is_secure(found: Configuration) -> bool:

@@ -19,9 +19,9 @@ from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
 from app.hosting import authentication, client_address, redirects, sign_in
 from app.hosting.audit_async import tell
-from app.hosting.authentication import Found, UnseenError
+from app.hosting.authentication import Recognition, UnseenError
 from app.hosting.identity import HEADER, LOCAL, NO_EDITOR, STATE, Identity, as_header
-from app.hosting.live_settings import Office, now_in_force, office
+from app.hosting.live_settings import AuthStore, auth_store, now_in_force
 from app.hosting.security_headers import guarded
 from core.configuration import Configuration
 from core.errors import ConfigurationError
@@ -55,7 +55,7 @@ class Gate:
             return
         try:
             found = now_in_force()
-            place = office() if found.sign_in.is_configured else None
+            place = auth_store() if found.sign_in.is_configured else None
         except ConfigurationError as error:
             _log.error("%s", error)
             await _answer(
@@ -77,11 +77,11 @@ class Gate:
             await _answer(scope, receive, send, answer)
 
     async def _pass(
-        self, scope: Scope, receive: Receive, send: Send, found: Configuration, place: Office | None
+        self, scope: Scope, receive: Receive, send: Send, found: Configuration, place: AuthStore | None
     ) -> None:
         """To whom it is for, if it may. UnseenError, with nothing answered yet, where that cannot be looked up."""
         if place is None:
-            at = Found(LOCAL if client_address.is_local(scope) else None, "local")
+            at = Recognition(LOCAL if client_address.is_local(scope) else None, "local")
             refusal = None if at.identity else _refusal(scope, _ONLY_HERE, 403)
         elif scope["type"] == "http" and redirects.is_own(scope["path"]):
             # Without the application, or the router would raise what only that one turns into a 404.
@@ -110,7 +110,7 @@ class _Watched:
     Whether it stands is looked up beside the messages, which do not wait for it unless it takes very long.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, at: Found, place: Office | None) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, at: Recognition, place: AuthStore | None) -> None:
         self._scope, self._receive, self._send, self._at, self._place = scope, receive, send, at, place
         self._waiting: asyncio.Task[Message] | None = None
         self._looking: asyncio.Task[bool] | None = None
@@ -158,7 +158,8 @@ class _Watched:
         try:
             found = now_in_force()
             stands = (
-                await authentication.still(self._at, self._scope, found, self._place or office()) == self._at.identity
+                await authentication.still(self._at, self._scope, found, self._place or auth_store())
+                == self._at.identity
             )
         except (ConfigurationError, UnseenError):
             return time.monotonic() - self._seen < UNSEEN_SECONDS
@@ -200,7 +201,7 @@ def _marked(scope: Scope, identity: Identity) -> Scope:
     return {**scope, "headers": headers, "state": {**scope.get("state", {}), STATE: identity}}
 
 
-def _forged(scope: Scope, at: Found, found: Configuration) -> Response | None:
+def _forged(scope: Scope, at: Recognition, found: Configuration) -> Response | None:
     """What a page of another site makes the browser send, with the cookies or from the network that the browser has."""
     if at.by == "token" or (scope["type"] == "http" and scope["method"] in SAFE):
         return None
@@ -213,7 +214,7 @@ def _beyond(scope: Scope, identity: Identity) -> Response | None:
     return None if is_reading or identity.may_edit else _refusal(scope, NO_EDITOR, 403)
 
 
-async def _not_in(scope: Scope, at: Found, found: Configuration, place: Office) -> Response:
+async def _not_in(scope: Scope, at: Recognition, found: Configuration, place: AuthStore) -> Response:
     """To the sign-in for a person on the way to a page, with the way back; a status for anything else."""
     if at.by == "token":
         if at.wait:

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.hosting import authentication, client_address, redirects, session_start, sign_in_page
 from app.hosting.audit_async import tell
 from app.hosting.identity import Identity
-from app.hosting.live_settings import Office, is_secure, now_in_force, office
+from app.hosting.live_settings import AuthStore, auth_store, is_secure, now_in_force
 from app.hosting.security_headers import frames
 from core.configuration import Configuration, SignIn
 from core.errors import ConfigurationError
@@ -64,7 +64,7 @@ async def come_back(request: Request) -> Response:
     """From the provider: a session for who is in the lists. Whoever did not leave for it from here is not heard,
     counted nor written down.
     """
-    found, place = now_in_force(), office()
+    found, place = now_in_force(), auth_store()
     if not await _has_left(request, found.sign_in):
         return sign_in_page.sentence("Not signed in", _NOT_TAKEN, 400, frames(found))
     ways, address = found.sign_in, client_address.client_of(request.scope, found.hosting)
@@ -82,7 +82,7 @@ async def come_back(request: Request) -> Response:
         return sign_in_page.sentence("Not signed in", session_start.NO_DISK, 503, frames(found))
 
 
-async def _come_back(request: Request, found: Configuration, place: Office, number: int) -> Response:
+async def _come_back(request: Request, found: Configuration, place: AuthStore, number: int) -> Response:
     target = redirects.safe(str(request.session.pop("next", "/")))
     try:
         claims = await _claims(request, found.sign_in)
@@ -155,7 +155,7 @@ def _registered(issuer: str, client_id: str, client_secret: str) -> StarletteOAu
     )
 
 
-async def _tell(place: Office, request: Request, found: Configuration, who: str, what: str) -> None:
+async def _tell(place: AuthStore, request: Request, found: Configuration, who: str, what: str) -> None:
     await tell(place.directory, who, what, way="oidc", address=client_address.client_of(request.scope, found.hosting))
 
 
@@ -171,7 +171,7 @@ def with_state(endpoint: Callable[[Request], Awaitable[Response]]) -> ASGIApp:
         await (await endpoint(Request(scope, receive)))(scope, receive, send)
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        found, place = now_in_force(), office()
+        found, place = now_in_force(), auth_store()
         kept = SessionMiddleware(
             answer,
             secret_key=place.key_for("the way to the provider and back").hex(),

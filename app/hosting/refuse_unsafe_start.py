@@ -9,7 +9,7 @@ from typing import NoReturn
 import streamlit as st
 from streamlit import config
 
-from app.hosting.live_settings import now_in_force, office
+from app.hosting.live_settings import auth_store, now_in_force
 from core.errors import ConfigurationError, UlpscopeError
 from core.hosting import start
 
@@ -31,7 +31,7 @@ def check() -> None:
                 "--forwarded-allow-ips is given; name the proxies in [hosting] trusted_proxies instead."
             )
         if found.sign_in.is_configured:
-            office()
+            auth_store()
     except UlpscopeError as error:
         _refuse(str(error))
 

@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from app.shell import heatmap_window, link, page_settings
-from app.shell.selection import View, hold
+from app.shell.selection import View, preset_widget
 from core.text import shown
 
 _LATE_SECONDS = (
@@ -78,7 +78,7 @@ def settle_settings(page: str) -> None:
             st.session_state[setting.key] = kept.get(setting.key, setting.default)
         kept[setting.key] = st.session_state[setting.key]
         if setting.options or setting.span is not None:  # what is being typed stays
-            hold(setting.key)
+            preset_widget(setting.key)
 
 
 def of(view: View | None, page: str | None = None) -> dict[str, str]:

@@ -25,19 +25,21 @@ def linked_number(key: str, lowest: int, highest: int) -> int | None:
         return None
     value = page_settings.whole(text)
     if value is None:
-        go_astray(
+        report_bad_link(
             f"The link asks for {key} '{shown(text, 60)}', which is no number that a {key} can be; {key} {lowest} is"
             " selected."
         )
         return lowest
     if not lowest <= value <= highest:
         nearest = min(max(value, lowest), highest)
-        go_astray(f"The link asks for {key} {value}; this run has {lowest} to {highest}, and {nearest} is selected.")
+        report_bad_link(
+            f"The link asks for {key} {value}; this run has {lowest} to {highest}, and {nearest} is selected."
+        )
         return nearest
     return value
 
 
-def go_astray(sentence: str) -> None:
+def report_bad_link(sentence: str) -> None:
     """What was asked for is not there: say so, and show the gallery instead of another view under the old link."""
     complain(sentence)
     st.session_state["astray"] = True

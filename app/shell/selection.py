@@ -59,7 +59,7 @@ def select(**values: str | int) -> None:
         st.session_state[key] = value
 
 
-def hold(key: str) -> None:
+def preset_widget(key: str) -> None:
     """Have the widget of this key show what the session holds, before it is drawn.
 
     Streamlit tells the browser a value that was set by the script once. Where a second run comes before the browser has

@@ -42,9 +42,11 @@ def sidebar() -> selection.View | None:
     by_id = {card.run_id: card for card in cards}
     asked = link.linked("run")
     if asked is not None and any(card.run_id == asked and not card.sides for card in everything):
-        link.go_astray(f"The run '{shown(asked, 60)}' holds probes of operations and no logits; the Ops page shows it.")
+        link.report_bad_link(
+            f"The run '{shown(asked, 60)}' holds probes of operations and no logits; the Ops page shows it."
+        )
     elif asked is not None and asked not in by_id:
-        link.go_astray(f"There is no run '{shown(asked, 60)}' here (any more); these are the runs there are.")
+        link.report_bad_link(f"There is no run '{shown(asked, 60)}' here (any more); these are the runs there are.")
         for key in link.LINKED:
             link.linked(key)  # what else the link says is of that run
     elif asked is not None:
@@ -56,20 +58,20 @@ def sidebar() -> selection.View | None:
         st.session_state.pop("open_next", None)
     if new is not None and new not in by_id:
         st.session_state.pop("open_next", None)
-        link.go_astray(f"The run '{shown(new, 60)}' was deleted meanwhile; these are the runs there are.")
+        link.report_bad_link(f"The run '{shown(new, 60)}' was deleted meanwhile; these are the runs there are.")
         st.session_state.pop("opened", None)  # or the gallery would go on to another run
     elif new is not None:
         new_run()
         st.session_state["run"] = new
     last = st.session_state.get("run")
     if last is not None and last not in by_id:
-        link.go_astray(f"The run '{shown(last, 60)}' was deleted meanwhile; these are the runs there are.")
+        link.report_bad_link(f"The run '{shown(last, 60)}' was deleted meanwhile; these are the runs there are.")
         new_run()
     if not cards:
         return None
     if last not in by_id:
         st.session_state["run"] = worth_opening(cards).run_id
-    selection.hold("run")
+    selection.preset_widget("run")
     with st.sidebar:
         _keep_room()
         labels = _labels(cards)
@@ -107,13 +109,13 @@ def _pick_within(run_id: str) -> selection.View:
     if asked is not None and asked in names:
         st.session_state["variant"] = asked
     elif asked is not None:
-        link.go_astray(
+        link.report_bad_link(
             f"The link asks for variant '{shown(asked, 60)}'; this run has {_listed(names)}, and '{names[0]}' is"
             " selected."
         )
     if st.session_state.get("variant") not in names:
         st.session_state["variant"] = names[0]
-    selection.hold("variant")
+    selection.preset_widget("variant")
     variant = st.selectbox(
         f"Variant, compared with `{code(run.pairs[0].reference)}`",
         names,

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from app.api.responses import Dispatcher, Handler, Operation, answer, error, tried
+from app.api.responses import ApiOperation, Dispatcher, Handler, answer, error, tried
 from app.hosting.identity import identity_of
 from app.hosting.live_settings import now_in_force
 from app.uploads.partial_file import Upload, UploadError, Writing
@@ -300,7 +300,7 @@ def _checksum(request: Request) -> tuple[Any, bytes] | None:
 
 def _route(path: str, handler: Handler, *methods: str) -> Route:
     spoken = _in_protocol(handler)
-    return Route(path, Dispatcher({each: Operation(each, path, spoken, needs_editor=True) for each in methods}))
+    return Route(path, Dispatcher({each: ApiOperation(each, path, spoken, needs_editor=True) for each in methods}))
 
 
 ROUTES = [
