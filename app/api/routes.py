@@ -14,7 +14,7 @@ from app.api.responses import ApiOperation, Dispatcher, answer, base_url
 
 
 async def openapi(request: Request) -> Response:
-    """The description of this API, OpenAPI 3.1."""
+    """Send the description of this API, OpenAPI 3.1."""
     return answer(description.document(base_url(request)))
 
 
@@ -37,8 +37,8 @@ OPERATIONS = (
 
 
 def _routes() -> list[Route]:
-    """One route a path; both names of its last part, since one path is the same to a router whatever its part is
-    called.
+    """Build one route a path. Paths that differ only in what their last part is called are one: a router cannot tell
+    them apart.
     """
     by_path: dict[str, dict[str, ApiOperation]] = {}
     for operation in OPERATIONS:

@@ -109,8 +109,8 @@ def _is_of_operations(path: Path) -> bool:
 
 
 def path_of(store: Store, run_id: str, *, whole_id: bool = False) -> Path:
-    """Where a run lies; NotFoundError where there is none. whole_id: its beginning will not do, for what cannot be
-    undone by a look.
+    """Path of a run's file; NotFoundError where there is none. whole_id: the beginning of an id will not do, for what
+    cannot be undone by a look.
     """
     try:
         path = store.path_of(run_id)
@@ -122,7 +122,7 @@ def path_of(store: Store, run_id: str, *, whole_id: bool = False) -> Path:
 
 
 async def delete_run(request: Request) -> Response:
-    """Into the trash, from where it comes back for a week; `?for_good=1` removes it at once."""
+    """Move a run into the trash, from where it comes back for a week; `?for_good=1` removes it at once."""
     return await to_thread.run_sync(_delete, request)
 
 
@@ -149,7 +149,9 @@ def _delete(request: Request) -> Response:
 
 
 async def restore_run(request: Request) -> Response:
-    """Out of the trash. The id is the run's, or an entry's own name where the run was deleted more than once."""
+    """Restore a run out of the trash. The id is the run's, or an entry's own name where the run was deleted more than
+    once.
+    """
     return await to_thread.run_sync(_restore, request)
 
 
@@ -165,7 +167,7 @@ def _restore(request: Request) -> Response:
 
 
 async def list_trash(request: Request) -> Response:
-    """What was deleted within a week, the latest first."""
+    """List the runs deleted within a week, the latest first."""
     refuse_unknown(request)
     return await to_thread.run_sync(_trash)
 

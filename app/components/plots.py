@@ -60,9 +60,7 @@ class FigureSpec:
 
 @dataclass(frozen=True)
 class Picked:
-    """What was clicked, or brushed with a box or a lasso: the custom data of its points. Brushing nothing ends a
-    brush.
-    """
+    """Custom data of the points that were clicked, or brushed with a box or a lasso. Brushing nothing ends a brush."""
 
     points: tuple[tuple[float | str, ...], ...] = ()
     is_brush: bool = False
@@ -117,7 +115,7 @@ def draw(
 
 
 def picked(key: str) -> Picked:
-    """What the browser says was picked in the figure `key`; nothing, where that makes no sense."""
+    """Points that were picked in the figure `key`, by what the browser says; none, where that makes no sense."""
     said = (st.session_state.get(key) or {}).get("picked")
     points = said.get("points") if isinstance(said, Mapping) else None
     if not isinstance(said, Mapping) or not isinstance(points, list) or len(points) > _MOST_POINTS:

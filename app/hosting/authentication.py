@@ -1,4 +1,4 @@
-"""From a request to an identity: by its session's cookie, by a token in Authorization, or by the header of a trusted
+"""Authentication of a request: by its session's cookie, by a token in Authorization, or by the header of a trusted
 proxy.
 
 What a session was begun with is looked at again at every use: a changed password, a revoked token or a name that is in
@@ -38,12 +38,12 @@ PASSWORDS: tuple[tuple[Role, str], ...] = (("editor", "editor_password"), ("view
 
 
 class UnseenError(UlpscopeError):
-    """Whether a session stands cannot be looked up: its file is locked, or the disk is gone. That is no sign-out."""
+    """A session cannot be looked up: its file is locked, or the disk is gone. That is no sign-out."""
 
 
 @dataclass(frozen=True)
 class Recognition:
-    """How a request was recognised. by: local, cookie, token, header, or nothing; said: what the cookie says of its
+    """Result of recognising a request. by: local, cookie, token, header, or nothing; said: what the cookie says of its
     session.
     """
 
@@ -57,7 +57,7 @@ _seen: dict[tuple[str, str], tuple[float, Session | UnseenError | None]] = {}
 
 
 async def authenticate(scope: Scope, found: Configuration, place: AuthStore) -> Recognition:
-    """Who sent it, where a sign-in is configured. UnseenError where that cannot be looked up."""
+    """Recognise who sent a request, where a sign-in is configured. UnseenError where that cannot be looked up."""
     headers = Headers(scope=scope)
     bearer = _bearer(headers)
     if bearer is not None and found.sign_in.tokens:
@@ -71,7 +71,9 @@ async def authenticate(scope: Scope, found: Configuration, place: AuthStore) -> 
 
 
 async def still(at: Recognition, scope: Scope, found: Configuration, place: AuthStore) -> Identity | None:
-    """Who it is now, for what goes on: a websocket. UnseenError where that cannot be looked up."""
+    """Identity at this moment behind something that goes on, a websocket; None for nobody. UnseenError where that
+    cannot be looked up.
+    """
     if at.by == "local":
         return None if found.sign_in.is_configured else LOCAL
     if at.by == "header":
@@ -84,8 +86,8 @@ async def still(at: Recognition, scope: Scope, found: Configuration, place: Auth
 
 
 async def of_session(said: str, sign_in: SignIn, place: AuthStore) -> Identity | None:
-    """Whom a cookie's session stands for, if what it was begun with still lets them in. UnseenError where that cannot
-    be looked up.
+    """Identity of a cookie's session, if what it was begun with still lets them in. UnseenError where that cannot be
+    looked up.
     """
     session = await _session(said, sign_in.session_hours, place)
     if session is None:
@@ -106,8 +108,8 @@ async def of_session(said: str, sign_in: SignIn, place: AuthStore) -> Identity |
 
 
 def with_secret(secret: str, sign_in: SignIn, place: AuthStore) -> tuple[Identity, str] | None:
-    """Whom a typed password or token lets in, and what their session keeps of it. As long for a wrong one as for a
-    right one.
+    """Identity that a typed password or token lets in, and what their session keeps of it; None for a wrong one. As
+    long for a wrong one as for a right one.
     """
     if sign_in.tokens and secret.startswith(tokens.PREFIX):
         digest = tokens.digest_of(secret.strip())
@@ -131,7 +133,7 @@ def provider_of(place: AuthStore, sign_in: SignIn) -> str:
 
 
 def by_header(scope: Scope, found: Configuration) -> Identity | None:
-    """Whom the proxy names, once, if it is a trusted one and the lists know them."""
+    """Identity that the proxy names, once, if it is a trusted one and the lists know them; else None."""
     if not found.sign_in.header or not client_address.is_trusted(client_address.peer_of(scope), found.hosting):
         return None
     names = Headers(scope=scope).getlist(found.sign_in.header)
@@ -146,7 +148,7 @@ def by_header(scope: Scope, found: Configuration) -> Identity | None:
 
 
 def session_cookie(headers: Headers, found: Configuration, place: AuthStore) -> str | None:
-    """What the cookie says of its session, if we signed it and it is not over."""
+    """Text that the cookie keeps of its session, if we signed it and it is not over; else None."""
     value = cookies(headers).get(place.cookie("session", is_secure(found)), "")
     return place.unsigned(_COOKIE, value, 3600 * found.sign_in.session_hours)
 
@@ -165,12 +167,12 @@ def sign_out(said: str, place: AuthStore) -> None:
 
 
 def forget() -> None:
-    """Look every session up again."""
+    """Forget the sessions that were looked up, so that each is looked up again."""
     _seen.clear()
 
 
 async def _session(said: str, hours: float, place: AuthStore) -> Session | None:
-    """Looked up once a second at most, for a heatmap asks for many tiles at once."""
+    """Session of a cookie, looked up once a second at most, for a heatmap asks for many tiles at once."""
     kept = _seen.get((str(place.directory), said))
     if kept is None or time.monotonic() > kept[0]:
         kept = await asyncio.get_running_loop().run_in_executor(_looking, _look, said, hours, place)
@@ -181,7 +183,7 @@ async def _session(said: str, hours: float, place: AuthStore) -> Session | None:
 
 
 def _look(said: str, hours: float, place: AuthStore) -> tuple[float, Session | UnseenError | None]:
-    """Unless somebody has while this one waited for its turn."""
+    """Look a session up, unless somebody has while this call waited for its turn."""
     key = (str(place.directory), said)
     kept = _seen.get(key)
     if kept is not None and time.monotonic() <= kept[0]:
@@ -199,8 +201,8 @@ def _look(said: str, hours: float, place: AuthStore) -> tuple[float, Session | U
 
 
 async def _by_token(text: str, scope: Scope, found: Configuration, place: AuthStore) -> Recognition:
-    """A right token always counts: it has 256 random bits, so that nobody guesses one, and a colleague's faulty script
-    locks nobody out.
+    """Recognise a request by its token. A right one always counts: it has 256 random bits, so that nobody guesses one,
+    and a colleague's faulty script locks nobody out.
     """
     identity = _of_token(tokens.digest_of(text), place)
     if identity is not None:

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class Gate:
-    """`routes`: what it answers itself, to anybody."""
+    """ASGI middleware that lets in whom it knows. `routes`: those it answers itself, to anybody."""
 
     def __init__(self, app: ASGIApp, routes: list[Route] | None = None) -> None:
         self._app = app
@@ -79,7 +79,9 @@ class Gate:
     async def _pass(
         self, scope: Scope, receive: Receive, send: Send, found: Configuration, place: AuthStore | None
     ) -> None:
-        """To whom it is for, if it may. UnseenError, with nothing answered yet, where that cannot be looked up."""
+        """Pass a request on to whom it is for, if it may. UnseenError, with nothing answered yet, where that cannot be
+        looked up.
+        """
         if place is None:
             at = Recognition(LOCAL if client_address.is_local(scope) else None, "local")
             refusal = None if at.identity else _refusal(scope, _ONLY_HERE, 403)
@@ -137,7 +139,7 @@ class _Watched:
         return {"type": "websocket.disconnect", "code": ENDED}
 
     async def _wait(self, seconds: float | None) -> None:
-        """For whichever is first of a message and the look's end."""
+        """Wait for whichever is first of a message and the look's end."""
         tasks = [task for task in (self._waiting, self._looking) if task is not None]
         try:
             await asyncio.wait(
@@ -167,7 +169,9 @@ class _Watched:
         return stands
 
     async def _end(self) -> None:
-        """Streamlit's page goes to the sign-in when it is told to; without that it would try to connect for ever."""
+        """End the websocket. Streamlit's page goes to the sign-in when it is told to; without that it would try to
+        connect for ever.
+        """
         self._is_over = True
         if self._waiting is not None:
             self._waiting.cancel()
@@ -182,7 +186,7 @@ class _Watched:
 
 
 def _stripped(scope: Scope, found: Configuration) -> Scope:
-    """Without the headers that only we write, and without the proxy's where it did not come from the proxy."""
+    """Scope without the headers that only we write, and without the proxy's where it did not come from the proxy."""
     named = found.sign_in.header.lower().encode()
     is_believed = bool(named) and client_address.is_trusted(client_address.peer_of(scope), found.hosting)
 
@@ -202,20 +206,26 @@ def _marked(scope: Scope, identity: Identity) -> Scope:
 
 
 def _forged(scope: Scope, at: Recognition, found: Configuration) -> Response | None:
-    """What a page of another site makes the browser send, with the cookies or from the network that the browser has."""
+    """Refusal of a request that a page of another site makes the browser send, with the cookies or from the network
+    that the browser has; else None.
+    """
     if at.by == "token" or (scope["type"] == "http" and scope["method"] in SAFE):
         return None
     return None if client_address.is_same_site(scope, found.hosting) else _refusal(scope, _FORGED, 403)
 
 
 def _beyond(scope: Scope, identity: Identity) -> Response | None:
-    """A viewer sees and downloads, so nothing but reading is passed on, whatever the route behind forgets to ask."""
+    """Refusal of anything but reading for a viewer, who sees and downloads, whatever the route behind forgets to ask;
+    else None.
+    """
     is_reading = scope["type"] == "websocket" or scope["method"] in SAFE
     return None if is_reading or identity.may_edit else _refusal(scope, NO_EDITOR, 403)
 
 
 async def _not_in(scope: Scope, at: Recognition, found: Configuration, place: AuthStore) -> Response:
-    """To the sign-in for a person on the way to a page, with the way back; a status for anything else."""
+    """Response to who is not signed in: a redirect to the sign-in for a person on the way to a page, with the way back;
+    a status for anything else.
+    """
     if at.by == "token":
         if at.wait:
             answer = _refusal(scope, "Too many wrong tokens from your address; try again later.", 429)
@@ -254,7 +264,7 @@ def _refusal(scope: Scope, sentence: str, status: int) -> Response:
 
 
 async def _answer(scope: Scope, receive: Receive, send: Send, answer: Response) -> None:
-    """A websocket is refused before it is accepted, which the browser sees as a 403."""
+    """Send a response. A websocket is refused before it is accepted, which the browser sees as a 403."""
     if scope["type"] == "websocket":
         await receive()
         closing: dict[str, Any] = {"type": "websocket.close", "code": ENDED, "reason": ""}

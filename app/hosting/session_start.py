@@ -1,4 +1,4 @@
-"""How a session begins once somebody is known, whichever way they signed in: its cookie, and what both ways say."""
+"""Start of a session once somebody is known, whichever way they signed in: its cookie, and what both ways say."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_DISK = "Signing in is not possible at this moment: the server cannot write to
 async def begin(
     request: Request, found: Configuration, place: AuthStore, identity: Identity, credential: str, target: str
 ) -> Response:
-    """A new session, the old one ended, and on to where the viewer wanted to go."""
+    """Begin a new session, end the old one, and go on to where the viewer wanted to go."""
     before = authentication.session_cookie(request.headers, found, place)
     if before is not None:
         await run_in_threadpool(authentication.sign_out, before, place)

@@ -1,4 +1,6 @@
-"""`/sign-in`, `/sign-out` and `/health`: what the gate answers itself, before anything of the dashboard is reached."""
+"""`/sign-in`, `/sign-out` and `/health`: the routes that the gate answers itself, before anything of the dashboard is
+reached.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _looking = ThreadPoolExecutor(1, "passwords")
 
 
 async def sign_in(request: Request) -> Response:
-    """The form; whoever is signed in already goes on."""
+    """Answer with the form; whoever is signed in already goes on."""
     found, place = now_in_force(), auth_store()
     target = (
         redirects.safe(request.query_params["next"])
@@ -98,8 +100,8 @@ async def _signing_in(request: Request, found: Configuration, place: AuthStore) 
 
 
 async def sign_out(request: Request) -> Response:
-    """Ends the session in every process. Asks first where the browser does not say that one of our pages sent the
-    viewer here.
+    """End the session in every process. Asks first where the browser does not say that one of our pages sent the viewer
+    here.
     """
     found, place = now_in_force(), auth_store()
     who = await authentication.authenticate(request.scope, found, place)
@@ -134,7 +136,7 @@ async def sign_out(request: Request) -> Response:
 
 
 async def health(_: Request) -> Response:
-    """That the process answers, and nothing else: for whoever watches over it."""
+    """Answer that the process runs, and nothing else: for whoever watches over it."""
     return PlainTextResponse("ok", headers={"cache-control": "no-store"})
 
 
@@ -168,7 +170,7 @@ async def _form_of(request: Request) -> dict[str, str] | None:
 
 
 class _Provider:
-    """The way to an OIDC provider or back; the libraries for it are loaded when somebody goes it."""
+    """Endpoint of the way to an OIDC provider or back; the libraries for it are loaded when somebody goes it."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -26,7 +26,7 @@ MEANINGS = {
 
 
 def nothing_to_compare(view: selection.View) -> NoReturn:
-    """No caches of this pair: say why that is and what to do, and stop."""
+    """Say why there are no caches of this pair and what to do, and stop."""
     others = [pair.variant for pair in view.run.pairs if not view.run.kv(pair.index).empty]
     if others:
         names = ", ".join(f"`{widgets.code(name)}`" for name in others)
@@ -54,7 +54,7 @@ def shape(table: pd.DataFrame) -> str:
 
 
 def sentence(found: CacheSummary) -> str:
-    """What differs and where it begins, in markdown."""
+    """Sentence on what differs and where it begins, in markdown."""
     together, first = found.together, found.layer_0_keys
     if not together.neq:
         return f"Nothing differs: the two caches hold the same numbers in all {together.elements:,} elements."
@@ -68,7 +68,7 @@ def sentence(found: CacheSummary) -> str:
 
 
 def figures(found: CacheSummary, dtype: str) -> None:
-    """The headline figures."""
+    """Draw the headline figures."""
     columns = st.columns(6)
     for column, name, part in ((columns[0], "Keys", found.keys), (columns[1], "Values", found.values)):
         share = percent(part.neq_share) if part.elements else "none kept"

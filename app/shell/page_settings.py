@@ -1,4 +1,4 @@
-"""What a page's own controls are set to (colour, threshold, filter): kept over page switches, and part of its link.
+"""Settings of a page's own controls (colour, threshold, filter): kept over page switches, and part of its link.
 
 One table says what each is called in the address and what it may be; app/shell/address.py reads and writes it. A
 control at its default is not in the address. Its widget is drawn with the `key` and without a default, because its
@@ -50,7 +50,7 @@ def whole(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class PageSetting:
-    """One control: on which page, its name in the address, the key of its widget, its default.
+    """One control: its page, its name in the address, the key of its widget, its default.
 
     `options` has the word in the address for each value; `span` the lowest and highest whole number; with neither it is
     free text.
@@ -74,7 +74,7 @@ class PageSetting:
         return printable(text, "")[: self.longest]
 
     def said(self, value: object) -> str | None:
-        """What the address says of a value; None for the default, and for what is no value of this control."""
+        """Word for a value in the address; None for the default, and for what is no value of this control."""
         if value == self.default:
             return None
         if self.options:
@@ -83,7 +83,7 @@ class PageSetting:
 
     @property
     def expected(self) -> str:
-        """What a link may say, in words."""
+        """Values that a link may ask for, in words."""
         return f"{self.span[0]} to {self.span[1]}" if self.span is not None else ", ".join(self.options)
 
 

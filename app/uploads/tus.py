@@ -164,7 +164,7 @@ async def _receive(request: Request, found: Upload, offset: int, limits: Limits)
 
 
 async def _take(request: Request, receiving: _Receiving, writing: Writing, offset: int, digest: Any) -> bool:
-    """Write the body as it comes, never more of it in memory than a piece; whether it came to its end."""
+    """Write the body as it comes, never more of it in memory than a piece; return whether it came to its end."""
     waiting = bytearray()
     place = offset
     is_whole = False
@@ -193,8 +193,8 @@ async def _take(request: Request, receiving: _Receiving, writing: Writing, offse
 
 @asynccontextmanager
 async def _turn(found: Upload, *, is_verified_later: bool) -> AsyncIterator[tuple[_Receiving, Writing]]:
-    """The upload's lock. A sender of this process from whom nothing comes any more is sent away; its connection may be
-    long dead.
+    """Hold the upload's lock. A sender of this process from whom nothing comes any more is sent away; its connection
+    may be long dead.
     """
     earlier = _receiving.get(found.upload_id)
     if earlier is not None and time.monotonic() - earlier.last_arrival > STALE_SECONDS:
@@ -262,7 +262,7 @@ def _whole(request: Request, header: str) -> int:
 
 
 def _metadata(text: str) -> dict[str, str]:
-    """`filename d29ybGQ=,modified MTI=`: names, and values in base64, which are UTF-8."""
+    """Metadata of an upload, from `filename d29ybGQ=,modified MTI=`: names, and values in base64, which are UTF-8."""
     if len(text) > _LARGEST_METADATA:
         raise UploadError(f"Upload-Metadata has {len(text):,} characters; expected at most {_LARGEST_METADATA:,}.", 400)
     found: dict[str, str] = {}
