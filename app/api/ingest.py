@@ -66,7 +66,7 @@ async def put_run(request: Request) -> Response:
 
 
 def _check_precondition(request: Request, name: str) -> None:
-    """`If-None-Match: *`: only if no run is called so yet."""
+    """Check `If-None-Match: *`: only if no run is called so yet."""
     said = request.headers.get("if-none-match")
     if said is None:
         return

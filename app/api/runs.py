@@ -41,7 +41,9 @@ _FILTERS = ("search", "dtype", "device", "verdict", "flips", "tag", "sort", "lim
 
 
 async def list_runs(request: Request) -> Response:
-    """`{"runs": [...], "total": N, "broken": [...]}`: those that match, in order, `limit` of them from `offset` on."""
+    """Answer with `{"runs": [...], "total": N, "broken": [...]}`: those that match, in order, `limit` of them from
+    `offset` on.
+    """
     return await to_thread.run_sync(_list, request)
 
 
@@ -83,8 +85,8 @@ def _card(request: Request, card: RunCard, attached: Labels) -> dict[str, Any]:
 
 
 async def one_run(request: Request) -> Response:
-    """A run's figures as `python -m core show --json` prints them, with its labels and its link; `?positions=1` for
-    every position.
+    """Answer with a run's figures as `python -m core show --json` prints them, with its labels and its link;
+    `?positions=1` for every position.
     """
     return await to_thread.run_sync(_one, request)
 
@@ -192,7 +194,7 @@ def _trash() -> Response:
 
 
 async def run_labels(request: Request) -> Response:
-    """`{"tags": [...], "note": "...", "pinned": false}`."""
+    """Answer with `{"tags": [...], "note": "...", "pinned": false}`."""
     return await to_thread.run_sync(_labels, request)
 
 

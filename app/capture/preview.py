@@ -111,7 +111,7 @@ class Previews:
             self._files.clear()
 
     def _leave(self, viewer: str, but: tuple[str, ...]) -> None:
-        """The viewer waits for nothing but `but` any more."""
+        """Let the viewer wait for nothing but `but` any more."""
         for key, look in list(self._looks.items()):
             if key != but and viewer in look.viewers:
                 look.viewers.discard(viewer)

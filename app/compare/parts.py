@@ -218,7 +218,7 @@ def exported(compared: Sequence[Compared]) -> pd.DataFrame:
 
 
 def by_position(compared: Sequence[Compared], prompt: int) -> pd.DataFrame:
-    """Every run's figures by position of a prompt, one below another, with the run in front."""
+    """Table of every run's figures by position of a prompt, one below another, with the run in front."""
     parts = [
         one.table[one.table["prompt"] == prompt].assign(variant=one.pair.variant, run=one.run.run_id)
         for one in compared
@@ -228,12 +228,14 @@ def by_position(compared: Sequence[Compared], prompt: int) -> pd.DataFrame:
 
 
 def histogram(one: Compared) -> dict[int, int]:
-    """ULP distance to number of elements, kept: of a float32 pair it takes 0.15 s to read."""
+    """Map from ULP distance to number of elements, kept: of a float32 pair it takes 0.15 s to read."""
     return store_cache.histogram(selection.View(one.run, one.pair, 0, 0, one.table))
 
 
 def distributions(compared: Sequence[Compared]) -> pd.DataFrame:
-    """run, variant, distance_ulps, elements: how many logits of each pair are how many ULPs of its own dtype apart."""
+    """Table with run, variant, distance_ulps, elements: how many logits of each pair are how many ULPs of its own dtype
+    apart.
+    """
     parts = []
     for one in compared:
         found = histogram(one)
@@ -243,7 +245,7 @@ def distributions(compared: Sequence[Compared]) -> pd.DataFrame:
 
 
 def flips_exported(found: Sequence[FlipSet], compared: Sequence[Compared]) -> pd.DataFrame:
-    """prompt, position, run, variant, reference_token, variant_token: one row a flip of a run."""
+    """Table with prompt, position, run, variant, reference_token, variant_token: one row a flip of a run."""
     rows = [
         {
             "prompt": one.prompt,

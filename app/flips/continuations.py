@@ -168,7 +168,7 @@ def outcome(view: state.View) -> str:
 
 
 def table(run: RunReader) -> tuple[list[Continuation], dict[str, list]]:
-    """Every continuation of the run, and a row for each."""
+    """Every continuation of the run, and the columns of a table with a row for each."""
     found = continuations(run)
     rows = [figures_at(run, one) for one in found]
     columns: dict[str, list] = {

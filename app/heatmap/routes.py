@@ -134,12 +134,14 @@ def _in_thread(request: Request, make: Callable[[Request, RunReader], Response])
 
 
 async def tile(request: Request) -> Response:
-    """Cells of a tile, row by row, little-endian, two bytes each or four; an empty body where nothing in it differs."""
+    """Send the cells of a tile, row by row, little-endian, two bytes each or four; an empty body where nothing in it
+    differs.
+    """
     return await _answer(request, _tile)
 
 
 async def largest(request: Request) -> Response:
-    """The element that is furthest apart in a rectangle, as JSON; exact digits."""
+    """Send the element that is furthest apart in a rectangle, as JSON; exact digits."""
     return await _answer(request, _largest)
 
 

@@ -49,7 +49,7 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
 
 
 def shape(table: pd.DataFrame) -> str:
-    """`6 layers with up to 8 heads`."""
+    """Size of the caches in words: `6 layers, 8 key/value heads`."""
     return f"{plural(table['layer'].nunique(), 'layer')}, {plural(table['head'].nunique(), 'key/value head')}"
 
 
@@ -94,7 +94,7 @@ def figures(found: CacheSummary, dtype: str) -> None:
 
 
 def _each(name: str, found: CacheSummary) -> str:
-    """`keys 17, values 30`."""
+    """Words on a figure of keys and of values: `keys 17, values 30`."""
     parts = [("keys", getattr(found.keys, name)), ("values", getattr(found.values, name))]
     return ", ".join(f"{kind} {f'{value:,}' if isinstance(value, int) else number(value)}" for kind, value in parts)
 

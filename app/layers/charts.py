@@ -27,7 +27,7 @@ MOST_NAMED = 60  # modules whose names fit beside a map
 
 
 def short_name(each: ModuleFigures) -> str:
-    """`block 3` for the stream after a block, else the last part of the name. Inert."""
+    """Short name of a module: `block 3` for the stream after a block, else the last part of the name. Inert."""
     return f"block {each.block}" if each.kind == RESIDUAL else inert(each.module.rpartition(".")[2])
 
 

@@ -100,7 +100,7 @@ def against_floor(found: LayerSummary, modules: list[ModuleFigures]) -> str:
 
 
 def short_name(each: ModuleFigures) -> str:
-    """`block 3` for the stream after a block, else the last part of the name."""
+    """Short name of a module: `block 3` for the stream after a block, else the last part of the name."""
     return f"block {each.block}" if each.kind == RESIDUAL else visible(each.module.rpartition(".")[2])
 
 

@@ -147,7 +147,7 @@ def near_tie_scatter(
 
 
 def _labels(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> np.ndarray:
-    """`position 17 after 'self'`, with the prompt in front where there are several."""
+    """Labels of positions: `position 17 after 'self'`, with the prompt in front where there are several."""
     labels = np.empty(len(table), object)
     several = table["prompt"].nunique() > 1
     for prompt, places in table.groupby("prompt").indices.items():

@@ -105,7 +105,9 @@ def _selection_address(view: View) -> dict[str, str]:
 
 
 def write(said: dict[str, str]) -> None:
-    """Make the address bar say it, in one step: every change of the address is an entry in the browser's history."""
+    """Write parameters into the address bar, in one step: every change of the address is an entry in the browser's
+    history.
+    """
     names = {*link.LINKED, *(setting.name for setting in page_settings.SETTINGS)}
     if {key: st.query_params.get(key) for key in said} != said or any(
         key in st.query_params for key in names - said.keys()

@@ -146,7 +146,9 @@ def _stamps(paths: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
 
 
 def searchable() -> dict[str, str]:
-    """Run id to the beginnings of its prompts, case folded; read once a file, at the first search (1 ms a run)."""
+    """Map from run id to the beginnings of its prompts, case folded; read once a file, at the first search (1 ms a
+    run).
+    """
     stamps, kept = _stamps(store().paths()), _kept("prompts")
     missing = [stamp for stamp in stamps if stamp not in kept]
     texts = prompt_texts([Path(stamp[0]) for stamp in missing]) if missing else {}
@@ -284,8 +286,8 @@ def positions(run: RunReader, pair: int) -> pd.DataFrame:
 
 
 def histogram(view: View) -> dict[int, int]:
-    """ULP distance to number of elements; a float32 pair can have a hundred thousand distances, which take 0.15 s to
-    read.
+    """Map from ULP distance to number of elements; a float32 pair can have a hundred thousand distances, which take
+    0.15 s to read.
     """
     return _histogram(*_stamp(view.run.path), view.pair.index)
 

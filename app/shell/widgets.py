@@ -143,7 +143,7 @@ def _pick_within(run_id: str) -> selection.View:
 
 
 def _twins(run: RunReader) -> dict[str, str]:
-    """Variants to choose by; one that equals an earlier side bit for bit says so."""
+    """Labels of variants to choose by; one that equals an earlier side bit for bit says so."""
     first: dict[int, str] = {}
     labels = {}
     for side in run.sides:

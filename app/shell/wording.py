@@ -146,12 +146,12 @@ def opening(sentence: str) -> str:
 
 
 def kinds(names: Iterable[str]) -> str:
-    """`keys`, `keys and values`."""
+    """Words for the kinds: `keys`, `keys and values`."""
     return " and ".join(f"{name}s" for name in names)
 
 
 def logit(value: float | None) -> str:
-    """A logit of a pair, which may be undefined."""
+    """Text of a logit of a pair, which may be undefined."""
     return "undefined" if value is None or value != value else exact(value)
 
 
