@@ -41,7 +41,7 @@ PAGES = (
 
 
 def draw() -> None:
-    """One viewer's script run."""
+    """Run one viewer's script."""
     st.set_page_config(page_title="ULPscope", page_icon=str(ROOT / "app" / "shell" / "favicon.png"), layout="wide")
     st.html(ROOT / "app" / "shell" / "style.css")
     pages = [

@@ -83,7 +83,9 @@ jobs, looks = store_cache.jobs(), previews()
 
 
 def remembered() -> None:
-    """Widgets forget what they hold when another page is opened; this page comes back as it was left."""
+    """Restore what the widgets hold, which they forget when another page is opened: this page comes back as it was
+    left.
+    """
     st.session_state.setdefault("viewer", uuid4().hex)
     if "capture_model" not in st.session_state:
         st.session_state["capture_shows_file"] = False
@@ -95,7 +97,7 @@ def remembered() -> None:
 
 
 def models() -> list[str]:
-    """Those tried here, those of stored runs, and the one that is shipped."""
+    """Models to choose from: those tried here, those of stored runs, and the one that is shipped."""
     cards, _ = store_cache.cards()
     stored = [card.model for card in cards if card.model]
     now = [st.session_state["capture_model"]] if st.session_state["capture_model"] else []
@@ -103,7 +105,7 @@ def models() -> list[str]:
 
 
 def choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
-    """What was typed, or what was dropped."""
+    """Draw the choice of prompts and return what was typed, or what was dropped."""
     source = st.segmented_control("Prompts", ["typed", "a file"], key="capture_source", required=True)
     if source == "typed":
         text = st.text_area(
@@ -246,7 +248,7 @@ def look_up(form: CaptureForm) -> Answer | None:
 
 
 def draw_costs(form: CaptureForm, answer: Answer) -> None:
-    """What will run, side by side, and what it takes."""
+    """Draw what will run, side by side, and what it takes."""
     if answer.refusal:
         st.warning(widgets.escaped(answer.refusal), icon=":material/block:")
         return
@@ -290,7 +292,7 @@ def draw_costs(form: CaptureForm, answer: Answer) -> None:
 
 
 def foreseen(form: CaptureForm) -> None:
-    """The preview; draws itself again until its dry run has answered."""
+    """Draw the preview, again until its dry run has answered."""
     answer = look_up(form)
     if answer is not None:
         draw_costs(form, answer)

@@ -88,7 +88,7 @@ with right:
 
 
 def saving(tables: dict) -> NoReturn:
-    """The end of the page."""
+    """Draw the downloads, and end the page there."""
     with st.container(horizontal=True, vertical_alignment="center"):
         exports.download(tables, stem, "compare")
         exports.picture_format()

@@ -62,7 +62,7 @@ shown = module_named(modules, st.session_state.get("layers_module", "")) or firs
 
 
 def open_module(chart: str, *, with_position: bool) -> None:
-    """A click opens the module it is at, and on the map selects the position."""
+    """Open the clicked module, and on the map select the position."""
     place = plots.chosen(chart, 0)
     if place is not None and 0 <= place < len(modules):
         st.session_state["layers_module"] = modules[place].module

@@ -45,7 +45,7 @@ rounds = count()
 
 @st.fragment(run_every=3.0)
 def watch() -> None:
-    """A run that arrives or goes, and labels that change, while the page is open appear or disappear by themselves."""
+    """Draw the page anew when a run arrives or goes, or labels change, while it is open."""
     if not next(rounds):
         return  # drawn a moment ago
     if (store_cache.cards(), store_cache.all_labels(), store_cache.discarded()) != (

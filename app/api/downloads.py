@@ -42,17 +42,19 @@ _limiter: list[CapacityLimiter] = []  # made by the first request: it belongs to
 
 
 async def run_file(request: Request) -> Response:
-    """The run file itself: one file that any DuckDB can open."""
+    """Send the run file itself: one file that any DuckDB can open."""
     return await _answered(request, _file)
 
 
 async def run_npz(request: Request) -> Response:
-    """Every side in the bits it came in."""
+    """Send the run as an npz: every side in the bits it came in."""
     return await _answered(request, _npz)
 
 
 async def _answered(request: Request, make: Callable[[Request], Response]) -> Response:
-    """In threads of the downloads' own: to write an npz takes seconds, and two at once fill the disk's queue."""
+    """Call `make` in one of two threads of the downloads' own: to write an npz takes seconds, and two at once fill the
+    disk's queue.
+    """
     if not _limiter:
         _limiter.append(CapacityLimiter(2))
     try:
@@ -81,7 +83,9 @@ def _npz(request: Request) -> Response:
 
 
 def _sent(request: Request, path: Path, name: str, status: os.stat_result, etag: str, kind: str) -> Response:
-    """Never compressed on the way: floats hardly shrink, and a range would be of other bytes than the whole."""
+    """Response with the file, never compressed on the way: floats hardly shrink, and a range would be of other bytes
+    than the whole.
+    """
     if (known := _unchanged(request, etag)) is not None:
         return known
     headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Content-Encoding": "identity"}
@@ -90,7 +94,7 @@ def _sent(request: Request, path: Path, name: str, status: os.stat_result, etag:
 
 
 class _ApiFile(FileResponse):
-    """Which refuses a range in JSON, as the rest of the API does."""
+    """File response that refuses a range in JSON, as the rest of the API does."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         said: Response | None = None
@@ -122,13 +126,13 @@ def _status(path: Path) -> os.stat_result:
 
 
 def _stamp(status: os.stat_result) -> str:
-    """Changes whenever the file does."""
+    """Text that changes whenever the file does."""
     return f"{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
 def npz_of(store: Store, path: Path, status: os.stat_result) -> Path:
-    """The run at `path` as an npz, written if it is not there. StoreError, or LimitError where the disk is too full for
-    it.
+    """Path of the npz of the run at `path`, written if it is not there. StoreError, or LimitError where the disk is too
+    full for it.
     """
     folder = store.directory / FOLDER
     target = folder / f"{path.stem}-{_FORM}-{_stamp(status)}.npz"

@@ -66,7 +66,7 @@ async def put_run(request: Request) -> Response:
 
 
 def _check_precondition(request: Request, name: str) -> None:
-    """`If-None-Match: *`: only if no run is called so yet."""
+    """Check `If-None-Match: *`: only if no run is called so yet."""
     said = request.headers.get("if-none-match")
     if said is None:
         return
@@ -118,7 +118,9 @@ def _declared(request: Request) -> int:
 
 
 async def _received(request: Request, directory: Path, name: str, store: Store, limits: Limits) -> Path:
-    """The body as a file. Its bytes are counted as they come: a chunked body says nothing, and a sender may lie."""
+    """Write the body to a file and return its path. Its bytes are counted as they come: a chunked body says nothing,
+    and a sender may lie.
+    """
     expected = _expected_digest(request)
     folder = directory / "0"
     await to_thread.run_sync(folder.mkdir)
@@ -158,7 +160,7 @@ async def _received(request: Request, directory: Path, name: str, store: Store, 
 
 
 def _expected_digest(request: Request) -> bytes | None:
-    """Of `Repr-Digest` or `Content-Digest`, where one has SHA-256."""
+    """SHA-256 that `Repr-Digest` or `Content-Digest` announces; None where neither is sent."""
     for header in ("repr-digest", "content-digest"):
         said = request.headers.get(header)
         if said is None:
@@ -173,7 +175,9 @@ def _expected_digest(request: Request) -> bytes | None:
 
 
 def _refuse_unknown_kind(start: bytes) -> None:
-    """After the first bytes, not after the last: a file of gigabytes that is none of ours need not travel."""
+    """Refuse a body of no known kind by its first bytes, not after the last: a file of gigabytes that is none of ours
+    need not travel.
+    """
     is_dump = start[:4] == b"PK\x03\x04" or start[:6] == b"\x93NUMPY" or start[8:9] == b"{"
     if not (is_dump or is_database(start)):
         raise RefusedError(
@@ -202,7 +206,7 @@ def _write(file: BinaryIO, digest: Any, data: bytes, store: Store, limits: Limit
 
 
 async def _outcome(request: Request, job: Job, wait: int) -> Response:
-    """As the ingest stands once it is over, or after `wait` seconds."""
+    """Answer with the ingest's state once it is over, or after `wait` seconds."""
     deadline = time.monotonic() + wait
     standing = _job_of(job.reserved) or job
     while not standing.is_over and time.monotonic() < deadline:
@@ -237,7 +241,7 @@ def _told(request: Request, job: Job) -> dict[str, Any]:
 
 
 async def one_ingest(request: Request) -> Response:
-    """How a file is getting on that becomes the run of this id; `?wait=SECONDS` waits for its end."""
+    """Answer with the state of the ingest of this run id; `?wait=SECONDS` waits for its end."""
     refuse_unknown(request, "wait")
     wait, run_id = whole(request, "wait", 0, _LONGEST_WAIT), request.path_params["run_id"]
     deadline = time.monotonic() + wait
@@ -249,7 +253,9 @@ async def one_ingest(request: Request) -> Response:
 
 
 def _standing(request: Request, run_id: str) -> dict[str, Any]:
-    """Of this process's job; of another's on the same store what that wrote down, and its files show."""
+    """State of an ingest: of this process's job; of another's on the same store what that wrote down, and its files
+    show.
+    """
     job = _job_of(run_id)
     if job is not None:
         return _told(request, job)
@@ -270,7 +276,9 @@ def _standing(request: Request, run_id: str) -> dict[str, Any]:
 
 
 async def list_ingests(request: Request) -> Response:
-    """The newest first, finished ones of the last day among them, whichever process of the store they are of."""
+    """List the ingests, the newest first, finished ones of the last day among them, whichever process of the store they
+    are of.
+    """
     refuse_unknown(request)
     return answer({"ingests": [_told(request, job) for job in await to_thread.run_sync(_all_there_are)]})
 
@@ -283,7 +291,7 @@ def _all_there_are() -> list[Job]:
 
 
 async def cancel_ingest(request: Request) -> Response:
-    """Stop it; what it began is removed. One that is over stays as it ended."""
+    """Stop an ingest and remove what it began. One that is over stays as it ended."""
     job = _job_of(request.path_params["run_id"])
     if job is None:
         run_id = request.path_params["run_id"]

@@ -1,4 +1,4 @@
-"""The API as OpenAPI 3.1 describes it. A test holds it beside the table of routes and beside real answers."""
+"""OpenAPI 3.1 description of the API. A test holds it beside the table of routes and beside real answers."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ _OF_UPLOADS: dict[str, dict[str, Any]] = {
 
 
 def document(base: str) -> dict[str, Any]:
-    """The whole description; `base`: where this server is."""
+    """OpenAPI document of the API; `base`: the address of this server."""
     return {
         "openapi": "3.1.0",
         "info": {

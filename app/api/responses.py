@@ -1,6 +1,4 @@
-"""How a route of the API answers: JSON, an error as `{"error": "one sentence"}`, and nothing but that, whatever went
-wrong below.
-"""
+"""Responses of the API: JSON, an error as `{"error": "one sentence"}`, and nothing else, whatever went wrong below."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _LINGER_BYTES, _LINGER_SECONDS = 64 << 20, 3.0  # of a body that is refused, rea
 
 
 class NotFoundError(UlpscopeError):
-    """What is asked for is not there."""
+    """The run, deleted run or ingest that is asked for does not exist."""
 
 
 class RefusedError(UlpscopeError):
@@ -39,8 +37,8 @@ class RefusedError(UlpscopeError):
 
 
 @dataclass(frozen=True)
-class Operation:
-    """One method of one path. needs_editor: it changes something, so a viewer is refused."""
+class ApiOperation:
+    """One method of one path, and its handler. needs_editor: it changes something, so a viewer is refused."""
 
     method: str
     path: str
@@ -49,8 +47,8 @@ class Operation:
 
 
 def answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """JSON that nobody keeps. A NaN in `value`, which JSON has no word for, is an error: ours are null where nothing is
-    defined.
+    """JSON response that nobody keeps. A NaN in `value`, which JSON has no word for, is an error: ours are null where
+    nothing is defined.
     """
     try:
         # A file's name may be no text: its odd bytes become escapes that JSON has too.
@@ -70,7 +68,7 @@ class Dispatcher:
     ASGI, no function: of a function's route the router answers unknown methods itself, and not in JSON.
     """
 
-    def __init__(self, operations: Mapping[str, Operation]) -> None:
+    def __init__(self, operations: Mapping[str, ApiOperation]) -> None:
         self._operations = operations
         self._allowed = ", ".join(sorted(operations))
 
@@ -93,7 +91,7 @@ class Dispatcher:
 
 
 async def tried(handler: Handler, request: Request) -> Response:
-    """The handler's answer, or that of what it raised."""
+    """Response of the handler, or the error response for what it raised."""
     try:
         return await handler(request)
     except ClientDisconnect:
@@ -106,7 +104,7 @@ async def tried(handler: Handler, request: Request) -> Response:
 
 
 def status_of(failure: UlpscopeError) -> int:
-    """HTTP's word for what went wrong."""
+    """HTTP status code of an error."""
     if isinstance(failure, RefusedError | LimitError):
         return failure.status
     kinds = {
@@ -121,7 +119,7 @@ def status_of(failure: UlpscopeError) -> int:
 
 
 class _Incoming:
-    """What a request receives; knows whether its body has come to an end."""
+    """Wrapper of a request's `receive` that knows whether its body has come to an end."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -161,9 +159,7 @@ async def body_object(request: Request, largest: int) -> dict[str, Any]:
 
 
 def base_url(request: Request, found: Configuration | None = None) -> str:
-    """Where this server is reached: as it is configured, else as this request reached it. Without a slash at the
-    end.
-    """
+    """Address of this server: as it is configured, else as this request reached it. Without a slash at the end."""
     public = (found or now_in_force()).hosting.public_url
     return public.rstrip("/") if public else str(request.base_url).rstrip("/")
 
@@ -179,7 +175,7 @@ def api_path(request: Request, *parts: str) -> str:
 
 
 def flag(request: Request, name: str) -> bool:
-    """`?name=1`; RefusedError for anything that is neither 1 nor 0."""
+    """Value of the flag `?name=1`, False where it is not given; RefusedError for anything that is neither 1 nor 0."""
     text = request.query_params.get(name, "0").lower()
     if text not in ("0", "1", "true", "false", ""):
         raise RefusedError(f"{name}={shown(text, 20)} is neither 1 nor 0.", 400)
@@ -187,7 +183,7 @@ def flag(request: Request, name: str) -> bool:
 
 
 def whole(request: Request, name: str, default: int, highest: int) -> int:
-    """`?name=N` from 0 to `highest`; RefusedError for anything else."""
+    """Value of `?name=N`, a whole number from 0 to `highest`; RefusedError for anything else."""
     text = request.query_params.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) <= 12 and int(text) <= highest):
         raise RefusedError(f"{name}={shown(text, 20)} is no whole number from 0 to {highest:,}.", 400)
@@ -195,7 +191,7 @@ def whole(request: Request, name: str, default: int, highest: int) -> int:
 
 
 def refuse_unknown(request: Request, *known: str) -> None:
-    """A parameter that was misspelt would be one that was not given."""
+    """Refuse parameters that are none of `known`: one that was misspelt would be one that was not given."""
     strange = sorted(set(request.query_params) - set(known))
     if strange:
         raise RefusedError(f"'{shown(strange[0])}' is no parameter here; there are {', '.join(known) or 'none'}.", 400)

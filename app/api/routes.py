@@ -10,37 +10,37 @@ from starlette.routing import Route
 
 from app.api import downloads, ingest, runs
 from app.api import openapi as description
-from app.api.responses import Dispatcher, Operation, answer, base_url
+from app.api.responses import ApiOperation, Dispatcher, answer, base_url
 
 
 async def openapi(request: Request) -> Response:
-    """The description of this API, OpenAPI 3.1."""
+    """Send the description of this API, OpenAPI 3.1."""
     return answer(description.document(base_url(request)))
 
 
 OPERATIONS = (
-    Operation("GET", "/api/openapi.json", openapi),
-    Operation("GET", "/api/runs", runs.list_runs),
-    Operation("GET", "/api/runs/{run_id}", runs.one_run),
-    Operation("PUT", "/api/runs/{name}", ingest.put_run, needs_editor=True),
-    Operation("DELETE", "/api/runs/{run_id}", runs.delete_run, needs_editor=True),
-    Operation("POST", "/api/runs/{run_id}/restore", runs.restore_run, needs_editor=True),
-    Operation("GET", "/api/runs/{run_id}/labels", runs.run_labels),
-    Operation("PUT", "/api/runs/{run_id}/labels", runs.put_labels, needs_editor=True),
-    Operation("GET", "/api/runs/{run_id}/file", downloads.run_file),
-    Operation("GET", "/api/runs/{run_id}/npz", downloads.run_npz),
-    Operation("GET", "/api/trash", runs.list_trash),
-    Operation("GET", "/api/ingests", ingest.list_ingests),
-    Operation("GET", "/api/ingests/{run_id}", ingest.one_ingest),
-    Operation("DELETE", "/api/ingests/{run_id}", ingest.cancel_ingest, needs_editor=True),
+    ApiOperation("GET", "/api/openapi.json", openapi),
+    ApiOperation("GET", "/api/runs", runs.list_runs),
+    ApiOperation("GET", "/api/runs/{run_id}", runs.one_run),
+    ApiOperation("PUT", "/api/runs/{name}", ingest.put_run, needs_editor=True),
+    ApiOperation("DELETE", "/api/runs/{run_id}", runs.delete_run, needs_editor=True),
+    ApiOperation("POST", "/api/runs/{run_id}/restore", runs.restore_run, needs_editor=True),
+    ApiOperation("GET", "/api/runs/{run_id}/labels", runs.run_labels),
+    ApiOperation("PUT", "/api/runs/{run_id}/labels", runs.put_labels, needs_editor=True),
+    ApiOperation("GET", "/api/runs/{run_id}/file", downloads.run_file),
+    ApiOperation("GET", "/api/runs/{run_id}/npz", downloads.run_npz),
+    ApiOperation("GET", "/api/trash", runs.list_trash),
+    ApiOperation("GET", "/api/ingests", ingest.list_ingests),
+    ApiOperation("GET", "/api/ingests/{run_id}", ingest.one_ingest),
+    ApiOperation("DELETE", "/api/ingests/{run_id}", ingest.cancel_ingest, needs_editor=True),
 )
 
 
 def _routes() -> list[Route]:
-    """One route a path; both names of its last part, since one path is the same to a router whatever its part is
-    called.
+    """Build one route a path. Paths that differ only in what their last part is called are one: a router cannot tell
+    them apart.
     """
-    by_path: dict[str, dict[str, Operation]] = {}
+    by_path: dict[str, dict[str, ApiOperation]] = {}
     for operation in OPERATIONS:
         methods = ("GET", "HEAD") if operation.method == "GET" else (operation.method,)
         by_path.setdefault(operation.path.replace("{name}", "{run_id}"), {}).update(dict.fromkeys(methods, operation))

@@ -41,7 +41,9 @@ _FILTERS = ("search", "dtype", "device", "verdict", "flips", "tag", "sort", "lim
 
 
 async def list_runs(request: Request) -> Response:
-    """`{"runs": [...], "total": N, "broken": [...]}`: those that match, in order, `limit` of them from `offset` on."""
+    """Answer with `{"runs": [...], "total": N, "broken": [...]}`: those that match, in order, `limit` of them from
+    `offset` on.
+    """
     return await to_thread.run_sync(_list, request)
 
 
@@ -59,7 +61,7 @@ def _list(request: Request) -> Response:
     return answer({"runs": listed, "total": len(matching), "broken": [run.reason for run in broken]})
 
 
-def _asked(request: Request) -> filters.Asked:
+def _asked(request: Request) -> filters.Filters:
     given = request.query_params
     choices = {
         "dtype": ("any", "bfloat16", "float16", "float32"),
@@ -75,7 +77,7 @@ def _asked(request: Request) -> filters.Asked:
     text = given.get("search", "")
     if len(text) > page_settings.LONGEST_TEXT:
         raise RefusedError(f"search has {len(text)} characters; expected at most {page_settings.LONGEST_TEXT}.", 400)
-    return filters.Asked(text=text, device=given.get("device", ""), tags=tuple(given.getlist("tag")), **chosen)
+    return filters.Filters(text=text, device=given.get("device", ""), tags=tuple(given.getlist("tag")), **chosen)
 
 
 def _card(request: Request, card: RunCard, attached: Labels) -> dict[str, Any]:
@@ -83,8 +85,8 @@ def _card(request: Request, card: RunCard, attached: Labels) -> dict[str, Any]:
 
 
 async def one_run(request: Request) -> Response:
-    """A run's figures as `python -m core show --json` prints them, with its labels and its link; `?positions=1` for
-    every position.
+    """Answer with a run's figures as `python -m core show --json` prints them, with its labels and its link;
+    `?positions=1` for every position.
     """
     return await to_thread.run_sync(_one, request)
 
@@ -109,8 +111,8 @@ def _is_of_operations(path: Path) -> bool:
 
 
 def path_of(store: Store, run_id: str, *, whole_id: bool = False) -> Path:
-    """Where a run lies; NotFoundError where there is none. whole_id: its beginning will not do, for what cannot be
-    undone by a look.
+    """Path of a run's file; NotFoundError where there is none. whole_id: the beginning of an id will not do, for what
+    cannot be undone by a look.
     """
     try:
         path = store.path_of(run_id)
@@ -122,7 +124,7 @@ def path_of(store: Store, run_id: str, *, whole_id: bool = False) -> Path:
 
 
 async def delete_run(request: Request) -> Response:
-    """Into the trash, from where it comes back for a week; `?for_good=1` removes it at once."""
+    """Move a run into the trash, from where it comes back for a week; `?for_good=1` removes it at once."""
     return await to_thread.run_sync(_delete, request)
 
 
@@ -149,7 +151,9 @@ def _delete(request: Request) -> Response:
 
 
 async def restore_run(request: Request) -> Response:
-    """Out of the trash. The id is the run's, or an entry's own name where the run was deleted more than once."""
+    """Restore a run out of the trash. The id is the run's, or an entry's own name where the run was deleted more than
+    once.
+    """
     return await to_thread.run_sync(_restore, request)
 
 
@@ -165,7 +169,7 @@ def _restore(request: Request) -> Response:
 
 
 async def list_trash(request: Request) -> Response:
-    """What was deleted within a week, the latest first."""
+    """List the runs deleted within a week, the latest first."""
     refuse_unknown(request)
     return await to_thread.run_sync(_trash)
 
@@ -190,7 +194,7 @@ def _trash() -> Response:
 
 
 async def run_labels(request: Request) -> Response:
-    """`{"tags": [...], "note": "...", "pinned": false}`."""
+    """Answer with `{"tags": [...], "note": "...", "pinned": false}`."""
     return await to_thread.run_sync(_labels, request)
 
 

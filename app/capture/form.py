@@ -1,4 +1,4 @@
-"""The Capture page's form: what it asks for, and the command line that amounts to. No Streamlit here."""
+"""Values of the Capture page's form, and the command line they amount to. No Streamlit here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CaptureForm:
 
     @property
     def missing(self) -> str | None:
-        """What has yet to be filled in, in a sentence."""
+        """Sentence on the first thing that has yet to be filled in; None where there is nothing."""
         asked = self.request
         if not asked.model:
             return "Choose a model."
@@ -67,13 +67,13 @@ class CaptureForm:
 
 
 def split_prompts(text: str) -> tuple[str, ...]:
-    """A line of three dashes separates prompts; those of blanks alone are none."""
+    """Split a text into prompts at lines of three dashes; those of blanks alone are none."""
     parts = [part.strip("\n") for part in ("\n" + text.replace("\r\n", "\n") + "\n").split("\n---\n")]
     return tuple(part for part in parts if part.strip())
 
 
 def _too_long_to_type(prompts: tuple[str, ...]) -> PromptFile | None:
-    """Prompts as a file, where an operating system would not take them as arguments."""
+    """File of the prompts where an operating system would not take them as arguments, else None."""
     lengths = [len(prompt.encode("utf-8", "replace")) for prompt in prompts]
     if max(lengths, default=0) <= PROMPT_BYTES and sum(lengths) <= ALL_PROMPT_BYTES:
         return None

@@ -1,4 +1,5 @@
-"""What a capture would run and cost, while its form is being filled in: `capture --dry-run` in a process of its own.
+"""Preview of what a capture would run and cost, while its form is being filled in: `capture --dry-run` in a process of
+its own.
 
 A dry run takes as long as loading torch does. The latest form of a viewer counts: an earlier one's process is ended
 unless another viewer waits for the same. Answers are kept for a while, so going back to an earlier form is immediate.
@@ -32,7 +33,7 @@ _AT_ONCE = 2  # processes; each takes a core and the memory of torch
 
 @dataclass(frozen=True)
 class Answer:
-    """What a dry run said: its figures, or the sentence of its refusal."""
+    """Answer of a dry run: its figures, or the sentence of its refusal."""
 
     costs: dict[str, Any]
     refusal: str
@@ -85,13 +86,13 @@ class Previews:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """What a model can be loaded on here, as the last dry run saw it; the first has yet to tell of anything but the
-        CPU.
+        """Devices that a model can be loaded on here, as the last dry run saw them; the CPU alone until the first has
+        told of others.
         """
         return self._devices
 
     def file(self, dropped: PromptFile) -> Path:
-        """Where a dropped file lies for dry runs: the latest few are kept, in directories that go with this server."""
+        """Path of a dropped file for dry runs: the latest few are kept, in directories that go with this server."""
         with self._lock:
             if dropped not in self._files:
                 place = Store(self._store).new_partial("preview", datetime.now(UTC))
@@ -110,7 +111,7 @@ class Previews:
             self._files.clear()
 
     def _leave(self, viewer: str, but: tuple[str, ...]) -> None:
-        """The viewer waits for nothing but `but` any more."""
+        """Let the viewer wait for nothing but `but` any more."""
         for key, look in list(self._looks.items()):
             if key != but and viewer in look.viewers:
                 look.viewers.discard(viewer)

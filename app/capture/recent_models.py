@@ -13,7 +13,7 @@ _MOST = 20
 
 
 def recent_models(store: Path) -> list[str]:
-    """Newest first; none where the file is not there or is not ours."""
+    """Models that were tried here, newest first; none where the file is not there or is not ours."""
     try:
         said = json.loads((store / _FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

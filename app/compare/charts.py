@@ -1,4 +1,4 @@
-"""Pairs of several runs over each other."""
+"""Charts of the Compare page: pairs of several runs over each other."""
 
 from __future__ import annotations
 

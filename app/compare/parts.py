@@ -1,4 +1,4 @@
-"""Parts of the Compare page: which runs, their headline figures side by side, the flips they share."""
+"""Parts of the Compare page: the choice of runs, their headline figures side by side, the flips they share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SEPARATOR, _PAIR = ",", "~"  # of the address: run~2,run~0
 
 
 def asked() -> list[tuple[str, int | None]]:
-    """Runs, each with the index of its pair or None, that the page's setting names."""
+    """Runs that the page's setting names, each with the index of its pair or None."""
     found = []
     for part in str(st.session_state.get("compare_with", "")).split(_SEPARATOR):
         run_id, _, index = part.strip().partition(_PAIR)
@@ -43,7 +43,7 @@ def _ask(chosen: Sequence[tuple[str, int | None]]) -> None:
 
 
 def pick(view: selection.View) -> list[Compared]:
-    """The controls that choose runs, and what they chose, the sidebar's pair first."""
+    """Draw the controls that choose runs, and return the chosen ones, the sidebar's pair first."""
     cards = [card for card in store_cache.cards()[0] if card.run_id != view.run.run_id and card.sides]
     labels = {
         card.run_id: f"{card.name} · {card.compute_dtype}{f' · {card.device}' if card.device else ''}" for card in cards
@@ -84,14 +84,14 @@ def pick(view: selection.View) -> list[Compared]:
 
 
 def _place(run: RunReader, index: int | None, variant: str) -> int:
-    """The pair that was asked for, else the one of the same variant, else the first."""
+    """Index of the pair that was asked for, else of the one of the same variant, else of the first."""
     if index is not None and index < len(run.pairs):
         return index
     return next((pair.index for pair in run.pairs if pair.variant == variant), 0)
 
 
 def _variants(compared: Sequence[Compared], choices: dict[str, int], indices: dict[str, int | None]) -> None:
-    """A choice of the variant for every run that has several."""
+    """Draw a choice of the variant for every run that has several."""
     several = [one for one in compared if len(one.run.pairs) > 1]
     for column, one in zip(st.columns(max(1, len(several))), several, strict=False):
         run_id, key = one.run.run_id, f"compare_variant_{one.run.run_id}"
@@ -111,7 +111,7 @@ def _variants(compared: Sequence[Compared], choices: dict[str, int], indices: di
 
 
 def names(compared: Sequence[Compared]) -> list[str]:
-    """Of the pairs, short and each its own: the run's name, and its variant where that tells two apart."""
+    """Names of the pairs, short and each its own: the run's name, and its variant where that tells two apart."""
     plain = [printable(one.run.header.name, "?")[:60] for one in compared]
     return [
         name if plain.count(name) == 1 else f"{name} · {one.pair.variant} · {place + 1}"
@@ -120,7 +120,7 @@ def names(compared: Sequence[Compared]) -> list[str]:
 
 
 def provenance(compared: Sequence[Compared], titles: Sequence[str]) -> pd.DataFrame:
-    """What differs in where the runs come from: one row a fact that is not the same everywhere, one column a run."""
+    """Differences in where the runs come from: one row a fact that is not the same everywhere, one column a run."""
     facts = []
     for one in compared:
         about, header = one.run.header.provenance, one.run.header
@@ -146,7 +146,9 @@ def provenance(compared: Sequence[Compared], titles: Sequence[str]) -> pd.DataFr
 
 
 def figures(compared: Sequence[Compared], titles: Sequence[str]) -> pd.DataFrame:
-    """One row a measure, one column a run, with its ratio to the first in brackets where it says something."""
+    """Table of the headline figures: one row a measure, one column a run, with its ratio to the first in brackets where
+    it says something.
+    """
     rows = {}
     for row in headline(compared):
         cells: list[str] = []
@@ -158,7 +160,7 @@ def figures(compared: Sequence[Compared], titles: Sequence[str]) -> pd.DataFrame
 
 
 def _shown(measure: str, value: float | None, one: Compared) -> str:
-    """Whole numbers as such, shares with what they are of, logits with all their digits."""
+    """Text of a measure: whole numbers as such, shares with what they are of, logits with all their digits."""
     if value is None:
         return "undefined"
     summary, rows = one.pair.summary, one.run.header.rows
@@ -183,8 +185,8 @@ def _shown(measure: str, value: float | None, one: Compared) -> str:
 
 
 def exported(compared: Sequence[Compared]) -> pd.DataFrame:
-    """The figures as they are, one row a run, columns as in the run file's `pair`; where each comes from beside
-    them.
+    """Table for a download with the figures as they are, one row a run, columns as in the run file's `pair`; where each
+    comes from beside them.
     """
     rows = []
     for one in compared:
@@ -216,7 +218,7 @@ def exported(compared: Sequence[Compared]) -> pd.DataFrame:
 
 
 def by_position(compared: Sequence[Compared], prompt: int) -> pd.DataFrame:
-    """Every run's figures by position of a prompt, one below another, with the run in front."""
+    """Table of every run's figures by position of a prompt, one below another, with the run in front."""
     parts = [
         one.table[one.table["prompt"] == prompt].assign(variant=one.pair.variant, run=one.run.run_id)
         for one in compared
@@ -226,12 +228,14 @@ def by_position(compared: Sequence[Compared], prompt: int) -> pd.DataFrame:
 
 
 def histogram(one: Compared) -> dict[int, int]:
-    """ULP distance to number of elements, kept: of a float32 pair it takes 0.15 s to read."""
+    """Map from ULP distance to number of elements, kept: of a float32 pair it takes 0.15 s to read."""
     return store_cache.histogram(selection.View(one.run, one.pair, 0, 0, one.table))
 
 
 def distributions(compared: Sequence[Compared]) -> pd.DataFrame:
-    """run, variant, distance_ulps, elements: how many logits of each pair are how many ULPs of its own dtype apart."""
+    """Table with run, variant, distance_ulps, elements: how many logits of each pair are how many ULPs of its own dtype
+    apart.
+    """
     parts = []
     for one in compared:
         found = histogram(one)
@@ -241,7 +245,7 @@ def distributions(compared: Sequence[Compared]) -> pd.DataFrame:
 
 
 def flips_exported(found: Sequence[FlipSet], compared: Sequence[Compared]) -> pd.DataFrame:
-    """prompt, position, run, variant, reference_token, variant_token: one row a flip of a run."""
+    """Table with prompt, position, run, variant, reference_token, variant_token: one row a flip of a run."""
     rows = [
         {
             "prompt": one.prompt,
@@ -259,7 +263,7 @@ def flips_exported(found: Sequence[FlipSet], compared: Sequence[Compared]) -> pd
 
 
 def flips(found: Sequence[FlipSet], compared: Sequence[Compared], titles: Sequence[str]) -> pd.DataFrame:
-    """One row a position: where, and in each run the two tokens, or nothing where it does not flip."""
+    """Table of flips, one row a position: where, in each run the two tokens, or nothing where it does not flip."""
     rows = []
     for one in found:
         row: dict[str, object] = {

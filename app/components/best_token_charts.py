@@ -59,7 +59,7 @@ _LABEL = 16  # characters of a token beside its rank; all of it is in the hover
 
 
 def crossing(top: pd.DataFrame) -> np.ndarray:
-    """Which tokens stand before another on one side and behind it on the other. [tokens]"""
+    """Mask of the tokens that stand before another on one side and behind it on the other. [tokens]"""
     reference, variant = (top[f"{side}_rank"].to_numpy(np.int64) for side in ("reference", "variant"))
     swapped = (reference[:, None] - reference) * (variant[:, None] - variant) < 0
     return swapped.any(axis=1)
@@ -154,7 +154,7 @@ def rank_slopes(top: pd.DataFrame, reference: str, variant: str, count: int = 8)
 
 
 def _heights(ranks: np.ndarray, count: int) -> np.ndarray:
-    """Where each rank stands, 1 the best; those beyond `count` one after another below a gap. [tokens]"""
+    """Height at which each rank stands, 1 the best; those beyond `count` one after another below a gap. [tokens]"""
     heights = ranks.astype(float)
     beyond = np.flatnonzero(ranks > count)
     heights[beyond[np.argsort(ranks[beyond], kind="stable")]] = count + 1.5 + np.arange(len(beyond))

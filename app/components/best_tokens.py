@@ -13,7 +13,7 @@ COUNT = 8  # of either side
 
 
 def section(view: selection.View) -> pd.DataFrame:
-    """The chosen figure with its caption and its table to download; returns what it shows, see
+    """Draw the chosen figure with its caption and its table to download; returns what it shows, see
     core.runs.views.elements.top_of_both.
     """
     top = store_cache.top(view)
@@ -49,7 +49,9 @@ def section(view: selection.View) -> pd.DataFrame:
 
 
 def moves(top: pd.DataFrame, count: int = COUNT) -> str:
-    """How many tokens change places, and how many enter or leave the best `count` from the reference to the variant."""
+    """Sentence on how many tokens change places, and how many enter or leave the best `count` from the reference to the
+    variant.
+    """
     entering = int(((top["reference_rank"] > count) & (top["variant_rank"] <= count)).sum())
     leaving = int(((top["reference_rank"] <= count) & (top["variant_rank"] > count)).sum())
     crossing = int(best_token_charts.crossing(top).sum())

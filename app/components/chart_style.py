@@ -1,4 +1,4 @@
-"""What every figure shares: colours, layout, labels."""
+"""Colours, layout and labels that every figure shares."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def layout(figure: go.Figure, height: int, **options: object) -> go.Figure:
 
 
 def inert(text: str) -> str:
-    """Token texts and side names are of others: plotly would take their angle brackets for markup."""
+    """Escape a text, as token texts and side names are of others: plotly would take their angle brackets for markup."""
     return html.escape(text, quote=False)
 
 
 def position_labels(positions: pd.Series, texts: tuple[str, ...]) -> list[str]:
-    """`17 after 'self'` where the token is known."""
+    """Labels of positions: `17 after 'self'` where the token is known."""
     return [f"{p} after {inert(visible(texts[p]))!r}" if p < len(texts) else str(p) for p in positions]
 
 
@@ -54,7 +54,7 @@ def above_zero(values: np.ndarray) -> tuple[np.ndarray, float | None]:
 
 
 def doubling_labels(count: int) -> list[str]:
-    """0, 1, 2-3, 4-7, ..."""
+    """Labels of doubling bins: 0, 1, 2-3, 4-7, ..."""
     labels = ["0"]
     for power in range(count - 1):
         low, high = 1 << power, (1 << (power + 1)) - 1
@@ -85,8 +85,8 @@ def log_axis(values: np.ndarray) -> dict:
 
 
 def add_lone(figure: go.Figure, x: np.ndarray, y: np.ndarray, colour: str, size: int = 6) -> None:
-    """Points of a line without a neighbour on either side, as markers: a line of one point is not drawn. y: NaN where
-    there is a gap.
+    """Draw points of a line without a neighbour on either side as markers: a line of one point is not drawn. y: NaN
+    where there is a gap.
     """
     is_gap = np.isnan(np.concatenate([[np.nan], y, [np.nan]]))
     is_lone = ~is_gap[1:-1] & is_gap[:-2] & is_gap[2:]
@@ -102,7 +102,7 @@ def gaps_at_zero(values: np.ndarray) -> np.ndarray:
 
 
 def add_flips(figure: go.Figure, positions: np.ndarray, values: np.ndarray, flips: np.ndarray) -> None:
-    """Flips on a line, where it has a point there."""
+    """Draw flips on a line, where it has a point there."""
     at = np.isin(positions, flips) & (values > 0)
     if at.any():
         figure.add_scatter(

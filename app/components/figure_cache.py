@@ -1,6 +1,6 @@
-"""Figures that were drawn before: building one takes Plotly 10 to 30 ms, and most reruns change none.
+"""Cache of built Plotly figures (10 to 30 ms each), most of which stay the same over a rerun.
 
-Figures are kept as the browser gets them, spelled out. A key is the run file, the function and `of`, which must say
+Figures are kept as the browser gets them (`FigureSpec`). A key is the run file, the function and `of`, which must say
 everything else that the outcome depends on.
 """
 
@@ -24,7 +24,7 @@ def _kept(file: tuple[str, int, int], name: str, of: str, _make: Callable[[], An
 
 
 def kept(run: RunReader, of: tuple[Hashable, ...], make: Callable[..., Any], *arguments: Any) -> Any:
-    """`make(*arguments)`, or what it gave for the same run and `of`; never to be changed."""
+    """Result of `make(*arguments)`, kept for the same run and `of`; never to be changed."""
     return _kept(
         store_cache.stamp_of(run), f"{make.__module__}.{make.__qualname__}", repr(of), lambda: make(*arguments)
     )
@@ -32,7 +32,7 @@ def kept(run: RunReader, of: tuple[Hashable, ...], make: Callable[..., Any], *ar
 
 def figure(
     run: RunReader, of: tuple[Hashable, ...], draw: Callable[..., plots.Drawable], *arguments: Any
-) -> plots.Spelled:
-    """The figure `draw(*arguments)`, or the same of before."""
+) -> plots.FigureSpec:
+    """Figure of `draw(*arguments)`, kept for the same run and `of`."""
     name = f"figure {draw.__module__}.{draw.__qualname__}"
-    return _kept(store_cache.stamp_of(run), name, repr(of), lambda: plots.spelled(draw(*arguments)))
+    return _kept(store_cache.stamp_of(run), name, repr(of), lambda: plots.figure_spec(draw(*arguments)))

@@ -1,5 +1,5 @@
-"""What maps of layers or modules by position share: equal cells, cells that may be thinner than a pixel, NaN on one
-side.
+"""Cells that maps of layers or modules by position share: equal cells, cells that may be thinner than a pixel, NaN on
+one side.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ _LEVELS = 32  # of the scale, for marks: within half a level no eye tells a mark
 
 
 def add_equal(figure: go.Figure, cells: np.ndarray, x: np.ndarray, y: np.ndarray, **place: int) -> None:
-    """A faint ground under the cells that were compared and found equal, so that they are not taken for missing."""
+    """Draw a faint ground under cells that were compared and found equal, so that they are not taken for missing."""
     z = np.where(cells == 0, 1.0, np.nan).astype(np.float32)
     ground = [[0, QUIET], [1, QUIET]]
     figure.add_heatmap(z=z, x=x, y=y, colorscale=ground, showscale=False, opacity=0.22, hoverinfo="skip", **place)
 
 
 def add_marks(figure: go.Figure, borders: np.ndarray, shade: np.ndarray, low: float, high: float) -> None:
-    """A line of a cell's own colour and height through its middle, one or two pixels wide, larger shades on top.
+    """Draw a line of each cell's own colour and height through its middle, one or two pixels wide, larger shades on
+    top.
 
     A heatmap leaves out cells that round to no pixel; these keep their line. In a wider cell the line is not seen, and
     what is equal beside it is not covered. shade: [rows, cells], NaN where nothing differs; low and high are those of
@@ -36,7 +37,7 @@ def add_marks(figure: go.Figure, borders: np.ndarray, shade: np.ndarray, low: fl
 
 
 def add_mismatch(figure: go.Figure, borders: np.ndarray, is_mismatch: np.ndarray) -> None:
-    """Cells with NaN or infinity on one side, red, three pixels wide at least, on top of all others."""
+    """Draw the cells with NaN or infinity on one side, red, three pixels wide at least, on top of all others."""
     if is_mismatch.any():
         z = np.where(is_mismatch, 1.0, np.nan).astype(np.float32)
         red = [[0, MISMATCH], [1, MISMATCH]]

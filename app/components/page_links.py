@@ -49,6 +49,6 @@ def _name(page: StreamlitPage) -> str:
 
 
 def _base() -> str:
-    """Where the dashboard lies on its server, with a slash at either end."""
+    """Path of the dashboard on its server, with a slash at either end."""
     path = st.get_option("server.baseUrlPath").strip("/")
     return f"/{path}/" if path else "/"

@@ -51,7 +51,7 @@ class Drawable(Protocol):
 
 
 @dataclass(frozen=True)
-class Spelled:
+class FigureSpec:
     """A figure as the browser gets it: JSON, and its height in pixels."""
 
     spec: str
@@ -60,9 +60,7 @@ class Spelled:
 
 @dataclass(frozen=True)
 class Picked:
-    """What was clicked, or brushed with a box or a lasso: the custom data of its points. Brushing nothing ends a
-    brush.
-    """
+    """Custom data of the points that were clicked, or brushed with a box or a lasso. Brushing nothing ends a brush."""
 
     points: tuple[tuple[float | str, ...], ...] = ()
     is_brush: bool = False
@@ -75,14 +73,14 @@ class Picked:
         return [int(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
 
 
-def spelled(shown: Drawable) -> Spelled:
+def figure_spec(shown: Drawable) -> FigureSpec:
     spec = shown.to_json()
     assert spec is not None
-    return Spelled(spec, int(shown.layout.height))
+    return FigureSpec(spec, int(shown.layout.height))
 
 
 def draw(
-    shown: Drawable | Spelled,
+    shown: Drawable | FigureSpec,
     key: str,
     picture: Mapping[str, object],
     on_pick: Callable[[], None] | None = None,
@@ -99,7 +97,7 @@ def draw(
     """
     view = selection.current_view()
     revision = f"{'' if view is None else selection.stamp(view)} {of}"
-    one = shown if isinstance(shown, Spelled) else spelled(shown)
+    one = shown if isinstance(shown, FigureSpec) else figure_spec(shown)
     data = {
         "spec": one.spec,
         "height": one.height,
@@ -117,7 +115,7 @@ def draw(
 
 
 def picked(key: str) -> Picked:
-    """What the browser says was picked in the figure `key`; nothing, where that makes no sense."""
+    """Points that were picked in the figure `key`, by what the browser says; none, where that makes no sense."""
     said = (st.session_state.get(key) or {}).get("picked")
     points = said.get("points") if isinstance(said, Mapping) else None
     if not isinstance(said, Mapping) or not isinstance(points, list) or len(points) > _MOST_POINTS:

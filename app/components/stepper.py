@@ -49,9 +49,7 @@ _stepper = st.components.v2.component(
 
 
 def steps(view: selection.View) -> dict[str, Any]:
-    """Where one can step to along the selected prompt: positions of each kind there is, and of its largest
-    difference.
-    """
+    """Places to step to along the selected prompt: positions of each kind there is, and of its largest difference."""
     table = view.prompt_table.reset_index(drop=True)
     kinds = (("flip", "is_flip"), ("near tie", "near_tie"), ("NaN or infinity", "nonfinite_mismatch"))
     found = [(name, table.loc[table[column].astype(bool), "position"].tolist()) for name, column in kinds]
@@ -85,7 +83,7 @@ def _go() -> None:
 
 
 def keys() -> None:
-    """What the keys do, in a popover."""
+    """Draw the table of the keys, in a popover."""
     with st.popover("Keys", icon=":material/keyboard:", width="stretch"):
         # In markdown: the code of Streamlit's tables is 0.7 MB, and every page would fetch it for this one.
         st.markdown("\n".join(("| Keys | step to |", "|---|---|", *(f"| `{key}` | {what} |" for key, what in KEYS))))

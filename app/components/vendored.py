@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "vendor"
 
 
 def address(file: Path) -> str:
-    """Where a browser finds it, beside the pages. The name says the version, so it is kept for good."""
+    """Address where a browser finds the file, beside the pages. The name says the version, so it is kept for good."""
     return f"assets/{file.name}"
 
 

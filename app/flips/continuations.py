@@ -91,7 +91,7 @@ _sides = st.components.v2.component("ulpscope_continuations", html="<div id='sid
 
 
 def _tokens(run: RunReader, found: Continuation, tokens: tuple[int, ...], is_reference: bool) -> list[dict]:
-    """What the component draws of one side: the prompt's end, what it generated, and which positions can be
+    """Tokens that the component draws of one side: the prompt's end, what it generated, and which positions can be
     selected.
     """
     prompt = run.header.prompts[found.prompt]
@@ -140,7 +140,7 @@ def side_by_side(view: state.View, found: Continuation, on_click: Callable[[int]
 
 
 def sentence(view: state.View, found: Continuation) -> str:
-    """Where the two part, in markdown."""
+    """Sentence on where the two part, in markdown."""
     names = f"`{widgets.code(found.variant)}` and `{widgets.code(view.pair.reference)}`"
     if found.chosen is None:
         return f"{names} never part within {plural(found.compared, 'token')}."
@@ -153,7 +153,7 @@ def sentence(view: state.View, found: Continuation) -> str:
 
 
 def outcome(view: state.View) -> str:
-    """How many of the continued prompts part, and the earliest parting, for the selected pair."""
+    """Sentence on how many of the continued prompts part, and on the earliest parting, for the selected pair."""
     found = [one for one in continuations(view.run) if one.pair == view.pair.index]
     parted = [one for one in found if one.chosen]
     asked = plural(max(one.compared for one in found), "generated token")
@@ -168,7 +168,7 @@ def outcome(view: state.View) -> str:
 
 
 def table(run: RunReader) -> tuple[list[Continuation], dict[str, list]]:
-    """Every continuation of the run, and a row for each."""
+    """Every continuation of the run, and the columns of a table with a row for each."""
     found = continuations(run)
     rows = [figures_at(run, one) for one in found]
     columns: dict[str, list] = {
@@ -201,7 +201,7 @@ def figures_at(run: RunReader, found: Continuation) -> pd.Series | None:
 
 
 def section(view: state.View) -> None:
-    """The continuations of the selected prompt, what decided where they part, and the table of all prompts and
+    """Draw the continuations of the selected prompt, what decided where they part, and the table of all prompts and
     variants.
     """
     st.subheader(f"Continuations{f' of prompt {view.prompt}' if len(view.run.header.prompts) > 1 else ''}")
@@ -225,7 +225,7 @@ def section(view: state.View) -> None:
 
 
 def _why(view: state.View, found: Continuation) -> None:
-    """Both logits of the two tokens where they part, and the margins."""
+    """Draw both logits of the two tokens where they part, and the margins."""
     here = figures_at(view.run, found)
     if found.chosen is None or found.position is None or here is None:
         return
@@ -263,7 +263,7 @@ def _ulps(value: float) -> str:
 
 
 def _all(run: RunReader) -> None:
-    """Every prompt that was continued, every variant; a row selects both and the position where they part."""
+    """Draw every prompt that was continued, every variant; a row selects both and the position where they part."""
     found, columns = table(run)
 
     def choose() -> None:
@@ -294,8 +294,8 @@ def _all(run: RunReader) -> None:
 
 
 def exported(found: list[Continuation]) -> pd.DataFrame:
-    """One row a continued prompt and variant: how far the two agree, the tokens where they part, and both texts as they
-    are.
+    """Table for a download, one row a continued prompt and variant: how far the two agree, the tokens where they part,
+    and both texts as they are.
     """
     chosen = [one.chosen or (None, None) for one in found]
     return pd.DataFrame(

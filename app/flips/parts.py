@@ -1,4 +1,4 @@
-"""Parts of the Flips page: the table of flips, and why the selected one could happen."""
+"""Parts of the Flips page: the table of flips, and the reason why the selected one could happen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _table(stamp: str, near_ties: bool, _view: selection.View) -> pd.DataFrame: 
 
 
 def table(view: selection.View, near_ties: bool) -> pd.DataFrame:
-    """Every flip of the pair, in all prompts; see core.runs.views.flips.flip_table."""
+    """Table of every flip of the pair, in all prompts; see core.runs.views.flips.flip_table."""
     return _table(f"{store_cache.file_stamp(view)} {view.pair.index}", near_ties, view)
 
 
@@ -63,7 +63,7 @@ def columns(found: pd.DataFrame, view: selection.View, near_ties: bool) -> dict[
 
 
 def unread(found: pd.DataFrame) -> str:
-    """A sentence where ranks and probabilities were left out, else nothing."""
+    """Sentence on ranks and probabilities that were left out, empty where none were."""
     known = found["reference_token"].notna() & found["variant_token"].notna()
     missing = int(
         (known & (found["reference_token_variant_rank"].isna() | found["variant_token_reference_rank"].isna())).sum()
@@ -77,9 +77,7 @@ def unread(found: pd.DataFrame) -> str:
 
 
 def is_it_rounding(judged: Finding) -> str:
-    """What is known of whether the pair's differences are rounding, in markdown: its verdict, or that it has none
-    yet.
-    """
+    """Sentence, in markdown, on whether the pair's differences are rounding: its verdict, or that it has none yet."""
     if not judged.is_judged:
         return "Whether differences of that size are rounding is another question, which only controls can answer."
     said = widgets.escaped(wording.opening(judged.sentence.replace("`", "'")))
@@ -87,7 +85,7 @@ def is_it_rounding(judged: Finding) -> str:
 
 
 def why(here: pd.Series, top: pd.DataFrame) -> str:
-    """Why the argmax could change at this position, with its numbers, in markdown. top: see
+    """Reason why the argmax could change at this position, with its numbers, in markdown. top: see
     core.runs.views.elements.top_of_both.
     """
     if here["nonfinite_mismatch"]:
@@ -118,7 +116,9 @@ def why(here: pd.Series, top: pd.DataFrame) -> str:
 
 
 def _moved(here: pd.Series, top: pd.DataFrame) -> str:
-    """By how much the two argmaxes moved, and what that made of the gap between them."""
+    """Sentence on how far the two argmaxes moved, and what that made of the gap between them; empty where there is no
+    flip.
+    """
     if not here["is_flip"] or pd.isna(here["reference_token"]) or pd.isna(here["variant_token"]):
         return ""
     rows = {side: top[top["token_id"] == int(here[f"{side}_token"])].iloc[0] for side in SIDES}

@@ -1,1 +1,1 @@
-"""The gallery: what it is asked for, its table, and what is done with the ticked runs."""
+"""The gallery: its filters, its table, the actions on the ticked runs, and the trash."""

@@ -1,4 +1,4 @@
-"""What can be done with the ticked runs: open, download, label, delete."""
+"""Actions on the ticked runs: open, download, label, delete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_DELETE = "It can be had back for a week."
 
 
 def panel(cards: Sequence[RunCard], shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
-    """What can be done with the ticked runs; where none is ticked, with the run of the sidebar."""
+    """Draw the actions on the ticked runs; where none is ticked, on the run of the sidebar."""
     by_id = {card.run_id: card for card in cards}
     ticked = [by_id[run_id] for run_id in st.session_state.get("ticked", ()) if run_id in by_id]
     hidden = len({card.run_id for card in ticked} - {card.run_id for card in shown})
@@ -73,8 +73,8 @@ def _quoted(run_id: str) -> str:
 def _label_form(
     card: RunCard, stored: Labels, labels: Mapping[str, Labels], forms: dict[str, tuple[str, Labels]]
 ) -> None:
-    """Shows what is stored when it is opened, and from then on what is typed until it is saved, whatever others save
-    meanwhile.
+    """Draw the form of labels. It shows what is stored when it is opened, and from then on what is typed until it is
+    saved, whatever others save meanwhile.
     """
     key, seen = forms.setdefault(card.run_id, (secrets.token_hex(6), stored))
     if seen != stored:

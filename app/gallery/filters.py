@@ -1,4 +1,4 @@
-"""What the gallery is asked for: its search, filters and order, on the page and in the API."""
+"""Search, filters and order of the gallery, on the page and in the API."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _FILTER = 155  # pixels: five beside each other on a laptop, two on a phone
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the gallery is to show; an empty text, or 'any', asks for nothing."""
+class Filters:
+    """Search, filters and order of the gallery; an empty text, or 'any', asks for nothing."""
 
     text: str = ""
     dtype: str = "any"
@@ -34,7 +34,7 @@ class Asked:
 
 
 def matching(
-    cards: Iterable[RunCard], asked: Asked, labels: Mapping[str, Labels], prompts: Mapping[str, str]
+    cards: Iterable[RunCard], asked: Filters, labels: Mapping[str, Labels], prompts: Mapping[str, str]
 ) -> list[RunCard]:
     """The runs asked for, in order. prompts: run id to case-folded text, needed where words are sought."""
     shown = []
@@ -60,7 +60,7 @@ def _has(card: RunCard, attached: Labels, prompts: str, sought: list[str]) -> bo
 
 
 def ordered(cards: list[RunCard], sort: str) -> list[RunCard]:
-    """Runs that the order calls equal stay newest first, as they come."""
+    """Sort runs. Those that the order calls equal stay newest first, as they come."""
     gravity = {name: place for place, name in enumerate(wording.VERDICTS)}
     keys: dict[str, Callable[[RunCard], tuple]] = {
         "name": lambda card: (card.name.casefold(),),
@@ -76,8 +76,8 @@ def ordered(cards: list[RunCard], sort: str) -> list[RunCard]:
     return sorted(cards, key=keys[sort]) if sort in keys else cards
 
 
-def ask(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> Asked:
-    """Draw the search, the filters and the order."""
+def ask(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> Filters:
+    """Draw the search, the filters and the order, and return their values."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         text = st.text_input(
             "Search",
@@ -111,7 +111,7 @@ def ask(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> Asked:
             width=_FILTER,
         )
         tags = _ask_tags(labels)
-    return Asked(text, dtype, device, verdict, flips, tags, sort)
+    return Filters(text, dtype, device, verdict, flips, tags, sort)
 
 
 def asked_tags() -> list[str]:
@@ -121,7 +121,9 @@ def asked_tags() -> list[str]:
 
 
 def said_tags(tags: Iterable[str]) -> str:
-    """The setting that names them, with commas between; one within a tag is `%2C`, and the percent sign `%25`."""
+    """Text of the setting that names the tags, with commas between; one within a tag is `%2C`, and the percent sign
+    `%25`.
+    """
     return ",".join(tag.replace("%", "%25").replace(",", "%2C") for tag in tags)
 
 

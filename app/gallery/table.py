@@ -1,4 +1,6 @@
-"""The table of runs, its list to download, what lies in the store and is no run, and what a first visitor sees."""
+"""The table of runs, its list to download, the files in the store that are no runs, and the first visitor's
+introduction.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ _MOST_ROWS = 16  # that are shown without scrolling
 
 
 def counted(cards: Sequence[RunCard], shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
-    """How many runs there are of those asked for, and their list to download."""
+    """Draw how many runs there are of those asked for, and their list to download."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         st.caption(
             f"{len(shown):,} of {len(cards):,} runs; click one to open it, tick some to tag or delete them.",
@@ -62,7 +64,7 @@ def counted(cards: Sequence[RunCard], shown: Sequence[RunCard], labels: Mapping[
 
 
 def listed(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
-    """The same runs with every figure as it is: one row a run, in the order shown."""
+    """Table of the shown runs for a download, with every figure as it is: one row a run, in the order shown."""
     attached = [labels.get(card.run_id, Labels()) for card in shown]
     rows = []
     for card, each in zip(shown, attached, strict=True):
@@ -79,7 +81,7 @@ def listed(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFra
 
 
 def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
-    """The runs; a click on a cell opens its run, a tick marks it.
+    """Draw the runs; a click on a cell opens its run, a tick marks it.
 
     The browser knows rows by their number, so the widget belongs to exactly these runs in this order: a tick never
     moves to another run.
@@ -124,8 +126,8 @@ def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
 
 
 def _lines(names: Sequence[str], width: int) -> int:
-    """Lines that the longest name takes in a column so many pixels wide; every row of a table is as high as the
-    highest.
+    """Number of lines that the longest name takes in a column so many pixels wide; every row of a table is as high as
+    the highest.
     """
     longest = 1
     for name in names:
@@ -160,8 +162,8 @@ def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFram
 
 
 def unreadable(broken: Sequence[BrokenRun], damaged: Sequence[str]) -> None:
-    """What lies in the store and is no whole run: said where it is one, else folded, for it must not push the runs
-    away.
+    """Draw a sentence on each file in the store that is no whole run: said where it is one, else folded, for it must
+    not push the runs away.
     """
     sentences = [f"Not a readable run: {run.reason}" for run in broken] + list(damaged)
     if len(sentences) == 1:
@@ -177,8 +179,8 @@ def unreadable(broken: Sequence[BrokenRun], damaged: Sequence[str]) -> None:
 
 
 def first_visit(cards: Sequence[RunCard]) -> None:
-    """For who has no run yet: what this is, and two sample runs worth opening. It goes with the first run of one's
-    own.
+    """Draw, for who has no run yet, what this is, and two sample runs worth opening. It goes with the first run of
+    one's own.
     """
     if not all(card.is_read_only for card in cards):
         return

@@ -30,7 +30,7 @@ def _purge(entries: Iterable[str]) -> None:
 
 
 def undo_line(trash: Sequence[Discarded]) -> None:
-    """The last deletion of this viewer, as long as it can be undone."""
+    """Draw the last deletion of this viewer, as long as it can be undone."""
     entries, sentence = st.session_state.get("undo", ([], ""))
     there = {run.entry for run in trash}
     if not any(entry in there for entry in entries):
@@ -41,7 +41,9 @@ def undo_line(trash: Sequence[Discarded]) -> None:
 
 
 def trash_list(trash: Sequence[Discarded]) -> None:
-    """What was deleted within a week: put back, or deleted for good. Drawn when it is unfolded."""
+    """Draw the runs deleted within a week, to be put back or deleted for good. They are drawn when the list is
+    unfolded.
+    """
     if not trash:
         return
     fold = st.expander(

@@ -81,7 +81,7 @@ _canvas = st.components.v2.component(
 
 
 def draw(view: selection.View, selected: Element | None) -> None:
-    """The pair's heatmap; `selected`: the chosen logit, marked beneath the map."""
+    """Draw the pair's heatmap; `selected`: the chosen logit, marked beneath the map."""
     routes.prepare(view.dtype)
     run, header, pair = view.run, view.run.header, view.pair
     starts = [0]

@@ -38,9 +38,9 @@ _TILE_NEVER_CHANGES = "private, max-age=31536000, immutable"
 _PAIR = "/tiles/{run_id}/{pair}"
 
 
-class Kept:
-    """Arrays by key, the least recently used dropped beyond `limit` bytes; each made once however many ask at the same
-    time.
+class ArrayCache:
+    """Cache of arrays by key, the least recently used dropped beyond `limit` bytes; each made once however many ask at
+    the same time.
     """
 
     def __init__(self, limit: int) -> None:
@@ -84,17 +84,17 @@ class Kept:
         return self._bytes
 
 
-_kept = Kept(KEPT_BYTES)
+_kept = ArrayCache(KEPT_BYTES)
 _limiter: list[CapacityLimiter] = []  # made by the first request: it belongs to the server's event loop
 
 
 def address(run: RunReader, pair: int) -> str:
-    """Where the tiles of a pair are, without the query."""
+    """Address of the tiles of a pair, without the query."""
     return _PAIR.format(run_id=quote(run.run_id, safe=""), pair=pair)
 
 
 def stamp(run: RunReader) -> str:
-    """Changes whenever the file does."""
+    """Text that changes whenever the run file does. StoreError where the file is gone."""
     try:
         status = run.path.stat()
     except OSError:
@@ -109,8 +109,8 @@ def prepare(dtype: str) -> None:
 
 
 async def _answer(request: Request, make: Callable[[Request, RunReader], Response]) -> Response:
-    """In a thread of the heatmap's own, so that a slow tile holds up no download; not at all if nobody waits any
-    more.
+    """Call `make` in a thread of the heatmap's own, so that a slow tile holds up no download; not at all if nobody
+    waits any more.
     """
     if not _limiter:
         _limiter.append(CapacityLimiter(AT_ONCE))
@@ -134,12 +134,14 @@ def _in_thread(request: Request, make: Callable[[Request, RunReader], Response])
 
 
 async def tile(request: Request) -> Response:
-    """Cells of a tile, row by row, little-endian, two bytes each or four; an empty body where nothing in it differs."""
+    """Send the cells of a tile, row by row, little-endian, two bytes each or four; an empty body where nothing in it
+    differs.
+    """
     return await _answer(request, _tile)
 
 
 async def largest(request: Request) -> Response:
-    """The element that is furthest apart in a rectangle, as JSON; exact digits."""
+    """Send the element that is furthest apart in a rectangle, as JSON; exact digits."""
     return await _answer(request, _largest)
 
 
@@ -172,8 +174,8 @@ def _largest(request: Request, run: RunReader) -> Response:
 
 
 def told(run: RunReader, found: Element) -> dict[str, str | int]:
-    """An element in words: what the heatmap says under the pointer. Texts are of others; the browser sets them as text
-    only.
+    """Words on an element, as the heatmap shows them under the pointer. Texts are of others; the browser sets them as
+    text only.
     """
     prompt, position = place_of(run, found.row)
     texts = run.header.prompts[prompt].token_texts

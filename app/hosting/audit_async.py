@@ -14,8 +14,8 @@ _tellers = ThreadPoolExecutor(2, "audit")
 
 
 async def tell(store_directory: Path, who: str, what: str, run_id: str = "", **figures: object) -> None:
-    """`audit.record`, in a thread: another process may hold the log's lock, or the disk be slow, and nobody else waits
-    with it.
+    """Call `audit.record` in a thread: another process may hold the log's lock, or the disk be slow, and nobody else
+    waits with it.
     """
     record = partial(audit.record, store_directory, who, what, run_id, **figures)
     await asyncio.get_running_loop().run_in_executor(_tellers, record)

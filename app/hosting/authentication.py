@@ -1,4 +1,4 @@
-"""From a request to an identity: by its session's cookie, by a token in Authorization, or by the header of a trusted
+"""Authentication of a request: by its session's cookie, by a token in Authorization, or by the header of a trusted
 proxy.
 
 What a session was begun with is looked at again at every use: a changed password, a revoked token or a name that is in
@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 from app.hosting import client_address
 from app.hosting.identity import LOCAL, Identity, Role
-from app.hosting.live_settings import Office, is_secure
+from app.hosting.live_settings import AuthStore, is_secure
 from core.configuration import Configuration, SignIn
 from core.errors import ConfigurationError, UlpscopeError
 from core.hosting import passwords, tokens
@@ -38,12 +38,12 @@ PASSWORDS: tuple[tuple[Role, str], ...] = (("editor", "editor_password"), ("view
 
 
 class UnseenError(UlpscopeError):
-    """Whether a session stands cannot be looked up: its file is locked, or the disk is gone. That is no sign-out."""
+    """A session cannot be looked up: its file is locked, or the disk is gone. That is no sign-out."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """How a request was recognised. by: local, cookie, token, header, or nothing; said: what the cookie says of its
+class Recognition:
+    """Result of recognising a request. by: local, cookie, token, header, or nothing; said: what the cookie says of its
     session.
     """
 
@@ -56,22 +56,24 @@ class Found:
 _seen: dict[tuple[str, str], tuple[float, Session | UnseenError | None]] = {}
 
 
-async def authenticate(scope: Scope, found: Configuration, place: Office) -> Found:
-    """Who sent it, where a sign-in is configured. UnseenError where that cannot be looked up."""
+async def authenticate(scope: Scope, found: Configuration, place: AuthStore) -> Recognition:
+    """Recognise who sent a request, where a sign-in is configured. UnseenError where that cannot be looked up."""
     headers = Headers(scope=scope)
     bearer = _bearer(headers)
     if bearer is not None and found.sign_in.tokens:
         return await _by_token(bearer, scope, found, place)
     named = by_header(scope, found)
     if named is not None:
-        return Found(named, "header")
+        return Recognition(named, "header")
     said = session_cookie(headers, found, place)
     identity = None if said is None else await of_session(said, found.sign_in, place)
-    return Found(identity, "cookie", said or "") if identity is not None else Found(None)
+    return Recognition(identity, "cookie", said or "") if identity is not None else Recognition(None)
 
 
-async def still(at: Found, scope: Scope, found: Configuration, place: Office) -> Identity | None:
-    """Who it is now, for what goes on: a websocket. UnseenError where that cannot be looked up."""
+async def still(at: Recognition, scope: Scope, found: Configuration, place: AuthStore) -> Identity | None:
+    """Identity at this moment behind something that goes on, a websocket; None for nobody. UnseenError where that
+    cannot be looked up.
+    """
     if at.by == "local":
         return None if found.sign_in.is_configured else LOCAL
     if at.by == "header":
@@ -83,9 +85,9 @@ async def still(at: Found, scope: Scope, found: Configuration, place: Office) ->
     return None
 
 
-async def of_session(said: str, sign_in: SignIn, place: Office) -> Identity | None:
-    """Whom a cookie's session stands for, if what it was begun with still lets them in. UnseenError where that cannot
-    be looked up.
+async def of_session(said: str, sign_in: SignIn, place: AuthStore) -> Identity | None:
+    """Identity of a cookie's session, if what it was begun with still lets them in. UnseenError where that cannot be
+    looked up.
     """
     session = await _session(said, sign_in.session_hours, place)
     if session is None:
@@ -105,9 +107,9 @@ async def of_session(said: str, sign_in: SignIn, place: Office) -> Identity | No
     return None
 
 
-def with_secret(secret: str, sign_in: SignIn, place: Office) -> tuple[Identity, str] | None:
-    """Whom a typed password or token lets in, and what their session keeps of it. As long for a wrong one as for a
-    right one.
+def with_secret(secret: str, sign_in: SignIn, place: AuthStore) -> tuple[Identity, str] | None:
+    """Identity that a typed password or token lets in, and what their session keeps of it; None for a wrong one. As
+    long for a wrong one as for a right one.
     """
     if sign_in.tokens and secret.startswith(tokens.PREFIX):
         digest = tokens.digest_of(secret.strip())
@@ -121,17 +123,17 @@ def with_secret(secret: str, sign_in: SignIn, place: Office) -> tuple[Identity, 
     return Identity(role, role, "password"), credential_of(place, setting, getattr(sign_in, setting))
 
 
-def credential_of(place: Office, setting: str, value: str) -> str:
+def credential_of(place: AuthStore, setting: str, value: str) -> str:
     """A fingerprint of a configured password: equal as long as it is not changed."""
     return place.signature("the password of a session", f"{setting} {value}")
 
 
-def provider_of(place: Office, sign_in: SignIn) -> str:
+def provider_of(place: AuthStore, sign_in: SignIn) -> str:
     return place.signature("the provider of a session", f"{sign_in.oidc_issuer} {sign_in.oidc_client_id}")
 
 
 def by_header(scope: Scope, found: Configuration) -> Identity | None:
-    """Whom the proxy names, once, if it is a trusted one and the lists know them."""
+    """Identity that the proxy names, once, if it is a trusted one and the lists know them; else None."""
     if not found.sign_in.header or not client_address.is_trusted(client_address.peer_of(scope), found.hosting):
         return None
     names = Headers(scope=scope).getlist(found.sign_in.header)
@@ -145,13 +147,13 @@ def by_header(scope: Scope, found: Configuration) -> Identity | None:
     return None if role is None else Identity(name, role, "header")
 
 
-def session_cookie(headers: Headers, found: Configuration, place: Office) -> str | None:
-    """What the cookie says of its session, if we signed it and it is not over."""
+def session_cookie(headers: Headers, found: Configuration, place: AuthStore) -> str | None:
+    """Text that the cookie keeps of its session, if we signed it and it is not over; else None."""
     value = cookies(headers).get(place.cookie("session", is_secure(found)), "")
     return place.unsigned(_COOKIE, value, 3600 * found.sign_in.session_hours)
 
 
-def cookie_value(place: Office, said: str) -> str:
+def cookie_value(place: AuthStore, said: str) -> str:
     return place.signed(_COOKIE, said)
 
 
@@ -159,18 +161,18 @@ def cookies(headers: Headers) -> dict[str, str]:
     return {name: value for part in headers.getlist("cookie") for name, value in cookie_parser(part).items()}
 
 
-def sign_out(said: str, place: Office) -> None:
+def sign_out(said: str, place: AuthStore) -> None:
     place.sessions.end(said)
     _seen.pop((str(place.directory), said), None)
 
 
 def forget() -> None:
-    """Look every session up again."""
+    """Forget the sessions that were looked up, so that each is looked up again."""
     _seen.clear()
 
 
-async def _session(said: str, hours: float, place: Office) -> Session | None:
-    """Looked up once a second at most, for a heatmap asks for many tiles at once."""
+async def _session(said: str, hours: float, place: AuthStore) -> Session | None:
+    """Session of a cookie, looked up once a second at most, for a heatmap asks for many tiles at once."""
     kept = _seen.get((str(place.directory), said))
     if kept is None or time.monotonic() > kept[0]:
         kept = await asyncio.get_running_loop().run_in_executor(_looking, _look, said, hours, place)
@@ -180,8 +182,8 @@ async def _session(said: str, hours: float, place: Office) -> Session | None:
     return None if session is None or session.is_over(hours) else session
 
 
-def _look(said: str, hours: float, place: Office) -> tuple[float, Session | UnseenError | None]:
-    """Unless somebody has while this one waited for its turn."""
+def _look(said: str, hours: float, place: AuthStore) -> tuple[float, Session | UnseenError | None]:
+    """Look a session up, unless somebody has while this call waited for its turn."""
     key = (str(place.directory), said)
     kept = _seen.get(key)
     if kept is not None and time.monotonic() <= kept[0]:
@@ -198,13 +200,13 @@ def _look(said: str, hours: float, place: Office) -> tuple[float, Session | Unse
     return kept
 
 
-async def _by_token(text: str, scope: Scope, found: Configuration, place: Office) -> Found:
-    """A right token always counts: it has 256 random bits, so that nobody guesses one, and a colleague's faulty script
-    locks nobody out.
+async def _by_token(text: str, scope: Scope, found: Configuration, place: AuthStore) -> Recognition:
+    """Recognise a request by its token. A right one always counts: it has 256 random bits, so that nobody guesses one,
+    and a colleague's faulty script locks nobody out.
     """
     identity = _of_token(tokens.digest_of(text), place)
     if identity is not None:
-        return Found(identity, "token")
+        return Recognition(identity, "token")
     asked = (
         client_address.client_of(scope, found.hosting),
         found.sign_in.attempts,
@@ -215,10 +217,10 @@ async def _by_token(text: str, scope: Scope, found: Configuration, place: Office
         _, wait = await asyncio.get_running_loop().run_in_executor(_counting, place.sessions.attempt, *asked)
     except (sqlite3.Error, OSError, ConfigurationError):
         wait = 0.0
-    return Found(None, "token", wait=wait)
+    return Recognition(None, "token", wait=wait)
 
 
-def _of_token(digest: str | None, place: Office) -> Identity | None:
+def _of_token(digest: str | None, place: AuthStore) -> Identity | None:
     token = None if digest is None else place.tokens.of_digest(digest)
     return None if token is None else Identity(token.name, token.role, "token")  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Where a request comes from: the address at the other end of the connection, and through proxies that are trusted the
+"""Address that a request comes from: the other end of the connection, and through proxies that are trusted the
 client's.
 """
 
@@ -36,14 +36,14 @@ def peer_of(scope: Scope) -> str:
 
 
 def is_trusted(peer: str, hosting: Hosting) -> bool:
-    """Whether what this peer says of others counts."""
+    """Return whether this peer is a trusted proxy, so that what it says of others counts."""
     if peer == UNIX:
         return UNIX in hosting.trusted_proxies
     return _is_in(peer, networks(hosting))
 
 
 def client_of(scope: Scope, hosting: Hosting) -> str:
-    """Whose failed attempts are counted together: the peer, or the last address before the trusted proxies."""
+    """Address whose failed attempts are counted together: the peer, or the last one before the trusted proxies."""
     peer = peer_of(scope)
     if not is_trusted(peer, hosting):
         return peer or "unknown"
@@ -56,8 +56,8 @@ def client_of(scope: Scope, hosting: Hosting) -> str:
 
 
 def is_local(scope: Scope) -> bool:
-    """Without a sign-in: the connection came in at loopback, by no proxy, and the request is meant for this machine by
-    name.
+    """Return whether a server without a sign-in may answer: the connection came in at loopback, by no proxy, and the
+    request is meant for this machine by name.
 
     The name is looked at because a page of anybody's may have its own name point here (DNS rebinding), and would read
     all it likes.
@@ -77,8 +77,8 @@ def is_local(scope: Scope) -> bool:
 
 
 def is_same_site(scope: Scope, hosting: Hosting) -> bool:
-    """Whether a request that changes something, or a websocket, was begun by a page of this server, as far as the
-    browser says.
+    """Return whether a request that changes something, or a websocket, was begun by a page of this server, as far as
+    the browser says.
 
     A program sends neither header, and no cookie that it was not given.
     """
@@ -138,13 +138,13 @@ def _bare(part: str) -> str:
 
 
 def _address(part: str) -> str:
-    """What stands before the port, if one is there; divided as uvicorn does it."""
+    """Host before the port, if a port is there; divided as uvicorn does it."""
     if part.startswith("["):
         return part[1:].partition("]")[0]
     return part.partition(":")[0] if part.count(":") == 1 else part
 
 
 def _is_forwarded(name: bytes) -> bool:
-    """Whether a header of this name is one that proxies add."""
+    """Return whether a header of this name is one that proxies add."""
     plain = name.lower().replace(b"_", b"-")
     return plain in (b"forwarded", b"x-real-ip") or plain.startswith(b"x-forwarded-")

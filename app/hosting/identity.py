@@ -1,5 +1,5 @@
-"""Who is asking, and whether they may change anything: for routes by their scope, for pages by the headers of their
-websocket.
+"""Identity of who is asking, and whether they may change anything: for routes by their scope, for pages by the headers
+of their websocket.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Identity:
 
     @property
     def is_local(self) -> bool:
-        """Nobody was asked: the server is reached from its own machine alone."""
+        """Return whether nobody was asked: the server is reached from its own machine alone."""
         return self.way == "local"
 
 
@@ -51,20 +51,20 @@ NOBODY = Identity(
 
 
 def identity_of(scope: Mapping[str, Any]) -> Identity:
-    """Who sent a request: what the gate found. LOCAL where there is no gate and no sign-in."""
+    """Identity of who sent a request, as the gate found it. LOCAL where there is no gate and no sign-in."""
     found = scope.get("state", {}).get(STATE)
     return found if isinstance(found, Identity) else _without_gate()
 
 
 def current() -> Identity:
-    """Who looks at the page that this script draws."""
+    """Identity of who looks at the page that this script draws."""
     said = st.context.headers.get(HEADER)
     found = None if said is None else from_header(said)
     return _without_gate() if found is None else found
 
 
 def require_editor(request: Request) -> Response | None:
-    """For routes that change something: the answer for who may not, else None."""
+    """Refusal by a route that changes something, for who may not change anything; else None."""
     if identity_of(request.scope).may_edit:
         return None
     if request.url.path.startswith("/api/"):
@@ -73,7 +73,7 @@ def require_editor(request: Request) -> Response | None:
 
 
 def editor() -> Identity:
-    """For what a page changes: who looks at it; AccessError where that is a viewer."""
+    """Identity of who looks at a page that changes something; AccessError where that is a viewer."""
     found = current()
     if not found.may_edit:
         raise AccessError(NO_EDITOR)
@@ -81,13 +81,13 @@ def editor() -> Identity:
 
 
 def as_header(identity: Identity) -> bytes:
-    """In ASCII, whatever the name is made of."""
+    """Header value of an identity, in ASCII, whatever the name is made of."""
     said = json.dumps({"name": identity.name, "role": identity.role, "way": identity.way})
     return base64.urlsafe_b64encode(said.encode())
 
 
 def from_header(text: str) -> Identity | None:
-    """What `as_header` made; None for anything else."""
+    """Identity of a header value that `as_header` made; None for anything else."""
     try:
         said = json.loads(base64.urlsafe_b64decode(text.encode("ascii")))
         name, role, way = said["name"], said["role"], said["way"]

@@ -1,4 +1,4 @@
-"""What the gate works with: the configuration in force, and the sessions, tokens and keys of the store."""
+"""Settings that the gate works with: the configuration in force, and the sessions, tokens and keys of the store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class _Kept:
 
 
 def now_in_force() -> Configuration:
-    """What everything in the server goes by: at most a second old, and never one that it would not have started with.
+    """Configuration that everything in the server goes by: at most a second old, and never one that it would not have
+    started with.
 
     A file that is half written, or says what does not hold, leaves the one before. ConfigurationError where there was
     none before.
@@ -50,7 +51,9 @@ def now_in_force() -> Configuration:
 
 
 def _read(before: Configuration | None) -> Configuration:
-    """With the address that the server listens on only its start is concerned, and the gate."""
+    """Read and check the configuration, but for the address that the server listens on, which concerns its start and
+    the gate alone.
+    """
     found = configuration()
     start.check(found, os.environ)
     if before is not None and before.sign_in.is_configured and not found.sign_in.is_configured:
@@ -62,12 +65,12 @@ def _read(before: Configuration | None) -> Configuration:
 
 
 def forget() -> None:
-    """As if the process had just started."""
+    """Forget the configuration, as if the process had just started."""
     _Kept.found, _Kept.complaint = None, ""
 
 
-class Office:
-    """What one store keeps for signing in."""
+class AuthStore:
+    """Sessions, tokens and key that one store keeps for signing in."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -110,7 +113,7 @@ class Office:
         return text.decode() if -SKEW_SECONDS <= time.time() - moment.timestamp() < seconds else None
 
     def _signer(self, purpose: str) -> TimestampSigner:
-        """Of a key for one purpose, so that what is signed for one is not valid for another."""
+        """Signer with a key for one purpose, so that what is signed for one is not valid for another."""
         return TimestampSigner(self.key, salt=purpose, key_derivation="hmac", digest_method=hashlib.sha256)
 
 
@@ -118,16 +121,16 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def office() -> Office:
-    """Of the store that this process serves; ConfigurationError where its private directory cannot be made."""
-    return _office(open_store().directory.absolute())
+def auth_store() -> AuthStore:
+    """Auth store of this process's store; ConfigurationError where its private directory cannot be made."""
+    return _auth_store(open_store().directory.absolute())
 
 
 @lru_cache(maxsize=4)
-def _office(directory: Path) -> Office:
-    return Office(directory)
+def _auth_store(directory: Path) -> AuthStore:
+    return AuthStore(directory)
 
 
 def is_secure(found: Configuration) -> bool:
-    """Whether the browser reaches the server by https."""
+    """Return whether the browser reaches the server by https."""
     return found.hosting.public_url.lower().startswith("https://")

@@ -19,9 +19,9 @@ from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
 from app.hosting import authentication, client_address, redirects, sign_in
 from app.hosting.audit_async import tell
-from app.hosting.authentication import Found, UnseenError
+from app.hosting.authentication import Recognition, UnseenError
 from app.hosting.identity import HEADER, LOCAL, NO_EDITOR, STATE, Identity, as_header
-from app.hosting.live_settings import Office, now_in_force, office
+from app.hosting.live_settings import AuthStore, auth_store, now_in_force
 from app.hosting.security_headers import guarded
 from core.configuration import Configuration
 from core.errors import ConfigurationError
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class Gate:
-    """`routes`: what it answers itself, to anybody."""
+    """ASGI middleware that lets in whom it knows. `routes`: those it answers itself, to anybody."""
 
     def __init__(self, app: ASGIApp, routes: list[Route] | None = None) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class Gate:
             return
         try:
             found = now_in_force()
-            place = office() if found.sign_in.is_configured else None
+            place = auth_store() if found.sign_in.is_configured else None
         except ConfigurationError as error:
             _log.error("%s", error)
             await _answer(
@@ -77,11 +77,13 @@ class Gate:
             await _answer(scope, receive, send, answer)
 
     async def _pass(
-        self, scope: Scope, receive: Receive, send: Send, found: Configuration, place: Office | None
+        self, scope: Scope, receive: Receive, send: Send, found: Configuration, place: AuthStore | None
     ) -> None:
-        """To whom it is for, if it may. UnseenError, with nothing answered yet, where that cannot be looked up."""
+        """Pass a request on to whom it is for, if it may. UnseenError, with nothing answered yet, where that cannot be
+        looked up.
+        """
         if place is None:
-            at = Found(LOCAL if client_address.is_local(scope) else None, "local")
+            at = Recognition(LOCAL if client_address.is_local(scope) else None, "local")
             refusal = None if at.identity else _refusal(scope, _ONLY_HERE, 403)
         elif scope["type"] == "http" and redirects.is_own(scope["path"]):
             # Without the application, or the router would raise what only that one turns into a 404.
@@ -110,7 +112,7 @@ class _Watched:
     Whether it stands is looked up beside the messages, which do not wait for it unless it takes very long.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, at: Found, place: Office | None) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, at: Recognition, place: AuthStore | None) -> None:
         self._scope, self._receive, self._send, self._at, self._place = scope, receive, send, at, place
         self._waiting: asyncio.Task[Message] | None = None
         self._looking: asyncio.Task[bool] | None = None
@@ -137,7 +139,7 @@ class _Watched:
         return {"type": "websocket.disconnect", "code": ENDED}
 
     async def _wait(self, seconds: float | None) -> None:
-        """For whichever is first of a message and the look's end."""
+        """Wait for whichever is first of a message and the look's end."""
         tasks = [task for task in (self._waiting, self._looking) if task is not None]
         try:
             await asyncio.wait(
@@ -158,7 +160,8 @@ class _Watched:
         try:
             found = now_in_force()
             stands = (
-                await authentication.still(self._at, self._scope, found, self._place or office()) == self._at.identity
+                await authentication.still(self._at, self._scope, found, self._place or auth_store())
+                == self._at.identity
             )
         except (ConfigurationError, UnseenError):
             return time.monotonic() - self._seen < UNSEEN_SECONDS
@@ -166,7 +169,9 @@ class _Watched:
         return stands
 
     async def _end(self) -> None:
-        """Streamlit's page goes to the sign-in when it is told to; without that it would try to connect for ever."""
+        """End the websocket. Streamlit's page goes to the sign-in when it is told to; without that it would try to
+        connect for ever.
+        """
         self._is_over = True
         if self._waiting is not None:
             self._waiting.cancel()
@@ -181,7 +186,7 @@ class _Watched:
 
 
 def _stripped(scope: Scope, found: Configuration) -> Scope:
-    """Without the headers that only we write, and without the proxy's where it did not come from the proxy."""
+    """Scope without the headers that only we write, and without the proxy's where it did not come from the proxy."""
     named = found.sign_in.header.lower().encode()
     is_believed = bool(named) and client_address.is_trusted(client_address.peer_of(scope), found.hosting)
 
@@ -200,21 +205,27 @@ def _marked(scope: Scope, identity: Identity) -> Scope:
     return {**scope, "headers": headers, "state": {**scope.get("state", {}), STATE: identity}}
 
 
-def _forged(scope: Scope, at: Found, found: Configuration) -> Response | None:
-    """What a page of another site makes the browser send, with the cookies or from the network that the browser has."""
+def _forged(scope: Scope, at: Recognition, found: Configuration) -> Response | None:
+    """Refusal of a request that a page of another site makes the browser send, with the cookies or from the network
+    that the browser has; else None.
+    """
     if at.by == "token" or (scope["type"] == "http" and scope["method"] in SAFE):
         return None
     return None if client_address.is_same_site(scope, found.hosting) else _refusal(scope, _FORGED, 403)
 
 
 def _beyond(scope: Scope, identity: Identity) -> Response | None:
-    """A viewer sees and downloads, so nothing but reading is passed on, whatever the route behind forgets to ask."""
+    """Refusal of anything but reading for a viewer, who sees and downloads, whatever the route behind forgets to ask;
+    else None.
+    """
     is_reading = scope["type"] == "websocket" or scope["method"] in SAFE
     return None if is_reading or identity.may_edit else _refusal(scope, NO_EDITOR, 403)
 
 
-async def _not_in(scope: Scope, at: Found, found: Configuration, place: Office) -> Response:
-    """To the sign-in for a person on the way to a page, with the way back; a status for anything else."""
+async def _not_in(scope: Scope, at: Recognition, found: Configuration, place: AuthStore) -> Response:
+    """Response to who is not signed in: a redirect to the sign-in for a person on the way to a page, with the way back;
+    a status for anything else.
+    """
     if at.by == "token":
         if at.wait:
             answer = _refusal(scope, "Too many wrong tokens from your address; try again later.", 429)
@@ -253,7 +264,7 @@ def _refusal(scope: Scope, sentence: str, status: int) -> Response:
 
 
 async def _answer(scope: Scope, receive: Receive, send: Send, answer: Response) -> None:
-    """A websocket is refused before it is accepted, which the browser sees as a 403."""
+    """Send a response. A websocket is refused before it is accepted, which the browser sees as a 403."""
     if scope["type"] == "websocket":
         await receive()
         closing: dict[str, Any] = {"type": "websocket.close", "code": ENDED, "reason": ""}

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.hosting import authentication, client_address, redirects, session_start, sign_in_page
 from app.hosting.audit_async import tell
 from app.hosting.identity import Identity
-from app.hosting.live_settings import Office, is_secure, now_in_force, office
+from app.hosting.live_settings import AuthStore, auth_store, is_secure, now_in_force
 from app.hosting.security_headers import frames
 from core.configuration import Configuration, SignIn
 from core.errors import ConfigurationError
@@ -42,11 +42,11 @@ _log = logging.getLogger(__name__)
 
 
 class ProviderError(Exception):
-    """What the provider said cannot be taken; the text is for the server's log."""
+    """The provider's answer cannot be taken; the text is for the server's log."""
 
 
 async def leave(request: Request) -> Response:
-    """To the provider, with where the viewer wanted to go kept in a signed cookie."""
+    """Redirect to the provider, with where the viewer wanted to go kept in a signed cookie."""
     found = now_in_force()
     if not found.sign_in.oidc_issuer:
         return sign_in_page.sentence("Not found", "This server has no such way to sign in.", 404, frames(found))
@@ -61,10 +61,10 @@ async def leave(request: Request) -> Response:
 
 
 async def come_back(request: Request) -> Response:
-    """From the provider: a session for who is in the lists. Whoever did not leave for it from here is not heard,
-    counted nor written down.
+    """Begin a session for who comes from the provider and is in the lists. Whoever did not leave for it from here is
+    not heard, counted nor written down.
     """
-    found, place = now_in_force(), office()
+    found, place = now_in_force(), auth_store()
     if not await _has_left(request, found.sign_in):
         return sign_in_page.sentence("Not signed in", _NOT_TAKEN, 400, frames(found))
     ways, address = found.sign_in, client_address.client_of(request.scope, found.hosting)
@@ -82,7 +82,7 @@ async def come_back(request: Request) -> Response:
         return sign_in_page.sentence("Not signed in", session_start.NO_DISK, 503, frames(found))
 
 
-async def _come_back(request: Request, found: Configuration, place: Office, number: int) -> Response:
+async def _come_back(request: Request, found: Configuration, place: AuthStore, number: int) -> Response:
     target = redirects.safe(str(request.session.pop("next", "/")))
     try:
         claims = await _claims(request, found.sign_in)
@@ -106,7 +106,7 @@ async def _come_back(request: Request, found: Configuration, place: Office, numb
 
 
 async def _has_left(request: Request, ways: SignIn) -> bool:
-    """Whether the browser has the signed cookie of a way to this provider that ends with this answer."""
+    """Return whether the browser has the signed cookie of a way to this provider that ends with this answer."""
     if not ways.oidc_issuer:
         return False
     known = _registered(ways.oidc_issuer, ways.oidc_client_id, ways.oidc_client_secret).framework
@@ -115,7 +115,7 @@ async def _has_left(request: Request, ways: SignIn) -> bool:
 
 
 async def _claims(request: Request, ways: SignIn) -> dict[str, Any]:
-    """What the provider says of who signed in, from a token that it signed for us and for this browser."""
+    """Claims of the provider about who signed in, from a token that it signed for us and for this browser."""
     provider = await _provider(ways)
     token = await provider.authorize_access_token(request)
     claims = token.get("userinfo")
@@ -155,12 +155,12 @@ def _registered(issuer: str, client_id: str, client_secret: str) -> StarletteOAu
     )
 
 
-async def _tell(place: Office, request: Request, found: Configuration, who: str, what: str) -> None:
+async def _tell(place: AuthStore, request: Request, found: Configuration, who: str, what: str) -> None:
     await tell(place.directory, who, what, way="oidc", address=client_address.client_of(request.scope, found.hosting))
 
 
 def _plain(error: Exception) -> str:
-    """For the log: an error of the provider's may quote what the address bar said."""
+    """Text of an error for the log: one of the provider's may quote what the address bar said."""
     return ascii(f"{type(error).__name__}: {error}"[:200])
 
 
@@ -171,7 +171,7 @@ def with_state(endpoint: Callable[[Request], Awaitable[Response]]) -> ASGIApp:
         await (await endpoint(Request(scope, receive)))(scope, receive, send)
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        found, place = now_in_force(), office()
+        found, place = now_in_force(), auth_store()
         kept = SessionMiddleware(
             answer,
             secret_key=place.key_for("the way to the provider and back").hex(),

@@ -1,4 +1,4 @@
-"""What the pages say of who is signed in: the line in the sidebar, and what a viewer sees instead of a form."""
+"""The line in the sidebar on who is signed in, and the sentence that a viewer sees instead of a form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIGN_OUT = '<a href="/sign-out" target="_self">Sign out</a>'
 
 
 def sidebar() -> None:
-    """Name, role and the way out, at the foot of the sidebar; nothing where nobody is asked."""
+    """Draw name, role and the way out, at the foot of the sidebar; nothing where nobody is asked."""
     who = current()
     if who.is_local:
         return
@@ -24,12 +24,12 @@ def sidebar() -> None:
 
 
 def may_edit() -> bool:
-    """Whether to draw what changes something. What it calls asks again."""
+    """Return whether to draw controls that change something. What they call asks again."""
     return current().may_edit
 
 
 def only_editors(what: str) -> None:
-    """A sentence instead of the rest of the page, for a viewer. what: 'capture runs'."""
+    """Draw a sentence instead of the rest of the page, for a viewer. what: 'capture runs'."""
     if not may_edit():
         st.info(
             f"Signed in as a viewer, who sees and downloads; editors {what}. Whoever runs this server can give you that"

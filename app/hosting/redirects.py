@@ -1,4 +1,4 @@
-"""Where to go once signed in: an address of this server, never another's."""
+"""Addresses to go to once signed in: of this server, never another's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def safe(text: str) -> str:
 
 
 def is_own(path: str) -> bool:
-    """Whether the gate itself answers at this path."""
+    """Return whether the gate itself answers at this path."""
     return path in OWN or path.startswith("/sign-in/")
 
 

@@ -1,4 +1,4 @@
-"""What the server's process does before it takes requests: it refuses to start where it would let anybody in."""
+"""Checks of the server's process before it takes requests: it refuses to start where it would let anybody in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 import streamlit as st
 from streamlit import config
 
-from app.hosting.live_settings import now_in_force, office
+from app.hosting.live_settings import auth_store, now_in_force
 from core.errors import ConfigurationError, UlpscopeError
 from core.hosting import start
 
@@ -17,8 +17,8 @@ EXIT_CODE = 2
 
 
 def check() -> None:
-    """Ends the process with one sentence and exit code 2. `streamlit run` has bound its port by then, and answers
-    nobody.
+    """End the process with one sentence and exit code 2 where it must not start. `streamlit run` has bound its port by
+    then, and answers nobody.
     """
     try:
         found = now_in_force()
@@ -31,13 +31,13 @@ def check() -> None:
                 "--forwarded-allow-ips is given; name the proxies in [hosting] trusted_proxies instead."
             )
         if found.sign_in.is_configured:
-            office()
+            auth_store()
     except UlpscopeError as error:
         _refuse(str(error))
 
 
 def _is_streamlits() -> bool:
-    """Whether `streamlit run` is what imports the dashboard: it has set this by then, and nothing else does."""
+    """Return whether `streamlit run` is what imports the dashboard: it has set this by then, and nothing else does."""
     return getattr(config, "_server_mode", None) is not None
 
 

@@ -1,5 +1,5 @@
-"""What every answer carries for the browser: what a page may load and who may frame it, that types are not guessed,
-what caches may keep.
+"""Headers that every answer carries for the browser: what a page may load and who may frame it, that types are not
+guessed, what caches may keep.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _STATIC = "/static/"
 
 
 def frames(found: Configuration | None) -> str:
-    """Who may show a page within another: this server, and those whom the configuration names."""
+    """Sources that may show a page within another: this server, and those that the configuration names."""
     named = found.hosting.frame_ancestors if found is not None else ()
     return " ".join(("'self'", *named))
 
 
 def guarded(send: Send, scope: Scope, found: Configuration | None) -> Send:
-    """`send`, which adds the headers to the answer of a request."""
+    """Wrap `send` so that it adds the headers to the answer of a request."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -50,7 +50,7 @@ def _add(headers: MutableHeaders, allowed: str) -> None:
 
 
 def _keep_private(headers: MutableHeaders) -> None:
-    """No cache between keeps what only some may see, and Back after a sign-out asks the server again."""
+    """Forbid shared caches: none keeps what only some may see, and Back after a sign-out asks the server again."""
     headers.add_vary_header("Cookie")
     if headers.get("content-type", "").startswith("text/html"):
         headers["cache-control"] = "no-store"

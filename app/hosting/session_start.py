@@ -1,4 +1,4 @@
-"""How a session begins once somebody is known, whichever way they signed in: its cookie, and what both ways say."""
+"""Start of a session once somebody is known, whichever way they signed in: its cookie, and what both ways say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse, Response
 from app.hosting import authentication, client_address
 from app.hosting.audit_async import tell
 from app.hosting.identity import Identity
-from app.hosting.live_settings import Office, is_secure
+from app.hosting.live_settings import AuthStore, is_secure
 from core.configuration import Configuration
 
 CALLBACK = "/sign-in/callback"
@@ -17,9 +17,9 @@ NO_DISK = "Signing in is not possible at this moment: the server cannot write to
 
 
 async def begin(
-    request: Request, found: Configuration, place: Office, identity: Identity, credential: str, target: str
+    request: Request, found: Configuration, place: AuthStore, identity: Identity, credential: str, target: str
 ) -> Response:
-    """A new session, the old one ended, and on to where the viewer wanted to go."""
+    """Begin a new session, end the old one, and go on to where the viewer wanted to go."""
     before = authentication.session_cookie(request.headers, found, place)
     if before is not None:
         await run_in_threadpool(authentication.sign_out, before, place)
@@ -33,12 +33,12 @@ async def begin(
     return answer
 
 
-def set_cookie(answer: Response, place: Office, found: Configuration, kind: str, value: str, seconds: int) -> None:
+def set_cookie(answer: Response, place: AuthStore, found: Configuration, kind: str, value: str, seconds: int) -> None:
     name = place.cookie(kind, is_secure(found))
     answer.set_cookie(name, value, max_age=seconds, path="/", secure=is_secure(found), httponly=True, samesite="lax")
 
 
-def drop_cookie(answer: Response, place: Office, found: Configuration, kind: str) -> None:
+def drop_cookie(answer: Response, place: AuthStore, found: Configuration, kind: str) -> None:
     name = place.cookie(kind, is_secure(found))
     answer.delete_cookie(name, path="/", secure=is_secure(found), httponly=True, samesite="lax")
 

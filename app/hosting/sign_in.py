@@ -1,4 +1,6 @@
-"""`/sign-in`, `/sign-out` and `/health`: what the gate answers itself, before anything of the dashboard is reached."""
+"""`/sign-in`, `/sign-out` and `/health`: the routes that the gate answers itself, before anything of the dashboard is
+reached.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.hosting import authentication, client_address, redirects, session_start, sign_in_page
 from app.hosting.audit_async import tell
-from app.hosting.live_settings import Office, is_secure, now_in_force, office
+from app.hosting.live_settings import AuthStore, auth_store, is_secure, now_in_force
 from app.hosting.security_headers import frames
 from core.configuration import Configuration
 from core.errors import ConfigurationError
@@ -32,8 +34,8 @@ _looking = ThreadPoolExecutor(1, "passwords")
 
 
 async def sign_in(request: Request) -> Response:
-    """The form; whoever is signed in already goes on."""
-    found, place = now_in_force(), office()
+    """Answer with the form; whoever is signed in already goes on."""
+    found, place = now_in_force(), auth_store()
     target = (
         redirects.safe(request.query_params["next"])
         if "next" in request.query_params
@@ -46,7 +48,7 @@ async def sign_in(request: Request) -> Response:
     return form(found, place, target)
 
 
-def form(found: Configuration, place: Office, target: str, wrong: str = "", status: int = 200) -> Response:
+def form(found: Configuration, place: AuthStore, target: str, wrong: str = "", status: int = 200) -> Response:
     """The sign-in page with a fresh token against forged forms, which its cookie has too."""
     ways = found.sign_in
     has_password = bool(ways.viewer_password or ways.editor_password)
@@ -67,7 +69,7 @@ def form(found: Configuration, place: Office, target: str, wrong: str = "", stat
     return answer
 
 
-async def _signing_in(request: Request, found: Configuration, place: Office) -> Response:
+async def _signing_in(request: Request, found: Configuration, place: AuthStore) -> Response:
     said = await _form_of(request)
     if said is None:
         return PlainTextResponse("A form of this page was expected.", 400)
@@ -98,10 +100,10 @@ async def _signing_in(request: Request, found: Configuration, place: Office) -> 
 
 
 async def sign_out(request: Request) -> Response:
-    """Ends the session in every process. Asks first where the browser does not say that one of our pages sent the
-    viewer here.
+    """End the session in every process. Asks first where the browser does not say that one of our pages sent the viewer
+    here.
     """
-    found, place = now_in_force(), office()
+    found, place = now_in_force(), auth_store()
     who = await authentication.authenticate(request.scope, found, place)
     if who.identity is None:
         return RedirectResponse("/sign-in?next=%2F", 303)
@@ -134,11 +136,11 @@ async def sign_out(request: Request) -> Response:
 
 
 async def health(_: Request) -> Response:
-    """That the process answers, and nothing else: for whoever watches over it."""
+    """Answer that the process runs, and nothing else: for whoever watches over it."""
     return PlainTextResponse("ok", headers={"cache-control": "no-store"})
 
 
-def _is_from_us(request: Request, said: dict[str, str], found: Configuration, place: Office) -> bool:
+def _is_from_us(request: Request, said: dict[str, str], found: Configuration, place: AuthStore) -> bool:
     token = said.get("form", "")
     kept = authentication.cookies(request.headers).get(place.cookie("form", is_secure(found)), "")
     is_same = secrets.compare_digest(
@@ -168,7 +170,7 @@ async def _form_of(request: Request) -> dict[str, str] | None:
 
 
 class _Provider:
-    """The way to an OIDC provider or back; the libraries for it are loaded when somebody goes it."""
+    """Endpoint of the way to an OIDC provider or back; the libraries for it are loaded when somebody goes it."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -50,8 +50,8 @@ _POLICY = (
 def sign_in(
     secret: str, provider: str, token: str, following: str, wrong: str, status: int, frames: str
 ) -> HTMLResponse:
-    """The form. secret: what the field asks for, empty for no field; provider: the host of an OIDC issuer, empty for
-    none.
+    """The sign-in page. secret: what the field asks for, empty for no field; provider: the host of an OIDC issuer,
+    empty for none.
     """
     parts = ["<h1>ULPscope</h1>"]
     if wrong:
@@ -73,7 +73,7 @@ def sign_in(
 
 
 def sign_out(token: str, who: str, frames: str) -> HTMLResponse:
-    """The question, for who did not come from a page of this server."""
+    """Page that asks whether to sign out, for who did not come from a page of this server."""
     body = (
         f'<h1>Sign out?</h1><p>You are signed in as {escape(who)}.</p><form method="post"'
         f' action="/sign-out">{_hidden("form", token)}<button type="submit">Sign out</button></form><p></p><a'
@@ -85,7 +85,7 @@ def sign_out(token: str, who: str, frames: str) -> HTMLResponse:
 def sentence(
     title: str, text: str, status: int, frames: str, link: tuple[str, str] = ("/sign-in", "Sign in")
 ) -> HTMLResponse:
-    """One sentence and where to go from there."""
+    """Page of one sentence and where to go from there."""
     body = f'<h1>{escape(title)}</h1><p>{escape(text)}</p><a href="{escape(link[0])}">{escape(link[1])}</a>'
     return _page(title, body, status, frames)
 

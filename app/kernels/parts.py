@@ -1,4 +1,4 @@
-"""Parts of the Kernels page: the table of two lists side by side, and what there is to say of a kernel."""
+"""Parts of the Kernels page: the table of two lists side by side, and the sentences and tables on a kernel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLUMNS = {
 
 
 def nothing_to_compare(view: selection.View) -> NoReturn:
-    """No kernels in this run: say why that is and what to do, and stop."""
+    """Say why there are no kernels in this run and what to do, and stop."""
     about = view.run.header.provenance
     lists = view.run.kernels
     others = [pair.variant for pair in view.run.pairs if pair.index + 1 in lists and 0 in lists]
@@ -58,7 +58,7 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
 
 
 def no_place(view: selection.View) -> None:
-    """Why the page does not begin where the sides begin to differ, and what would bring that."""
+    """Say why the page does not begin where the sides begin to differ, and what would bring that."""
     if view.run.layers(view.pair.index).empty:
         st.info(
             "Where the two sides begin to differ is not in this run: it holds no outputs of modules. With `--layers`"
@@ -70,7 +70,7 @@ def no_place(view: selection.View) -> None:
 
 
 def at_place(place: KernelPlace) -> pd.DataFrame:
-    """What ran where the sides begin to differ: a row a kernel, with every shape it had."""
+    """Table of the kernels that ran where the sides begin to differ: a row a kernel, with every shape it had."""
     return pd.DataFrame(
         {
             "kernel": [pair.name for pair in place.pairs],
@@ -90,7 +90,7 @@ def _shapes(details: Sequence[str]) -> str:
 
 
 def chosen(pairs: Sequence[KernelPair], shown: str, library: str) -> list[KernelPair]:
-    """Those of a library ("any": of all) that the page lists."""
+    """Kernels of a library ("any": of all) that the page lists."""
     kept = [pair for pair in pairs if library in ("any", pair.library)]
     if shown == "differ":
         return [pair for pair in kept if pair.only or is_multiplied(pair)]
@@ -98,7 +98,7 @@ def chosen(pairs: Sequence[KernelPair], shown: str, library: str) -> list[Kernel
 
 
 def rows(pairs: Sequence[KernelPair]) -> pd.DataFrame:
-    """As the table shows them."""
+    """Table of the kernels under names people read."""
     return pd.DataFrame(
         {
             "kernel": [pair.name for pair in pairs],
@@ -117,7 +117,7 @@ def rows(pairs: Sequence[KernelPair]) -> pd.DataFrame:
 
 
 def of_kernel(listed: KernelList, side: str, pair: KernelPair) -> pd.DataFrame:
-    """Where one side launched it, in what shapes: a row a module and shape, layers apart."""
+    """Table of where one side launched a kernel, in what shapes: a row a module and shape, layers apart."""
     found = [row for row in listed.rows if (row.library, row.name) == (pair.library, pair.name)]
     return pd.DataFrame(
         {
@@ -131,7 +131,7 @@ def of_kernel(listed: KernelList, side: str, pair: KernelPair) -> pd.DataFrame:
 
 
 def looked_at(listed: KernelList, side: str) -> str:
-    """`all 8 forwards of decode`, or how many of how many."""
+    """Number of forwards looked at, in words: `all 8 forwards of decode`, or how many of how many."""
     which = (
         f"all {listed.of:,}"
         if listed.forwards == listed.of and listed.of > 1

@@ -140,7 +140,7 @@ _HOVER = {
 
 
 def _shades(arrays: list[np.ndarray], measure: str, dtype: str, layers: int) -> tuple[list[np.ndarray], dict]:
-    """(what to colour by, NaN where nothing differs; the colour axis). One scale for all arrays: shares linear, the
+    """(values to colour by, NaN where nothing differs; the colour axis). One scale for all arrays: shares linear, the
     others logarithmic.
     """
     positive = np.concatenate([array[array > 0].ravel() for array in arrays])
@@ -185,8 +185,8 @@ def _round_steps(low: float, high: float, most: int) -> list[float]:
 
 
 def _names(numbers: np.ndarray) -> np.ndarray:
-    """Layers and heads as categories: a model may keep caches in some of its layers only, and a gap would read as
-    equal.
+    """Names of layers and heads, as categories: a model may keep caches in some of its layers only, and a gap would
+    read as equal.
     """
     return numbers.astype(str).astype(object)
 

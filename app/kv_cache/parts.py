@@ -26,7 +26,7 @@ MEANINGS = {
 
 
 def nothing_to_compare(view: selection.View) -> NoReturn:
-    """No caches of this pair: say why that is and what to do, and stop."""
+    """Say why there are no caches of this pair and what to do, and stop."""
     others = [pair.variant for pair in view.run.pairs if not view.run.kv(pair.index).empty]
     if others:
         names = ", ".join(f"`{widgets.code(name)}`" for name in others)
@@ -49,12 +49,12 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
 
 
 def shape(table: pd.DataFrame) -> str:
-    """`6 layers with up to 8 heads`."""
+    """Size of the caches in words: `6 layers, 8 key/value heads`."""
     return f"{plural(table['layer'].nunique(), 'layer')}, {plural(table['head'].nunique(), 'key/value head')}"
 
 
 def sentence(found: CacheSummary) -> str:
-    """What differs and where it begins, in markdown."""
+    """Sentence on what differs and where it begins, in markdown."""
     together, first = found.together, found.layer_0_keys
     if not together.neq:
         return f"Nothing differs: the two caches hold the same numbers in all {together.elements:,} elements."
@@ -68,7 +68,7 @@ def sentence(found: CacheSummary) -> str:
 
 
 def figures(found: CacheSummary, dtype: str) -> None:
-    """The headline figures."""
+    """Draw the headline figures."""
     columns = st.columns(6)
     for column, name, part in ((columns[0], "Keys", found.keys), (columns[1], "Values", found.values)):
         share = percent(part.neq_share) if part.elements else "none kept"
@@ -94,7 +94,7 @@ def figures(found: CacheSummary, dtype: str) -> None:
 
 
 def _each(name: str, found: CacheSummary) -> str:
-    """`keys 17, values 30`."""
+    """Words on a figure of keys and of values: `keys 17, values 30`."""
     parts = [("keys", getattr(found.keys, name)), ("values", getattr(found.values, name))]
     return ", ".join(f"{kind} {f'{value:,}' if isinstance(value, int) else number(value)}" for kind, value in parts)
 

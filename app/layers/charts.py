@@ -27,7 +27,7 @@ MOST_NAMED = 60  # modules whose names fit beside a map
 
 
 def short_name(each: ModuleFigures) -> str:
-    """`block 3` for the stream after a block, else the last part of the name. Inert."""
+    """Short name of a module: `block 3` for the stream after a block, else the last part of the name. Inert."""
     return f"block {each.block}" if each.kind == RESIDUAL else inert(each.module.rpartition(".")[2])
 
 
@@ -102,7 +102,7 @@ def module_growth(modules: list[ModuleFigures], selected: str) -> go.Figure:
 
 
 def _told(modules: list[ModuleFigures], names: np.ndarray) -> np.ndarray:
-    """[modules, (place, name, floor, share)]"""
+    """Custom data of the modules for what is shown under the pointer. [modules, (place, name, floor, share)]"""
     floors = ["not run" if each.floor_rms is None else f"{each.floor_rms:.3g}" for each in modules]
     shares = [f"{100 * each.neq_share:.3g}%" for each in modules]
     return np.stack(
@@ -188,7 +188,7 @@ def module_map(grid: LayerGrid, selected: str, position: int) -> go.Figure:
 
 
 def _borders(grid: LayerGrid) -> np.ndarray:
-    """Between cells, in positions: half way between the last of one and the first of the next. [cells + 1]"""
+    """Borders between cells, in positions: half way between the last of one and the first of the next. [cells + 1]"""
     at = grid.positions.astype(float)
     inner = [(at[edge - 1] + at[edge]) / 2 for edge in grid.edges[1:-1]]
     return np.array([at[0] - 0.5, *inner, at[-1] + 0.5]) if len(at) else np.array([-0.5, 0.5])
@@ -203,7 +203,7 @@ _TITLES = {"ratio": "times the floor", "neq_share": "share that differs", "max_u
 
 
 def _shade(cells: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
-    """(what to colour by, NaN where nothing differs; the colour axis). Infinite ratios have the colour of the
+    """(values to colour by, NaN where nothing differs; the colour axis). Infinite ratios have the colour of the
     largest.
     """
     known = cells[np.isfinite(cells) & (cells > 0)]

@@ -31,7 +31,7 @@ COLUMNS = {name: st.column_config.NumberColumn(format="localized") for name in (
 
 
 def nothing_to_compare(view: selection.View) -> NoReturn:
-    """No module outputs of this pair: say why that is and what to do, and stop."""
+    """Say why there are no module outputs of this pair and what to do, and stop."""
     run = view.run
     others = [pair.variant for pair in run.pairs if not run.layers(pair.index).empty]
     about = run.header.provenance
@@ -59,7 +59,7 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
 
 
 def sentence(found: LayerSummary, names_prompt: bool) -> str:
-    """What differs first and where, in markdown."""
+    """Sentence on what differs first and where, in markdown."""
     first = found.first
     if first is None:
         return f"No module differs: all {found.modules} put out the same numbers on both sides."
@@ -77,7 +77,7 @@ def sentence(found: LayerSummary, names_prompt: bool) -> str:
 
 
 def against_floor(found: LayerSummary, modules: list[ModuleFigures]) -> str:
-    """How the pair lies to its floor, in markdown."""
+    """Sentences on the pair against its floor, in markdown."""
     if not found.has_floor:
         return "No rounding floor was run for the modules; capture with `--layer-floor 2` to have one."
     beyond = [each for each in modules if each.ratio == float("inf")]
@@ -100,12 +100,12 @@ def against_floor(found: LayerSummary, modules: list[ModuleFigures]) -> str:
 
 
 def short_name(each: ModuleFigures) -> str:
-    """`block 3` for the stream after a block, else the last part of the name."""
+    """Short name of a module: `block 3` for the stream after a block, else the last part of the name."""
     return f"block {each.block}" if each.kind == RESIDUAL else visible(each.module.rpartition(".")[2])
 
 
 def figures(found: LayerSummary, total: int) -> None:
-    """The headline figures."""
+    """Draw the headline figures."""
     first, last, largest = found.first, found.last, found.largest
     columns = st.columns(5)
     columns[0].metric(
@@ -163,7 +163,7 @@ def rows(modules: list[ModuleFigures], names_prompt: bool) -> pd.DataFrame:
 
 
 def module_figures(each: ModuleFigures) -> str:
-    """One module in a line of markdown."""
+    """Figures of one module, in a line of markdown."""
     floor = "no floor was run" if each.floor_rms is None else f"its floor {number(each.floor_rms, 3)}"
     return (
         f"`{widgets.code(each.module)}`,"

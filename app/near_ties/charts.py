@@ -1,4 +1,4 @@
-"""Margins against differences, and how margins are distributed."""
+"""Charts of the Near ties page: margins against differences, and the distribution of margins."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def near_tie_scatter(
 
 
 def _labels(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> np.ndarray:
-    """`position 17 after 'self'`, with the prompt in front where there are several."""
+    """Labels of positions: `position 17 after 'self'`, with the prompt in front where there are several."""
     labels = np.empty(len(table), object)
     several = table["prompt"].nunique() > 1
     for prompt, places in table.groupby("prompt").indices.items():
@@ -161,7 +161,7 @@ def _labels(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> np.ndarray
 def _add_density(
     figure: go.Figure, x: np.ndarray, y: np.ndarray, ends: list[tuple[float, float]], colour: str, opacity: float
 ) -> None:
-    """How many points lie in each cell of the plot, log shades from a quarter of the colour on: a single point is
+    """Draw how many points lie in each cell of the plot, log shades from a quarter of the colour on: a single point is
     seen.
     """
     edges = [np.geomspace(low, high, cells + 1) for (low, high), cells in zip(ends, _CELLS, strict=True)]
@@ -185,7 +185,7 @@ def _add_density(
 def _add_gutters(
     figure: go.Figure, x_zero: float | None, y_zero: float | None, ends: list[tuple[float, float]]
 ) -> None:
-    """Where zeros are drawn: a band beside the log axes with a line and a 0 on the axis."""
+    """Draw the bands in which zeros stand, beside the log axes, with a line and a 0 on the axis."""
     line = {"color": QUIET, "width": 1, "dash": "dot"}
     band = {"fillcolor": QUIET, "opacity": 0.1, "line_width": 0, "layer": "below"}
     label = {"showarrow": False, "font": {"size": 13}}
@@ -208,8 +208,8 @@ def _add_gutters(
 
 
 def _blanks(low: float, high: float, edge: float, is_plain: bool) -> dict[str, str]:
-    """Labels of a log axis, as plotly writes them, to blanks: below `edge`, as in a gutter there is no number but 0,
-    and those that would lie on each other: 7 to 9 before 10, of long labels all but 1, 2 and 5.
+    """Map from labels of a log axis, as plotly writes them, to blanks: below `edge`, as in a gutter there is no number
+    but 0, and those that would lie on each other: 7 to 9 before 10, of long labels all but 1, 2 and 5.
 
     A zoomed axis still chooses its own ticks, which it would not do with a list of them.
     """
@@ -230,9 +230,7 @@ def _power_label(digit: int, power: int) -> str:
 
 
 def margin_distribution(table: pd.DataFrame, threshold: float, dtype: str, unit: str = "ULPs") -> go.Figure:
-    """How many positions have which margin, both sides, in doubling bins; the threshold as a line. unit: ULPs or
-    logits.
-    """
+    """Number of positions by margin, both sides, in doubling bins; the threshold as a line. unit: ULPs or logits."""
     names = ("reference", "variant")
     if unit == "logits":
         margins = [table[f"{name}_margin"].dropna().to_numpy(float) for name in names]
@@ -282,7 +280,7 @@ def _exponents(values: np.ndarray) -> np.ndarray:
 
 
 def _threshold_place(threshold: float, lowest: int, unit: str) -> float:
-    """Where on the axis of bins the threshold stands: within its bin, whose number n covers n - 0.5 to n + 0.5."""
+    """Place of the threshold on the axis of bins: within its bin, whose number n covers n - 0.5 to n + 0.5."""
     if threshold <= 0:
         return 0.5
     exponent = int(np.floor(np.log2(threshold)))

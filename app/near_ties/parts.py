@@ -1,4 +1,4 @@
-"""Parts of the Near ties page: which positions are close, what is brushed, and the table of them."""
+"""Parts of the Near ties page: the threshold and the positions within it, those that are brushed, and their table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BRUSHED = "brushed"  # in the session: (which table it is of, labels of its rows
 
 
 def threshold() -> tuple[str, float]:
-    """(unit, threshold) of the page's controls; with either unit its own slider."""
+    """Draw the page's controls of the threshold and return (unit, threshold); with either unit its own slider."""
     left, right = st.columns([1, 3], vertical_alignment="bottom")
     with left:
         unit = st.segmented_control("Threshold in", ["ULPs", "logits"], required=True, key="threshold_unit") or "ULPs"
@@ -32,21 +32,21 @@ def threshold() -> tuple[str, float]:
 
 
 def set_threshold() -> tuple[str, float]:
-    """The same before the controls are drawn."""
+    """(unit, threshold) that the session holds, before the controls are drawn."""
     unit = st.session_state["threshold_unit"] or "ULPs"
     return unit, float(st.session_state["threshold_logits" if unit == "logits" else "threshold"])
 
 
 def close(table: pd.DataFrame, unit: str, limit: float) -> dict[str, pd.Series]:
-    """Which positions have a margin of at most `limit` on the reference, on the variant; False where a margin is
-    undefined.
+    """Masks of the positions with a margin of at most `limit`, on the reference and on the variant; False where a
+    margin is undefined.
     """
     ending = "_margin" if unit == "logits" else "_margin_ulps"
     return {side: (table[f"{side}{ending}"] <= limit).fillna(False).astype(bool) for side in SIDES}
 
 
 def said(table: pd.DataFrame, unit: str, limit: float, dtype: str) -> str:
-    """How many positions, and what share of them, are within the threshold."""
+    """Sentence on how many positions, and what share of them, are within the threshold."""
     within = close(table, unit, limit)
     either = within["reference"] | within["variant"]
     flips = table["is_flip"].astype(bool)

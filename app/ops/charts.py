@@ -24,8 +24,8 @@ _LONGEST = 30  # of a machine's name on the axis
 
 
 def batch_classes(lines: Sequence[tuple[str, dict[int, str]]]) -> go.Figure:
-    """lines: (machine, batch size -> digest of row 0's bits). Squares of one letter and colour are equal bits, on every
-    line.
+    """Batch sizes as squares, those of one letter and colour with equal bits, on every line. lines: (machine, batch
+    size -> digest of row 0's bits).
     """
     sizes = sorted({size for _, found in lines for size in found})
     letters = letters_of(lines)
@@ -63,7 +63,7 @@ def letters_of(lines: Sequence[tuple[str, dict[int, str]]]) -> dict[str, str]:
 
 
 def number_of(letter: str) -> int:
-    """0 for A, 26 for AA."""
+    """Number of a letter, 0 for A, 26 for AA."""
     number = 0
     for sign in letter:
         number = number * 26 + ord(sign) - ord("A") + 1

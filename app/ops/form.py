@@ -1,4 +1,4 @@
-"""The form of the Ops page that probes this machine, and how its probes stand."""
+"""The form of the Ops page that probes this machine, and the list of its probes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from core.text import plural
 
 
 def start(jobs: Jobs) -> None:
-    """What to probe on this machine, and the button that does it in a process of its own."""
+    """Draw what to probe on this machine, and the button that does it in a process of its own."""
     if not page_guard.may_edit():
         st.caption("Signed in as a viewer; editors probe this machine.")
         job_list(jobs)
@@ -58,7 +58,7 @@ def _title(scope: str, dtypes: Sequence[str], model: str) -> str:
 
 @st.fragment(run_every=1.0)
 def job_list(jobs: Jobs) -> None:
-    """Probes of this server with how they stand; one that has just finished is shown by the page."""
+    """Draw the probes of this server with how they stand; one that has just finished is shown by the page."""
     awaited = st.session_state.setdefault("ops_awaited", set())
     for job in jobs.all(of_ops=True):
         if job.state == "done":

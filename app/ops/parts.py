@@ -1,4 +1,4 @@
-"""Parts of the Ops page: which machines, the table of answers, one operation's classes."""
+"""Parts of the Ops page: the choice of machines, the table of answers, one operation's classes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cards() -> list[RunCard]:
 
 
 def pick(found: Sequence[RunCard]) -> list[OpsRun]:
-    """The machines chosen; the newest where none is."""
+    """Draw the choice of machines and return those chosen; the newest where none is."""
     names = [f"{card.name} · {card.device} · {card.created:%Y-%m-%d %H:%M}" for card in found]
     labels = {
         card.run_id: name if names.count(name) == 1 else f"{name} · {card.run_id}"
@@ -85,7 +85,7 @@ def pick(found: Sequence[RunCard]) -> list[OpsRun]:
 
 
 def summary(runs: Sequence[OpsRun]) -> None:
-    """What each machine came to, in a sentence, and where it is from."""
+    """Draw a sentence on each machine's answers, and where it is from."""
     for number, run in enumerate(runs):
         counts = {question: sum(answer(row, question) == NO for row in run.rows) for question in QUESTIONS}
         refused = sum(bool(row.refusal) for row in run.rows)
@@ -104,7 +104,7 @@ def summary(runs: Sequence[OpsRun]) -> None:
 
 
 def ask(found: Sequence[Beside]) -> list[Beside]:
-    """The filters, and the probes they leave."""
+    """Draw the filters and return the probes they leave."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         names = list(dict.fromkeys(one.first.op for one in found))
         op = st.selectbox(
@@ -127,7 +127,7 @@ def ask(found: Sequence[Beside]) -> list[Beside]:
 
 
 def _offered(options: list[str], key: str) -> list[str]:
-    """With what a link asks for although no probe has it."""
+    """The filter's options, with what a link asks for although no probe has it."""
     chosen = st.session_state.get(key)
     return options if chosen is None or chosen in options else [*options, chosen]
 
@@ -139,7 +139,7 @@ def _is_worth(one: Beside, shown: str) -> bool:
 
 
 def table(found: Sequence[Beside], runs: Sequence[OpsRun]) -> None:
-    """One row a probe; a click opens its classes."""
+    """Draw one row a probe; a click opens its classes."""
     keys = [key_words(one) for one in found]
     known = hashlib.sha256(
         "\0".join([*(run.run_id for run in runs), *keys]).encode("utf-8", "backslashreplace")
@@ -166,7 +166,7 @@ def table(found: Sequence[Beside], runs: Sequence[OpsRun]) -> None:
 
 
 def key_words(one: Beside) -> str:
-    """What the address calls a probe."""
+    """Name of a probe in the address."""
     return "~".join(one.key)
 
 
@@ -200,7 +200,7 @@ def _of(column: str, number: int, runs: Sequence[OpsRun]) -> str:
 
 
 def _called(runs: Sequence[OpsRun]) -> dict[str, str]:
-    """The questions as columns: short where there are several machines."""
+    """Headings of the questions' columns: short where there are several machines."""
     return QUESTIONS if len(runs) == 1 else {"repeat": "runs", "batch": "batch", "position": "row"}
 
 
@@ -237,7 +237,7 @@ def _columns(runs: Sequence[OpsRun]) -> dict:
 
 
 def detail(one: Beside, runs: Sequence[OpsRun]) -> None:
-    """The three sentences of every machine, and the batch sizes as groups of equal bits."""
+    """Draw the three sentences of every machine, and the batch sizes as groups of equal bits."""
     st.subheader(widgets.escaped(f"{title(one.first)}, {one.first.dtype}, {one.first.size}"))
     if one.disagreement:
         st.markdown(f"These machines disagree on: **{one.disagreement}**.")
@@ -306,7 +306,7 @@ def _classes(one: Beside, letters: dict[str, str], has_several: bool) -> pd.Data
 
 
 def listed(found: Sequence[Beside], runs: Sequence[OpsRun]) -> pd.DataFrame:
-    """For a download: one row a probe and machine, answers and figures as they are."""
+    """Table for a download: one row a probe and machine, answers and figures as they are."""
     rows = []
     for one in found:
         for run, row in zip(runs, one.rows, strict=True):

@@ -1,4 +1,4 @@
-"""A pair along its prompt, and how its distances are distributed."""
+"""Charts of the Overview page: a pair along its prompt, and its logits by ULP distance."""
 
 from __future__ import annotations
 

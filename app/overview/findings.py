@@ -18,7 +18,7 @@ from core.runs.views.layers import summarize as summarize_layers
 
 
 def lines(view: selection.View) -> None:
-    """Each with a link that keeps the selection."""
+    """Draw the lines, each with a link that keeps the selection."""
     for said, page, label in _found(store_cache.stamp_of(view.run), view.pair.index, view):
         widgets.finding(said, page, label, view)
     if view.run.generations:

@@ -71,7 +71,7 @@ _WIDE = ("max_ulps", "kl")  # spread over decades, so their logarithm counts
 
 @dataclass(frozen=True)
 class Heat:
-    """How strongly each token is coloured, and what the legend says of it. `levels` [positions] int, 0 to 100.
+    """Colour level of each token, and its legend. `levels` [positions] int, 0 to 100.
 
     `low` and `high` are the values at the ends of the scale, `stops` the levels between them, from left to right.
     """
@@ -84,7 +84,7 @@ class Heat:
 
 
 def heat(table: pd.DataFrame, colour: str, dtype: str) -> Heat:
-    """Of one prompt's positions, by one of COLOURS."""
+    """Colour levels of one prompt's positions, by one of COLOURS."""
     column = COLOURS[colour]
     if column == "is_flip":
         levels = np.where(table["is_flip"], 100, np.where(table["near_tie"], 30, 0))
@@ -117,7 +117,7 @@ def heat(table: pd.DataFrame, colour: str, dtype: str) -> Heat:
 
 
 def _levels(share: np.ndarray) -> np.ndarray:
-    """0..1 as 0..100; what is not 0 is at least 1."""
+    """Levels 0 to 100 of shares 0 to 1; what is not 0 is at least 1."""
     share = np.clip(np.nan_to_num(share), 0.0, 1.0)
     return np.where(share > 0, np.maximum(np.rint(100 * share), 1), 0).astype(int)
 
@@ -129,7 +129,7 @@ def _figure(value: float) -> str:
 def columns(
     table: pd.DataFrame, prompt: Prompt, vocabulary: dict[int, str], vocab: int, dtype: str, colour: str
 ) -> dict[str, Any]:
-    """What the component draws: a list a figure, in the order of the positions; null where undefined."""
+    """Data that the component draws: a list a figure, in the order of the positions; null where undefined."""
     shade = heat(table, colour, dtype)
     argmax = set(table["reference_token"].dropna().tolist()) | set(table["variant_token"].dropna().tolist())
     return {
@@ -160,13 +160,15 @@ def _whole(column: pd.Series) -> list[int | None]:
 
 
 def _rounded(column: pd.Series) -> list[float | None]:
-    """Four digits: more are in the tables, and this is sent for every position."""
+    """Figures to four digits: more are in the tables, and this is sent for every position."""
     return [float(f"{value:.4g}") if np.isfinite(value) else None for value in column.to_numpy(float).tolist()]
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
 def _columns(file_stamp: str, colour: str, _view: selection.View) -> str:  # noqa: ARG001  (the stamp is the cache's key)
-    """As JSON, written once: Streamlit writes what it is given at every run, and that of 4096 positions takes 11 ms."""
+    """Data of the component as JSON, written once: Streamlit writes what it is given at every run, and that of 4096
+    positions takes 11 ms.
+    """
     header = _view.run.header
     prompt = header.prompts[_view.prompt]
     return json.dumps(

@@ -30,7 +30,7 @@ COLUMNS = {
 
 
 def nothing_tried(view: selection.View) -> NoReturn:
-    """No remedies in this run: say why that is and what to do, and stop."""
+    """Say why there are no remedies in this run and what to do, and stop."""
     about = view.run.header.provenance
     if about.kind == "upload":
         st.info("This run was uploaded. Remedies are tried on the model itself: capture the pair from it.")
@@ -44,8 +44,8 @@ def nothing_tried(view: selection.View) -> NoReturn:
 
 
 def rows(tried: Sequence[RemedyRow]) -> pd.DataFrame:
-    """Those that were measured, as the table shows them. Tokens a second without turns are not those that the shares
-    are of.
+    """Table of the remedies that were measured, under names people read. Tokens a second without turns are not those
+    that the shares are of.
     """
     measured = [row for row in tried if row.is_measured]
     return pd.DataFrame(
@@ -68,14 +68,14 @@ def rows(tried: Sequence[RemedyRow]) -> pd.DataFrame:
 
 
 def unmeasured(tried: Sequence[RemedyRow]) -> str:
-    """Those that were not, with the reason, as a list in markdown."""
+    """List, in markdown, of the remedies that were not measured, with the reason."""
     return "\n".join(
         f"- **{widgets.escaped(row.name)}**: {widgets.escaped(row.refusal)}" for row in tried if not row.is_measured
     )
 
 
 def how_timed(timed: Sequence[RemedyRow] | Sequence[PriceRow]) -> str:
-    """What the shares in a table are, in a sentence."""
+    """Sentence on what the shares in a table are, and how they were measured."""
     turns = sorted({row.turns for row in timed if row.turns})
     if not turns or any(row.kept is not None and row.kept.low is None for row in timed):
         return (
@@ -94,7 +94,7 @@ def in_words(kept: Kept | None) -> str | None:
 
 
 def prices(found: Sequence[PriceRow]) -> pd.DataFrame:
-    """As the table shows them."""
+    """Table of the prices under names people read."""
     return pd.DataFrame(
         {
             "path": [row.path for row in found],
@@ -107,7 +107,7 @@ def prices(found: Sequence[PriceRow]) -> pd.DataFrame:
 
 
 def exported(tried: Sequence[RemedyRow] | Sequence[PriceRow]) -> pd.DataFrame:
-    """Every field, for CSV and Parquet."""
+    """Table of every field, for CSV and Parquet."""
     return pd.DataFrame([vars(row) for row in tried]).convert_dtypes()
 
 

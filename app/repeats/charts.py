@@ -68,12 +68,12 @@ def class_matrix(values: NDArray[np.float64], names: list[str], measure: str) ->
 
 
 def class_matrix_height(classes: int) -> int:
-    """Pixels."""
+    """Height of the matrix of classes, in pixels."""
     return 110 + int(np.clip(34 * classes, 90, 620))
 
 
 def _is_dark(shade: NDArray[np.float64], i: int, j: int) -> bool:
-    """Is the cell in the lower third of the scale, whose blue takes white letters?"""
+    """Return whether the cell is in the lower third of the scale, whose blue takes white letters."""
     low, high = np.nanmin(shade), np.nanmax(shade)
     return bool(high == low or (shade[i, j] - low) / (high - low) < 0.3)
 

@@ -1,5 +1,5 @@
-"""Every two classes of a run compared beside the page, once for all viewers: the page is drawn meanwhile and says how
-far it is.
+"""Comparison of every two classes of a run beside the page, once for all viewers: the page is drawn meanwhile and says
+how far it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AT_ONCE_SECONDS = 0.25  # what is over by then is drawn with the page
 
 
 class _StoppedError(Exception):
-    """Somebody pressed Stop."""
+    """A viewer stopped the comparison."""
 
 
 class Comparison:
@@ -43,7 +43,7 @@ class Comparison:
         self.done, self.total = done, total
 
     def stop(self) -> None:
-        """It ends at its next tick, without figures."""
+        """End the comparison at its next tick, without figures."""
         self._stop.set()
         self._future.cancel()
 

@@ -1,6 +1,4 @@
-"""Parts of the Repeats page: what the classes are, their figures, and the comparison of every two, which may take
-reading.
-"""
+"""Parts of the Repeats page: the classes, their figures, and the comparison of every two, which may take reading."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ WITHOUT_ASKING = 256 << 20  # bytes that are read without a click: about a secon
 
 
 def sentence(run: RunReader, groups: list[BitClass]) -> None:
-    """How many classes, in words; what to do where there is nothing to repeat."""
+    """Draw how many classes there are, in words, and what to do where there is nothing to repeat."""
     sides = len(run.sides)
     if len(groups) == 1:
         st.success(f"All {sides} sides are equal bit for bit.")
@@ -53,7 +51,7 @@ def sentence(run: RunReader, groups: list[BitClass]) -> None:
 
 
 def members(run: RunReader, groups: list[BitClass]) -> pd.DataFrame:
-    """One row a class, figures against the reference's; None where it is that class."""
+    """Table of the classes: one row a class, figures against the reference's; None where it is that class."""
     of_side = {pair.index + 1: pair.summary for pair in run.pairs}
     rows = []
     for number, group in enumerate(groups):
@@ -76,7 +74,7 @@ def members(run: RunReader, groups: list[BitClass]) -> pd.DataFrame:
 
 
 def choose(groups: list[BitClass]) -> Callable[[], None]:
-    """A click on a class selects its first side, where that is a variant."""
+    """Callback for a click on a class: it selects the first side in it that is a variant, if there is one."""
 
     def chosen() -> None:
         rows = st.session_state["classes"]["selection"]["rows"]
@@ -90,8 +88,8 @@ def choose(groups: list[BitClass]) -> Callable[[], None]:
 
 
 def swept(run: RunReader, sweep: Sweep) -> pd.DataFrame:
-    """value, side, class, neq_share, max_abs, flips of every side of the sweep, by value; those of the reference are
-    0.
+    """Table of the sweep: value, side, class, neq_share, max_abs, flips of every side, by value; those of the reference
+    are 0.
     """
     of_side = {pair.index + 1: pair.summary for pair in run.pairs}
     rows = []
@@ -133,7 +131,7 @@ def _ask(run: RunReader) -> None:
 
 
 def _progress(under_way: Comparison, *, can_stop: bool) -> None:
-    """How far it is; draws the page anew when it is over."""
+    """Draw how far the comparison is; draws the page anew when it is over."""
     if under_way.is_over:
         st.rerun()
     share = under_way.done / max(1, under_way.total)
@@ -147,14 +145,14 @@ def _progress(under_way: Comparison, *, can_stop: bool) -> None:
 
 
 def grid(pairs: dict[tuple[int, int], Summary], count: int, measure: str) -> NDArray[np.float64]:
-    """[count, count], NaN on the diagonal."""
+    """One measure of every two classes: [count, count], NaN on the diagonal."""
     values = matrix(pairs, count, measure)
     values[np.diag_indices(count)] = np.nan
     return values
 
 
 def pair_table(pairs: dict[tuple[int, int], Summary], groups: list[BitClass], run: RunReader) -> pd.DataFrame:
-    """The same with every figure of every two classes: one row two classes, each named by its first side."""
+    """Table of every figure of every two classes: one row two classes, each named by its first side."""
     rows = []
     for (first, second), summary in sorted(pairs.items()):
         names = {

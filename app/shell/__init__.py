@@ -1,1 +1,1 @@
-"""What every page stands in: selection, address, navigation, jobs, wording, exports, the cached store."""
+"""Frame of every page: selection, address, navigation, jobs, wording, exports, the cached store."""

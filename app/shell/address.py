@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from app.shell import heatmap_window, link, page_settings
-from app.shell.selection import View, hold
+from app.shell.selection import View, preset_widget
 from core.text import shown
 
 _LATE_SECONDS = (
@@ -42,8 +42,8 @@ def adopt(page: str) -> None:
 
 
 def _is_late(page: str, said: dict[str, str]) -> bool:
-    """Whether it is what was written a moment ago: what is asked for in quick succession comes with an address that was
-    replaced meanwhile.
+    """Return whether the address is one written a moment ago: what is asked for in quick succession comes with an
+    address that was replaced meanwhile.
 
     Back brings an older one too, and says so; a link leads to another page.
     """
@@ -54,8 +54,8 @@ def _is_late(page: str, said: dict[str, str]) -> bool:
 
 
 def is_back() -> bool:
-    """Whether this run was asked for by Back or Forward, or by a link of the list of pages, which is a step of the
-    history too.
+    """Return whether this run was asked for by Back or Forward, or by a link of the list of pages, which is a step of
+    the history too.
     """
     context = get_script_run_ctx(suppress_warning=True)
     return context is not None and context.is_history_navigation
@@ -78,11 +78,11 @@ def settle_settings(page: str) -> None:
             st.session_state[setting.key] = kept.get(setting.key, setting.default)
         kept[setting.key] = st.session_state[setting.key]
         if setting.options or setting.span is not None:  # what is being typed stays
-            hold(setting.key)
+            preset_widget(setting.key)
 
 
 def of(view: View | None, page: str | None = None) -> dict[str, str]:
-    """What the address bar says of a view on a page (the open one where none is named): the share link."""
+    """Parameters of the address for a view on a page (the open one where none is named): the share link."""
     said = {} if view is None else _selection_address(view)
     kept = st.session_state.get("settings", {})
     for setting in page_settings.of_page(page or st.session_state.get("page", "overview")):
@@ -105,7 +105,9 @@ def _selection_address(view: View) -> dict[str, str]:
 
 
 def write(said: dict[str, str]) -> None:
-    """Make the address bar say it, in one step: every change of the address is an entry in the browser's history."""
+    """Write parameters into the address bar, in one step: every change of the address is an entry in the browser's
+    history.
+    """
     names = {*link.LINKED, *(setting.name for setting in page_settings.SETTINGS)}
     if {key: st.query_params.get(key) for key in said} != said or any(
         key in st.query_params for key in names - said.keys()

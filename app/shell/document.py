@@ -35,11 +35,11 @@ async def _document(_: Request) -> Response:
 
 @cache
 def document() -> str:
-    """The HTML of every page."""
+    """HTML of every page."""
     before, head, after = INDEX.read_text(encoding="utf-8").partition("<head>")
     return f"{before}{head}{OURS if head else ''}{after}"
 
 
 def routes(pages: list[str]) -> list[Route]:
-    """Of the pages at these addresses, and of the one at the root."""
+    """Routes of the pages at these addresses, and of the one at the root."""
     return [Route(f"/{page}", _document) for page in ("", *pages)]

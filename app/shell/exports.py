@@ -1,5 +1,5 @@
-"""Figures and tables for elsewhere: a table as CSV or Parquet, a figure as SVG or PNG under a name that says where it
-is from.
+"""Downloads of figures and tables: a table as CSV or Parquet, a figure as SVG or PNG under a name that says where it is
+from.
 
 CSV carries every digit (the shortest text that reads back as the same float64), whole numbers as such, and nothing
 where a value is undefined. A text that a spreadsheet would run as a formula, and one that begins with an apostrophe,
@@ -37,12 +37,12 @@ def inert_text(value: object) -> object:
 
 
 def headed(table: pd.DataFrame) -> pd.DataFrame:
-    """Under headings that say where ranks begin."""
+    """The table under headings that say where ranks begin."""
     return table.rename(columns={name: f"{name} (1 = argmax)" for name in table.columns if str(name).endswith("_rank")})
 
 
 def csv(table: pd.DataFrame) -> bytes:
-    """Comma-separated, UTF-8, a heading line."""
+    """Table as CSV: comma-separated, UTF-8, a heading line."""
     kept = headed(table)
     for column in kept.columns:
         if not pd.api.types.is_numeric_dtype(kept[column].dtype):  # bool counts as a number
@@ -52,15 +52,15 @@ def csv(table: pd.DataFrame) -> bytes:
 
 
 def parquet(table: pd.DataFrame) -> bytes:
-    """The same with its types, texts as they are."""
+    """Table as Parquet, with its types, texts as they are."""
     target = io.BytesIO()
     pq.write_table(pa.Table.from_pandas(headed(table), preserve_index=False), target)
     return target.getvalue()
 
 
 def download(tables: dict[str, Callable[[], pd.DataFrame] | pd.DataFrame], name: str, key: str) -> None:
-    """A popover with every table as CSV and as Parquet. What is in it is drawn when it is opened, a file is made when
-    it is asked for.
+    """Draw a popover with every table as CSV and as Parquet. What is in it is drawn when it is opened, a file is made
+    when it is asked for.
 
     tables: what each is called on its button, with the table or what makes it. name: the beginning of the files' names.
     """
@@ -100,20 +100,22 @@ def _plain(title: str) -> str:
 
 
 def file_stem(view: selection.View, what: str, *, at_position: bool = False) -> str:
-    """`RUN-pair0-flips`, with the prompt and position where the table or figure is of one."""
+    """Name of a file without its ending: `RUN-pair0-flips`, with the prompt and position where the table or figure is
+    of one.
+    """
     place = f"-prompt{view.prompt}-position{view.position}" if at_position else ""
     return f"{file_name(view.run.run_id)}-pair{view.pair.index}-{what}{place}"
 
 
 def distances(view: selection.View) -> pd.DataFrame:
-    """How many logits of the pair are how many ULPs apart: distance_ulps, elements."""
+    """Number of logits of the pair by ULP distance: distance_ulps, elements."""
     histogram = store_cache.histogram(view)
     return pd.DataFrame({"distance_ulps": list(histogram), "elements": list(histogram.values())})
 
 
 def picture(name: str, of: Sequence[str]) -> dict[str, object]:
-    """How the camera in the corner of a figure saves it: under this name, in the session's format, twice as sharp as
-    the screen.
+    """Settings for the camera in the corner of a figure: the name it saves under, the session's format, twice as sharp
+    as the screen.
 
     of: what it is a figure of, in parts that stand above it then, for a picture goes where no page is around it.
     """
@@ -129,7 +131,9 @@ def picture(name: str, of: Sequence[str]) -> dict[str, object]:
 def picture_of(
     view: selection.View, what: str, *, of_prompt: bool = False, at_position: bool = False
 ) -> dict[str, object]:
-    """The same for a figure of the pair that is looked at, over all its prompts, of one of them or of one position."""
+    """Settings for the camera, as `picture` gives them, of a figure of the pair that is looked at, over all its
+    prompts, of one of them or of one position.
+    """
     run, unit = of_run(view.run)
     parts = [run, f"{view.pair.variant} against {view.pair.reference}", unit]
     if at_position:
@@ -145,7 +149,7 @@ def of_run(run: RunReader) -> list[str]:
 
 
 def picture_format() -> None:
-    """The choice between SVG and PNG, for all figures of the session."""
+    """Draw the choice between SVG and PNG, for all figures of the session."""
 
     def chosen() -> None:
         st.session_state[_KEPT] = st.session_state["picture_choice"] or "SVG"
@@ -164,7 +168,7 @@ def picture_format() -> None:
 
 
 def whole_run(view: selection.View) -> None:
-    """Links to the run file and to the npz of every side."""
+    """Draw links to the run file and to the npz of every side."""
     with st.container(horizontal=True):
         for label, ending, what in (
             (

@@ -22,7 +22,7 @@ def definitions() -> str:
 
 @functools.cache
 def meanings() -> dict[str, str]:
-    """What each word means; one entry for each word of a row that defines several."""
+    """Meaning of each word; one entry for each word of a row that defines several."""
     rows = [row for row in _ROW.findall(_text("glossary.md")) if row[0] != "word" and not row[0].startswith("---")]
     return {word: meaning for names, meaning in rows for word in names.split(", ")}
 

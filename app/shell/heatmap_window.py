@@ -14,7 +14,7 @@ from core.text import shown
 
 @dataclass(frozen=True)
 class HeatmapWindow:
-    """What of the heatmap is looked at: rows and columns, half open, what the columns are, and what the cells hold."""
+    """Window of the heatmap: its rows and columns, half open, what the columns are, and what the cells hold."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -56,7 +56,7 @@ def selected_token(view: View) -> int | None:
 
 
 def address(view: View) -> dict[str, str]:
-    """What the address says of the heatmap: nothing of what is at its default."""
+    """Parameters of the address for the heatmap: nothing of what is at its default."""
     window = current(view)
     full = extent(view)
     spans = {"rows": window.rows, "tokens": window.columns}

@@ -10,7 +10,7 @@ from app.shell.jobs import Job, Jobs
 
 
 def _how_it_stands(job: Job) -> str:
-    """One line on a job."""
+    """Words on the state of a job."""
     if job.state == "waiting":
         return "waiting for those before it"
     if job.state == "running" and job.rows_total:
@@ -33,7 +33,7 @@ def _open_run(job: Job) -> None:
 
 @st.fragment(run_every=1.0)
 def job_list(jobs: Jobs, *, of_uploads: bool = False) -> None:
-    """Every capture (or every upload that is being saved) with how it stands, drawn again every second; buttons to
+    """Draw every capture (or every upload that is being saved) with how it stands, again every second; buttons to
     cancel, open and dismiss.
     """
     if st.session_state.get(

@@ -60,7 +60,7 @@ class Job:
 
     @property
     def command(self) -> str:
-        """What a person would type for it."""
+        """Command that a person would type for the job."""
         return shlex.join(["python", "-m", "core", *self.arguments])
 
     @property
@@ -73,8 +73,8 @@ class Job:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated from the rows since the first were told of, so not from loading the model; None while there are
-        none.
+        """Seconds left, estimated from the rows since the first were told of, so not from loading the model; None while
+        there are none.
         """
         done = self.rows_done - self.counted_rows
         return (self.seconds - self.counted_seconds) * (self.rows_total - self.rows_done) / done if done > 0 else None
@@ -88,8 +88,8 @@ class PromptFile:
     content: bytes
 
     def saved(self, place: Partial) -> Path:
-        """Written into a directory that goes when `place` is removed, and at the store's next sweep should the server
-        be killed.
+        """Write the file into a directory that goes when `place` is removed, and at the store's next sweep should the
+        server be killed.
         """
         path = place.directory / (file_name(self.name) or "prompts.txt")
         path.write_bytes(self.content)
@@ -121,7 +121,7 @@ class Jobs:
 
     @property
     def store(self) -> Store:
-        """Where its runs go."""
+        """Store that the runs go to."""
         return Store(self._store)
 
     def all(self, *, of_ops: bool = False) -> list[Job]:
@@ -267,7 +267,7 @@ class Jobs:
         self._end(number, child.code, child.sentence)
 
     def _take(self, number: int, said: dict[str, object], seconds: float) -> None:
-        """One line of a job's process."""
+        """Take in one line of a job's process."""
         known: dict[str, object] = {
             key: said[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in said
         }

@@ -1,4 +1,4 @@
-"""What a link asks for, taken out of the session once, and the sentences on what of it is not there."""
+"""Values that a link asks for, taken out of the session once, and the sentences on what of it is not there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LINKED = ("run", "variant", "prompt", "position", "rows", "tokens", "order", "ce
 
 
 def linked(key: str) -> str | None:
-    """What the link said of `key`, once."""
+    """Value that the link gives for `key`, handed out once."""
     return st.session_state.pop(f"linked_{key}", None)
 
 
@@ -25,27 +25,29 @@ def linked_number(key: str, lowest: int, highest: int) -> int | None:
         return None
     value = page_settings.whole(text)
     if value is None:
-        go_astray(
+        report_bad_link(
             f"The link asks for {key} '{shown(text, 60)}', which is no number that a {key} can be; {key} {lowest} is"
             " selected."
         )
         return lowest
     if not lowest <= value <= highest:
         nearest = min(max(value, lowest), highest)
-        go_astray(f"The link asks for {key} {value}; this run has {lowest} to {highest}, and {nearest} is selected.")
+        report_bad_link(
+            f"The link asks for {key} {value}; this run has {lowest} to {highest}, and {nearest} is selected."
+        )
         return nearest
     return value
 
 
-def go_astray(sentence: str) -> None:
-    """What was asked for is not there: say so, and show the gallery instead of another view under the old link."""
+def report_bad_link(sentence: str) -> None:
+    """Report that what was asked for is not there, and show the gallery instead of another view under the old link."""
     complain(sentence)
     st.session_state["astray"] = True
 
 
 def linked_range(key: str, full: tuple[int, int]) -> tuple[int, int] | None:
-    """`12:40` out of the link as (12, 40); None if the link says nothing of it, `full` and a word to the viewer if
-    nothing of use.
+    """Range out of the link, `12:40` as (12, 40); None if the link says nothing of it, `full` and a word to the viewer
+    if nothing of use.
     """
     text = linked(key)
     if text is None:

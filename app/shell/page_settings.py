@@ -1,4 +1,4 @@
-"""What a page's own controls are set to (colour, threshold, filter): kept over page switches, and part of its link.
+"""Settings of a page's own controls (colour, threshold, filter): kept over page switches, and part of its link.
 
 One table says what each is called in the address and what it may be; app/shell/address.py reads and writes it. A
 control at its default is not in the address. Its widget is drawn with the `key` and without a default, because its
@@ -49,8 +49,8 @@ def whole(text: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One control: on which page, its name in the address, the key of its widget, its default.
+class PageSetting:
+    """One control: its page, its name in the address, the key of its widget, its default.
 
     `options` has the word in the address for each value; `span` the lowest and highest whole number; with neither it is
     free text.
@@ -74,7 +74,7 @@ class Setting:
         return printable(text, "")[: self.longest]
 
     def said(self, value: object) -> str | None:
-        """What the address says of a value; None for the default, and for what is no value of this control."""
+        """Word for a value in the address; None for the default, and for what is no value of this control."""
         if value == self.default:
             return None
         if self.options:
@@ -83,7 +83,7 @@ class Setting:
 
     @property
     def expected(self) -> str:
-        """What a link may say, in words."""
+        """Values that a link may ask for, in words."""
         return f"{self.span[0]} to {self.span[1]}" if self.span is not None else ", ".join(self.options)
 
 
@@ -92,48 +92,48 @@ def _words(values: Iterable[str]) -> dict[str, str | bool]:
 
 
 SETTINGS = (
-    Setting("runs", "search", "gallery_search", ""),
-    Setting("runs", "dtype", "gallery_dtype", "any", _words(["any", *LOGIT_FORMATS])),
-    Setting("runs", "verdict", "gallery_verdict", "any", _words(["any", *wording.VERDICTS])),
-    Setting("runs", "flips", "gallery_flips", "any", {"only": "with flips", "none": "without flips", "any": "any"}),
-    Setting("runs", "device", "gallery_device", ""),
-    Setting("runs", "tag", "gallery_tag", "", longest=1000),
-    Setting("runs", "sort", "gallery_sort", "newest", _words(SORTS)),
-    Setting("overview", "colour", "strip_colour", "largest difference", _words(COLOURS)),
-    Setting("near_ties", "threshold", "threshold", 4, span=(0, 64)),
-    Setting("near_ties", "logits", "threshold_logits", "0.1", {step: step for step in LOGIT_STEPS}),
-    Setting("near_ties", "unit", "threshold_unit", "ULPs", {"ulps": "ULPs", "logits": "logits"}),
-    Setting("near_ties", "of", "near_ties_of", "this prompt", _words(["this prompt", "all prompts"])),
-    Setting("flips", "list", "flips_listed", "flips", _words(["flips", "flips and near ties"])),
+    PageSetting("runs", "search", "gallery_search", ""),
+    PageSetting("runs", "dtype", "gallery_dtype", "any", _words(["any", *LOGIT_FORMATS])),
+    PageSetting("runs", "verdict", "gallery_verdict", "any", _words(["any", *wording.VERDICTS])),
+    PageSetting("runs", "flips", "gallery_flips", "any", {"only": "with flips", "none": "without flips", "any": "any"}),
+    PageSetting("runs", "device", "gallery_device", ""),
+    PageSetting("runs", "tag", "gallery_tag", "", longest=1000),
+    PageSetting("runs", "sort", "gallery_sort", "newest", _words(SORTS)),
+    PageSetting("overview", "colour", "strip_colour", "largest difference", _words(COLOURS)),
+    PageSetting("near_ties", "threshold", "threshold", 4, span=(0, 64)),
+    PageSetting("near_ties", "logits", "threshold_logits", "0.1", {step: step for step in LOGIT_STEPS}),
+    PageSetting("near_ties", "unit", "threshold_unit", "ULPs", {"ulps": "ULPs", "logits": "logits"}),
+    PageSetting("near_ties", "of", "near_ties_of", "this prompt", _words(["this prompt", "all prompts"])),
+    PageSetting("flips", "list", "flips_listed", "flips", _words(["flips", "flips and near ties"])),
     *(
-        Setting(page, "top", "top_form", "logits", _words(["logits", "ranks"]))
+        PageSetting(page, "top", "top_form", "logits", _words(["logits", "ranks"]))
         for page in ("overview", "near_ties", "flips")
     ),
-    Setting("heatmap", "by", "worst_by", "difference", {"difference": "difference", "ulps": "ULPs"}),
-    Setting("heatmap", "colours", "heatmap_colours", "log", _words(["log", "linear"])),
-    Setting("heatmap", "scale", "heatmap_scale", "pair", _words(["pair", "view"])),
-    Setting("repeats", "figure", "class_measure", "neq", _words(["neq", "max_abs", "max_ulps", "flips"])),
-    Setting("compare", "with", "compare_with", "", longest=1000),
-    Setting("compare", "by", "compare_by", "max_abs", _words(["max_abs", "max_ulps", "rms", "kl"])),
-    Setting("layers", "of", "layers_scope", "this prompt", _words(["this prompt", "all prompts"])),
-    Setting("layers", "measure", "layers_measure", "ratio", _words(["ratio", "neq_share", "max_ulps"])),
-    Setting("layers", "module", "layers_module", "", longest=200),
-    Setting("kernels", "list", "kernels_shown", "all", {"all": "all", "differ": "differ", "products": "products"}),
-    Setting("kernels", "library", "kernels_library", "any", _words(["any", *LIBRARIES])),
-    Setting("kernels", "modules", "kernels_apart", False, {"apart": True, "together": False}),
-    Setting("kv_cache", "of", "kv_scope", "this prompt", _words(["this prompt", "all prompts"])),
-    Setting("kv_cache", "measure", "kv_measure", "neq_share", _words(wording.MEASURES)),
-    Setting("kv_cache", "kind", "kv_kind", "key", _words(KINDS)),
-    Setting("kv_cache", "colour", "kv_colour", "neq_share", _words(["neq_share", "max_ulps"])),
-    Setting("ops", "machines", "ops_runs", "", longest=1000),
-    Setting("ops", "op", "ops_op", ""),
-    Setting("ops", "dtype", "ops_dtype", "any", _words(["any", *LOGIT_FORMATS])),
-    Setting(
+    PageSetting("heatmap", "by", "worst_by", "difference", {"difference": "difference", "ulps": "ULPs"}),
+    PageSetting("heatmap", "colours", "heatmap_colours", "log", _words(["log", "linear"])),
+    PageSetting("heatmap", "scale", "heatmap_scale", "pair", _words(["pair", "view"])),
+    PageSetting("repeats", "figure", "class_measure", "neq", _words(["neq", "max_abs", "max_ulps", "flips"])),
+    PageSetting("compare", "with", "compare_with", "", longest=1000),
+    PageSetting("compare", "by", "compare_by", "max_abs", _words(["max_abs", "max_ulps", "rms", "kl"])),
+    PageSetting("layers", "of", "layers_scope", "this prompt", _words(["this prompt", "all prompts"])),
+    PageSetting("layers", "measure", "layers_measure", "ratio", _words(["ratio", "neq_share", "max_ulps"])),
+    PageSetting("layers", "module", "layers_module", "", longest=200),
+    PageSetting("kernels", "list", "kernels_shown", "all", {"all": "all", "differ": "differ", "products": "products"}),
+    PageSetting("kernels", "library", "kernels_library", "any", _words(["any", *LIBRARIES])),
+    PageSetting("kernels", "modules", "kernels_apart", False, {"apart": True, "together": False}),
+    PageSetting("kv_cache", "of", "kv_scope", "this prompt", _words(["this prompt", "all prompts"])),
+    PageSetting("kv_cache", "measure", "kv_measure", "neq_share", _words(wording.MEASURES)),
+    PageSetting("kv_cache", "kind", "kv_kind", "key", _words(KINDS)),
+    PageSetting("kv_cache", "colour", "kv_colour", "neq_share", _words(["neq_share", "max_ulps"])),
+    PageSetting("ops", "machines", "ops_runs", "", longest=1000),
+    PageSetting("ops", "op", "ops_op", ""),
+    PageSetting("ops", "dtype", "ops_dtype", "any", _words(["any", *LOGIT_FORMATS])),
+    PageSetting(
         "ops", "show", "ops_shown", "all", {"all": "all", "no": "with a no", "disagree": "where machines disagree"}
     ),
-    Setting("ops", "row", "ops_row", "", longest=200),
+    PageSetting("ops", "row", "ops_row", "", longest=200),
 )
 
 
-def of_page(page: str) -> list[Setting]:
+def of_page(page: str) -> list[PageSetting]:
     return [setting for setting in SETTINGS if setting.page == page]

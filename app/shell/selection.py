@@ -1,4 +1,4 @@
-"""What the viewer looks at: the open run and the one selection (run, variant, prompt, position) behind every page.
+"""Selection of a viewer behind every page: the open run, variant, prompt and position.
 
 The selection lives in the session (here), comes out of a link (app/shell/link.py) and goes into the address bar
 (app/shell/address.py).
@@ -49,7 +49,7 @@ class View:
 
 
 def stamp(view: View) -> str:
-    """Which prompt of which pair of which run: what a position belongs to."""
+    """Text that names the run, pair and prompt that a position belongs to."""
     return f"{view.run.run_id} {view.pair.index} {view.prompt}"
 
 
@@ -59,7 +59,7 @@ def select(**values: str | int) -> None:
         st.session_state[key] = value
 
 
-def hold(key: str) -> None:
+def preset_widget(key: str) -> None:
     """Have the widget of this key show what the session holds, before it is drawn.
 
     Streamlit tells the browser a value that was set by the script once. Where a second run comes before the browser has
@@ -70,5 +70,5 @@ def hold(key: str) -> None:
 
 
 def current_view() -> View | None:
-    """What the sidebar of this script run selected."""
+    """View that the sidebar of this script run selected."""
     return st.session_state.get("view")

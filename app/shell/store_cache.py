@@ -1,4 +1,6 @@
-"""What the pages read of the store, cached by file and time of change, never by array; and what they change in it."""
+"""Cache of what the pages read of the store, by file and time of change, never by array; and the changes they make in
+it.
+"""
 
 from __future__ import annotations
 
@@ -80,12 +82,14 @@ def _layer_grid(path: str, changed: int, size: int, pair: int, prompt: int, meas
 
 @st.cache_resource(show_spinner=False)
 def _kept(kind: str) -> dict[tuple[str, int, int], Any]:
-    """What was read of each file, for all viewers: of a thousand runs, only the one that came is read."""
+    """Cache of one kind of what was read of each file, for all viewers: of a thousand runs, only the one that came is
+    read.
+    """
     return {}
 
 
 def _digest(stamps: tuple) -> str:
-    """For a key: Streamlit takes 45 ms to hash the stamps of a thousand files by itself."""
+    """Digest of stamps for a key: Streamlit takes 45 ms to hash the stamps of a thousand files by itself."""
     return hashlib.sha256(repr(stamps).encode("utf-8", "backslashreplace")).hexdigest()
 
 
@@ -142,7 +146,9 @@ def _stamps(paths: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
 
 
 def searchable() -> dict[str, str]:
-    """Run id to the beginnings of its prompts, case folded; read once a file, at the first search (1 ms a run)."""
+    """Map from run id to the beginnings of its prompts, case folded; read once a file, at the first search (1 ms a
+    run).
+    """
     stamps, kept = _stamps(store().paths()), _kept("prompts")
     missing = [stamp for stamp in stamps if stamp not in kept]
     texts = prompt_texts([Path(stamp[0]) for stamp in missing]) if missing else {}
@@ -185,7 +191,7 @@ def discarded() -> list[Discarded]:
 
 
 def names_of(runs: list[Discarded]) -> dict[Path, str]:
-    """What they were called; their ids where the files cannot be read."""
+    """Names of deleted runs; their ids where the files cannot be read."""
     stamps = _stamps(run.path for run in runs)
     return _names(_digest(stamps), stamps)
 
@@ -280,8 +286,8 @@ def positions(run: RunReader, pair: int) -> pd.DataFrame:
 
 
 def histogram(view: View) -> dict[int, int]:
-    """ULP distance to number of elements; a float32 pair can have a hundred thousand distances, which take 0.15 s to
-    read.
+    """Map from ULP distance to number of elements; a float32 pair can have a hundred thousand distances, which take
+    0.15 s to read.
     """
     return _histogram(*_stamp(view.run.path), view.pair.index)
 
@@ -304,5 +310,5 @@ def top(view: View) -> pd.DataFrame:
 
 
 def file_stamp(view: View) -> str:
-    """The same with the file and its time of change, for caches."""
+    """Text that names the run, pair and prompt of a view, with the file and its time of change, for caches."""
     return f"{selection.stamp(view)} {_stamp(view.run.path)}"

@@ -1,4 +1,4 @@
-"""What several pages share: the selection in the sidebar, empty states, the head of a page, tables of tokens."""
+"""Parts that several pages share: the selection in the sidebar, empty states, the head of a page, tables of tokens."""
 
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ def sidebar() -> selection.View | None:
     by_id = {card.run_id: card for card in cards}
     asked = link.linked("run")
     if asked is not None and any(card.run_id == asked and not card.sides for card in everything):
-        link.go_astray(f"The run '{shown(asked, 60)}' holds probes of operations and no logits; the Ops page shows it.")
+        link.report_bad_link(
+            f"The run '{shown(asked, 60)}' holds probes of operations and no logits; the Ops page shows it."
+        )
     elif asked is not None and asked not in by_id:
-        link.go_astray(f"There is no run '{shown(asked, 60)}' here (any more); these are the runs there are.")
+        link.report_bad_link(f"There is no run '{shown(asked, 60)}' here (any more); these are the runs there are.")
         for key in link.LINKED:
             link.linked(key)  # what else the link says is of that run
     elif asked is not None:
@@ -56,20 +58,20 @@ def sidebar() -> selection.View | None:
         st.session_state.pop("open_next", None)
     if new is not None and new not in by_id:
         st.session_state.pop("open_next", None)
-        link.go_astray(f"The run '{shown(new, 60)}' was deleted meanwhile; these are the runs there are.")
+        link.report_bad_link(f"The run '{shown(new, 60)}' was deleted meanwhile; these are the runs there are.")
         st.session_state.pop("opened", None)  # or the gallery would go on to another run
     elif new is not None:
         new_run()
         st.session_state["run"] = new
     last = st.session_state.get("run")
     if last is not None and last not in by_id:
-        link.go_astray(f"The run '{shown(last, 60)}' was deleted meanwhile; these are the runs there are.")
+        link.report_bad_link(f"The run '{shown(last, 60)}' was deleted meanwhile; these are the runs there are.")
         new_run()
     if not cards:
         return None
     if last not in by_id:
         st.session_state["run"] = worth_opening(cards).run_id
-    selection.hold("run")
+    selection.preset_widget("run")
     with st.sidebar:
         _keep_room()
         labels = _labels(cards)
@@ -90,7 +92,7 @@ def _labels(cards: list[RunCard]) -> dict[str, str]:
 
 
 def worth_opening(cards: list[RunCard]) -> RunCard:
-    """Where nothing was chosen: the newest run of one's own, else the sample run with most flips."""
+    """Run to open where nothing was chosen: the newest of one's own, else the sample run with most flips."""
     own = [card for card in cards if not card.is_read_only]
     return own[0] if own else max(cards, key=lambda card: card.flips)
 
@@ -107,13 +109,13 @@ def _pick_within(run_id: str) -> selection.View:
     if asked is not None and asked in names:
         st.session_state["variant"] = asked
     elif asked is not None:
-        link.go_astray(
+        link.report_bad_link(
             f"The link asks for variant '{shown(asked, 60)}'; this run has {_listed(names)}, and '{names[0]}' is"
             " selected."
         )
     if st.session_state.get("variant") not in names:
         st.session_state["variant"] = names[0]
-    selection.hold("variant")
+    selection.preset_widget("variant")
     variant = st.selectbox(
         f"Variant, compared with `{code(run.pairs[0].reference)}`",
         names,
@@ -141,7 +143,7 @@ def _pick_within(run_id: str) -> selection.View:
 
 
 def _twins(run: RunReader) -> dict[str, str]:
-    """Variants to choose by; one that equals an earlier side bit for bit says so."""
+    """Labels of variants to choose by; one that equals an earlier side bit for bit says so."""
     first: dict[int, str] = {}
     labels = {}
     for side in run.sides:
@@ -151,7 +153,7 @@ def _twins(run: RunReader) -> dict[str, str]:
 
 
 def _listed(names: list[str]) -> str:
-    """The first few, quoted."""
+    """The first few names, quoted."""
     return ", ".join(f"'{name}'" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
@@ -167,7 +169,9 @@ def _new_prompt() -> None:
 
 
 def head(title: str, view: selection.View | None, what: str) -> selection.View:
-    """Title, what is looked at, and a sentence on what is shown; stops with an empty state where there is no run."""
+    """Draw the title, what is looked at, and a sentence on what is shown; stops with an empty state where there is no
+    run.
+    """
     left, right = st.columns([5, 1.2], vertical_alignment="bottom")
     left.title(title)
     with right.popover("Definitions", icon=":material/menu_book:", width="stretch"):
@@ -191,8 +195,8 @@ _ROOM_CSS = (Path(__file__).parent / "room.css").read_text(encoding="utf-8")
 
 
 def table_height(rows: int, most: int, row: int = ROW) -> int:
-    """Of a table with its heading, in pixels: all its rows, or half a row more than fit into the room of `most`, so
-    that one sees it goes on.
+    """Height of a table with its heading, in pixels: all its rows, or half a row more than fit into the room of `most`,
+    so that one sees it goes on.
 
     row: how high each is.
     """
@@ -206,8 +210,8 @@ def room(name: str, height: int) -> DeltaGenerator:
 
 
 def _keep_room() -> None:
-    """The style sheet that keeps room. By `st.html` it would wait for that element's script and come too late; markdown
-    is there at once.
+    """Draw the style sheet that keeps room. By `st.html` it would wait for that element's script and come too late;
+    markdown is there at once.
     """
     rows = "".join(f'[class*="st-key-rows{n}_"] {{ min-height: {n * ROW}px; }}\n' for n in range(1, _MOST_ROOM + 1))
     st.markdown(f"<style>{_ROOM_CSS}{rows}</style>", unsafe_allow_html=True)
@@ -215,7 +219,7 @@ def _keep_room() -> None:
 
 @contextmanager
 def said() -> Iterator[None]:
-    """What ULPscope raises on purpose becomes a sentence at the top of the page."""
+    """Turn what ULPscope raises on purpose into a sentence at the top of the page."""
     try:
         yield
     except UlpscopeError as error:
@@ -223,14 +227,14 @@ def said() -> Iterator[None]:
 
 
 def escaped(text: str) -> str:
-    """Names come from files of others, and quotes from links: no markdown, no HTML, no addresses that turn into
-    links.
+    """Escape a text for markdown, as names come from files of others, and quotes from links: no markdown, no HTML, no
+    addresses that turn into links.
     """
     return _SIGNS.sub(r"\\\g<0>", _ADDRESS.sub("\N{WORD JOINER}", text))
 
 
 def empty() -> NoReturn:
-    """No run to show: say what to do, and stop."""
+    """Say what to do where there is no run to show, and stop."""
     st.info("No runs yet. Upload a dump of logits, or capture a run; it appears here by itself.")
     st.page_link(PAGES / "upload.py", label="Upload a dump")
     st.page_link(PAGES / "capture.py", label="Capture a run")
@@ -242,7 +246,7 @@ def empty() -> NoReturn:
 
 
 def same_capture_with(extra: str, about: Provenance) -> None:
-    """The run's own command with one more thing beside it, to copy; nothing where it has none that captures."""
+    """Draw the run's own command with one more thing beside it, to copy; nothing where it has none that captures."""
     command = typed_with(about, extra)
     if command is not None:
         st.markdown("The same capture with it:")
@@ -250,7 +254,7 @@ def same_capture_with(extra: str, about: Provenance) -> None:
 
 
 def finding(said: str, page: str, label: str, view: selection.View) -> None:
-    """One line on what another page shows, with a link to it that keeps the selection."""
+    """Draw one line on what another page shows, with a link to it that keeps the selection."""
     left, right = st.columns([5, 1], vertical_alignment="center")
     left.markdown(said)
     right.page_link(PAGES / f"{page}.py", label=label, query_params=address.of(view, page))

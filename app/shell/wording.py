@@ -141,17 +141,17 @@ def token(token_id: int | None, text: str | None) -> str:
 
 
 def opening(sentence: str) -> str:
-    """With a capital at the beginning."""
+    """The sentence with a capital at the beginning."""
     return sentence[:1].upper() + sentence[1:]
 
 
 def kinds(names: Iterable[str]) -> str:
-    """`keys`, `keys and values`."""
+    """Words for the kinds: `keys`, `keys and values`."""
     return " and ".join(f"{name}s" for name in names)
 
 
 def logit(value: float | None) -> str:
-    """A logit of a pair, which may be undefined."""
+    """Text of a logit of a pair, which may be undefined."""
     return "undefined" if value is None or value != value else exact(value)
 
 
@@ -173,7 +173,7 @@ def verdicts(card: RunCard) -> list[str]:
 
 
 def figure(value: object) -> str:
-    """One figure of a row of evidence, whatever JSON it is."""
+    """Text of one figure of a row of evidence, whatever JSON it is."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -188,13 +188,11 @@ def figure(value: object) -> str:
 
 
 def checked(rung: str, figures: Iterable[str]) -> str:
-    """What a row of evidence of this rung with these figures checked, in a word or two; nothing where they do not
-    tell.
-    """
+    """Word or two on what a row of evidence of this rung with these figures checked; nothing where they do not tell."""
     names = set(figures)
     return next((said for figure, said in CHECKED.get(rung, {}).items() if figure in names), "")
 
 
 def figure_name(key: str) -> str:
-    """What a figure of a row of evidence is called, with its unit."""
+    """Name of a figure of a row of evidence, with its unit."""
     return FIGURES.get(key, key.replace("_", " "))

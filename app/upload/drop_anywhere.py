@@ -39,8 +39,8 @@ _anywhere = st.components.v2.component(
 
 
 def drop_zone() -> None:
-    """A place to drop files, of which the whole page is part; who may only look has none. The files themselves stay in
-    the browser.
+    """Draw a place to drop files, of which the whole page is part; who may only look has none. The files themselves
+    stay in the browser.
     """
     if not page_guard.may_edit():
         return

@@ -1,5 +1,5 @@
-"""What arrived files were understood as, with what may be corrected before they are saved: one form a run that they
-would make.
+"""The form of arrived files: what each was understood as, and what may be corrected before they are saved; one form a
+run that they would make.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Candidate:
 
 
 def candidates(uploads: Sequence[Upload]) -> list[Candidate]:
-    """What the files would make: files of two or more sides and run files each a run, files of one array each two of
-    them a pair.
+    """Runs that the files would make: files of two or more sides and run files each a run, files of one array each two
+    of them a pair.
     """
     found, arrays = [], []
     for upload in uploads:
@@ -147,8 +147,8 @@ def _dump(candidate: Candidate) -> dict[str, Any] | None:
 
 
 def _looked(candidate: Candidate, dtype: str, holds: str) -> dict[str, Any] | None:
-    """What the files were understood as; where they are not yet, how far that has come is drawn, and where they cannot
-    be, why.
+    """Interpretation of the files, None where there is none: how far the look at them has come is drawn, or why they
+    cannot be understood.
     """
     look = _look(candidate, dtype, holds)
     if not look.is_over:
@@ -163,7 +163,7 @@ def _look(candidate: Candidate, dtype: str, holds: str) -> Look:
 
 
 def _understood(candidate: Candidate, found: dict[str, Any]) -> str:
-    """Sides, dtype, shape and tokens; returns the reference."""
+    """Draw sides, dtype, shape and tokens; returns the reference."""
     st.subheader("Understood as")
     sides = [side["name"] for side in found["sides"]]
     names = sorted(sides)
@@ -198,7 +198,7 @@ def _understood(candidate: Candidate, found: dict[str, Any]) -> str:
 
 @st.fragment(run_every=0.5)
 def _awaited(candidate: Candidate, dtype: str, holds: str) -> None:
-    """How far the look has come; the whole page is drawn again when it is over."""
+    """Draw how far the look has come; the whole page is drawn again when it is over."""
     try:
         look = _look(candidate, dtype, holds)
     except UlpscopeError:  # removed meanwhile

@@ -1,5 +1,5 @@
-"""What arrived files are understood as, looked up once each: small dumps at once, large ones and run files by `inspect`
-in a process of its own.
+"""Inspections of arrived files, each made once: small dumps at once, large ones and run files by `inspect` in a process
+of its own.
 
 To know a dump's compute dtype may take reading all of it, which a page's script must not do at every rerun. Answers are
 kept by the files' times of change; a look that no page asks about any more is ended.
@@ -32,9 +32,7 @@ _SLOWEST_RUN_SECONDS = 120.0  # a run file is somebody else's database; of one t
 
 @dataclass
 class Look:
-    """As far as a look has come: bytes read of those that may have to be, then what was understood, or why nothing
-    was.
-    """
+    """State of a look: bytes read of those that may have to be, then what was understood, or why nothing was."""
 
     done: int = 0
     total: int = 0
@@ -92,7 +90,9 @@ class Looks:
         reference: str | None = None,
         holds: str | None = None,
     ) -> Look:
-        """What `paths` are understood as, or how far that has come. Returns at once, but for small dumps."""
+        """State of the look at `paths`: what they are understood as, or how far that has come. Returns at once, but for
+        small dumps.
+        """
         key = (*(_stamp(path) for path in paths), compute_dtype, reference, holds)
         options = {"--compute-dtype": compute_dtype, "--reference": reference, "--holds": holds}
         with self._lock:

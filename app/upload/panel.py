@@ -62,8 +62,8 @@ _panel = st.components.v2.component(
 
 
 def chosen(serial: str) -> list[str]:
-    """Draw the panel; the ids of the uploads that have arrived and are ticked, in their order. It asks the server anew
-    when `serial` changes.
+    """Draw the panel and return the ids of the uploads that have arrived and are ticked, in their order. It asks the
+    server anew when `serial` changes.
     """
     said = _panel(
         key="upload_panel",

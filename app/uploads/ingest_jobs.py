@@ -110,7 +110,7 @@ def reserved_in(place: Partial) -> str:
 
 
 def is_arriving(store: Store, run_id: str) -> bool:
-    """Whether any process that shares the store is taking in this run."""
+    """Return whether any process that shares the store is taking in this run."""
     return "/" not in run_id and any(
         (store.directory / f".partial-{kind}{run_id}").is_dir() for kind in ("incoming-", "")
     )
@@ -143,7 +143,7 @@ def _refuse_too_many(jobs: Jobs) -> None:
 
 
 def _command(paths: list[Path], chosen: dict[str, str]) -> list[str]:
-    """Values stand behind `=`, so that none is taken for an option."""
+    """Arguments of the job's command. Values stand behind `=`, so that none is taken for an option."""
     if any(is_run_file(path) for path in paths):
         if len(paths) > 1:
             raise UsageError("a run file is taken in by itself, not beside another file.")
@@ -155,8 +155,8 @@ def _command(paths: list[Path], chosen: dict[str, str]) -> list[str]:
 
 
 def _moved(path: Path, place: Partial, number: int) -> Path:
-    """Into the job's own directory, a folder each: the names of a pair of files become the names of its sides, and may
-    be equal.
+    """Move a file into the job's own directory, a folder each: the names of a pair of files become the names of its
+    sides, and may be equal.
     """
     if place.directory in path.parents:
         return path

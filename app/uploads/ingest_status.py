@@ -1,5 +1,5 @@
-"""How files that become runs are getting on, for every process of one store: `.ingests/RUN.json`, written by the one
-whose job it is.
+"""States of files that become runs, for every process of one store: `.ingests/RUN.json`, written by the one whose job
+it is.
 
 A file says what the job last said of itself, for a day. Whether somebody is still at work on it is not its to say: a
 process that is killed writes no end, but what it began goes (`app.uploads.ingest_jobs.is_arriving`).
@@ -26,7 +26,7 @@ _UNSAID = ("number", "device", "arguments")  # of the process itself; arguments 
 
 
 def teller(store: Path) -> Callable[[Job], None]:
-    """What a job calls when it stands otherwise. Nothing goes wrong with the job where it cannot be written."""
+    """Function that a job calls when its state changes. Nothing goes wrong with the job where it cannot be written."""
     last: tuple[str, str, float] | None = None
 
     def tell(job: Job) -> None:
@@ -47,7 +47,7 @@ def teller(store: Path) -> Callable[[Job], None]:
 
 
 def read(store: Path, run_id: str) -> Job | None:
-    """What was last said of the file that becomes this run; None where that is nothing, or cannot be understood."""
+    """State last written of the file that becomes this run; None where there is none, or it cannot be understood."""
     path = store / FOLDER / f"{run_id}.json"
     if path.parent != store / FOLDER or path.name.startswith("."):
         return None
@@ -63,7 +63,7 @@ def read(store: Path, run_id: str) -> Job | None:
 
 
 def listed(store: Path) -> list[Job]:
-    """All of the last day, the newest first."""
+    """Jobs of the last day, the newest first."""
     found = []
     for path in (store / FOLDER).glob("*.json"):
         with suppress(OSError):

@@ -1,6 +1,6 @@
-"""What the server does by itself: at its start what a killed one left behind is removed and what the first page reads
-is read, and every hour runs that have been there as long as they may go to the trash, and uploads that nobody continued
-are removed.
+"""Maintenance that the server does by itself: at its start what a killed one left behind is removed and what the first
+page reads is read, and every hour runs that have been there as long as they may go to the trash, and uploads that
+nobody continued are removed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def lifespan(_: object) -> AsyncIterator[None]:
-    """For as long as the server runs."""
+    """Run the maintenance for as long as the server runs."""
     await to_thread.run_sync(_sweep)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(to_thread.run_sync, warm)
@@ -45,7 +45,7 @@ def _sweep() -> None:
 
 
 def warm() -> None:
-    """What the first page loads and reads, while its browser loads the page's code; whatever fails says so when the
+    """Load and read what the first page needs, while its browser loads the page's code; whatever fails says so when the
     page does it again.
     """
     try:

@@ -25,7 +25,7 @@ _SKEW_SECONDS = 60
 
 
 class UploadError(RefusedError):
-    """What an upload cannot do."""
+    """An upload cannot do what is asked of it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Upload:
 
     @property
     def is_there(self) -> bool:
-        """Whether the file is where it was announced to be; it is not in a damaged entry."""
+        """Return whether the file is where it was announced to be; it is not in a damaged entry."""
         return self.path.is_file()
 
     @property
@@ -66,7 +66,7 @@ class Upload:
         return self.offset == self.length
 
     def expires(self, hours: float) -> float:
-        """When it is removed if nothing more arrives, in seconds since 1970."""
+        """Time at which the upload is removed if nothing more arrives, in seconds since 1970."""
         try:
             return last_change(self.directory, self.path.stat().st_mtime) + hours * 3600
         except OSError:
@@ -101,7 +101,7 @@ class Writing:
         return self._upload.directory / UNVERIFIED
 
     def _settle_unverified(self) -> None:
-        """Bytes whose checksum an earlier writer did not live to compare are cut off."""
+        """Cut off bytes whose checksum an earlier writer did not live to compare."""
         if self._marker.exists():
             os.ftruncate(self._file, min(self._upload.offset, os.fstat(self._file).st_size))
             self._marker.unlink()
@@ -126,11 +126,11 @@ class Writing:
                 self.offset = max(self.offset, place + written)
 
     def verify(self) -> None:
-        """What was written counts."""
+        """Let what was written count."""
         self._marker.unlink(missing_ok=True)
 
     def settle(self) -> None:
-        """Onto the disk: what the sender is told to have arrived survives a power failure."""
+        """Bring what was written onto the disk: what the sender is told to have arrived survives a power failure."""
         try:
             os.fsync(self._file)
         except OSError as error:
@@ -149,8 +149,8 @@ class Writing:
 
 @contextmanager
 def held(place: Path, *, wait: bool = False) -> Iterator[None]:
-    """Nobody else sends to the upload in this directory or saves it meanwhile; UploadError (423) where somebody does,
-    and nobody waits.
+    """Keep others from sending to the upload in this directory or saving it; UploadError (423) where somebody does, and
+    nobody waits.
     """
     try:
         descriptor = lock(place / LOCK, wait=wait)
@@ -165,8 +165,8 @@ def held(place: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def last_change(place: Path, moment: float) -> float:
-    """`moment`, seconds since 1970. Of one that is yet to come nobody can say how long ago it was: it counts from when
-    that was first seen.
+    """Time of the last change: `moment`, seconds since 1970. Of one that is yet to come nobody can say how long ago it
+    was: it counts from when that was first seen.
 
     The files keep their own times, for it may be our clock that is wrong, and for a while only.
     """
@@ -193,7 +193,7 @@ def refused(error: OSError, place: Path) -> UploadError:
 
 
 def _number(path: Path) -> int:
-    """What a marker says; 0, so that nothing is trusted, where it says nothing."""
+    """Number in a marker; 0, so that nothing is trusted, where there is none."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -1,5 +1,5 @@
-"""Uploads into runs: a job in a process of its own takes each in; the upload goes when its run is there, and stays when
-it is not.
+"""Saving of uploads as runs: a job in a process of its own takes each in; the upload goes when its run is there, and
+stays when it is not.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Spool:
                 return self._made(secrets.token_hex(16), owner, name, length, modified, browser)
 
     def _made(self, upload_id: str, owner: str, name: str, length: int, modified: str, browser: str) -> Upload:
-        """Whole or not at all: made under another name, then renamed."""
+        """Make an upload whole or not at all: under another name, then renamed."""
         new, file = self.directory / f"{_NEW}{upload_id}", file_name(name, _LONGEST_FILE_NAME) or "dump"
         try:
             (new / CONTENT).mkdir(mode=0o700, parents=True)
@@ -111,7 +111,7 @@ class Spool:
         return sorted((upload for upload in self._all() if upload.owner == owner), key=lambda upload: upload.created)
 
     def finished(self, upload_id: str, owner: str) -> Path:
-        """Where a file lies that has arrived whole; UploadError where it has not."""
+        """Path of a file that has arrived whole; UploadError where it has not."""
         upload = self.find(upload_id, owner)
         if not upload.is_complete:
             raise UploadError(
@@ -137,7 +137,7 @@ class Spool:
         shutil.rmtree(going, ignore_errors=True)
 
     def is_held(self, upload: Upload) -> bool:
-        """Whether somebody sends to the upload, or saves it, at this moment."""
+        """Return whether somebody sends to the upload, or saves it, at this moment."""
         return _is_held(upload.directory)
 
     def expire(self, hours: float) -> list[str]:
@@ -157,7 +157,9 @@ class Spool:
         return removed
 
     def _expires(self, place: Path, hours: float) -> float:
-        """Of a damaged entry too, which nobody can continue: by the last change of anything in it."""
+        """Time at which an upload expires, a damaged entry too, which nobody can continue: by the last change of
+        anything in it.
+        """
         try:
             return self._read(place.name).expires(hours)
         except UploadError:
@@ -170,7 +172,7 @@ class Spool:
             return []
 
     def _all(self) -> list[Upload]:
-        """Those that can be continued or saved; a damaged entry takes nobody's place, and expires."""
+        """Uploads that can be continued or saved; a damaged entry takes nobody's place, and expires."""
         found = []
         for place in self._places():
             with suppress(UploadError):
@@ -205,7 +207,7 @@ def _upload(upload_id: str, place: Path, about: Mapping[str, Any]) -> Upload:
 
 
 def owner_of(who: Identity) -> str:
-    """Whose uploads somebody may see: their own, told apart by how they signed in and as whom."""
+    """Owner of somebody's uploads, who alone may see them: told apart by how they signed in and as whom."""
     return f"{who.way}:{who.name}"
 
 

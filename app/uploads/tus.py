@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from app.api.responses import Dispatcher, Handler, Operation, answer, error, tried
+from app.api.responses import ApiOperation, Dispatcher, Handler, answer, error, tried
 from app.hosting.identity import identity_of
 from app.hosting.live_settings import now_in_force
 from app.uploads.partial_file import Upload, UploadError, Writing
@@ -164,7 +164,7 @@ async def _receive(request: Request, found: Upload, offset: int, limits: Limits)
 
 
 async def _take(request: Request, receiving: _Receiving, writing: Writing, offset: int, digest: Any) -> bool:
-    """Write the body as it comes, never more of it in memory than a piece; whether it came to its end."""
+    """Write the body as it comes, never more of it in memory than a piece; return whether it came to its end."""
     waiting = bytearray()
     place = offset
     is_whole = False
@@ -193,8 +193,8 @@ async def _take(request: Request, receiving: _Receiving, writing: Writing, offse
 
 @asynccontextmanager
 async def _turn(found: Upload, *, is_verified_later: bool) -> AsyncIterator[tuple[_Receiving, Writing]]:
-    """The upload's lock. A sender of this process from whom nothing comes any more is sent away; its connection may be
-    long dead.
+    """Hold the upload's lock. A sender of this process from whom nothing comes any more is sent away; its connection
+    may be long dead.
     """
     earlier = _receiving.get(found.upload_id)
     if earlier is not None and time.monotonic() - earlier.last_arrival > STALE_SECONDS:
@@ -262,7 +262,7 @@ def _whole(request: Request, header: str) -> int:
 
 
 def _metadata(text: str) -> dict[str, str]:
-    """`filename d29ybGQ=,modified MTI=`: names, and values in base64, which are UTF-8."""
+    """Metadata of an upload, from `filename d29ybGQ=,modified MTI=`: names, and values in base64, which are UTF-8."""
     if len(text) > _LARGEST_METADATA:
         raise UploadError(f"Upload-Metadata has {len(text):,} characters; expected at most {_LARGEST_METADATA:,}.", 400)
     found: dict[str, str] = {}
@@ -300,7 +300,7 @@ def _checksum(request: Request) -> tuple[Any, bytes] | None:
 
 def _route(path: str, handler: Handler, *methods: str) -> Route:
     spoken = _in_protocol(handler)
-    return Route(path, Dispatcher({each: Operation(each, path, spoken, needs_editor=True) for each in methods}))
+    return Route(path, Dispatcher({each: ApiOperation(each, path, spoken, needs_editor=True) for each in methods}))
 
 
 ROUTES = [

@@ -129,8 +129,8 @@ def floor_ratio(
 
 
 def residues(outliers: np.ndarray, starts: np.ndarray, block: int) -> go.Figure:
-    """How many positions stand out at each place within a block of `block` positions; those at which a stretch of them
-    begins in red.
+    """Number of positions that stand out at each place within a block of `block` positions; those at which a stretch of
+    them begins in red.
     """
     figure = go.Figure()
     begin = np.bincount(starts % block, minlength=block)

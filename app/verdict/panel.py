@@ -62,7 +62,7 @@ _QUOTED = re.compile(r"'([^']{1,60})'")
 
 
 def verdict(view: selection.View) -> None:
-    """Label and sentence, the evidence, what judges the run where nothing did."""
+    """Draw label and sentence, the evidence, and what judges the run where nothing did."""
     found = finding(view.run, view.pair, view.table)
     with st.container(border=True, key="verdict"):
         st.badge(found.name, icon=_ICONS.get(found.name), color=wording.VERDICTS.get(found.name, "gray"))  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def _marked(text: str, *, bold: bool = False) -> str:
 
 
 def _text(part: str, bold: bool) -> str:
-    """Escaped; bold between its outer blanks, for markdown takes no bold that begins with one."""
+    """Escaped text; bold between its outer blanks, for markdown takes no bold that begins with one."""
     core = part.strip()
     if not core or not bold:
         return widgets.escaped(part)
@@ -98,7 +98,7 @@ def _text(part: str, bold: bool) -> str:
 
 
 def _differing(view: selection.View) -> None:
-    """How much differs, which is no verdict."""
+    """Draw how much differs, which is no verdict."""
     summary, header = view.pair.summary, view.run.header
     if summary.bit_identical:
         st.markdown(
@@ -112,7 +112,9 @@ def _differing(view: selection.View) -> None:
 
 
 def _ladder(view: selection.View, found: Finding) -> None:
-    """Every rung in order; one with a row of evidence unfolds to its figures, one without says what would supply it."""
+    """Draw every rung in order; one with a row of evidence unfolds to its figures, one without says what would supply
+    it.
+    """
     with st.container(key="ladder"):
         for rung in found.rungs:
             for number, row in enumerate(rung.rows):
@@ -142,7 +144,7 @@ def evidence_table(view: selection.View) -> pd.DataFrame:
 
 
 def _title(rung: Rung, row: Evidence) -> str:
-    """What a rung is called; where it has several rows, with what each of them checked, or whose it is."""
+    """Name of a rung; where it has several rows, with what each of them checked, or whose it is."""
     name = wording.RUNGS.get(rung.name, rung.name)
     if len(rung.rows) == 1:
         return name
@@ -166,8 +168,8 @@ def _row(view: selection.View, rung: Rung, row: Evidence, key: str) -> None:
 
 
 def _limit(row: Evidence) -> str:
-    """What a ratio that passed was held against: another dtype has another limit, and `4.87 times` beside `below 4`
-    needs a word.
+    """Sentence on the limit that a passed ratio was held against: another dtype has another limit, and `4.87 times`
+    beside `below 4` needs a word.
     """
     limit = row.figures.get("largest_ratio_allowed")
     if row.outcome != PASSED or not isinstance(limit, int | float) or "below" in row.says:
@@ -183,7 +185,7 @@ def _figures(row: Evidence) -> None:
 
 
 def _charts(view: selection.View, row: Evidence) -> None:
-    """Pair and floor by position for the rungs that have one, by module or in blocks for the structure."""
+    """Draw pair and floor by position for the rungs that have one, by module or in blocks for the structure."""
     if row.rung == MODULES:
         _modules(row)
     if row.rung in (MODULES, ONE_ORDER) or not row.figures:  # without figures: a control that was left aside
@@ -241,7 +243,9 @@ def _charts(view: selection.View, row: Evidence) -> None:
 
 
 def _modules(row: Evidence) -> None:
-    """Nothing where the three lists are not of one length: a run file may come from anybody."""
+    """Draw pair and floor by module; nothing where the three lists are not of one length: a run file may come from
+    anybody.
+    """
     names, pair, floor = (row.figures.get(key) for key in _OF_MODULES)
     if not (
         isinstance(names, list)
@@ -267,7 +271,7 @@ def _modules(row: Evidence) -> None:
 
 
 def _dtype(view: selection.View, row: Evidence) -> str:
-    """In which a row of a ratio was measured; rows name it since there are several on one rung."""
+    """Dtype in which a row of a ratio was measured; rows name it since there are several on one rung."""
     named = {OWN_DTYPE: view.dtype, FLOAT32: "float32"}.get(row.rung, "")
     return str(row.figures.get("compute_dtype", named))
 
@@ -281,7 +285,7 @@ def _deciding(view: selection.View) -> Evidence | None:
 
 
 def _residues(row: Evidence, deciding: Evidence, floors: pd.DataFrame, ratios: np.ndarray) -> None:
-    """Only where the evidence names a block and the deciding rung its threshold."""
+    """Draw the residues, only where the evidence names a block and the deciding rung its threshold."""
     block, threshold = row.figures.get("block"), deciding.figures.get("position_ratio_allowed")
     if not isinstance(block, int) or not 2 <= block <= 4096 or not isinstance(threshold, int | float):
         return

@@ -1,5 +1,5 @@
-"""Where nothing was judged, or not enough: the controls and commands that would, and judging a capture here in a
-process of its own.
+"""Actions where nothing was judged, or not enough: the controls and commands that would judge it, and judging a capture
+here in a process of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
 
 def controls_to_bring(view: selection.View) -> None:
-    """What would decide about an upload: the commands, with this run's id in them."""
+    """Draw what would decide about an upload: the commands, with this run's id in them."""
     run = view.run
     command = f"python -m core verdict {run.run_id}"
     is_wide = run.header.compute_dtype == "float32"
@@ -66,7 +66,7 @@ def controls_to_bring(view: selection.View) -> None:
 
 
 def how_to_judge(view: selection.View) -> None:
-    """The command that judges this capture, and a button for it."""
+    """Draw the command that judges this capture, and a button for it."""
     about = view.run.header.provenance
     command = typed_with(about, "judge")
     if command is not None:
@@ -78,7 +78,7 @@ def how_to_judge(view: selection.View) -> None:
 
 
 def _judge_here(view: selection.View) -> None:
-    """A button that judges the run's own tokens in a process of its own, and how that stands."""
+    """Draw a button that judges the run's own tokens in a process of its own, and how that stands."""
     run, model = view.run, view.run.header.provenance.model
     name = f"{run.header.name}, judged"
     found = judged_again(run, name)
@@ -118,7 +118,7 @@ def _job(title: str) -> Job | None:
 
 
 def _progress(title: str) -> None:
-    """How the judging stands; draws the page anew when it is over."""
+    """Draw how the judging stands; draws the page anew when it is over."""
     job = _job(title)
     if job is None:
         return
@@ -145,7 +145,9 @@ def _progress(title: str) -> None:
 
 
 def is_loadable(model: str) -> bool:
-    """A folder that is there, or what may be a hub id. Relative folders are those of the directory that jobs run in."""
+    """Return whether a model may be loaded: a folder that is there, or what may be a hub id. Relative folders are those
+    of the directory that jobs run in.
+    """
     try:
         return (ROOT / Path(model).expanduser()).is_dir() or (_HUB_ID.fullmatch(model) is not None)
     except (OSError, ValueError, RuntimeError):

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from app.hosting.authentication import cookie_value
-from app.hosting.live_settings import Office
+from app.hosting.live_settings import AuthStore
 from app.shell.jobs import NICENESS
 from benchmarks.scratch import scratch
 from benchmarks.serving.viewer_session import Session
@@ -231,7 +231,7 @@ def _signed_in(store: Path, by: str, viewers: int) -> list[dict[str, str]]:
     text, token = tokens.add(store, "viewers", "viewer", 1)
     if by == "token":
         return [{"Authorization": f"Bearer {text}"}]
-    place = Office(store)
+    place = AuthStore(store)
     name = place.cookie("session", is_secure=False)
     begun = [place.sessions.begin(token.name, "token", token.sha256, 12.0) for _ in range(viewers)]
     return [{"Cookie": f"{name}={cookie_value(place, said)}"} for said in begun]

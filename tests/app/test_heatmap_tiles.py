@@ -177,7 +177,7 @@ def test_nothing_is_written_by_looking(client, store):
 
 
 def test_what_is_kept_stays_below_its_limit_and_the_latest_stay():
-    kept = routes.Kept(10_000)
+    kept = routes.ArrayCache(10_000)
     for number in range(100):
         kept.get((number,), lambda: np.zeros(1000, np.uint8))
         assert kept.kept_bytes <= 10_000
@@ -188,14 +188,14 @@ def test_what_is_kept_stays_below_its_limit_and_the_latest_stay():
 
 
 def test_empty_arrays_count_too():
-    kept = routes.Kept(10_000)
+    kept = routes.ArrayCache(10_000)
     for number in range(1000):
         kept.get((number,), lambda: np.zeros(0, np.uint8))
     assert len(kept._arrays) < 100
 
 
 def test_what_many_ask_for_at_once_is_made_once():
-    kept, asking, made = routes.Kept(1 << 20), [], []
+    kept, asking, made = routes.ArrayCache(1 << 20), [], []
 
     def make() -> np.ndarray:
         made.append(1)
@@ -215,7 +215,7 @@ def test_what_many_ask_for_at_once_is_made_once():
 
 
 def test_what_could_not_be_made_is_tried_again():
-    kept = routes.Kept(1 << 20)
+    kept = routes.ArrayCache(1 << 20)
 
     def fail() -> np.ndarray:
         raise OSError("gone")

@@ -140,6 +140,6 @@ def test_figures_are_spelled_with_their_height_and_whole():
     import plotly.graph_objects as go
 
     values = np.array([1.0, np.nan, 3.0])
-    one = plots.spelled(layout(go.Figure().add_scatter(y=values), 280))
+    one = plots.figure_spec(layout(go.Figure().add_scatter(y=values), 280))
     assert one.height == 280
     assert '"height":280' in one.spec.replace(" ", "")

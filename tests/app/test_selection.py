@@ -121,8 +121,8 @@ def test_a_second_run_says_again_what_the_widgets_of_a_link_show(is_held: bool, 
     it.
     """
     if not is_held:
-        monkeypatch.setattr(selection, "hold", lambda key: None)
-        monkeypatch.setattr(address, "hold", lambda key: None)
+        monkeypatch.setattr(selection, "preset_widget", lambda key: None)
+        monkeypatch.setattr(address, "preset_widget", lambda key: None)
     app = followed("overview", run=RUN, variant="decode", prompt="1", position="36", colour="mean-ulps")
     app.run()
     chosen = [app.selectbox(key=key) for key in ("run", "variant", "strip_colour")]

@@ -63,10 +63,10 @@ def main() -> None:
     """Wrong credentials of every kind, then a viewer's token for what changes something, then that token for
     reading.
     """
-    from app.hosting.live_settings import office
+    from app.hosting.live_settings import auth_store
     from app.main import app
 
-    viewer, name = sys.argv[1], office().cookie("session", False)
+    viewer, name = sys.argv[1], auth_store().cookie("session", False)
     paths = paths_of(app._build_starlette_app().routes)
     wrong = {
         "nothing": {},

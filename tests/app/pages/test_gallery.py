@@ -17,7 +17,7 @@ from streamlit.testing.v1 import AppTest
 
 from app.gallery import actions
 from app.gallery import table as listing
-from app.gallery.filters import Asked, matching
+from app.gallery.filters import Filters, matching
 from app.gallery.table import listed
 from app.shell import exports, page_settings, store_cache
 from core.runs.store import labels
@@ -158,7 +158,7 @@ ASKED: list[tuple[dict[str, str], list[str]]] = [
 
 @pytest.mark.parametrize(("asked", "shown"), ASKED, ids=[str(asked) for asked, _ in ASKED])
 def test_what_is_asked_for_is_what_is_shown(asked, shown):
-    assert [card.run_id for card in matching(CARDS, Asked(**asked), LABELS, PROMPTS)] == shown
+    assert [card.run_id for card in matching(CARDS, Filters(**asked), LABELS, PROMPTS)] == shown
 
 
 def test_every_order_that_is_offered_is_one_that_is_known():
