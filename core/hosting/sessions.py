@@ -47,7 +47,9 @@ class Session:
     expires: float
 
     def is_over(self, hours: float) -> bool:
-        """Whether its time is: as it was begun, as long as sessions last now, or begun by a clock that was ahead."""
+        """Return whether the session has expired: as it was begun, as long as sessions last now, or begun by a clock
+        that was ahead.
+        """
         age = time.time() - self.created
         return time.time() >= self.expires or age >= 3600 * hours or age < -SKEW_SECONDS
 
@@ -109,7 +111,9 @@ class Sessions:
         return number or 0, 0.0
 
     def succeeded(self, number: int) -> None:
-        """That attempt did not fail. The others of its address stay: who knows one password may be guessing another."""
+        """Remove an attempt that did not fail. The others of its address stay: who knows one password may be guessing
+        another.
+        """
         with self._open() as file:
             file.execute("DELETE FROM attempt WHERE number = ?", (number,))
 

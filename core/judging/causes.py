@@ -134,7 +134,7 @@ def _spacing(values: NDArray[np.float64], fmt: FloatFormat) -> NDArray[np.float6
 
 
 def causes_of(header: RunHeader, samples: Sequence[Sample]) -> list[list[Evidence]]:
-    """What explains every pair, a noted row each; `samples`: of every side."""
+    """Evidence of what explains every pair, a noted row each; `samples`: of every side."""
     reference = samples[0].values
     return [
         _row(header, side, temperature_of(reference, samples[side].values, header.format))

@@ -31,7 +31,7 @@ _LONGEST_NAME = 200  # characters of what a run file says of itself: a text ther
 
 @dataclass(frozen=True)
 class Headers:
-    """What a file's first bytes and headers say it is. unpacked_bytes: of a dump's arrays, as they are declared."""
+    """Kind of a file by its first bytes and headers. unpacked_bytes: of a dump's arrays, as they are declared."""
 
     kind: Kind
     unpacked_bytes: int = 0
@@ -60,8 +60,8 @@ def understood(
     holds: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """What saving `paths` would make a run of, as JSON has it. One file, or two of one array each. `on_progress(bytes
-    read, bytes in all)`.
+    """Describe the run that saving `paths` would make, as JSON has it. One file, or two of one array each.
+    `on_progress(bytes read, bytes in all)`.
 
     kind: 'run' or 'dump'. sides: name and source_dtype, the reference first. DumpError or StoreError where it cannot be
     taken.
@@ -131,7 +131,9 @@ def main(arguments: list[str]) -> None:
 
 
 def described(path: Path) -> dict[str, Any]:
-    """What a run file from outside says of itself, after its rows were counted. StoreError for what is none."""
+    """Describe a run file from outside by what it says of itself, after its rows were counted. StoreError for what is
+    none.
+    """
     counted(path)
     card = read_runs([path])[path]
     if isinstance(card, StoreError):

@@ -176,7 +176,7 @@ def _scale(reference: Scale, variant: Scale, names: tuple[str, str]) -> Evidence
 
 
 def _kind(logsumexp: NDArray[np.float64], best: NDArray[np.float64], vocab: int, kept: int) -> str:
-    """What rows with these logsumexp and largest values, `kept` of them not filled by one value, are: the sum of exp(p)
+    """Kind of rows with these logsumexp and largest values, `kept` of them not filled by one value: the sum of exp(p)
     over probabilities p lies between V and V + e - 2.
     """
     if not len(logsumexp):

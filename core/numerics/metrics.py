@@ -81,7 +81,7 @@ METRICS = (
 
 
 class How(Enum):
-    """How a figure of rows becomes one of the pair. Rows where it is undefined are left out."""
+    """Rule by which figures of rows become one of the pair. Rows where the figure is undefined are left out."""
 
     SUM = "sum"
     MEAN = "mean"

@@ -41,7 +41,9 @@ class PushError(UlpscopeError):
 
 @dataclass(frozen=True)
 class Pushing:
-    """What to send where. url: of the server, without a slash at the end; options: those of a dump."""
+    """Order to push a file: what to send where. url: of the server, without a slash at the end; options: those of a
+    dump.
+    """
 
     path: Path
     name: str
@@ -116,7 +118,7 @@ class _Push:
         self._is_all_sent = True
 
     def _once(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What must not be asked twice once all has arrived, or there would be two runs."""
+        """Run work that must not be asked twice once all has arrived, or there would be two runs."""
         try:
             return work()
         except httpx.TransportError as error:
@@ -308,7 +310,7 @@ class _Push:
 
     @staticmethod
     def _sentence(answer: httpx.Response) -> str:
-        """What a server says is wrong, in one line."""
+        """Error that a server's answer states, in one line; '' where it states none."""
         try:
             said = answer.json()
         except (ValueError, RecursionError):
@@ -322,7 +324,7 @@ class _Again(Exception):  # noqa: N818  (no error: a reason to ask the server an
 
 
 def _printable(said: object) -> str:
-    """What a server says, as one line; it may be anybody's."""
+    """Make what a server says one printable line; it may be anybody's."""
     return printable(str(said)[:_LONGEST_SENTENCE])
 
 

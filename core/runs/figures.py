@@ -1,4 +1,4 @@
-"""What was measured of a run, out of its file: of a finished one, or of one whose last logit has been written and that
+"""Figures measured of a run, out of its file: of a finished one, or of one whose last logit has been written and that
 is not placed yet.
 """
 

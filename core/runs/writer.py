@@ -179,7 +179,7 @@ class RunWriter:
         self._storing.put(insert, self._open_database(), *rows, size=size)
 
     def layers(self, chosen: Sequence[Sequence[int]], *, is_beside: bool = True) -> LayerRows:
-        """What takes the outputs of the model's modules at the chosen positions of each prompt. Once a run, before the
+        """Return a writer of the model's module outputs at the chosen positions of each prompt. Once a run, before the
         first side.
 
         is_beside: they are compared in the thread that stores, else in the caller's.
@@ -202,23 +202,23 @@ class RunWriter:
         self._open_database().insert(name, table)
 
     def write_kernels(self, listed: KernelList) -> None:
-        """What a side launched. Once a side."""
+        """Write the kernels that a side launched. Once a side."""
         if not 0 <= listed.side < len(self.header.sides):
             raise UsageError(f"kernels of side {listed.side} arrived; the run has {len(self.header.sides)} sides.")
         self._put(insert_kernels, listed)
 
     def write_remedies(self, pair: int, rows: Sequence[RemedyRow]) -> None:
-        """What was tried on a pair. Once a pair."""
+        """Write the remedies tried on a pair. Once a pair."""
         if not 0 <= pair < len(self.header.sides) - 1:
             raise UsageError(f"remedies of pair {pair} arrived; the run has {len(self.header.sides) - 1} pairs.")
         self._put(insert_remedies, pair, tuple(rows))
 
     def write_prices(self, rows: Sequence[PriceRow]) -> None:
-        """What sums of one order cost. Once a run."""
+        """Write the throughput with sums of one order. Once a run."""
         self._put(insert_prices, tuple(rows))
 
     def write_generation(self, generation: Generation) -> None:
-        """What the sides made of a prompt when they went on freely. Once a prompt."""
+        """Write the sides' free continuations of a prompt. Once a prompt."""
         if len(generation.tokens) != len(self.header.sides) or not 0 <= generation.prompt < len(self.header.prompts):
             raise UsageError(
                 f"a generation of prompt {generation.prompt} by {len(generation.tokens)} sides is not one of this run."
@@ -329,7 +329,7 @@ class RunWriter:
         return [digest.stored() for digest in self._hashes]
 
     def figures(self) -> Figures:
-        """What was measured, once every row of every side has been written; for a verdict that rests on it."""
+        """Return the figures measured, once every row of every side has been written; for a verdict that rests on them."""
         if any(done != self.header.rows for done in self._rows_done):
             raise UsageError(f"run '{self.header.name}': figures are asked for before its last row has been written.")
         self._storing.drain()

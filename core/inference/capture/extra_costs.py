@@ -1,5 +1,5 @@
-"""What a planned capture will run beside its sides (floors, kernels, remedies, judging), and how long all of it takes
-on this machine.
+"""Costs of what a planned capture will run beside its sides (floors, kernels, remedies, judging), and how long all of
+it takes on this machine.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Speed:
 
 
 def stages_of(plan: CapturePlan, beside: Sequence[str]) -> list[StageCost]:
-    """What the plan runs beside its sides; beside: some of BESIDE."""
+    """Stages that the plan runs beside its sides, with their costs; beside: some of BESIDE."""
     found = []
     if plan.layers is not None and plan.layers.seeds:
         floor = _over(plan, _PLAIN) * (plan.layers.seeds + (plan.paths[0] != _PLAIN))

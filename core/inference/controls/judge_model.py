@@ -241,8 +241,8 @@ class _ModelLadder(Ladder):
         self.neighbours(control, figures, says, is_same=found == digest, has_experts=has_experts)
 
     def _other_row(self, digest: str) -> None:
-        """The same prompt in another row. Kernels may sum rows in different orders (on a CPU they do, by thread), which
-        is rounding and is held against the floor like any other; what is more than that depends on the row.
+        """Run the same prompt in another row. Kernels may sum rows in different orders (on a CPU they do, by thread),
+        which is rounding and is held against the floor like any other; what is more than that depends on the row.
         """
         side = self.sides[1]
         if side.rows < 2:
@@ -361,7 +361,7 @@ class _ModelLadder(Ladder):
         return None
 
     def _narrow_sides(self) -> list[Narrow]:
-        """Those that compute in 16 bits whatever they are asked; a side that cannot be asked is for the float32 rung to
+        """Sides that compute in 16 bits whatever they are asked; a side that cannot be asked is for the float32 rung to
         report.
         """
         found = []

@@ -1,5 +1,5 @@
-"""Where in the model two paths part: the output of every module of every block, at the same positions, beside the
-rounding floor there.
+"""Growth of a divergence through the model: the output of every module of every block on two paths, at the same
+positions, beside the rounding floor there.
 
 Of the reference only chosen positions are kept; the other side, and each reordering, is compared with them as it runs,
 so no second trace is ever in memory.

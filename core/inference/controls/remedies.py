@@ -1,4 +1,6 @@
-"""The same pair with one thing changed at a time: what is left of its divergence, and what throughput is left."""
+"""Remedies of a divergence: the same pair with one thing changed at a time, what is left of its divergence, and what
+throughput is left.
+"""
 
 from __future__ import annotations
 
@@ -259,8 +261,8 @@ def _timings(
 
 
 def _cut(loaded: LoadedModel, path: Path, ids: Sequence[int], clock: Clock) -> Sequence[int]:
-    """As many of the tokens as the path is timed over: WALK_SECONDS long, between LEAST_FORWARDS and WALK_FORWARDS, by
-    one walk of it.
+    """Cut the tokens to those that the path is timed over: WALK_SECONDS long, between LEAST_FORWARDS and WALK_FORWARDS,
+    by one walk of it.
     """
     longest = ids[: _tokens_of(path, len(ids), WALK_FORWARDS)]
     seconds, forwards = walk_seconds(loaded, path, longest, clock), path.forwards(len(longest))

@@ -1,5 +1,4 @@
-"""The same linear maps summed in another order: what pure rounding does to this model (DESIGN section 6, the rounding
-floor).
+"""Linear maps summed in another order: what pure rounding does to this model (DESIGN section 6, the rounding floor).
 
 A product contracts one axis of a weight with one of its input: y[o] = sum_i W[o, i] x[i]. Permuting that axis of both
 alike is the same mathematics in another order of summation. It is done where torch dispatches its operations, below
@@ -72,8 +71,8 @@ def order_of(seed: int, name: str, length: int) -> torch.Tensor:
 
 
 class Reordering:
-    """What has been reordered so far. `calls`: name of a weight -> products with it; `len` is the number of such
-    weights.
+    """Record of what has been reordered so far. `calls`: name of a weight -> products with it; `len` is the number of
+    such weights.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How far pure rounding moves this model's logits: the rounding floor of DESIGN section 6, and a pair measured with the
+"""Rounding floor of DESIGN section 6: how far pure rounding moves this model's logits, and a pair measured with the
 same rule.
 
 noise ratio = rms of the pair / rms of the floor, both in one dtype. In float32 the same weights make the microscope:
@@ -112,7 +112,7 @@ def rounding_floor(
 
 @contextmanager
 def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
-    """The same function computed in float32: every weight keeps its value, and the original bits are put back."""
+    """Compute the same function in float32 inside: every weight keeps its value, and the original bits are put back."""
     if loaded.dtype != "float32":
         needed, free = converted_bytes(loaded, "float32"), memory.free_bytes(torch.device(loaded.device))
         if free is not None and needed > free:

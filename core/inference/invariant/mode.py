@@ -1,4 +1,4 @@
-"""Where the fixed order is put in place: below every module class, where torch dispatches its operations."""
+"""Mode that puts the fixed order in place: below every module class, where torch dispatches its operations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def invariant(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def invariant_forwards(model: torch.nn.Module) -> Iterator[None]:
-    """The same for the forwards of the model alone: what is done with their logits meanwhile is not."""
+    """Apply `invariant` to the forwards of the model alone, not to what is done with their logits meanwhile."""
     _check(model)
     mode = _Invariant()
 

@@ -1,4 +1,4 @@
-"""What becomes of each of torch's operations under one order of sums: taken over, filled up, let through, or refused.
+"""Rule for each of torch's operations under one order of sums: taken over, filled up, let through, or refused.
 
 Operations are let through by name, not kept out by name: what adds up or is not correctly rounded and is not known to
 have one order is refused, so that bits that agree are no luck of the shapes that were tried.

@@ -67,7 +67,7 @@ class Side:
         return run
 
     def with_modifier(self, name: str, value: Any) -> Side:
-        """The same path with one modifier set to another value."""
+        """Return the same path with one modifier set to another value."""
         assert self.path is not None
         steps = tuple(step for step in self.path.modifiers if step.name != name)
         return side_of(str(replace(self.path, modifiers=(*steps, Step(name, (value,))))))
@@ -172,7 +172,7 @@ def _open_engine(
 
 
 def seen_by(run: Run, see: Emit) -> Run:
-    """The same run, every piece shown to `see` before it is handed on."""
+    """Wrap a run so that every piece is shown to `see` before it is handed on."""
 
     def seen(ids: Sequence[int], emit: Emit) -> None:
         def both(position: int, logits: torch.Tensor) -> None:

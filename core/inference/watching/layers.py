@@ -114,7 +114,7 @@ def plan_layers(
 
 
 def has_a_core_to_spare(loaded: LoadedModel) -> bool:
-    """Whether forwards leave a core to whoever compares what they put out."""
+    """Return whether forwards leave a core to whoever compares what they put out."""
     return loaded.device != "cpu" or torch.get_num_threads() < len(os.sched_getaffinity(0))
 
 

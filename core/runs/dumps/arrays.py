@@ -63,7 +63,7 @@ def foreign_errors(where: str, expected: str) -> Iterator[None]:
 
 
 class ByteStream(Protocol):
-    """What elements are read from: a window of a file, or a member of an archive."""
+    """Stream that elements are read from: a window of a file, or a member of an archive."""
 
     def readinto(self, buffer: Any, /) -> int | None: ...
 
@@ -232,7 +232,7 @@ def check_elements(array: StoredArray, available: int) -> None:
 
 
 def in_c_order(array: StoredArray, stack: ExitStack) -> StoredArray:
-    """The same array with its last axis contiguous: itself, or turned around in a temporary file that `stack` closes.
+    """Return the array with its last axis contiguous: itself, or turned around in a temporary file that `stack` closes.
 
     Memory stays at one block of columns: the file-order stream is read once, each block's rows are written to their
     places.

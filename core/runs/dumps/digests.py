@@ -1,5 +1,5 @@
-"""What makes equal logits known as equal wherever they lie: a digest of their values, whatever dtype they were stored
-in.
+"""Digests of logits: of their values, whatever dtype they were stored in, so that equal ones are known as equal
+wherever they lie.
 """
 
 from __future__ import annotations

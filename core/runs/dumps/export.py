@@ -28,14 +28,14 @@ _OTHER_KINDS = (".npy", ".safetensors", ".duckdb")
 
 
 class ExportableRun(Protocol):
-    """What export needs of a run."""
+    """Interface that a run needs to be exported."""
 
     @property
     def header(self) -> RunHeader: ...
 
     @property
     def generations(self) -> dict[int, Generation]:
-        """What the sides emitted, by prompt."""
+        """Tokens that the sides emitted, by prompt."""
         ...
 
     def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:

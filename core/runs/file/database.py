@@ -231,7 +231,9 @@ def _quoted(path: Path) -> str:
 
 
 def _regular_file(path: Path) -> Path:
-    """Where a run file really lies, links followed; to open a pipe or a device might never return."""
+    """Resolve a run file's path, links followed; StoreError where it is no regular file: to open a pipe or a device
+    might never return.
+    """
     place = path.resolve()
     str(place).encode()  # DuckDB takes no name that is not text
     if not stat.S_ISREG(place.stat().st_mode):
@@ -253,7 +255,8 @@ def check_size(path: Path, logits_bytes: int) -> int:
 
 
 def each_database(paths: Sequence[Path], read: Callable[[Database], Read]) -> Iterator[tuple[Path, Read | StoreError]]:
-    """What `read` makes of every file, in order; one that cannot be read gives its StoreError and harms no other.
+    """Yield what `read` returns for every file, in order; one that cannot be read gives its StoreError and harms no
+    other.
 
     The file is attached as `run_file`, so `read` says `run_file.run`. Opening an instance costs 10 ms, attaching to one
     0.4 ms.

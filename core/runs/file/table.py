@@ -116,7 +116,7 @@ class Table:
 
 
 def columns_of(records: Sequence[Any], names: Sequence[str]) -> Mapping[str, list[Any]]:
-    """What each of the records says of itself under these names, as columns."""
+    """Columns of the records: a list of every record's values for each of these names."""
     return {name: [getattr(record, name) for record in records] for name in names}
 
 

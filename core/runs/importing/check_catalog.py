@@ -77,7 +77,9 @@ _LONGEST = {
 
 
 def is_run_file(path: Path) -> bool:
-    """Whether the first bytes are those of a DuckDB file, whatever it is called. StoreError where it cannot be read."""
+    """Return whether the first bytes are those of a DuckDB file, whatever it is called. StoreError where it cannot be
+    read.
+    """
     try:
         with path.open("rb") as file:
             return is_database(file.read(12))

@@ -25,7 +25,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def provenance_json(run: RunReader) -> dict[str, Any]:
-    """Where a run comes from, with its id, name and time."""
+    """Provenance of a run, with its id, name and time."""
     header = run.header
     return {
         "run_id": run.run_id,

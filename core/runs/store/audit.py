@@ -70,7 +70,7 @@ def local_user() -> str:
 
 
 def _plain(value: object) -> object:
-    """As JSON: numbers as they are, anything else as a text that is not too long."""
+    """Convert a value for JSON: numbers as they are, anything else as a text that is not too long."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float) and value - value == 0:  # neither infinite nor NaN, which JSON has no words for

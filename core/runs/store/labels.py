@@ -33,7 +33,8 @@ _ABANDONED_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Labels:
-    """What a person attached to a run. Tags are cleaned by `labels_of` or `_parsed`; UsageError for more than is kept.
+    """Labels that a person attached to a run. Tags are cleaned by `labels_of` or `_parsed`; UsageError for more than is
+    kept.
 
     pinned: retention leaves the run where it is.
     """

@@ -64,7 +64,7 @@ class Partial:
 
 
 def is_passing(path: str) -> bool:
-    """Whether a path leads into such a directory, so that it will soon lead nowhere."""
+    """Return whether a path leads into a partial run's directory, so that it will soon lead nowhere."""
     return any(part.startswith(_PREFIX) for part in Path(path).parts)
 
 

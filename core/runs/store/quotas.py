@@ -1,4 +1,4 @@
-"""What may be stored, whether there is room for it, and which runs have been there long enough.
+"""Quotas and retention: what may be stored, whether there is room for it, and which runs have been there long enough.
 
 Retention moves runs into the trash, from where they come back for a week; it counts from when a file came into the
 directory (its change time, which a restore or a copy renews), not from when its run was made: a run of last year that
@@ -96,8 +96,9 @@ def _uploaded(store: Store, files: Sequence[Path]) -> int:
 
 
 def free_bytes(store: Store) -> int | None:
-    """That who runs this may still write on the disk of the store, which may not have been made yet; None for a file
-    system without blocks (`/proc`), which is no disk that could be full: writing there fails with its own sentence.
+    """Bytes that whoever runs this may still write on the disk of the store, which may not have been made yet; None for
+    a file system without blocks (`/proc`), which is no disk that could be full: writing there fails with its own
+    sentence.
     """
     place = store.directory.absolute()
     while not place.exists() and place != place.parent:

@@ -96,7 +96,7 @@ def restore(store: Path, entry: str) -> str:
 
 
 def listed(store: Path) -> list[Discarded]:
-    """What is in the trash, the latest deleted first."""
+    """List the runs in the trash, the latest deleted first."""
     found = [run for path in _entries(store) if (run := _run_in(path)) is not None]
     return sorted(found, key=lambda run: (run.deleted, run.entry), reverse=True)
 

@@ -1,4 +1,4 @@
-"""What the sides made of the prompts when each went on freely."""
+"""Continuations of the prompts by the sides, each going on freely."""
 
 from __future__ import annotations
 

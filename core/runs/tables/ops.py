@@ -72,8 +72,8 @@ _ANSWERS = ["is_repeatable", "is_batch_invariant", "is_position_invariant"]
 
 @dataclass(frozen=True)
 class Repeats:
-    """The same call again and again: `calls` over all batch sizes, and how many gave other bits than the first at their
-    batch size.
+    """Repetitions of one call: `calls` over all batch sizes, and how many gave other bits than the first at their batch
+    size.
 
     worst_*: the call with most differing elements: its batch size, its 0-based number there, elements that differ,
     elements in all, largest distance in ULPs of the dtype. All 0 where none differs.
@@ -158,7 +158,7 @@ class OpRow:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What it shares with the same probe of another machine."""
+        """Key that a row shares with the same probe of another machine."""
         return self.op, self.backend, self.dtype, self.size
 
     @property

@@ -37,7 +37,7 @@ VOCABULARY = Table(
 
 
 def insert_prompts(database: Database, header: RunHeader) -> None:
-    """What is known before the first logit."""
+    """Insert the prompts, their tokens and the vocabulary: what is known before the first logit."""
     for index, prompt in enumerate(header.prompts):
         PROMPT.insert_row(database, prompt=index, positions=prompt.positions)
         if prompt.token_ids or prompt.token_texts:

@@ -1,4 +1,4 @@
-"""What could be changed about a pair, what is left of its divergence then, and what that costs."""
+"""Remedies of a pair: what could be changed about it, what is left of its divergence then, and what that costs."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def read_prices(database: Database) -> list[PriceRow]:
 
 
 def advice(rows: Sequence[RemedyRow]) -> str:
-    """What to change and what it costs, in a sentence or two, from the rows alone."""
+    """Advise what to change, and at what cost, in a sentence or two, from the rows alone."""
     if not rows or not rows[0].is_measured:
         return "The pair as it is was not measured, so there is nothing to compare a remedy with."
     plain, others = rows[0], [row for row in rows[1:] if row.is_measured]

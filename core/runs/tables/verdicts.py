@@ -73,7 +73,7 @@ def delete_evidence(database: Database, pair: int) -> None:
 
 
 def read_evidence(database: Database, pair: int) -> list[Evidence]:
-    """What a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""
+    """Evidence that a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""
     rows = database.rows("SELECT rung, control, figures, outcome, says FROM evidence WHERE pair = ?", [pair])
     with database.decoding("evidence"):
         found = [

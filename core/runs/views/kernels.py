@@ -118,7 +118,8 @@ def is_reducing(pair: KernelPair) -> bool:
 
 
 def in_words(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
-    """What the two lists part in, in a sentence or two, those that add something up first; names: of the two sides.
+    """Describe where the two lists part, in a sentence or two, those that add something up first; names: of the two
+    sides.
 
     pairs: of the whole lists, not by module, or a kernel that both sides launch in other modules would be called one
     side's own.
@@ -150,9 +151,9 @@ def in_words(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
 
 @dataclass(frozen=True)
 class KernelPlace:
-    """What ran where two sides first put out different numbers. module: the first that differs; position: the first of
-    prompt `prompt` at which it does; pairs: the kernels that made its output from what was still equal, a kernel apart
-    for each module; what adds something up first.
+    """Kernels that ran where two sides first put out different numbers. module: the first that differs; position: the
+    first of prompt `prompt` at which it does; pairs: the kernels that made its output from what was still equal, a
+    kernel apart for each module; what adds something up first.
     """
 
     module: str
@@ -266,7 +267,7 @@ def shape_in_words(detail: str) -> str:
 
 
 def records_of(pairs: Iterable[KernelPair]) -> list[dict[str, object]]:
-    """As the command line's JSON has them."""
+    """Records of kernel pairs, as the command line's JSON has them."""
     return [{**asdict(pair), "only": pair.only, "ratio": pair.ratio} for pair in pairs]
 
 

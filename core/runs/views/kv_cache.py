@@ -1,4 +1,4 @@
-"""What a page shows of a pair's key/value caches: how much of them differs, by layer and head, by layer and position.
+"""Key/value caches of a pair for a page: how much of them differs, by layer and head, by layer and position.
 
 Views of the tables `kv` and `kv_position`. A table here is what `RunReader.kv` returns, or some of its rows: of one
 prompt, say. Layers and heads are those that keep a cache: a model may have others between them.

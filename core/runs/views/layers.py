@@ -1,5 +1,4 @@
-"""What a page shows of the outputs of a pair's modules: which differs first, how the difference grows, at which
-positions.
+"""Module outputs of a pair for a page: which differs first, how the difference grows, at which positions.
 
 Views of the tables `layer` and `layer_position`. A table here is what `RunReader.layers` returns, or its rows of one
 prompt. Modules are in the order in which they run, and of that, not of what depends on what: keys and values of one
@@ -184,7 +183,7 @@ def summarize(table: pd.DataFrame) -> LayerSummary | None:
 
 
 def summary_of(modules: list[ModuleFigures]) -> LayerSummary | None:
-    """The same of what `modules_of` made of a table."""
+    """Summarize modules as `modules_of` has them; None where there are none."""
     if not modules:
         return None
     above = [each for each in modules if each.ratio is not None and np.isfinite(each.ratio) and each.ratio > 0]

@@ -33,7 +33,7 @@ def classes_of(run: RunReader) -> list[BitClass]:
 
 
 def bytes_to_compare(run: RunReader) -> int:
-    """How much is read to compare every two classes: what is stored as pairs of the reference is not read again."""
+    """Bytes read to compare every two classes: what is stored as pairs of the reference is not read again."""
     others = len(classes_of(run)) - 1
     side = run.header.rows * run.header.vocab * run.header.format.itemsize
     return others * side if others > 1 else 0

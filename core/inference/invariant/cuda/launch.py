@@ -33,7 +33,7 @@ def _on(tensor: torch.Tensor) -> Any:
 
 
 class _Nowhere:
-    """Where triton's interpreter runs the kernels."""
+    """Context in place of a CUDA device, where triton's interpreter runs the kernels."""
 
     def __enter__(self) -> None: ...
 
