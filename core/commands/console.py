@@ -1,4 +1,4 @@
-"""Output of every command: tables and notes for people, JSON for programs, progress for both; and how a command stops."""
+"""Output of every command: tables and notes for people, JSON for programs, progress for both; how a command stops."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import Dump, open_dump
 from ..runs.dumps.reserved_keys import is_reserved
 from ..runs.importing.check_catalog import is_run_file
-from ..runs.importing.import_process import counted, shut_in
+from ..runs.importing.import_process import counted, limit_this_process
 from ..runs.store.cards import read_runs
 from ..subprocess_json import Child
 from ..text import shown
@@ -101,7 +101,7 @@ def _dump(paths: Sequence[Path], dump: Dump) -> dict[str, Any]:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    """By a process of its own, shut in as one that adopts is: a made file can crash DuckDB, or try to use up the
+    """By a process of its own, limited as one that adopts is: a made file can crash DuckDB, or try to use up the
     machine.
     """
     name = shown(path.name)
@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> None:
     """PATH of a run file; prints what it is understood as, as JSON, or `error`."""
     path = Path(arguments[0])
     try:
-        shut_in(path.stat().st_size)
+        limit_this_process(path.stat().st_size)
         said = described(path)
     except (UlpscopeError, MemoryError, OSError) as error:
         said = {"error": str(error) or f"{shown(path.name)}: takes more memory to read than a run does."}

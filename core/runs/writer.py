@@ -329,7 +329,7 @@ class RunWriter:
         return [digest.stored() for digest in self._hashes]
 
     def figures(self) -> Figures:
-        """Return the figures measured, once every row of every side has been written; for a verdict that rests on them."""
+        """Figures measured, once every row of every side has been written; for a verdict that rests on them."""
         if any(done != self.header.rows for done in self._rows_done):
             raise UsageError(f"run '{self.header.name}': figures are asked for before its last row has been written.")
         self._storing.drain()

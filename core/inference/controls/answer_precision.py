@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...judging.divergence import mean_squares
 from ...runs.file.records import FLOAT32, MISSING, MODULES, ONE_ORDER, SYMMETRY, Evidence
 from ..models.model import LoadedModel
-from ..paths.engines import Side, side_of
+from ..paths.engines import RunnableSide, side_of
 from .rounding_floor import divergence, in_float32, known, whole_side
 
 _ASKED = 128  # positions to ask for, and one prompt at least
@@ -38,7 +38,7 @@ class Narrow:
     seen: str
 
 
-def narrow_answers(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: Side) -> Narrow | None:
+def narrow_answers(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide) -> Narrow | None:
     """Does the side compute in 16 bits though it is asked for float32? None where its answers become finer, and for a
     float32 model.
 
@@ -75,7 +75,7 @@ def narrow_answers(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: 
     return None
 
 
-def narrow_evidence(narrow: Sequence[Narrow], sides: tuple[Side, Side]) -> list[Evidence]:
+def narrow_evidence(narrow: Sequence[Narrow], sides: tuple[RunnableSide, RunnableSide]) -> list[Evidence]:
     """The rungs that need both sides in float32, each missing with the reason; there is at least one narrow side."""
     dtypes = " and ".join(dict.fromkeys(one.dtype for one in narrow))
     who = "; ".join(f"'{one.side}': {one.seen}" for one in narrow)
@@ -105,7 +105,7 @@ def _a_few(prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     return chosen
 
 
-def _answer(loaded: LoadedModel, side: Side, ids: Sequence[int]) -> torch.Tensor:
+def _answer(loaded: LoadedModel, side: RunnableSide, ids: Sequence[int]) -> torch.Tensor:
     """Logits of a prompt. [positions, vocab], float32 or wider, which holds each of their values"""
     logits = whole_side(side.run_on(loaded), ids)
     return logits if logits.dtype == torch.float64 else logits.float()

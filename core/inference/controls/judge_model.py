@@ -53,7 +53,7 @@ from ..invariant.rung import one_order_evidence
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
-from ..paths.engines import Engine, Side, Whole, digests_of, divergences_of, measure, side_of
+from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences_of, measure, side_of
 from .answer_precision import Narrow, narrow_evidence
 from .drawn_roundings import sixteen_rows
 from .judging_session import JudgingSession
@@ -146,7 +146,11 @@ class _ModelLadder(Ladder):
     """
 
     def __init__(
-        self, session: JudgingSession, sides: tuple[Side, Side], seeds: list[int], say: Callable[[str], None]
+        self,
+        session: JudgingSession,
+        sides: tuple[RunnableSide, RunnableSide],
+        seeds: list[int],
+        say: Callable[[str], None],
     ) -> None:
         super().__init__((sides[0].name, sides[1].name), [len(ids) for ids in session.prompts])
         self.session, self.sides, self.seeds, self.say = session, sides, seeds, say
@@ -293,7 +297,7 @@ class _ModelLadder(Ladder):
         )
         self.add(NEIGHBOURS, control, figures, FAILED, says)
 
-    def _row_test(self, dtype: str, sides: tuple[Side, Side]) -> FloorTest | None:
+    def _row_test(self, dtype: str, sides: tuple[RunnableSide, RunnableSide]) -> FloorTest | None:
         try:
             with in_float64(self.loaded) if dtype == FLOAT64 else in_float32(self.loaded) as widened:
                 apart = divergences_of(widened, self.prompts, sides)

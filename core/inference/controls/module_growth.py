@@ -21,7 +21,7 @@ from ...errors import CaptureError
 from ..models.bits import row_sums
 from ..models.model import LoadedModel
 from ..paths.batch import ignore
-from ..paths.engines import Side, side_of
+from ..paths.engines import RunnableSide, side_of
 from ..paths.hooks import ModuleTrace
 from ..watching.modules import traced_modules
 from .reordering import reordered
@@ -72,7 +72,7 @@ class KeptOutputs(ModuleTrace):
         return super()._own_row(output) if is_of_rows else None
 
 
-def _run(loaded: LoadedModel, side: Side, trace: KeptOutputs) -> None:
+def _run(loaded: LoadedModel, side: RunnableSide, trace: KeptOutputs) -> None:
     with nullcontext() if side.hands_in else trace.following(loaded.model, traced_modules(loaded.model)):
         side.run_on(loaded, trace)(trace.prompt, ignore)
 
@@ -92,7 +92,7 @@ class Growth:
 def growth_over_modules(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    sides: tuple[Side, Side],
+    sides: tuple[RunnableSide, RunnableSide],
     seeds: Sequence[int],
     wanted: Sequence[int] = (),
     floor_of: Callable[[Key, Callable[[], Squares]], Squares] = lambda _, measured: measured(),

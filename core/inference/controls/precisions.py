@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from ..models.model import LoadedModel
 from ..paths.bases import without_cache
 from ..paths.batch import Emit, Run
-from ..paths.engines import Side, side_of
+from ..paths.engines import RunnableSide, side_of
 from ..paths.hooks import ModuleTrace
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
@@ -78,9 +78,9 @@ class Precision:
         )
 
     @property
-    def side(self) -> Side:
+    def side(self) -> RunnableSide:
         """The model's own forward in this precision."""
-        return Side(self.name, self._open)
+        return RunnableSide(self.name, self._open)
 
     @contextmanager
     def _open(self, loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:

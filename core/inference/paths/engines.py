@@ -33,7 +33,7 @@ Open = Callable[[LoadedModel, ModuleTrace | None], AbstractContextManager[Run]]
 
 
 @dataclass(frozen=True)
-class Side:
+class RunnableSide:
     """A path or a callable, made ready the same way. block_sizes: values of its base, which may be those of blocks;
     hands_in: a callable that hands in what its modules put out (Watch), so nobody has to follow the model's own.
     """
@@ -66,7 +66,7 @@ class Side:
 
         return run
 
-    def with_modifier(self, name: str, value: Any) -> Side:
+    def with_modifier(self, name: str, value: Any) -> RunnableSide:
         """Return the same path with one modifier set to another value."""
         assert self.path is not None
         steps = tuple(step for step in self.path.modifiers if step.name != name)
@@ -78,14 +78,14 @@ class Side:
         return next((step.values[0] for step in found if step.name == name), None)
 
 
-def side_of(given: str | Engine) -> Side:
+def side_of(given: str | Engine) -> RunnableSide:
     """A path by its name, or a callable under its own."""
     if isinstance(given, str):
         path = parse_path(given)
-        return Side(str(path), lambda loaded, trace: open_path(path, loaded, trace=trace), path)
+        return RunnableSide(str(path), lambda loaded, trace: open_path(path, loaded, trace=trace), path)
     name = getattr(given, "__name__", type(given).__name__)
     hands_in = _takes_watch(given)
-    return Side(
+    return RunnableSide(
         name, lambda loaded, trace: _open_engine(name, given, loaded, trace, hands_in=hands_in), hands_in=hands_in
     )
 
@@ -185,7 +185,10 @@ def seen_by(run: Run, see: Emit) -> Run:
 
 
 def measure(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[Side, Side], reference: Whole | None = None
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    sides: tuple[RunnableSide, RunnableSide],
+    reference: Whole | None = None,
 ) -> tuple[list[Divergence], list[str]]:
     """(divergence of each prompt, digest of each side's bits). reference: gives the first side's logits; None to run
     it.
@@ -200,7 +203,7 @@ def measure(
 def divergences_of(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    sides: tuple[Side, Side],
+    sides: tuple[RunnableSide, RunnableSide],
     reference: Whole | None = None,
     see: Callable[[int, torch.Tensor], None] = ignore,
 ) -> list[Divergence]:
@@ -224,7 +227,7 @@ def divergences_of(
     return found
 
 
-def digests_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: Sequence[Side]) -> list[str]:
+def digests_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: Sequence[RunnableSide]) -> list[str]:
     """sha256 of each side's bits over all prompts."""
     found = []
     for side in sides:

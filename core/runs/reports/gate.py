@@ -279,7 +279,7 @@ def figure_text(outcome: Outcome) -> str:
 
 
 def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
-    """Notes on what a gate could not look at, and would otherwise pass over: positions that hold no number on a side."""
+    """Notes on what a gate could not look at, and would else pass over: positions that hold no number on a side."""
     notes = []
     for pair in pairs:
         empty = [row for row in pair.rows if row["reference_token"] is None or row["variant_token"] is None]

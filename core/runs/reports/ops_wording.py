@@ -84,7 +84,7 @@ def batch_says(row: OpRow) -> str:
 
 
 def distance_says(row: OpRow) -> str:
-    """Distance of row 0 from batch 1 in the worst class: `3,990 of 4,096 elements, up to 12 ULPs`; '' where it stays."""
+    """Distance of row 0 from batch 1 in the worst class, `3,990 of 4,096 elements, up to 12 ULPs`; '' if it stays."""
     if len(row.classes) < 2:
         return ""
     worst = max(row.classes, key=lambda found: (found.neq, found.max_ulps))
@@ -115,7 +115,7 @@ def title(row: OpRow) -> str:
 
 
 @dataclass(frozen=True)
-class Beside:
+class ProbeComparison:
     """One probe compared over several machines: rows[i] is run i's, None where it did not probe it."""
 
     key: tuple[str, str, str, str]
@@ -167,11 +167,11 @@ def _grouping(classes: Sequence[tuple[int, ...]], sizes: set[int]) -> frozenset[
     return frozenset(found for batches in classes if (found := frozenset(batches) & sizes))
 
 
-def beside(runs: Sequence[OpsRun]) -> list[Beside]:
+def beside(runs: Sequence[OpsRun]) -> list[ProbeComparison]:
     """Every probe of any of the runs, in the order of the first run that has it."""
     by_key: list[dict[tuple[str, str, str, str], OpRow]] = [{row.key: row for row in run.rows} for run in runs]
     keys = dict.fromkeys(row.key for run in runs for row in run.rows)
-    return [Beside(key, tuple(rows.get(key) for rows in by_key)) for key in keys]
+    return [ProbeComparison(key, tuple(rows.get(key) for rows in by_key)) for key in keys]
 
 
 def machine(run: OpsRun) -> str:

@@ -302,7 +302,9 @@ def read_layers(database: Database, pair: int) -> pd.DataFrame:
 
 
 def read_layer_positions(database: Database, pair: int, prompt: int, ordinal: int | None = None) -> pd.DataFrame:
-    """Module outputs of one prompt by position, of one module or all: ordinal, position, neq, rms, max_ulps, floor_rms."""
+    """Module outputs by position, of one module or all, for one prompt: ordinal, position, neq, rms, max_ulps,
+    floor_rms.
+    """
     of_module, values = ("", [pair, prompt]) if ordinal is None else (" AND ordinal = ?", [pair, prompt, ordinal])
     where = f"pair = ? AND prompt = ?{of_module} ORDER BY ordinal, position"
     return LAYER_POSITION.read(database, where, values, LAYER_POSITION.names[2:])
