@@ -56,7 +56,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Retention:
-    """Which runs are moved to the trash by themselves; 0 is never. Pinned runs and sample runs stay."""
+    """Retention of runs: those past it are moved to the trash by themselves; 0 is never. Pinned runs and sample runs
+    stay.
+    """
 
     days: float = 0.0  # older than this
     runs: int = 0  # all but the newest so many
@@ -80,7 +82,7 @@ class Hosting:
 
 @dataclass(frozen=True)
 class SignIn:
-    """Who gets in. Nothing set: nobody is asked, and the server stays on loopback.
+    """Sign-in to the server: who gets in. Nothing set: nobody is asked, and the server stays on loopback.
 
     Roles: a viewer sees and downloads, an editor also uploads, captures, tags and deletes. An entry of `viewers` and
     `editors` is an address ("ada@example.org"), a domain ("@example.org") or "*", for identities from a proxy's header

@@ -136,7 +136,7 @@ def _plan(
     seconds: float | None,
     seed: int,
 ) -> ProbePlan:
-    """Everything checked; nothing is probed yet."""
+    """Plan a run of probes: everything checked, nothing probed yet."""
     from ..inference.models.model import usable_device
     from ..inference.ops.of_model import linear_operations
     from ..inference.ops.operations import OPERATIONS

@@ -43,7 +43,7 @@ def _hasher() -> argon2.PasswordHasher:
 
 
 def complaint(stored: str) -> str | None:
-    """Why a configured password cannot be used, without quoting it; None where it can, or where there is none."""
+    """Reason why a configured password cannot be used, not quoting it; None where it can, or where there is none."""
     if not stored:
         return None
     for beginning in _BEGINNINGS:

@@ -101,8 +101,8 @@ def _dump(paths: Sequence[Path], dump: Dump) -> dict[str, Any]:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    """By a process of its own, limited as one that adopts is: a made file can crash DuckDB, or try to use up the
-    machine.
+    """Describe a run file by a process of its own, limited as one that adopts is: a made file can crash DuckDB, or try
+    to use up the machine.
     """
     name = shown(path.name)
     try:

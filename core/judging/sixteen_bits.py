@@ -76,9 +76,10 @@ class Places:
 
 @dataclass(frozen=True)
 class SixteenTest:
-    """ratio: rms of the error over the draws'; places: by kind; bias: mean error of all tokens, in rms of the draws;
-    gain: mean error in the direction of the logits, as a share of them, and what the draws allow of each, None with few
-    prompts; token_bias_allowed: of one token's mean error, in rms of the draws.
+    """Test of an engine's error beside the draws. ratio: rms of the error over the draws'; places: by kind; bias: mean
+    error of all tokens, in rms of the draws; gain: mean error in the direction of the logits, as a share of them, and
+    what the draws allow of each, None with few prompts; token_bias_allowed: of one token's mean error, in rms of the
+    draws.
     """
 
     ratio: float

@@ -38,8 +38,8 @@ def _threads() -> ThreadPoolExecutor:
 
 @dataclass(frozen=True)
 class SideRows:
-    """Of one side: logsumexp [rows] in nats; top-k token ids [rows, k] (-1: fewer than k numbers) and logits [rows,
-    k].
+    """Figures of one side by row: logsumexp [rows] in nats; top-k token ids [rows, k] (-1: fewer than k numbers) and
+    logits [rows, k].
     """
 
     logsumexp: NDArray[np.float64]

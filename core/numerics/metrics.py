@@ -94,7 +94,9 @@ class How(Enum):
 
 @dataclass(frozen=True)
 class Adding:
-    """of: what of `RowFigures` adds up; over: what a mean is over, of `RowFigures` too, else the rows."""
+    """Rule by which a figure adds up. of: what of `RowFigures` adds up; over: what a mean is over, of `RowFigures` too,
+    else the rows.
+    """
 
     how: How
     of: str

@@ -1,5 +1,5 @@
-"""A file to a server: small ones in one request, larger ones in pieces with a checksum each, which go on where the
-connection broke.
+"""Push of a file to a server: small ones in one request, larger ones in pieces with a checksum each, which go on where
+the connection broke.
 
 The protocol of the pieces is tus 1.0.0 (tus.io/protocols/resumable-upload); a server without it gets one request. A
 push that was stopped and is begun again goes on too: the server knows the file by its name, size and time of change.
@@ -82,7 +82,7 @@ class _Push:
         self._is_all_sent = False
 
     def done(self) -> Pushed:
-        """All of it."""
+        """Send all of the file."""
         if self._size > _WHOLE_BYTES and self._is_resumable():
             upload = self._in_pieces()
             self._is_all_sent = True
@@ -225,7 +225,7 @@ class _Push:
         return self._arrived(answer.headers.get("upload-offset"))
 
     def _followed(self, said: dict[str, Any]) -> Pushed:
-        """Until the run is there."""
+        """Follow the server's work until the run is there."""
         reserved = said.get("run_id")
         while said.get("state") not in ("done", "failed", "cancelled"):
             stage = _printable(said.get("stage") or said.get("state") or "waiting")

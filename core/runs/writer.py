@@ -112,7 +112,7 @@ class RunWriter:
         self._leave()
 
     def _leave(self) -> None:
-        """Nothing stays but the finished run, if there is one."""
+        """Leave nothing but the finished run, if there is one."""
         self._hashing.close()
         self._storing.close()
         if self._layers is not None:

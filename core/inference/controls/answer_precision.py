@@ -1,4 +1,4 @@
-"""In which precision a side answers: does it compute in float32 when it is asked to, or in 16 bits whatever it is
+"""Precision in which a side answers: does it compute in float32 when it is asked to, or in 16 bits whatever it is
 asked?
 
 A served engine holds its own weights. Handed the widened model it returns what it returned before, and held against a
@@ -136,12 +136,12 @@ def _apart(answers: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> ND
 
 
 def _ratios(squares: NDArray[np.float64], beside: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of rms. [positions]"""
+    """Ratios of rms. [positions]"""
     return np.sqrt(squares / np.maximum(beside, np.finfo(np.float64).tiny))
 
 
 def _share_of_same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], dtype: torch.dtype) -> float:
-    """Of the logits that are numbers, those that are equal once both are rounded to `dtype`; 0 where there are none."""
+    """Share of the logits that are numbers which are equal once both are rounded to `dtype`; 0 where there are none."""
     numbers = same = 0
     for a, b in zip(first, second, strict=True):
         counts = a.isfinite() & b.isfinite()

@@ -116,7 +116,7 @@ class _Sums:
     nonfinite: int = 0
 
     def add(self, logits: torch.Tensor, exact: torch.Tensor) -> None:
-        """One prompt: logits and the float32 forward's. [positions, vocab] each"""
+        """Add one prompt: logits and the float32 forward's. [positions, vocab] each"""
         total = torch.zeros(exact.shape[1], dtype=torch.float64, device=exact.device)
         along = size = 0.0
         rows = max(1, _CHUNK_BYTES // (8 * exact.shape[1]))

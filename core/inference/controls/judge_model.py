@@ -225,7 +225,9 @@ class _ModelLadder(Ladder):
     # ---- rungs
 
     def _other_neighbours(self, digest: str) -> None:
-        """Other contents in the other rows, their number and length held fixed: the prompt's own bits must not move."""
+        """Run with other contents in the other rows, their number and length held fixed: the prompt's own bits must not
+        move.
+        """
         side = self.sides[1]
         if side.rows < 2:
             return
@@ -487,8 +489,8 @@ class _ModelLadder(Ladder):
             self.evidence.append(self.lowered.evidence)
 
     def _over_modules(self, deciding: FloorTest) -> None:
-        """At which module the pair leaves the floor, in the dtype that decided; a compiled side has no modules to look
-        at.
+        """Find the module at which the pair leaves the floor, in the dtype that decided; a compiled side has no modules
+        to look at.
         """
         if any(side.is_one_piece for side in self.sides):
             return

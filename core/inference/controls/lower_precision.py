@@ -1,4 +1,4 @@
-"""Is a side the same function in a lower precision? Asked where a pair is beyond its floor.
+"""Test of a side for lower precision: is it the same function in one? Asked where a pair is beyond its floor.
 
 docs/verdict_calibration.md has the method.
 """

@@ -66,7 +66,9 @@ class KeptOutputs(ModuleTrace):
         return None if kept is None else int(kept.shape[1])
 
     def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
-        """Of [rows, columns, width] alone, so that both sides compare the same modules whatever their batches."""
+        """Row of the prompt, of [rows, columns, width] alone, so that both sides compare the same modules whatever
+        their batches.
+        """
         assert self._computed is not None
         is_of_rows = output.ndim == 3 and output.shape[0] > self._computed[0]
         return super()._own_row(output) if is_of_rows else None

@@ -43,8 +43,8 @@ Model = Callable[[LoadedModel], AbstractContextManager[LoadedModel]]
 
 @dataclass(frozen=True)
 class Remedy:
-    """path: the same path with the remedy in it, or a sentence on why there is none; model: the model to compute with
-    meanwhile.
+    """Remedy that is tried on a pair. path: the same path with the remedy in it, or a sentence on why there is none;
+    model: the model to compute with meanwhile.
     """
 
     name: str
@@ -54,8 +54,8 @@ class Remedy:
     dtype: str | None = None
 
     def lacks(self, loaded: LoadedModel, path: Path) -> str:
-        """Why this model cannot take the path with the remedy in it, as far as that is known without its weights; ''
-        where it can.
+        """Reason why this model cannot take the path with the remedy in it, as far as that is known without its
+        weights; '' where it can.
         """
         made = self.path(path)
         if isinstance(made, str) or self.model is nullcontext:
@@ -233,8 +233,8 @@ def _timings(
     clock: Clock,
     on_turn: Callable[[int], None],
 ) -> list[tuple[_Walk, _Walk]]:
-    """Of reference and variant of each, held against those of the first; what is the same for both is run once a
-    turn.
+    """Timings of reference and variant under each remedy, held against those of the first; what is the same for both is
+    run once a turn.
     """
     plain = timed[0][1]
     cuts = [_cut(loaded, path, ids, clock) for path in plain]
@@ -271,7 +271,7 @@ def _cut(loaded: LoadedModel, path: Path, ids: Sequence[int], clock: Clock) -> S
 
 
 def _tokens_of(path: Path, positions: int, most: int) -> int:
-    """Of a prompt, as many as make at most so many forwards of the path."""
+    """Number of a prompt's tokens that make at most so many forwards of the path."""
     forwards = path.forwards(positions)
     return positions if forwards <= most else max(1, positions * most // forwards)
 

@@ -64,12 +64,12 @@ class Floor:
 
     @property
     def rms(self) -> float:
-        """Over all seeds, prompts and positions, in logits."""
+        """rms over all seeds, prompts and positions, in logits."""
         return pooled_rms([one for of_seed in self.divergences for one in of_seed])
 
     @property
     def rms_by_seed(self) -> tuple[float, ...]:
-        """Over all prompts and positions: how much the floor itself varies."""
+        """rms of each seed over all prompts and positions, in logits: how much the floor itself varies."""
         return tuple(map(pooled_rms, self.divergences))
 
 
@@ -186,8 +186,8 @@ def whole_side(run: Run, ids: Sequence[int]) -> torch.Tensor:
 
 
 def divergence(plain: torch.Tensor, run: Run, ids: Sequence[int]) -> Divergence:
-    """Of a prompt's logits from `plain`, piece by piece; differences in float64, which holds those of float32 values to
-    2^-53.
+    """Divergence of a prompt's logits from `plain`, piece by piece; differences in float64, which holds those of
+    float32 values to 2^-53.
     """
     squares, elements, mismatches = [], [], []
     first: tuple[int, float, float] | None = None

@@ -79,7 +79,7 @@ class SearchProgress:
 
 @dataclass(frozen=True)
 class _Scored:
-    """One prompt down one path: argmax and margin (logits) of every position. [positions] each, on the host."""
+    """Scores of one prompt down one path: argmax and margin (logits) by position. [positions] each, on the host."""
 
     tokens: torch.Tensor
     margins: torch.Tensor

@@ -58,7 +58,7 @@ def _check(model: torch.nn.Module) -> None:
 
 
 def invariant_refusal(model: torch.nn.Module) -> str | None:
-    """Why the sums of this model cannot be given one order and what to do about it, or None."""
+    """Reason why the sums of this model cannot be given one order and what to do about it, or None."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for device in {tensor.device: None for _, tensor in tensors}:
         refusal = _no_kernels_on(device)

@@ -203,7 +203,7 @@ def _index_add(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _running_sum(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Of whole numbers, such as tokens an expert has: exact in any order."""
+    """Running sum of whole numbers, such as tokens an expert has: exact in any order."""
     x = args[0]
     if not bool((x == x.round()).all()) or float(x.abs().sum()) > 2.0**24:
         return _refuse(mode, func, args, kwargs)

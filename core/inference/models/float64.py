@@ -75,7 +75,7 @@ def _eager_experts(model: Any) -> Iterator[None]:
 
 
 class _Widening(TorchDispatchMode):
-    """Wherever torch is told float32, float64 is meant."""
+    """Mode that widens: wherever torch is told float32, float64 is meant."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*map(_widened, args), **{key: _widened(value) for key, value in (kwargs or {}).items()})

@@ -94,7 +94,7 @@ def probe_all(plan: ProbePlan, on_progress: Progress | None = None) -> Iterator[
 
 
 def probe(operation: Operation, size: tuple[int, ...], dtype: str, plan: ProbePlan) -> OpRow:
-    """Everything that is asked of one operation in one dtype and size."""
+    """Probe one operation in one dtype and size for everything that is asked of it."""
     began = time.monotonic()
     row = _Bare(operation, size, dtype)
     batches = batches_of(operation, size, plan.is_quick)
@@ -172,8 +172,8 @@ class _Bare:
 
 @dataclass(frozen=True)
 class _Called:
-    """row_bits: row 0's bits of the first call at each batch size, [elements] each; note: batch sizes that could not be
-    called.
+    """Results of a probe's calls. row_bits: row 0's bits of the first call at each batch size, [elements] each; note:
+    batch sizes that could not be called.
     """
 
     row_bits: dict[int, NDArray[np.unsignedinteger]]
@@ -255,7 +255,7 @@ def _bits_of_rows(
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bits as integers on the same device, so that NaN equals NaN and -0 is not +0."""
+    """Bits of a tensor as integers on the same device, so that NaN equals NaN and -0 is not +0."""
     return tensor.contiguous().view({2: torch.int16, 4: torch.int32}[tensor.dtype.itemsize])
 
 

@@ -1,4 +1,6 @@
-"""A side to be judged: a path of the grammar, or any callable, made ready the same way; and two of them compared."""
+"""Sides that can be run and judged: a path of the grammar, or any callable, made ready the same way; and two of them
+compared.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,9 @@ Open = Callable[[LoadedModel, ModuleTrace | None], AbstractContextManager[Run]]
 
 @dataclass(frozen=True)
 class RunnableSide:
-    """A path or a callable, made ready the same way. block_sizes: values of its base, which may be those of blocks;
-    hands_in: a callable that hands in what its modules put out (Watch), so nobody has to follow the model's own.
+    """Side that can be run on a model: a path or a callable, made ready the same way. block_sizes: values of its base,
+    which may be those of blocks; hands_in: a callable that hands in what its modules put out (Watch), so nobody has to
+    follow the model's own.
     """
 
     name: str
@@ -54,7 +57,7 @@ class RunnableSide:
 
     @property
     def rows(self) -> int:
-        """Of its batches; 1 of a callable, whose batches nobody knows."""
+        """Rows of its batches; 1 of a callable, whose batches nobody knows."""
         return 1 if self.path is None else self.path.rows
 
     def run_on(self, loaded: LoadedModel, trace: ModuleTrace | None = None) -> Run:
@@ -73,7 +76,7 @@ class RunnableSide:
         return side_of(str(replace(self.path, modifiers=(*steps, Step(name, (value,))))))
 
     def value_of(self, name: str) -> Any:
-        """Of a modifier; None where the path has it not."""
+        """Value of a modifier; None where the path has it not."""
         found = () if self.path is None else self.path.modifiers
         return next((step.values[0] for step in found if step.name == name), None)
 

@@ -152,8 +152,8 @@ def kernels_of(
 
 @cache
 def _set_up_libraries() -> None:
-    """Once a process: MKL's first verbose call looks the machine over for half a second, which would be that of some
-    operation.
+    """Set up the libraries once a process: MKL's first verbose call looks the machine over for half a second, which
+    would be that of some operation.
     """
     with tempfile.TemporaryFile() as file, _library_lines("cpu", file):
         torch.ones(2, 2) @ torch.ones(2, 2)
@@ -202,7 +202,7 @@ def _libc() -> ctypes.CDLL:
 
 @contextmanager
 def _watched(loaded: LoadedModel, found: _Found) -> Iterator[None]:
-    """One forward: its operations and kernels are in `found` afterwards."""
+    """Watch one forward: its operations and kernels are in `found` afterwards."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if loaded.device.startswith("cuda") else [])]
     with tempfile.TemporaryFile() as file:
         with (

@@ -99,7 +99,7 @@ def _is_left_out(name: str, module: torch.nn.Module) -> bool:
 
 
 def _kind(place: str, name: str, module: torch.nn.Module) -> str:
-    """place: the module's name within its block, empty outside the blocks."""
+    """Kind of a module. place: its name within its block, empty outside the blocks."""
     last, kind = name.rpartition(".")[2], type(module).__name__
     if isinstance(module, torch.nn.Embedding) or "Embedding" in kind:
         return "embedding"

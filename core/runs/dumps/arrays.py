@@ -119,7 +119,7 @@ class StoredArray:
         return f"{self.file}: '{shown(self.key)}'"
 
     def refusal(self, found: str, expected: str) -> DumpError:
-        """One sentence about this array."""
+        """Error about this array, in one sentence."""
         return DumpError(f"{self.where} {found}; expected {expected}.")
 
 
@@ -152,7 +152,7 @@ class Elements:
                 done += count
 
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """All of them, at most 1 MiB at a time. [n] each."""
+        """Yield all elements, at most 1 MiB at a time. [n] each."""
         step = max(1, READ_BYTES // self.array.dtype.itemsize)
         for start in range(0, self.array.size, step):
             yield self.take(min(step, self.array.size - start))

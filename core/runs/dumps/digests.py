@@ -43,7 +43,7 @@ class SideDigest:
                 digest.update(np.ascontiguousarray(found).data)
 
     def stored(self) -> str:
-        """Of the stored bits, hexadecimal."""
+        """Digest of the stored bits, hexadecimal."""
         return self._stored.hexdigest()
 
     def values(self) -> tuple[str, str]:

@@ -132,7 +132,9 @@ def _write_array(archive: zipfile.ZipFile, key: str, array: NDArray[Any]) -> Non
 
 
 def _member(key: str) -> zipfile.ZipInfo:
-    """Of no date, so that a run is the same bytes whenever it is exported: a download may go on where it broke off."""
+    """Member of the archive, of no date, so that a run is the same bytes whenever it is exported: a download may go on
+    where it broke off.
+    """
     return zipfile.ZipInfo(f"{key}.npy", (1980, 1, 1, 0, 0, 0))
 
 

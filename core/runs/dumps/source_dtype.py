@@ -54,7 +54,7 @@ class Source:
         return moved(bits, self.fmt, target)
 
     def is_always_exact(self, target: FloatFormat) -> bool:
-        """No value has to be looked at: every one fits."""
+        """Return whether every value fits, so that none has to be looked at."""
         return not self.is_double and (target is self.fmt or (self.fmt is BFLOAT16 and target is FLOAT32))
 
     def first_lost(self, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> float:
@@ -102,7 +102,7 @@ def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
 
 
 def has_number(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> bool:
-    """At least one element is not NaN."""
+    """Return whether at least one element is not NaN."""
     magnitude = bits & fmt.carrier.type((1 << (fmt.bits - 1)) - 1)
     return bool((magnitude <= fmt.first_nonfinite).any())
 

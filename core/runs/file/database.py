@@ -141,7 +141,7 @@ class Database:
 
     @property
     def file(self) -> str:
-        """Its file's name as text that can be printed."""
+        """Name of the run file as text that can be printed."""
         return _shown(self.path)
 
     @contextmanager
@@ -269,7 +269,7 @@ def each_database(paths: Sequence[Path], read: Callable[[Database], Read]) -> It
 
 
 def _read_share(paths: Sequence[Path], read: Callable[[Database], Read]) -> list[Read | StoreError]:
-    """One instance reads all of `paths`; after a file that broke something, a new one."""
+    """Read all of `paths` in one instance; after a file that broke something, a new one."""
     places = [_place_or_error(path) for path in paths]
     folders = sorted({str(place.parent) for place in places if isinstance(place, Path)})
     results: list[Read | StoreError] = []

@@ -55,8 +55,8 @@ RUNGS = (
 
 @dataclass(frozen=True)
 class Evidence:
-    """One row: which rung of the ladder, what was run for it, its figures with their units, how it came out, and what
-    that says.
+    """Row of evidence: which rung of the ladder, what was run for it, its figures with their units, how it came out,
+    and what that says.
     """
 
     rung: str

@@ -88,7 +88,7 @@ def is_run_file(path: Path) -> bool:
 
 
 def is_database(start: bytes) -> bool:
-    """Of the first 12 bytes of a file: DuckDB's name stands at byte 8, after a checksum."""
+    """Return whether these are the first 12 bytes of a DuckDB file: its name stands at byte 8, after a checksum."""
     return start[8:12] == b"DUCK"
 
 

@@ -134,7 +134,7 @@ class Condition:
 
 
 def parse_conditions(given: Sequence[str]) -> list[Condition]:
-    """Of every --fail-on, which may hold several with commas between them; each once."""
+    """Conditions of every --fail-on, which may hold several with commas between them; each once."""
     return list(dict.fromkeys(Condition.parse(text) for several in given for text in several.split(",")))
 
 
@@ -226,7 +226,7 @@ class GateReport:
         return "\n".join([f"gate {self.outcome}", *told, *(f"note: {note}" for note in self.notes)])
 
     def check(self) -> GateReport:
-        """For tests: AssertionError with every outcome where anything failed; returns itself."""
+        """Check the gate in a test: AssertionError with every outcome where anything failed; returns itself."""
         __tracebackhide__ = True
         if self.failed:
             raise AssertionError(self.table())
@@ -308,7 +308,7 @@ def _difference(row: Row) -> tuple[float, ...]:
 
 
 def by_flip(row: Row) -> tuple[float, ...]:
-    """Of flips the one that a tie explains least: both sides are sure of their own token."""
+    """Rank of a row as a flip, highest where a tie explains it least: both sides are sure of their own token."""
     return (row["is_flip"], _size(smaller_margin(row)), *_difference(row)) if row["is_flip"] else (0,)
 
 

@@ -127,7 +127,7 @@ class ProbeComparison:
 
     @property
     def disagreement(self) -> str:
-        """On what the machines that answered differ; '' where they agree, or fewer than two answered.
+        """Questions on which the machines that answered differ; '' where they agree, or fewer than two answered.
 
         Over the batch sizes that all of them tried: a quick probe and a full one are not at odds because one went
         further.

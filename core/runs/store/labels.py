@@ -91,8 +91,8 @@ def read(store: Path, run_id: str) -> Labels:
 
 @dataclass(frozen=True)
 class Change:
-    """labels: those that are stored now; aside: where a damaged file was put; has_both_notes: two people's, one below
-    the other.
+    """Result of a change of labels. labels: those that are stored now; aside: where a damaged file was put;
+    has_both_notes: two people's, one below the other.
     """
 
     labels: Labels

@@ -78,8 +78,8 @@ def check_free(store: Store, more_bytes: int, limits: Limits) -> None:
 
 
 def stored_bytes(store: Store) -> int:
-    """Of all run files of the writable directory, those in the trash and those being written included, and of what
-    arrived of uploads.
+    """Bytes of all run files of the writable directory, those in the trash and those being written included, and of
+    what arrived of uploads.
     """
     total = 0
     for pattern in (f"*{SUFFIX}", f"{TRASH}/*/*{SUFFIX}", f".partial-*/*{SUFFIX}", f"{UPLOADS}/*/file/*"):
@@ -148,7 +148,7 @@ def apply_retention(store: Store, retention: Retention) -> list[str]:
 
 
 def _because(age_days: float, place: int, retention: Retention) -> str:
-    """Why the run at this place, the newest being 0, is due; '' where it is not."""
+    """Reason why the run at this place, the newest being 0, is due; '' where it is not."""
     if retention.days and age_days > retention.days:
         return f"it came {age_days:.1f} days ago, and runs are kept for {retention.days:g}"
     if retention.runs and place >= retention.runs:
@@ -157,7 +157,7 @@ def _because(age_days: float, place: int, retention: Retention) -> str:
 
 
 def _arrivals(store: Store) -> dict[Path, float]:
-    """When each run file of the writable directory came there, in seconds since 1970."""
+    """Time at which each run file of the writable directory came there, in seconds since 1970."""
     found = {}
     for path in _own(store):
         with suppress(OSError):

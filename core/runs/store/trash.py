@@ -164,7 +164,7 @@ def _entries(store: Path) -> list[Path]:
 
 
 def _deleted(entry: str) -> datetime | None:
-    """When, out of an entry's name; None for what is no entry."""
+    """Time of deletion, out of an entry's name; None for what is no entry."""
     match = _ENTRY.fullmatch(entry)
     try:
         return datetime.strptime(match[1], _TIME) if match else None

@@ -184,7 +184,7 @@ class RemedyRow:
 
     @property
     def kept(self) -> Kept | None:
-        """Of the throughput, on the side that loses more."""
+        """Share of the throughput that is kept, on the side that loses more."""
         return min(
             (each for each in (self.reference_kept, self.variant_kept) if each is not None),
             key=lambda each: each.share,
@@ -225,12 +225,12 @@ _PRICE = [field.name for field in fields(PriceRow)]
 
 
 def insert_remedies(database: Database, pair: int, rows: Sequence[RemedyRow]) -> None:
-    """Of one pair, in their order."""
+    """Insert the remedies of one pair, in their order."""
     REMEDY.insert(database, pair=pair, ordinal=list(range(len(rows))), **columns_of(rows, _REMEDY))
 
 
 def read_remedies(database: Database) -> dict[int, list[RemedyRow]]:
-    """By pair; empty where none were tried."""
+    """Read the remedies by pair; empty where none were tried."""
     found: dict[int, list[RemedyRow]] = {}
     stored = database.rows(f"SELECT pair, ordinal, {', '.join(_REMEDY)} FROM remedy ORDER BY pair, ordinal")
     with database.decoding("list of remedies"):
@@ -243,7 +243,7 @@ def read_remedies(database: Database) -> dict[int, list[RemedyRow]]:
 
 
 def insert_prices(database: Database, rows: Sequence[PriceRow]) -> None:
-    """Of the whole run, in their order."""
+    """Insert the prices of the whole run, in their order."""
     PRICE.insert(database, ordinal=list(range(len(rows))), **columns_of(rows, _PRICE))
 
 

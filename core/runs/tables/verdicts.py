@@ -67,7 +67,7 @@ def insert_evidence(
 
 
 def delete_evidence(database: Database, pair: int) -> None:
-    """All of a pair's."""
+    """Delete all evidence of a pair, its floor by position included."""
     for table in (EVIDENCE, FLOOR_POSITION):
         database.execute(f"DELETE FROM {table.name} WHERE pair = ?", [pair])
 

@@ -66,8 +66,8 @@ class Continuation:
 
 
 def continuations(run: RunReader, prompt: int | None = None) -> list[Continuation]:
-    """Of every prompt that was continued, or of one, each variant in turn; empty for a run that only scored given
-    tokens.
+    """Continuations of every prompt that was continued, or of one, each variant in turn; empty for a run that only
+    scored given tokens.
     """
     found = []
     for index, generation in sorted(run.generations.items()):

@@ -89,7 +89,7 @@ def is_offered(run: RunReader, order: Order, measure: Measure) -> bool:
 
 
 def finest_columns(run: RunReader, order: Order, measure: Measure) -> list[int]:
-    """For every row level the column level from which on no tile reads more than a bounded share of the run."""
+    """Column level, for every row level, from which on no tile reads more than a bounded share of the run."""
     found = []
     for row_level in range(largest_level(run.header.rows, TILE_ROWS) + 1):
         too_much = [c for c in range(_LEVELS) if not _work_fits(run, order, measure, row_level, c)]

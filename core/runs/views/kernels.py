@@ -165,7 +165,8 @@ class KernelPlace:
 def where_it_starts(
     reference: KernelList, variant: KernelList, order: Sequence[str], first: str, prompt: int, position: int
 ) -> KernelPlace:
-    """order: the modules that were compared, in the order in which they run; first: the one of them that differs first.
+    """Find the kernels where the two sides first differ. order: the modules that were compared, in the order in which
+    they run; first: the one of them that differs first.
 
     What made its output is what ran in it, and what ran in the modules around it after the last module that is still
     equal: attention by itself is no module, and shows in the projection behind it.
@@ -213,7 +214,7 @@ def _parts_of(module: str) -> list[str]:
 
 
 def place_in_words(place: KernelPlace, names: tuple[str, str], *, is_one_prompt: bool = True) -> str:
-    """Which module differs first, and what ran there on both sides; names: of the sides."""
+    """Describe which module differs first, and what ran there on both sides; names: of the sides."""
     where = f"position {place.position}" if is_one_prompt else f"prompt {place.prompt}, position {place.position}"
     said = f"The first module that differs is {_code(place.module)}, at {where}."
     adding = [pair for pair in place.pairs if is_reducing(pair)]

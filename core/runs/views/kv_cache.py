@@ -89,7 +89,7 @@ class PositionGrid:
 
 
 def summarize(table: pd.DataFrame) -> CacheSummary | None:
-    """None where there is nothing to compare: a side kept no cache."""
+    """Summarize a table of caches; None where there is nothing to compare: a side kept no cache."""
     if table.empty:
         return None
     first = table[(table["kind"] == "key") & (table["layer"] == 0)]

@@ -1,4 +1,4 @@
-"""Sides that are equal bit for bit form a class; classes against each other, and against the value that was swept."""
+"""Classes of sides that are equal bit for bit: against each other, and against the value that was swept."""
 
 from __future__ import annotations
 

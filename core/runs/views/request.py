@@ -78,7 +78,7 @@ def _token_prompts(run: RunReader, continued: int) -> bytes | None:
 
 
 def _continued(run: RunReader) -> int:
-    """By how many tokens every prompt was continued; 0 where they were scored."""
+    """Number of tokens by which every prompt was continued; 0 where they were scored."""
     made: dict[int, Generation] = run.generations
     asked = {one.asked for one in made.values()}
     return asked.pop() if len(made) == len(run.header.prompts) and len(asked) == 1 else 0

@@ -45,7 +45,9 @@ def _tiles(count: int, size: int) -> int:
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Without gaps and from a 16-byte boundary on, so that no batch gets other load instructions than another."""
+    """Make a tensor without gaps and from a 16-byte boundary on, so that no batch gets other load instructions than
+    another.
+    """
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
