@@ -318,7 +318,7 @@ class _DumpLadder(Ladder):
         return Evidence(FLOAT32, control, measured, FAILED, says)
 
     def _own_dtype(self, model: ModelControls) -> None:
-        """In 16 bits: is the dump of this model at all, and is the pair within its floor?"""
+        """Judge in 16 bits: is the dump of this model at all, and is the pair within its floor?"""
         header, names = self.header, self.names
         floor = (
             model.own.mean(axis=0)

@@ -98,7 +98,7 @@ class _Push:
         return answer.status_code in (200, 204) and "1.0.0" in answer.headers.get("tus-version", "")
 
     def _whole(self) -> dict[str, Any]:
-        """In one request, with its digest, so that what was damaged on the way is not stored."""
+        """Send the file in one request, with its digest, so that what was damaged on the way is not stored."""
         with self._opened() as file:
             digest = hashlib.file_digest(file, "sha256").digest()
         headers = {

@@ -198,7 +198,7 @@ class RunWriter:
         return self._layers
 
     def _insert(self, name: str, table: pa.Table) -> None:
-        """In the storing thread."""
+        """Insert rows, in the storing thread."""
         self._open_database().insert(name, table)
 
     def write_kernels(self, listed: KernelList) -> None:
@@ -255,8 +255,8 @@ class RunWriter:
     def _insert_logits(
         self, database: Database, side: int, places: NDArray[np.int32], bits: NDArray[np.unsignedinteger]
     ) -> None:
-        """In the storing thread. Commits now and then: nobody sees the file before it is whole, so nothing half can
-        show.
+        """Insert logits, in the storing thread. Commits now and then: nobody sees the file before it is whole, so
+        nothing half can show.
         """
         insert_logits(database, side, places, bits)
         self._uncommitted += bits.nbytes
@@ -274,7 +274,7 @@ class RunWriter:
         places: NDArray[np.int32],
         reference: NDArray[np.unsignedinteger] | None,
     ) -> None:
-        """In the storing thread. `reference`: the same rows of side 0 where they are still in memory."""
+        """Compare rows, in the storing thread. `reference`: the same rows of side 0 where they are still in memory."""
         if reference is None:
             reference = read_rows(database, self.header, 0, row, row + len(bits))
         figures = compare(reference, bits, self.header.format)
@@ -294,7 +294,7 @@ class RunWriter:
         self._figures.setdefault(name, []).append(table)
 
     def _insert_figures(self) -> None:
-        """In the storing thread, or after it was drained."""
+        """Insert the figures, in the storing thread, or after it was drained."""
         for name, tables in self._figures.items():
             self._open_database().insert(name, pa.concat_tables(tables))
         self._figures.clear()

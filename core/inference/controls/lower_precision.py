@@ -206,8 +206,8 @@ def _tried(
     *,
     is_fixed: bool,
 ) -> _Trial:
-    """In float32, and where that fails in float64: a value in the middle of two of a coarse format falls to either by
-    rounding alone.
+    """Try a precision in float32, and where that fails in float64: a value in the middle of two of a coarse format
+    falls to either by rounding alone.
     """
     trial = _residual(loaded, prompts, side, precision, distance, seeds)
     if trial.is_passed or is_fixed or trial.left > _ALL_BUT_A_FEW:

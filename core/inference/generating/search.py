@@ -231,7 +231,7 @@ def _by_score(loaded: LoadedModel, paths: tuple[Path, Path], seed: int) -> _Comp
 
 
 def _finite(margin: float) -> float | None:
-    """In logits; None where it is no finite number."""
+    """Value in logits; None where it is no finite number."""
     return margin if abs(margin) < torch.inf else None
 
 

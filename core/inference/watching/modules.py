@@ -44,7 +44,7 @@ class Watched:
 
 
 def watched_modules(model: Any) -> list[Watched]:
-    """In the model's own order. CaptureError where the model has no list of blocks."""
+    """Modules to be watched, in the model's own order. CaptureError where the model has no list of blocks."""
     config = model.config.get_text_config(decoder=True)
     hidden = int(getattr(config, "hidden_size", 0) or 1)
     prefix, blocks = _blocks_of(model, "; leave --layers out")

@@ -215,7 +215,7 @@ _DAMAGES = {  # what DuckDB says, and what it means to somebody who has the file
 
 
 def _why(path: Path, error: BaseException) -> str:
-    """In a few words, without the folders of this machine."""
+    """Cause of an error in a few words, without the folders of this machine."""
     lines = str(error).strip().splitlines()
     first = lines[0].rstrip(".") if lines else type(error).__name__
     for said, meaning in _DAMAGES.items():

@@ -192,7 +192,7 @@ def _copy_logits(run: RunReader, writer: RunWriter, on_progress: Progress) -> No
 
 
 def _copy_rest(run: RunReader, inspected: Database, counts: dict[str, int], writer: RunWriter) -> None:
-    """In the order in which a capture writes it, by the same records."""
+    """Copy the rest in the order in which a capture writes it, by the same records."""
     for table in COPIED:
         for start in range(0, counts[table], _COPY_ROWS):
             chosen = f"rowid >= {start} AND rowid < {start + _COPY_ROWS}"

@@ -175,7 +175,7 @@ class OpRow:
 
 
 def insert_ops(database: Database, rows: Sequence[OpRow]) -> None:
-    """In their order. The three answers stand in columns of their own, for who has only SQL."""
+    """Insert the rows in their order. The three answers stand in columns of their own, for who has only SQL."""
     repeats = {name: [getattr(row.repeats, name, None) for row in rows] for name in ("calls", "differing", *_WORST)}
     OP.insert(
         database,
@@ -191,7 +191,7 @@ def insert_ops(database: Database, rows: Sequence[OpRow]) -> None:
 
 
 def read_ops(database: Database) -> tuple[OpRow, ...]:
-    """In their order."""
+    """Read the rows in their order."""
     columns = ", ".join(name for name in OP.names if name not in _ANSWERS)
     rows = database.table(f"SELECT {columns} FROM op ORDER BY probe").to_pylist()
     with database.decoding("list of probes"):

@@ -53,7 +53,7 @@ def insert_prompts(database: Database, header: RunHeader) -> None:
 
 
 def read_prompts(database: Database) -> tuple[Prompt, ...]:
-    """In their order."""
+    """Read the prompts in their order."""
     tokens: dict[int, list[tuple]] = {}
     for prompt, *token in database.rows("SELECT prompt, token_id, text FROM token ORDER BY prompt, position"):
         tokens.setdefault(prompt, []).append(tuple(token))

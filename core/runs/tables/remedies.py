@@ -248,7 +248,7 @@ def insert_prices(database: Database, rows: Sequence[PriceRow]) -> None:
 
 
 def read_prices(database: Database) -> list[PriceRow]:
-    """In their order; empty where they were not measured."""
+    """Read the prices in their order; empty where they were not measured."""
     rows = database.rows(f"SELECT {', '.join(_PRICE)} FROM price ORDER BY ordinal")
     with database.decoding("prices"):
         return [PriceRow(*row) for row in rows]

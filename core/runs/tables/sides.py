@@ -68,7 +68,7 @@ def insert_sides(
 
 
 def read_sides(database: Database) -> list[StoredSide]:
-    """In their order."""
+    """Read the sides in their order."""
     rows = database.rows(
         "SELECT side, name, path, source_dtype, values_sha256, values_dtype, sha256, bit_class FROM side ORDER BY side"
     )

@@ -25,7 +25,7 @@ class BitClass:
 
 
 def classes_of(run: RunReader) -> list[BitClass]:
-    """In order of first appearance; the reference's is the first."""
+    """Classes in order of first appearance; the reference's is the first."""
     found: dict[int, list[tuple[int, str]]] = {}
     for side in run.sides:
         found.setdefault(side.bit_class, []).append((side.index, side.name))
