@@ -1,5 +1,5 @@
-"""What a capture is asked for: the record that the options of `capture`, `judge` and `generate` and the Capture page's
-form fill in, and that the run keeps as JSON. No torch here.
+"""Request for a capture: the record that the options of `capture`, `judge` and `generate` and the Capture page's form
+fill in, and that the run keeps as JSON. No torch here.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class CaptureRequest:
 
     @classmethod
     def from_json(cls, text: str | None) -> Self | None:
-        """What `to_json` wrote; None for None, and for text that this version cannot have written: a run file may come
-        from anybody.
+        """Read what `to_json` wrote; None for None, and for text that this version cannot have written: a run file may
+        come from anybody.
         """
         try:
             values = json.loads(text or "null")
@@ -137,7 +137,7 @@ class CaptureRequest:
 
 
 def option_of(asked: Field[Any]) -> str:
-    """How the command line calls a field of a CaptureRequest."""
+    """Command-line option of a field of a CaptureRequest."""
     return asked.metadata["option"] or f"--{asked.name.replace('_', '-')}"
 
 

@@ -12,5 +12,5 @@ CALLED = "ULPSCOPE_CALLED"  # a variable: how the launcher at the top of a clone
 
 
 def called() -> str:
-    """How a person calls this command line: the launcher as it was typed, else COMMAND."""
+    """Return the name by which a person calls this command line: the launcher as it was typed, else COMMAND."""
     return os.environ.get(CALLED) or COMMAND

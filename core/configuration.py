@@ -43,7 +43,7 @@ _SECRET = {"secret": True}
 
 @dataclass(frozen=True)
 class Limits:
-    """What may be stored. Bytes; 0 is no limit."""
+    """Limits on what is stored. Bytes; 0 is no limit."""
 
     file_bytes: int = field(default=32 << 30, metadata={"is": _BYTES})  # of one dump or run file that comes over HTTP
     store_bytes: int = field(
@@ -56,7 +56,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Retention:
-    """Which runs are moved to the trash by themselves; 0 is never. Pinned runs and sample runs stay."""
+    """Retention of runs: those past it are moved to the trash by themselves; 0 is never. Pinned runs and sample runs
+    stay.
+    """
 
     days: float = 0.0  # older than this
     runs: int = 0  # all but the newest so many
@@ -64,7 +66,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class Hosting:
-    """Where the server is reached."""
+    """Address of the server, the proxies it trusts, and who may frame its pages."""
 
     public_url: str = (
         ""  # https://ulpscope.example.org: for links in answers; a secure cookie is set where it begins with https
@@ -80,7 +82,7 @@ class Hosting:
 
 @dataclass(frozen=True)
 class SignIn:
-    """Who gets in. Nothing set: nobody is asked, and the server stays on loopback.
+    """Sign-in to the server: who gets in. Nothing set: nobody is asked, and the server stays on loopback.
 
     Roles: a viewer sees and downloads, an editor also uploads, captures, tags and deletes. An entry of `viewers` and
     `editors` is an address ("ada@example.org"), a domain ("@example.org") or "*", for identities from a proxy's header
@@ -106,7 +108,7 @@ class SignIn:
 
     @property
     def is_configured(self) -> bool:
-        """Whether there is any way to sign in."""
+        """Return whether there is any way to sign in."""
         return bool(self.viewer_password or self.editor_password or self.tokens or self.header or self.oidc_issuer)
 
 
@@ -122,7 +124,8 @@ class Configuration:
 
 
 def configuration(environment: Mapping[str, str] | None = None) -> Configuration:
-    """What the file and the environment say. ConfigurationError, one sentence, for what cannot be understood.
+    """Read the configuration from the file and the environment. ConfigurationError, one sentence, for what cannot be
+    understood.
 
     Read anew at every call, which takes well under a millisecond: a server that lives long takes a changed limit
     without a restart.
@@ -188,7 +191,7 @@ def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
 
 
 def _plain(text: str, hint: Any) -> Any:
-    """What a variable's text would be in the file."""
+    """Convert a variable's text to the value it would be in the file."""
     if get_origin(hint) is tuple:
         return [part.strip() for part in text.split(",") if part.strip()]
     if hint is bool and text.strip().lower() in ("1", "true", "yes", "on", "0", "false", "no", "off", ""):
@@ -234,7 +237,7 @@ def _amount(text: str) -> Any:
 
 
 def as_json(found: Configuration) -> dict[str, Any]:
-    """What is in force, for `python -m core configuration`; of a secret only whether it is set."""
+    """Configuration in force, for `python -m core configuration`; of a secret only whether it is set."""
     said: dict[str, Any] = {"source": str(found.source) if found.source else None}
     for section in _SECTIONS:
         values = getattr(found, section)

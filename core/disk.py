@@ -39,7 +39,7 @@ def lock(path: Path, *, wait: bool = True, mode: int = 0o600) -> int:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One at a time, of all that ask for the lock of a file or directory."""
+    """Hold the lock of a file or directory: one at a time, of all that ask for it."""
     descriptor = lock(path)
     try:
         yield

@@ -79,17 +79,17 @@ class Child:
 
     @property
     def code(self) -> int:
-        """As it ended; below 0 where a signal ended it."""
+        """Exit code; below 0 where a signal ended the process."""
         return self._process.returncode
 
     @property
     def has_refused(self) -> bool:
-        """Whether it said what is wrong, which another try would not change."""
+        """Return whether the process said what is wrong, which another try would not change."""
         return any(line.startswith("error: ") for line in self._errors)
 
     @property
     def sentence(self) -> str:
-        """What it said was wrong, in one sentence; its last line where it said none."""
+        """Error that the process stated, in one sentence; its last line where it stated none."""
         said = [line.rstrip("\n") for line in self._errors if line.strip()]
         last = said[-1] if said else f"it ended with exit code {self.code}."
         return next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), last)

@@ -20,7 +20,7 @@ from core.runs.reports.ops_wording import (
     NOT_AVAILABLE,
     QUESTIONS,
     YES,
-    Beside,
+    ProbeComparison,
     answer,
     batch_says,
     distance_says,
@@ -103,7 +103,7 @@ def summary(runs: Sequence[OpsRun]) -> None:
         )
 
 
-def ask(found: Sequence[Beside]) -> list[Beside]:
+def ask(found: Sequence[ProbeComparison]) -> list[ProbeComparison]:
     """Draw the filters and return the probes they leave."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         names = list(dict.fromkeys(one.first.op for one in found))
@@ -132,13 +132,13 @@ def _offered(options: list[str], key: str) -> list[str]:
     return options if chosen is None or chosen in options else [*options, chosen]
 
 
-def _is_worth(one: Beside, shown: str) -> bool:
+def _is_worth(one: ProbeComparison, shown: str) -> bool:
     if shown == SHOWN[1]:
         return any(row is not None and answer(row, question) == NO for row in one.rows for question in QUESTIONS)
     return bool(one.disagreement)
 
 
-def table(found: Sequence[Beside], runs: Sequence[OpsRun]) -> None:
+def table(found: Sequence[ProbeComparison], runs: Sequence[OpsRun]) -> None:
     """Draw one row a probe; a click opens its classes."""
     keys = [key_words(one) for one in found]
     known = hashlib.sha256(
@@ -165,12 +165,12 @@ def table(found: Sequence[Beside], runs: Sequence[OpsRun]) -> None:
     )
 
 
-def key_words(one: Beside) -> str:
+def key_words(one: ProbeComparison) -> str:
     """Name of a probe in the address."""
     return "~".join(one.key)
 
 
-def _rows(found: Sequence[Beside], runs: Sequence[OpsRun]) -> pd.DataFrame:
+def _rows(found: Sequence[ProbeComparison], runs: Sequence[OpsRun]) -> pd.DataFrame:
     shown: dict[str, list] = {
         "operation": [title(one.first) for one in found],
         "size": [one.first.size for one in found],
@@ -236,7 +236,7 @@ def _columns(runs: Sequence[OpsRun]) -> dict:
     return found
 
 
-def detail(one: Beside, runs: Sequence[OpsRun]) -> None:
+def detail(one: ProbeComparison, runs: Sequence[OpsRun]) -> None:
     """Draw the three sentences of every machine, and the batch sizes as groups of equal bits."""
     st.subheader(widgets.escaped(f"{title(one.first)}, {one.first.dtype}, {one.first.size}"))
     if one.disagreement:
@@ -288,7 +288,7 @@ def _over(rows: int) -> str:
     return f", over {rows} different rows that were row 0 in turn: " if rows > 1 else ": "
 
 
-def _classes(one: Beside, letters: dict[str, str], has_several: bool) -> pd.DataFrame:
+def _classes(one: ProbeComparison, letters: dict[str, str], has_several: bool) -> pd.DataFrame:
     rows = []
     for number, row in enumerate(one.rows):
         for found in row.classes if row is not None else ():
@@ -305,7 +305,7 @@ def _classes(one: Beside, letters: dict[str, str], has_several: bool) -> pd.Data
     return pd.DataFrame(rows)
 
 
-def listed(found: Sequence[Beside], runs: Sequence[OpsRun]) -> pd.DataFrame:
+def listed(found: Sequence[ProbeComparison], runs: Sequence[OpsRun]) -> pd.DataFrame:
     """Table for a download: one row a probe and machine, answers and figures as they are."""
     rows = []
     for one in found:

@@ -1,4 +1,4 @@
-"""What a capture would compute and keep, and about how long that takes: the answer of `--dry-run`."""
+"""Costs of a capture for `--dry-run`: what it would compute and keep, and about how long that takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch is for those who run a model
 
 
 def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -> None:
-    """What a plan would compute and keep, on what, and about how long that takes; beside: of
+    """Print what a plan would compute and keep, on what, and about how long that takes; beside: of
     core.inference.capture.extra_costs.BESIDE.
     """
     from ..inference.capture.costs import costs_of
@@ -107,7 +107,7 @@ def _between(least: str, most: str) -> str:
 
 
 def layer_costs(plan: CapturePlan) -> list[str]:
-    """What comparing the modules takes, in a sentence; none where they are not compared."""
+    """State what comparing the modules takes, in a sentence; none where they are not compared."""
     layers = plan.layers
     if layers is None:
         return []

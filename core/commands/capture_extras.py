@@ -1,4 +1,4 @@
-"""What a capture can run beside its sides: the controls of a verdict, the profiler, the remedies. The sides are whole
+"""Extras of a capture, run beside its sides: the controls of a verdict, the profiler, the remedies. The sides are whole
 by then, and kept where one of these fails; a capture that is stopped leaves nothing, as ever.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch is for those who run a model
 
 
 def session_of(plan: CapturePlan) -> JudgingSession:
-    """What judging the plan's pairs and trying their remedies share."""
+    """Session that judging the plan's pairs and trying their remedies share."""
     from ..inference.controls.judging_session import JudgingSession
 
     return JudgingSession(plan.loaded, plan.token_ids, pairs=len(plan.paths) - 1)
@@ -52,8 +52,8 @@ def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Tell, session: Judgin
 
 
 def watch_kernels(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
-    """What every finished side launches for the first prompt, into the run; the sentences of those that could not be
-    watched.
+    """Record in the run the kernels that every finished side launches for the first prompt; return a sentence for each
+    side that could not be watched.
     """
     from ..inference.paths.engines import side_of
     from ..inference.watching.kernels import kernels_of

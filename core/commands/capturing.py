@@ -86,7 +86,7 @@ def judge(
 
 
 def plan_of(request: CaptureRequest, *, weights: bool = True) -> CapturePlan:
-    """Everything checked, the model loaded; without `weights` only its shapes."""
+    """Plan the capture of a request: everything checked, the model loaded; without `weights` only its shapes."""
     prompts_of(request)  # refused before torch is loaded
     from ..inference.capture.capture import plan_capture
     from ..inference.models.chat import plan_inputs

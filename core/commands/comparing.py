@@ -249,7 +249,7 @@ def ingest(
 
 
 def _is_run(store: Path | None, text: str) -> bool:
-    """Whether a word that is no file is meant as a run's id: one there is, or one without the suffix of a file."""
+    """Return whether a word that is no file is meant as a run's id: one there is, or one without a file's suffix."""
     try:
         open_store(store).path_of(text)
     except UlpscopeError:

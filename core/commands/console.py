@@ -1,6 +1,4 @@
-"""What every command prints with: tables and notes for people, JSON for programs, progress for both, and how a command
-stops.
-"""
+"""Output of every command: tables and notes for people, JSON for programs, progress for both; how a command stops."""
 
 from __future__ import annotations
 
@@ -120,7 +118,7 @@ def check_progress(progress: str) -> None:
 
 
 class Tell(Protocol):
-    """How long work says where it is: the stage, and how much of it is done where that can be counted."""
+    """Callback by which work reports its stage, and how much of it is done where that can be counted."""
 
     def __call__(self, stage: str, done: int = 0, total: int = 0, unit: str = "positions") -> None: ...
 
@@ -199,7 +197,7 @@ def _plain_lines() -> Iterator[Tell]:
 
 
 class Told:
-    """What long work said last, as a line. now: a clock, in seconds."""
+    """Last progress report of long work, as a line. now: a clock, in seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

@@ -118,7 +118,9 @@ def _pairs(run: RunReader, variant: str | None) -> list[StoredPair]:
 
 
 def _how(run: RunReader, extra: str, has_others: bool) -> str:
-    """What to do to have them; of a run that was asked for them and has them of other sides only, why it has not."""
+    """Clause on how to obtain what `extra` records; of a run that was asked for it or has it of other sides only, why
+    it is missing.
+    """
     about = run.header.provenance
     if has_others or asks_for(about, extra):
         return f"they were asked for and could not be had{f': {about.note}' if about.note else ''}".rstrip(".")

@@ -136,7 +136,7 @@ def _plan(
     seconds: float | None,
     seed: int,
 ) -> ProbePlan:
-    """Everything checked; nothing is probed yet."""
+    """Plan a run of probes: everything checked, nothing probed yet."""
     from ..inference.models.model import usable_device
     from ..inference.ops.of_model import linear_operations
     from ..inference.ops.operations import OPERATIONS
@@ -169,7 +169,7 @@ def _probed(plan: ProbePlan, say: Tell) -> list[OpRow]:
 
 
 def _header(plan: ProbePlan, rows: Sequence[OpRow], name: str | None, model: str | None) -> OpsHeader:
-    """What the run says of itself; a run that ended early says so."""
+    """Header of a run of probes; its note says so where the run ended early."""
     from ..inference.models.model import name_of_device
     from ..inference.ops.probing import machine_settings
 

@@ -1,4 +1,4 @@
-"""How a command stops: within two seconds of Ctrl-C or a request to end, whatever the main thread is inside of."""
+"""Stop a command within two seconds of Ctrl-C or a request to end, whatever the main thread is inside of."""
 
 from __future__ import annotations
 

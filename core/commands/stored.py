@@ -192,7 +192,7 @@ def _print_caches(run: RunReader) -> None:
 
 
 def print_continuations(run: RunReader) -> None:
-    """Where each variant's own text parts from the reference's."""
+    """Print where each variant's own text parts from the reference's."""
     found = continuations(run)
     if not found:
         return

@@ -127,7 +127,7 @@ def _tell(store: Store, run_id: str, as_json_: bool) -> None:
 
 
 def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
-    """One object a pair, its evidence included."""
+    """Verdicts of the pairs as JSON: one object a pair, its evidence included."""
     return [
         {
             "reference": pair.reference,

@@ -1,3 +1,3 @@
-"""What a server that strangers can reach needs to know: passwords, tokens, sessions, failed attempts, and when it must
-not start.
+"""Security of a server that strangers can reach: passwords, tokens, sessions, failed attempts, and when it must not
+start.
 """

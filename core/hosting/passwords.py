@@ -43,7 +43,7 @@ def _hasher() -> argon2.PasswordHasher:
 
 
 def complaint(stored: str) -> str | None:
-    """Why a configured password cannot be used, without quoting it; None where it can, or where there is none."""
+    """Reason why a configured password cannot be used, not quoting it; None where it can, or where there is none."""
     if not stored:
         return None
     for beginning in _BEGINNINGS:
@@ -55,7 +55,9 @@ def complaint(stored: str) -> str | None:
 
 
 def is_right(stored: str, given: str) -> bool:
-    """Whether `given` is the password; as long for a wrong one as for a right one. No password is never right."""
+    """Return whether `given` is the password; takes as long for a wrong one as for a right one. No password is never
+    right.
+    """
     if len(given.encode()) > LONGEST:
         return False
     if _is_argon2(stored):
@@ -75,7 +77,7 @@ def is_right(stored: str, given: str) -> bool:
 
 
 def _is_argon2(stored: str) -> bool:
-    """Whether it is a hash of ours that can be tried in the memory there is."""
+    """Return whether a stored password is a hash of ours that can be tried in the memory there is."""
     if not _ARGON2.fullmatch(stored):
         return False
     memory, passes, lanes = (int(number) for number in re.findall(r"[mtp]=(\d+)", stored.split("$")[3]))

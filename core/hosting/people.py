@@ -1,4 +1,4 @@
-"""Which role somebody has whom a proxy or a provider names: the lists `viewers` and `editors` of the configuration."""
+"""Roles of people whom a proxy or a provider names: by the lists `viewers` and `editors` of the configuration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _is_in(name: str, entries: Iterable[str]) -> bool:
 
 
 def _lower(text: str) -> str:
-    """Without blanks around it; A to Z alone made small, for Unicode's small letters make one domain of two: ß becomes
-    ss, K (Kelvin) a k.
+    """Lower-case a name, without blanks around it; A to Z alone made small, for Unicode's small letters make one domain
+    of two: ß becomes ss, K (Kelvin) a k.
     """
     return "".join(letter.lower() if letter.isascii() else letter for letter in text.strip())

@@ -52,7 +52,7 @@ def secret(store: Path) -> bytes:
 
 
 def read(path: Path) -> bytes | None:
-    """What a private file holds, closed to others should it be open to them; None where there is none."""
+    """Read a private file, closing it to others should it be open to them; None where there is none."""
     try:
         found = read_regular(path, _LARGEST)
     except FileNotFoundError:

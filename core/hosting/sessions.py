@@ -1,4 +1,5 @@
-"""Who is signed in, and who failed to: `.hosting/sessions.sqlite`, shared by every process on the store.
+"""Sessions of those who are signed in, and failed attempts: `.hosting/sessions.sqlite`, shared by every process on the
+store.
 
 A session is a row, so that signing out ends it everywhere; the row has the SHA-256 of what the browser holds, so that
 nobody who reads the file can use it. What the session was begun with (`credential`) is looked at again whenever it is
@@ -47,13 +48,17 @@ class Session:
     expires: float
 
     def is_over(self, hours: float) -> bool:
-        """Whether its time is: as it was begun, as long as sessions last now, or begun by a clock that was ahead."""
+        """Return whether the session has expired: as it was begun, as long as sessions last now, or begun by a clock
+        that was ahead.
+        """
         age = time.time() - self.created
         return time.time() >= self.expires or age >= 3600 * hours or age < -SKEW_SECONDS
 
 
 class Sessions:
-    """Every method opens the file anew, so it may be called from any thread and after any restart."""
+    """Sessions and attempts of a store. Every method opens the file anew, so it may be called from any thread and after
+    any restart.
+    """
 
     def __init__(self, store: Path) -> None:
         self._path = private.folder_of(store) / FILE
@@ -91,8 +96,8 @@ class Sessions:
             file.execute("DELETE FROM session WHERE id = ?", (_sha256(said),))
 
     def attempt(self, address: str, most: int, seconds: float, kind: str = "") -> tuple[int, float]:
-        """Before a secret is looked at: (number of this attempt, 0), or (0, seconds to wait) after `most` failures
-        within `seconds`.
+        """Count an attempt before a secret is looked at: (number of this attempt, 0), or (0, seconds to wait) after
+        `most` failures within `seconds`.
 
         Counted before it is known to fail, so that many at once are no way around it; `succeeded` takes it back. Each
         `kind` has a count of its own.
@@ -109,13 +114,15 @@ class Sessions:
         return number or 0, 0.0
 
     def succeeded(self, number: int) -> None:
-        """That attempt did not fail. The others of its address stay: who knows one password may be guessing another."""
+        """Remove an attempt that did not fail. The others of its address stay: who knows one password may be guessing
+        another.
+        """
         with self._open() as file:
             file.execute("DELETE FROM attempt WHERE number = ?", (number,))
 
     @contextmanager
     def _open(self, patience_seconds: float | None = None) -> Iterator[sqlite3.Connection]:
-        """One transaction. A file that is none is put aside: everybody signs in again."""
+        """Open one transaction. A file that is none is put aside: everybody signs in again."""
         with closing(self._connected(patience_seconds or _WRITE_SECONDS)) as file, file:
             yield file
 
@@ -138,8 +145,8 @@ class Sessions:
 
 
 def _bucket(address: str) -> str:
-    """Whose attempts are counted together: an IPv4 address, or the 64 bits of an IPv6 network, of which anybody has all
-    addresses.
+    """Group of addresses whose attempts are counted together: an IPv4 address, or the 64 bits of an IPv6 network, of
+    which anybody has all addresses.
     """
     try:
         found = ipaddress.ip_address(address)

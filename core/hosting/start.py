@@ -1,5 +1,5 @@
-"""Whether a server may start: open to others only where somebody is asked who they are, and only with a configuration
-that holds.
+"""Decide whether a server may start: open to others only where somebody is asked who they are, and only with a
+configuration that holds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def check(found: Configuration, environment: Mapping[str, str], address: str | N
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a server on it is reached from this machine alone: a loopback address, localhost, or a unix socket."""
+    """Return whether a server on an address is reached from this machine alone: a loopback address, localhost, or a
+    unix socket.
+    """
     return address.startswith("unix:") or address.lower() == "localhost" or _is_loopback_address(address)
 
 
@@ -68,7 +70,7 @@ def networks(hosting: Hosting) -> list[ipaddress.IPv4Network | ipaddress.IPv6Net
 
 
 def ways(sign_in: SignIn) -> list[str]:
-    """How one may sign in, in words."""
+    """Ways to sign in, in words."""
     return [
         words
         for is_set, words in (

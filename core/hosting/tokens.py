@@ -28,7 +28,7 @@ _MOST = 10_000
 
 @dataclass(frozen=True)
 class Token:
-    """What is kept of a token. Times are UTC; `expires` is None for one that does not."""
+    """Stored record of a token. Times are UTC; `expires` is None for one that does not."""
 
     name: str
     role: str
@@ -96,7 +96,7 @@ def listed(store: Path) -> list[Token]:
 
 
 def digest_of(text: str) -> str | None:
-    """What is kept of a token's text; None for what cannot be one."""
+    """SHA-256 by which a token's text is kept; None for what cannot be one."""
     return _sha256(text) if _TOKEN.fullmatch(text) else None
 
 

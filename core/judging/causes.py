@@ -124,8 +124,8 @@ def _slopes(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.
 
 
 def _spacing(values: NDArray[np.float64], fmt: FloatFormat) -> NDArray[np.float64]:
-    """Of the format at every value: 2^(e - mantissa bits), e no less than that of its smallest normal number; NaN at
-    NaN.
+    """Spacing of the format at every value: 2^(e - mantissa bits), e no less than that of its smallest normal number;
+    NaN at NaN.
     """
     least = 2 - (1 << (fmt.bits - fmt.mantissa_bits - 2))
     return np.where(
@@ -134,7 +134,7 @@ def _spacing(values: NDArray[np.float64], fmt: FloatFormat) -> NDArray[np.float6
 
 
 def causes_of(header: RunHeader, samples: Sequence[Sample]) -> list[list[Evidence]]:
-    """What explains every pair, a noted row each; `samples`: of every side."""
+    """Evidence of what explains every pair, a noted row each; `samples`: of every side."""
     reference = samples[0].values
     return [
         _row(header, side, temperature_of(reference, samples[side].values, header.format))

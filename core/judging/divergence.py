@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Divergence:
-    """Of two sides at the same positions, over the elements finite on both.
+    """Divergence of two sides at the same positions, over the elements finite on both.
 
     squares: sum of squared differences, float64 [positions]; elements: how many, int64 [positions]; mismatches:
     elements where one side is NaN and the other not, or one or both are infinite and they differ, int64 [positions];
@@ -28,28 +28,28 @@ class Divergence:
 
     @property
     def nonfinite_mismatch(self) -> int:
-        """At all positions."""
+        """Number of mismatches at all positions."""
         return int(self.mismatches.sum())
 
     @property
     def mean_squares(self) -> NDArray[np.float64]:
-        """In logits^2; 0 where no element is finite on both sides. [positions]"""
+        """Mean squares in logits^2; 0 where no element is finite on both sides. [positions]"""
         return means(self.squares, self.elements)
 
     @property
     def rms_by_position(self) -> NDArray[np.float64]:
-        """In logits; NaN where no element is finite on both sides. [positions]"""
+        """rms in logits; NaN where no element is finite on both sides. [positions]"""
         with np.errstate(invalid="ignore"):
             return np.sqrt(self.squares / self.elements)
 
     @property
     def rms(self) -> float:
-        """Over all elements, in logits."""
+        """rms over all elements, in logits."""
         return pooled_rms([self])
 
     @property
     def rms_of_positions(self) -> float:
-        """Over all positions, each as much as any other, in logits."""
+        """rms over all positions, each as much as any other, in logits."""
         return float(np.sqrt(self.mean_squares.mean()))
 
 
@@ -71,7 +71,7 @@ def pooled_rms(divergences: Sequence[Divergence]) -> float:
 
 
 def joined(parts: Sequence[Divergence]) -> Divergence:
-    """Of all positions one after another; every part knows its `neq`, or none does."""
+    """Divergence of all positions, one part after another; every part knows its `neq`, or none does."""
     knows = all(part.neq is not None for part in parts)
     return Divergence(
         np.concatenate([part.squares for part in parts]),

@@ -18,7 +18,7 @@ from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import Dump, open_dump
 from ..runs.dumps.reserved_keys import is_reserved
 from ..runs.importing.check_catalog import is_run_file
-from ..runs.importing.import_process import counted, shut_in
+from ..runs.importing.import_process import counted, limit_this_process
 from ..runs.store.cards import read_runs
 from ..subprocess_json import Child
 from ..text import shown
@@ -31,7 +31,7 @@ _LONGEST_NAME = 200  # characters of what a run file says of itself: a text ther
 
 @dataclass(frozen=True)
 class Headers:
-    """What a file's first bytes and headers say it is. unpacked_bytes: of a dump's arrays, as they are declared."""
+    """Kind of a file by its first bytes and headers. unpacked_bytes: of a dump's arrays, as they are declared."""
 
     kind: Kind
     unpacked_bytes: int = 0
@@ -60,8 +60,8 @@ def understood(
     holds: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """What saving `paths` would make a run of, as JSON has it. One file, or two of one array each. `on_progress(bytes
-    read, bytes in all)`.
+    """Describe the run that saving `paths` would make, as JSON has it. One file, or two of one array each.
+    `on_progress(bytes read, bytes in all)`.
 
     kind: 'run' or 'dump'. sides: name and source_dtype, the reference first. DumpError or StoreError where it cannot be
     taken.
@@ -101,8 +101,8 @@ def _dump(paths: Sequence[Path], dump: Dump) -> dict[str, Any]:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    """By a process of its own, shut in as one that adopts is: a made file can crash DuckDB, or try to use up the
-    machine.
+    """Describe a run file by a process of its own, limited as one that adopts is: a made file can crash DuckDB, or try
+    to use up the machine.
     """
     name = shown(path.name)
     try:
@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> None:
     """PATH of a run file; prints what it is understood as, as JSON, or `error`."""
     path = Path(arguments[0])
     try:
-        shut_in(path.stat().st_size)
+        limit_this_process(path.stat().st_size)
         said = described(path)
     except (UlpscopeError, MemoryError, OSError) as error:
         said = {"error": str(error) or f"{shown(path.name)}: takes more memory to read than a run does."}
@@ -131,7 +131,9 @@ def main(arguments: list[str]) -> None:
 
 
 def described(path: Path) -> dict[str, Any]:
-    """What a run file from outside says of itself, after its rows were counted. StoreError for what is none."""
+    """Describe a run file from outside by what it says of itself, after its rows were counted. StoreError for what is
+    none.
+    """
     counted(path)
     card = read_runs([path])[path]
     if isinstance(card, StoreError):

@@ -318,7 +318,7 @@ class _DumpLadder(Ladder):
         return Evidence(FLOAT32, control, measured, FAILED, says)
 
     def _own_dtype(self, model: ModelControls) -> None:
-        """In 16 bits: is the dump of this model at all, and is the pair within its floor?"""
+        """Judge in 16 bits: is the dump of this model at all, and is the pair within its floor?"""
         header, names = self.header, self.names
         floor = (
             model.own.mean(axis=0)
@@ -481,8 +481,8 @@ def _usable(
 
 
 def _of_two_kinds(header: RunHeader, ways: Ways) -> str:
-    """Why the ways are not of one spread; ''. Where a way holds a fault, it is as far from the sound ones as the fault
-    is large.
+    """Reason why the ways are not of one spread; '' where they are. Where a way holds a fault, it is as far from the
+    sound ones as the fault is large.
     """
     apart = {two: float(np.sqrt(squares.mean())) for two, squares in ways.between.items()}
     other = {two for two, squares in ways.between.items() if (squares > 0).mean() >= OTHER_WAY}
@@ -514,8 +514,8 @@ def _of_two_kinds(header: RunHeader, ways: Ways) -> str:
 
 
 def _beyond_float32(header: RunHeader, ways: Ways, controls: Controls) -> str:
-    """Why this is wider than rounding in float32; ''. Rounding shrinks with the precision, and ways with a fault each
-    do not.
+    """Reason why this is wider than rounding in float32; '' where it is not. Rounding shrinks with the precision, and
+    ways with a fault each do not.
     """
     narrow = controls.narrowing.get(header.sides[0].name)
     rms = float(np.sqrt(ways.squares.mean()))
@@ -539,8 +539,8 @@ def _beyond_float32(header: RunHeader, ways: Ways, controls: Controls) -> str:
 
 
 def _beyond_the_model(ways: Ways, controls: Controls, before: PairVerdict | None) -> str:
-    """Why a way fails the test that a pair on trial has to pass, against the model's own floor, of now or of earlier;
-    ''.
+    """Reason why a way fails the test that a pair on trial has to pass, against the model's own floor, of now or of
+    earlier; '' where none does.
     """
     earlier = _earlier_model_floor(before)
     known = controls.model.float32 if controls.model is not None else earlier[0] if earlier is not None else None

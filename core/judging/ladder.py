@@ -95,7 +95,7 @@ class Verdict:
         return "\n".join([f"{self.name}: {self.because}", *rows])
 
     def check(self, *, allowed: Sequence[str] = (IDENTICAL, ROUNDING)) -> Verdict:
-        """For tests: AssertionError with the evidence unless the verdict is one of `allowed`; returns itself."""
+        """Check a verdict in a test: AssertionError with the evidence unless it is of `allowed`; returns itself."""
         __tracebackhide__ = True
         unknown = [name for name in allowed if name not in VERDICTS]
         if unknown:
@@ -185,7 +185,7 @@ class FloorTest:
 
     @property
     def noise_ratio(self) -> float | None:
-        """Of all positions; None where it has no size."""
+        """Noise ratio of all positions; None where it has no size."""
         return self.ratio if np.isfinite(self.ratio) else None
 
 
@@ -518,8 +518,8 @@ def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]
 
 
 def _of_position_0(shown: Structure, test: FloorTest) -> str:
-    """Why a fault that begins at position 1 may have been made at 0: one key has all the weight there, whatever the key
-    and the scale are.
+    """Reason why a fault that begins at position 1 may have been made at 0: one key has all the weight there, whatever
+    the key and the scale are.
     """
     if shown.first is None or shown.first[1] != 1:
         return ""
@@ -715,7 +715,7 @@ class Ladder:
         self.broken: NotFinite | None = None
 
     def add(self, rung: str, control: str, figures: dict[str, Any], outcome: str, says: str) -> None:
-        """One row of evidence."""
+        """Add one row of evidence."""
         self.evidence.append(Evidence(rung, control, figures, outcome, says))
 
     def rerun(
@@ -766,7 +766,7 @@ class Ladder:
         return test
 
     def not_finite(self, broken: NotFinite, rung: str, dtype: str, control: str) -> None:
-        """Of a pair with a NaN or an infinity on one side only no floor is needed."""
+        """Add the evidence of a pair with a NaN or an infinity on one side only; no floor is needed."""
         self.evidence.append(not_finite_evidence(broken, rung, dtype, control, self.lengths))
 
     def stands_out(self, test: FloorTest, blocks: Sequence[int] = BLOCKS) -> tuple[int, int] | None:

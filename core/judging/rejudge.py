@@ -45,7 +45,7 @@ def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str 
 
 
 def _stored(run: RunReader, pair: StoredPair) -> PairVerdict:
-    """What the run says of a pair so far."""
+    """Verdict of a pair as the run has it so far, with its evidence and its floors."""
     floors = []
     for dtype, rows in run.floor_positions(pair.index).groupby("compute_dtype", sort=False):
         if len(rows) == run.header.rows:

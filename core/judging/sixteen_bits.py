@@ -1,4 +1,4 @@
-"""What 16 bits alone can say of an engine: its error against the model's float32 forward, beside that of roundings
+"""Evidence from 16 bits alone about an engine: its error against the model's float32 forward, beside that of roundings
 drawn anew. Pure.
 
 Figures come from core.inference.controls.drawn_roundings. Every question is asked in the same way: the engine's figure
@@ -76,9 +76,10 @@ class Places:
 
 @dataclass(frozen=True)
 class SixteenTest:
-    """ratio: rms of the error over the draws'; places: by kind; bias: mean error of all tokens, in rms of the draws;
-    gain: mean error in the direction of the logits, as a share of them, and what the draws allow of each, None with few
-    prompts; token_bias_allowed: of one token's mean error, in rms of the draws.
+    """Test of an engine's error beside the draws. ratio: rms of the error over the draws'; places: by kind; bias: mean
+    error of all tokens, in rms of the draws; gain: mean error in the direction of the logits, as a share of them, and
+    what the draws allow of each, None with few prompts; token_bias_allowed: of one token's mean error, in rms of the
+    draws.
     """
 
     ratio: float
@@ -270,9 +271,9 @@ def _signs(
 
 
 def _threshold(drawn: NDArray[np.float64], false_alarm: float) -> float:
-    """What the largest of a draw's places exceeds with a chance of `false_alarm`: by the tail of all of them, and,
-    since places of one draw move together (tokens do, by a few directions), by the largest place of each draw, which
-    are taken as Gumbel's. [draws, places]
+    """Threshold that the largest of a draw's places exceeds with a chance of `false_alarm`: by the tail of all of them,
+    and, since places of one draw move together (tokens do, by a few directions), by the largest place of each draw,
+    which are taken as Gumbel's. [draws, places]
     """
     largest = drawn.max(axis=1)
     scale = float(largest.std(ddof=1)) * np.sqrt(6) / np.pi
@@ -281,8 +282,8 @@ def _threshold(drawn: NDArray[np.float64], false_alarm: float) -> float:
 
 
 def tail_threshold(values: NDArray[np.float64], chance: float) -> float:
-    """What one value of this distribution exceeds with `chance` at most, by the narrowest normal that no value of its
-    upper quarter lies outside of.
+    """Threshold that one value of this distribution exceeds with `chance` at most, by the narrowest normal that no
+    value of its upper quarter lies outside of.
 
     Heavier tails widen that normal by what they show; of few values it is widened by what a standard deviation of so
     many may be off.

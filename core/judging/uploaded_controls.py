@@ -260,7 +260,7 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergen
 
 
 def _mean_squares(narrow: NDArray[np.float32], wide: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Of the differences that are numbers. [rows]"""
+    """Mean squares of the differences that are numbers. [rows]"""
     with np.errstate(invalid="ignore"):
         squares = (narrow.astype(np.float64) - wide) ** 2
     is_number = np.isfinite(squares)

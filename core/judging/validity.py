@@ -1,4 +1,4 @@
-"""Can a dump's two sides be compared at all? And what do they show by themselves, without a control?
+"""Validity of a dump: can its two sides be compared at all? And what do they show by themselves, without a control?
 
 Every check is a row of evidence, of the rungs `validity`, `sampler` and `structure`. Nothing here says rounding: that
 takes a control.
@@ -47,8 +47,8 @@ class Scale:
 
 
 def scale_of(figures: Figures, side: int, filling: Filling) -> Scale:
-    """By the logsumexp of every row, which is 0 for log-probabilities, and at most 0 where `filling` says that they
-    were cut.
+    """Scale of a side by the logsumexp of every row, which is 0 for log-probabilities, and at most 0 where `filling`
+    says that they were cut.
     """
     values = figures.logsumexp(side)
     values = values[np.isfinite(values)]
@@ -176,7 +176,7 @@ def _scale(reference: Scale, variant: Scale, names: tuple[str, str]) -> Evidence
 
 
 def _kind(logsumexp: NDArray[np.float64], best: NDArray[np.float64], vocab: int, kept: int) -> str:
-    """What rows with these logsumexp and largest values, `kept` of them not filled by one value, are: the sum of exp(p)
+    """Kind of rows with these logsumexp and largest values, `kept` of them not filled by one value: the sum of exp(p)
     over probabilities p lies between V and V + e - 2.
     """
     if not len(logsumexp):

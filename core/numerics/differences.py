@@ -1,4 +1,4 @@
-"""How far two tensors are apart, row by row: for keys, values and activations, where neither argmax nor KL means
+"""Distance between two tensors, row by row: for keys, values and activations, where neither argmax nor KL means
 anything.
 """
 

@@ -38,8 +38,8 @@ def _threads() -> ThreadPoolExecutor:
 
 @dataclass(frozen=True)
 class SideRows:
-    """Of one side: logsumexp [rows] in nats; top-k token ids [rows, k] (-1: fewer than k numbers) and logits [rows,
-    k].
+    """Figures of one side by row: logsumexp [rows] in nats; top-k token ids [rows, k] (-1: fewer than k numbers) and
+    logits [rows, k].
     """
 
     logsumexp: NDArray[np.float64]
@@ -158,7 +158,7 @@ def margin_logits(side: SideRows) -> NDArray[np.float64]:
 
 
 def margin_ulps(side: SideRows, fmt: FloatFormat) -> NDArray[np.float64]:
-    """The same gap in ULPs of `fmt`. [rows]; NaN where the margin is."""
+    """Top-1 minus runner-up, in ULPs of `fmt`. [rows]; NaN where the margin in logits is."""
     pair = side.top_logits[:, :2].astype(fmt.values).view(fmt.carrier)
     steps = ordinals(pair[:, 0], fmt) - ordinals(pair[:, 1], fmt)
     return np.where(np.isnan(margin_logits(side)), np.nan, steps.astype(np.float64))
@@ -186,7 +186,7 @@ class _FarDistances:
             self._merge(np.int64(1) << exponents, elements[exponents])
 
     def add_all(self, other: _FarDistances) -> None:
-        """What another has counted."""
+        """Add the distances that another has counted."""
         if not other.is_exact:
             self._coarsen()
         self._merge(other.distances, other.elements)

@@ -27,7 +27,9 @@ def distances(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fm
 
 
 def is_nan(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.bool_]:
-    """Same shape. Beyond the infinities; float8_e4m3fn has no infinity, there every non-finite pattern is NaN."""
+    """Return where the bits are a NaN. Same shape. Beyond the infinities; float8_e4m3fn has no infinity, there every
+    non-finite pattern is NaN.
+    """
     magnitude = bits & fmt.carrier.type((1 << (fmt.bits - 1)) - 1)
     return magnitude >= fmt.first_nonfinite if fmt.name == "float8_e4m3fn" else magnitude > fmt.first_nonfinite
 

@@ -90,7 +90,7 @@ def ordinals(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.
 
 
 def is_finite(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.bool_]:
-    """Neither NaN nor infinite. Same shape."""
+    """Return where the bits are neither NaN nor infinite. Same shape."""
     magnitude = bits & fmt.carrier.type((1 << (fmt.bits - 1)) - 1)
     return magnitude < fmt.first_nonfinite
 

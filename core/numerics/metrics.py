@@ -81,7 +81,7 @@ METRICS = (
 
 
 class How(Enum):
-    """How a figure of rows becomes one of the pair. Rows where it is undefined are left out."""
+    """Rule by which figures of rows become one of the pair. Rows where the figure is undefined are left out."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -94,7 +94,9 @@ class How(Enum):
 
 @dataclass(frozen=True)
 class Adding:
-    """of: what of `RowFigures` adds up; over: what a mean is over, of `RowFigures` too, else the rows."""
+    """Rule by which a figure adds up. of: what of `RowFigures` adds up; over: what a mean is over, of `RowFigures` too,
+    else the rows.
+    """
 
     how: How
     of: str

@@ -38,7 +38,7 @@ def pool(cells: NDArray, positions: int, tokens: int) -> NDArray:
 
 
 def levels_for(rows: int, vocab: int) -> int:
-    """How many levels are worth keeping: until a level fits a picture of about 400 x 1000 cells."""
+    """Number of levels worth keeping: until a level fits a picture of about 400 x 1000 cells."""
     level = 0
     while -(-rows // cell_shape(level)[0]) > 400 or -(-vocab // cell_shape(level)[1]) > 1000:
         level += 1
@@ -67,7 +67,7 @@ def element_differences(
 
 
 def maxima(cells: NDArray[np.unsignedinteger], positions: int, tokens: int) -> NDArray[np.unsignedinteger]:
-    """The same as `pool`, compiled: four to nine times as fast, and other threads go on meanwhile."""
+    """Maxima as by `pool`, compiled: four to nine times as fast, and other threads go on meanwhile."""
     if positions == 1 and tokens == 1:
         return cells
     out = np.zeros((-(-cells.shape[0] // positions), -(-cells.shape[1] // tokens)), cells.dtype)

@@ -1,5 +1,5 @@
-"""A file to a server: small ones in one request, larger ones in pieces with a checksum each, which go on where the
-connection broke.
+"""Push of a file to a server: small ones in one request, larger ones in pieces with a checksum each, which go on where
+the connection broke.
 
 The protocol of the pieces is tus 1.0.0 (tus.io/protocols/resumable-upload); a server without it gets one request. A
 push that was stopped and is begun again goes on too: the server knows the file by its name, size and time of change.
@@ -41,7 +41,9 @@ class PushError(UlpscopeError):
 
 @dataclass(frozen=True)
 class Pushing:
-    """What to send where. url: of the server, without a slash at the end; options: those of a dump."""
+    """Order to push a file: what to send where. url: of the server, without a slash at the end; options: those of a
+    dump.
+    """
 
     path: Path
     name: str
@@ -80,7 +82,7 @@ class _Push:
         self._is_all_sent = False
 
     def done(self) -> Pushed:
-        """All of it."""
+        """Send all of the file."""
         if self._size > _WHOLE_BYTES and self._is_resumable():
             upload = self._in_pieces()
             self._is_all_sent = True
@@ -96,7 +98,7 @@ class _Push:
         return answer.status_code in (200, 204) and "1.0.0" in answer.headers.get("tus-version", "")
 
     def _whole(self) -> dict[str, Any]:
-        """In one request, with its digest, so that what was damaged on the way is not stored."""
+        """Send the file in one request, with its digest, so that what was damaged on the way is not stored."""
         with self._opened() as file:
             digest = hashlib.file_digest(file, "sha256").digest()
         headers = {
@@ -116,7 +118,7 @@ class _Push:
         self._is_all_sent = True
 
     def _once(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What must not be asked twice once all has arrived, or there would be two runs."""
+        """Run work that must not be asked twice once all has arrived, or there would be two runs."""
         try:
             return work()
         except httpx.TransportError as error:
@@ -223,7 +225,7 @@ class _Push:
         return self._arrived(answer.headers.get("upload-offset"))
 
     def _followed(self, said: dict[str, Any]) -> Pushed:
-        """Until the run is there."""
+        """Follow the server's work until the run is there."""
         reserved = said.get("run_id")
         while said.get("state") not in ("done", "failed", "cancelled"):
             stage = _printable(said.get("stage") or said.get("state") or "waiting")
@@ -308,7 +310,7 @@ class _Push:
 
     @staticmethod
     def _sentence(answer: httpx.Response) -> str:
-        """What a server says is wrong, in one line."""
+        """Error that a server's answer states, in one line; '' where it states none."""
         try:
             said = answer.json()
         except (ValueError, RecursionError):
@@ -322,7 +324,7 @@ class _Again(Exception):  # noqa: N818  (no error: a reason to ask the server an
 
 
 def _printable(said: object) -> str:
-    """What a server says, as one line; it may be anybody's."""
+    """Make what a server says one printable line; it may be anybody's."""
     return printable(str(said)[:_LONGEST_SENTENCE])
 
 

@@ -1,1 +1,1 @@
-"""What a run is and where it lives: records, dumps, the run file and the store."""
+"""Runs and where they live: records, dumps, the run file and the store."""

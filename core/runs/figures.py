@@ -1,4 +1,4 @@
-"""What was measured of a run, out of its file: of a finished one, or of one whose last logit has been written and that
+"""Figures measured of a run, out of its file: of a finished one, or of one whose last logit has been written and that
 is not placed yet.
 """
 
@@ -32,7 +32,7 @@ class Figures:
         return positions.read_positions(self._database, self.header, pair)
 
     def logsumexp(self, side: int) -> NDArray[np.float64]:
-        """Of every row of a side, in nats, NaN where undefined. [rows]"""
+        """Logsumexp of every row of a side, in nats, NaN where undefined. [rows]"""
         return positions.read_logsumexp(self._database, side)
 
     def is_only_masked(self, pair: int) -> bool:

@@ -104,7 +104,7 @@ class RunReader(Figures):
             ]
 
     def evidence(self, pair: int) -> list[Evidence]:
-        """What a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""
+        """Evidence that a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""
         return verdicts.read_evidence(self._database, pair)
 
     def floor_positions(self, pair: int) -> pd.DataFrame:
@@ -141,7 +141,7 @@ class RunReader(Figures):
         return kv_cache.read_kv(self._database, pair)
 
     def kv_positions(self, pair: int, prompt: int) -> pd.DataFrame:
-        """The same of one prompt by position, all heads together: layer, kind, position, neq, rms, max_ulps."""
+        """Key/value caches of one prompt by position, all heads together: layer, kind, position, neq, rms, max_ulps."""
         return kv_cache.read_kv_positions(self._database, pair, prompt)
 
     def layers(self, pair: int) -> pd.DataFrame:
@@ -151,31 +151,31 @@ class RunReader(Figures):
         return layers.read_layers(self._database, pair)
 
     def layer_positions(self, pair: int, prompt: int, ordinal: int | None = None) -> pd.DataFrame:
-        """The same of one prompt by position, of one module or all: ordinal, position, neq, rms, max_ulps,
+        """Module outputs of one prompt by position, of one module or all: ordinal, position, neq, rms, max_ulps,
         floor_rms.
         """
         return layers.read_layer_positions(self._database, pair, prompt, ordinal)
 
     @cached_property
     def kernels(self) -> dict[int, KernelList]:
-        """What each side launched, by side; empty where the capture did not watch that."""
+        """Kernels that each side launched, by side; empty where the capture did not watch them."""
         return kernels.read_kernels(self._database)
 
     @cached_property
     def remedies(self) -> dict[int, list[RemedyRow]]:
-        """What was tried on each pair, by pair; empty where nothing was."""
+        """Remedies tried on each pair, by pair; empty where nothing was tried."""
         return remedies.read_remedies(self._database)
 
     @cached_property
     def prices(self) -> list[PriceRow]:
-        """What sums of one order cost on the run's machine; empty where that was not measured."""
+        """Throughput with sums of one order on the run's machine; empty where that was not measured."""
         return remedies.read_prices(self._database)
 
     @cached_property
     def generations(self) -> dict[int, Generation]:
-        """What the sides generated, by prompt; empty for a run that only scored given tokens."""
+        """Tokens that the sides generated, by prompt; empty for a run that only scored given tokens."""
         return generations.read_generations(self._database)
 
     def levels(self) -> int:
-        """How many levels of the heatmap pyramid the file holds."""
+        """Number of levels of the heatmap pyramid that the file holds."""
         return pyramid.levels_for(self.header.rows, self.header.vocab)

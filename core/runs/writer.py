@@ -112,7 +112,7 @@ class RunWriter:
         self._leave()
 
     def _leave(self) -> None:
-        """Nothing stays but the finished run, if there is one."""
+        """Leave nothing but the finished run, if there is one."""
         self._hashing.close()
         self._storing.close()
         if self._layers is not None:
@@ -179,7 +179,7 @@ class RunWriter:
         self._storing.put(insert, self._open_database(), *rows, size=size)
 
     def layers(self, chosen: Sequence[Sequence[int]], *, is_beside: bool = True) -> LayerRows:
-        """What takes the outputs of the model's modules at the chosen positions of each prompt. Once a run, before the
+        """Return a writer of the model's module outputs at the chosen positions of each prompt. Once a run, before the
         first side.
 
         is_beside: they are compared in the thread that stores, else in the caller's.
@@ -198,27 +198,27 @@ class RunWriter:
         return self._layers
 
     def _insert(self, name: str, table: pa.Table) -> None:
-        """In the storing thread."""
+        """Insert rows, in the storing thread."""
         self._open_database().insert(name, table)
 
     def write_kernels(self, listed: KernelList) -> None:
-        """What a side launched. Once a side."""
+        """Write the kernels that a side launched. Once a side."""
         if not 0 <= listed.side < len(self.header.sides):
             raise UsageError(f"kernels of side {listed.side} arrived; the run has {len(self.header.sides)} sides.")
         self._put(insert_kernels, listed)
 
     def write_remedies(self, pair: int, rows: Sequence[RemedyRow]) -> None:
-        """What was tried on a pair. Once a pair."""
+        """Write the remedies tried on a pair. Once a pair."""
         if not 0 <= pair < len(self.header.sides) - 1:
             raise UsageError(f"remedies of pair {pair} arrived; the run has {len(self.header.sides) - 1} pairs.")
         self._put(insert_remedies, pair, tuple(rows))
 
     def write_prices(self, rows: Sequence[PriceRow]) -> None:
-        """What sums of one order cost. Once a run."""
+        """Write the throughput with sums of one order. Once a run."""
         self._put(insert_prices, tuple(rows))
 
     def write_generation(self, generation: Generation) -> None:
-        """What the sides made of a prompt when they went on freely. Once a prompt."""
+        """Write the sides' free continuations of a prompt. Once a prompt."""
         if len(generation.tokens) != len(self.header.sides) or not 0 <= generation.prompt < len(self.header.prompts):
             raise UsageError(
                 f"a generation of prompt {generation.prompt} by {len(generation.tokens)} sides is not one of this run."
@@ -255,8 +255,8 @@ class RunWriter:
     def _insert_logits(
         self, database: Database, side: int, places: NDArray[np.int32], bits: NDArray[np.unsignedinteger]
     ) -> None:
-        """In the storing thread. Commits now and then: nobody sees the file before it is whole, so nothing half can
-        show.
+        """Insert logits, in the storing thread. Commits now and then: nobody sees the file before it is whole, so
+        nothing half can show.
         """
         insert_logits(database, side, places, bits)
         self._uncommitted += bits.nbytes
@@ -274,7 +274,7 @@ class RunWriter:
         places: NDArray[np.int32],
         reference: NDArray[np.unsignedinteger] | None,
     ) -> None:
-        """In the storing thread. `reference`: the same rows of side 0 where they are still in memory."""
+        """Compare rows, in the storing thread. `reference`: the same rows of side 0 where they are still in memory."""
         if reference is None:
             reference = read_rows(database, self.header, 0, row, row + len(bits))
         figures = compare(reference, bits, self.header.format)
@@ -294,7 +294,7 @@ class RunWriter:
         self._figures.setdefault(name, []).append(table)
 
     def _insert_figures(self) -> None:
-        """In the storing thread, or after it was drained."""
+        """Insert the figures, in the storing thread, or after it was drained."""
         for name, tables in self._figures.items():
             self._open_database().insert(name, pa.concat_tables(tables))
         self._figures.clear()
@@ -329,7 +329,7 @@ class RunWriter:
         return [digest.stored() for digest in self._hashes]
 
     def figures(self) -> Figures:
-        """What was measured, once every row of every side has been written; for a verdict that rests on it."""
+        """Figures measured, once every row of every side has been written; for a verdict that rests on them."""
         if any(done != self.header.rows for done in self._rows_done):
             raise UsageError(f"run '{self.header.name}': figures are asked for before its last row has been written.")
         self._storing.drain()

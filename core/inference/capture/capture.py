@@ -37,7 +37,9 @@ class Sink(Protocol):
     """Takes the sides in order, each from row 0 upward without gaps; the arrays are the sink's to keep."""
 
     def write(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
-        """bits: [rows, vocab], unsigned carriers of the compute dtype, for the rows from `row` on."""
+        """Write rows of a side. bits: [rows, vocab], unsigned carriers of the compute dtype, for the rows from `row`
+        on.
+        """
 
     def write_kv(self, side: int, part: KvPart) -> None:
         """The keys or values of one layer after one prompt."""

@@ -25,9 +25,9 @@ from .capture import CapturePlan
 
 @dataclass(frozen=True)
 class SideCost:
-    """One side, over all prompts. forwards: calls of the model; positions: rows of logits kept; tokens: what its
-    forwards compute, every row of the batch with its padding (where texts are generated, at most: none parts and none
-    ends early); kv_bytes: estimate of its largest key/value cache, 0 without one, None if unknown.
+    """Costs of one side, over all prompts. forwards: calls of the model; positions: rows of logits kept; tokens: what
+    its forwards compute, every row of the batch with its padding (where texts are generated, at most: none parts and
+    none ends early); kv_bytes: estimate of its largest key/value cache, 0 without one, None if unknown.
     """
 
     name: str
@@ -150,7 +150,9 @@ class _CacheBytes:
         self._known: dict[int, int | None] = {}
 
     def of(self, columns: int) -> int | None:
-        """None where the model cannot be walked through without numbers, or keeps no such cache."""
+        """Bytes of the cache after `columns`; None where the model cannot be walked through without numbers, or keeps
+        no such cache.
+        """
         if columns not in self._known:
             self._known[columns] = self._measured(columns)
         return self._known[columns]

@@ -1,5 +1,5 @@
-"""What a planned capture will run beside its sides (floors, kernels, remedies, judging), and how long all of it takes
-on this machine.
+"""Costs of what a planned capture will run beside its sides (floors, kernels, remedies, judging), and how long all of
+it takes on this machine.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Work:
 
 @dataclass(frozen=True)
 class StageCost:
-    """One thing that is run beside the sides: at least and at most, for a clock decides how often remedies are timed,
-    and what a judge finds, which rungs he climbs.
+    """Cost of one stage beside the sides: at least and at most, for a clock decides how often remedies are timed, and
+    what a judge finds, which rungs he climbs.
     """
 
     name: str
@@ -67,8 +67,8 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Speed:
-    """Of this machine, in the model's dtype, as busy as it is: weights read, and products computed, a second; seconds
-    of one module's call.
+    """Speed of this machine, in the model's dtype, as busy as it is: weights read, and products computed, a second;
+    seconds of one module's call.
     """
 
     bytes_per_second: float
@@ -77,7 +77,7 @@ class Speed:
 
 
 def stages_of(plan: CapturePlan, beside: Sequence[str]) -> list[StageCost]:
-    """What the plan runs beside its sides; beside: some of BESIDE."""
+    """Stages that the plan runs beside its sides, with their costs; beside: some of BESIDE."""
     found = []
     if plan.layers is not None and plan.layers.seeds:
         floor = _over(plan, _PLAIN) * (plan.layers.seeds + (plan.paths[0] != _PLAIN))
@@ -112,7 +112,7 @@ def _sum(parts: Sequence[Work]) -> Work:
 
 
 def _remedies(plan: CapturePlan, variants: Sequence[Path], turns: int, forwards: int) -> Work:
-    """With so many turns of the clock, and walks of so many forwards where the prompt has them."""
+    """Work of the remedies with so many turns of the clock, and walks of so many forwards where the prompt has them."""
     reference = plan.paths[0]
     found = _over(plan, reference) * (1 + FLOOR_SEEDS)
     applied = [remedy for remedy in REMEDIES if not remedy.lacks(plan.loaded, reference)]

@@ -34,9 +34,9 @@ Contender = Callable[[], float]
 
 @dataclass(frozen=True)
 class Timing:
-    """One contender among others. seconds: of every turn that counts; share: of the throughput of the one it is held
-    against, as the ratio of their median seconds; low, high: between these the median of the turns' own ratios lies
-    with 95 %, None of fewer than LEAST_TURNS turns.
+    """Timing of one contender among others. seconds: of every turn that counts; share: of the throughput of the one it
+    is held against, as the ratio of their median seconds; low, high: between these the median of the turns' own ratios
+    lies with 95 %, None of fewer than LEAST_TURNS turns.
     """
 
     seconds: tuple[float, ...]
@@ -106,7 +106,7 @@ def timing_of(plain: Sequence[float], own: Sequence[float]) -> Timing:
 
 @dataclass(frozen=True)
 class Throughput:
-    """One path at one batch size.
+    """Throughput of one path at one batch size.
 
     tokens: of all rows together, in one turn; seconds: median of the turns, all of which are in `round_seconds`; share:
     of the tokens a second of the first path at the same batch size; share_low, share_high: see Timing.
@@ -191,7 +191,7 @@ def _with_batch(path: Path, rows: int) -> Path:
 
 
 def walk_seconds(loaded: LoadedModel, path: Path, ids: Sequence[int], clock: Clock = time.perf_counter) -> float:
-    """Of one walk along the path, its logits thrown away; making the model ready for the path is not counted."""
+    """Seconds of one walk along the path, its logits thrown away; making the model ready for it is not counted."""
     with (
         foreign_errors_stop(f"path '{path}'", "choose a smaller batch"),
         torch.inference_mode(),

@@ -1,4 +1,4 @@
-"""In which precision a side answers: does it compute in float32 when it is asked to, or in 16 bits whatever it is
+"""Precision in which a side answers: does it compute in float32 when it is asked to, or in 16 bits whatever it is
 asked?
 
 A served engine holds its own weights. Handed the widened model it returns what it returned before, and held against a
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...judging.divergence import mean_squares
 from ...runs.file.records import FLOAT32, MISSING, MODULES, ONE_ORDER, SYMMETRY, Evidence
 from ..models.model import LoadedModel
-from ..paths.engines import Side, side_of
+from ..paths.engines import RunnableSide, side_of
 from .rounding_floor import divergence, in_float32, known, whole_side
 
 _ASKED = 128  # positions to ask for, and one prompt at least
@@ -38,7 +38,7 @@ class Narrow:
     seen: str
 
 
-def narrow_answers(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: Side) -> Narrow | None:
+def narrow_answers(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide) -> Narrow | None:
     """Does the side compute in 16 bits though it is asked for float32? None where its answers become finer, and for a
     float32 model.
 
@@ -75,7 +75,7 @@ def narrow_answers(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: 
     return None
 
 
-def narrow_evidence(narrow: Sequence[Narrow], sides: tuple[Side, Side]) -> list[Evidence]:
+def narrow_evidence(narrow: Sequence[Narrow], sides: tuple[RunnableSide, RunnableSide]) -> list[Evidence]:
     """The rungs that need both sides in float32, each missing with the reason; there is at least one narrow side."""
     dtypes = " and ".join(dict.fromkeys(one.dtype for one in narrow))
     who = "; ".join(f"'{one.side}': {one.seen}" for one in narrow)
@@ -105,7 +105,7 @@ def _a_few(prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     return chosen
 
 
-def _answer(loaded: LoadedModel, side: Side, ids: Sequence[int]) -> torch.Tensor:
+def _answer(loaded: LoadedModel, side: RunnableSide, ids: Sequence[int]) -> torch.Tensor:
     """Logits of a prompt. [positions, vocab], float32 or wider, which holds each of their values"""
     logits = whole_side(side.run_on(loaded), ids)
     return logits if logits.dtype == torch.float64 else logits.float()
@@ -136,12 +136,12 @@ def _apart(answers: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> ND
 
 
 def _ratios(squares: NDArray[np.float64], beside: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of rms. [positions]"""
+    """Ratios of rms. [positions]"""
     return np.sqrt(squares / np.maximum(beside, np.finfo(np.float64).tiny))
 
 
 def _share_of_same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], dtype: torch.dtype) -> float:
-    """Of the logits that are numbers, those that are equal once both are rounded to `dtype`; 0 where there are none."""
+    """Share of the logits that are numbers which are equal once both are rounded to `dtype`; 0 where there are none."""
     numbers = same = 0
     for a, b in zip(first, second, strict=True):
         counts = a.isfinite() & b.isfinite()

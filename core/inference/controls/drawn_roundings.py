@@ -28,7 +28,7 @@ from ...runs.file.records import FAILED, MISSING, OWN_DTYPE, Evidence
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import Run
-from ..paths.engines import Side, side_of
+from ..paths.engines import RunnableSide, side_of
 from ..paths.hooks import ModuleTrace
 from .reordering import reordered, reordering_refusal
 from .rounding_floor import groups_of, in_float32, whole_side
@@ -116,7 +116,7 @@ class _Sums:
     nonfinite: int = 0
 
     def add(self, logits: torch.Tensor, exact: torch.Tensor) -> None:
-        """One prompt: logits and the float32 forward's. [positions, vocab] each"""
+        """Add one prompt: logits and the float32 forward's. [positions, vocab] each"""
         total = torch.zeros(exact.shape[1], dtype=torch.float64, device=exact.device)
         along = size = 0.0
         rows = max(1, _CHUNK_BYTES // (8 * exact.shape[1]))
@@ -150,10 +150,10 @@ class _Sums:
 def errors_of(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    sides: Sequence[Side],
+    sides: Sequence[RunnableSide],
     seeds: Sequence[int],
     say: Callable[[str], None] = lambda _: None,
-    plain: Side = PREFILL,
+    plain: RunnableSide = PREFILL,
 ) -> tuple[list[Errors], list[Errors]]:
     """(each side in the model's own 16 bits, each draw) against the model's float32 forward of the same tokens, which
     is `plain`.
@@ -185,7 +185,7 @@ def errors_of(
 
 def _directions(
     loaded: LoadedModel,
-    plain: Side,
+    plain: RunnableSide,
     prompts: Sequence[Sequence[int]],
     exact: Sequence[torch.Tensor],
     seeds: Sequence[int],
@@ -213,7 +213,7 @@ def _directions(
     return torch.linalg.qr(found.T).Q.T.contiguous()
 
 
-def _drawn(loaded: LoadedModel, plain: Side, ids: Sequence[int], seed: int) -> torch.Tensor:
+def _drawn(loaded: LoadedModel, plain: RunnableSide, ids: Sequence[int], seed: int) -> torch.Tensor:
     mode = DrawnRounding(loaded.torch_dtype, seed)
     with foreign_errors_stop("drawing roundings anew", "choose eager attention"), mode:
         logits = whole_side(plain.run_on(loaded), ids)
@@ -225,10 +225,10 @@ def _drawn(loaded: LoadedModel, plain: Side, ids: Sequence[int], seed: int) -> t
 def sixteen_rows(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    sides: Sequence[Side],
+    sides: Sequence[RunnableSide],
     blocks: Sequence[int],
     say: Callable[[str], None] = lambda _: None,
-    plain: Side = PREFILL,
+    plain: RunnableSide = PREFILL,
 ) -> tuple[list[Evidence], SixteenTest | None]:
     """(a row for each side, the test of the first that failed): what can be said of sides of which there is nothing but
     16 bits.
@@ -262,7 +262,7 @@ def sixteen_rows(
     return rows, failed[0] if failed else None
 
 
-def _ways_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: Side) -> list[Side]:
+def _ways_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: RunnableSide) -> list[RunnableSide]:
     """The model's own ways, which the draws must be a measure of."""
 
     @contextmanager
@@ -274,5 +274,5 @@ def _ways_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: Side)
     if plain is PREFILL and sum(map(len, prompts)) <= _DECODED:
         ways.append(side_of("decode"))
     if reordering_refusal(loaded.model) is None:
-        ways.append(Side(f"{plain.name}, every sum in another order", reordering))
+        ways.append(RunnableSide(f"{plain.name}, every sum in another order", reordering))
     return ways

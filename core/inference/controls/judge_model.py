@@ -53,7 +53,7 @@ from ..invariant.rung import one_order_evidence
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
-from ..paths.engines import Engine, Side, Whole, digests_of, divergences_of, measure, side_of
+from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences_of, measure, side_of
 from .answer_precision import Narrow, narrow_evidence
 from .drawn_roundings import sixteen_rows
 from .judging_session import JudgingSession
@@ -146,7 +146,11 @@ class _ModelLadder(Ladder):
     """
 
     def __init__(
-        self, session: JudgingSession, sides: tuple[Side, Side], seeds: list[int], say: Callable[[str], None]
+        self,
+        session: JudgingSession,
+        sides: tuple[RunnableSide, RunnableSide],
+        seeds: list[int],
+        say: Callable[[str], None],
     ) -> None:
         super().__init__((sides[0].name, sides[1].name), [len(ids) for ids in session.prompts])
         self.session, self.sides, self.seeds, self.say = session, sides, seeds, say
@@ -221,7 +225,9 @@ class _ModelLadder(Ladder):
     # ---- rungs
 
     def _other_neighbours(self, digest: str) -> None:
-        """Other contents in the other rows, their number and length held fixed: the prompt's own bits must not move."""
+        """Run with other contents in the other rows, their number and length held fixed: the prompt's own bits must not
+        move.
+        """
         side = self.sides[1]
         if side.rows < 2:
             return
@@ -241,8 +247,8 @@ class _ModelLadder(Ladder):
         self.neighbours(control, figures, says, is_same=found == digest, has_experts=has_experts)
 
     def _other_row(self, digest: str) -> None:
-        """The same prompt in another row. Kernels may sum rows in different orders (on a CPU they do, by thread), which
-        is rounding and is held against the floor like any other; what is more than that depends on the row.
+        """Run the same prompt in another row. Kernels may sum rows in different orders (on a CPU they do, by thread),
+        which is rounding and is held against the floor like any other; what is more than that depends on the row.
         """
         side = self.sides[1]
         if side.rows < 2:
@@ -293,7 +299,7 @@ class _ModelLadder(Ladder):
         )
         self.add(NEIGHBOURS, control, figures, FAILED, says)
 
-    def _row_test(self, dtype: str, sides: tuple[Side, Side]) -> FloorTest | None:
+    def _row_test(self, dtype: str, sides: tuple[RunnableSide, RunnableSide]) -> FloorTest | None:
         try:
             with in_float64(self.loaded) if dtype == FLOAT64 else in_float32(self.loaded) as widened:
                 apart = divergences_of(widened, self.prompts, sides)
@@ -361,7 +367,7 @@ class _ModelLadder(Ladder):
         return None
 
     def _narrow_sides(self) -> list[Narrow]:
-        """Those that compute in 16 bits whatever they are asked; a side that cannot be asked is for the float32 rung to
+        """Sides that compute in 16 bits whatever they are asked; a side that cannot be asked is for the float32 rung to
         report.
         """
         found = []
@@ -483,8 +489,8 @@ class _ModelLadder(Ladder):
             self.evidence.append(self.lowered.evidence)
 
     def _over_modules(self, deciding: FloorTest) -> None:
-        """At which module the pair leaves the floor, in the dtype that decided; a compiled side has no modules to look
-        at.
+        """Find the module at which the pair leaves the floor, in the dtype that decided; a compiled side has no modules
+        to look at.
         """
         if any(side.is_one_piece for side in self.sides):
             return

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...judging.divergence import Divergence, mean_squares
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel
-from ..paths.engines import Side, digests_of
+from ..paths.engines import RunnableSide, digests_of
 from .answer_precision import Narrow, narrow_answers
 from .rounding_floor import (
     EXACT_BYTES,
@@ -30,7 +30,7 @@ from .rounding_floor import (
 
 KEPT_BYTES = 256 << 20  # of a reference's logits in one dtype
 Key = TypeVar("Key")
-Kept = TypeVar("Kept")
+Computed = TypeVar("Computed")
 
 
 class JudgingSession:
@@ -75,11 +75,11 @@ class JudgingSession:
             self._own_rounding.append(own_rounding_of(self.loaded, self.prompts))
         return self._own_rounding[0]
 
-    def narrow(self, side: Side) -> Narrow | None:
+    def narrow(self, side: RunnableSide) -> Narrow | None:
         """`narrow_answers` of the side on the prompts."""
         return self._of_path(side, side.name, self._narrow, lambda: narrow_answers(self.loaded, self.prompts, side))
 
-    def reference(self, model: LoadedModel, side: Side, ids: Sequence[int]) -> torch.Tensor:
+    def reference(self, model: LoadedModel, side: RunnableSide, ids: Sequence[int]) -> torch.Tensor:
         """All logits of a prompt of the session in the dtype of `model`. [positions, vocab]; where several pairs have
         that reference they are kept, as far as KEPT_BYTES go.
         """
@@ -95,12 +95,12 @@ class JudgingSession:
         size = sum(map(len, self.prompts)) * model.vocab_size * model.torch_dtype.itemsize
         return self.pairs > 1 and size <= KEPT_BYTES
 
-    def digest(self, model: LoadedModel, side: Side) -> str:
+    def digest(self, model: LoadedModel, side: RunnableSide) -> str:
         """sha256 of the bits of a call of the side in the dtype of `model`, over all prompts."""
         key = (side.name, model.dtype)
         return self._of_path(side, key, self._digests, lambda: digests_of(model, self.prompts, [side])[0])
 
-    def error(self, side: Side) -> float:
+    def error(self, side: RunnableSide) -> float:
         """rms of the side in float32 to a plain forward of the same weights in float64, in logits; over as many prompts
         as fit.
         """
@@ -114,7 +114,7 @@ class JudgingSession:
             self._module_floors[key] = measured()
         return self._module_floors[key]
 
-    def _error(self, side: Side) -> float:
+    def _error(self, side: RunnableSide) -> float:
         chosen = as_many_as(self.prompts, EXACT_BYTES // (8 * self.loaded.vocab_size))
         if not self._exact:
             with in_float64(self.loaded) as widened:
@@ -127,7 +127,7 @@ class JudgingSession:
         return float(np.sqrt(mean_squares(found).mean()))
 
     @staticmethod
-    def _of_path(side: Side, key: Key, kept: dict[Key, Kept], ask: Callable[[], Kept]) -> Kept:
+    def _of_path(side: RunnableSide, key: Key, kept: dict[Key, Computed], ask: Callable[[], Computed]) -> Computed:
         if side.path is None:
             return ask()
         if key not in kept:

@@ -1,4 +1,4 @@
-"""Is a side the same function in a lower precision? Asked where a pair is beyond its floor.
+"""Test of a side for lower precision: is it the same function in one? Asked where a pair is beyond its floor.
 
 docs/verdict_calibration.md has the method.
 """
@@ -24,7 +24,7 @@ from ..models.float64 import in_float64
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import Emit, Run
-from ..paths.engines import Side, seen_by
+from ..paths.engines import RunnableSide, seen_by
 from ..paths.hooks import ModuleTrace
 from .answer_precision import grid_of
 from .drawn_roundings import PREFILL, sixteen_rows
@@ -55,7 +55,7 @@ class Lowered:
 
     evidence: Evidence
     place: tuple[int, int] | None = None
-    side: Side | None = None
+    side: RunnableSide | None = None
     precision: Precision | None = None
 
 
@@ -82,7 +82,7 @@ class _Trial:
 def lowered(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    sides: tuple[Side, Side],
+    sides: tuple[RunnableSide, RunnableSide],
     floor: NDArray[np.float64],
     seeds: Sequence[int],
     blocks: Sequence[int] = (),
@@ -135,7 +135,9 @@ def lowered(
     return Lowered(Evidence(PRECISION, control, figures, NOTED, says))
 
 
-def _apart(loaded: LoadedModel, prompts: Sequence[Sequence[int]], one: Side, other: Side) -> list[Divergence]:
+def _apart(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], one: RunnableSide, other: RunnableSide
+) -> list[Divergence]:
     found = []
     for ids in prompts:
         plain = whole_side(one.run_on(loaded), ids)
@@ -146,7 +148,7 @@ def _apart(loaded: LoadedModel, prompts: Sequence[Sequence[int]], one: Side, oth
 def _screened(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    side: Side,
+    side: RunnableSide,
     distance: NDArray[np.float64],
     scale: float,
     given: Sequence[Precision],
@@ -197,15 +199,15 @@ def _screened(
 def _tried(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    side: Side,
+    side: RunnableSide,
     precision: Precision,
     distance: NDArray[np.float64],
     seeds: Sequence[int],
     *,
     is_fixed: bool,
 ) -> _Trial:
-    """In float32, and where that fails in float64: a value in the middle of two of a coarse format falls to either by
-    rounding alone.
+    """Try a precision in float32, and where that fails in float64: a value in the middle of two of a coarse format
+    falls to either by rounding alone.
     """
     trial = _residual(loaded, prompts, side, precision, distance, seeds)
     if trial.is_passed or is_fixed or trial.left > _ALL_BUT_A_FEW:
@@ -221,7 +223,7 @@ def _tried(
 def _residual(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    side: Side,
+    side: RunnableSide,
     precision: Precision,
     distance: NDArray[np.float64],
     seeds: Sequence[int],
@@ -247,7 +249,7 @@ def _residual(
 def _add_reorderings(
     floor: list[list[Divergence]],
     loaded: LoadedModel,
-    own: Side,
+    own: RunnableSide,
     group: Sequence[Sequence[int]],
     plain: Sequence[torch.Tensor],
     seeds: Sequence[int],
@@ -285,7 +287,7 @@ class _Ties:
         return count
 
 
-def _explained(trial: _Trial, side: Side, control: str, ratio: float, lengths: Sequence[int]) -> Lowered:
+def _explained(trial: _Trial, side: RunnableSide, control: str, ratio: float, lengths: Sequence[int]) -> Lowered:
     test = trial.test
     figures: dict[str, Any] = {
         "noise_ratio": ratio,
@@ -320,7 +322,7 @@ def _explained(trial: _Trial, side: Side, control: str, ratio: float, lengths: S
 def _whole_model(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    side: Side,
+    side: RunnableSide,
     control: str,
     ratio: float,
     blocks: Sequence[int],
@@ -424,7 +426,7 @@ def checked_in_16_bits(
 def lowered_in_16_bits(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    side: Side,
+    side: RunnableSide,
     failed: SixteenTest,
     blocks: Sequence[int],
     given: Sequence[Precision] = (),
@@ -444,7 +446,7 @@ def lowered_in_16_bits(
     say("other precisions")
     with in_float32(loaded) as widened:
 
-        def left_by(one: Side) -> float:
+        def left_by(one: RunnableSide) -> float:
             try:
                 with foreign_errors_stop(one.name, "leave it out"):
                     apart = divergence(wanted, one.run_on(widened), ids)
@@ -479,14 +481,14 @@ def lowered_in_16_bits(
     return Lowered(Evidence(PRECISION, control, figures, NOTED, says[0].upper() + says[1:]))
 
 
-def answering(name: str, answers: Mapping[tuple[int, ...], torch.Tensor]) -> Side:
+def answering(name: str, answers: Mapping[tuple[int, ...], torch.Tensor]) -> RunnableSide:
     """A side that gives what was recorded, by the prompt's token ids."""
 
     @contextmanager
     def opened(_: LoadedModel, __: ModuleTrace | None) -> Iterator[Run]:
         yield lambda ids, emit: emit(0, answers[tuple(ids)])
 
-    return Side(name, opened)
+    return RunnableSide(name, opened)
 
 
 def ordinals(values: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""What a model says of an uploaded dump: its rounding floor on the dump's own tokens, and how far each uploaded side
-lies from it.
+"""Controls of an uploaded dump that its model supplies: the rounding floor on the dump's own tokens, and how far each
+uploaded side lies from the model.
 """
 
 from __future__ import annotations

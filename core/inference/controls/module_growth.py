@@ -1,5 +1,5 @@
-"""Where in the model two paths part: the output of every module of every block, at the same positions, beside the
-rounding floor there.
+"""Growth of a divergence through the model: the output of every module of every block on two paths, at the same
+positions, beside the rounding floor there.
 
 Of the reference only chosen positions are kept; the other side, and each reordering, is compared with them as it runs,
 so no second trace is ever in memory.
@@ -21,7 +21,7 @@ from ...errors import CaptureError
 from ..models.bits import row_sums
 from ..models.model import LoadedModel
 from ..paths.batch import ignore
-from ..paths.engines import Side, side_of
+from ..paths.engines import RunnableSide, side_of
 from ..paths.hooks import ModuleTrace
 from ..watching.modules import traced_modules
 from .reordering import reordered
@@ -66,13 +66,15 @@ class KeptOutputs(ModuleTrace):
         return None if kept is None else int(kept.shape[1])
 
     def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
-        """Of [rows, columns, width] alone, so that both sides compare the same modules whatever their batches."""
+        """Row of the prompt, of [rows, columns, width] alone, so that both sides compare the same modules whatever
+        their batches.
+        """
         assert self._computed is not None
         is_of_rows = output.ndim == 3 and output.shape[0] > self._computed[0]
         return super()._own_row(output) if is_of_rows else None
 
 
-def _run(loaded: LoadedModel, side: Side, trace: KeptOutputs) -> None:
+def _run(loaded: LoadedModel, side: RunnableSide, trace: KeptOutputs) -> None:
     with nullcontext() if side.hands_in else trace.following(loaded.model, traced_modules(loaded.model)):
         side.run_on(loaded, trace)(trace.prompt, ignore)
 
@@ -92,7 +94,7 @@ class Growth:
 def growth_over_modules(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    sides: tuple[Side, Side],
+    sides: tuple[RunnableSide, RunnableSide],
     seeds: Sequence[int],
     wanted: Sequence[int] = (),
     floor_of: Callable[[Key, Callable[[], Squares]], Squares] = lambda _, measured: measured(),

@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from ..models.model import LoadedModel
 from ..paths.bases import without_cache
 from ..paths.batch import Emit, Run
-from ..paths.engines import Side, side_of
+from ..paths.engines import RunnableSide, side_of
 from ..paths.hooks import ModuleTrace
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
@@ -78,9 +78,9 @@ class Precision:
         )
 
     @property
-    def side(self) -> Side:
+    def side(self) -> RunnableSide:
         """The model's own forward in this precision."""
-        return Side(self.name, self._open)
+        return RunnableSide(self.name, self._open)
 
     @contextmanager
     def _open(self, loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
@@ -195,7 +195,7 @@ def _head_in(model: Any, dtype: torch.dtype) -> Iterator[None]:
 
 
 class _RoundedOperands(TorchDispatchMode):
-    """Both operands of every product are rounded before it."""
+    """Mode in which both operands of every product are rounded before it."""
 
     def __init__(self, rounding: Rounding) -> None:
         super().__init__()
@@ -214,8 +214,8 @@ class _RoundedOperands(TorchDispatchMode):
 
 
 def through(dtype: torch.dtype) -> Rounding:
-    """To the nearest value of a dtype that torch has, and back. Of 8 bits the largest one stands for what is beyond it,
-    as in engines.
+    """Rounding to the nearest value of a dtype that torch has, and back. Of 8 bits the largest one stands for what is
+    beyond it, as in engines.
     """
     if dtype.itemsize > 1:
         return lambda values: values.to(dtype).to(values.dtype)
@@ -224,7 +224,7 @@ def through(dtype: torch.dtype) -> Rounding:
 
 
 def mantissa(bits: int) -> Rounding:
-    """To `bits` bits after the leading one, half to even; the exponent's range stays. 10 are those of TF32."""
+    """Rounding to `bits` bits after the leading one, half to even; the exponent's range stays. 10 are those of TF32."""
 
     def rounding(values: torch.Tensor) -> torch.Tensor:
         fraction, exponent = torch.frexp(values)
@@ -234,8 +234,8 @@ def mantissa(bits: int) -> Rounding:
 
 
 def scaled(dtype: torch.dtype, largest: float, group: int | None) -> Rounding:
-    """To a dtype with the scale at which a group's largest magnitude is that dtype's `largest`. group: of the last
-    axis, 0 all of it, None the whole tensor
+    """Rounding to a dtype with the scale at which a group's largest magnitude is that dtype's `largest`. group: of the
+    last axis, 0 all of it, None the whole tensor
     """
 
     def rounding(values: torch.Tensor) -> torch.Tensor:
@@ -246,8 +246,8 @@ def scaled(dtype: torch.dtype, largest: float, group: int | None) -> Rounding:
 
 
 def integers(bits: int, group: int | None) -> Rounding:
-    """To integers of so many bits, symmetric about zero, with the scale at which a group's largest magnitude is the
-    largest of them.
+    """Rounding to integers of so many bits, symmetric about zero, with the scale at which a group's largest magnitude
+    is the largest of them.
     """
     largest = 2 ** (bits - 1) - 1
 
@@ -259,8 +259,8 @@ def integers(bits: int, group: int | None) -> Rounding:
 
 
 def integers_with_zero(bits: int, group: int) -> Rounding:
-    """To integers of so many bits between a group's least and largest value, zero among them: a scale and a zero point,
-    as AWQ and GPTQ store.
+    """Rounding to integers of so many bits between a group's least and largest value, zero among them: a scale and a
+    zero point, as AWQ and GPTQ store.
     """
     steps = 2**bits - 1
 
@@ -411,8 +411,8 @@ def catalogue(loaded: LoadedModel) -> tuple[Precision, ...]:
 
 
 def ways_to_store(first: int) -> tuple[Stored, ...]:
-    """In which forwards the tokens after the first `first` ones may come: one at a time, as many again each time, all
-    in one, or written before they are read.
+    """Ways in which the tokens after the first `first` ones may come in forwards: one at a time, as many again each
+    time, all in one, or written before they are read.
     """
     ways = (Stored(first, 1), Stored(first, first), Stored(first, 1 << 30), Stored(first, 1 << 30, is_read_back=True))
     return tuple(dict.fromkeys(ways))

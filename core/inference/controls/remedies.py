@@ -1,4 +1,6 @@
-"""The same pair with one thing changed at a time: what is left of its divergence, and what throughput is left."""
+"""Remedies of a divergence: the same pair with one thing changed at a time, what is left of its divergence, and what
+throughput is left.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ Model = Callable[[LoadedModel], AbstractContextManager[LoadedModel]]
 
 @dataclass(frozen=True)
 class Remedy:
-    """path: the same path with the remedy in it, or a sentence on why there is none; model: the model to compute with
-    meanwhile.
+    """Remedy that is tried on a pair. path: the same path with the remedy in it, or a sentence on why there is none;
+    model: the model to compute with meanwhile.
     """
 
     name: str
@@ -52,8 +54,8 @@ class Remedy:
     dtype: str | None = None
 
     def lacks(self, loaded: LoadedModel, path: Path) -> str:
-        """Why this model cannot take the path with the remedy in it, as far as that is known without its weights; ''
-        where it can.
+        """Reason why this model cannot take the path with the remedy in it, as far as that is known without its
+        weights; '' where it can.
         """
         made = self.path(path)
         if isinstance(made, str) or self.model is nullcontext:
@@ -231,8 +233,8 @@ def _timings(
     clock: Clock,
     on_turn: Callable[[int], None],
 ) -> list[tuple[_Walk, _Walk]]:
-    """Of reference and variant of each, held against those of the first; what is the same for both is run once a
-    turn.
+    """Timings of reference and variant under each remedy, held against those of the first; what is the same for both is
+    run once a turn.
     """
     plain = timed[0][1]
     cuts = [_cut(loaded, path, ids, clock) for path in plain]
@@ -259,8 +261,8 @@ def _timings(
 
 
 def _cut(loaded: LoadedModel, path: Path, ids: Sequence[int], clock: Clock) -> Sequence[int]:
-    """As many of the tokens as the path is timed over: WALK_SECONDS long, between LEAST_FORWARDS and WALK_FORWARDS, by
-    one walk of it.
+    """Cut the tokens to those that the path is timed over: WALK_SECONDS long, between LEAST_FORWARDS and WALK_FORWARDS,
+    by one walk of it.
     """
     longest = ids[: _tokens_of(path, len(ids), WALK_FORWARDS)]
     seconds, forwards = walk_seconds(loaded, path, longest, clock), path.forwards(len(longest))
@@ -269,7 +271,7 @@ def _cut(loaded: LoadedModel, path: Path, ids: Sequence[int], clock: Clock) -> S
 
 
 def _tokens_of(path: Path, positions: int, most: int) -> int:
-    """Of a prompt, as many as make at most so many forwards of the path."""
+    """Number of a prompt's tokens that make at most so many forwards of the path."""
     forwards = path.forwards(positions)
     return positions if forwards <= most else max(1, positions * most // forwards)
 

@@ -1,5 +1,4 @@
-"""The same linear maps summed in another order: what pure rounding does to this model (DESIGN section 6, the rounding
-floor).
+"""Linear maps summed in another order: what pure rounding does to this model (DESIGN section 6, the rounding floor).
 
 A product contracts one axis of a weight with one of its input: y[o] = sum_i W[o, i] x[i]. Permuting that axis of both
 alike is the same mathematics in another order of summation. It is done where torch dispatches its operations, below
@@ -72,8 +71,8 @@ def order_of(seed: int, name: str, length: int) -> torch.Tensor:
 
 
 class Reordering:
-    """What has been reordered so far. `calls`: name of a weight -> products with it; `len` is the number of such
-    weights.
+    """Record of what has been reordered so far. `calls`: name of a weight -> products with it; `len` is the number of
+    such weights.
     """
 
     def __init__(self) -> None:
@@ -124,7 +123,7 @@ def reordered(model: torch.nn.Module, seed: int, *, keep_bytes: int = 0) -> Iter
 
 
 def reordering_refusal(model: torch.nn.Module) -> str | None:
-    """Why the linear maps of this model cannot be reordered and what to do about it, or None."""
+    """Reason why the linear maps of this model cannot be reordered and what to do about it, or None."""
     for name, module in model.named_modules():
         where = f"'{name}' ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
         is_compiled = "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
@@ -245,8 +244,8 @@ class _Reorder(TorchDispatchMode):
         self._computed_with: set[str] = set()
 
     def has_seen(self, module: torch.nn.Module, runs: int) -> bool:
-        """Of a module that ran so often: was a product reordered each time, if it is a linear layer, and else anything
-        computed?
+        """Return whether, in a module that ran so often, a product was reordered each time, if it is a linear layer,
+        and else anything computed.
         """
         names = self._weights.of(module)
         if not runs or not names:

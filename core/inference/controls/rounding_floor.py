@@ -1,4 +1,4 @@
-"""How far pure rounding moves this model's logits: the rounding floor of DESIGN section 6, and a pair measured with the
+"""Rounding floor of DESIGN section 6: how far pure rounding moves this model's logits, and a pair measured with the
 same rule.
 
 noise ratio = rms of the pair / rms of the floor, both in one dtype. In float32 the same weights make the microscope:
@@ -64,12 +64,12 @@ class Floor:
 
     @property
     def rms(self) -> float:
-        """Over all seeds, prompts and positions, in logits."""
+        """rms over all seeds, prompts and positions, in logits."""
         return pooled_rms([one for of_seed in self.divergences for one in of_seed])
 
     @property
     def rms_by_seed(self) -> tuple[float, ...]:
-        """Over all prompts and positions: how much the floor itself varies."""
+        """rms of each seed over all prompts and positions, in logits: how much the floor itself varies."""
         return tuple(map(pooled_rms, self.divergences))
 
 
@@ -112,7 +112,7 @@ def rounding_floor(
 
 @contextmanager
 def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
-    """The same function computed in float32: every weight keeps its value, and the original bits are put back."""
+    """Compute the same function in float32 inside: every weight keeps its value, and the original bits are put back."""
     if loaded.dtype != "float32":
         needed, free = converted_bytes(loaded, "float32"), memory.free_bytes(torch.device(loaded.device))
         if free is not None and needed > free:
@@ -186,8 +186,8 @@ def whole_side(run: Run, ids: Sequence[int]) -> torch.Tensor:
 
 
 def divergence(plain: torch.Tensor, run: Run, ids: Sequence[int]) -> Divergence:
-    """Of a prompt's logits from `plain`, piece by piece; differences in float64, which holds those of float32 values to
-    2^-53.
+    """Divergence of a prompt's logits from `plain`, piece by piece; differences in float64, which holds those of
+    float32 values to 2^-53.
     """
     squares, elements, mismatches = [], [], []
     first: tuple[int, float, float] | None = None

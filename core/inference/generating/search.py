@@ -79,7 +79,7 @@ class SearchProgress:
 
 @dataclass(frozen=True)
 class _Scored:
-    """One prompt down one path: argmax and margin (logits) of every position. [positions] each, on the host."""
+    """Scores of one prompt down one path: argmax and margin (logits) by position. [positions] each, on the host."""
 
     tokens: torch.Tensor
     margins: torch.Tensor
@@ -231,7 +231,7 @@ def _by_score(loaded: LoadedModel, paths: tuple[Path, Path], seed: int) -> _Comp
 
 
 def _finite(margin: float) -> float | None:
-    """In logits; None where it is no finite number."""
+    """Value in logits; None where it is no finite number."""
     return margin if abs(margin) < torch.inf else None
 
 

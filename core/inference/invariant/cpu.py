@@ -217,7 +217,7 @@ _threads: list[int] = []  # of the modes that are open; without one, as many as 
 
 
 def begin_sharing() -> None:
-    """From here on products are shared among as many threads as torch has, and torch itself keeps to one.
+    """Share products from here on among as many threads as torch has; torch itself keeps to one.
 
     After each loop of its own torch's threads spin for milliseconds, waiting for the next, on the cores that products
     need: with two threads a prefill was no faster than with one.
@@ -227,7 +227,7 @@ def begin_sharing() -> None:
 
 
 def end_sharing() -> None:
-    """Torch has its threads again."""
+    """Give torch its threads again."""
     count = _threads.pop()
     torch.set_num_threads(1 if _threads else count)
 

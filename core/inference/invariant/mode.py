@@ -1,4 +1,4 @@
-"""Where the fixed order is put in place: below every module class, where torch dispatches its operations."""
+"""Mode that puts the fixed order in place: below every module class, where torch dispatches its operations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def invariant(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def invariant_forwards(model: torch.nn.Module) -> Iterator[None]:
-    """The same for the forwards of the model alone: what is done with their logits meanwhile is not."""
+    """Apply `invariant` to the forwards of the model alone, not to what is done with their logits meanwhile."""
     _check(model)
     mode = _Invariant()
 
@@ -58,7 +58,7 @@ def _check(model: torch.nn.Module) -> None:
 
 
 def invariant_refusal(model: torch.nn.Module) -> str | None:
-    """Why the sums of this model cannot be given one order and what to do about it, or None."""
+    """Reason why the sums of this model cannot be given one order and what to do about it, or None."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for device in {tensor.device: None for _, tensor in tensors}:
         refusal = _no_kernels_on(device)

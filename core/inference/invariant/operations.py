@@ -1,4 +1,4 @@
-"""What becomes of each of torch's operations under one order of sums: taken over, filled up, let through, or refused.
+"""Rule for each of torch's operations under one order of sums: taken over, filled up, let through, or refused.
 
 Operations are let through by name, not kept out by name: what adds up or is not correctly rounded and is not known to
 have one order is refused, so that bits that agree are no luck of the shapes that were tried.
@@ -203,7 +203,7 @@ def _index_add(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _running_sum(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Of whole numbers, such as tokens an expert has: exact in any order."""
+    """Running sum of whole numbers, such as tokens an expert has: exact in any order."""
     x = args[0]
     if not bool((x == x.round()).all()) or float(x.abs().sum()) > 2.0**24:
         return _refuse(mode, func, args, kwargs)

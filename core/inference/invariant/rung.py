@@ -13,7 +13,7 @@ from ...runs.file.records import NOTED, ONE_ORDER, PASSED, Evidence
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import Emit, Run
-from ..paths.engines import Side, side_of
+from ..paths.engines import RunnableSide, side_of
 from ..paths.grammar import Step
 from ..paths.hooks import ModuleTrace
 from .mode import invariant
@@ -23,9 +23,9 @@ _MODIFIER = "invariant"
 
 def one_order_evidence(
     loaded: LoadedModel,
-    sides: tuple[Side, Side],
+    sides: tuple[RunnableSide, RunnableSide],
     is_rounding: bool | None,
-    digest_of: Callable[[LoadedModel, Side], str],
+    digest_of: Callable[[LoadedModel, RunnableSide], str],
 ) -> Evidence | None:
     """A row of the rung that says where a divergence comes from, in the dtype that `loaded` is in; it never decides.
 
@@ -65,7 +65,7 @@ def one_order_evidence(
     return Evidence(ONE_ORDER, control, figures, PASSED, says)
 
 
-def _in_one_order(side: Side, loaded: LoadedModel) -> Side:
+def _in_one_order(side: RunnableSide, loaded: LoadedModel) -> RunnableSide:
     if side.path is None:
         return replace(side, open=lambda model, trace: _around(side, model, trace))
     if any(step.name == _MODIFIER for step in side.path.modifiers):
@@ -78,7 +78,7 @@ def _in_one_order(side: Side, loaded: LoadedModel) -> Side:
 
 
 @contextmanager
-def _around(side: Side, loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
+def _around(side: RunnableSide, loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
     """A callable, all of whose own work is done in one order: nobody knows where in it the model is called."""
     with side.open(loaded, trace) as opened:
 

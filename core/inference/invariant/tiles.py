@@ -87,7 +87,7 @@ def _load(builder, address, element, width, mask=None):
 
 
 def _prefetch(builder, address):
-    """Into the second-level cache, to be read."""
+    """Prefetch into the second-level cache, to be read."""
     pointer = builder.inttoptr(address, ir.IntType(8).as_pointer())
     name = "llvm.prefetch.p0"
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])

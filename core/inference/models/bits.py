@@ -16,8 +16,8 @@ def bits_of(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
 
 
 def own_bits(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
-    """The same in memory of its own where the tensor is a small part of something larger, which would live as long as
-    they do.
+    """Bits as by `bits_of`, in memory of their own where the tensor is a small part of something larger, which would
+    live as long as they do.
     """
     if tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes:
         tensor = tensor.clone(memory_format=torch.contiguous_format)

@@ -14,7 +14,7 @@ from .model import LoadedModel
 
 @contextmanager
 def converted(loaded: LoadedModel, dtype: str) -> Iterator[LoadedModel]:
-    """The same model computing in `dtype`, as if it had been loaded in it; the original weights are kept and put back.
+    """Convert the model to `dtype` inside, as if it had been loaded in it; the original weights are kept and put back.
 
     Only parameters are rounded: buffers such as rotary frequencies belong in float32 whatever the weights are.
     """

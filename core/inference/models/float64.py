@@ -1,5 +1,5 @@
-"""The same function in float64 throughout: where rounding is 2^-29 of what it is in float32, and a fault is as large as
-before.
+"""Forwards in float64 throughout: the same function, where rounding is 2^-29 of what it is in float32, and a fault is
+as large as before.
 
 Modules widen to float32 by themselves (norms, softmax, routers, rotary angles), which in a float64 model would narrow.
 Here every cast to float32 is one to float64, so the floor is that of float64: 2e-15 logits on models whose float32
@@ -75,7 +75,7 @@ def _eager_experts(model: Any) -> Iterator[None]:
 
 
 class _Widening(TorchDispatchMode):
-    """Wherever torch is told float32, float64 is meant."""
+    """Mode that widens: wherever torch is told float32, float64 is meant."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*map(_widened, args), **{key: _widened(value) for key, value in (kwargs or {}).items()})

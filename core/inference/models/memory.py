@@ -1,6 +1,4 @@
-"""How much memory is free, in bytes: asked before anything large is allocated, because Linux grants first and kills
-later.
-"""
+"""Free memory, in bytes: asked before anything large is allocated, because Linux grants first and kills later."""
 
 from __future__ import annotations
 

@@ -70,7 +70,9 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class _Source:
-    """What from_pretrained is to be given, and what is known about it. folder is None for a model still on the hub."""
+    """Origin of a model, to be given to from_pretrained, and what is known about it. folder is None for a model still
+    on the hub.
+    """
 
     place: str
     folder: Path | None

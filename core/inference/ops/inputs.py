@@ -58,7 +58,7 @@ class Outline(Draws):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an operation is called with. rows: tensors whose first axis is the batch, [N, ...]; shared: what every row
+    """Inputs of one call of an operation. rows: tensors whose first axis is the batch, [N, ...]; shared: what every row
     uses.
     """
 

@@ -20,7 +20,9 @@ def linear_operations(
 
 
 def linear_operations_of(model: nn.Module) -> tuple[Operation, ...]:
-    """The same of a model at hand. Modules are called by the last part of their name, as they repeat in every block."""
+    """`linear` at every (in, out) of a model at hand. Modules are called by the last part of their name, as they repeat
+    in every block.
+    """
     found: dict[tuple[int, int, bool], dict[str, None]] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):

@@ -111,7 +111,7 @@ def _scattered(source: Draws, rows: int, width: int, places: int) -> Inputs:
 
 
 def _indexed(source: Draws, rows: int, width: int, places: int) -> Inputs:
-    """The same with one index for all rows."""
+    """values [rows, width], one index into `places` for all rows, zeros [rows, places]."""
     index = source.indices(places, width)
     return Inputs((source.values(rows, width), torch.zeros(rows, places)), (index,))
 

@@ -37,9 +37,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """What is probed and how hard. repeats: calls at each batch size beyond the first; seconds_each: after which a
-    probe repeats no more (each batch size is called twice at least); seconds_in_all: after which no further probe
-    begins, None for no such limit.
+    """Plan of a run of probes: what is probed and how hard. repeats: calls at each batch size beyond the first;
+    seconds_each: after which a probe repeats no more (each batch size is called twice at least); seconds_in_all: after
+    which no further probe begins, None for no such limit.
     """
 
     device: torch.device
@@ -94,7 +94,7 @@ def probe_all(plan: ProbePlan, on_progress: Progress | None = None) -> Iterator[
 
 
 def probe(operation: Operation, size: tuple[int, ...], dtype: str, plan: ProbePlan) -> OpRow:
-    """Everything that is asked of one operation in one dtype and size."""
+    """Probe one operation in one dtype and size for everything that is asked of it."""
     began = time.monotonic()
     row = _Bare(operation, size, dtype)
     batches = batches_of(operation, size, plan.is_quick)
@@ -126,7 +126,7 @@ def probe(operation: Operation, size: tuple[int, ...], dtype: str, plan: ProbePl
 
 
 def _examined(operation: Operation, given: Inputs, called: _Called, fmt: FloatFormat, plan: ProbePlan) -> OpRow:
-    """What the calls came to, with classes and positions where these have a meaning."""
+    """Evaluate the calls of a probe, with classes and positions where these have a meaning."""
     alone = called.row_bits[1]
     has_answer = operation.has_rows and not called.repeats.differing
     tried = min(_MOST_ROWS, -(-_ELEMENTS // alone.size)) if has_answer else 1
@@ -151,7 +151,7 @@ def _examined(operation: Operation, given: Inputs, called: _Called, fmt: FloatFo
 
 @dataclass(frozen=True)
 class _Bare:
-    """What a row is about, before anything is measured."""
+    """Operation, size and dtype of a row, before anything is measured."""
 
     operation: Operation
     numbers: tuple[int, ...]
@@ -172,8 +172,8 @@ class _Bare:
 
 @dataclass(frozen=True)
 class _Called:
-    """row_bits: row 0's bits of the first call at each batch size, [elements] each; note: batch sizes that could not be
-    called.
+    """Results of a probe's calls. row_bits: row 0's bits of the first call at each batch size, [elements] each; note:
+    batch sizes that could not be called.
     """
 
     row_bits: dict[int, NDArray[np.unsignedinteger]]
@@ -195,8 +195,8 @@ def _lack_of_memory(operation: Operation, size: tuple[int, ...], batch: int, dev
 
 
 def _refusal(operation: Operation, given: Inputs) -> str:
-    """What torch says where it does not have the operation here, in a sentence without its full stop; '' where it
-    does.
+    """Reason that torch gives where it does not have the operation here, in a sentence without its full stop; '' where
+    it does.
     """
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -255,7 +255,7 @@ def _bits_of_rows(
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bits as integers on the same device, so that NaN equals NaN and -0 is not +0."""
+    """Bits of a tensor as integers on the same device, so that NaN equals NaN and -0 is not +0."""
     return tensor.contiguous().view({2: torch.int16, 4: torch.int32}[tensor.dtype.itemsize])
 
 
@@ -280,7 +280,7 @@ def _digest(bits: NDArray[np.unsignedinteger]) -> str:
 
 
 def _positions(operation: Operation, given: Inputs, batch: int) -> RowPositions:
-    """The same row at every index of a batch at once: it is its own neighbours."""
+    """Compare copies of one row at every index of a batch at once: the row is its own neighbours."""
     whole = _whole(operation.run(given.copies(batch))).reshape(batch, -1)
     if bool((whole == whole[:1]).all()):
         return RowPositions(batch, (tuple(range(batch)),))

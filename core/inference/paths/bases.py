@@ -83,7 +83,7 @@ def _static(batch: PromptBatch, emit: Emit) -> None:
 
 
 def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> str | None:
-    """Why this model cannot compute a prompt in several forwards with a cache between them, or None."""
+    """Reason why this model cannot compute a prompt in several forwards with a cache between them, or None."""
     kind = type(loaded.model).__name__
     if "past_key_values" not in signature(loaded.model.forward).parameters:
         return f"a {kind} has no key/value cache to read from; choose prefill"

@@ -35,7 +35,7 @@ def real_neighbours(loaded: LoadedModel, prompt: Sequence[int], count: int) -> t
 
 
 class Follower(Protocol):
-    """Is told which positions of the prompt the forwards inside compute, and where in their batch.
+    """Interface of what is told which positions of the prompt the forwards inside compute, and where in their batch.
 
     They may be several: above a number of logits the model is called once more for each slice of its head.
     """

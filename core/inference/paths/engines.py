@@ -1,4 +1,6 @@
-"""A side to be judged: a path of the grammar, or any callable, made ready the same way; and two of them compared."""
+"""Sides that can be run and judged: a path of the grammar, or any callable, made ready the same way; and two of them
+compared.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,10 @@ Open = Callable[[LoadedModel, ModuleTrace | None], AbstractContextManager[Run]]
 
 
 @dataclass(frozen=True)
-class Side:
-    """A path or a callable, made ready the same way. block_sizes: values of its base, which may be those of blocks;
-    hands_in: a callable that hands in what its modules put out (Watch), so nobody has to follow the model's own.
+class RunnableSide:
+    """Side that can be run on a model: a path or a callable, made ready the same way. block_sizes: values of its base,
+    which may be those of blocks; hands_in: a callable that hands in what its modules put out (Watch), so nobody has to
+    follow the model's own.
     """
 
     name: str
@@ -54,7 +57,7 @@ class Side:
 
     @property
     def rows(self) -> int:
-        """Of its batches; 1 of a callable, whose batches nobody knows."""
+        """Rows of its batches; 1 of a callable, whose batches nobody knows."""
         return 1 if self.path is None else self.path.rows
 
     def run_on(self, loaded: LoadedModel, trace: ModuleTrace | None = None) -> Run:
@@ -66,26 +69,26 @@ class Side:
 
         return run
 
-    def with_modifier(self, name: str, value: Any) -> Side:
-        """The same path with one modifier set to another value."""
+    def with_modifier(self, name: str, value: Any) -> RunnableSide:
+        """Return the same path with one modifier set to another value."""
         assert self.path is not None
         steps = tuple(step for step in self.path.modifiers if step.name != name)
         return side_of(str(replace(self.path, modifiers=(*steps, Step(name, (value,))))))
 
     def value_of(self, name: str) -> Any:
-        """Of a modifier; None where the path has it not."""
+        """Value of a modifier; None where the path has it not."""
         found = () if self.path is None else self.path.modifiers
         return next((step.values[0] for step in found if step.name == name), None)
 
 
-def side_of(given: str | Engine) -> Side:
+def side_of(given: str | Engine) -> RunnableSide:
     """A path by its name, or a callable under its own."""
     if isinstance(given, str):
         path = parse_path(given)
-        return Side(str(path), lambda loaded, trace: open_path(path, loaded, trace=trace), path)
+        return RunnableSide(str(path), lambda loaded, trace: open_path(path, loaded, trace=trace), path)
     name = getattr(given, "__name__", type(given).__name__)
     hands_in = _takes_watch(given)
-    return Side(
+    return RunnableSide(
         name, lambda loaded, trace: _open_engine(name, given, loaded, trace, hands_in=hands_in), hands_in=hands_in
     )
 
@@ -172,7 +175,7 @@ def _open_engine(
 
 
 def seen_by(run: Run, see: Emit) -> Run:
-    """The same run, every piece shown to `see` before it is handed on."""
+    """Wrap a run so that every piece is shown to `see` before it is handed on."""
 
     def seen(ids: Sequence[int], emit: Emit) -> None:
         def both(position: int, logits: torch.Tensor) -> None:
@@ -185,7 +188,10 @@ def seen_by(run: Run, see: Emit) -> Run:
 
 
 def measure(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[Side, Side], reference: Whole | None = None
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    sides: tuple[RunnableSide, RunnableSide],
+    reference: Whole | None = None,
 ) -> tuple[list[Divergence], list[str]]:
     """(divergence of each prompt, digest of each side's bits). reference: gives the first side's logits; None to run
     it.
@@ -200,7 +206,7 @@ def measure(
 def divergences_of(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    sides: tuple[Side, Side],
+    sides: tuple[RunnableSide, RunnableSide],
     reference: Whole | None = None,
     see: Callable[[int, torch.Tensor], None] = ignore,
 ) -> list[Divergence]:
@@ -224,7 +230,7 @@ def divergences_of(
     return found
 
 
-def digests_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: Sequence[Side]) -> list[str]:
+def digests_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: Sequence[RunnableSide]) -> list[str]:
     """sha256 of each side's bits over all prompts."""
     found = []
     for side in sides:

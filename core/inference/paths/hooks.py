@@ -40,7 +40,7 @@ class ModuleTrace:
         raise NotImplementedError
 
     def not_understood(self, name: str, output: torch.Tensor) -> None:
-        """Of this module's output nobody knows which row and column a position is."""
+        """Take note that nobody knows which row and column a position of this module's output is."""
 
     @contextmanager
     def forward(self, row: int, skipped: int, start: int, stop: int) -> Iterator[None]:
@@ -133,7 +133,7 @@ class ModuleTrace:
         return int(first), int(last)
 
     def _offsets(self, first: int, last: int, start: int, device: torch.device) -> slice | torch.Tensor:
-        """Of the chosen positions of these places, counted from position `start`; a run of them without a copy."""
+        """Offsets of the chosen positions of these places, counted from `start`; a run of them without a copy."""
         chosen = [position - start for position in self.positions[first:last]]
         is_run = chosen[-1] - chosen[0] == len(chosen) - 1
         return slice(chosen[0], chosen[-1] + 1) if is_run else torch.tensor(chosen, device=device)

@@ -46,7 +46,7 @@ _TF32_CAPABILITY = (8, 0)  # Ampere
 
 @contextmanager
 def _batch(batch: PromptBatch, rows: int) -> Iterator[PromptBatch]:
-    """Other sequences of the same length in rows 1..N-1: the same work, other shapes."""
+    """Give the batch N rows, 1..N-1 of other sequences of the same length: the same work, other shapes."""
     yield replace(batch, rows=rows)
 
 
@@ -107,7 +107,7 @@ def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> 
 
 @contextmanager
 def _attn(batch: PromptBatch, name: str) -> Iterator[PromptBatch]:
-    """Another implementation of attention, for as long as the path runs."""
+    """Use another implementation of attention, for as long as the path runs."""
     model = batch.loaded.model
     before = model.config._attn_implementation
     try:

@@ -25,7 +25,7 @@ def _text() -> str:
 
 
 def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Once a tokenizer: a continuation asks for neighbours at every step."""
+    """Tokens of the text, once a tokenizer: a continuation asks for neighbours at every step."""
     if tokenizer not in _KNOWN:
         with quiet():
             _KNOWN[tokenizer] = [int(token) for token in tokenizer(_text(), add_special_tokens=False)["input_ids"]]

@@ -109,8 +109,8 @@ class Path:
         return next((sentence for sentence in found if sentence), None)
 
     def refusal(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
-        """Why this model, on its device, cannot take a prompt of so many tokens down this path and what to do about it,
-        or None.
+        """Reason why this model, on its device, cannot take a prompt of so many tokens down this path and what to do
+        about it, or None.
 
         Without `positions` only what holds for prompts of any length is said.
         """
@@ -120,7 +120,7 @@ class Path:
         return next((sentence for sentence in found if sentence), None)
 
     def cannot_continue(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
-        """Why nothing can be generated after a prompt on this path and what to do about it, or None.
+        """Reason why nothing can be generated after a prompt on this path and what to do about it, or None.
 
         `positions`: of the prompt and what is to follow, as far as it is fed; None: whatever their number.
         """

@@ -1,1 +1,1 @@
-"""Recorded beside the logits of a forward: module outputs and kernels."""
+"""Recordings beside the logits of a forward: module outputs and kernels."""

@@ -25,7 +25,7 @@ from ...runs.tables.kernels import KernelList, KernelRow
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import ignore
-from ..paths.engines import Side
+from ..paths.engines import RunnableSide
 from ..paths.paths import open_path
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes lines of its own on standard error
@@ -96,7 +96,9 @@ class _Forwards:
         return self._calls == 1
 
 
-def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int = 0, *, seed: int = 0) -> KernelList:
+def kernels_of(
+    loaded: LoadedModel, side: RunnableSide, ids: Sequence[int], number: int = 0, *, seed: int = 0
+) -> KernelList:
     """The kernels that a side launches for one prompt. number: of the side in its run; CaptureError where it cannot be
     run.
 
@@ -150,8 +152,8 @@ def kernels_of(loaded: LoadedModel, side: Side, ids: Sequence[int], number: int 
 
 @cache
 def _set_up_libraries() -> None:
-    """Once a process: MKL's first verbose call looks the machine over for half a second, which would be that of some
-    operation.
+    """Set up the libraries once a process: MKL's first verbose call looks the machine over for half a second, which
+    would be that of some operation.
     """
     with tempfile.TemporaryFile() as file, _library_lines("cpu", file):
         torch.ones(2, 2) @ torch.ones(2, 2)
@@ -200,7 +202,7 @@ def _libc() -> ctypes.CDLL:
 
 @contextmanager
 def _watched(loaded: LoadedModel, found: _Found) -> Iterator[None]:
-    """One forward: its operations and kernels are in `found` afterwards."""
+    """Watch one forward: its operations and kernels are in `found` afterwards."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if loaded.device.startswith("cuda") else [])]
     with tempfile.TemporaryFile() as file:
         with (

@@ -60,8 +60,9 @@ class LayerSink(Protocol):
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """positions: of each prompt, those that are looked at, ascending; seeds: reorderings of the floor, 0 for none;
-    modules: how many are watched; spool_bytes: what the reference's outputs take on disk, about.
+    """Plan of watching module outputs. positions: of each prompt, those that are looked at, ascending; seeds:
+    reorderings of the floor, 0 for none; modules: how many are watched; spool_bytes: what the reference's outputs take
+    on disk, about.
     """
 
     positions: tuple[tuple[int, ...], ...]
@@ -114,7 +115,7 @@ def plan_layers(
 
 
 def has_a_core_to_spare(loaded: LoadedModel) -> bool:
-    """Whether forwards leave a core to whoever compares what they put out."""
+    """Return whether forwards leave a core to whoever compares what they put out."""
     return loaded.device != "cpu" or torch.get_num_threads() < len(os.sched_getaffinity(0))
 
 
@@ -155,7 +156,7 @@ class SpooledOutputs(ModuleTrace):
         self._end(number)
 
     def not_understood(self, name: str, output: torch.Tensor) -> None:
-        """Nothing of the module counts, not even what an earlier forward gave."""
+        """Drop the module: nothing of it counts, not even what an earlier forward gave."""
         if output.dtype not in _DTYPES:
             return
         self._waiting.pop(name, None)
@@ -243,7 +244,7 @@ class LayerCapture:
         self.is_kept = has_a_core_to_spare(loaded)
 
     def trace(self, side: int, path: Path) -> SpooledOutputs | None:
-        """For the forwards of a side; None where a compiler makes its kernels."""
+        """Trace for the forwards of a side; None where a compiler makes its kernels."""
         if is_one_piece(path):
             return None
         emit, end = partial(self._sink.write, side), partial(self._sink.end, side)

@@ -44,7 +44,7 @@ class Watched:
 
 
 def watched_modules(model: Any) -> list[Watched]:
-    """In the model's own order. CaptureError where the model has no list of blocks."""
+    """Modules to be watched, in the model's own order. CaptureError where the model has no list of blocks."""
     config = model.config.get_text_config(decoder=True)
     hidden = int(getattr(config, "hidden_size", 0) or 1)
     prefix, blocks = _blocks_of(model, "; leave --layers out")
@@ -99,7 +99,7 @@ def _is_left_out(name: str, module: torch.nn.Module) -> bool:
 
 
 def _kind(place: str, name: str, module: torch.nn.Module) -> str:
-    """place: the module's name within its block, empty outside the blocks."""
+    """Kind of a module. place: its name within its block, empty outside the blocks."""
     last, kind = name.rpartition(".")[2], type(module).__name__
     if isinstance(module, torch.nn.Embedding) or "Embedding" in kind:
         return "embedding"

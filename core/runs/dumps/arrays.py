@@ -63,7 +63,7 @@ def foreign_errors(where: str, expected: str) -> Iterator[None]:
 
 
 class ByteStream(Protocol):
-    """What elements are read from: a window of a file, or a member of an archive."""
+    """Stream that elements are read from: a window of a file, or a member of an archive."""
 
     def readinto(self, buffer: Any, /) -> int | None: ...
 
@@ -119,7 +119,7 @@ class StoredArray:
         return f"{self.file}: '{shown(self.key)}'"
 
     def refusal(self, found: str, expected: str) -> DumpError:
-        """One sentence about this array."""
+        """Error about this array, in one sentence."""
         return DumpError(f"{self.where} {found}; expected {expected}.")
 
 
@@ -152,7 +152,7 @@ class Elements:
                 done += count
 
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """All of them, at most 1 MiB at a time. [n] each."""
+        """Yield all elements, at most 1 MiB at a time. [n] each."""
         step = max(1, READ_BYTES // self.array.dtype.itemsize)
         for start in range(0, self.array.size, step):
             yield self.take(min(step, self.array.size - start))
@@ -232,7 +232,7 @@ def check_elements(array: StoredArray, available: int) -> None:
 
 
 def in_c_order(array: StoredArray, stack: ExitStack) -> StoredArray:
-    """The same array with its last axis contiguous: itself, or turned around in a temporary file that `stack` closes.
+    """Return the array with its last axis contiguous: itself, or turned around in a temporary file that `stack` closes.
 
     Memory stays at one block of columns: the file-order stream is read once, each block's rows are written to their
     places.

@@ -1,5 +1,5 @@
-"""What makes equal logits known as equal wherever they lie: a digest of their values, whatever dtype they were stored
-in.
+"""Digests of logits: of their values, whatever dtype they were stored in, so that equal ones are known as equal
+wherever they lie.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SideDigest:
                 digest.update(np.ascontiguousarray(found).data)
 
     def stored(self) -> str:
-        """Of the stored bits, hexadecimal."""
+        """Digest of the stored bits, hexadecimal."""
         return self._stored.hexdigest()
 
     def values(self) -> tuple[str, str]:

@@ -266,7 +266,7 @@ def _generations(
     reserved: list[Reserved],
     layout: Layout,
 ) -> tuple[Generation, ...]:
-    """What each side emitted, by prompt: the tokens from the first that was not given on."""
+    """Tokens that each side emitted, by prompt: those from the first that was not given on."""
     emitted: dict[str, tuple[int, ...]] = {}
     for place, extra in enumerate(reserved):
         only = [name for name, (owner, _) in named.items() if owner == place]
@@ -422,7 +422,7 @@ def _detect(
 
 
 def _are_exact(sources: list[Source], fmt: FloatFormat, tell: Callable[[int, int], None]) -> bool:
-    """Whether every value of every side is one of `fmt`."""
+    """Return whether every value of every side is one of `fmt`."""
     done, total = 0, sum(source.array.nbytes for source in sources)
     for source in sources:
         if source.is_always_exact(fmt):
@@ -441,7 +441,7 @@ def _are_exact(sources: list[Source], fmt: FloatFormat, tell: Callable[[int, int
 
 
 def _looked_at(dump: Dump, name: str, are_logits: bool) -> list[str]:
-    """What a user should know about a dump that is taken all the same. DumpError where its first rows are no logits of
+    """Notes for a user on a dump that is taken all the same. DumpError where its first rows are no logits of
     [positions, vocab].
 
     are_logits: the user says so.
@@ -493,8 +493,8 @@ def _chosen(dump: Dump, side: _Side) -> str:
 
 
 def _dtypes_apart(dump: Dump, first: Sequence[NDArray[np.unsignedinteger]]) -> list[str]:
-    """What follows for ULPs where sides were saved or computed in different dtypes. first: rows of every side, bits of
-    the compute dtype.
+    """Notes on ULPs where sides were saved or computed in different dtypes. first: rows of every side, bits of the
+    compute dtype.
     """
     holds: dict[str, str] = {}  # side -> dtype of its values
     for side, bits in zip(dump._sides, first, strict=True):

@@ -28,14 +28,14 @@ _OTHER_KINDS = (".npy", ".safetensors", ".duckdb")
 
 
 class ExportableRun(Protocol):
-    """What export needs of a run."""
+    """Interface that a run needs to be exported."""
 
     @property
     def header(self) -> RunHeader: ...
 
     @property
     def generations(self) -> dict[int, Generation]:
-        """What the sides emitted, by prompt."""
+        """Tokens that the sides emitted, by prompt."""
         ...
 
     def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
@@ -132,7 +132,9 @@ def _write_array(archive: zipfile.ZipFile, key: str, array: NDArray[Any]) -> Non
 
 
 def _member(key: str) -> zipfile.ZipInfo:
-    """Of no date, so that a run is the same bytes whenever it is exported: a download may go on where it broke off."""
+    """Member of the archive, of no date, so that a run is the same bytes whenever it is exported: a download may go on
+    where it broke off.
+    """
     return zipfile.ZipInfo(f"{key}.npy", (1980, 1, 1, 0, 0, 0))
 
 

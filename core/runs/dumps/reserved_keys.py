@@ -27,14 +27,14 @@ MAX_TOKEN_ID = (1 << 31) - 1
 
 
 def is_reserved(key: str) -> bool:
-    """Whether a key of a dump is no side."""
+    """Return whether a key of a dump is no side."""
     return key in RESERVED or key == EMITTED or key.startswith((f"{EMITTED}:", DTYPE))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows belong to prompts. vocab: tokens; prompts: with ids and texts where the dump has them; rows: positions
-    of them all.
+    """Layout of rows by prompt. vocab: tokens; prompts: with ids and texts where the dump has them; rows: positions of
+    them all.
     """
 
     vocab: int
@@ -47,7 +47,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class Reserved:
-    """What one file says beside its logits. lengths: positions of each prompt; token_ids, texts: of all rows, or empty.
+    """Reserved keys of one file, beside its logits. lengths: positions of each prompt; token_ids, texts: of all rows,
+    or empty.
 
     emitted: by side ('' for the only side of the file), the token chosen from the logits of each row, -1 where it was
     given. side_dtypes: what the 16-bit bits of a side are, by its name; reference: the side the others are compared

@@ -1,4 +1,4 @@
-"""What the elements of a dump's array mean: their source dtype, and lossless moves into the compute dtype.
+"""Source dtypes of a dump's arrays: what their elements mean, and lossless moves into the compute dtype.
 
 Bits are only moved as integers or by conversions that are checked to survive the way back; a value that would be
 rounded is refused.
@@ -21,8 +21,8 @@ NORMALISED = 0.05  # nats; rounding of bfloat16 at a log-probability near -10 is
 
 @dataclass(frozen=True)
 class Source:
-    """How to read an array's elements. fmt: the logit format of their values; is_double: they are float64 that must fit
-    float32.
+    """Reading rule for an array's elements. fmt: the logit format of their values; is_double: they are float64 that
+    must fit float32.
     """
 
     array: StoredArray
@@ -50,11 +50,11 @@ class Source:
         return narrowed.view(np.uint32)
 
     def into(self, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> NDArray[np.unsignedinteger] | None:
-        """The same values in `target`, or None where one would change. Same shape."""
+        """Convert bits to `target` with the same values, or None where one would change. Same shape."""
         return moved(bits, self.fmt, target)
 
     def is_always_exact(self, target: FloatFormat) -> bool:
-        """No value has to be looked at: every one fits."""
+        """Return whether every value fits, so that none has to be looked at."""
         return not self.is_double and (target is self.fmt or (self.fmt is BFLOAT16 and target is FLOAT32))
 
     def first_lost(self, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> float:
@@ -81,7 +81,7 @@ def moved(
 
 
 def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
-    """What `array` holds, by its dtype; bare 16-bit integers mean `bits_format`, the declared compute dtype."""
+    """Reading rule for `array` by its dtype; bare 16-bit integers mean `bits_format`, the declared compute dtype."""
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind == "f" and size in (2, 4, 8):
         return Source(array, FLOAT16 if size == 2 else FLOAT32, is_double=size == 8)
@@ -102,7 +102,7 @@ def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
 
 
 def has_number(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> bool:
-    """At least one element is not NaN."""
+    """Return whether at least one element is not NaN."""
     magnitude = bits & fmt.carrier.type((1 << (fmt.bits - 1)) - 1)
     return bool((magnitude <= fmt.first_nonfinite).any())
 

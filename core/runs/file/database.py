@@ -141,7 +141,7 @@ class Database:
 
     @property
     def file(self) -> str:
-        """Its file's name as text that can be printed."""
+        """Name of the run file as text that can be printed."""
         return _shown(self.path)
 
     @contextmanager
@@ -215,7 +215,7 @@ _DAMAGES = {  # what DuckDB says, and what it means to somebody who has the file
 
 
 def _why(path: Path, error: BaseException) -> str:
-    """In a few words, without the folders of this machine."""
+    """Cause of an error in a few words, without the folders of this machine."""
     lines = str(error).strip().splitlines()
     first = lines[0].rstrip(".") if lines else type(error).__name__
     for said, meaning in _DAMAGES.items():
@@ -231,7 +231,9 @@ def _quoted(path: Path) -> str:
 
 
 def _regular_file(path: Path) -> Path:
-    """Where a run file really lies, links followed; to open a pipe or a device might never return."""
+    """Resolve a run file's path, links followed; StoreError where it is no regular file: to open a pipe or a device
+    might never return.
+    """
     place = path.resolve()
     str(place).encode()  # DuckDB takes no name that is not text
     if not stat.S_ISREG(place.stat().st_mode):
@@ -253,7 +255,8 @@ def check_size(path: Path, logits_bytes: int) -> int:
 
 
 def each_database(paths: Sequence[Path], read: Callable[[Database], Read]) -> Iterator[tuple[Path, Read | StoreError]]:
-    """What `read` makes of every file, in order; one that cannot be read gives its StoreError and harms no other.
+    """Yield what `read` returns for every file, in order; one that cannot be read gives its StoreError and harms no
+    other.
 
     The file is attached as `run_file`, so `read` says `run_file.run`. Opening an instance costs 10 ms, attaching to one
     0.4 ms.
@@ -266,7 +269,7 @@ def each_database(paths: Sequence[Path], read: Callable[[Database], Read]) -> It
 
 
 def _read_share(paths: Sequence[Path], read: Callable[[Database], Read]) -> list[Read | StoreError]:
-    """One instance reads all of `paths`; after a file that broke something, a new one."""
+    """Read all of `paths` in one instance; after a file that broke something, a new one."""
     places = [_place_or_error(path) for path in paths]
     folders = sorted({str(place.parent) for place in places if isinstance(place, Path)})
     results: list[Read | StoreError] = []

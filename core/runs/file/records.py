@@ -1,4 +1,4 @@
-"""What a run is, as frozen records that check themselves.
+"""Frozen records of a run, which check themselves.
 
 Words (DESIGN, section 2): a run has prompts and sides; a side is `[rows, vocab]` logits, where a *row* is one position
 of one prompt, prompts one after another; the first side is the reference; a pair is the reference and one variant.
@@ -55,8 +55,8 @@ RUNGS = (
 
 @dataclass(frozen=True)
 class Evidence:
-    """One row: which rung of the ladder, what was run for it, its figures with their units, how it came out, and what
-    that says.
+    """Row of evidence: which rung of the ladder, what was run for it, its figures with their units, how it came out,
+    and what that says.
     """
 
     rung: str
@@ -131,8 +131,8 @@ class SideHeader:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where the logits come from. `kind` is 'capture' or 'upload'; unknown text is ''; `seed` is None where none was
-    used; `request` is what the capture was asked for, the text of a JSON object, None where nothing was captured.
+    """Origin of the logits. `kind` is 'capture' or 'upload'; unknown text is ''; `seed` is None where none was used;
+    `request` is what the capture was asked for, the text of a JSON object, None where nothing was captured.
     """
 
     kind: str
@@ -162,7 +162,7 @@ def _is_json_object(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Generation:
-    """What the sides made of one prompt when each went on greedily from its own argmax.
+    """Continuation of one prompt by every side, each going on greedily from its own argmax.
 
     The first `given_positions` positions of the prompt were given; `asked` is the number of tokens each side was asked
     for; `tokens[side]` is what it generated, fewer where it ended its text; `texts[side]` the same as text.

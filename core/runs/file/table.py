@@ -38,7 +38,7 @@ _ARROW = {
 
 @dataclass(frozen=True)
 class Column:
-    """type: DuckDB's name of it; more: what DDL says beyond that."""
+    """Column of a table. type: DuckDB's name of it; more: what DDL says beyond that."""
 
     name: str
     type: str
@@ -47,13 +47,13 @@ class Column:
 
 
 def column(name: str, dtype: str, unit: str, help: str, is_nullable: bool) -> Column:
-    """A figure's. dtype: numpy's or Python's name of its type."""
+    """Column of a figure. dtype: numpy's or Python's name of its type."""
     return Column(name, _SQL[dtype], f"{unit}: {help}" if unit else help, "" if is_nullable else "NOT NULL")
 
 
 class Table:
-    """Declared as in SQL, a column a line: `name TYPE -- help`, `name TYPE NULL -- help`; a line that begins with `--`
-    goes on with the help before it, and the first lines are the table's own.
+    """Table of the run file, declared as in SQL, a column a line: `name TYPE -- help`, `name TYPE NULL -- help`; a line
+    that begins with `--` goes on with the help before it, and the first lines are the table's own.
     """
 
     def __init__(self, name: str, declared: str, columns: Sequence[Column] = ()) -> None:
@@ -109,14 +109,14 @@ class Table:
         database.execute(f"INSERT INTO {self.name} ({', '.join(values)}) VALUES ({places})", list(values.values()))
 
     def read(self, database: Database, where: str, values: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
-        """Some columns of the rows for which `where` holds, in the order that it asks for."""
+        """Read some columns of the rows for which `where` holds, in the order that it asks for."""
         found = database.table(f"SELECT {', '.join(columns)} FROM {self.name} WHERE {where}", values)
         with database.decoding(f"table {self.name}"):
             return found.to_pandas(types_mapper=nullable)
 
 
 def columns_of(records: Sequence[Any], names: Sequence[str]) -> Mapping[str, list[Any]]:
-    """What each of the records says of itself under these names, as columns."""
+    """Columns of the records: a list of every record's values for each of these names."""
     return {name: [getattr(record, name) for record in records] for name in names}
 
 

@@ -77,7 +77,9 @@ _LONGEST = {
 
 
 def is_run_file(path: Path) -> bool:
-    """Whether the first bytes are those of a DuckDB file, whatever it is called. StoreError where it cannot be read."""
+    """Return whether the first bytes are those of a DuckDB file, whatever it is called. StoreError where it cannot be
+    read.
+    """
     try:
         with path.open("rb") as file:
             return is_database(file.read(12))
@@ -86,7 +88,7 @@ def is_run_file(path: Path) -> bool:
 
 
 def is_database(start: bytes) -> bool:
-    """Of the first 12 bytes of a file: DuckDB's name stands at byte 8, after a checksum."""
+    """Return whether these are the first 12 bytes of a DuckDB file: its name stands at byte 8, after a checksum."""
     return start[8:12] == b"DUCK"
 
 

@@ -1,4 +1,5 @@
-"""Does a run file say of its logits what the logits say? Its stored figures beside those computed anew from its bits.
+"""Check of a run file's figures, whether they say of its logits what the logits say: the stored ones beside those
+computed anew from its bits.
 
 Counts, tokens and ULPs have to agree exactly. Numbers in float64 (rms, mean, KL, logsumexp) have to agree to a
 millionth: they are the same bits on every machine, but some files are older than that, and in those the processor's

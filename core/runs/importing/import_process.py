@@ -192,7 +192,7 @@ def _copy_logits(run: RunReader, writer: RunWriter, on_progress: Progress) -> No
 
 
 def _copy_rest(run: RunReader, inspected: Database, counts: dict[str, int], writer: RunWriter) -> None:
-    """In the order in which a capture writes it, by the same records."""
+    """Copy the rest in the order in which a capture writes it, by the same records."""
     for table in COPIED:
         for start in range(0, counts[table], _COPY_ROWS):
             chosen = f"rowid >= {start} AND rowid < {start + _COPY_ROWS}"
@@ -228,7 +228,7 @@ def _check_generation(run: RunReader, prompt: int) -> None:
         )
 
 
-def shut_in(source_bytes: int) -> None:
+def limit_this_process(source_bytes: int) -> None:
     """Limits of this process: memory, time by the size of the file, no dumps of it; and it dies with the one that
     started it.
     """
@@ -264,7 +264,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.flush()
 
     try:
-        shut_in(path.stat().st_size)
+        limit_this_process(path.stat().st_size)
         run_id = take_in(
             Store(Path(asked["store"])),
             path,

@@ -28,8 +28,8 @@ Figures = dict[str, float | None]
 
 @dataclass(frozen=True)
 class _Held:
-    """What is held of a prompt: its name for people, its unit, the worst position by it, and whether slack widens
-    it.
+    """Figure of a prompt that is held to a bound: its name for people, its unit, the worst position by it, and whether
+    slack widens it.
     """
 
     words: str
@@ -77,7 +77,7 @@ class Bounds:
 
 
 def prompt_keys(prompts: Sequence[Prompt]) -> list[str]:
-    """What each prompt is recognised by: its token ids where they are known, else its index and length.
+    """Keys by which the prompts are recognised: token ids where they are known, else index and length.
 
     `tokens:` and the first 16 hexadecimal digits of the SHA-256 of the ids, in decimal with single spaces; or
     `index:3:24`, the prompt with index 3, of 24 positions. The same tokens a second time get `#2`.
@@ -94,7 +94,7 @@ def prompt_keys(prompts: Sequence[Prompt]) -> list[str]:
 
 
 def _figures(rows: Sequence[Row], vocab: int) -> Figures:
-    """What is held of one prompt, from its rows."""
+    """Figures of one prompt that are held to bounds, from its rows."""
     kls = [row["kl"] for row in rows if row["kl"] is not None]
     return {
         "flips": sum(row["is_flip"] for row in rows),

@@ -52,7 +52,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one pair came out under one condition, or one of its prompts under its bounds.
+    """Outcome of one pair under one condition, or of one of its prompts under its bounds.
 
     outcome: 'passed', 'failed', or 'undecided' where nothing known decides it; figure: what was measured, in `unit`;
     says: one sentence; worst: the row of the report that is worst under this condition, None where no position differs.
@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Condition:
-    """What fails a build. `limit` is in logits, nats, ULPs (`is_in_ulps`) or a share, as the kind says.
+    """Condition that fails a build. `limit` is in logits, nats, ULPs (`is_in_ulps`) or a share, as the kind says.
 
     bits: any bit differs. flips: another argmax. flips:margin: another argmax where the smaller of the two margins is
     more than the limit. ulps, kl, rms, max-abs, share: more than the limit. same-top1: less than it. verdict: a bug
@@ -120,7 +120,7 @@ class Condition:
         return cls(kind, value, is_in_ulps)
 
     def judge(self, pair: PairReport) -> Outcome:
-        """How a pair comes out, and at which position it is worst."""
+        """Judge a pair by the condition: its outcome, with the position at which it is worst."""
         is_failed, figure, says, key = _JUDGES[self.kind](self, pair)
         if self.kind == "verdict":
             outcome = FAILED if is_failed else UNDECIDED if figure in _OPEN else PASSED
@@ -134,14 +134,14 @@ class Condition:
 
 
 def parse_conditions(given: Sequence[str]) -> list[Condition]:
-    """Of every --fail-on, which may hold several with commas between them; each once."""
+    """Conditions of every --fail-on, which may hold several with commas between them; each once."""
     return list(dict.fromkeys(Condition.parse(text) for several in given for text in several.split(",")))
 
 
 @dataclass(frozen=True)
 class GateReport:
-    """What came of a gate: one outcome a pair and condition, then one a pair and prompt that has bounds; notes:
-    sentences beside them.
+    """Result of a gate: one outcome a pair and condition, then one a pair and prompt that has bounds; notes: sentences
+    beside them.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -226,7 +226,7 @@ class GateReport:
         return "\n".join([f"gate {self.outcome}", *told, *(f"note: {note}" for note in self.notes)])
 
     def check(self) -> GateReport:
-        """For tests: AssertionError with every outcome where anything failed; returns itself."""
+        """Check the gate in a test: AssertionError with every outcome where anything failed; returns itself."""
         __tracebackhide__ = True
         if self.failed:
             raise AssertionError(self.table())
@@ -279,7 +279,7 @@ def figure_text(outcome: Outcome) -> str:
 
 
 def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
-    """What a gate could not look at, and would otherwise pass over: positions that hold no number on a side."""
+    """Notes on what a gate could not look at, and would else pass over: positions that hold no number on a side."""
     notes = []
     for pair in pairs:
         empty = [row for row in pair.rows if row["reference_token"] is None or row["variant_token"] is None]
@@ -308,7 +308,7 @@ def _difference(row: Row) -> tuple[float, ...]:
 
 
 def by_flip(row: Row) -> tuple[float, ...]:
-    """Of flips the one that a tie explains least: both sides are sure of their own token."""
+    """Rank of a row as a flip, highest where a tie explains it least: both sides are sure of their own token."""
     return (row["is_flip"], _size(smaller_margin(row)), *_difference(row)) if row["is_flip"] else (0,)
 
 
@@ -331,7 +331,7 @@ def smaller_margin(row: Row, unit: str = "") -> float | None:
 
 
 def is_kl_lost(row: Row) -> bool:
-    """Whether KL is undefined or infinite where the sides differ: no limit can be said to hold there."""
+    """Return whether KL is undefined or infinite where the sides differ: no limit can be said to hold there."""
     return row["kl"] is None and bool(row["neq"])
 
 

@@ -1,5 +1,5 @@
-"""What came of a gate as files: JUnit XML for a CI system, Markdown for its job page. Names in them come from
-somebody's dump.
+"""Result of a gate as files: JUnit XML for a CI system, Markdown for its job page. Names in them come from somebody's
+dump.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _text(text: str) -> str:
-    """What XML 1.0 may hold: no control character, no half of a surrogate pair; line ends become escapes too."""
+    """Text that XML 1.0 may hold: no control character, no half of a surrogate pair; line ends become escapes too."""
     return shown(text, 4000)
 
 

@@ -43,7 +43,9 @@ def answer(row: OpRow, question: str) -> str:
 
 
 def says(row: OpRow, question: str) -> str:
-    """What was found, in a sentence without its full stop; the refusal where there is nothing to say."""
+    """State what was found, in a sentence without its full stop; where nothing was, the refusal or that it was not
+    asked.
+    """
     if row.refusal:
         return f"not available: {row.refusal}"
     sentence = {"repeat": _repeat_says, "batch": batch_says, "position": _position_says}[question](row)
@@ -82,9 +84,7 @@ def batch_says(row: OpRow) -> str:
 
 
 def distance_says(row: OpRow) -> str:
-    """How far row 0 goes from batch 1 in the worst class: `3,990 of 4,096 elements, up to 12 ULPs`; '' where it
-    stays.
-    """
+    """Distance of row 0 from batch 1 in the worst class, `3,990 of 4,096 elements, up to 12 ULPs`; '' if it stays."""
     if len(row.classes) < 2:
         return ""
     worst = max(row.classes, key=lambda found: (found.neq, found.max_ulps))
@@ -115,8 +115,8 @@ def title(row: OpRow) -> str:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """The same probe on several machines: rows[i] is run i's, None where it did not probe it."""
+class ProbeComparison:
+    """One probe compared over several machines: rows[i] is run i's, None where it did not probe it."""
 
     key: tuple[str, str, str, str]
     rows: tuple[OpRow | None, ...]
@@ -127,7 +127,7 @@ class Beside:
 
     @property
     def disagreement(self) -> str:
-        """On what the machines that answered differ; '' where they agree, or fewer than two answered.
+        """Questions on which the machines that answered differ; '' where they agree, or fewer than two answered.
 
         Over the batch sizes that all of them tried: a quick probe and a full one are not at odds because one went
         further.
@@ -149,7 +149,9 @@ class Beside:
 
     @property
     def same_bits(self) -> bool | None:
-        """Whether row 0 alone has the same bits on every machine that measured it; None where fewer than two did."""
+        """Return whether row 0 alone has the same bits on every machine that measured it; None where fewer than two
+        did.
+        """
         digests = [row.classes[0].digest for row in self.rows if row is not None and row.classes]
         return None if len(digests) < 2 else len(set(digests)) == 1
 
@@ -161,15 +163,15 @@ def _common(rows: Sequence[OpRow]) -> set[int]:
 
 
 def _grouping(classes: Sequence[tuple[int, ...]], sizes: set[int]) -> frozenset[frozenset[int]]:
-    """How `sizes` fall into classes."""
+    """Groups of `sizes` by the class they fall into."""
     return frozenset(found for batches in classes if (found := frozenset(batches) & sizes))
 
 
-def beside(runs: Sequence[OpsRun]) -> list[Beside]:
+def beside(runs: Sequence[OpsRun]) -> list[ProbeComparison]:
     """Every probe of any of the runs, in the order of the first run that has it."""
     by_key: list[dict[tuple[str, str, str, str], OpRow]] = [{row.key: row for row in run.rows} for run in runs]
     keys = dict.fromkeys(row.key for run in runs for row in run.rows)
-    return [Beside(key, tuple(rows.get(key) for rows in by_key)) for key in keys]
+    return [ProbeComparison(key, tuple(rows.get(key) for rows in by_key)) for key in keys]
 
 
 def machine(run: OpsRun) -> str:
@@ -183,7 +185,9 @@ def machine(run: OpsRun) -> str:
 
 
 def markdown(run: OpsRun) -> str:
-    """Where the run is from, and a table a dtype: operation, size, the three answers, distance and rms to float64."""
+    """Markdown of a run of probes: its origin, and a table a dtype: operation, size, the three answers, distance and
+    rms to float64.
+    """
     about = run.header
     facts = ", ".join(f"{name} {value}" for name, value in about.versions.items())
     command = " ".join(about.command.split()).replace("`", "'")

@@ -112,7 +112,7 @@ def report_of_dump(
 
 
 def report_of_run(run: RunReader) -> tuple[list[PairReport], list[list[str]]]:
-    """The same from the figures stored in a run file."""
+    """Report of a stored run, as `report_of_dump` has it of a dump, from the figures in its file."""
     pairs = []
     for pair in run.pairs:
         table = run.positions(pair.index)

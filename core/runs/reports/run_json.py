@@ -15,7 +15,7 @@ from .report_json import as_json, report_of_run
 
 
 def card_json(card: RunCard) -> dict[str, Any]:
-    """One run of a list."""
+    """Card of one run of a list, as JSON."""
     return {**asdict(card), "max_neq_share": _finite(card.max_neq_share), "created": card.created.isoformat() + "Z"}
 
 
@@ -25,7 +25,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def provenance_json(run: RunReader) -> dict[str, Any]:
-    """Where a run comes from, with its id, name and time."""
+    """Provenance of a run, with its id, name and time."""
     header = run.header
     return {
         "run_id": run.run_id,

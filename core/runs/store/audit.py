@@ -1,5 +1,5 @@
-"""Who added, changed or deleted what: one JSON line an event, in `.audit/audit.jsonl` of the writable directory of the
-store.
+"""Audit log, who added, changed or deleted what: one JSON line an event, in `.audit/audit.jsonl` of the writable
+directory of the store.
 
 Lines are appended under a lock, so any number of processes may write; a file that has reached its size is put aside
 under the time at which that happened, and never removed. What a line says is of others (names, titles): it is JSON,
@@ -62,7 +62,7 @@ def read(store_directory: Path, limit: int) -> list[dict[str, Any]]:
 
 
 def local_user() -> str:
-    """Who uses the command line on this machine, as an audit line names them."""
+    """Name of the user of the command line on this machine, as an audit line has it."""
     try:
         return f"{getpass.getuser()} (command line)"
     except (OSError, KeyError):  # a container's user may have no name
@@ -70,7 +70,7 @@ def local_user() -> str:
 
 
 def _plain(value: object) -> object:
-    """As JSON: numbers as they are, anything else as a text that is not too long."""
+    """Convert a value for JSON: numbers as they are, anything else as a text that is not too long."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float) and value - value == 0:  # neither infinite nor NaN, which JSON has no words for
@@ -103,7 +103,7 @@ def _append(folder: Path, line: bytes, largest: int) -> None:
 
 
 def _write(descriptor: int, size: int, line: bytes) -> None:
-    """All of the line or nothing of it: a full disk may take a part, and a killed writer may have left one."""
+    """Write all of the line or nothing of it: a full disk may take a part, and a killed writer may have left one."""
     is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
     line = b"\n" + line if is_torn else line
     if os.write(descriptor, line) != len(line):

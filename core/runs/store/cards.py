@@ -68,7 +68,7 @@ def list_runs(store: Store) -> tuple[list[RunCard], list[BrokenRun]]:
 
 
 def read_runs(paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
-    """What each file says of its run, or why it is none."""
+    """Read the card of every run file, or why it is none."""
     return dict(each_database(paths, _read_card))
 
 

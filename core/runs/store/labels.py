@@ -33,7 +33,8 @@ _ABANDONED_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Labels:
-    """What a person attached to a run. Tags are cleaned by `labels_of` or `_parsed`; UsageError for more than is kept.
+    """Labels that a person attached to a run. Tags are cleaned by `labels_of` or `_parsed`; UsageError for more than is
+    kept.
 
     pinned: retention leaves the run where it is.
     """
@@ -90,8 +91,8 @@ def read(store: Path, run_id: str) -> Labels:
 
 @dataclass(frozen=True)
 class Change:
-    """labels: those that are stored now; aside: where a damaged file was put; has_both_notes: two people's, one below
-    the other.
+    """Result of a change of labels. labels: those that are stored now; aside: where a damaged file was put;
+    has_both_notes: two people's, one below the other.
     """
 
     labels: Labels

@@ -33,7 +33,7 @@ class Partial:
 
     @classmethod
     def make(cls, store: Path, run_id: str) -> Partial | None:
-        """None where the name is taken. OSError where nothing can be made.
+        """Make the directory of a partial run; None where the name is taken. OSError where nothing can be made.
 
         A sweep may find the directory before it is locked, and remove it: then it is made again, under the same name,
         which may be one that was promised.
@@ -64,7 +64,7 @@ class Partial:
 
 
 def is_passing(path: str) -> bool:
-    """Whether a path leads into such a directory, so that it will soon lead nowhere."""
+    """Return whether a path leads into a partial run's directory, so that it will soon lead nowhere."""
     return any(part.startswith(_PREFIX) for part in Path(path).parts)
 
 

@@ -1,4 +1,4 @@
-"""What may be stored, whether there is room for it, and which runs have been there long enough.
+"""Quotas and retention: what may be stored, whether there is room for it, and which runs have been there long enough.
 
 Retention moves runs into the trash, from where they come back for a week; it counts from when a file came into the
 directory (its change time, which a restore or a copy renews), not from when its run was made: a run of last year that
@@ -78,8 +78,8 @@ def check_free(store: Store, more_bytes: int, limits: Limits) -> None:
 
 
 def stored_bytes(store: Store) -> int:
-    """Of all run files of the writable directory, those in the trash and those being written included, and of what
-    arrived of uploads.
+    """Bytes of all run files of the writable directory, those in the trash and those being written included, and of
+    what arrived of uploads.
     """
     total = 0
     for pattern in (f"*{SUFFIX}", f"{TRASH}/*/*{SUFFIX}", f".partial-*/*{SUFFIX}", f"{UPLOADS}/*/file/*"):
@@ -96,8 +96,9 @@ def _uploaded(store: Store, files: Sequence[Path]) -> int:
 
 
 def free_bytes(store: Store) -> int | None:
-    """That who runs this may still write on the disk of the store, which may not have been made yet; None for a file
-    system without blocks (`/proc`), which is no disk that could be full: writing there fails with its own sentence.
+    """Bytes that whoever runs this may still write on the disk of the store, which may not have been made yet; None for
+    a file system without blocks (`/proc`), which is no disk that could be full: writing there fails with its own
+    sentence.
     """
     place = store.directory.absolute()
     while not place.exists() and place != place.parent:
@@ -147,7 +148,7 @@ def apply_retention(store: Store, retention: Retention) -> list[str]:
 
 
 def _because(age_days: float, place: int, retention: Retention) -> str:
-    """Why the run at this place, the newest being 0, is due; '' where it is not."""
+    """Reason why the run at this place, the newest being 0, is due; '' where it is not."""
     if retention.days and age_days > retention.days:
         return f"it came {age_days:.1f} days ago, and runs are kept for {retention.days:g}"
     if retention.runs and place >= retention.runs:
@@ -156,7 +157,7 @@ def _because(age_days: float, place: int, retention: Retention) -> str:
 
 
 def _arrivals(store: Store) -> dict[Path, float]:
-    """When each run file of the writable directory came there, in seconds since 1970."""
+    """Time at which each run file of the writable directory came there, in seconds since 1970."""
     found = {}
     for path in _own(store):
         with suppress(OSError):

@@ -47,7 +47,7 @@ class Store:
         return path.parent.resolve() == self.directory.resolve()
 
     def path_of(self, run_id: str) -> Path:
-        """Where a run lies. A unique beginning of its id will do; StoreError if there is none or several."""
+        """Path of a run's file. A unique beginning of its id will do; StoreError if there is none or several."""
         if run_id and "/" not in run_id and not run_id.startswith("."):  # a file that was renamed may have any name
             for directory in (self.directory, *self.read_only):
                 if os.path.lexists(path := directory / f"{run_id}{SUFFIX}"):  # and thousands need not be listed for it

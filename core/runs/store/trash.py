@@ -96,7 +96,7 @@ def restore(store: Path, entry: str) -> str:
 
 
 def listed(store: Path) -> list[Discarded]:
-    """What is in the trash, the latest deleted first."""
+    """List the runs in the trash, the latest deleted first."""
     found = [run for path in _entries(store) if (run := _run_in(path)) is not None]
     return sorted(found, key=lambda run: (run.deleted, run.entry), reverse=True)
 
@@ -164,7 +164,7 @@ def _entries(store: Path) -> list[Path]:
 
 
 def _deleted(entry: str) -> datetime | None:
-    """When, out of an entry's name; None for what is no entry."""
+    """Time of deletion, out of an entry's name; None for what is no entry."""
     match = _ENTRY.fullmatch(entry)
     try:
         return datetime.strptime(match[1], _TIME) if match else None

@@ -1,1 +1,1 @@
-"""One module a table of the run file: its rows, how they are written, how they are read."""
+"""Tables of the run file, one module each: its rows, how they are written, how they are read."""

@@ -1,4 +1,4 @@
-"""What the sides made of the prompts when each went on freely."""
+"""Continuations of the prompts by the sides, each going on freely."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GENERATED_TOKEN = Table(
 
 
 def insert_generation(database: Database, made: Generation) -> None:
-    """Of one prompt."""
+    """Insert the generation of one prompt."""
     for side, (tokens, text) in enumerate(zip(made.tokens, made.texts, strict=True)):
         GENERATION.insert_row(
             database, side=side, prompt=made.prompt, given_positions=made.given_positions, asked=made.asked, text=text
@@ -43,7 +43,7 @@ def insert_generation(database: Database, made: Generation) -> None:
 
 
 def read_generations(database: Database) -> dict[int, Generation]:
-    """By prompt; empty for a run that only scored given tokens."""
+    """Read the generations by prompt; empty for a run that only scored given tokens."""
     tokens: dict[tuple[int, int], list[int]] = {}
     for prompt, side, token in database.rows(
         "SELECT prompt, side, token_id FROM generated_token ORDER BY prompt, side, step"

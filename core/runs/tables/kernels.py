@@ -68,8 +68,8 @@ _COLUMNS = [field.name for field in fields(KernelRow)]
 
 @dataclass(frozen=True)
 class KernelList:
-    """Of one side. rows: in the order in which they first ran; forwards: calls of the model that were looked at; of:
-    all there were.
+    """Kernels of one side. rows: in the order in which they first ran; forwards: calls of the model that were looked
+    at; of: all there were.
     """
 
     side: int
@@ -97,14 +97,14 @@ def module_kind(module: str) -> str:
 
 
 def insert_kernels(database: Database, listed: KernelList) -> None:
-    """Of one side, in the order of its rows."""
+    """Insert the kernels of one side, in the order of its rows."""
     KERNEL_SIDE.insert_row(database, side=listed.side, forwards=listed.forwards, forwards_of=listed.of)
     columns = columns_of(listed.rows, _COLUMNS)
     KERNEL.insert(database, side=listed.side, ordinal=list(range(len(listed.rows))), **columns)
 
 
 def read_kernels(database: Database) -> dict[int, KernelList]:
-    """By side; empty where the capture did not watch them."""
+    """Read the kernels by side; empty where the capture did not watch them."""
     found: dict[int, list[KernelRow]] = {}
     rows = database.rows(f"SELECT side, {', '.join(_COLUMNS)} FROM kernel ORDER BY side, ordinal")
     counts = database.rows("SELECT side, forwards, forwards_of FROM kernel_side ORDER BY side")

@@ -166,6 +166,6 @@ def read_kv(database: Database, pair: int) -> pd.DataFrame:
 
 
 def read_kv_positions(database: Database, pair: int, prompt: int) -> pd.DataFrame:
-    """The same of one prompt by position, all heads together: layer, kind, position, neq, rms, max_ulps."""
+    """Key/value caches of one prompt by position, all heads together: layer, kind, position, neq, rms, max_ulps."""
     where = "pair = ? AND prompt = ? ORDER BY layer, kind, position"
     return KV_POSITION.read(database, where, [pair, prompt], KV_POSITION.names[2:])

@@ -1,4 +1,4 @@
-"""What the modules of a model put out, part by part, and the file in which one side's outputs wait for the other's.
+"""Module outputs of a model, part by part, and the file in which one side's outputs wait for the other's.
 
 Paths change weights, threads and kernels of the whole process, so two of them cannot run in step: the reference is
 through before a variant begins, and waits on disk (decision 0008).
@@ -39,8 +39,7 @@ class LayerModule:
 
 @dataclass(frozen=True)
 class LayerPart:
-    """What a module put out at some of the positions that are looked at, consecutive among them, from number `first`
-    on.
+    """Outputs of a module at some of the positions that are looked at, consecutive among them, from number `first` on.
 
     bits: [positions, width] of `dtype`, the module's own. A width of 0: what it put out is not understood, and nothing
     of it counts.
@@ -73,8 +72,8 @@ class LayerPart:
 
 @dataclass
 class _Region:
-    """Where a module's outputs for a prompt lie in the file, and which positions have been written. seen: [positions
-    looked at]
+    """Region of the file that holds a module's outputs for a prompt, and which positions have been written. seen:
+    [positions looked at]
     """
 
     offset: int

@@ -169,7 +169,7 @@ class LayerRows:
             work(*arguments)
 
     def write(self, side: int, part: LayerPart) -> None:
-        """What a module put out on a side. The array is ours from now on."""
+        """Write outputs of a module on a side. The array is ours from now on."""
         self._put(self._write, side, part, size=part.bits.nbytes)
 
     def end(self, side: int, prompt: int) -> None:
@@ -178,13 +178,13 @@ class LayerRows:
             self._put(self._end, side - 1, prompt)
 
     def write_plain(self, part: LayerPart) -> None:
-        """What a module put out in a plain prefill, where the reference is another path: the reorderings are compared
-        with it.
+        """Write outputs of a module in a plain prefill, where the reference is another path: the reorderings are
+        compared with it.
         """
         self._put(self._write_plain, part, size=part.bits.nbytes)
 
     def write_floor(self, part: LayerPart) -> None:
-        """What a module put out in a reordered prefill."""
+        """Write outputs of a module in a reordered prefill."""
         self._put(self._write_floor, part, size=part.bits.nbytes)
 
     def end_floor(self) -> None:
@@ -302,7 +302,9 @@ def read_layers(database: Database, pair: int) -> pd.DataFrame:
 
 
 def read_layer_positions(database: Database, pair: int, prompt: int, ordinal: int | None = None) -> pd.DataFrame:
-    """The same of one prompt by position, of one module or all: ordinal, position, neq, rms, max_ulps, floor_rms."""
+    """Module outputs by position, of one module or all, for one prompt: ordinal, position, neq, rms, max_ulps,
+    floor_rms.
+    """
     of_module, values = ("", [pair, prompt]) if ordinal is None else (" AND ordinal = ?", [pair, prompt, ordinal])
     where = f"pair = ? AND prompt = ?{of_module} ORDER BY ordinal, position"
     return LAYER_POSITION.read(database, where, values, LAYER_POSITION.names[2:])

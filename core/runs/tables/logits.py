@@ -27,7 +27,7 @@ LOGITS = Table(
 
 
 def insert_logits(database: Database, side: int, places: NDArray[np.int32], rows: NDArray[np.unsignedinteger]) -> None:
-    """Some rows of one side; `places` [rows, 2] holds prompt and position of each."""
+    """Insert some rows of one side; `places` [rows, 2] holds prompt and position of each."""
     at_once = max(1, _INSERT_BYTES // (rows.shape[1] * rows.itemsize))
     for start in range(0, len(rows), at_once):
         part, of_part = rows[start : start + at_once], places[start : start + at_once]

@@ -72,8 +72,8 @@ _ANSWERS = ["is_repeatable", "is_batch_invariant", "is_position_invariant"]
 
 @dataclass(frozen=True)
 class Repeats:
-    """The same call again and again: `calls` over all batch sizes, and how many gave other bits than the first at their
-    batch size.
+    """Repetitions of one call: `calls` over all batch sizes, and how many gave other bits than the first at their batch
+    size.
 
     worst_*: the call with most differing elements: its batch size, its 0-based number there, elements that differ,
     elements in all, largest distance in ULPs of the dtype. All 0 where none differs.
@@ -158,7 +158,7 @@ class OpRow:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What it shares with the same probe of another machine."""
+        """Key that a row shares with the same probe of another machine."""
         return self.op, self.backend, self.dtype, self.size
 
     @property
@@ -175,7 +175,7 @@ class OpRow:
 
 
 def insert_ops(database: Database, rows: Sequence[OpRow]) -> None:
-    """In their order. The three answers stand in columns of their own, for who has only SQL."""
+    """Insert the rows in their order. The three answers stand in columns of their own, for who has only SQL."""
     repeats = {name: [getattr(row.repeats, name, None) for row in rows] for name in ("calls", "differing", *_WORST)}
     OP.insert(
         database,
@@ -191,7 +191,7 @@ def insert_ops(database: Database, rows: Sequence[OpRow]) -> None:
 
 
 def read_ops(database: Database) -> tuple[OpRow, ...]:
-    """In their order."""
+    """Read the rows in their order."""
     columns = ", ".join(name for name in OP.names if name not in _ANSWERS)
     rows = database.table(f"SELECT {columns} FROM op ORDER BY probe").to_pylist()
     with database.decoding("list of probes"):

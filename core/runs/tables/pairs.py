@@ -69,12 +69,12 @@ def insert_pair(
 
 
 def update_verdict(database: Database, pair: int, verdict: tuple[str | None, str | None, float | None]) -> None:
-    """Another verdict of a stored pair, as in `insert_pair`."""
+    """Put another verdict on a stored pair, as in `insert_pair`."""
     database.execute("UPDATE pair SET verdict = ?, because = ?, noise_ratio = ? WHERE pair = ?", [*verdict, pair])
 
 
 def read_pairs(database: Database) -> list[tuple]:
-    """Of each: index, index of its reference and of its variant, verdict, because, noise ratio, summary."""
+    """Read of each pair: index, index of its reference and of its variant, verdict, because, noise ratio, summary."""
     rows = database.rows(
         f"SELECT pair, reference, variant, verdict, because, noise_ratio, {_SUMMARY} FROM pair ORDER BY pair"
     )

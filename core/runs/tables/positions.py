@@ -54,7 +54,7 @@ TOP_TOKEN = Table(
 
 
 def position_rows(pair: int, places: NDArray[np.int32], figures: RowFigures) -> pa.Table:
-    """Of a pair."""
+    """Rows of a pair by position."""
     columns = {metric.name: _column(getattr(figures, metric.name), metric) for metric in METRICS}
     return POSITION.arrow(pair=pair, prompt=places[:, 0], position=places[:, 1], **columns)
 
@@ -70,14 +70,14 @@ def _nullable(values: NDArray, dtype: str) -> pa.Array:
 
 
 def side_position_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> pa.Table:
-    """Of a side."""
+    """Rows of a side by position."""
     return SIDE_POSITION.arrow(
         side=side, prompt=places[:, 0], position=places[:, 1], logsumexp=_nullable(figures.logsumexp, "float64")
     )
 
 
 def top_token_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> pa.Table:
-    """Of a side: the tokens that are numbers."""
+    """Rows of a side's top tokens: those that are numbers."""
     k = figures.top_ids.shape[1]
     known = (figures.top_ids >= 0).ravel()
     return TOP_TOKEN.arrow(
@@ -104,7 +104,7 @@ def read_positions(database: Database, header: RunHeader, pair: int) -> pd.DataF
 
 
 def read_logsumexp(database: Database, side: int) -> NDArray[np.float64]:
-    """Of every row of a side, in nats, NaN where undefined. [rows]"""
+    """Read the logsumexp of every row of a side, in nats, NaN where undefined. [rows]"""
     found = database.table("SELECT logsumexp FROM side_position WHERE side = ? ORDER BY prompt, position", [side])
     with database.decoding("table of sides by position"):
         return found.column("logsumexp").to_numpy().astype(np.float64)
@@ -122,7 +122,9 @@ def read_best_tokens(database: Database, side: int, ranks: int) -> pd.DataFrame:
 
 
 def read_top_tokens(database: Database, side: int, prompt: int, position: int) -> pa.Table:
-    """Of one row of a side: rank (1 is the argmax), token_id, logit, and the logarithm of its probability."""
+    """Read the top tokens of one row of a side: rank (1 is the argmax), token_id, logit, and the logarithm of its
+    probability.
+    """
     return database.table(
         """SELECT rank + 1 AS rank, token_id, logit, logit::DOUBLE - logsumexp AS probability
            FROM top_token JOIN side_position USING (side, prompt, position)

@@ -37,7 +37,7 @@ VOCABULARY = Table(
 
 
 def insert_prompts(database: Database, header: RunHeader) -> None:
-    """What is known before the first logit."""
+    """Insert the prompts, their tokens and the vocabulary: what is known before the first logit."""
     for index, prompt in enumerate(header.prompts):
         PROMPT.insert_row(database, prompt=index, positions=prompt.positions)
         if prompt.token_ids or prompt.token_texts:
@@ -53,7 +53,7 @@ def insert_prompts(database: Database, header: RunHeader) -> None:
 
 
 def read_prompts(database: Database) -> tuple[Prompt, ...]:
-    """In their order."""
+    """Read the prompts in their order."""
     tokens: dict[int, list[tuple]] = {}
     for prompt, *token in database.rows("SELECT prompt, token_id, text FROM token ORDER BY prompt, position"):
         tokens.setdefault(prompt, []).append(tuple(token))

@@ -1,4 +1,4 @@
-"""What could be changed about a pair, what is left of its divergence then, and what that costs."""
+"""Remedies of a pair: what could be changed about it, what is left of its divergence then, and what that costs."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class RemedyRow:
 
     @property
     def kept(self) -> Kept | None:
-        """Of the throughput, on the side that loses more."""
+        """Share of the throughput that is kept, on the side that loses more."""
         return min(
             (each for each in (self.reference_kept, self.variant_kept) if each is not None),
             key=lambda each: each.share,
@@ -225,12 +225,12 @@ _PRICE = [field.name for field in fields(PriceRow)]
 
 
 def insert_remedies(database: Database, pair: int, rows: Sequence[RemedyRow]) -> None:
-    """Of one pair, in their order."""
+    """Insert the remedies of one pair, in their order."""
     REMEDY.insert(database, pair=pair, ordinal=list(range(len(rows))), **columns_of(rows, _REMEDY))
 
 
 def read_remedies(database: Database) -> dict[int, list[RemedyRow]]:
-    """By pair; empty where none were tried."""
+    """Read the remedies by pair; empty where none were tried."""
     found: dict[int, list[RemedyRow]] = {}
     stored = database.rows(f"SELECT pair, ordinal, {', '.join(_REMEDY)} FROM remedy ORDER BY pair, ordinal")
     with database.decoding("list of remedies"):
@@ -243,19 +243,19 @@ def read_remedies(database: Database) -> dict[int, list[RemedyRow]]:
 
 
 def insert_prices(database: Database, rows: Sequence[PriceRow]) -> None:
-    """Of the whole run, in their order."""
+    """Insert the prices of the whole run, in their order."""
     PRICE.insert(database, ordinal=list(range(len(rows))), **columns_of(rows, _PRICE))
 
 
 def read_prices(database: Database) -> list[PriceRow]:
-    """In their order; empty where they were not measured."""
+    """Read the prices in their order; empty where they were not measured."""
     rows = database.rows(f"SELECT {', '.join(_PRICE)} FROM price ORDER BY ordinal")
     with database.decoding("prices"):
         return [PriceRow(*row) for row in rows]
 
 
 def advice(rows: Sequence[RemedyRow]) -> str:
-    """What to change and what it costs, in a sentence or two, from the rows alone."""
+    """Advise what to change, and at what cost, in a sentence or two, from the rows alone."""
     if not rows or not rows[0].is_measured:
         return "The pair as it is was not measured, so there is nothing to compare a remedy with."
     plain, others = rows[0], [row for row in rows[1:] if row.is_measured]

@@ -49,7 +49,7 @@ def insert_run(database: Database, created: datetime, versions: Mapping[str, str
 
 
 def read_run(database: Database, *columns: str) -> dict[str, Any]:
-    """These columns of the one row. StoreError where the file is not of this form."""
+    """Read these columns of the one row. StoreError where the file is not of this form."""
     try:
         found = database.rows(f"SELECT file_version, {', '.join(columns)} FROM run_file.run", most=2)
     except StoreError:

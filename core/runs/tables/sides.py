@@ -48,8 +48,8 @@ class StoredSide:
 def insert_sides(
     database: Database, header: RunHeader, digests: Sequence[str], values: Sequence[tuple[str, str]]
 ) -> None:
-    """digests: of the stored bits, the same for sides of one class; values: of each side's values, and of which
-    dtype.
+    """Insert the sides. digests: of the stored bits, the same for sides of one class; values: of each side's values,
+    and of which dtype.
     """
     for index, side in enumerate(header.sides):
         values_sha256, values_dtype = values[index]
@@ -68,7 +68,7 @@ def insert_sides(
 
 
 def read_sides(database: Database) -> list[StoredSide]:
-    """In their order."""
+    """Read the sides in their order."""
     rows = database.rows(
         "SELECT side, name, path, source_dtype, values_sha256, values_dtype, sha256, bit_class FROM side ORDER BY side"
     )

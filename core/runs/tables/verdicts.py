@@ -67,13 +67,13 @@ def insert_evidence(
 
 
 def delete_evidence(database: Database, pair: int) -> None:
-    """All of a pair's."""
+    """Delete all evidence of a pair, its floor by position included."""
     for table in (EVIDENCE, FLOOR_POSITION):
         database.execute(f"DELETE FROM {table.name} WHERE pair = ?", [pair])
 
 
 def read_evidence(database: Database, pair: int) -> list[Evidence]:
-    """What a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""
+    """Evidence that a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""
     rows = database.rows("SELECT rung, control, figures, outcome, says FROM evidence WHERE pair = ?", [pair])
     with database.decoding("evidence"):
         found = [

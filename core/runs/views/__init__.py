@@ -1,1 +1,1 @@
-"""What pages and reports read of a run, put together from its tables."""
+"""Views of a run that pages and reports read, put together from its tables."""

@@ -1,4 +1,4 @@
-"""What the variants of a run made of each prompt when they went on freely, beside what the reference made of it."""
+"""Continuations of each prompt by the variants of a run, going on freely, beside the reference's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Continuation:
 
     @property
     def compared(self) -> int:
-        """How many tokens both sides generated."""
+        """Number of tokens that both sides generated."""
         return min(len(self.reference_tokens), len(self.variant_tokens))
 
     @property
@@ -45,7 +45,7 @@ class Continuation:
 
     @property
     def agreed(self) -> int:
-        """How many generated tokens they share before they part."""
+        """Number of generated tokens that the sides share before they part."""
         return self.compared if self.step is None else self.step
 
     @property
@@ -54,7 +54,7 @@ class Continuation:
         return None if self.step is None else (self.reference_tokens[self.step], self.variant_tokens[self.step])
 
     def is_confirmed(self, here: pd.Series) -> bool:
-        """Whether the stored logits of the parting position have the two generated tokens as their argmaxes.
+        """Return whether the stored logits of the parting position have the two generated tokens as their argmaxes.
 
         here: the row of the position table at `position`. They have not where a path computes the same tokens
         differently from call to call.
@@ -66,8 +66,8 @@ class Continuation:
 
 
 def continuations(run: RunReader, prompt: int | None = None) -> list[Continuation]:
-    """Of every prompt that was continued, or of one, each variant in turn; empty for a run that only scored given
-    tokens.
+    """Continuations of every prompt that was continued, or of one, each variant in turn; empty for a run that only
+    scored given tokens.
     """
     found = []
     for index, generation in sorted(run.generations.items()):

@@ -1,4 +1,4 @@
-"""What a page shows of a run, put together from the file: the logits at a position, one logit, the worst elements."""
+"""Elements of a run for a page, put together from the file: the logits at a position, one logit, the worst elements."""
 
 from __future__ import annotations
 

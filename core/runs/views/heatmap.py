@@ -82,12 +82,14 @@ def largest_level(size: int, cells: int) -> int:
 
 
 def is_offered(run: RunReader, order: Order, measure: Measure) -> bool:
-    """Whether the whole run can be looked at this way; what cannot is too large to be computed while somebody waits."""
+    """Return whether the whole run can be looked at this way; what cannot is too large to be computed while somebody
+    waits.
+    """
     return (order, measure) == ("id", "ulps") or run.header.rows * run.header.vocab <= WHOLE_RUN
 
 
 def finest_columns(run: RunReader, order: Order, measure: Measure) -> list[int]:
-    """For every row level the column level from which on no tile reads more than a bounded share of the run."""
+    """Column level, for every row level, from which on no tile reads more than a bounded share of the run."""
     found = []
     for row_level in range(largest_level(run.header.rows, TILE_ROWS) + 1):
         too_much = [c for c in range(_LEVELS) if not _work_fits(run, order, measure, row_level, c)]
@@ -208,7 +210,7 @@ def _blocks(run: RunReader, pair: int, rows: tuple[int, int], measure: Measure, 
 def _grouped_blocks(
     run: RunReader, pair: int, rows: tuple[int, int], order: Order, measure: Measure, keep: Keep
 ) -> list[Cells]:
-    """The same as maxima of 32 columns, by rank or by token id. [block][rows, groups]"""
+    """Maxima of 32 columns of whole rows, by rank or by token id, a block of rows each. [block][rows, groups]"""
 
     def made(span: tuple[int, int]) -> Cells:
         if order == "id":

@@ -118,7 +118,8 @@ def is_reducing(pair: KernelPair) -> bool:
 
 
 def in_words(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
-    """What the two lists part in, in a sentence or two, those that add something up first; names: of the two sides.
+    """Describe where the two lists part, in a sentence or two, those that add something up first; names: of the two
+    sides.
 
     pairs: of the whole lists, not by module, or a kernel that both sides launch in other modules would be called one
     side's own.
@@ -150,9 +151,9 @@ def in_words(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
 
 @dataclass(frozen=True)
 class KernelPlace:
-    """What ran where two sides first put out different numbers. module: the first that differs; position: the first of
-    prompt `prompt` at which it does; pairs: the kernels that made its output from what was still equal, a kernel apart
-    for each module; what adds something up first.
+    """Kernels that ran where two sides first put out different numbers. module: the first that differs; position: the
+    first of prompt `prompt` at which it does; pairs: the kernels that made its output from what was still equal, a
+    kernel apart for each module; what adds something up first.
     """
 
     module: str
@@ -164,7 +165,8 @@ class KernelPlace:
 def where_it_starts(
     reference: KernelList, variant: KernelList, order: Sequence[str], first: str, prompt: int, position: int
 ) -> KernelPlace:
-    """order: the modules that were compared, in the order in which they run; first: the one of them that differs first.
+    """Find the kernels where the two sides first differ. order: the modules that were compared, in the order in which
+    they run; first: the one of them that differs first.
 
     What made its output is what ran in it, and what ran in the modules around it after the last module that is still
     equal: attention by itself is no module, and shows in the projection behind it.
@@ -212,7 +214,7 @@ def _parts_of(module: str) -> list[str]:
 
 
 def place_in_words(place: KernelPlace, names: tuple[str, str], *, is_one_prompt: bool = True) -> str:
-    """Which module differs first, and what ran there on both sides; names: of the sides."""
+    """Describe which module differs first, and what ran there on both sides; names: of the sides."""
     where = f"position {place.position}" if is_one_prompt else f"prompt {place.prompt}, position {place.position}"
     said = f"The first module that differs is {_code(place.module)}, at {where}."
     adding = [pair for pair in place.pairs if is_reducing(pair)]
@@ -266,7 +268,7 @@ def shape_in_words(detail: str) -> str:
 
 
 def records_of(pairs: Iterable[KernelPair]) -> list[dict[str, object]]:
-    """As the command line's JSON has them."""
+    """Records of kernel pairs, as the command line's JSON has them."""
     return [{**asdict(pair), "only": pair.only, "ratio": pair.ratio} for pair in pairs]
 
 

@@ -1,4 +1,4 @@
-"""What a page shows of a pair's key/value caches: how much of them differs, by layer and head, by layer and position.
+"""Key/value caches of a pair for a page: how much of them differs, by layer and head, by layer and position.
 
 Views of the tables `kv` and `kv_position`. A table here is what `RunReader.kv` returns, or some of its rows: of one
 prompt, say. Layers and heads are those that keep a cache: a model may have others between them.
@@ -89,7 +89,7 @@ class PositionGrid:
 
 
 def summarize(table: pd.DataFrame) -> CacheSummary | None:
-    """None where there is nothing to compare: a side kept no cache."""
+    """Summarize a table of caches; None where there is nothing to compare: a side kept no cache."""
     if table.empty:
         return None
     first = table[(table["kind"] == "key") & (table["layer"] == 0)]

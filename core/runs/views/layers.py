@@ -1,5 +1,4 @@
-"""What a page shows of the outputs of a pair's modules: which differs first, how the difference grows, at which
-positions.
+"""Module outputs of a pair for a page: which differs first, how the difference grows, at which positions.
 
 Views of the tables `layer` and `layer_position`. A table here is what `RunReader.layers` returns, or its rows of one
 prompt. Modules are in the order in which they run, and of that, not of what depends on what: keys and values of one
@@ -29,7 +28,7 @@ NARROW = ("bfloat16", "float16")
 
 
 def says_little(dtype: str) -> str:
-    """Of a floor in 16 bits, where a pair is above it."""
+    """Warning that a floor in 16 bits says little, where a pair is above it."""
     return (
         f"In {dtype} reordered sums change few elements of the first modules, so a floor there says little: capture the"
         " pair in float32, where it is measured finely."
@@ -67,9 +66,9 @@ class ModuleFigures:
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """first: the first module with an element that differs; largest: the one with the largest ratio (of those whose
-    floor is not 0); last: what the model gives in the end; positions: looked at, of all prompts of the table;
-    has_floor: is there a floor of any module.
+    """Summary of a pair's modules. first: the first module with an element that differs; largest: the one with the
+    largest ratio (of those whose floor is not 0); last: what the model gives in the end; positions: looked at, of all
+    prompts of the table; has_floor: is there a floor of any module.
     """
 
     modules: int
@@ -179,12 +178,12 @@ def _ratio(rms: float, floor_rms: float | None) -> float | None:
 
 
 def summarize(table: pd.DataFrame) -> LayerSummary | None:
-    """None where there is nothing to compare: the capture was not asked to."""
+    """Summarize a table of modules; None where there is nothing to compare: the capture was not asked to."""
     return summary_of(modules_of(table))
 
 
 def summary_of(modules: list[ModuleFigures]) -> LayerSummary | None:
-    """The same of what `modules_of` made of a table."""
+    """Summarize modules as `modules_of` has them; None where there are none."""
     if not modules:
         return None
     above = [each for each in modules if each.ratio is not None and np.isfinite(each.ratio) and each.ratio > 0]

@@ -1,4 +1,4 @@
-"""Sides that are equal bit for bit form a class; classes against each other, and against the value that was swept."""
+"""Classes of sides that are equal bit for bit: against each other, and against the value that was swept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BitClass:
 
 
 def classes_of(run: RunReader) -> list[BitClass]:
-    """In order of first appearance; the reference's is the first."""
+    """Classes in order of first appearance; the reference's is the first."""
     found: dict[int, list[tuple[int, str]]] = {}
     for side in run.sides:
         found.setdefault(side.bit_class, []).append((side.index, side.name))
@@ -33,7 +33,7 @@ def classes_of(run: RunReader) -> list[BitClass]:
 
 
 def bytes_to_compare(run: RunReader) -> int:
-    """How much is read to compare every two classes: what is stored as pairs of the reference is not read again."""
+    """Bytes read to compare every two classes: what is stored as pairs of the reference is not read again."""
     others = len(classes_of(run)) - 1
     side = run.header.rows * run.header.vocab * run.header.format.itemsize
     return others * side if others > 1 else 0

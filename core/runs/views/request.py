@@ -1,5 +1,5 @@
-"""What a stored capture was asked for: the commands that make it again with more beside it, and the request by which a
-program judges it from the file alone.
+"""Request of a stored capture: the commands that make it again with more beside it, and the request by which a program
+judges it from the file alone.
 
 A run file may come from anybody. A person reads a command before running it; a program takes from it only paths, dtype,
 device and seed, and the token ids that the run itself holds, so it reads no file that a stranger's request names and
@@ -78,7 +78,7 @@ def _token_prompts(run: RunReader, continued: int) -> bytes | None:
 
 
 def _continued(run: RunReader) -> int:
-    """By how many tokens every prompt was continued; 0 where they were scored."""
+    """Number of tokens by which every prompt was continued; 0 where they were scored."""
     made: dict[int, Generation] = run.generations
     asked = {one.asked for one in made.values()}
     return asked.pop() if len(made) == len(run.header.prompts) and len(asked) == 1 else 0

@@ -1,4 +1,4 @@
-"""What is known of a pair's verdict, as people read it: a name, a sentence, and every rung of the ladder, run or not.
+"""Verdict of a pair, as people read it: a name, a sentence, and every rung of the ladder, run or not.
 
 Only what is stored is said: the pair's row, its evidence and its floor by position. A pair that was never judged has no
 evidence; what can be said of it without controls is that it is identical, and otherwise nothing.

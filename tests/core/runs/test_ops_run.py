@@ -16,7 +16,7 @@ from core.errors import StoreError, UsageError
 from core.runs.ops_run import OpsHeader, list_ops_runs, read_ops, write_ops_run
 from core.runs.reader import RunReader
 from core.runs.reports.ops_wording import (
-    Beside,
+    ProbeComparison,
     answer,
     batch_says,
     batches_tested,
@@ -228,7 +228,7 @@ def runs_of(*tables: tuple[OpRow, ...]):
     return [OpsRun(f"run {number}", header(), rows) for number, rows in enumerate(tables)]
 
 
-def only(*rows: OpRow) -> Beside:
+def only(*rows: OpRow) -> ProbeComparison:
     (found,) = beside(runs_of(*((row,) for row in rows)))
     return found
 

@@ -33,7 +33,7 @@ def _on(tensor: torch.Tensor) -> Any:
 
 
 class _Nowhere:
-    """Where triton's interpreter runs the kernels."""
+    """Context in place of a CUDA device, where triton's interpreter runs the kernels."""
 
     def __enter__(self) -> None: ...
 
@@ -45,7 +45,9 @@ def _tiles(count: int, size: int) -> int:
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Without gaps and from a 16-byte boundary on, so that no batch gets other load instructions than another."""
+    """Make a tensor without gaps and from a 16-byte boundary on, so that no batch gets other load instructions than
+    another.
+    """
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 

@@ -18,7 +18,7 @@ from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.model import LoadedModel
 from core.inference.paths import sliced_head
 from core.inference.paths.batch import ignore
-from core.inference.paths.engines import Side, side_of
+from core.inference.paths.engines import RunnableSide, side_of
 from core.inference.watching.kernels import FORWARDS, _add_library_lines, _computes, _Found, kernels_of
 from core.runs.tables.kernels import KernelList
 from core.runs.views.kernels import in_words, is_multiplied, side_by_side
@@ -202,7 +202,7 @@ def _another_kernel_at_larger_batches(loaded: LoadedModel, name: str) -> Iterato
 
 def _both(loaded: LoadedModel, variant: str) -> tuple[KernelList, KernelList]:
     ids = tiny_prompts(loaded)[0]
-    sides: list[Side] = [side_of("prefill"), side_of(variant)]
+    sides: list[RunnableSide] = [side_of("prefill"), side_of(variant)]
     first, second = (kernels_of(loaded, side, ids, number) for number, side in enumerate(sides))
     return first, second
 
