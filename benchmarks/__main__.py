@@ -5,24 +5,32 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from types import ModuleType
 
 from benchmarks.timing import Line, table
 
-ALL = (
-    "kernel",
-    "ingest",
-    "position",
-    "listing",
-    "capture",
-    "capture_memory",
-    "layers",
-    "search",
-    "pages",
-    "visits",
-    "heatmap",
-    "memory",
-    "invariant",
-)
+_MODULES = {
+    "kernel": "kernel",
+    "ingest": "ingest",
+    "position": "position",
+    "listing": "serving.listing",
+    "capture": "capture",
+    "capture_memory": "capture_memory",
+    "layers": "layers",
+    "session": "verdicts.session",
+    "search": "search",
+    "pages": "serving.pages",
+    "visits": "serving.visits",
+    "heatmap": "serving.heatmap",
+    "memory": "memory",
+    "invariant": "invariant",
+}
+ALL = tuple(_MODULES)
+
+
+def module_of(name: str) -> ModuleType:
+    """Module of a benchmark, whose `run()` returns its lines."""
+    return importlib.import_module(f"benchmarks.{_MODULES[name]}")
 
 
 def main(names: list[str]) -> int:
@@ -33,7 +41,7 @@ def main(names: list[str]) -> int:
     lines: list[Line] = []
     for name in names or ALL:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        lines += importlib.import_module(f"benchmarks.{name}").run()
+        lines += module_of(name).run()
     print(
         f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} at the end (other work lowers every"
         " figure)"

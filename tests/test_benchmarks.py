@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import ALL, module_of
+
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_benchmark_is_found_by_its_name(name):
+    assert callable(module_of(name).run)
 
 
 @pytest.mark.thorough
