@@ -188,8 +188,8 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a request that is no object": (["UPDATE run SET request = '[1]'"], "is no JSON object"),
     "a request that is no JSON": (["UPDATE run SET request = 'decode'"], "is no JSON object"),
     "a request without end": (
-        ["UPDATE run SET request = '{\"a\": \"' || repeat('x', 2000000) || '\"}'"],
-        "run.request holds a text of 2,000,009 bytes",
+        ["UPDATE run SET request = '{\"a\": \"' || repeat('x', 9000000) || '\"}'"],
+        "run.request holds a text of 9,000,009 bytes",
     ),
     "two runs": (["INSERT INTO run FROM run"], "2 rows of provenance"),
     "a terabyte of text": (["UPDATE token SET text = repeat('x', 1000000)"], "a text of 1,000,000 bytes"),
