@@ -57,7 +57,7 @@ def test_a_page_finds_its_server_at_once_and_fetches_no_colours_for_commands(
         page.add_init_script("Object.defineProperty(window, '__streamlit', { value: undefined, writable: false })")
     page.goto(address)
     settle(page)
-    expect(page.locator("pre code")).to_contain_text(" capture ")
+    expect(page.locator("pre code")).to_contain_text(" judge ")
     assert any(path.startswith("/_stcore/health") for path in asked)
     assert not [path for path in asked if "SyntaxHighlighter" in path]
     assert any(path.startswith("/kernels/_stcore/") for path in asked) != is_told
@@ -72,7 +72,7 @@ def test_a_command_is_copied_as_it_stands_or_marked_where_the_clipboard_is_refus
     expect(page.get_by_role("status").filter(has_text="Copied")).to_have_count(1)
     shown = page.locator("pre code").text_content()
     assert shown is not None
-    assert shown.endswith(" --kernels")
+    assert shown.endswith(" --kernels --dtype bfloat16")
     assert page.evaluate("navigator.clipboard.readText()") == shown
     page.evaluate("navigator.clipboard.writeText = () => Promise.reject(); document.execCommand = () => false")
     copy.click()
