@@ -65,15 +65,20 @@ def stopping(leave_nothing: Callable[[], None]) -> Iterator[None]:
 
 
 def _watch(said: int, is_over: threading.Event, leave_nothing: Callable[[], None]) -> None:
-    """Wait for a signal's number in the pipe; b'' means that the block is over."""
-    try:
-        while (number := os.read(said, 1)) and number[0] not in _SIGNALS:
+    """Wait for a signal's number in the pipe; b'' means that the block is over. The pipe is read to its end: a signal
+    that found it closed would be told of on stderr.
+    """
+    with os.fdopen(said, "rb", buffering=0) as pipe:
+        while (number := pipe.read(1)) and number[0] not in _SIGNALS:
             pass
-    finally:
-        os.close(said)
-    if number and not is_over.wait(PATIENCE_SECONDS):
-        leave_nothing()
-        clear = b"\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else b""  # the bar's line, and the cursor it had hidden
-        with suppress(OSError):
-            os.write(2, clear + SENTENCE.encode() + b"\n")  # not through a console, whose lock the main thread may hold
-        os._exit(EXIT_CODE)
+        if number and not is_over.wait(PATIENCE_SECONDS):
+            leave_nothing()
+            clear = (
+                b"\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else b""
+            )  # the bar's line, and the cursor it had hidden
+            with suppress(OSError):
+                # not through a console, whose lock the main thread may hold
+                os.write(2, clear + SENTENCE.encode() + b"\n")
+            os._exit(EXIT_CODE)
+        while pipe.read(64):
+            pass
