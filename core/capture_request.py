@@ -112,6 +112,7 @@ class CaptureRequest:
         """
         try:
             values = json.loads(text or "null")
+            json.dumps(values, ensure_ascii=False).encode()  # half a surrogate pair can be neither shown nor typed
         except (ValueError, RecursionError):
             return None
         types = get_type_hints(cls)

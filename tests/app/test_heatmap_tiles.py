@@ -59,7 +59,7 @@ def test_a_tile_holds_its_cells_as_they_are(client):
 
 
 def test_a_tile_lists_no_directory(client, monkeypatch):
-    """Of thousands of runs a heatmap of hundreds of tiles listed and sorted every one for each."""
+    """A tile opens its run by the file's own name: listing a store of thousands for each of hundreds is slow."""
     listed = []
     for name in ("listdir", "scandir"):
         real = getattr(os, name)

@@ -1,4 +1,4 @@
-"""What a capture is asked for: the same through the command line, and through the JSON that a run keeps."""
+"""A request for a capture is the same through the command line, and through the JSON that a run keeps."""
 
 from __future__ import annotations
 
@@ -93,6 +93,7 @@ def test_what_stands_at_its_default_is_neither_typed_nor_kept():
         '{"model": "m", "variants": ["decode", 5]}',
         '{"model": "m", "kv": 0}',
         '{"model": "m", "unheard_of": 1}',
+        '{"model": "m", "prompts": ["a\\ud800b"]}',
         "[" * 100_000,
     ],
 )

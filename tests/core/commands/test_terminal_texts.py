@@ -15,7 +15,7 @@ from tests.core.runs.made_runs import ROOT, copied
 from tests.core.runs.test_ops_run import header, row_of
 
 ORDERS = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202e"
-SAMPLES = {"mine": "where-it-starts", "said": "continuations-that-part"}
+SAMPLES = {"mine": "where-it-starts", "said": "continuations-that-part", "bare": "fresh-against-cached"}
 COMMANDS = [
     ("list",),
     ("list", "--deleted"),
@@ -26,6 +26,7 @@ COMMANDS = [
     ("kernels", "mine"),
     ("remedies", "mine"),
     ("layers", "mine"),
+    ("layers", "bare"),
     ("ops", "--show", "probes"),
     ("ops", "--show", "probes", "--markdown"),
     ("tidy", "--dry-run"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import duckdb
@@ -40,4 +41,8 @@ def with_texts(path: Path, text: str) -> None:
         for table, column in there:
             if column in TEXTS.get(table, ()):
                 database.execute(f"UPDATE {table} SET {column} = {column} || ? WHERE {column} IS NOT NULL", [text])
+        for (request,) in database.execute("SELECT request FROM run WHERE request IS NOT NULL").fetchall():
+            asked = json.loads(request)
+            asked |= {"model": asked["model"] + text, "prompts": [text], "name": text}
+            database.execute("UPDATE run SET request = ?", [json.dumps(asked)])
         database.execute("UPDATE evidence SET figures = json_merge_patch(figures, json_object(?, ?))", [text, text])

@@ -22,7 +22,7 @@ TEXTS = [path.read_text() for path in sorted(FILES.glob("*.txt"))]
 
 @dataclass(frozen=True)
 class Searched:
-    """What is searched, and the positions of the flips of each prompt by a loop as one would write it by hand."""
+    """Prompts of a search, and the positions of each one's flips by a loop as one would write it by hand."""
 
     loaded: LoadedModel
     prompts: list[str]
