@@ -16,7 +16,7 @@ test quick thorough: export PYTHONDONTWRITEBYTECODE =
 
 test: $(VENV)/.development browser
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not thorough"
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "browser and not thorough"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not thorough" tests/browser
 
 # What `make test` has no time for, the rest of products of cases above all, and every browser test with pictures of the pages in
 # tests/browser/screenshots: three quarters of an hour on two cores.
@@ -42,18 +42,18 @@ format: $(VENV)/.development
 
 # The browser tests drive a Chromium; Debian's is installed where apt-get and the rights to use it are there.
 .PHONY: browser
-browser: $(VENV)/.development
+browser:
 	@.ci/browser
 
 $(VENV)/.runtime: requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing what ULPscope needs into $(VENV): a minute or two, once."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@echo "Installing what ULPscope needs into $(VENV): about a minute, once."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt
 	touch $@
 
 $(VENV)/.development: requirements.txt requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-dev.txt
 	touch $(VENV)/.runtime $@
 
 clean:

@@ -55,6 +55,7 @@ def test_the_gpu_script_exits_with_zero_where_every_pair_of_one_order_is_equal()
     assert any(line["neq"] for line in lines if line not in fixed)
 
 
+@pytest.mark.thorough
 def test_without_a_gpu_the_gpu_script_says_so_in_a_sentence():
     import torch
 

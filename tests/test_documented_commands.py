@@ -202,6 +202,7 @@ def pages_with_blocks() -> list[str]:
     return [page for page in found if page not in NOT_PASTED]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=QUICKER.get(page, THOROUGH)) for page in pages_with_blocks()]
 )

@@ -145,6 +145,7 @@ def test_the_wheel_holds_every_file_of_core_the_licence_and_the_readme(installed
     assert about.get_payload().startswith("# ULPscope")
 
 
+@pytest.mark.thorough
 def test_without_extras_the_command_compares_stores_and_reads_dumps(installed, dumps):
     def ulpscope(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = installed.run(dumps, "ulpscope", *arguments)
@@ -176,6 +177,7 @@ def test_without_extras_runs_are_judged_exported_and_read_by_processes_of_their_
     assert json.loads(ulpscope("adopt", file, "--json"))["run_id"] != run_id  # so, too
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -191,6 +193,7 @@ def test_what_an_installed_package_cannot_do_gets_one_sentence(installed, dumps,
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_help_and_dead_ends_call_the_command_by_the_name_it_is_installed_under(installed, tmp_path):
     told = [
         installed.run(tmp_path, "ulpscope", *words).stdout for words in (["--help"], ["compare", "--help"], ["list"])

@@ -136,6 +136,7 @@ def hostile_run(store: Store, sample: str) -> None:
     )
 
 
+@pytest.mark.spread(7)
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize(
     "sample", [SAMPLES[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in SAMPLES[1:])]

@@ -282,6 +282,7 @@ os._exit(0)  # as by a signal: nothing is tidied up
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_job_whose_server_is_gone_ends_too_and_leaves_nothing(tmp_path):
     store = tmp_path / "runs"

@@ -34,6 +34,7 @@ def in_place_of_the_command_line(monkeypatch, tmp_path, source: str) -> None:
     (tmp_path / "core" / "__main__.py").write_text(source)
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_the_answer_has_the_figures_of_every_side_and_is_kept(previews, tmp_path):
     assert previews.look("a", (*CAPTURE, "decode")) is None

@@ -72,6 +72,7 @@ NOT_THERE = {
 }
 
 
+@pytest.mark.spread(16)
 @pytest.mark.parametrize("page", ["overview", "runs", "capture"])
 @pytest.mark.parametrize(("link", "sentence"), NOT_THERE.values(), ids=NOT_THERE)
 def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(page, link, sentence):
@@ -90,6 +91,7 @@ def test_a_link_to_what_is_there_gets_no_sentence_and_its_page():
     assert dict(app.query_params) == {"run": RUN, "variant": "decode", "prompt": "1", "position": "286", "colour": "kl"}
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("way", ["late", "Back", "much later", "another page"])
 def test_an_address_that_was_replaced_a_moment_ago_is_not_taken_for_back(way: str, monkeypatch: pytest.MonkeyPatch):
     """Keys that are pressed faster than pages are drawn: each asks with the address that the browser had when it was
@@ -204,6 +206,7 @@ LINKED_SETTINGS = {
 }
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("page", LINKED_SETTINGS)
 def test_a_link_restores_what_the_pages_own_controls_were_set_to(page):
     said = LINKED_SETTINGS[page]
@@ -218,6 +221,7 @@ def test_a_link_restores_what_the_pages_own_controls_were_set_to(page):
     assert {name: app.query_params[name] for name in said} == said
 
 
+@pytest.mark.spread(12)
 @pytest.mark.parametrize("value", ["nonsense", "-1", "65", "4.0", "9" * 5000, "<b>", "\x00"])
 @pytest.mark.parametrize("page", ["overview", "near_ties", "flips", "kv_cache", "runs"])
 def test_a_link_with_impossible_settings_gets_sentences_and_the_defaults(page, value):

@@ -71,6 +71,7 @@ class _Breaking(httpx2.HTTPTransport):
         return answer
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_in_pieces_it_goes_on_where_the_connection_broke(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,6 +149,7 @@ class _Answering(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
@@ -277,6 +279,7 @@ def odd_server_says(tmp_path: Path, **said: tuple[int, dict[str, str], str]) -> 
             server.shutdown()
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("method", "status", "headers", "body"),
     [

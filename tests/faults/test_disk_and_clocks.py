@@ -135,6 +135,7 @@ def _empty(path: Path) -> None:
 FATES = {"gone": Path.unlink, "truncated": _truncate, "scribbled over": _scribble, "emptied": _empty}
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("page", ["overview", "near_ties"])
 @pytest.mark.parametrize("fate", FATES)
 def test_a_run_lost_while_it_is_viewed_is_a_sentence_and_the_others_stay(fate: str, page: str, store: Store) -> None:

@@ -45,6 +45,7 @@ def _store(tmp_path: Path) -> Watched:
     return watched
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("work", "times", "seed"),
     [
@@ -63,6 +64,7 @@ def test_a_worker_killed_at_any_moment_leaves_whole_runs_and_all_of_them(
     watched.check_that_it_goes_on()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("fault", "words"), [("careless", "half a run is visible"), ("forgetful", "has changed"), ("losing", "is lost")]
 )

@@ -189,6 +189,7 @@ def test_damage_behind_the_checksums_gets_further_than_damage_before_them(reader
 PLANTED = {"crash": "signal", "raise": "exception: KeyError", "hang": "timeout", "eat": "MiB", "babble": "no sentence"}
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_reader_with_a_planted_fault_is_seen(fault: str, readers: Readers, tmp_path: Path) -> None:
     path = tmp_path / "plain.npz"

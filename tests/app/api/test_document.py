@@ -26,6 +26,7 @@ def _script(url: str) -> str:
     return "set -eu -o pipefail\n" + "\n".join(found)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.skipif(
     not all(map(shutil.which, ("curl", "openssl", "bash"))), reason="the examples need curl and openssl"

@@ -117,6 +117,7 @@ def test_the_file_comes_in_ranges_and_only_if_it_has_changed(client: TestClient,
     assert client.get("/files/none.duckdb").headers["content-type"].startswith("text/plain")
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("kind", ["file", "npz"])
 @pytest.mark.parametrize(
     ("range_", "status"), [("bytes=99999999-", 416), ("bytes=9-1", 400), ("bytes=a-b", 400), ("lines=1-2", 400)]
@@ -236,6 +237,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("method", "path"), CHANGES)
 def test_a_viewer_changes_nothing(
     method: str, path: str, client: TestClient, three: list[str], store: Path, monkeypatch

@@ -401,6 +401,7 @@ def test_an_upload_that_arrived_whole_becomes_a_run_without_a_body(client: TestC
     assert client.head(place, headers=TUS).status_code == 404
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_killed_in_the_middle_leaves_nothing_once_another_has_started(tmp_path: Path) -> None:
     body = dump(64, 4096)
     store = tmp_path / "runs"

@@ -82,6 +82,7 @@ def test_the_lists_are_asked_again_at_every_use(provider, monkeypatch):
     assert viewer.get("/").status_code == 401
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     ("claims", "status"),
     [

@@ -107,6 +107,7 @@ def buttons(app: AppTest) -> set[str]:
     return {button.label for button in app.button}
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("page", "link", "missing", "sentence"),
     [

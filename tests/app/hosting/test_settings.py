@@ -65,6 +65,7 @@ def _write(path: Path, text: str | bytes) -> None:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("case", BAD)
 def test_what_a_server_would_not_start_with_leaves_what_is_in_force(case, path, caplog):
     _write(path, GOOD)

@@ -69,6 +69,7 @@ def _answer_to(url: str, head: bytes) -> bytes:
             return b""
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_server_with_a_sign_in_keeps_its_sessions_over_a_restart_and_its_secrets_to_itself(store, tmp_path):
     token, _ = tokens.add(store, "ada", "editor", 1)

@@ -39,6 +39,7 @@ def plain(app: AppTest) -> str:
     return said(app).replace("\\", "")
 
 
+@pytest.mark.spread(12)
 @pytest.mark.parametrize(("run", "page"), covering(SAMPLES, list(PAGES), whole=("where-it-starts",)))
 def test_every_page_draws_every_sample_run(page, run):
     app = opened(page, run=run)
@@ -90,6 +91,7 @@ def test_a_bit_identical_pair_is_said_to_be_one(tmp_path, own_store):
     assert "No flips" in said(opened("flips", run=run_id))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "case",
     ["nonfinite_fp32", "six_repeats_bf16", *thorough(["one_ulp_bf16_void", "flips_fp16", "bf16_upcast_to_fp32"])],

@@ -202,6 +202,7 @@ LINKS = {
 }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", LINKS)
 def test_a_link_restores_what_the_gallery_was_asked_and_keeps_it_in_the_address(name, own_store):
     labels.write(own_store.directory, "injected-bug", Labels(("seen",)))

@@ -43,6 +43,7 @@ def counted(where: str) -> list[tuple]:
         return run._database.rows(f"SELECT prompt, position FROM position WHERE {where} ORDER BY prompt, position")
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("link", "columns", "limit", "words"),
     [

@@ -62,6 +62,7 @@ def label(app: AppTest) -> str:
     return next(element.value for element in app.markdown if "-badge[" in element.value)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("verdict", CASES)
 def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, verdict):
     app = opened(run=judged_run(own_store, verdict))
@@ -187,6 +188,7 @@ def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_
     assert b'"token_ids": [2, 3, 4' in prompts.content
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("state", "shown"), [("running", "judging decode"), ("failed", "no such model"), ("done", "Open the judged run")]
 )
@@ -385,6 +387,7 @@ def test_the_structure_unfolds_to_the_growth_over_modules(own_store):
     assert figure.data[1].y[3] == 1e-3
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "odd",
     [

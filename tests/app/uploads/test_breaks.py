@@ -81,6 +81,7 @@ def test_a_socket_cut_in_the_middle_keeps_every_byte_that_arrived(server, tmp_pa
     assert content(tmp_path / "runs") == body
 
 
+@pytest.mark.thorough
 def test_a_server_killed_in_the_middle_is_gone_on_with_by_the_next(server, tmp_path):
     body = os.urandom(SMALL)
     address = announced(server, len(body))

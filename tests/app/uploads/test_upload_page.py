@@ -227,6 +227,7 @@ def test_a_run_file_says_what_it_is_is_checked_and_becomes_a_run(monkeypatch, st
         ]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("is_large", [False, True])
 def test_a_look_says_the_same_in_this_process_and_in_one_of_its_own(monkeypatch, is_large):
     monkeypatch.setattr(looking, "AT_ONCE_BYTES", 0 if is_large else 1 << 30)

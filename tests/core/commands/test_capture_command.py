@@ -84,6 +84,7 @@ def test_chat_puts_each_text_between_the_words_of_the_template(cli, tmp_path, ch
     ]
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -144,6 +145,7 @@ def test_a_dry_run_for_people_names_every_side_and_the_cost(cli):
         assert words in done.stdout
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -203,6 +205,7 @@ def test_where_a_later_side_fails_those_before_it_are_kept_with_the_same_bits(cl
     }
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "arguments",
     [

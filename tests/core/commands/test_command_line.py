@@ -29,6 +29,7 @@ def in_a_process(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("arguments", "code", "stream", "text"),
     [
@@ -172,6 +173,7 @@ def test_everything_but_capture_starts_without_torch():
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=300)
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 @pytest.mark.parametrize("characters", [300, *thorough([None])])
 def test_the_same_capture_gives_the_same_bits_and_really_diverges(cli, tmp_path, characters):
@@ -215,6 +217,7 @@ def test_report_a_the_first_call_differs_from_later_ones_with_reuse_and_not_with
     assert report["summary"]["bit_identical"] is True
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 @pytest.mark.parametrize(("prompt", "sizes"), [(FOX[:90], (1, 8)), *thorough([(FOX, (1, 2, 4, 8))])])
 def test_a_sweep_shows_which_batch_sizes_form_a_class(cli, prompt, sizes):
@@ -230,6 +233,7 @@ def test_a_sweep_shows_which_batch_sizes_form_a_class(cli, prompt, sizes):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_an_interrupted_capture_leaves_nothing_behind(tmp_path):
     command = [sys.executable, "-m", "core", "capture", "--model", "sample_runs/model", "--dtype", "float32"]

@@ -59,6 +59,7 @@ def test_a_run_without_them_is_one_sentence_that_says_how_to_have_them(cli, comm
     assert "no variant 'x'; there are side_1." in cli(command, "plain", "--variant", "x").stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
     """With one turn of the clock, which is asked only what remedies cost."""

@@ -64,6 +64,7 @@ def test_json_gains_a_gate_and_nothing_else_changes(cli):
     assert gate["outcome"] == "failed"
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -202,6 +203,7 @@ def test_the_workflow_of_the_documentation_runs_as_it_is(tmp_path):
     assert ET.parse(tmp_path / "gate.xml").getroot().find("testsuite") is not None
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "statement",
     [

@@ -50,6 +50,7 @@ def test_a_search_that_finds_nothing_says_what_it_tried_and_exits_with_1(cli, tm
     assert open_store().paths() == []
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
     done = cli(
@@ -74,6 +75,7 @@ def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
         assert [tuple(row) for row in kept.to_numpy().tolist()] == flips
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_search_over_continuations_prints_texts_and_margins_beside_positions(cli, monkeypatch):
     """The second token of one path's continuation is planted as another, so that they part on every processor."""

@@ -57,6 +57,7 @@ def test_a_bug_is_suspected_with_exit_code_1(cli, monkeypatch):
     assert "times" in done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_capture_judges_where_it_is_asked_to_and_not_otherwise(cli):
     judged = cli("capture", *MODEL, "--prompt", "def main():", "--variant", "decode", "--judge", "--json")

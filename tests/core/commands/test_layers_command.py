@@ -64,6 +64,7 @@ def test_what_is_not_there_is_one_sentence_and_exit_code_2(options, sentence, cl
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_capture_with_layers_is_repeated_by_its_command_and_read_by_layers(cli, shipped):
     asked = ["capture", "--model", shipped, "--prompt", PROMPT, "--variant", "decode", "--layers"]

@@ -53,6 +53,7 @@ def started(store: Path, planted: str = "") -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_process_inside_one_long_call_ends_within_two_seconds_and_leaves_nothing(tmp_path, number):
     """By the clock of the one who stops it, which alone can be told on a machine where others are at work: without it
@@ -67,6 +68,7 @@ def test_a_process_inside_one_long_call_ends_within_two_seconds_and_leaves_nothi
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_without_the_watcher_it_would_not_end(tmp_path):
     process = started(tmp_path, planted="stopping._watch = lambda *_: None")
     process.send_signal(signal.SIGINT)

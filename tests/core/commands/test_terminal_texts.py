@@ -39,10 +39,9 @@ COMMANDS = [
 ]
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_RETENTION_RUNS", "1")
-    found = Store(tmp_path / "runs")
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    found = Store(tmp_path_factory.mktemp("filled") / "runs")
     for run_id, sample in SAMPLES.items():
         path = copied(found.directory / f"{run_id}.duckdb")
         path.chmod(0o644)
@@ -56,6 +55,14 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     damaged(found.directory / "gone.duckdb", f"UPDATE run SET name = '{ORDERS}'")
     found.discard("gone")
     return found
+
+
+@pytest.fixture
+def store(cli, filled: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """What no command of these changes."""
+    monkeypatch.setenv("ULPSCOPE_STORE", str(filled.directory))
+    monkeypatch.setenv("ULPSCOPE_RETENTION_RUNS", "1")
+    return filled
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def test_the_command_that_the_verdict_names_works_as_it_stands(cli, dump):
     assert "rounding" in done.stdout
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

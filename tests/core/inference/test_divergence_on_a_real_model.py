@@ -34,6 +34,7 @@ def prompt(loaded: LoadedModel) -> list[int]:
     return loaded.tokenizer((SAMPLES / "prompts" / "scheduler.txt").read_text())["input_ids"][:POSITIONS]
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("path", ["decode", "static", "decode+batch:2", "prefill+attn:eager"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_paths_that_part(path: str, dtype: str, shipped: Callable[[str], LoadedModel]) -> None:
@@ -44,12 +45,14 @@ def test_paths_that_part(path: str, dtype: str, shipped: Callable[[str], LoadedM
     assert (reference != variant).any()
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("path", ["prefill", "decode", "static", "blocks:16"])
 def test_reruns_agree_bit_for_bit(path: str, shipped: Callable[[str], LoadedModel]) -> None:
     loaded = shipped("bfloat16")
     assert torch.equal(logits_of(path, loaded, prompt(loaded)), logits_of(path, loaded, prompt(loaded)))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "path", ["decode", "static", "chunked:7", "reuse:31", "blocks:16", "decode+batch:3+row:2", "prefill+pad:left:5"]
 )

@@ -261,6 +261,7 @@ def test_weights_drawn_after_the_rows_would_be_caught():
     assert changes_with_the_batch(replace(planted(lambda given: given.rows[0]), make=rows_first), (WIDE,))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_operation_of_the_table_is_probed_and_near_float64(dtype):
     """Largest relative rms seen: 6e-7 and 3e-3, so ten roundings of each dtype."""

@@ -223,6 +223,7 @@ def test_the_same_place_of_several_prompts_is_one_place():
     assert structure_of(np.array([64, 512 + 128, 1024 + 192]), [512] * 3).block == 64  # the twin
 
 
+@pytest.mark.thorough
 def test_random_places_are_hardly_ever_called_boundaries():
     """By hand: of 511 positions 63 are multiples of 8, so three drawn ones are all that with probability C(63, 3) /
     C(511, 3) = 0.18 %.

@@ -52,6 +52,7 @@ def tried(seed: int, prompts: int, fault: Fault = lambda _: None) -> SixteenTest
     )
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("prompts", "engines"), [(1, 200), (5, 40), (20, 10)])
 def test_rounding_is_not_accused(prompts: int, engines: int) -> None:
     """The promise is 1 in 1000; seed 179 was accused by 64 figures whose tail six of them had been asked for."""

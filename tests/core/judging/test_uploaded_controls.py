@@ -71,6 +71,7 @@ def test_a_fault_at_one_position_is_called_a_bug_with_its_place(tmp_path):
     assert structure.figures["starts"] == [29]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(("is_fault", "verdict"), [(False, "rounding"), (True, "bug suspected")])
 def test_a_floor_of_other_ways_decides_by_the_noise_ratio(is_fault, verdict, tmp_path):
     x = FAULT if is_fault else X
@@ -215,6 +216,7 @@ REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
 }
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("case", REFUSED, ids=str)
 def test_what_is_no_control_is_refused_in_a_sentence_and_changes_nothing(case, tmp_path):
     what, arrays, sentence = REFUSED[case]
@@ -323,6 +325,7 @@ UP = np.ones(
 UP[29] += 5 * 2**-23
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("floor", "sentence"),
     [
@@ -396,6 +399,7 @@ def test_ways_given_twice_count_once_and_are_said(tmp_path):
     assert run.pairs[0].noise_ratio == plain.pairs[0].noise_ratio
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("floor", "sentence"),
     [
@@ -450,6 +454,7 @@ def test_what_earlier_controls_found_is_not_forgotten(tmp_path):
     assert third.pairs[0].verdict == "bug suspected"
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "damage",
     [

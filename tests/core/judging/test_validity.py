@@ -121,6 +121,7 @@ INVALID = {
 }
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("case", INVALID, ids=str)
 def test_a_dump_that_cannot_be_compared_is_called_invalid_with_the_reason(case, tmp_path):
     reference, variant, sentence = INVALID[case]

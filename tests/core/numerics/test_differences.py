@@ -20,6 +20,7 @@ def sides(fmt: FloatFormat, width: int) -> tuple[np.ndarray, np.ndarray]:
     return a, b
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_figures_are_those_of_their_definitions(name, width):

@@ -88,6 +88,7 @@ def test_the_example_comes_out_of_the_dump(path):
     assert unlike(json.loads(json.dumps(got, allow_nan=False)), example(path)) == []
 
 
+@pytest.mark.spread(3)
 @CASE
 def test_the_example_comes_out_of_the_run_file(path, tmp_path):
     got = from_run(path, tmp_path)
@@ -95,6 +96,7 @@ def test_the_example_comes_out_of_the_run_file(path, tmp_path):
     assert unlike(json.loads(json.dumps(got, allow_nan=False)), example(path)) == []
 
 
+@pytest.mark.spread(3)
 @CASE
 def test_dump_and_run_file_say_the_same_and_no_more(path, tmp_path):
     stored, direct = from_run(path, tmp_path), from_dump(path)
@@ -118,6 +120,7 @@ def _changed(path: Path, out: Path) -> Path:
     return out
 
 
+@pytest.mark.spread(2)
 @CASE
 def test_one_changed_element_would_be_noticed(path, tmp_path):
     changed = _changed(path, tmp_path / path.name)

@@ -304,6 +304,7 @@ except StoreError as error:
 """
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("room", [0, 40_000, 2_000_000])
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(room: int, tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk: it fails the same writes, from the first byte to the last
@@ -318,6 +319,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(room: int, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_with_room_enough_the_same_script_writes_a_run(tmp_path: Path) -> None:
     limit = str(min(1 << 30, resource.getrlimit(resource.RLIMIT_FSIZE)[1] % (1 << 62) or 1 << 30))
     found = subprocess.run(

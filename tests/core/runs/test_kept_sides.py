@@ -99,6 +99,7 @@ def tables(path: Path) -> dict[str, list[tuple]]:
         }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("written_rows", [0, 1, 5, 7])
 def test_what_is_kept_equals_row_for_row_a_run_of_those_sides_alone(tmp_path, written_rows):
     store = Store(tmp_path)
@@ -118,6 +119,7 @@ FILLED_BEFORE = [
 ]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("forgotten", few(FILLED_BEFORE, "layer", "evidence", "kv", "logits"))
 def test_a_table_that_was_forgotten_would_be_seen(tmp_path, monkeypatch, forgotten):
     def forgetful(database: Database, first: int) -> None:
@@ -160,6 +162,7 @@ def test_a_whole_run_is_finished_the_same_either_way(tmp_path):
     assert tables(whole) == tables(asked)
 
 
+@pytest.mark.thorough
 def test_the_file_gives_the_room_of_what_was_taken_out_back(tmp_path):
     """Logits of 3 x 24 MB, of which one goes: committed long before, because a writer commits every 64 MB."""
     header = replace(header_of(lengths=(96,), vocab=128_000, sides=3), prompts=header_of(lengths=(96, 1)).prompts[:1])

@@ -149,6 +149,7 @@ def test_the_gallery_lists_it_with_its_kind_beside_the_others(store):
     assert card.bytes == store.path_of(run_id).stat().st_size
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "damage",
     [

@@ -136,6 +136,7 @@ def test_an_interval_that_does_not_hold_its_share_is_none(low, high):
         Kept(0.8, low, high)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "damage",
     [

@@ -58,6 +58,7 @@ class Ticking:
 ZERO = Summary(**dict.fromkeys(Summary.__dataclass_fields__, 0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("dtype", "variant"),
     [pytest.param("float32", "decode+batch:2", marks=pytest.mark.thorough), ("bfloat16", "chunked:3")],
@@ -86,6 +87,7 @@ def test_kernels_are_watched_in_as_many_forwards_as_were_foreseen(path: str):
     assert Work(len(seen), sum(seen)) == stage.least == stage.most
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("dtype", "reference", "variant"), [("bfloat16", "prefill", "decode+batch:2"), ("float32", "decode", "prefill")]
 )

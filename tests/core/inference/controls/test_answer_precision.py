@@ -185,6 +185,7 @@ def short(loaded: LoadedModel) -> list[tuple[int, ...]]:
     return tiny_prompts(loaded, 16)[:1]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("compute", "is_reference"),

@@ -184,6 +184,7 @@ def stale(model: Any, ids: torch.Tensor, share: float) -> torch.Tensor:
     return walk(model, ids, [PREFIX], after)
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 @pytest.mark.parametrize("share", few([0.004, 0.015, 0.04], 0.015))
 def test_a_stale_slot_as_large_as_the_floor_is_seen_at_its_position_or_below_the_stated_limit(
@@ -283,6 +284,7 @@ def test_the_trial_accuses_no_other_way_and_no_draw_and_sees_what_its_table_says
     assert any(line.startswith("| norm epsilon 1e-5 for 1e-6 | no, ") for line in sixteen.missed(tried))
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_logits_at_the_temperature_of_another_are_seen_over_prompts(narrow: LoadedModel) -> None:
     """0.3 % too large: a sixth of the rounding, which no position shows."""

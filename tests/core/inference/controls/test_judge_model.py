@@ -413,6 +413,7 @@ def test_the_model_is_as_it_was_however_the_judgement_ends(error: type[BaseExcep
 # Experts.
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_mixture_of_experts_is_decided_in_float64(experts: LoadedModel) -> None:
     before, implementation = state(experts), experts.model.config._experts_implementation

@@ -33,6 +33,7 @@ def counted(loaded: LoadedModel) -> Iterator[list[None]]:
         handle.remove()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(("dtype", "reference"), [("bfloat16", "prefill"), ("float32", "chunked:4")])
 def test_judgements_of_a_session_are_those_made_alone_with_fewer_forwards(dtype: str, reference: str) -> None:
     loaded = tiny_model("llama", dtype)

@@ -65,6 +65,7 @@ def _row(verdict_rows: tuple[Evidence, ...]) -> Evidence:
     return row
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", NAMED)
 def test_a_lower_precision_is_named_with_its_size_in_floors(small: LoadedModel, name: str) -> None:
     case = CASES[name]
@@ -79,6 +80,7 @@ def test_a_lower_precision_is_named_with_its_size_in_floors(small: LoadedModel, 
     verdict.check(allowed=[LOWER_PRECISION])
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("case", ON_TOP, ids=lambda case: case.name)
 def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
     small: LoadedModel, case: Mutation
@@ -100,6 +102,7 @@ def test_a_fault_as_large_and_as_even_as_a_precision_is_not_excused(small: Loade
     assert _row(verdict.evidence).outcome == NOTED
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fp8", pytest.param("int4", marks=pytest.mark.thorough)])
 def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precision(
     narrow: LoadedModel, name: str
@@ -126,6 +129,7 @@ def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precis
     assert judge_pair(narrow, prompts, "prefill", faulty).verdict.name == BUG_SUSPECTED
 
 
+@pytest.mark.thorough
 def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(narrow: LoadedModel) -> None:
     """Weights of 4 bits in both dtypes; in bfloat16 attention is scaled by another number besides."""
     lower = with_weights(four_bits)

@@ -127,6 +127,7 @@ def test_a_float32_dump_needs_only_the_model(tmp_path):
     assert _outcomes(run)[FLOAT32] == FAILED
 
 
+@pytest.mark.thorough
 def test_a_side_in_a_lower_precision_is_named_and_a_fault_on_top_of_it_stays_a_bug(tmp_path):
     """An engine with an 8-bit cache, another whose logits were sent in bfloat16, and the first with three rows in the
     wrong place.
@@ -151,6 +152,7 @@ def test_a_side_in_a_lower_precision_is_named_and_a_fault_on_top_of_it_stays_a_b
         assert any(says in row.says for row in run.evidence(0))
 
 
+@pytest.mark.thorough
 def test_the_model_that_was_just_refused_is_not_asked_for(narrow, of_another, tmp_path):
     """Nor anywhere else on the ladder; without a pair in float32 that is what is left."""
     own, pair, _ = of_another
@@ -170,6 +172,7 @@ def test_the_model_that_was_just_refused_is_not_asked_for(narrow, of_another, tm
     assert not [text for text in texts if "--model" in text]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("is_earlier", [False, True])
 def test_a_floor_far_from_the_models_own_is_left_aside_and_the_models_decides(is_earlier, narrow, dumped, tmp_path):
     """Ways with noise of their own, seven floors each: of one spread among themselves, and no wider than float32 could

@@ -83,6 +83,7 @@ def test_a_fault_in_the_cache_of_a_layer_enters_at_that_layers_attention(layer, 
     assert f"enters at {first}" in row.says
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("loaded", "variant"),
     few(
@@ -167,6 +168,7 @@ def test_memory_is_bounded_and_the_wanted_positions_come_first(monkeypatch):
     assert np.isfinite(found.pair_rms).all()
 
 
+@pytest.mark.thorough
 def test_a_model_without_blocks_misses_only_this(monkeypatch):
     def refuse(model: object) -> None:
         raise CaptureError("a Thing has no list of 3 blocks to look into.")
@@ -295,6 +297,7 @@ def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, s
     assert _rows(list(found.evidence)).figures["first_module"] == "model.layers.1"
 
 
+@pytest.mark.thorough
 def test_an_engine_without_a_fault_leaves_the_floor_at_no_module_that_it_hands_in():
     """The twin."""
     loaded = tiny_model("llama")

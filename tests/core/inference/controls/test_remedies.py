@@ -112,6 +112,7 @@ def test_every_measured_row_has_its_throughput(bfloat16):
                 assert getattr(row, f"{side}_share") == pytest.approx(rate / plain, rel=1e-12)
 
 
+@pytest.mark.thorough
 def test_prices_are_of_paths_without_their_batch_at_every_batch_size(bfloat16):
     loaded = bfloat16[0]
     rows = prices_of(

@@ -294,6 +294,7 @@ REORDERED = ["llama", "gpt2", "qwen2", "mixtral", "gemma3"]
 REORDERED_PATHS = ["decode", "chunked:7", "reuse:9", "static", "prefill+batch:3+row:1", "prefill+attn:eager"]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("name", "path", "keep_bytes"),
@@ -575,6 +576,7 @@ def _offloaded(model: Any) -> Any:
     return model
 
 
+@pytest.mark.spread(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("change", "sentence"),
@@ -598,6 +600,7 @@ def test_a_model_that_cannot_be_reordered_is_refused_before_it_runs(change, sent
         pass
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("warm", few([False, True], True))
 def test_calling_the_model_through_compile_is_refused(warm: bool, llama: LoadedModel) -> None:
     """Under a dispatch mode dynamo would run the plain model instead, and say nothing."""

@@ -75,6 +75,7 @@ def rms_by_numpy(reference: torch.Tensor, variant: torch.Tensor) -> tuple[float,
     return math.sqrt(squares.mean()), [math.sqrt(row.mean()) for row in squares]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.model
 @pytest.mark.parametrize(("path", "dtype"), covering(["prefill", "decode", "chunked:7"], ["float32", "bfloat16"]))
 def test_the_floor_is_the_rms_of_each_reordering(path, dtype, model_folders) -> None:  # type: ignore[no-untyped-def]
@@ -150,6 +151,7 @@ def test_a_difference_too_small_for_float32_is_kept() -> None:
 # float32.
 
 
+@pytest.mark.spread(5)
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "gemma2", "gemma3", "mixtral", "mamba"])
@@ -198,6 +200,7 @@ def test_the_floor_in_float32_is_that_of_the_model_loaded_in_float32(saved_in: C
 # The microscope, on weights that were really trained.
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 @needs_the_shipped_model
 @pytest.mark.parametrize("dtype", few(["bfloat16", "float32"], "float32"))
@@ -278,6 +281,7 @@ def test_a_floor_over_nothing_is_refused(llama: LoadedModel, monkeypatch: pytest
         rounding_floor(llama, [[5, 6]], (0,), "nothing")
 
 
+@pytest.mark.thorough
 def test_the_floor_of_a_compiled_path_is_refused(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model: compiled(model, backend="eager"))  # no C++ needed

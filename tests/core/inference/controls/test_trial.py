@@ -69,6 +69,7 @@ NAMED = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("name", "prompts", "step"), [("gpt2", 1, 5), *thorough([("gpt2", 1, 1), *((each, None, 1) for each in QUICK)])]
@@ -100,6 +101,7 @@ def test_it_holds_on_every_model_of_the_trial(name: str) -> None:
     assert _wrong(run_trial([name])) == []
 
 
+@pytest.mark.spread(1)
 @pytest.mark.model
 @pytest.mark.parametrize(
     "case",
@@ -114,6 +116,7 @@ def test_a_bug_is_caught_and_a_precision_named_in_bfloat16_too(case) -> None:  #
     assert trial.own_ratio is not None
 
 
+@pytest.mark.spread(1)
 @pytest.mark.model
 @pytest.mark.parametrize("name", few(CONFIGS, "gpt2", "llama"))
 def test_mutations_that_change_the_function_do_change_it_in_float64(name: str) -> None:

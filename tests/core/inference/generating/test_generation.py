@@ -60,6 +60,7 @@ def generated(loaded: LoadedModel, ids: list[int], length: int) -> tuple[int, ..
     return tuple(out[0, len(ids) :].tolist())
 
 
+@pytest.mark.spread(8)
 @pytest.mark.model
 @pytest.mark.parametrize(("loaded", "path"), covering(MODELS, PATHS, whole=("llama",)), indirect=["loaded"])
 def test_a_path_continues_a_prompt_as_transformers_does(path: str, loaded: LoadedModel) -> None:

@@ -55,6 +55,7 @@ def searched(request, llama: LoadedModel, shipped_model: Path) -> Searched:  # t
     return Searched(loaded, prompts, variant, flips)
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_every_flip_of_every_prompt_is_found(searched: Searched) -> None:
     prompts = searched.prompts

@@ -49,6 +49,7 @@ def triton() -> Any:
     return pytest.importorskip("triton", reason="Triton is for Linux only")
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 @pytest.mark.slow
 def test_the_claims_hold_by_the_interpreter(triton: Any) -> None:
@@ -177,6 +178,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "capability"), [("bf16", 80), *thorough([("bf16", 90), ("fp32", 80)])])
 def test_compiled_kernels_keep_their_order(triton: Any, cache: None, dtype: str, capability: int) -> None:

@@ -108,6 +108,7 @@ def test_bfloat16_is_widened_where_no_instruction_multiplies_pairs(monkeypatch: 
     assert torch.allclose(together.double(), x.double() @ w.double(), rtol=1e-4, atol=1e-2)
 
 
+@pytest.mark.thorough
 def test_smaller_tiles_of_narrower_machines_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [
         (_drawn(9, 1100), _drawn(13, 1100, seed=1).t(), "dots_float32", lambda: kernels._dots(FLOAT32)),
@@ -212,6 +213,7 @@ def _depends_on_its_place(
     return not (torch.equal(pieces, whole) and torch.equal(shared, whole[:40_001]))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(("name", "dtype"), covering(list(FUNCTIONS), [*DTYPES, "float16"]))
 def test_an_element_does_not_depend_on_its_place(name: str, dtype: str, threads: Callable[[int], None]) -> None:
     def compute(x: torch.Tensor) -> torch.Tensor:
@@ -241,6 +243,7 @@ def _differing(loaded: LoadedModel, paths: list[str], modifiers: str) -> list[st
     return [path for path in paths if not torch.equal(logits_of(f"{path}{modifiers}", loaded), plain)]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("name", "dtype"),
@@ -276,6 +279,7 @@ def test_without_it_they_do_not(model_of: Callable[..., LoadedModel]) -> None:
     assert "decode" in _differing(model_of("llama", "float32"), PATHS, "")
 
 
+@pytest.mark.spread(8)
 @pytest.mark.model
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -486,6 +490,7 @@ def _decoded(factor: float) -> Engine:
     return lambda model, ids: walk(model, ids, range(1, len(ids)), change)
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_fault_that_rounds_away_in_bfloat16_is_not_cleared_there_while_float32_fails() -> None:
     """1.001 is 1 in bfloat16, so in one order the sides are equal there. The rung is asked where the verdict was
@@ -507,6 +512,7 @@ def test_a_fault_that_rounds_away_in_bfloat16_is_not_cleared_there_while_float32
     assert "in float32" in row.says
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_without_the_fault_the_same_engine_is_cleared_in_float32() -> None:
     """The twin."""
@@ -533,6 +539,7 @@ def test_equal_bits_beside_a_rung_that_fails_clear_nothing() -> None:
     assert "cache" not in row.says
 
 
+@pytest.mark.spread(1)
 @pytest.mark.model
 @pytest.mark.parametrize(
     "name",

@@ -60,6 +60,7 @@ def own_cache(loaded: LoadedModel) -> DynamicCache:
     return cache
 
 
+@pytest.mark.spread(8)
 @pytest.mark.model
 @pytest.mark.parametrize(("loaded", "path"), covering(MODELS, PATHS, whole=("llama",)), indirect=["loaded"])
 def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, loaded) -> None:  # type: ignore[no-untyped-def]

@@ -220,6 +220,7 @@ def test_padding_surrounds_every_row(llama: LoadedModel, monkeypatch: pytest.Mon
 # dtype:X
 
 
+@pytest.mark.spread(8)
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", MODELS)

@@ -170,6 +170,7 @@ CONSUMERS: dict[str, Callable[[LoadedModel, str], object]] = {
 }
 
 
+@pytest.mark.spread(5)
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["prefill", "blocks:8", "decode", "chunked:20+batch:2"])
 @pytest.mark.parametrize("consumer", CONSUMERS)

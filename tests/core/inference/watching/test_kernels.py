@@ -117,6 +117,7 @@ def launches(listed: KernelList, name: str) -> int:
     return sum(row.launches for row in listed.rows if row.name == name)
 
 
+@pytest.mark.spread(3)
 @pytest_model
 @pytest.mark.parametrize("path", ["prefill", "prefill+batch:3", "prefill+attn:eager"])
 def test_products_are_counted_as_the_dispatcher_counts_them(loaded: LoadedModel, path: str):

@@ -112,6 +112,7 @@ def nudged(output: torch.Tensor) -> torch.Tensor:
     return changed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", few(ARCHITECTURES, "mixtral"))
 def test_a_fault_in_any_kind_of_module_is_named_as_the_first_that_differs(name, tmp_path, monkeypatch):
     loaded = model_of(name)
@@ -137,6 +138,7 @@ def test_a_fault_in_any_kind_of_module_is_named_as_the_first_that_differs(name, 
         assert (found.first.module, found.first.neq) == (target, 1)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", few(ARCHITECTURES, "llama", "gpt2", "gemma3", "mixtral", "mamba", "falcon"))
 def test_every_module_that_can_be_is_followed_into_the_prompts_own_row(name, tmp_path):
     """In the wrong row or column a module would be a million floors away."""
@@ -156,6 +158,7 @@ def _never_seen(name: str) -> set[str]:
     return {f"backbone.layers.{block}.mixer.dt_proj" for block in (0, 1)} if name == "mamba" else set()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", few(["llama", "qwen3", "opt", "qwen2-moe", "gpt2"], "opt", "qwen2-moe"))
 def test_figures_equal_those_of_hooks_of_ones_own(name, tmp_path):
     """Token by token against the whole prompt, in float64 numpy, from outputs that a hook of this test gathered."""
@@ -219,6 +222,7 @@ def test_watching_changes_no_bit_and_leaves_no_hook(tmp_path):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in loaded.model.modules())
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("variant", ["chunked:5+pad:right:3", "reuse:4", "blocks:4", "static", "decode+batch:2+row:1"])
 def test_a_prompt_in_several_forwards_is_put_together(variant, tmp_path):
     with captured(tmp_path, model_of("llama"), variant) as run:
@@ -310,6 +314,7 @@ def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
     assert reordering.reordering_refusal(loaded.model) is None
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("variant", ["decode+faulty", "chunked:7+faulty", "prefill+batch:3+faulty"])
 def test_modules_are_compared_alike_beside_the_forwards_and_between_them(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -329,6 +334,7 @@ def test_modules_are_compared_alike_beside_the_forwards_and_between_them(
         assert beside.equals(between)
 
 
+@pytest.mark.thorough
 def test_long_prompts_do_not_wait_in_memory(tmp_path, monkeypatch):
     """What a trace holds between two forwards is a part of each module at most, whatever the length of the prompt."""
     loaded, held = model_of("llama"), []

@@ -100,6 +100,7 @@ def test_sides_of_equal_values_and_other_sides_are_of_the_classes_they_were(tmp_
         assert [side.bit_class for side in run.sides] == [0, 1, 1, 2]
 
 
+@pytest.mark.thorough
 def test_a_lie_in_a_file_s_own_digests_of_values_is_not_taken_over(tmp_path):
     with taken(tmp_path, "mixed", reference=FINE, variant=COARSE) as run:
         path = run.path

@@ -303,6 +303,7 @@ def test_token_ids_beyond_the_vocabulary_are_remarked_on(tmp_path: Path) -> None
 # ---- streaming
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("upcast", [False, True])
 def test_a_dump_is_read_in_a_fraction_of_its_size(tmp_path: Path, upcast: bool) -> None:
     """Chunks of 1 MiB of 64 MiB: the peak may hold two chunks a side and the temporaries of one conversion, not the

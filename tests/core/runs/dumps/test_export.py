@@ -223,6 +223,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("kind", "dtypes", "lengths"),
     WAYS,

@@ -410,6 +410,7 @@ def test_a_dump_cut_off_anywhere_is_refused(tmp_path: Path, form: str) -> None:
         assert_one_sentence(str(refusal.value), "cut")
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("form", WHOLE)
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -529,6 +530,7 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
 }
 
 
+@pytest.mark.spread(3)
 @needs_proc
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_refused_in_bounded_time_and_memory(tmp_path: Path, bomb: str) -> None:
@@ -540,11 +542,13 @@ def test_a_bomb_is_refused_in_bounded_time_and_memory(tmp_path: Path, bomb: str)
     assert seconds < 20
 
 
+@pytest.mark.thorough
 @needs_proc
 def test_the_measure_of_a_bomb_can_fail(tmp_path: Path) -> None:
     assert probe(deflated_zeros(tmp_path / "bomb.npz", 310), "numpy")[0] >= 300
 
 
+@pytest.mark.thorough
 @needs_proc
 def test_a_large_honest_archive_opens_within_the_same_bounds(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "large.npz", "w") as made:

@@ -58,6 +58,7 @@ def _contents(path: Path) -> dict[str, list[tuple]]:
         return {name: sorted(shell.sql(f"SELECT * FROM {name}").fetchall(), key=repr) for name in EVERY_TABLE}
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("dtype", "lengths", "vocab", "count"), SHAPES)
 def test_every_bit_comes_back_by_sql_alone_and_by_every_way_of_reading(
     dtype, lengths, vocab, count, store: Store
@@ -185,6 +186,7 @@ def test_a_column_without_a_comment_would_be_found(tmp_path: Path) -> None:
     assert columns == [("b",)]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("make", [bits_of_sides, calm_sides])
 def test_the_reference_far_ahead_gives_the_same_file_as_sides_in_step(make, store: Store) -> None:
     header = header_of("float32", (3, 8, 2), 5000, 3)
@@ -207,6 +209,7 @@ def test_the_reference_far_ahead_gives_the_same_file_as_sides_in_step(make, stor
     assert _contents(write_run(store, header, sides))["logits"] != _contents(ahead)["logits"]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("lengths", [(1,), (5, 411)])
 def test_every_level_of_the_heatmap_is_the_maximum_over_its_cells(lengths: tuple[int, ...], store: Store) -> None:
     header = header_of("bfloat16", lengths, 33000, 2)  # 1032 cells of 32 tokens: more than one level
@@ -235,6 +238,7 @@ OUTSIDE = [
 ]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(("rows", "tokens"), OUTSIDE)
 def test_a_window_outside_the_run_is_refused(rows, tokens, store: Store) -> None:
     header = header_of()

@@ -122,6 +122,7 @@ def test_a_bit_that_had_changed_would_be_seen(store: Store, foreign_file: Path) 
     assert differing(foreign_file, new, COMPUTED) == ["logits"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_process_of_its_own_takes_in_a_sample_with_all_that_no_bits_prove(store: Store) -> None:
     path = ROOT / "sample_runs" / "where-it-starts.duckdb"
@@ -268,6 +269,7 @@ def _judged(figures: str) -> list[str]:
     return ["UPDATE pair SET verdict = 'rounding', because = 'so', noise_ratio = 1.0 WHERE pair = 0", evidence]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("figures", FIGURES)
 def test_figures_that_nobody_can_compute_with_are_refused_when_read_and_when_taken_in(
     figures: str, store: Store, foreign_file: Path
@@ -292,6 +294,7 @@ def test_figures_as_a_judgement_has_them_are_taken_in(store: Store, foreign_file
         )
 
 
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_run_file_has_is_refused_by_name_and_nothing_is_stored(
     name: str, store: Store, foreign_file: Path
@@ -317,6 +320,7 @@ def test_a_lie_comes_in_where_nobody_compares(
         assert 999 not in run.positions(0)["max_ulps"].tolist()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("check", ["_check_table", "_check_summary", "_check_tiles"])
 def test_each_comparison_is_one_that_catches(
     check: str, store: Store, foreign_file: Path, monkeypatch: pytest.MonkeyPatch
@@ -333,6 +337,7 @@ def test_each_comparison_is_one_that_catches(
     taken(store, foreign_file)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("table", ["kv", "token"])
 def test_rows_beyond_what_a_run_has_are_refused_before_they_are_read(
     table: str, store: Store, foreign_file: Path, monkeypatch

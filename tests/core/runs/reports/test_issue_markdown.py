@@ -91,6 +91,7 @@ def test_the_report_is_the_expected_text(store):
         assert text == EXPECTED.replace("CREATED", f"{run.created:%Y-%m-%d %H:%M}")
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("verdict", CASES)
 def test_every_verdict_is_reported_with_every_row_it_rests_on(store, verdict):
     text = report(store, judged_run(store, verdict))

@@ -123,6 +123,7 @@ def _read_all(path: Path) -> list[bytes]:
         return seen
 
 
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("fault", FOREIGN)
 def test_a_foreign_file_is_named_with_a_reason_and_harms_no_run(fault: str, tmp_path: Path) -> None:
     plant, sentence = FOREIGN[fault]
@@ -151,6 +152,7 @@ def test_the_planted_faults_are_faults_and_not_the_store(tmp_path: Path) -> None
     assert ([card.run_id for card in cards], broken) == (["x"], [])
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("table", sorted(TABLES))
 def test_a_file_without_one_of_the_tables_is_refused(table: str, tmp_path: Path) -> None:
     _changed(f"DROP TABLE {table}")(tmp_path / "x.duckdb")
@@ -158,6 +160,7 @@ def test_a_file_without_one_of_the_tables_is_refused(table: str, tmp_path: Path)
         RunReader(tmp_path / "x.duckdb")
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     "tampered",
     [
@@ -203,6 +206,7 @@ def test_damage_anywhere_is_caught_or_changes_nothing(kind: str, tmp_path: Path)
     _fuzz(kind, FLIPS if kind == "one bit" else 60, tmp_path)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("kind", ["one bit", "truncated"])
 def test_damage_somewhere_is_caught_or_changes_nothing(kind: str, tmp_path: Path) -> None:
     _fuzz(kind, 12, tmp_path)
@@ -300,6 +304,7 @@ def test_a_link_to_a_run_is_a_run_and_a_hidden_file_is_not_listed(tmp_path: Path
 ODD_NAMES = ["a run of mine", "it's", "日本", "temp", "system", "memory", "run", "main", "x.y", "run_file", "%41"]
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_a_renamed_run_is_listed_and_opened_whatever_its_name(name: str, tmp_path: Path) -> None:
     store = Store(tmp_path)

@@ -60,6 +60,7 @@ def _readers_beside_a_writer(place: Path, readers: int, runs: int) -> None:
         assert 1 <= int(out) <= runs + 1
 
 
+@pytest.mark.thorough
 def test_two_processes_read_whole_runs_while_a_writer_adds_some(tmp_path: Path) -> None:
     _readers_beside_a_writer(tmp_path, readers=2, runs=6)
 

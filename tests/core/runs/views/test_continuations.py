@@ -32,6 +32,7 @@ def test_every_variant_of_every_continued_prompt_says_where_it_parts(run):
     assert continuations(run[0], 1) == found[2:]
 
 
+@pytest.mark.spread(1)
 def test_stored_logits_confirm_a_parting_only_where_they_prefer_both_generated_tokens(run):
     """The twin: the same run whose stored logits prefer the reference's token on both sides."""
     opened, is_confirmed = run

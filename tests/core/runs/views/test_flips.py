@@ -54,6 +54,7 @@ def far_flips(store: Store) -> RunReader:
     return RunReader(store.path_of("far"))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("near_ties", [False, True])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_ranks_and_probabilities_are_those_of_the_whole_logits(name, near_ties):

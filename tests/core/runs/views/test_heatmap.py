@@ -85,6 +85,7 @@ def tiles_of(run: RunReader) -> Iterator[Tile]:
                 yield Tile(row_level, column_level, row, column)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("opened", "measure", "order"),
     few(

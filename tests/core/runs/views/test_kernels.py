@@ -199,6 +199,7 @@ def test_shapes_are_written_as_shapes_and_a_librarys_own_words_stay(detail, said
     assert shape_in_words(detail) == said
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "damage",
     [

@@ -135,6 +135,7 @@ def test_one_element_is_seen_in_its_layer_head_and_position_and_nowhere_else(tmp
         assert grids["value"].neq_share[1, 3] == 1 / 32  # two heads of 16 a position
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("place", "columns"), covering([0, 1233, 2048, None], [800, 7, 1]))
 def test_one_differing_element_stays_visible_however_coarse_the_map(tmp_path, columns, place):
     bits = cache(3, 1, 2049, 4)

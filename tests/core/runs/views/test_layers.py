@@ -84,6 +84,7 @@ def test_a_position_that_is_computed_twice_counts_as_it_was_computed_last(tmp_pa
         assert run.layers(0)["neq"].tolist() == [6]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "parts",
     {
@@ -255,6 +256,7 @@ def test_hundreds_of_prompts_do_not_grow_memory(tmp_path):
     assert outputs(MODULES[0], 0, 3).shape == (3, WIDTH)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "damage",
     [

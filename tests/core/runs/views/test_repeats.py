@@ -93,6 +93,7 @@ def test_a_class_that_is_missing_from_the_matrix_would_be_seen(tmp_path):
     assert len(classes_of(run)) == 3
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("paths", "expected"),
     [

@@ -1,0 +1,30 @@
+"""What `make test` runs of a test with many cases: `@pytest.mark.spread(n)` leaves it n of them, first and last
+included; `make thorough` has the others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+
+def spread(cases: int, kept: int) -> set[int]:
+    """Numbers of `kept` of so many cases, evenly apart: the same ones on every machine."""
+    if kept >= cases:
+        return set(range(cases))
+    return {round(i * (cases - 1) / max(kept - 1, 1)) for i in range(kept)}
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    cases: dict[tuple, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("spread")
+        if mark is not None and item.get_closest_marker("thorough") is None:
+            cases[item.path, item.nodeid.split("[")[0], *mark.args].append(item)
+    for (_, _, kept_cases), those in cases.items():
+        kept = spread(len(those), kept_cases)
+        for number, item in enumerate(those):
+            if number not in kept:
+                item.add_marker(pytest.mark.thorough)
