@@ -151,7 +151,7 @@ def field_of(name: str) -> Field[Any]:
 
 
 def _fits(value: object, wanted: Any) -> bool:
-    """Is a value of JSON one of the type that a field declares?"""
+    """True for a value of JSON of the type that a field declares."""
     if get_origin(wanted) is tuple:
         return isinstance(value, list) and all(_fits(one, get_args(wanted)[0]) for one in value)
     return type(value) in (get_args(wanted) or (wanted,))

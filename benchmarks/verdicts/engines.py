@@ -72,14 +72,14 @@ def attention_of(layer: Any) -> Any:
 
 
 def is_windowed(model: Any) -> bool:
-    """Does any layer see only the last tokens?"""
+    """True where a layer sees only the last tokens."""
     config = model.config
     kinds = getattr(config, "layer_types", None)
     return "sliding_attention" in kinds if kinds else getattr(config, "sliding_window", None) is not None
 
 
 def has_rotary_positions(model: Any) -> bool:
-    """Do only distances between tokens count?"""
+    """True where only distances between tokens count."""
     return hasattr(model, "model") and hasattr(model.model, "rotary_emb")
 
 

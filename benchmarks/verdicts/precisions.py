@@ -156,8 +156,8 @@ def stale_slot_in_fp8(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _tokens_in_layers(loaded: LoadedModel) -> bool:
-    """Are the layers' maps matrices? Experts are three-dimensional parameters, which engines quantise in ways of their
-    own.
+    """True where the layers' maps are matrices. Experts are three-dimensional parameters, which engines quantise in
+    ways of their own.
     """
     return loaded.model.config.model_type != "mixtral"
 

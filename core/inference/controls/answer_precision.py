@@ -39,7 +39,7 @@ class Narrow:
 
 
 def narrow_answers(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide) -> Narrow | None:
-    """Does the side compute in 16 bits though it is asked for float32? None where its answers become finer, and for a
+    """How the side computes in 16 bits though it is asked for float32. None where its answers become finer, and for a
     float32 model.
 
     Either its answers lie on the grid of a 16-bit dtype. Or (a float32 head over 16-bit hidden states) they are off it,

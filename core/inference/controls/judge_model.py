@@ -459,7 +459,7 @@ class _ModelLadder(Ladder):
         self.evidence[place] = replace(single, outcome=NOTED, says=says)
 
     def _lower_precision(self) -> None:
-        """Is one side of a pair beyond its floor the same function in a lower precision?"""
+        """Decide whether one side of a pair beyond its floor is the same function in a lower precision."""
         deciding = self.tests.get(FLOAT64, self.tests.get(FLOAT32))
         if deciding is None or deciding.is_passed or deciding.nonfinite or "float32" not in self.measured:
             return
@@ -560,7 +560,7 @@ def _has_experts(model: Any) -> bool:
 
 
 def _asks_for_float64(loaded: LoadedModel, test: FloorTest) -> bool:
-    """May the float32 rung of this model mean nothing, one way or the other?
+    """True where the float32 rung of this model may mean nothing, one way or the other.
 
     A router that chooses experts is no continuous function: where two experts' scores nearly tie, rounding picks
     another expert and the position jumps, in the pair (which then fails) or in the reorderings (whose floor then hides

@@ -91,7 +91,7 @@ class JudgingSession:
         return self._logits[key]
 
     def keeps(self, model: LoadedModel) -> bool:
-        """Are a reference's logits kept in the dtype of `model`?"""
+        """True where a reference's logits are kept in the dtype of `model`."""
         size = sum(map(len, self.prompts)) * model.vocab_size * model.torch_dtype.itemsize
         return self.pairs > 1 and size <= KEPT_BYTES
 

@@ -166,7 +166,7 @@ def _noting(ran: Counter[torch.nn.Module]) -> Any:
 
 
 def _is_under_compile() -> bool:
-    """Is the code that runs now called through torch.compile?
+    """True where the code that runs now is called through torch.compile.
 
     Under a dispatch mode dynamo quietly falls back to the plain model (convert_frame: "should_skip_for_dispatch_mode"),
     and the floor would then compare two kinds of kernels. Its frame evaluator is installed all the same.

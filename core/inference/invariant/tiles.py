@@ -43,11 +43,11 @@ FLOAT32, BFLOAT16, BFLOAT16_PAIRS = 0, 1, 2
 
 _FEATURES = llvm.get_host_cpu_features()
 HAS_WIDE_VECTORS = bool(_FEATURES.get("avx512f"))
-"""Are there 32 registers of 16 lanes? Otherwise a vector takes several, and tiles are made smaller; no sum changes by
+"""True with 32 registers of 16 lanes. Otherwise a vector takes several, and tiles are made smaller; no sum changes by
 that.
 """
 HAS_PAIRS = HAS_WIDE_VECTORS and bool(_FEATURES.get("avx512bf16"))
-"""Does this machine multiply pairs of bfloat16 in one instruction?"""
+"""True where this machine multiplies pairs of bfloat16 in one instruction."""
 
 
 def _fma(builder, a, b, c):

@@ -52,7 +52,7 @@ class RunnableSide:
 
     @property
     def is_one_piece(self) -> bool:
-        """Does a compiler make its kernels, out of reach of whoever looks on?"""
+        """True where a compiler makes its kernels, out of reach of whoever looks on."""
         return self.path is not None and any(MODIFIERS[step.name].is_one_piece for step in self.path.modifiers)
 
     @property

@@ -231,7 +231,7 @@ def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None
 
 @contextmanager
 def _reduced(batch: PromptBatch, switch: str) -> Iterator[PromptBatch]:
-    """May cuBLAS add up the parts of a bfloat16 or float16 product in that same dtype?"""
+    """True where cuBLAS may add up the parts of a bfloat16 or float16 product in that same dtype."""
     products: Any = torch.backends.cuda.matmul
     names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
     # Each switch is a pair in torch 2.13: (in reduced precision, with split K).

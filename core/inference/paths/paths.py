@@ -60,7 +60,7 @@ class Path:
 
     @property
     def has_real_neighbours(self) -> bool:
-        """Are the other rows of its batch windows of real text?"""
+        """True where the other rows of its batch are windows of real text."""
         return self.rows > 1 and not any(MODIFIERS[step.name].has_own_neighbours for step in self.modifiers)
 
     def logits_bytes(self, loaded: LoadedModel, positions: int) -> int:
@@ -94,7 +94,7 @@ class Path:
 
     @property
     def reads_cache(self) -> bool:
-        """Does any of its forwards read the keys and values of an earlier one?"""
+        """True where any of its forwards reads the keys and values of an earlier one."""
         return BASES[self.base.name].reads_cache
 
     def compute_dtype(self, loaded: LoadedModel) -> str:

@@ -89,7 +89,7 @@ class _Forwards:
             self._calls = None
 
     def is_new(self) -> bool:
-        """Does this call of the model begin a forward? Asked once a call; of one that nobody announced, yes."""
+        """True where this call of the model begins a forward. Asked once a call; of one that nobody announced, yes."""
         if self._calls is None:
             return True
         self._calls += 1
@@ -308,8 +308,8 @@ def _shapes(event: Any) -> str:
 
 @cache
 def _computes(name: str) -> bool:
-    """Has the operation a kernel of its own that makes values? Views, allocations and compositions of other operations
-    have none.
+    """True where the operation has a kernel of its own that makes values. Views, allocations and compositions of other
+    operations have none.
     """
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:

@@ -120,7 +120,7 @@ def has_a_core_to_spare(loaded: LoadedModel) -> bool:
 
 
 def is_one_piece(path: Path) -> bool:
-    """Does a compiler make its kernels, out of reach of whoever looks on?"""
+    """True where a compiler makes its kernels, out of reach of whoever looks on."""
     return any(MODIFIERS[step.name].is_one_piece for step in path.modifiers)
 
 

@@ -123,7 +123,8 @@ def looks_normalised(rows: NDArray[np.float32]) -> str:
 
 
 def are_log_probabilities(logsumexp: NDArray[np.float64], kept: NDArray[np.int64] | int, vocab: int) -> bool:
-    """Can values at most 0 of these logsumexp [rows], `kept` of each row's tokens, be a vocabulary's log-probabilities?
+    """True where values at most 0 of these logsumexp [rows], `kept` of each row's tokens, can be a vocabulary's
+    log-probabilities.
 
     All of them add up to 1. The largest k of V probabilities add up to k / V at least and 1 at most, so logits that
     happen to be negative are seldom mistaken: those of GPT-2, near -40, add up to 1e-16.

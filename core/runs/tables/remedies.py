@@ -88,7 +88,7 @@ class Kept:
 
     @property
     def is_told(self) -> bool:
-        """Is it narrow enough to be told as a number?"""
+        """True where it is narrow enough to be told as a number."""
         return self.low is None or self.high is None or self.high - self.low <= TOO_WIDE * self.share
 
     def in_words(self) -> str:
@@ -167,7 +167,7 @@ class RemedyRow:
 
     @property
     def is_sized(self) -> bool:
-        """Was it measured, and does its difference have a size?"""
+        """True where it was measured and its difference has a size."""
         return self.is_measured and self.rms is not None
 
     @property

@@ -68,7 +68,7 @@ def _figure(one: Compared, name: str) -> float | None:
 
 
 def same_tokens(compared: Sequence[Compared]) -> bool | None:
-    """Are all runs of the same prompts, token by token? None where one of them does not know its tokens."""
+    """True where all runs are of the same prompts, token by token. None where one of them does not know its tokens."""
     prompts = [tuple(prompt.token_ids for prompt in one.run.header.prompts) for one in compared]
     if any(not ids for of_run in prompts for ids in of_run):
         return None

@@ -112,7 +112,7 @@ def is_multiplied(pair: KernelPair) -> bool:
 
 
 def is_reducing(pair: KernelPair) -> bool:
-    """Can its result depend on the order of a sum? By its name."""
+    """True where its result can depend on the order of a sum. By its name."""
     name = pair.name.lower()
     return any(word in name for word in _REDUCING)
 

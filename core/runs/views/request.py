@@ -36,7 +36,7 @@ def typed_with(about: Provenance, extra: str) -> str | None:
 
 
 def asks_for(about: Provenance, extra: str) -> bool:
-    """Was the capture asked for `layers`, `kernels` or `remedies`?"""
+    """True where the capture was asked for `layers`, `kernels` or `remedies`."""
     return bool(getattr(request_of(about), extra, False))
 
 
