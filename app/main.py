@@ -86,7 +86,7 @@ if get_script_run_ctx(suppress_warning=True) is not None:
     draw()
 else:
     refuse_unsafe_start.check()
-    documents = document.routes([name for name, _ in PAGES if name != "runs"])
+    documents = document.routes([name for name, _ in PAGES])
     app = st.App(__file__, routes=[*documents, *ROUTES], middleware=[Middleware(Gate)], lifespan=lifespan)
     gc.freeze()  # what the modules made stays for good: no collection needs to look at its 150,000 objects again
     atexit.register(gc.unfreeze)  # or DuckDB's modules say at the end that they leaked

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import streamlit
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 INDEX = Path(streamlit.__file__).parent / "static" / "index.html"
@@ -40,6 +40,11 @@ def document() -> str:
     return f"{before}{head}{OURS if head else ''}{after}"
 
 
+async def _to_root(request: Request) -> Response:
+    return RedirectResponse(f"./?{request.url.query}" if request.url.query else "./")
+
+
 def routes(pages: list[str]) -> list[Route]:
-    """Routes of the pages at these addresses, and of the one at the root."""
-    return [Route(f"/{page}", _document) for page in ("", *pages)]
+    """Routes of the pages at these addresses; the first stands at the root, where its own address leads."""
+    first, *others = pages
+    return [*(Route(f"/{page}", _document) for page in ("", *others)), Route(f"/{first}", _to_root)]

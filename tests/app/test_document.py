@@ -17,7 +17,7 @@ def client() -> TestClient:
     async def other(_: object) -> PlainTextResponse:
         return PlainTextResponse("Streamlit's own answer")
 
-    pages = [name for name, _ in main.PAGES if name != "runs"]
+    pages = [name for name, _ in main.PAGES]
     return TestClient(Starlette(routes=[*document.routes(pages), Route("/{rest:path}", other)]))
 
 
@@ -37,7 +37,13 @@ def test_every_page_has_streamlits_document_with_our_scripts_before_its_own(clie
     assert "</head>" not in before
 
 
-@pytest.mark.parametrize("address", ["/runs", "/nowhere", "/overview/", "/overview/deeper", "/static/js/index.js"])
+@pytest.mark.parametrize(("address", "led_to"), [("/runs", "./"), ("/runs?q=llama", "./?q=llama")])
+def test_the_address_of_the_first_page_leads_to_the_root(client: TestClient, address: str, led_to: str):
+    answer = client.get(address, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (307, led_to)
+
+
+@pytest.mark.parametrize("address", ["/nowhere", "/overview/", "/overview/deeper", "/static/js/index.js"])
 def test_any_other_address_is_left_to_streamlit(client: TestClient, address: str):
     assert client.get(address, follow_redirects=False).text == "Streamlit's own answer"
 
