@@ -80,6 +80,7 @@ def test_a_command_is_copied_as_it_stands_or_marked_where_the_clipboard_is_refus
     assert page.evaluate("getSelection().toString()").strip() == shown.strip()
 
 
+@pytest.mark.thorough
 def test_the_start_page_opens_and_a_click_on_a_run_opens_it(page: Page, dashboard: Dashboard):
     page.goto(dashboard.url)
     settle(page)
@@ -105,6 +106,7 @@ def test_a_click_on_a_token_selects_its_position_on_every_page(page: Page, dashb
     assert "run=batch-1-against-n" in page.url
 
 
+@pytest.mark.thorough
 def test_a_click_on_a_point_of_the_scatter_selects_its_position(page: Page, dashboard: Dashboard):
     page.goto(f"{dashboard.url}/near_ties?run=fresh-against-cached&position=37")
     settle(page)
@@ -206,6 +208,7 @@ def test_the_reference_of_an_upload_can_be_chosen(page: Page, dashboard: Dashboa
     expect(page.get_by_text("Bit-identical classes")).to_be_visible()
 
 
+@pytest.mark.thorough
 def test_a_bad_dump_gets_one_sentence_and_stores_nothing(page: Page, dashboard: Dashboard, tmp_path: Path):
     before = sorted(dashboard.store.glob("*.duckdb"))
     np.savez(tmp_path / "odd.npz", reference=np.zeros((2, 8), np.float32), variant=np.zeros((3, 8), np.float32))
@@ -218,6 +221,7 @@ def test_a_bad_dump_gets_one_sentence_and_stores_nothing(page: Page, dashboard: 
     page.get_by_role("button", name="Remove odd.npz").click()
 
 
+@pytest.mark.thorough
 def test_a_link_to_an_unknown_run_gets_a_sentence_and_the_gallery(page: Page, dashboard: Dashboard):
     page.goto(f"{dashboard.url}/heatmap?run=long-gone")
     settle(page)
@@ -270,6 +274,7 @@ def test_a_capture_that_fails_says_why_and_a_running_one_can_be_cancelled(page: 
     assert sorted(dashboard.store.glob("*.duckdb")) == before
 
 
+@pytest.mark.thorough
 def test_an_empty_store_says_what_to_do(browser: Browser, tmp_path: Path):
     empty = start(tmp_path / "runs", ULPSCOPE_SAMPLES="")
     try:

@@ -57,6 +57,7 @@ def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(page: P
     assert chart.evaluate(RANGE) not in (zoomed, whole)  # all of another prompt
 
 
+@pytest.mark.thorough
 def test_a_figure_is_drawn_again_where_it_changes_and_nowhere_else(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"overview?{AT}")
     for key in ("over_positions", "ulp_histogram"):
@@ -68,6 +69,7 @@ def test_a_figure_is_drawn_again_where_it_changes_and_nowhere_else(page: Page, d
     assert figure(page, "ulp_histogram").evaluate("figure => figure.times") == 0
 
 
+@pytest.mark.thorough
 def test_the_outline_of_a_brush_stays_while_it_holds_and_goes_with_it(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"near_ties?{AT}")
     page.get_by_text("brushes a box").click()
@@ -116,6 +118,7 @@ def test_words_of_a_figure_are_legible_in_both_themes(page: Page, dashboard: Das
     assert contrast("rgb(128, 132, 149)", "rgb(255, 255, 255)") < 4.5  # the twin: the grey of Streamlit's own figures
 
 
+@pytest.mark.thorough
 def test_a_figure_opens_over_the_whole_window_and_comes_back(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"near_ties?{AT}")
     chart = figure(page, "near_ties")
@@ -131,6 +134,7 @@ def test_a_figure_opens_over_the_whole_window_and_comes_back(page: Page, dashboa
     assert chart.bounding_box() == before
 
 
+@pytest.mark.thorough
 def test_a_library_that_does_not_arrive_is_said_and_asked_for_again(page: Page, dashboard: Dashboard):
     page.route(f"**/{plots.LIBRARY.name}", lambda route: route.abort())
     opened(page, dashboard, f"near_ties?{AT}")

@@ -92,6 +92,7 @@ def test_a_click_on_a_name_opens_the_run_of_that_row(opened: Page):
     expect(opened.locator("h1")).to_have_text("Runs")
 
 
+@pytest.mark.thorough
 def test_a_tick_stays_with_its_run_when_other_runs_are_shown(opened: Page, store: Store):
     click_row(opened, 2, 17)
     expect(actions(opened).get_by_text("Ticked:")).to_be_visible()
@@ -128,6 +129,7 @@ def test_several_runs_are_deleted_and_had_back(opened: Page, store: Store):
     assert store.discarded() == []
 
 
+@pytest.mark.thorough
 def test_a_deleted_run_is_restored_from_the_list(opened: Page, store: Store):
     store.discard("b")  # by another viewer: the page notices by itself
     fold = opened.get_by_text(re.compile("^Recently deleted: 1 run, 10.7 MB"))

@@ -144,6 +144,7 @@ LEGEND = """(canvas) => {
 LARGEST, ONE, MISMATCH = "254,232,56", "61,111,181", "227,0,15"  # the ends of the scale, and NaN on one side
 
 
+@pytest.mark.thorough
 def test_the_scale_ends_at_the_largest_distance_there_is_and_says_what_red_is_on_a_telephone_too(
     page: Page, dashboard: Dashboard, runs
 ):
@@ -158,6 +159,7 @@ def test_the_scale_ends_at_the_largest_distance_there_is_and_says_what_red_is_on
     assert any(count > 5 for colour, count in further.items() if near(colour, LARGEST))
 
 
+@pytest.mark.thorough
 def test_a_map_of_one_colour_says_why_and_leads_to_one_that_shows_more(page: Page, dashboard: Dashboard, runs):
     opened(page, dashboard, "run=one-differs")
     why = page.get_by_text("Nearly every cell is at the top of this scale")
@@ -306,6 +308,7 @@ def test_the_keyboard_reaches_everything(page: Page, dashboard: Dashboard):
     assert window(canvas) == (0, 287, 0, 4096)
 
 
+@pytest.mark.thorough
 def test_rank_and_difference_are_drawn_and_linked(page: Page, dashboard: Dashboard):
     canvas = opened(page, dashboard, "run=batch-1-against-n&position=89")
     by_id = canvas.evaluate(COLOURED)

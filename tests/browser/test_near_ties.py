@@ -185,6 +185,7 @@ def test_the_table_of_flips_downloads_with_every_digit_in_both_forms(page: Page,
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("form", "begins"), [("SVG", b"<svg"), ("PNG", b"\x89PNG")])
 def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
     page: Page, dashboard: Dashboard, form: str, begins: bytes

@@ -60,6 +60,7 @@ def test_a_key_steps_the_position(page: Page, dashboard: Dashboard, key: str, po
     expect_position(page, position)
 
 
+@pytest.mark.thorough
 def test_buttons_step_from_flip_to_flip_and_count_them(page: Page, dashboard: Dashboard):
     opened(page, dashboard, "overview?run=fresh-against-cached&prompt=1&position=0")
     expect(page.get_by_text("3 flips")).to_be_visible()
@@ -162,6 +163,7 @@ def test_keys_pressed_before_the_page_stands_are_followed_when_it_does(page: Pag
     expect_position(page, 39)
 
 
+@pytest.mark.thorough
 def test_keys_that_nobody_followed_for_long_are_forgotten(page: Page):
     page.clock.install()
     page.goto("about:blank")
@@ -192,6 +194,7 @@ def test_a_chosen_position_holds_after_keys(page: Page, dashboard: Dashboard):
     expect_position(page, 101)
 
 
+@pytest.mark.thorough
 def test_the_keys_are_listed(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"overview?{AT_36}")
     page.get_by_role("button", name="Keys").click()
