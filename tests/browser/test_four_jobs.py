@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.driving import ROOT, Dashboard, open_saved, picture, settle
@@ -67,6 +68,7 @@ def test_an_inference_engineer_uploads_a_dump_and_the_control_it_asks_for(
     picture(page, "job-1-judged")
 
 
+@pytest.mark.thorough
 def test_a_qa_engineer_finds_what_moved_the_golden_test(page: Page, dashboard: Dashboard, tmp_path: Path):
     """'The golden test moved.' The gate fails in a shell; the stored dump shows which tokens flipped."""
     golden, today = in_bfloat16(X, HEAD, 1), in_bfloat16(X, HEAD, 1)
@@ -87,6 +89,7 @@ def test_a_qa_engineer_finds_what_moved_the_golden_test(page: Page, dashboard: D
     picture(page, "job-2-flip")
 
 
+@pytest.mark.thorough
 def test_a_kernel_author_learns_at_which_module_a_fault_enters(page: Page, dashboard: Dashboard):
     """'At which layer does it first differ?' From the start page, over the injected bug."""
     page.goto(f"{dashboard.url}/overview?run=injected-bug")

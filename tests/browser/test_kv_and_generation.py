@@ -41,6 +41,7 @@ def charts(page: Page) -> int:
     return page.locator(".js-plotly-plot").count()
 
 
+@pytest.mark.thorough
 def test_a_click_on_the_map_selects_the_position(page: Page, dashboard: Dashboard, runs: None):
     page.goto(f"{dashboard.url}/kv_cache?run=deep&position=10")
     settle(page)
