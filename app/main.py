@@ -54,6 +54,7 @@ def draw() -> None:
         name == "overview"
     ):  # where what was opened is seen; until then a rerun that the browser asks for meanwhile does not lose it
         st.session_state.pop("opened", None)
+    widgets.forget_clicks(name)
     links = st.sidebar.container()
     address.adopt(name)
     view = widgets.sidebar()

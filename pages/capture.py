@@ -322,7 +322,9 @@ form_place, start_place, costs_place, typed_place, jobs_place = (st.container() 
 with form_place:
     form = choose()
 start, shown = start_place.columns([1, 4], vertical_alignment="center")
-if start.button("Capture", type="primary", disabled=form.missing is not None, key="capture_start", width="stretch"):
+if widgets.pressed(
+    start, "Capture", "capture_start", type="primary", disabled=form.missing is not None, width="stretch"
+):
     answer = look_up(form)
     device = str(answer.costs["device"]) if answer is not None and answer.costs else form.request.device or ANY_DEVICE
     store_cache.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from types import ModuleType
+from typing import Any, NoReturn
 
 import pandas as pd
 import streamlit as st
@@ -224,6 +225,28 @@ def said() -> Iterator[None]:
         yield
     except UlpscopeError as error:
         link.complain(str(error))
+
+
+def pressed(place: DeltaGenerator | ModuleType, label: str, key: str, **look: Any) -> bool:
+    """Draw a button; True in the first run that gets here after a click. What `st.button` returns is lost where
+    another run cuts the first one short, by a key or another control.
+    """
+    draw = place.form_submit_button if look.pop("submits", False) else place.button
+    draw(label, key=key, on_click=_press, args=(key,), **look)
+    clicks = st.session_state.get("clicks", set())
+    is_pressed = key in clicks
+    clicks.discard(key)
+    return is_pressed
+
+
+def _press(key: str) -> None:
+    st.session_state.setdefault("clicks", set()).add(key)
+
+
+def forget_clicks(page: str) -> None:
+    """Forget clicks on another page than this one, which were never got to: nothing begins long after it was asked."""
+    if st.session_state.get("clicks_of") != page:
+        st.session_state.update(clicks=set(), clicks_of=page)
 
 
 def escaped(text: str) -> str:

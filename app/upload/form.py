@@ -113,8 +113,7 @@ def _run(candidate: Candidate) -> dict[str, Any] | None:
         " run file."
     )
     name = st.text_input("Name of the run", value=found["name"][:120], key=f"upload_run_name_{candidate.key}")
-    is_asked = st.button("Save as a run", type="primary", key=f"save_{candidate.key}", disabled=not name.strip())
-    return {"name": name.strip()} if is_asked else None
+    return {"name": name.strip()} if _is_saved(candidate, name) else None
 
 
 def _dump(candidate: Candidate) -> dict[str, Any] | None:
@@ -140,10 +139,14 @@ def _dump(candidate: Candidate) -> dict[str, Any] | None:
     if found is None:
         return None
     reference = _understood(candidate, found)
-    if not st.button("Save as a run", type="primary", key=f"save_{candidate.key}", disabled=not name.strip()):
+    if not _is_saved(candidate, name):
         return None
     options = {"name": name.strip(), "model": model.strip(), "compute_dtype": "" if dtype == AS_FOUND else dtype}
     return options | {"reference": reference, "holds": holds, "known_dtype": found["compute_dtype"]}
+
+
+def _is_saved(candidate: Candidate, name: str) -> bool:
+    return widgets.pressed(st, "Save as a run", f"save_{candidate.key}", type="primary", disabled=not name.strip())
 
 
 def _looked(candidate: Candidate, dtype: str, holds: str) -> dict[str, Any] | None:

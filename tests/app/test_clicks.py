@@ -1,0 +1,53 @@
+"""A click is acted on although the run that it began was cut short by another."""
+
+from __future__ import annotations
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+
+def with_helper() -> None:
+    import streamlit as st
+
+    from app.shell import widgets
+
+    widgets.forget_clicks(st.session_state.get("page", "one"))
+    if st.session_state.pop("is_cut", False):
+        st.rerun()  # as a key or another control does before the run gets to the button
+    if st.session_state.get("page") != "two" and widgets.pressed(st, "Go", "go"):
+        st.session_state["went"] = st.session_state.get("went", 0) + 1
+
+
+def with_streamlits_own() -> None:
+    import streamlit as st
+
+    if st.session_state.pop("is_cut", False):
+        st.rerun()
+    if st.button("Go", key="go"):
+        st.session_state["went"] = st.session_state.get("went", 0) + 1
+
+
+@pytest.mark.parametrize(("script", "times"), [(with_helper, 1), (with_streamlits_own, 0)])
+def test_a_click_outlives_the_run_that_it_began(script, times: int) -> None:
+    app = AppTest.from_function(script).run()
+    app.session_state["is_cut"] = True
+    app.button(key="go").click().run()
+    went = "went" in app.session_state and app.session_state["went"]
+    assert (went or 0, app.exception) == (times, [])
+
+
+def test_a_click_is_acted_on_once() -> None:
+    app = AppTest.from_function(with_helper).run()
+    app.button(key="go").click().run()
+    app.run()
+    assert app.session_state["went"] == 1
+
+
+def test_a_click_that_no_run_got_to_is_forgotten_on_another_page() -> None:
+    app = AppTest.from_function(with_helper).run()
+    app.session_state["clicks"] = {"go"}
+    app.session_state["page"] = "two"
+    app.run()
+    app.session_state["page"] = "one"
+    app.run()
+    assert "went" not in app.session_state
