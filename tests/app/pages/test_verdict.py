@@ -16,7 +16,16 @@ from app.shell import wording
 from app.shell.jobs import Job
 from app.verdict import charts
 from app.verdict.panel_actions import is_loadable
-from core.runs.file.evidence import PRECISION, RUNGS, Check, Evidence, ModulesFigures, RerunFigures, Unmeasured
+from core.runs.file.evidence import (
+    PRECISION,
+    RUNGS,
+    Check,
+    Evidence,
+    ModulesFigures,
+    OtherRowFloorFigures,
+    RerunFigures,
+    Unmeasured,
+)
 from core.runs.file.records import VERDICTS
 from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
@@ -26,6 +35,7 @@ from tests.core.runs.judged_runs import (
     BLOCKS,
     CASES,
     EXACT_FAILED,
+    EXACT_PASSED,
     REQUEST,
     RERUN_PASSED,
     floors,
@@ -392,3 +402,24 @@ def test_growth_over_no_modules_draws_nothing(own_store):
     row = Evidence(Check.GROWTH, "c", none, "noted", "says")
     app = opened(run=judged_run(own_store, "bug suspected", evidence=[row]), open_=("rung_modules_0",))
     assert "at the output of every module" not in said(app)
+
+
+def test_another_row_beside_the_floor_draws_no_chart_of_the_pair(own_store):
+    """Both in float32: charts of one name would end the page."""
+    figures = OtherRowFloorFigures(
+        rows=4,
+        row=0,
+        other_row=3,
+        bit_identical=False,
+        compute_dtype="float32",
+        noise_ratio=0.5,
+        worst_position_ratio=1.0,
+        positions_beyond=0,
+        nonfinite_mismatch=0,
+    )
+    row = Evidence(Check.OTHER_ROW_FLOOR, "'decode+row:3' against 'decode'", figures, "passed", "By half the floor.")
+    app = opened(
+        run=judged_run(own_store, "rounding", evidence=[row, EXACT_PASSED]),
+        open_=("rung_neighbours_0", "rung_float32_0"),
+    )
+    assert said(app).count("Pair over floor at each position") == 1
