@@ -27,6 +27,7 @@ from core.inference.invariant.rung import one_order_evidence
 from core.inference.models.model import LoadedModel, load_model, loaded_from, usable_device
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import digests_of, side_of
+from core.runs.file.evidence import OneOrderFigures
 
 BATCHES = (1, 2, 4, 8, 16)
 DTYPES = ("float32", "bfloat16")
@@ -111,7 +112,7 @@ def trial(models: tuple[str, ...] = ("llama", "gpt2", "gemma2")) -> dict[tuple[s
             except CaptureError:
                 outcome = "refused"
             else:
-                same = row is not None and row.figures["bit_identical"]
+                same = row is not None and isinstance(row.figures, OneOrderFigures) and row.figures.bit_identical
                 outcome = (
                     "equal anyway"
                     if reference == other

@@ -24,7 +24,7 @@ from core.inference.paths.engines import divergences_of, side_of
 from core.judging.divergence import mean_squares
 from core.judging.ladder import ShrinkTest, shrink_test
 from core.numerics.formats import format_named
-from core.runs.file.records import FAILED, MISSING, PASSED
+from core.runs.file.evidence import FAILED, MISSING, PASSED
 
 # Mixtures of experts whose router ties are left out: float32 is no microscope for them, with or without a floor
 # (docs/verdict_calibration.md).

@@ -6,7 +6,6 @@ Everything it says is stored with the run; core.runs.views.verdicts turns rows i
 from __future__ import annotations
 
 import json
-import re
 from urllib.parse import urlencode
 
 import numpy as np
@@ -17,25 +16,28 @@ from app.components import plots
 from app.components.code_block import code_block
 from app.shell import address, exports, selection, widgets, wording
 from app.verdict import charts, panel_actions
-from core.runs.file.records import (
-    BUG_SUSPECTED,
+from core.runs.file.evidence import (
     FAILED,
     FLOAT32,
+    MISSING,
+    NOTED,
+    PASSED,
+    RUNGS,
+    DrawnFigures,
+    Evidence,
+    ModulesFigures,
+    PairFigures,
+    StructureFigures,
+)
+from core.runs.file.records import (
+    BUG_SUSPECTED,
     IDENTICAL,
     INVALID_DUMP,
     LOWER_PRECISION,
-    MISSING,
-    MODULES,
     NONDETERMINISTIC,
     NOT_JUDGED,
-    NOTED,
-    ONE_ORDER,
-    OWN_DTYPE,
-    PASSED,
     ROUNDING,
-    STRUCTURE,
     UNDECIDED,
-    Evidence,
 )
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.views.verdicts import Finding, Rung, finding, position_ratios
@@ -58,7 +60,6 @@ _OUTCOMES = {
     NOTED: (":material/info:", "blue"),
 }
 _OF_MODULES = ("modules", "pair_rms", "floor_rms")  # figures of a row, one value a module
-_QUOTED = re.compile(r"'([^']{1,60})'")
 
 
 def verdict(view: selection.View) -> None:
@@ -120,39 +121,38 @@ def _ladder(view: selection.View, found: Finding) -> None:
             for number, row in enumerate(rung.rows):
                 _row(view, rung, row, f"rung_{rung.name}_{number}".replace(" ", "_"))
             if not rung.rows:
-                title = wording.RUNGS.get(rung.name, rung.name)
                 st.expander(
-                    f":gray[**{title}** · not run · {rung.supply}]",
+                    f":gray[**{RUNGS[rung.name]}** · not run · {rung.supply}]",
                     type="step",
                     icon=":material/radio_button_unchecked:",
                 )
 
 
 def evidence_table(view: selection.View) -> pd.DataFrame:
-    """Every row of the ladder that was run: rung, control, outcome, says, and its figures as JSON."""
+    """Every row of the ladder that was run: rung, check, side, control, outcome, says, and its figures as JSON."""
     rows = [
         {
             "rung": row.rung,
+            "check": row.check.value,
+            "side": row.side,
             "control": row.control,
             "outcome": row.outcome,
             "says": row.says,
-            "figures": json.dumps(row.figures, ensure_ascii=False),
+            "figures": json.dumps(row.figures.to_json(), ensure_ascii=False),
         }
         for row in view.run.evidence(view.pair.index)
     ]
-    return pd.DataFrame(rows, columns=["rung", "control", "outcome", "says", "figures"])
+    return pd.DataFrame(rows, columns=["rung", "check", "side", "control", "outcome", "says", "figures"])
 
 
 def _title(rung: Rung, row: Evidence) -> str:
-    """Name of a rung; where it has several rows, with what each of them checked, or whose it is."""
-    name = wording.RUNGS.get(rung.name, rung.name)
+    """Name of a rung; of several rows with what each checked, or whose each is where several checked that."""
+    name = RUNGS[rung.name]
     if len(rung.rows) == 1:
         return name
-    checks = [wording.checked(each.rung, each.figures) for each in rung.rows]
-    if len(set(checks)) < len(checks):  # one row a side, as of the sampler: the control begins with its name
-        checks = [quoted[1] if (quoted := _QUOTED.search(each.control)) else "" for each in rung.rows]
-    check = checks[rung.rows.index(row)]
-    return f"{name}: {widgets.escaped(check)}" if check and len(set(checks)) == len(checks) else name
+    is_alone = [each.check for each in rung.rows].count(row.check) == 1
+    what = row.check.value if is_alone else row.side
+    return f"{name}: {widgets.escaped(what)}" if what else name
 
 
 def _row(view: selection.View, rung: Rung, row: Evidence, key: str) -> None:
@@ -171,42 +171,56 @@ def _limit(row: Evidence) -> str:
     """Sentence on the limit that a passed ratio was held against: another dtype has another limit, and `4.87 times`
     beside `below 4` needs a word.
     """
-    limit = row.figures.get("largest_ratio_allowed")
-    if row.outcome != PASSED or not isinstance(limit, int | float) or "below" in row.says:
+    if row.outcome != PASSED or not isinstance(row.figures, PairFigures | DrawnFigures) or "below" in row.says:
         return ""
-    return f" Rounding stays below {limit:g}."
+    return f" Rounding stays below {row.figures.largest_ratio_allowed:g}."
 
 
 def _figures(row: Evidence) -> None:
-    figures = {key: value for key, value in row.figures.items() if key not in _OF_MODULES}  # those are drawn
-    if figures:
-        shown = {wording.figure_name(key): widgets.escaped(wording.figure(value)) for key, value in figures.items()}
+    shown = {
+        label: widgets.escaped(wording.figure(value))
+        for key, label, value in row.figures.present()
+        if key not in _OF_MODULES  # those are drawn
+    }
+    if shown:
         st.table(shown, border="horizontal")
 
 
 def _charts(view: selection.View, row: Evidence) -> None:
-    """Draw pair and floor by position for the rungs that have one, by module or in blocks for the structure."""
-    if row.rung == MODULES:
-        _modules(row)
-    if row.rung in (MODULES, ONE_ORDER) or not row.figures:  # without figures: a control that was left aside
-        return
+    """Draw pair and floor by position for the pair, by module or in blocks for the structure."""
+    if isinstance(row.figures, PairFigures):
+        _beside_floor(view, row.rung, row.figures)
+    elif isinstance(row.figures, ModulesFigures):
+        _modules(row.figures)
+    elif isinstance(row.figures, StructureFigures):
+        deciding = _deciding(view)
+        if deciding is not None:
+            _residues(view, row.figures, deciding)
+
+
+def _floors_of(view: selection.View, dtype: str) -> tuple[pd.DataFrame, np.ndarray]:
+    """The pair beside its floor at every position in this dtype, and their ratios; empty where there is no floor."""
     floors = view.run.floor_positions(view.pair.index)
-    deciding = row if row.rung != STRUCTURE else _deciding(view)
-    dtype = _dtype(view, deciding) if deciding is not None else ""
-    of_dtype = floors[floors["compute_dtype"] == dtype]
-    if of_dtype.empty or deciding is None:
+    floors = floors[floors["compute_dtype"] == dtype]
+    if floors.empty:
+        return floors, np.empty(0)
+    return floors, position_ratios(floors["pair_rms"].to_numpy(float), floors["floor_rms"].to_numpy(float), dtype)
+
+
+def _beside_floor(view: selection.View, rung: str, figures: PairFigures) -> None:
+    """Draw the pair beside its floor by position."""
+    dtype = figures.compute_dtype
+    of_dtype, ratios = _floors_of(view, dtype)
+    if of_dtype.empty:
         return
-    ratios = position_ratios(of_dtype["pair_rms"].to_numpy(float), of_dtype["floor_rms"].to_numpy(float), dtype)
-    if row.rung == STRUCTURE:
-        _residues(row, deciding, of_dtype, ratios)
-        return
-    if row.figures.get("nonfinite_mismatch"):  # over the finite logits alone a ratio would look small
+    if figures.nonfinite_mismatch:  # over the finite logits alone a ratio would look small
         ratios = np.where(view.table["nonfinite_mismatch"].to_numpy(int) > 0, np.nan, ratios)
     here = (of_dtype["prompt"] == view.prompt).to_numpy()
     table = view.prompt_table
     flips = table.loc[table["is_flip"], "position"].to_numpy(int)
     which = f"prompt {view.prompt}" if len(view.run.header.prompts) > 1 else "the prompt"
-    if row.rung == FLOAT32:
+    if rung == FLOAT32:
+        floors = view.run.floor_positions(view.pair.index)
         shown = floors[floors["prompt"] == view.prompt]
         _clickable(charts.pair_and_floor(shown, view.position, view.dtype, flips), f"floor_pair_{dtype}")
         st.caption(
@@ -214,9 +228,8 @@ def _charts(view: selection.View, row: Evidence) -> None:
             " floor, which is the mean of the reorderings. Where a line has a gap, nothing differs. A click selects"
             " the position."
         )
-    threshold = row.figures.get("position_ratio_allowed")
-    is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool) and threshold > 0
-    allowed = float(threshold) if is_number else None  # type: ignore[arg-type]
+    threshold = figures.position_ratio_allowed
+    allowed = threshold if threshold is not None and threshold > 0 else None
     figure = charts.floor_ratio(
         of_dtype["position"].to_numpy(int)[here], ratios[here], allowed, view.position, dtype, flips
     )
@@ -225,7 +238,7 @@ def _charts(view: selection.View, row: Evidence) -> None:
     st.caption(
         f"Pair over floor at each position of {which}, both in {dtype}; the dotted line is the floor itself, in a gap"
         " nothing differs"
-        + (", or a logit is NaN or infinite on one side." if row.figures.get("nonfinite_mismatch") else ".")
+        + (", or a logit is NaN or infinite on one side." if figures.nonfinite_mismatch else ".")
         + (
             ""
             if allowed is not None
@@ -242,26 +255,15 @@ def _charts(view: selection.View, row: Evidence) -> None:
     )
 
 
-def _modules(row: Evidence) -> None:
-    """Draw pair and floor by module; nothing where the three lists are not of one length: a run file may come from
-    anybody.
-    """
-    names, pair, floor = (row.figures.get(key) for key in _OF_MODULES)
-    if not (
-        isinstance(names, list)
-        and isinstance(pair, list)
-        and isinstance(floor, list)
-        and len(names) == len(pair) == len(floor) > 0
-    ):
+def _modules(figures: ModulesFigures) -> None:
+    """Draw pair and floor by module."""
+    if not figures.modules:
         return
-    if not all(value is None or isinstance(value, int | float) for value in (*pair, *floor)):
-        return
-    first = row.figures.get("first_module")
     figure = charts.over_modules(
-        [str(name) for name in names],
-        np.array(pair, float),
-        np.array(floor, float),
-        first if isinstance(first, str) else None,
+        list(figures.modules),
+        np.array(figures.pair_rms, float),
+        np.array(figures.floor_rms, float),
+        figures.first_module,
     )
     plots.draw(figure, key="over_modules", picture=_picture("over-modules"))
     st.caption(
@@ -270,25 +272,20 @@ def _modules(row: Evidence) -> None:
     )
 
 
-def _dtype(view: selection.View, row: Evidence) -> str:
-    """Dtype in which a row of a ratio was measured; rows name it since there are several on one rung."""
-    named = {OWN_DTYPE: view.dtype, FLOAT32: "float32"}.get(row.rung, "")
-    return str(row.figures.get("compute_dtype", named))
-
-
-def _deciding(view: selection.View) -> Evidence | None:
-    """The row that the structure is read from: the last of the float32 rung that passed or failed."""
+def _deciding(view: selection.View) -> PairFigures | None:
+    """Figures that the structure is read from: of the last row of the float32 rung that passed or failed."""
     rows = [
         row for row in view.run.evidence(view.pair.index) if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)
     ]
-    return rows[-1] if rows else None
+    return rows[-1].figures if rows and isinstance(rows[-1].figures, PairFigures) else None
 
 
-def _residues(row: Evidence, deciding: Evidence, floors: pd.DataFrame, ratios: np.ndarray) -> None:
+def _residues(view: selection.View, figures: StructureFigures, deciding: PairFigures) -> None:
     """Draw the residues, only where the evidence names a block and the deciding rung its threshold."""
-    block, threshold = row.figures.get("block"), deciding.figures.get("position_ratio_allowed")
-    if not isinstance(block, int) or not 2 <= block <= 4096 or not isinstance(threshold, int | float):
+    block, threshold = figures.block, deciding.position_ratio_allowed
+    if block is None or not 2 <= block <= 4096 or threshold is None:
         return
+    floors, ratios = _floors_of(view, deciding.compute_dtype)
     beyond = floors.loc[ratios > threshold, ["prompt", "position"]].to_numpy(int)
     if not len(beyond):
         return

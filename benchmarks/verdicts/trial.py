@@ -38,7 +38,7 @@ from core.judging.ladder import (
     conclude,
     sampler_evidence,
 )
-from core.runs.file.records import FAILED, FLOAT32, OWN_DTYPE, SAMPLER
+from core.runs.file.evidence import FAILED, FLOAT32, OWN_DTYPE, SAMPLER, Check, PairFigures, RatioFigures
 
 SAMPLES = FilePath(__file__).parents[2] / "sample_runs"
 TOKENS = 48
@@ -105,10 +105,14 @@ def try_case(case: Mutation, name: str, loaded: LoadedModel, prompts: Sequence[S
     except CaptureError as error:
         return Trial(name, case.name, is_bug, None, str(error), is_precision=case.is_precision)
     decided = [row.rung for row in verdict.evidence if row.outcome == FAILED and verdict.because.startswith(row.says)]
-    measured = [row.figures for row in verdict.evidence if row.rung == FLOAT32 and row.figures]
-    is_float64 = bool(measured) and measured[-1]["compute_dtype"] == "float64"
+    measured = _of_pair(verdict)
+    is_float64 = bool(measured) and measured[-1].compute_dtype == "float64"
     rung = "float64" if decided == [FLOAT32] and is_float64 else "".join(decided)
-    own = [row.figures["noise_ratio"] for row in verdict.evidence if row.rung == OWN_DTYPE and row.figures]
+    own = [
+        row.figures.noise_ratio
+        for row in verdict.evidence
+        if row.rung == OWN_DTYPE and isinstance(row.figures, RatioFigures)
+    ]
     return Trial(
         name,
         case.name,
@@ -117,11 +121,17 @@ def try_case(case: Mutation, name: str, loaded: LoadedModel, prompts: Sequence[S
         verdict.because,
         rung,
         verdict.noise_ratio,
-        measured[-1]["worst_position_ratio"] if measured else None,
+        measured[-1].worst_position_ratio if measured else None,
         own[0] if own else None,
-        measured[-1]["nonfinite_mismatch"] if measured else 0,
+        measured[-1].nonfinite_mismatch if measured else 0,
         case.is_precision,
     )
+
+
+def _of_pair(verdict: Verdict) -> list[PairFigures]:
+    """Figures of the rows that held the pair against its floor in float32, or in float64."""
+    rows = [row.figures for row in verdict.evidence if row.rung == FLOAT32]
+    return [figures for figures in rows if isinstance(figures, PairFigures)]
 
 
 def _verdict(case: Mutation, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Verdict:
@@ -133,7 +143,7 @@ def _verdict(case: Mutation, loaded: LoadedModel, prompts: Sequence[Sequence[int
         return verdict
     with torch.inference_mode():
         logits = torch.cat([prefill(loaded.model, torch.tensor(ids)) for ids in prompts])
-    row = sampler_evidence(case.sample(logits), logits.argmax(-1).tolist(), "the variant")
+    row = sampler_evidence(case.sample(logits), logits.argmax(-1).tolist())
     rows = (*verdict.evidence, row)
     return conclude(rows, is_bit_identical=verdict.name == IDENTICAL, noise_ratio=verdict.noise_ratio)
 
@@ -270,12 +280,12 @@ def limits(names: Sequence[str]) -> Iterator[str]:
         loaded, prompts = model_named(name)
         for factor in FACTORS:
             verdict = judge_pair(loaded, prompts, "prefill", scaled_value(factor)).verdict
-            rows = {row.rung: row.figures for row in verdict.evidence}
-            own = rows.get("own dtype", rows[FLOAT32])["noise_ratio"]
-            float32 = rows[FLOAT32]
+            float32 = _of_pair(verdict)[-1]
+            own = next((row.figures for row in verdict.evidence if row.check is Check.OWN_PAIR), float32)
+            assert isinstance(own, PairFigures)
             yield (
-                f"| {name} | {factor:g} | {_short(own)} | {_short(float32['noise_ratio'])} | "
-                f"{_short(float32['worst_position_ratio'])} | {verdict.name} |"
+                f"| {name} | {factor:g} | {_short(own.noise_ratio)} | {_short(float32.noise_ratio)} | "
+                f"{_short(float32.worst_position_ratio)} | {verdict.name} |"
             )
 
 
@@ -296,11 +306,11 @@ def drawn(names: Sequence[str], count: int) -> Iterator[str]:
             prompts = torch.randint(1, loaded.token_limit, (2, 90), generator=generator).tolist()
             for variant in DRAWN:
                 verdict = judge_pair(loaded, prompts, "prefill", variant).verdict
-                figures.append([row.figures for row in verdict.evidence if row.rung == FLOAT32 and row.figures][-1])
+                figures.append(_of_pair(verdict)[-1])
                 alarms += verdict.name not in _HARMLESS
-        ratios = [each["noise_ratio"] for each in figures]
-        worst = [each["worst_position_ratio"] for each in figures]
-        shares = [each["worst_position_ratio"] / each["position_ratio_allowed"] for each in figures]
+        ratios = [each.noise_ratio for each in figures]
+        worst = [each.worst_position_ratio for each in figures]
+        shares = [each.worst_position_ratio / each.position_ratio_allowed for each in figures]
         yield (
             f"| {name} | {len(figures)} | {alarms} | {_short(max(ratios))} | {_short(max(worst))} |"
             f" {_short(max(shares))} |"

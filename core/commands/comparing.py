@@ -13,7 +13,8 @@ from ..errors import UlpscopeError, UsageError
 from ..judging.ingest import ingest as ingest_dump
 from ..judging.ingest import judged_report_of_dump
 from ..runs.dumps.dump import open_dump
-from ..runs.file.records import FAILED, PASSED, Provenance
+from ..runs.file.evidence import FAILED, PASSED
+from ..runs.file.records import Provenance
 from ..runs.reader import RunReader
 from ..runs.reports.baseline import bounds_text, hold, read_bounds
 from ..runs.reports.gate import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,8 @@ from rich.table import Table
 from ..errors import UsageError
 from ..judging.rejudge import check_upload, judge_stored
 from ..judging.uploaded_controls import ModelControls, measure_controls
-from ..runs.file.records import BUG_SUSPECTED, FAILED, MISSING
+from ..runs.file.evidence import FAILED, MISSING
+from ..runs.file.records import BUG_SUSPECTED
 from ..runs.reader import RunReader
 from ..runs.store.store import Store, open_store
 from .console import JsonOption, StoreOption, Tell, out, print_json, steps, stoppable
@@ -135,7 +135,7 @@ def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
             "verdict": pair.verdict,
             "because": pair.because,
             "noise_ratio": pair.noise_ratio,
-            "evidence": [asdict(row) for row in run.evidence(pair.index)],
+            "evidence": [row.to_json() for row in run.evidence(pair.index)],
         }
         for pair in run.pairs
     ]

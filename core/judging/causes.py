@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..numerics.formats import FloatFormat, values_of
-from ..runs.file.records import NOTED, VALIDITY, Evidence, RunHeader
+from ..runs.file.evidence import NOTED, Check, Evidence, TemperatureFigures
+from ..runs.file.records import RunHeader
 from .ladder import three_digits
 
 _ROWS = 256  # of a side that are kept, evenly spread, and as many tokens of each as make _ELEMENTS
@@ -146,17 +147,17 @@ def _row(header: RunHeader, side: int, found: Temperature | None) -> list[Eviden
     if found is None:
         return []
     names = header.sides[0].name, header.sides[side].name
-    figures = {
-        "cause": "temperature",
-        "factor": found.factor,
-        "temperature": 1 / found.factor,
-        "explained_share": found.explained,
-        "positions_explained": found.rows,
-        "positions_checked": found.rows_checked,
-        "left_rms_logits": found.left_rms,
-        "left_in_rounding_to_dtype": found.left_grids,
-        "constant_rms_logits": found.constant_rms,
-    }
+    figures = TemperatureFigures(
+        cause="temperature",
+        factor=found.factor,
+        temperature=1 / found.factor,
+        explained_share=found.explained,
+        positions_explained=found.rows,
+        positions_checked=found.rows_checked,
+        left_rms_logits=found.left_rms,
+        left_in_rounding_to_dtype=found.left_grids,
+        constant_rms_logits=found.constant_rms,
+    )
     constant = " plus a constant at each position" if found.has_constant else ""
     where = (
         ""
@@ -169,15 +170,8 @@ def _row(header: RunHeader, side: int, found: Temperature | None) -> list[Eviden
         f" {_share(found.explained)} of the squared difference and leaves {found.left_rms:.3g} logits (rms),"
         f" {three_digits(found.left_grids)} times what rounding to {header.compute_dtype} leaves."
     )
-    return [
-        Evidence(
-            VALIDITY,
-            "one factor for all logits, fitted at every other position, at those between",
-            figures,
-            NOTED,
-            says,
-        )
-    ]
+    control = "one factor for all logits, fitted at every other position, at those between"
+    return [Evidence(Check.TEMPERATURE, control, figures, NOTED, says)]
 
 
 def _share(share: float) -> str:

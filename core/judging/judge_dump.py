@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from ..command_name import COMMAND
 from ..numerics.formats import FLOAT32 as FLOAT32_FORMAT
 from ..runs.figures import Figures
-from ..runs.file.records import (
+from ..runs.file.evidence import (
     FAILED,
     FLOAT32,
     MISSING,
@@ -26,11 +25,18 @@ from ..runs.file.records import (
     PRECISION,
     RERUN,
     SYMMETRY,
+    Check,
     Evidence,
-    FloorRows,
-    Generation,
-    RunHeader,
+    FromModelFigures,
+    NarrowingFigures,
+    OnlyInFloat32Figures,
+    OtherPromptsFigures,
+    PairFigures,
+    RerunFigures,
+    ShrinkFigures,
+    Unmeasured,
 )
+from ..runs.file.records import FloorRows, Generation, RunHeader
 from ..runs.revision import PairVerdict
 from .divergence import Divergence
 from .ladder import (
@@ -131,7 +137,7 @@ class _DumpLadder(Ladder):
         if self.before is not None:
             ratio, first = _carried_over(self.evidence, self.floors, self.before, ratio, first)
         verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
-        causes = [row.says for row in self.evidence if "cause" in row.figures]
+        causes = [row.says for row in self.evidence if row.check is Check.TEMPERATURE]
         because = " ".join([*(causes if verdict.name in (UNDECIDED, BUG_SUSPECTED) else []), verdict.because])
         return PairVerdict(self.pair, verdict.name, because, verdict.noise_ratio, verdict.evidence, tuple(self.floors))
 
@@ -142,25 +148,28 @@ class _DumpLadder(Ladder):
         moved = [name for name, found in again.items() if not found.is_bit_identical]
         pair = float(np.sqrt(self.squares.mean()))
         most = max((again[name].rms_of_positions for name in moved), default=0.0)
-        figures = {
-            "called_again": list(again),
-            "pair_rms_logits": pair,
-            "rerun_rms_logits": most,
-            "rerun_neq": {name: found.neq for name, found in again.items()},
-        }
+        figures = RerunFigures(
+            not_repeatable=tuple(moved),
+            called_again=tuple(again),
+            pair_rms_logits=pair,
+            rerun_rms_logits=most,
+            rerun_neq={name: found.neq for name, found in again.items()},
+        )
         beside = f" The pair is {pair / most:.2f} times as far apart as a side from itself." if most > 0 else ""
         control = " and ".join(f"'{name}'" for name in again) + ", uploaded again from another call"
-        self.rerun(control, list(again), moved, figures, beside)
+        self.rerun(control, list(again), figures, beside)
 
     def _neighbours(self) -> None:
         for name in self.names:
             found = self.controls.neighbours.get(name)
             if found is None:
                 continue
-            same = bool(found.is_bit_identical)
             self.neighbours(
+                name,
                 f"'{name}' beside other requests, uploaded as a dump of its own",
-                {"bit_identical": same, "neq": found.neq, "rms_logits": found.rms_of_positions},
+                OtherPromptsFigures(
+                    bit_identical=bool(found.is_bit_identical), neq=found.neq, rms_logits=found.rms_of_positions
+                ),
                 (
                     f"The other requests that it was called beside do not change a bit of '{name}'.",
                     f"What the other rows hold changes bits of '{name}'; in a mixture of experts the rows share the"
@@ -169,19 +178,18 @@ class _DumpLadder(Ladder):
                     " same, data leaks between rows. (A mixture of experts may do that; say so with"
                     " --mixture-of-experts.)",
                 ),
-                is_same=same,
                 has_experts=self.controls.has_experts,
             )
 
     def _only_in_float32(self, given: Divergence) -> None:
         """Sides that are equal in the run's dtype, beside the same in float32, without a floor."""
         control = f"the same pair in float32; in {self.header.compute_dtype} it is equal bit for bit"
-        figures = {"neq": given.neq, "pair_rms_logits": given.rms_of_positions}
+        figures = OnlyInFloat32Figures(neq=given.neq, pair_rms_logits=given.rms_of_positions)
         if not given.neq:
-            return self.add(FLOAT32, control, figures, PASSED, "The two sides are equal in float32 too.")
+            return self.add(Check.ONLY_IN_FLOAT32, control, figures, PASSED, "The two sides are equal in float32 too.")
         far = f"{given.rms_of_positions:.3g} logits (rms) apart"
         says = f"In float32 the two sides are {far}; whether that is rounding takes a floor."
-        return self.add(FLOAT32, control, figures, NOTED, says)
+        return self.add(Check.ONLY_IN_FLOAT32, control, figures, NOTED, says)
 
     def _narrowing(self) -> None:
         """Is one side further from itself in float32 than the other is? A fault of the 16-bit kernels alone does not
@@ -192,14 +200,14 @@ class _DumpLadder(Ladder):
             return
         reference, variant = (float(np.sqrt(narrowing[name].mean())) for name in names)
         control = f"each side in {dtype} against itself in float32"
-        measured = {"reference_to_float32_logits": reference, "variant_to_float32_logits": variant}
+        measured = NarrowingFigures(reference_to_float32_logits=reference, variant_to_float32_logits=variant)
         low, high = sorted((reference, variant))
         if high <= LARGEST_RATIO_16_BITS * max(low, np.finfo(np.float64).tiny):
             says = (
                 f"Rounding to {dtype} moves both sides about equally far from float32: {reference:.3g} and"
                 f" {variant:.3g} logits."
             )
-            self.add(OWN_DTYPE, control, measured, PASSED, says)
+            self.add(Check.NARROWING, control, measured, PASSED, says)
             return
         further, near = (names[1], names[0]) if variant > reference else (names[0], names[1])
         times = three_digits(high / low) if low else "infinitely many"
@@ -207,7 +215,7 @@ class _DumpLadder(Ladder):
             f"'{further}' in {dtype} is {times} times as far from itself in float32 as '{near}' is: more"
             f" than rounding to {dtype} does: there it computes another function, or in a lower precision."
         )
-        self.add(OWN_DTYPE, control, measured, FAILED, says)
+        self.add(Check.NARROWING, control, measured, FAILED, says)
 
     def _float32(self) -> FloorTest | None:
         """The deciding rung: the pair in float32 against a floor in float32, or beside itself in 16 bits where there is
@@ -235,7 +243,7 @@ class _DumpLadder(Ladder):
             beside = _in_words(controls.floor)
             if found is None:
                 says = f"{doubt} It is left aside."
-                rows.append(Evidence(FLOAT32, f"{control}, beside {beside}", {}, NOTED, says))
+                rows.append(Evidence(Check.UPLOADED_FLOOR, f"{control}, beside {beside}", Unmeasured(), NOTED, says))
         if found is None and controls.model is not None:
             found, maps = controls.model.float32, controls.model.maps
             whose = "this model's own rounding floor"
@@ -257,11 +265,12 @@ class _DumpLadder(Ladder):
         left_aside = " ".join([*(row.says for row in rows), ""])
         if is_wide or given is None:
             says = f"{left_aside}The pair is in float32, and nothing says how far rounding goes there. {ways_out}"
-            self.add(FLOAT32, "a rounding floor in float32", _tried(controls), MISSING, says)
+            tried = Unmeasured(tried=_tried(controls))
+            self.add(Check.WIDE_PAIR, "a rounding floor in float32", tried, MISSING, says)
             return None
         row = self._shrink_row(pair, control, ways_out)
         if row.outcome == MISSING:
-            self.evidence.append(replace(row, figures=row.figures | _tried(controls), says=left_aside + row.says))
+            self.evidence.append(replace(row, says=left_aside + row.says))
         else:
             self.evidence += [*rows, row]
         return None
@@ -270,27 +279,30 @@ class _DumpLadder(Ladder):
         header, squares = self.header, self.squares
         test = shrink_test(squares, wide, header.format.mantissa_bits + 1)
         prompt, position = header.places()[test.worst_row]
-        measured: dict[str, Any] = {
-            "compute_dtype": "float32",
-            "pair_rms_logits": float(np.sqrt(wide.mean())),
-            "own_dtype_rms_logits": float(np.sqrt(squares.mean())),
-            "times_smaller_in_float32": test.shrink if np.isfinite(test.shrink) else None,
-            "times_finer_float32_is": test.full,
-            "positions_that_move_in_own_dtype": test.moved,
-            "worst_position_ratio": test.worst,
-            "worst_position": [prompt, position],
-        }
+        measured = ShrinkFigures(
+            compute_dtype="float32",
+            pair_rms_logits=float(np.sqrt(wide.mean())),
+            own_dtype_rms_logits=float(np.sqrt(squares.mean())),
+            times_smaller_in_float32=test.shrink if np.isfinite(test.shrink) else None,
+            times_finer_float32_is=test.full,
+            positions_that_move_in_own_dtype=test.moved,
+            worst_position_ratio=test.worst,
+            worst_position=(prompt, position),
+            tried=_tried(self.controls) if test.outcome == MISSING else None,
+        )
         control = f"{control}, beside the same pair in {header.compute_dtype}; no floor"
         if not np.isfinite(test.shrink):
             says = (
                 f"In float32 the two sides are equal: what parts them is in {header.compute_dtype} alone, its rounding"
                 " or its kernels."
             )
-            return Evidence(FLOAT32, control, measured, PASSED, says)
+            return Evidence(Check.SHRINK, control, measured, PASSED, says)
         smaller = f"In float32 the pair is {three_digits(test.shrink)} times smaller than in {header.compute_dtype}"
         finer = f"which is {test.full:,.0f} times coarser"
         if test.outcome == PASSED:
-            return Evidence(FLOAT32, control, measured, PASSED, f"{smaller}, {finer}: it shrinks as rounding does.")
+            return Evidence(
+                Check.SHRINK, control, measured, PASSED, f"{smaller}, {finer}: it shrinks as rounding does."
+            )
         if test.outcome == MISSING:
             odd = test.share > SHRINKS_TOO_MUCH
             why = (
@@ -303,19 +315,19 @@ class _DumpLadder(Ladder):
                 )
             )
             says = f"{smaller}, {finer}: {why}. {ways_out}"
-            return Evidence(FLOAT32, control, measured, MISSING, says)
+            return Evidence(Check.SHRINK, control, measured, MISSING, says)
         if test.stands_out:
             where = place_in_words(test.worst_row, self.lengths)
             says = (
                 f"{smaller} on the whole, but {where} does not shrink with it: it stands {three_digits(test.worst)}"
                 " times above the median position in float32."
             )
-            return Evidence(FLOAT32, control, measured, FAILED, says)
+            return Evidence(Check.SHRINK, control, measured, FAILED, says)
         says = (
             f"{smaller}, {finer}: rounding shrinks with the precision, and this does not, so the two sides compute"
             " different functions."
         )
-        return Evidence(FLOAT32, control, measured, FAILED, says)
+        return Evidence(Check.SHRINK, control, measured, FAILED, says)
 
     def _own_dtype(self, model: ModelControls) -> None:
         """Judge in 16 bits: is the dump of this model at all, and is the pair within its floor?"""
@@ -330,9 +342,7 @@ class _DumpLadder(Ladder):
             for name in names
         }
         control = f"both sides against {model.name}'s own prefill in {header.compute_dtype}, in rounding floors"
-        measured: dict[str, Any] = {
-            f"{who}_noise_ratio": far[name] for who, name in zip(("reference", "variant"), names, strict=True)
-        }
+        measured = FromModelFigures(reference_noise_ratio=far[names[0]], variant_noise_ratio=far[names[1]])
         if min(far.values()) > FOREIGN:
             says = (
                 f"Neither side is what {model.name} computes for these tokens: they are"
@@ -341,7 +351,7 @@ class _DumpLadder(Ladder):
                 " dump."
             )
             self.controls = replace(self.controls, model=None)  # its floor says nothing of this dump
-            self.add(OWN_DTYPE, control, measured, MISSING, says)
+            self.add(Check.FROM_MODEL, control, measured, MISSING, says)
             return
         near, other = sorted(names, key=far.__getitem__)
         if far[other] > FOREIGN:
@@ -349,7 +359,7 @@ class _DumpLadder(Ladder):
                 f"'{near}' is what {model.name} computes, {far[near]:.2f} rounding floors away; '{other}' is not:"
                 f" {three_digits(far[other])} floors away, where rounding stays below {FOREIGN:g}."
             )
-            self.add(OWN_DTYPE, control, measured, FAILED, says)
+            self.add(Check.FROM_MODEL, control, measured, FAILED, says)
             self.evidence += [model.lowered[other]] if other in model.lowered else []
         elif header.format is not FLOAT32_FORMAT:
             control = (
@@ -399,8 +409,8 @@ def _carried_over(
     return ratio, first
 
 
-def _tried(controls: Controls) -> dict[str, Any]:
-    return {"tried": sorted(controls.given)} if controls.given else {}
+def _tried(controls: Controls) -> tuple[str, ...] | None:
+    return tuple(sorted(controls.given)) or None
 
 
 def _without_float32(name: str, controls: Controls, run_id: str) -> Evidence:
@@ -411,7 +421,7 @@ def _without_float32(name: str, controls: Controls, run_id: str) -> Evidence:
     says = f"{what}`{COMMAND} verdict {run_id} --float32 PAIR_IN_FLOAT32.npz`."
     if "float32" in controls.given:
         says = f"The dump in float32 that was given has no side '{name}', so nothing decides about that one."
-    return Evidence(FLOAT32, "the same pair in float32", _tried(controls), MISSING, says)
+    return Evidence(Check.WIDE_PAIR, "the same pair in float32", Unmeasured(tried=_tried(controls)), MISSING, says)
 
 
 def _ways_out(header: RunHeader, controls: Controls, run_id: str) -> str:
@@ -564,15 +574,12 @@ def _earlier_model_floor(before: PairVerdict | None) -> tuple[NDArray[np.float64
     """
     if before is None:
         return None
-    maps = [
-        row.figures.get("linear_maps")
-        for row in before.evidence
-        if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)
-    ]
+    decided = [row.figures for row in before.evidence if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)]
     kept = next((each for each in before.floors if each.compute_dtype == "float32"), None)
-    if kept is None or not maps or not isinstance(maps[-1], int):
+    last = decided[-1] if decided else None
+    if kept is None or not isinstance(last, PairFigures) or last.linear_maps is None:
         return None
-    return np.stack([kept.floor_rms**2] * 2), maps[-1]
+    return np.stack([kept.floor_rms**2] * 2), last.linear_maps
 
 
 def _lengths(header: RunHeader) -> list[int]:

@@ -11,38 +11,46 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..numerics.elementary import exp, log
-from ..runs.file.records import (
-    BUG_SUSPECTED,
+from ..runs.file.evidence import (
     FAILED,
     FLOAT32,
-    IDENTICAL,
-    INVALID_DUMP,
-    LOWER_PRECISION,
     MISSING,
-    MODULES,
     NEIGHBOURS,
-    NONDETERMINISTIC,
     NOTED,
     OWN_DTYPE,
     PASSED,
     PRECISION,
     RERUN,
-    ROUNDING,
     RUNGS,
     SAMPLER,
-    STRUCTURE,
-    SYMMETRY,
-    UNDECIDED,
     VALIDITY,
-    VERDICTS,
+    Check,
+    CheckFigures,
     Evidence,
+    ModulesFigures,
+    NotFiniteFigures,
+    OtherPromptsFigures,
+    PairFigures,
+    RerunFigures,
+    SamplerFigures,
+    StructureFigures,
+    SymmetryFigures,
+)
+from ..runs.file.records import (
+    BUG_SUSPECTED,
+    IDENTICAL,
+    INVALID_DUMP,
+    LOWER_PRECISION,
+    NONDETERMINISTIC,
+    ROUNDING,
+    UNDECIDED,
+    VERDICTS,
     FloorRows,
 )
 
@@ -64,6 +72,9 @@ SHRINKS_TOO_MUCH = 10.0  # more than the precisions differ by: the two pairs are
 STANDS_OUT_ALONE = 100.0  # times the median position in float32; of rounding without a floor beside it 17 were seen
 ASKS_FOR_A_FLOOR = 50.0  # beyond which one position is too far from the median to be passed without a floor
 _LOPSIDED = 3.0  # one side further from float64 than the other by more than this is worth a word
+# The check of a rung that holds a pair against its floor, and that of a pair that needs none.
+PAIR = {OWN_DTYPE: Check.OWN_PAIR, FLOAT32: Check.WIDE_PAIR}
+_NOT_FINITE = {OWN_DTYPE: Check.OWN_NOT_FINITE, FLOAT32: Check.WIDE_NOT_FINITE}
 _LEAST_SPREAD = (
     0.1  # of log ratios: a handful of positions can agree by luck, and a spread of 0 would make each an outlier
 )
@@ -188,6 +199,11 @@ class FloorTest:
         """Noise ratio of all positions; None where it has no size."""
         return self.ratio if np.isfinite(self.ratio) else None
 
+    @property
+    def finite_worst(self) -> float | None:
+        """Largest ratio at one position; None where it has no size."""
+        return self.worst if np.isfinite(self.worst) else None
+
 
 def floor_test(
     pair: NDArray[np.float64],
@@ -289,37 +305,36 @@ def floor_evidence(
     """The row of a pair [positions] that was held against a floor [positions], both mean squares; maps: linear maps
     reordered, 0 if none; whose: the floor in words.
     """
-    figures: dict[str, Any] = {
-        "compute_dtype": dtype,
-        "noise_ratio": test.noise_ratio,
-        "largest_ratio_allowed": test.largest_ratio,
-        "pair_rms_logits": float(np.sqrt(pair.mean())),
-        "floor_rms_logits": float(np.sqrt(floor.mean())),
-        "seed_ratios": list(test.seed_ratios),
-        "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
-        "position_ratio_allowed": test.threshold if np.isfinite(test.threshold) else None,
-        "positions": len(pair),
-        "positions_beyond": len(test.outliers),
-        "log_spread": test.spread,
-        "nonfinite_mismatch": test.nonfinite,
-    }
-    if maps:
-        figures["linear_maps"] = maps
-    if test.not_finite is not None:
-        figures["first_nonfinite"] = [*test.not_finite.place(lengths), test.not_finite.token]
-    return Evidence(rung, control, figures, PASSED if test.is_passed else FAILED, _says(test, dtype, lengths, whose))
+    figures = PairFigures(
+        compute_dtype=dtype,
+        noise_ratio=test.noise_ratio,
+        largest_ratio_allowed=test.largest_ratio,
+        pair_rms_logits=float(np.sqrt(pair.mean())),
+        floor_rms_logits=float(np.sqrt(floor.mean())),
+        seed_ratios=test.seed_ratios,
+        worst_position_ratio=test.finite_worst,
+        position_ratio_allowed=test.threshold if np.isfinite(test.threshold) else None,
+        positions=len(pair),
+        positions_beyond=len(test.outliers),
+        log_spread=test.spread,
+        nonfinite_mismatch=test.nonfinite,
+        linear_maps=maps or None,
+        first_nonfinite=(*test.not_finite.place(lengths), test.not_finite.token) if test.not_finite else None,
+    )
+    outcome = PASSED if test.is_passed else FAILED
+    return Evidence(PAIR[rung], control, figures, outcome, _says(test, dtype, lengths, whose))
 
 
 def not_finite_evidence(broken: NotFinite, rung: str, dtype: str, control: str, lengths: Sequence[int]) -> Evidence:
     """The row of a pair of which no floor is needed: one side holds a NaN or an infinity that the other has not."""
-    figures = {
-        "compute_dtype": dtype,
-        "noise_ratio": None,
-        "nonfinite_mismatch": broken.logits,
-        "positions_beyond": len(broken.rows),
-        "first_nonfinite": [*broken.place(lengths), broken.token],
-    }
-    return Evidence(rung, control, figures, FAILED, _broken_says(broken, dtype, lengths))
+    figures = NotFiniteFigures(
+        compute_dtype=dtype,
+        noise_ratio=None,
+        nonfinite_mismatch=broken.logits,
+        positions_beyond=len(broken.rows),
+        first_nonfinite=(*broken.place(lengths), broken.token),
+    )
+    return Evidence(_NOT_FINITE[rung], control, figures, FAILED, _broken_says(broken, dtype, lengths))
 
 
 def _broken_says(broken: NotFinite, dtype: str, lengths: Sequence[int]) -> str:
@@ -444,6 +459,18 @@ class Structure:
     smaller_block: int | None = None
     places: int = 0
 
+    def figures(self, of: int | None = None) -> StructureFigures:
+        """Its figures for evidence. of: positions looked at, where that is to be said."""
+        return StructureFigures(
+            positions=self.rows,
+            of=of,
+            first=self.first,
+            starts=self.starts,
+            block=self.block,
+            smaller_block=self.smaller_block,
+            is_tail=self.is_tail,
+        )
+
     @property
     def block_in_words(self) -> str:
         """`a multiple of 16, a block's boundary`; '' where no block is named."""
@@ -493,19 +520,12 @@ def _likeliest_block(places: NDArray[np.int64], blocks: Sequence[int]) -> tuple[
 def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]) -> Evidence:
     """The row on where positions stand out from the deciding floor. Never decides."""
     control = "positions of the pair that stand out from the floor, in the dtype that decided"
-    figures: dict[str, Any] = {
-        "positions": shown.rows,
-        "first": list(shown.first) if shown.first else None,
-        "starts": list(shown.starts),
-        "block": shown.block,
-        "smaller_block": shown.smaller_block,
-        "is_tail": shown.is_tail,
-    }
+    figures = shown.figures()
     if not shown.rows:
         says = "No position stands out from the floor" + (
             ", it is larger everywhere alike." if test.ratio > test.largest_ratio else "."
         )
-        return Evidence(STRUCTURE, control, figures, NOTED if test.ratio > test.largest_ratio else PASSED, says)
+        return Evidence(Check.OUTLIERS, control, figures, NOTED if test.ratio > test.largest_ratio else PASSED, says)
     first = place_in_words(int(test.outliers[0]), lengths)
     parts = [f"It begins at {first}{_of_position_0(shown, test)}"]
     if shown.rows == sum(lengths):
@@ -514,7 +534,7 @@ def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]
         parts.append("and goes on to the end")
     if shown.block:
         parts.append(f"; every place where it begins is {shown.block_in_words}")
-    return Evidence(STRUCTURE, control, figures, NOTED, " ".join(parts).replace(" ;", ";") + ".")
+    return Evidence(Check.OUTLIERS, control, figures, NOTED, " ".join(parts).replace(" ;", ";") + ".")
 
 
 def _of_position_0(shown: Structure, test: FloorTest) -> str:
@@ -553,17 +573,16 @@ def growth_evidence(
     ratios = np.where(pair > 0, pair / np.maximum(floor, tiny), 0.0)
     ratios = np.where(is_number, ratios, np.inf)  # NaN in one side's output, which no rounding makes
     beyond = np.flatnonzero(ratios > test.largest_ratio)
-    figures: dict[str, Any] = {
-        "compute_dtype": dtype,
-        "first_module": names[beyond[0]] if len(beyond) else None,
-        "modules": list(names),
-        "pair_rms": [float(x) if np.isfinite(x) else None for x in pair],
-        "floor_rms": [float(x) if np.isfinite(x) else None for x in floor],
-    }
+    figures = ModulesFigures(
+        compute_dtype=dtype,
+        first_module=names[beyond[0]] if len(beyond) else None,
+        modules=tuple(names),
+        pair_rms=tuple(float(x) if np.isfinite(x) else None for x in pair),
+        floor_rms=tuple(float(x) if np.isfinite(x) else None for x in floor),
+    )
     if not pair.any() and test.is_passed:
-        return Evidence(
-            MODULES, control, figures, PASSED, "None of these modules' outputs differs at all at these positions."
-        )
+        says = "None of these modules' outputs differs at all at these positions."
+        return Evidence(Check.GROWTH, control, figures, PASSED, says)
     if not len(beyond) and not test.is_passed:
         says = (
             "None of these modules leaves the floor at these positions, so what is wrong comes after them (the head, or"
@@ -574,14 +593,14 @@ def growth_evidence(
                 " them, or in one that was not."
             )
         )
-        return Evidence(MODULES, control, figures, NOTED, says)
+        return Evidence(Check.GROWTH, control, figures, NOTED, says)
     if not len(beyond):
         most = float(ratios.max()) if len(ratios) else 0.0
         says = (
             f"From module to module it grows as the floor does: at most {most:.2f} times it at any of these modules,"
             " over these positions."
         )
-        return Evidence(MODULES, control, figures, PASSED, says)
+        return Evidence(Check.GROWTH, control, figures, PASSED, says)
     first = int(beyond[0])
     largest = float(ratios[:first].max()) if first else 0.0
     before = (
@@ -598,51 +617,56 @@ def growth_evidence(
     )
     between = ", or at one before it that was not handed in" * is_handed_in
     says = f"In the model it enters at {names[first]}{between}: {larger}{before}."
-    return Evidence(MODULES, control, figures, NOTED, says)
+    return Evidence(Check.GROWTH, control, figures, NOTED, says)
 
 
 def symmetry_evidence(control: str, names: tuple[str, str], errors: tuple[float, float]) -> Evidence:
     """The row on which of two sides, by name, is further from float64, by their rms in logits. Of two that only round,
     neither. Never decides.
     """
-    figures = {"reference_rms_logits": errors[0], "variant_rms_logits": errors[1]}
+    figures = SymmetryFigures(reference_rms_logits=errors[0], variant_rms_logits=errors[1])
     low, high = sorted(errors)
     if high <= _LOPSIDED * max(low, np.finfo(np.float64).tiny):
         says = "Both sides are about equally far from float64: by this, neither is nearer to the exact result."
-        return Evidence(SYMMETRY, control, figures, PASSED, says)
+        return Evidence(Check.FROM_FLOAT64, control, figures, PASSED, says)
     further = names[int(errors[1] > errors[0])]
     times = (
         f"{three_digits(high / low)} times further from float64 than the other side"
         if low
         else "the only one that is not at float64"
     )
-    return Evidence(SYMMETRY, control, figures, NOTED, f"'{further}' is {times}.")
+    return Evidence(Check.FROM_FLOAT64, control, figures, NOTED, f"'{further}' is {times}.")
 
 
 def sampler_evidence(
-    tokens: Sequence[int], argmaxes: Sequence[int | Collection[int]], side: str = "the side", places: Sequence[str] = ()
+    tokens: Sequence[int],
+    argmaxes: Sequence[int | Collection[int]],
+    side: str | None = None,
+    places: Sequence[str] = (),
 ) -> Evidence:
     """Is each emitted token the argmax of the logits it was chosen from? Right logits and a wrong token are a fault of
     the sampler.
 
     tokens: what was emitted [positions]; argmaxes: of the same side's logits at the same positions, the lowest token
-    id, or all ids that share the largest logit where the sampler may take any of them; places: each token's position in
-    words, if it is not its index.
+    id, or all ids that share the largest logit where the sampler may take any of them; side: its name; places: each
+    token's position in words, if it is not its index.
     """
     if len(tokens) != len(argmaxes):
         raise UsageError(f"{len(tokens)} emitted tokens against {len(argmaxes)} argmaxes; expected one for each.")
     allowed = [{best} if isinstance(best, int | np.integer) else set(best) for best in argmaxes]
     wrong = [position for position, token in enumerate(tokens) if token not in allowed[position]]
-    figures = {"tokens": len(tokens), "not_the_argmax": len(wrong), "first": wrong[0] if wrong else None}
-    control = f"emitted tokens against the argmax of {side}'s own logits"
+    figures = SamplerFigures(tokens=len(tokens), not_the_argmax=len(wrong), first=wrong[0] if wrong else None)
+    whose = "the side" if side is None else f"'{side}'"
+    control = f"emitted tokens against the argmax of {whose}'s own logits"
     if not wrong:
-        return Evidence(SAMPLER, control, figures, PASSED, "Every emitted token is the argmax of its own logits.")
+        says = "Every emitted token is the argmax of its own logits."
+        return Evidence(Check.EMITTED, control, figures, PASSED, says, side)
     where = places[wrong[0]] if places else f"position {wrong[0]}"
     says = (
         f"{len(wrong):,} of {len(tokens):,} emitted tokens are not the argmax of their own logits, {where} first: the "
         "sampler does not take the most likely token."
     )
-    return Evidence(SAMPLER, control, figures, FAILED, says)
+    return Evidence(Check.EMITTED, control, figures, FAILED, says, side)
 
 
 def conclude(
@@ -656,7 +680,7 @@ def conclude(
     """The verdict that rows of evidence come to; what fails first on the ladder decides, and what is missing decides
     nothing.
     """
-    rows = tuple(sorted(evidence, key=lambda row: RUNGS.index(row.rung)))
+    rows = tuple(sorted(evidence, key=lambda row: list(RUNGS).index(row.rung)))
     found = {rung: [row for row in rows if row.rung == rung] for rung in RUNGS}
 
     def failed(rung: str) -> Evidence | None:
@@ -714,16 +738,17 @@ class Ladder:
         self.floors: list[FloorRows] = []
         self.broken: NotFinite | None = None
 
-    def add(self, rung: str, control: str, figures: dict[str, Any], outcome: str, says: str) -> None:
-        """Add one row of evidence."""
-        self.evidence.append(Evidence(rung, control, figures, outcome, says))
-
-    def rerun(
-        self, control: str, called: Sequence[str], moved: Sequence[str], figures: dict[str, Any], beside: str = ""
+    def add(
+        self, check: Check, control: str, figures: CheckFigures, outcome: str, says: str, side: str | None = None
     ) -> None:
-        """Does each side that was called again give the same bits? moved: those that do not; beside: how far, in a
+        """Add one row of evidence."""
+        self.evidence.append(Evidence(check, control, figures, outcome, says, side))
+
+    def rerun(self, control: str, called: Sequence[str], figures: RerunFigures, beside: str = "") -> None:
+        """Does each side that was called again give the same bits? beside: how far those are that do not, in a
         sentence.
         """
+        moved = figures.not_repeatable
         who, rest = (" and ".join(f"'{name}'" for name in names) for names in (moved, set(self.names) - set(called)))
         says = "Each side gives the same bits when it is called again."
         if moved:
@@ -731,16 +756,16 @@ class Ladder:
             says = f"{who} {does} not give the same bits twice: something in it is nondeterministic.{beside}"
         elif rest:
             says = f"'{called[0]}' gives the same bits when it is called again; {rest} was not called again."
-        self.add(RERUN, control, {"not_repeatable": list(moved), **figures}, FAILED if moved else PASSED, says)
+        self.add(Check.AGAIN, control, figures, FAILED if moved else PASSED, says)
 
     def neighbours(
-        self, control: str, figures: dict[str, Any], says: tuple[str, str, str], *, is_same: bool, has_experts: bool
+        self, side: str, control: str, figures: OtherPromptsFigures, says: tuple[str, str, str], *, has_experts: bool
     ) -> None:
         """Do other requests in the other rows leave a side's bits alone? says: that they do; that they do not, in a
         mixture of experts, whose rows share products; that data leaks.
         """
-        outcome = PASSED if is_same else NOTED if has_experts else FAILED
-        self.add(NEIGHBOURS, control, figures, outcome, says[(PASSED, NOTED, FAILED).index(outcome)])
+        outcome = PASSED if figures.bit_identical else NOTED if has_experts else FAILED
+        self.add(Check.OTHER_PROMPTS, control, figures, outcome, says[(PASSED, NOTED, FAILED).index(outcome)], side)
 
     def against_floor(
         self,

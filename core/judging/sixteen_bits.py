@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..numerics.elementary import exp, log
-from ..runs.file.records import FAILED, OWN_DTYPE, PASSED, Evidence
+from ..runs.file.evidence import FAILED, PASSED, Check, DrawnFigures, Evidence
 from .ladder import BLOCKS, FALSE_ALARM, place_in_words, three_digits
 
 # Of the rounding drawn anew; benchmarks/verdicts/sixteen.py has the trial. An engine may round more often than the
@@ -331,27 +330,27 @@ def sixteen_evidence(
         f" to {dtype} are drawn anew, over {sum(lengths):,} positions of {len(lengths):,}"
         f" {'prompt' if len(lengths) == 1 else 'prompts'}"
     )
-    figures: dict[str, Any] = {
-        "compute_dtype": dtype,
-        "noise_ratio": test.ratio,
-        "largest_ratio_allowed": LARGEST_ERROR,
-        "draws": draws,
-        "model_ways_ratios": list(model_ratios),
-        "worst_position_ratio": position.worst,
-        "position_ratio_allowed": position.threshold,
-        "positions": sum(lengths),
-        "positions_beyond": len(test.outliers),
-        "ratio_outside_roundings_directions": test.rest_ratio,
-        "nonfinite_mismatch": test.nonfinite,
+    figures = DrawnFigures(
+        compute_dtype=dtype,
+        noise_ratio=test.ratio,
+        largest_ratio_allowed=LARGEST_ERROR,
+        draws=draws,
+        model_ways_ratios=tuple(model_ratios),
+        worst_position_ratio=position.worst,
+        position_ratio_allowed=position.threshold,
+        positions=sum(lengths),
+        positions_beyond=len(test.outliers),
+        ratio_outside_roundings_directions=test.rest_ratio,
+        nonfinite_mismatch=test.nonfinite,
         **test.limits(),
-        "beyond": {one.what: [int(place) for place in one.outliers[:8]] for one in test.places if len(one.outliers)},
-        "signed_mean": test.bias,
-        "signed_mean_allowed": test.bias_allowed,
-        "share_of_logits": test.gain,
-        "share_of_logits_allowed": test.gain_allowed,
-    }
+        beyond={one.what: tuple(map(int, one.outliers[:8])) for one in test.places if len(one.outliers)},
+        signed_mean=test.bias,
+        signed_mean_allowed=test.bias_allowed,
+        share_of_logits=test.gain,
+        share_of_logits_allowed=test.gain_allowed,
+    )
     says = _passed(test, name, dtype) if test.is_passed else _failed(test, name, dtype, lengths)
-    return Evidence(OWN_DTYPE, control, figures, PASSED if test.is_passed else FAILED, says)
+    return Evidence(Check.DRAWN, control, figures, PASSED if test.is_passed else FAILED, says, name)
 
 
 def _passed(test: SixteenTest, name: str, dtype: str) -> str:

@@ -20,7 +20,8 @@ from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, values_of
 from ..runs.dumps.dump import LOGITS, Dump, open_dump
 from ..runs.figures import Figures
-from ..runs.file.records import Evidence, RunHeader
+from ..runs.file.evidence import Evidence
+from ..runs.file.records import RunHeader
 from .divergence import Divergence, joined, means
 from .validity import first_mismatch
 

@@ -7,7 +7,7 @@ takes a control.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,19 @@ from numpy.typing import NDArray
 from ..numerics.formats import values_of
 from ..runs.dumps.source_dtype import are_log_probabilities
 from ..runs.figures import Figures
-from ..runs.file.records import FAILED, NOTED, PASSED, STRUCTURE, VALIDITY, Evidence, Generation, RunHeader
+from ..runs.file.evidence import (
+    FAILED,
+    NOTED,
+    PASSED,
+    Check,
+    Evidence,
+    LogsumexpFigures,
+    NumbersFigures,
+    ShapesFigures,
+    ShiftFigures,
+    TruncationFigures,
+)
+from ..runs.file.records import Generation, RunHeader
 from .causes import Sample, causes_of
 from .constant_rows import Filling
 from .ladder import BLOCKS, NotFinite, place_in_words, sampler_evidence, structure_of
@@ -25,7 +37,7 @@ from .ladder import BLOCKS, NotFinite, place_in_words, sampler_evidence, structu
 if TYPE_CHECKING:
     import pandas as pd
 
-_SHIFTS = (-2, -1, 1, 2)
+_SHIFTS = {-2: "two_earlier", -1: "one_earlier", 1: "one_later", 2: "two_later"}  # rows, and the figure of each
 _LEAST_ROWS = 8  # fewer say nothing about a shift
 _LEAST_TOKENS = 4  # different argmaxes, or every shift agrees
 _AGREES, _MORE_OFTEN = (
@@ -89,25 +101,22 @@ def checks_of(figures: Figures, fillings: Sequence[Filling], samples: Sequence[S
 def _tokens(header: RunHeader) -> Evidence:
     control = "shapes of the sides, and the dump's token ids against the vocabulary"
     highest = max((max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids), default=-1)
-    figures = {"positions": header.rows, "vocab": header.vocab, "highest_token_id": highest if highest >= 0 else None}
+    figures = ShapesFigures(
+        positions=header.rows, vocab=header.vocab, highest_token_id=highest if highest >= 0 else None
+    )
     if highest >= header.vocab:
         says = (
             f"The dump's token ids go up to {highest:,}, beyond its vocabulary of {header.vocab:,}: they are not those"
             " of these logits."
         )
-        return Evidence(VALIDITY, control, figures, FAILED, says)
+        return Evidence(Check.SHAPES, control, figures, FAILED, says)
     shape = (
         f"Both sides are {header.rows:,} {'position' if header.rows == 1 else 'positions'} x {header.vocab:,} tokens"
     )
     if highest < 0:
-        return Evidence(
-            VALIDITY,
-            control,
-            figures,
-            NOTED,
-            f"{shape}. Which tokens they are of is not known: the dump has no token_ids.",
-        )
-    return Evidence(VALIDITY, control, figures, PASSED, f"{shape}; the dump names one list of token ids for both.")
+        says = f"{shape}. Which tokens they are of is not known: the dump has no token_ids."
+        return Evidence(Check.SHAPES, control, figures, NOTED, says)
+    return Evidence(Check.SHAPES, control, figures, PASSED, f"{shape}; the dump names one list of token ids for both.")
 
 
 def _alignment(header: RunHeader, positions: pd.DataFrame, names: tuple[str, str]) -> Evidence:
@@ -117,7 +126,7 @@ def _alignment(header: RunHeader, positions: pd.DataFrame, names: tuple[str, str
     bounds = np.cumsum([0, *(prompt.positions for prompt in header.prompts)])
     parts = [argmaxes[start:stop] for start, stop in pairwise(bounds)]
     agreed = {shift: _agreement(parts, shift) for shift in (0, *_SHIFTS)}
-    figures = {f"same_argmax_shifted_by_{shift}": share for shift, (share, _) in agreed.items()}
+    figures = ShiftFigures(unshifted=agreed[0][0], **{name: agreed[shift][0] for shift, name in _SHIFTS.items()})
     best = max(_SHIFTS, key=lambda shift: agreed[shift][0])
     share, compared = agreed[best]
     varied = len(np.unique(argmaxes[np.isfinite(argmaxes)])) >= _LEAST_TOKENS
@@ -128,16 +137,15 @@ def _alignment(header: RunHeader, positions: pd.DataFrame, names: tuple[str, str
             f" positions when it is read {rows} {'later' if best > 0 else 'earlier'}, and at {agreed[0][0]:.0%} as it"
             " is. Either the dump was saved with an offset, or one engine returned the logits of another step."
         )
-        return Evidence(VALIDITY, control, figures, FAILED, says)
+        return Evidence(Check.SHIFT, control, figures, FAILED, says)
     if not varied or agreed[0][1] < _LEAST_ROWS:
-        return Evidence(
-            VALIDITY, control, figures, NOTED, "Too few different argmaxes to tell whether one side is shifted."
-        )
+        says = "Too few different argmaxes to tell whether one side is shifted."
+        return Evidence(Check.SHIFT, control, figures, NOTED, says)
     says = (
         f"No shift by one or two rows agrees better: the argmax is the same at {agreed[0][0]:.1%} of positions as they"
         " stand."
     )
-    return Evidence(VALIDITY, control, figures, PASSED, says)
+    return Evidence(Check.SHIFT, control, figures, PASSED, says)
 
 
 def _agreement(parts: Sequence[NDArray[np.float64]], shift: int) -> tuple[float, int]:
@@ -157,22 +165,22 @@ def _agreement(parts: Sequence[NDArray[np.float64]], shift: int) -> tuple[float,
 def _scale(reference: Scale, variant: Scale, names: tuple[str, str]) -> Evidence:
     """Logits beside logits?"""
     control = "logsumexp of every row of both sides"
-    measured = {
-        "reference_least_logsumexp": reference.least,
-        "reference_largest_logsumexp": reference.largest,
-        "variant_least_logsumexp": variant.least,
-        "variant_largest_logsumexp": variant.largest,
-    }
+    measured = LogsumexpFigures(
+        reference_least_logsumexp=reference.least,
+        reference_largest_logsumexp=reference.largest,
+        variant_least_logsumexp=variant.least,
+        variant_largest_logsumexp=variant.largest,
+    )
     if reference.kind != variant.kind:
         says = (
             f"'{names[0]}' holds {reference.kind} and '{names[1]}' holds {variant.kind}: one is not the other's"
             " divergence."
         )
-        return Evidence(VALIDITY, control, measured, FAILED, says)
+        return Evidence(Check.LOGSUMEXP, control, measured, FAILED, says)
     if reference.kind != "logits":
         says = f"Both sides hold {reference.kind}, not logits: ULPs, margins and rms are of those."
-        return Evidence(VALIDITY, control, measured, NOTED, says)
-    return Evidence(VALIDITY, control, measured, PASSED, "Both sides hold logits, not probabilities.")
+        return Evidence(Check.LOGSUMEXP, control, measured, NOTED, says)
+    return Evidence(Check.LOGSUMEXP, control, measured, PASSED, "Both sides hold logits, not probabilities.")
 
 
 def _kind(logsumexp: NDArray[np.float64], best: NDArray[np.float64], vocab: int, kept: int) -> str:
@@ -198,20 +206,17 @@ def _truncation(
 ) -> Evidence:
     """is_alike: no logit is infinite on one side only, so a mask of -inf is the same on both."""
     control = "rows that one single value fills to more than a half"
-    figures = {
-        "reference_filled_rows": fillings[0].rows,
-        "variant_filled_rows": fillings[1].rows,
-        "least_other_logits": min((filling.kept for filling in fillings if filling.rows), default=None),
-    }
+    figures = TruncationFigures(
+        reference_filled_rows=fillings[0].rows,
+        variant_filled_rows=fillings[1].rows,
+        least_other_logits=min((filling.kept for filling in fillings if filling.rows), default=None),
+    )
     filled = [(name, filling) for name, filling in zip(names, fillings, strict=True) if filling.rows]
     if not filled:
-        return Evidence(
-            VALIDITY,
-            control,
-            figures,
-            PASSED,
-            "No row repeats one value for more than half of the vocabulary, as rows that were cut or never written do.",
+        says = (
+            "No row repeats one value for more than half of the vocabulary, as rows that were cut or never written do."
         )
+        return Evidence(Check.TRUNCATION, control, figures, PASSED, says)
     who = " and ".join(f"'{name}'" for name, _ in filled)
     most = max(filled, key=lambda pair: pair[1].rows)[1]
     where = "every position" if most.rows == header.rows else f"{most.rows:,} of {header.rows:,} positions"
@@ -220,13 +225,13 @@ def _truncation(
             f"Both sides are masked alike, -inf for more than half of the vocabulary at {where}: only the other logits"
             " are compared."
         )
-        return Evidence(VALIDITY, control, figures, NOTED, says)
+        return Evidence(Check.TRUNCATION, control, figures, NOTED, says)
     if most.value == 0:
         says = (
             f"{who} {'holds' if len(filled) == 1 else 'hold'} rows of zeros at {where}: padding, or rows that were"
             " never written."
         )
-        return Evidence(VALIDITY, control, figures, FAILED, says)
+        return Evidence(Check.TRUNCATION, control, figures, FAILED, says)
     kind = next(scale.kind for scale, filling in zip(scales, fillings, strict=True) if filling.rows)
     least, largest = min(f.kept for _, f in filled), max(f.most_kept for _, f in filled)
     cut = (
@@ -236,7 +241,7 @@ def _truncation(
         f"{who} {'holds' if len(filled) == 1 else 'hold'} {kind} {cut} at {where}, {most.value:g} elsewhere: no figure"
         f" here is of the whole vocabulary. Save the {kind} before that."
     )
-    return Evidence(VALIDITY, control, figures, FAILED, says)
+    return Evidence(Check.TRUNCATION, control, figures, FAILED, says)
 
 
 def not_finite_of(figures: Figures, pair: int) -> NotFinite | None:
@@ -275,14 +280,12 @@ def _numbers(figures: Figures, pair: int, positions: pd.DataFrame, fillings: tup
     control = "NaN and infinities of one side against the other"
     wrong = positions["nonfinite_mismatch"].to_numpy(np.int64)
     rows = np.flatnonzero(wrong)
-    measured = {
-        "nonfinite_mismatch": int(wrong.sum()),
-        "positions": len(rows),
-        "first": list(header.places()[rows[0]]) if len(rows) else None,
-    }
+    measured = NumbersFigures(
+        nonfinite_mismatch=int(wrong.sum()), positions=len(rows), first=header.places()[rows[0]] if len(rows) else None
+    )
     broken = not_finite_of(figures, pair)
     if broken is None:
-        return Evidence(VALIDITY, control, measured, PASSED, "No logit is NaN or infinite on one side only.")
+        return Evidence(Check.NUMBERS, control, measured, PASSED, "No logit is NaN or infinite on one side only.")
     where = place_in_words(int(rows[0]), [prompt.positions for prompt in header.prompts])
     count = int(wrong.sum())
     many = f"{count:,} {'logit is' if count == 1 else 'logits are'}"
@@ -293,12 +296,12 @@ def _numbers(figures: Figures, pair: int, positions: pd.DataFrame, fillings: tup
             if is_cut
             else "a mask or padding of one side's vocabulary, or tokens that one side left out."
         )
-        return Evidence(VALIDITY, control, measured, NOTED if is_cut else FAILED, says)
+        return Evidence(Check.NUMBERS, control, measured, NOTED if is_cut else FAILED, says)
     says = (
         f"{broken.says([prompt.positions for prompt in header.prompts])}: a mask or padding of one side's vocabulary,"
         " rows that were never written, a kernel that made them, or an overflow of the dtype."
     )
-    return Evidence(VALIDITY, control, measured | {"token": broken.token}, FAILED, says)
+    return Evidence(Check.NUMBERS, control, replace(measured, token=broken.token), FAILED, says)
 
 
 def sampling(figures: Figures, generations: Sequence[Generation]) -> dict[int, Evidence]:
@@ -336,7 +339,7 @@ def sampling(figures: Figures, generations: Sequence[Generation]) -> dict[int, E
         places = [""] * len(tokens)
         if len(wrong):
             places[wrong[0]] = place_in_words(int(rows[wrong[0]]), lengths)
-        found[side] = sampler_evidence(tokens.tolist(), allowed, f"'{header.sides[side].name}'", places)
+        found[side] = sampler_evidence(tokens.tolist(), allowed, header.sides[side].name, places)
     return found
 
 
@@ -349,23 +352,15 @@ def structure(figures: Figures, pair: int) -> list[Evidence]:
         return []
     shown = structure_of(rows, [prompt.positions for prompt in header.prompts], BLOCKS)
     assert shown.first is not None
-    measured = {
-        "positions": shown.rows,
-        "of": header.rows,
-        "first": list(shown.first),
-        "starts": list(shown.starts),
-        "block": shown.block,
-        "smaller_block": shown.smaller_block,
-        "is_tail": shown.is_tail,
-    }
+    measured = shown.figures(of=header.rows)
     control = "positions with a bit that differs"
     if shown.rows == header.rows:
         says = "The one position differs." if header.rows == 1 else "Every position differs, the first included."
-        return [Evidence(STRUCTURE, control, measured, NOTED, says)]
+        return [Evidence(Check.DIFFERING, control, measured, NOTED, says)]
     position = shown.first[1]
     where = place_in_words(int(rows[0]), [prompt.positions for prompt in header.prompts])
     before = f"; the {position:,} before it are equal bit for bit" if position > 1 else ""
     after = " From there on every position differs." if shown.is_tail else ""
     block = f" Every place where differences begin is {shown.block_in_words}." if shown.block else ""
     count = f"{shown.rows:,} of {header.rows:,} positions differ, {where} first{before}."
-    return [Evidence(STRUCTURE, control, measured, NOTED, f"{count}{after}{block}")]
+    return [Evidence(Check.DIFFERING, control, measured, NOTED, f"{count}{after}{block}")]

@@ -20,7 +20,8 @@ from ..numerics.formats import format_named
 from ..numerics.metrics import Summary
 from .figures import Figures
 from .file.database import Database, check_size
-from .file.records import Evidence, Generation, Provenance, RunHeader, SideHeader
+from .file.evidence import Evidence
+from .file.records import Generation, Provenance, RunHeader, SideHeader
 from .tables import generations, kernels, kv_cache, layers, pairs, positions, prompts, remedies, run, sides, verdicts
 from .tables.kernels import KernelList
 from .tables.remedies import PriceRow, RemedyRow

@@ -12,7 +12,8 @@ import numpy as np
 
 from ..errors import StoreError
 from .file.database import Database
-from .file.records import Evidence, FloorRows
+from .file.evidence import Evidence
+from .file.records import FloorRows
 from .reader import RunReader
 from .store.store import Store
 from .tables.pairs import update_verdict

@@ -21,7 +21,8 @@ from .background import Background
 from .dumps.digests import SideDigest
 from .figures import Figures
 from .file.database import Database
-from .file.records import Evidence, FloorRows, Generation, RunHeader
+from .file.evidence import Evidence
+from .file.records import FloorRows, Generation, RunHeader
 from .recent_rows import RecentRows
 from .store.quotas import check_space
 from .store.store import Store

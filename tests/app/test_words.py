@@ -1,20 +1,12 @@
 """Figures and tokens as text."""
 
 from app.shell import wording
-from core.runs.file.records import RUNGS
 
 
 def test_a_token_without_text_shows_its_id_and_no_token_says_why():
     assert wording.token(5, None) == "token 5"
     assert wording.token(5, " a") == "·a  (5)"
     assert wording.token(None, None) == "none (all NaN)"
-
-
-def test_what_a_row_of_evidence_checked_is_told_by_its_figures_and_its_rung():
-    assert wording.checked("validity", ["nonfinite_mismatch", "positions", "first"]) == "NaN and infinity"
-    assert wording.checked("validity", ["same_argmax_shifted_by_0", "same_argmax_shifted_by_1"]) == "shift"
-    assert wording.checked("float32", ["nonfinite_mismatch"]) == ""  # a figure that many rungs have
-    assert set(wording.RUNGS) == set(RUNGS)
 
 
 def test_logits_are_shown_with_the_digits_they_have_and_undefined_ones_as_such():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from core.runs.file.records import PRECISION, RUNGS
+from core.runs.file.evidence import PRECISION, RUNGS
 from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store

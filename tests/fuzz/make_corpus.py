@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from core.runs.file.records import PASSED, RERUN, Evidence, Generation, RunHeader
+from core.runs.file.evidence import PASSED, Check, Evidence, RerunFigures
+from core.runs.file.records import Generation, RunHeader
 from core.runs.ops_run import write_ops_run
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
@@ -59,7 +60,9 @@ def _write_run(store: Store, header: RunHeader) -> None:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)
         writer.write_generation(Generation(0, 2, 2, ((1, 2), (1, 3)), ("ab", "ac")))
-        evidence = Evidence(RERUN, "prefill", {"neq_share": 0.0}, PASSED, "The same call gives the same bits.")
+        evidence = Evidence(
+            Check.AGAIN, "prefill", RerunFigures(not_repeatable=()), PASSED, "The same call gives the same bits."
+        )
         writer.write_verdict(0, "rounding", "It stays below the floor.", 0.5, (evidence,), ())
         writer.finish()
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...judging.divergence import mean_squares
-from ...runs.file.records import FLOAT32, MISSING, MODULES, ONE_ORDER, SYMMETRY, Evidence
+from ...runs.file.evidence import MISSING, Check, Evidence, Unmeasured
 from ..models.model import LoadedModel
 from ..paths.engines import RunnableSide, side_of
 from .rounding_floor import divergence, in_float32, known, whole_side
@@ -80,19 +80,22 @@ def narrow_evidence(narrow: Sequence[Narrow], sides: tuple[RunnableSide, Runnabl
     dtypes = " and ".join(dict.fromkeys(one.dtype for one in narrow))
     who = "; ".join(f"'{one.side}': {one.seen}" for one in narrow)
     why = f"the engine computes in {dtypes} whatever it is asked"
-    figures = {"computes_in": {one.side: one.dtype for one in narrow}}
+    figures = Unmeasured(computes_in={one.side: one.dtype for one in narrow})
     control = f"'{sides[1].name}' against '{sides[0].name}' in float32"
     decides = (
         f"The pair cannot be had in float32: {why} ({who}). Let it load its weights in float32 when `model.dtype` is"
         " float32, and the float32 rung decides."
     )
     return [
-        Evidence(FLOAT32, control, figures, MISSING, decides),
-        Evidence(
-            SYMMETRY, "both sides in float32 against a plain forward in float64", figures, MISSING, f"Missing: {why}."
+        Evidence(Check.WIDE_PAIR, control, figures, MISSING, decides),
+        *(
+            Evidence(check, without, figures, MISSING, f"Missing: {why}.")
+            for check, without in (
+                (Check.FROM_FLOAT64, "both sides in float32 against a plain forward in float64"),
+                (Check.GROWTH, "outputs of modules, both sides in float32"),
+                (Check.IN_ONE_ORDER, "every sum in one order, both sides in float32"),
+            )
         ),
-        Evidence(MODULES, "outputs of modules, both sides in float32", figures, MISSING, f"Missing: {why}."),
-        Evidence(ONE_ORDER, "every sum in one order, both sides in float32", figures, MISSING, f"Missing: {why}."),
     ]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import CaptureError
 from ...judging.sixteen_bits import Errors, SixteenTest, sixteen_evidence, sixteen_test
-from ...runs.file.records import FAILED, MISSING, OWN_DTYPE, Evidence
+from ...runs.file.evidence import FAILED, MISSING, Evidence
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import Run
@@ -251,14 +251,14 @@ def sixteen_rows(
             f"The model's own '{odd[0]}' does not look like its rounding drawn anew, so the draws are no measure of"
             " this model's rounding."
         )
-        return [Evidence(OWN_DTYPE, row.control, row.figures, MISSING, why) for row in rows], None
+        return [replace(row, outcome=MISSING, says=why) for row in rows], None
     failed = [test for test, row in zip(tests, rows, strict=False) if row.outcome == FAILED]
     if len(sides) > 1 and len(failed) == len(sides):
         why = (
             f"Neither side is what '{loaded.name}' computes for these tokens in {loaded.dtype}: another checkpoint,"
             " other weights, or a function of its own that both share; its rounding says nothing of them."
         )
-        return [Evidence(OWN_DTYPE, row.control, row.figures, MISSING, why) for row in rows], None
+        return [replace(row, outcome=MISSING, says=why) for row in rows], None
     return rows, failed[0] if failed else None
 
 

@@ -22,6 +22,7 @@ from ...judging.ladder import (
     BLOCKS,
     LARGEST_RATIO_16_BITS,
     NONDETERMINISTIC,
+    PAIR,
     UNDECIDED,
     FloorTest,
     Ladder,
@@ -35,20 +36,22 @@ from ...judging.ladder import (
     three_digits,
 )
 from ...judging.sixteen_bits import SixteenTest
-from ...runs.file.records import (
+from ...runs.file.evidence import (
     FAILED,
     FLOAT32,
     MISSING,
-    MODULES,
-    NEIGHBOURS,
     NOTED,
     OWN_DTYPE,
     PASSED,
-    PRECISION,
-    SYMMETRY,
+    Check,
     Evidence,
-    FloorRows,
+    OtherPromptsFigures,
+    OtherRowFigures,
+    OtherRowFloorFigures,
+    RerunFigures,
+    Unmeasured,
 )
+from ...runs.file.records import FloorRows
 from ..invariant.rung import one_order_evidence
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel, loaded_from
@@ -172,7 +175,7 @@ class _ModelLadder(Ladder):
         again = [self.session.digest(loaded, self.sides[0]), *digests_of(loaded, self.prompts, self.sides[1:])]
         control = " and ".join(f"'{name}'" for name in self.names) + ", each called twice"
         moved = [name for name, a, b in zip(self.names, digests, again, strict=True) if a != b]
-        self.rerun(control, self.names, moved, {})
+        self.rerun(control, self.names, RerunFigures(not_repeatable=tuple(moved)))
         self._other_neighbours(digests[1])
         if loaded.dtype != "float32":
             self.say(f"{count} reorderings in {loaded.dtype}")
@@ -235,7 +238,7 @@ class _ModelLadder(Ladder):
         self.say("other neighbours")
         control = f"'{changed.name}' against '{side.name}'"
         (found,) = digests_of(self.loaded, self.prompts, [changed])
-        figures = {"rows": side.rows, "bit_identical": found == digest}
+        figures = OtherPromptsFigures(rows=side.rows, bit_identical=found == digest)
         says = (
             "Other prompts in the other rows, as many and as long, do not change a bit of this one's.",
             "What the other rows hold changes this one's bits; in a mixture of experts the rows share the experts'"
@@ -244,7 +247,7 @@ class _ModelLadder(Ladder):
             " leaks between rows.",
         )
         has_experts = _has_experts(self.loaded.model)
-        self.neighbours(control, figures, says, is_same=found == digest, has_experts=has_experts)
+        self.neighbours(side.name, control, figures, says, has_experts=has_experts)
 
     def _other_row(self, digest: str) -> None:
         """Run the same prompt in another row. Kernels may sum rows in different orders (on a CPU they do, by thread),
@@ -258,35 +261,35 @@ class _ModelLadder(Ladder):
         moved = side.with_modifier("row", there)
         self.say("another row")
         control = f"'{moved.name}' against '{side.name}'"
-        figures: dict[str, Any] = {"rows": side.rows, "row": here, "other_row": there}
         (found,) = digests_of(self.loaded, self.prompts, [moved])
-        if found == digest:
+        figures = OtherRowFigures(rows=side.rows, row=here, other_row=there, bit_identical=found == digest)
+        if figures.bit_identical:
             says = f"Row {there} of {side.rows} gives the same bits as row {here}."
-            self.add(NEIGHBOURS, control, {**figures, "bit_identical": True}, PASSED, says)
+            self.add(Check.OTHER_ROW, control, figures, PASSED, says, side.name)
             return
-        figures["bit_identical"] = False
         dtype = next((name for name in (FLOAT64, "float32") if name in self.measured), None)
         test = None if dtype is None else self._row_test(dtype, (side, moved))
-        if test is None:
+        if dtype is None or test is None:
             says = (
                 f"Row {there} of {side.rows} gives other bits than row {here}; whether by more than rounding takes a"
                 " floor."
             )
-            self.add(NEIGHBOURS, control, figures, NOTED, says)
+            self.add(Check.OTHER_ROW, control, figures, NOTED, says, side.name)
             return
-        figures |= {
-            "compute_dtype": dtype,
-            "noise_ratio": test.noise_ratio,
-            "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
-            "positions_beyond": len(test.outliers),
-            "nonfinite_mismatch": test.nonfinite,
-        }
+        beside = OtherRowFloorFigures(
+            **vars(figures),
+            compute_dtype=dtype,
+            noise_ratio=test.noise_ratio,
+            worst_position_ratio=test.finite_worst,
+            positions_beyond=len(test.outliers),
+            nonfinite_mismatch=test.nonfinite,
+        )
         if test.is_passed:
             says = (
                 f"Row {there} of {side.rows} gives other bits than row {here}, by {test.ratio:.2f} times the rounding"
                 f" floor in {dtype}."
             )
-            self.add(NEIGHBOURS, control, figures, PASSED, says)
+            self.add(Check.OTHER_ROW_FLOOR, control, beside, PASSED, says, side.name)
             return
         how_far = (
             f"up to {three_digits(max(test.ratio, test.worst))} times the rounding floor in {dtype}"
@@ -297,7 +300,7 @@ class _ModelLadder(Ladder):
             f"The same prompt in row {there} of {side.rows} gives other logits than in row {here}: {how_far}. What is"
             " computed depends on the row."
         )
-        self.add(NEIGHBOURS, control, figures, FAILED, says)
+        self.add(Check.OTHER_ROW_FLOOR, control, beside, FAILED, says, side.name)
 
     def _row_test(self, dtype: str, sides: tuple[RunnableSide, RunnableSide]) -> FloorTest | None:
         try:
@@ -349,7 +352,7 @@ class _ModelLadder(Ladder):
             if broken is not None:
                 return self.not_finite(broken, rung, shown, control)
             says = f"The rounding floor in {shown} cannot be measured: {error}"
-            return self.add(rung, control, {}, MISSING, says)
+            return self.add(PAIR[rung], control, Unmeasured(), MISSING, says)
         squares = np.stack([mean_squares(of_seed) for of_seed in floor.divergences])
         if own_rounding is not None:
             control += f", and the same forward in {shown} and in float32"
@@ -389,7 +392,8 @@ class _ModelLadder(Ladder):
                 f"'{other.side}' computes in {other.dtype}, the model is loaded in {self.loaded.dtype}, and rounding to"
                 f" one is no measure of the other: load the model in {other.dtype}."
             )
-            self.of_16_bits = [Evidence(OWN_DTYPE, f"rounding in {other.dtype} drawn anew", {}, MISSING, says)]
+            control = f"rounding in {other.dtype} drawn anew"
+            self.of_16_bits = [Evidence(Check.DRAWN, control, Unmeasured(), MISSING, says, other.side)]
             if self.tests[OWN_DTYPE].ratio <= _COARSER * LARGEST_RATIO_16_BITS and not self.tests[OWN_DTYPE].nonfinite:
                 self.evidence = [replace(row, outcome=NOTED) if row.rung == OWN_DTYPE else row for row in self.evidence]
             self.evidence += self.of_16_bits
@@ -398,10 +402,8 @@ class _ModelLadder(Ladder):
             self.of_16_bits, failed = sixteen_rows(self.loaded, self.prompts, sides, self.blocks, self.say)
         except CaptureError as error:
             control = f"rounding in {self.loaded.dtype} drawn anew"
-            self.of_16_bits, failed = (
-                [Evidence(OWN_DTYPE, control, {}, MISSING, f"It cannot be measured: {error}")],
-                None,
-            )
+            says = f"It cannot be measured: {error}"
+            self.of_16_bits, failed = [Evidence(Check.DRAWN, control, Unmeasured(), MISSING, says)], None
         self.evidence += self.of_16_bits
         if failed is not None and len(sides) == 1 and not failed.nonfinite:
             with suppress(CaptureError):
@@ -425,7 +427,8 @@ class _ModelLadder(Ladder):
                 pair, _ = measure(widened, self.prompts, self.sides, self._reference_in(widened))
         except CaptureError as error:
             control = f"'{self.sides[1].name}' against '{self.sides[0].name}' in float32"
-            self.add(FLOAT32, control, {}, MISSING, f"The pair cannot be run in float32: {error}")
+            says = f"The pair cannot be run in float32: {error}"
+            self.add(Check.WIDE_PAIR, control, Unmeasured(), MISSING, says)
             return
         self._against_floor(self.loaded, pair, "float32", FLOAT32)
 
@@ -483,7 +486,7 @@ class _ModelLadder(Ladder):
             self.lowered = None
             control = f"'{self.sides[1].name}' against '{self.sides[0].name}' in precisions that engines offer"
             says = f"Whether a lower precision explains it cannot be tried: {error}"
-            self.add(PRECISION, control, {}, MISSING, says)
+            self.add(Check.PRECISIONS, control, Unmeasured(), MISSING, says)
             return
         if self.lowered is not None:
             self.evidence.append(self.lowered.evidence)
@@ -504,7 +507,8 @@ class _ModelLadder(Ladder):
                 )
         except CaptureError as error:
             control = "outputs of every block, both sides"
-            self.add(MODULES, control, {}, MISSING, f"The modules cannot be compared: {error}")
+            says = f"The modules cannot be compared: {error}"
+            self.add(Check.GROWTH, control, Unmeasured(), MISSING, says)
             return
         control = (
             f"outputs of {len(found.names)} modules at {found.positions} positions, both sides in {dtype}, beside "
@@ -546,7 +550,8 @@ class _ModelLadder(Ladder):
             with foreign_errors_stop("float64", "choose a smaller model"):
                 errors = (self.session.error(self.sides[0]), self.session.error(self.sides[1]))
         except CaptureError as error:
-            self.add(SYMMETRY, control, {}, MISSING, f"A forward in float64 is not to be had: {error}")
+            says = f"A forward in float64 is not to be had: {error}"
+            self.add(Check.FROM_FLOAT64, control, Unmeasured(), MISSING, says)
             return
         self.evidence.append(symmetry_evidence(control, self.names, errors))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,18 @@ from ...errors import CaptureError
 from ...judging.divergence import Divergence, mean_squares
 from ...judging.ladder import FloorTest, floor_test, place_in_words, structure_of, three_digits
 from ...judging.sixteen_bits import SixteenTest
-from ...runs.file.records import FAILED, MISSING, NOTED, PASSED, PRECISION, Evidence
+from ...runs.file.evidence import (
+    FAILED,
+    MISSING,
+    NOTED,
+    PASSED,
+    Check,
+    DrawnFigures,
+    DrawnPrecisionFigures,
+    Evidence,
+    ExplainedFigures,
+    PrecisionsFigures,
+)
 from ..models.dtype_conversion import converted
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel
@@ -120,9 +130,9 @@ def lowered(
     whole = _whole_model(loaded, prompts, side, control, ratio, blocks, say)
     if whole is not None:
         return whole
-    figures: dict[str, Any] = {"noise_ratio": ratio}
+    figures = PrecisionsFigures(noise_ratio=ratio)
     if best:
-        figures |= {"precision": best[0][0].name, "share_left": best[0][1]}
+        figures = replace(figures, precision=best[0][0].name, share_left=best[0][1])
         says = (
             f"No precision explains it: {best[0][0].name} comes nearest and leaves {_percent(best[0][1])} of the"
             " distance where it explains most."
@@ -132,7 +142,7 @@ def lowered(
             "None of the precisions that were tried (caches and weights of 4, 8 and 16 bits, products in TF32, a head"
             " in 16 bits) explains it."
         )
-    return Lowered(Evidence(PRECISION, control, figures, NOTED, says))
+    return Lowered(Evidence(Check.PRECISIONS, control, figures, NOTED, says, side.name))
 
 
 def _apart(
@@ -289,16 +299,16 @@ class _Ties:
 
 def _explained(trial: _Trial, side: RunnableSide, control: str, ratio: float, lengths: Sequence[int]) -> Lowered:
     test = trial.test
-    figures: dict[str, Any] = {
-        "noise_ratio": ratio,
-        "precision": trial.precision.name,
-        "compute_dtype": trial.dtype,
-        "share_left": trial.left,
-        "left_noise_ratio": test.noise_ratio,
-        "worst_position_ratio": test.worst if np.isfinite(test.worst) else None,
-        "position_ratio_allowed": test.threshold,
-        "positions_beyond": len(test.outliers),
-    }
+    figures = ExplainedFigures(
+        noise_ratio=ratio,
+        precision=trial.precision.name,
+        compute_dtype=trial.dtype,
+        share_left=trial.left,
+        left_noise_ratio=test.noise_ratio,
+        worst_position_ratio=test.finite_worst,
+        position_ratio_allowed=test.threshold,
+        positions_beyond=len(test.outliers),
+    )
     what = f"'{side.name}' is the model's own function with its {trial.precision.name}"
     if trial.is_passed:
         left = f"what is left is {test.ratio:.2f} times that precision's own floor in {trial.dtype}"
@@ -308,7 +318,8 @@ def _explained(trial: _Trial, side: RunnableSide, control: str, ratio: float, le
                 " rounding"
             )
         says = f"{what}, {three_digits(ratio)} rounding floors from float32, and nothing else: {left}."
-        return Lowered(Evidence(PRECISION, control, figures, PASSED, says), None, side, trial.precision)
+        row = Evidence(Check.EXPLAINED, control, figures, PASSED, says, side.name)
+        return Lowered(row, None, side, trial.precision)
     shown = structure_of(test.outliers, lengths)
     where = f", {place_in_words(int(test.outliers[0]), lengths)} first" if len(test.outliers) else ""
     says = (
@@ -316,7 +327,7 @@ def _explained(trial: _Trial, side: RunnableSide, control: str, ratio: float, le
         f" {three_digits(max(test.ratio, test.worst))} times this precision's own rounding floor in"
         f" {trial.dtype}{where}: a fault on top of it."
     )
-    return Lowered(Evidence(PRECISION, control, figures, FAILED, says), shown.first)
+    return Lowered(Evidence(Check.EXPLAINED, control, figures, FAILED, says, side.name), shown.first)
 
 
 def _whole_model(
@@ -347,30 +358,41 @@ def _whole_model(
             f"All logits of '{side.name}' are {dtype} values, and beside the model in {dtype} it cannot be held:"
             f" {error}"
         )
-        return Lowered(Evidence(PRECISION, control, {"noise_ratio": ratio, "precision": dtype}, NOTED, says))
+        nearest = PrecisionsFigures(noise_ratio=ratio, precision=dtype)
+        return Lowered(Evidence(Check.PRECISIONS, control, nearest, NOTED, says, side.name))
     row = rows[0]
-    far = float(row.figures["noise_ratio"])  # over rounding drawn anew
-    own = float(np.median(row.figures["model_ways_ratios"]))
-    figures = {**row.figures, "noise_ratio": ratio, "precision": f"all of it in {dtype}", "ratio_over_draws": far}
+    figures = _beside_draws(row, ratio, f"all of it in {dtype}")
+    far, own = figures.ratio_over_draws, float(np.median(figures.model_ways_ratios))
+
+    def found(outcome: str, says: str, place: tuple[int, int] | None = None) -> Lowered:
+        return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, outcome, says, side.name), place)
+
     what = f"'{side.name}' computes in {dtype}, {three_digits(ratio)} rounding floors from float32."
     if row.outcome != FAILED and far < _LEAST_OF_WHOLE * own:
         says = (
             f"All logits of '{side.name}' are {dtype} values, but it is nearer to float32 than a model in {dtype}"
             " throughout is."
         )
-        return Lowered(Evidence(PRECISION, control, figures, NOTED, says))
+        return found(NOTED, says)
     if row.outcome == PASSED:
-        return Lowered(Evidence(PRECISION, control, figures, PASSED, f"{what} {row.says}"))
-    if row.outcome == MISSING and far <= own / _LEAST_OF_WHOLE and not row.figures["nonfinite_mismatch"]:
+        return found(PASSED, f"{what} {row.says}")
+    if row.outcome == MISSING and far <= own / _LEAST_OF_WHOLE and not figures.nonfinite_mismatch:
         says = (
             f"{what} Its error is {far / own:.2f} times that of the model's own ways in {dtype}, whose roundings are no"
             f" measure position by position (near ties of a router): faults below {1 / _LEAST_OF_WHOLE:g} times the"
             " rounding over all positions are not seen."
         )
-        return Lowered(Evidence(PRECISION, control, figures, PASSED, says))
+        return found(PASSED, says)
     says = f"All logits of '{side.name}' are {dtype} values. {row.says}"
     place = structure_of(failed.outliers, [len(ids) for ids in chosen]).first if failed else None
-    return Lowered(Evidence(PRECISION, control, figures, FAILED if row.outcome == FAILED else NOTED, says), place)
+    return found(FAILED if row.outcome == FAILED else NOTED, says, place)
+
+
+def _beside_draws(row: Evidence, ratio: float, precision: str) -> DrawnPrecisionFigures:
+    """Figures of a side in a lower precision. row: of its error beside roundings drawn anew; ratio: over the floor."""
+    assert isinstance(row.figures, DrawnFigures)
+    of_draws = vars(row.figures) | {"noise_ratio": ratio}
+    return DrawnPrecisionFigures(**of_draws, precision=precision, ratio_over_draws=row.figures.noise_ratio)
 
 
 def checked_in_16_bits(
@@ -413,14 +435,8 @@ def checked_in_16_bits(
         f" not: what that leaves there is {three_digits(test.ratio)} times its own rounding floor, so the kernels of"
         f" {loaded.dtype} have a fault of their own."
     )
-    return Lowered(
-        replace(
-            row,
-            figures={**row.figures, f"left_noise_ratio_{loaded.dtype}": test.noise_ratio},
-            outcome=FAILED,
-            says=says,
-        )
-    )
+    figures = replace(row.figures, **{f"left_noise_ratio_{loaded.dtype}": test.noise_ratio})
+    return Lowered(replace(row, figures=figures, outcome=FAILED, says=says))
 
 
 def lowered_in_16_bits(
@@ -464,21 +480,17 @@ def lowered_in_16_bits(
     control = (
         f"'{side.name}' in {loaded.dtype} against the model's own float32 forward in precisions that engines offer"
     )
-    figures = {
-        **rows[0].figures,
-        "noise_ratio": failed.ratio,
-        "precision": precision.name,
-        "ratio_over_draws": rows[0].figures["noise_ratio"],
-    }
+    figures = _beside_draws(rows[0], failed.ratio, precision.name)
     if still is None and rows[0].outcome == PASSED:
         what = f"'{side.name}' is the model's own function in {loaded.dtype} with its {precision.name}"
         says = (
             f"{what}, {three_digits(failed.ratio)} times the rounding from float32. Beside that precision:"
             f" {rows[0].says}"
         )
-        return Lowered(Evidence(PRECISION, control, figures, PASSED, says))
+        return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, PASSED, says, side.name))
     says = f"{precision.name} comes nearest and does not explain it. {rows[0].says}"
-    return Lowered(Evidence(PRECISION, control, figures, NOTED, says[0].upper() + says[1:]))
+    says = says[0].upper() + says[1:]
+    return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, NOTED, says, side.name))
 
 
 def answering(name: str, answers: Mapping[tuple[int, ...], torch.Tensor]) -> RunnableSide:

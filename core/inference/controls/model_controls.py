@@ -18,7 +18,7 @@ from ...judging.ladder import BLOCKS
 from ...judging.uploaded_controls import FOREIGN, ModelControls
 from ...numerics.formats import values_of
 from ...runs.figures import Figures
-from ...runs.file.records import Evidence
+from ...runs.file.evidence import Evidence
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet

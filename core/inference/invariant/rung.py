@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from ...errors import CaptureError
-from ...runs.file.records import NOTED, ONE_ORDER, PASSED, Evidence
+from ...runs.file.evidence import NOTED, PASSED, Check, Evidence, OneOrderFigures
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import Emit, Run
@@ -43,7 +43,7 @@ def one_order_evidence(
             reference, variant = (digest_of(loaded, _in_one_order(side, loaded)) for side in sides)
     except CaptureError:
         return None
-    figures = {"compute_dtype": loaded.dtype, "bit_identical": reference == variant}
+    figures = OneOrderFigures(compute_dtype=loaded.dtype, bit_identical=reference == variant)
     with_it = f"With every sum in one order, in {loaded.dtype}, both sides"
     if reference != variant:
         or_fault = "" if is_rounding else ", or a fault"
@@ -51,18 +51,18 @@ def one_order_evidence(
             f"{with_it} still differ: they do not compute the same steps, be it another formula or rounding"
             f" elsewhere{or_fault}."
         )
-        return Evidence(ONE_ORDER, control, figures, NOTED, says)
+        return Evidence(Check.IN_ONE_ORDER, control, figures, NOTED, says)
     if is_rounding is False:
         says = (
             f"{with_it} are equal bit for bit, so what parts them beyond the floor is in the kernels that this mode"
             " takes the place of, or rounds away with them."
         )
-        return Evidence(ONE_ORDER, control, figures, NOTED, says)
+        return Evidence(Check.IN_ONE_ORDER, control, figures, NOTED, says)
     says = (
         f"{with_it} are equal bit for bit: on these prompts it is the kernels' order of sums that parts them, and"
         f" nothing of a cache, index, mask or neighbour that {loaded.dtype} shows."
     )
-    return Evidence(ONE_ORDER, control, figures, PASSED, says)
+    return Evidence(Check.IN_ONE_ORDER, control, figures, PASSED, says)
 
 
 def _in_one_order(side: RunnableSide, loaded: LoadedModel) -> RunnableSide:

@@ -7,10 +7,8 @@ of one prompt, prompts one after another; the first side is the reference; a pai
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,61 +25,6 @@ INVALID_DUMP = "invalid dump"
 UNDECIDED = "undecided"
 VERDICTS = (IDENTICAL, ROUNDING, LOWER_PRECISION, NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP, UNDECIDED)
 NOT_JUDGED = "not judged"  # what stands where a pair has no verdict
-
-PASSED, FAILED, MISSING, NOTED = "passed", "failed", "missing", "noted"
-OUTCOMES = (PASSED, FAILED, MISSING, NOTED)
-
-VALIDITY, SAMPLER, RERUN, NEIGHBOURS = "validity", "sampler", "rerun", "neighbours"
-OWN_DTYPE, FLOAT32, PRECISION, SYMMETRY = "own dtype", "float32", "precision", "symmetry"
-STRUCTURE, MODULES, ONE_ORDER = (
-    "structure",
-    "modules",
-    "one order",
-)  # over positions, over modules, with every sum in one order
-RUNGS = (
-    VALIDITY,
-    SAMPLER,
-    RERUN,
-    NEIGHBOURS,
-    OWN_DTYPE,
-    FLOAT32,
-    PRECISION,
-    SYMMETRY,
-    STRUCTURE,
-    MODULES,
-    ONE_ORDER,
-)  # in the order of the ladder
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Row of evidence: which rung of the ladder, what was run for it, its figures with their units, how it came out,
-    and what that says.
-    """
-
-    rung: str
-    control: str
-    figures: dict[str, Any]
-    outcome: str
-    says: str
-
-    def __post_init__(self) -> None:
-        if self.rung not in RUNGS or self.outcome not in OUTCOMES:
-            raise UsageError(f"evidence of rung '{self.rung}', outcome '{self.outcome}' is not one of this ladder.")
-        if not isinstance(self.figures, dict) or not _is_plain(self.figures):
-            raise UsageError(
-                f"figures of the rung '{self.rung}' are no JSON object, or hold a number that cannot be computed with"
-            )
-
-
-def _is_plain(value: object, deep: int = 4) -> bool:
-    """Is this what JSON can say, in numbers that can be computed with? The file it comes from may be anybody's."""
-    if isinstance(value, dict | list | tuple):
-        parts = value.values() if isinstance(value, dict) else value
-        return deep > 0 and all(_is_plain(part, deep - 1) for part in parts)
-    if isinstance(value, int):  # truth values too
-        return abs(value) < 1 << 63
-    return math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, str)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ _RULES: dict[str, tuple[str, str]] = {
         "pair, compute_dtype, prompt, position",
         f"{_PLACE} AND position >= 0 AND position < {_LENGTH} AND pair_rms >= 0 AND floor_rms >= 0",
     ),
-    "evidence": ("pair, rung, control, outcome", "pair BETWEEN 0 AND {pairs}"),
+    "evidence": ("pair, rung, checked, outcome", "pair BETWEEN 0 AND {pairs}"),
     "kv": (
         "pair, prompt, layer, kind, head",
         (

@@ -16,7 +16,8 @@ from typing import Any
 
 from ...errors import UsageError
 from ...text import shown
-from ..file.records import FAILED, PASSED, Prompt
+from ..file.evidence import FAILED, PASSED
+from ..file.records import Prompt
 from .gate import UNDECIDED, Outcome, Row, by_flip, by_kl, by_rms, by_share, is_kl_lost, worst_row
 from .report_json import PairReport
 

@@ -14,7 +14,8 @@ from ...command_name import COMMAND
 from ...errors import StoreError, UsageError
 from ...numerics.metrics import NULLABLE
 from ...text import number, percent, plural, shown
-from ..file.records import BUG_SUSPECTED, FAILED, INVALID_DUMP, NONDETERMINISTIC, NOT_JUDGED, PASSED, UNDECIDED, Prompt
+from ..file.evidence import FAILED, PASSED
+from ..file.records import BUG_SUSPECTED, INVALID_DUMP, NONDETERMINISTIC, NOT_JUDGED, UNDECIDED, Prompt
 from .report_json import PairReport, plain_number
 
 ALLOWED = "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X or verdict"

@@ -11,7 +11,7 @@ from pathlib import Path
 from ...disk import write_atomic
 from ...errors import StoreError
 from ...text import shown
-from ..file.records import FAILED, PASSED
+from ..file.evidence import FAILED, PASSED
 from . import markdown
 from .gate import UNDECIDED, GateReport, Outcome, figure_text
 

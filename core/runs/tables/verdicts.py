@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import UsageError
+from ...text import shown
 from ..file.database import Database
-from ..file.records import RUNGS, Evidence, FloorRows
+from ..file.evidence import RUNGS, Check, Evidence, figures_of
+from ..file.records import FloorRows
 from ..file.table import Table
 
 if TYPE_CHECKING:
@@ -22,8 +25,10 @@ EVIDENCE = Table(
     -- what supports a verdict: one row a control
     pair INTEGER -- index of the pair
     rung VARCHAR -- rung of the ladder
+    checked VARCHAR -- what was checked, which says what the figures are
+    side_name VARCHAR NULL -- side that the row is about; null: the pair
     control VARCHAR -- what was run for it
-    figures VARCHAR -- JSON object of its figures, each name with its unit
+    figures VARCHAR -- JSON object of the check's figures, empty where it could not be made
     outcome VARCHAR -- passed, failed, missing or noted
     says VARCHAR -- what that says, in a sentence
     """,
@@ -50,9 +55,16 @@ def insert_evidence(
     2]
     """
     for row in evidence:
-        figures = json.dumps(row.figures, allow_nan=False)
         EVIDENCE.insert_row(
-            database, pair=pair, rung=row.rung, control=row.control, figures=figures, outcome=row.outcome, says=row.says
+            database,
+            pair=pair,
+            rung=row.rung,
+            checked=row.check.value,
+            side_name=row.side,
+            control=row.control,
+            figures=json.dumps(row.figures.to_json(), allow_nan=False),
+            outcome=row.outcome,
+            says=row.says,
         )
     for floor in floors:
         FLOOR_POSITION.insert(
@@ -74,13 +86,20 @@ def delete_evidence(database: Database, pair: int) -> None:
 
 def read_evidence(database: Database, pair: int) -> list[Evidence]:
     """Evidence that a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""
-    rows = database.rows("SELECT rung, control, figures, outcome, says FROM evidence WHERE pair = ?", [pair])
+    rows = database.rows(
+        "SELECT rung, checked, side_name, control, figures, outcome, says FROM evidence WHERE pair = ?", [pair]
+    )
     with database.decoding("evidence"):
-        found = [
-            Evidence(rung, control, json.loads(figures), outcome, says)
-            for rung, control, figures, outcome, says in rows
-        ]
-        return sorted(found, key=lambda row: RUNGS.index(row.rung))
+        return sorted((_evidence(*row) for row in rows), key=lambda row: list(RUNGS).index(row.rung))
+
+
+def _evidence(
+    rung: str, checked: str, side: str | None, control: str, figures: str, outcome: str, says: str
+) -> Evidence:
+    check = Check(checked)
+    if rung != check.rung:
+        raise UsageError(f"the check '{check}' is of the rung '{check.rung}', not of '{shown(rung)}'")
+    return Evidence(check, control, figures_of(check, json.loads(figures)), outcome, says, side)
 
 
 def read_floor_positions(database: Database, pair: int) -> pd.DataFrame:

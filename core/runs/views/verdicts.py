@@ -14,29 +14,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...command_name import COMMAND
-from ..file.records import (
-    BUG_SUSPECTED,
+from ..file.evidence import (
     FLOAT32,
-    IDENTICAL,
     MISSING,
     MODULES,
     NEIGHBOURS,
-    NOT_JUDGED,
     ONE_ORDER,
     OWN_DTYPE,
     PASSED,
     PRECISION,
     RERUN,
-    ROUNDING,
     RUNGS,
     SAMPLER,
     STRUCTURE,
     SYMMETRY,
-    UNDECIDED,
     VALIDITY,
     Evidence,
-    Provenance,
+    ModulesFigures,
+    RatioFigures,
+    ShrinkFigures,
+    StructureFigures,
+    Unmeasured,
 )
+from ..file.records import BUG_SUSPECTED, IDENTICAL, NOT_JUDGED, ROUNDING, UNDECIDED, Provenance
 from ..reader import RunReader, StoredPair
 
 if TYPE_CHECKING:
@@ -136,7 +136,8 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
         where = [
             row.says
             for row in evidence
-            if row.rung in (STRUCTURE, MODULES) and (row.figures.get("first") or row.figures.get("first_module"))
+            if (isinstance(row.figures, StructureFigures) and row.figures.first)
+            or (isinstance(row.figures, ModulesFigures) and row.figures.first_module)
         ]
         sentence = " ".join([sentence, *where])
     return Finding(name, sentence, rungs, True)
@@ -146,8 +147,10 @@ def tried_of(evidence: Sequence[Evidence]) -> frozenset[str]:
     """Controls that were given when the pair was judged and that did not decide: `float32`, `floor`, `model`, `rerun`,
     `neighbours`.
     """
-    rows = (row.figures.get("tried") for row in evidence if row.rung == FLOAT32 and row.outcome == MISSING)
-    return frozenset(str(name) for names in rows if isinstance(names, list) for name in names)
+    rows = (row.figures for row in evidence if row.rung == FLOAT32 and row.outcome == MISSING)
+    return frozenset(
+        name for figures in rows if isinstance(figures, Unmeasured | ShrinkFigures) for name in figures.tried or ()
+    )
 
 
 def _supply(
@@ -185,10 +188,9 @@ def times(ratio: float) -> str:
 def _in_own_dtype(evidence: Sequence[Evidence], compute_dtype: str) -> str:
     """`In bfloat16 it is 1.25 times the floor.`; '' where the rung was not passed or its row has no ratio."""
     row = next((row for row in evidence if row.rung == OWN_DTYPE and row.outcome == PASSED), None)
-    ratio = row.figures.get("noise_ratio") if row is not None else None
-    if not isinstance(ratio, int | float) or isinstance(ratio, bool):
+    if row is None or not isinstance(row.figures, RatioFigures) or row.figures.noise_ratio is None:
         return ""
-    return f"In {compute_dtype} it is {times(ratio)} times the floor."
+    return f"In {compute_dtype} it is {times(row.figures.noise_ratio)} times the floor."
 
 
 def _flips(positions: pd.DataFrame, compute_dtype: str) -> str:

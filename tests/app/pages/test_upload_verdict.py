@@ -11,7 +11,7 @@ from app.verdict.panel import _marked, _title
 from core.judging.ingest import ingest
 from core.judging.rejudge import judge_stored
 from core.judging.uploaded_controls import measure_controls
-from core.runs.file.records import Evidence
+from core.runs.file.evidence import Check, Evidence, SamplerFigures
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.views.verdicts import Rung
@@ -94,6 +94,7 @@ def test_every_check_of_a_dump_is_named_by_what_it_checked(own_store, tmp_path):
 
 
 def test_rows_of_one_rung_that_are_of_one_side_each_are_named_by_the_side_and_inert():
-    rows = tuple(Evidence("sampler", f"tokens that '{name}' emitted", {}, "passed", "x") for name in ("a", "<b>*b*"))
+    figures = SamplerFigures(tokens=1, not_the_argmax=0, first=None)
+    rows = tuple(Evidence(Check.EMITTED, "a control", figures, "passed", "x", side) for side in ("a", "<b>*b*"))
     assert [_title(Rung("sampler", rows, ""), row) for row in rows] == ["Sampler: a", "Sampler: \\<b\\>\\*b\\*"]
     assert _title(Rung("sampler", rows[:1], ""), rows[0]) == "Sampler"

@@ -17,7 +17,7 @@ from core.judging.rejudge import judge_stored
 from core.judging.uploaded_controls import measure_controls
 from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat
 from core.runs.dumps.dump import open_dump
-from core.runs.file.records import NOTED, VALIDITY
+from core.runs.file.evidence import NOTED, VALIDITY, Check
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import in_bfloat16, in_float32, saved, states
@@ -191,18 +191,18 @@ def test_a_temperature_stands_first_in_the_verdict_with_a_noted_row(tmp_path):
     hot = (OTHER / 0.7).astype(ml_dtypes.bfloat16).astype(np.float32)
     with stored(tmp_path, reference=PLAIN.astype(np.float32), variant=hot) as run:
         (pair,) = run.pairs
-        (row,) = [row for row in run.evidence(0) if "cause" in row.figures]
+        (row,) = [row for row in run.evidence(0) if row.check is Check.TEMPERATURE]
         assert (pair.verdict, row.rung, row.outcome) == ("undecided", VALIDITY, NOTED)
         assert pair.because.startswith(
             "The logits of 'variant' are 1.43 times those of 'reference', as a temperature of 0.70 makes them"
         )
         assert "--float32" in pair.because
-        assert row.figures["explained_share"] > 0.99
+        assert row.figures.explained_share > 0.99
 
 
 def test_a_clean_pair_has_no_such_row_and_its_verdict_says_nothing_of_it(tmp_path):
     with stored(tmp_path, reference=PLAIN.astype(np.float32), variant=OTHER.astype(np.float32)) as run:
-        assert not [row for row in run.evidence(0) if "cause" in row.figures]
+        assert not [row for row in run.evidence(0) if row.check is Check.TEMPERATURE]
         assert "temperature" not in run.pairs[0].because
 
 

@@ -20,7 +20,7 @@ from core.judging.ladder import (
     structure_of,
     three_digits,
 )
-from core.runs.file.records import (
+from core.runs.file.evidence import (
     FAILED,
     FLOAT32,
     MISSING,
@@ -31,7 +31,10 @@ from core.runs.file.records import (
     RERUN,
     SAMPLER,
     VALIDITY,
+    Check,
     Evidence,
+    SamplerFigures,
+    Unmeasured,
 )
 
 POSITIONS = 4096
@@ -129,7 +132,9 @@ def test_a_token_that_is_not_the_argmax_of_its_own_logits_is_the_samplers_fault(
     row = sampler_evidence(tokens, argmaxes)
     assert row.rung == SAMPLER
     assert row.outcome == (FAILED if wrong else PASSED)
-    assert row.figures == {"tokens": len(tokens), "not_the_argmax": len(wrong), "first": wrong[0] if wrong else None}
+    assert row.figures == SamplerFigures(
+        tokens=len(tokens), not_the_argmax=len(wrong), first=wrong[0] if wrong else None
+    )
     assert conclude([row], is_bit_identical=True).name == ("bug suspected" if wrong else "identical")
 
 
@@ -277,7 +282,7 @@ def test_the_second_prompts_positions_are_its_own():
 
 
 def row(rung, outcome, says="so it is."):
-    return Evidence(rung, "a control", {}, outcome, says)
+    return Evidence(next(check for check in Check if check.rung == rung), "a control", Unmeasured(), outcome, says)
 
 
 @pytest.mark.parametrize(

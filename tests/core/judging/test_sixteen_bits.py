@@ -14,7 +14,7 @@ from scipy import stats
 
 from core.errors import UsageError
 from core.judging.sixteen_bits import Errors, SixteenTest, sixteen_evidence, sixteen_test, tail_threshold
-from core.runs.file.records import FAILED, PASSED
+from core.runs.file.evidence import FAILED, PASSED
 
 VOCAB, LENGTH, DRAWS = 60, 40, 8
 Fault = Callable[[NDArray[np.float64]], None]
@@ -225,7 +225,7 @@ def test_rows_say_what_was_seen_and_how_small_a_fault_would_not_be() -> None:
     passed = sixteen_evidence(tried(3, 10), "engine", "bfloat16", DRAWS, lengths, [0.9, 1.0])
     assert passed.outcome == PASSED
     assert (
-        f"Faults below {passed.figures['fault_seen_at_one_position']:.2g} times the rounding at one position"
+        f"Faults below {passed.figures.fault_seen_at_one_position:.2g} times the rounding at one position"
         in passed.says
     )
 
@@ -235,7 +235,7 @@ def test_rows_say_what_was_seen_and_how_small_a_fault_would_not_be() -> None:
     failed = sixteen_evidence(tried(3, 10, plant), "engine", "bfloat16", DRAWS, lengths, [0.9, 1.0])
     assert failed.outcome == FAILED
     assert "one position stands out, position 17 of prompt 1 first" in failed.says
-    assert failed.figures["beyond"]["position"] == [57]
+    assert failed.figures.beyond["position"] == (57,)
 
 
 def test_too_few_draws_or_draws_of_other_positions_are_refused() -> None:

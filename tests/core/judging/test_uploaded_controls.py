@@ -14,7 +14,7 @@ from core.judging.ingest import ingest
 from core.judging.rejudge import judge_stored
 from core.judging.uploaded_controls import measure_controls
 from core.runs.dumps.export import export_npz
-from core.runs.file.records import FAILED, FLOAT32, MISSING, NEIGHBOURS, NOTED, PASSED, RERUN, STRUCTURE
+from core.runs.file.evidence import FAILED, FLOAT32, MISSING, NEIGHBOURS, NOTED, PASSED, RERUN, STRUCTURE
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
@@ -68,7 +68,7 @@ def test_a_fault_at_one_position_is_called_a_bug_with_its_place(tmp_path):
     assert run.pairs[0].verdict == "bug suspected"
     structure = row_of(run, STRUCTURE)
     assert structure.says == "It begins at position 29."
-    assert structure.figures["starts"] == [29]
+    assert structure.figures.starts == (29,)
 
 
 @pytest.mark.spread(1)
@@ -86,7 +86,7 @@ def test_a_floor_of_other_ways_decides_by_the_noise_ratio(is_fault, verdict, tmp
     assert set(floors["compute_dtype"]) == {"float32"}
     assert len(floors) == ROWS
     expected = np.sqrt(np.mean([(pair["variant"].astype(np.float64) - pair["reference"]) ** 2]))
-    assert row.figures["pair_rms_logits"] == pytest.approx(expected, rel=1e-12)
+    assert row.figures.pair_rms_logits == pytest.approx(expected, rel=1e-12)
 
 
 def test_equal_bits_in_16_bits_hide_no_fault_where_float32_and_a_floor_are_given(tmp_path):
@@ -105,7 +105,7 @@ def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(sid
     (tmp_path / "b").mkdir()
     run = judged(tmp_path / "b", variant, rerun=moved)
     assert (run.pairs[0].verdict, row_of(run, RERUN).outcome) == ("nondeterministic", FAILED)
-    assert row_of(run, RERUN).figures["not_repeatable"] == [side]
+    assert row_of(run, RERUN).figures.not_repeatable == (side,)
     one_bit = {**again, side: again[side].copy()}
     one_bit[side][ROWS - 1, 0] = np.nextafter(
         np.float32(one_bit[side][ROWS - 1, 0]) * np.float32(1.0078125), np.float32(0)
@@ -261,7 +261,7 @@ def test_figures_of_evidence_are_json_without_nan(tmp_path):
     assert run.pairs[0].verdict == "rounding"
     assert "In float32 the two sides are equal" in run.pairs[0].because
     for row in run.evidence(0):
-        json.dumps(row.figures, allow_nan=False)
+        json.dumps(row.figures.to_json(), allow_nan=False)
 
 
 # ---- controls that would turn a fault into rounding

@@ -14,8 +14,8 @@ from core.judging.constant_rows import Filling
 from core.judging.ingest import ingest
 from core.numerics.formats import BFLOAT16, FLOAT32
 from core.runs.dumps.dump import open_dump
-from core.runs.file.records import FAILED, MISSING, NOTED, PASSED, SAMPLER, STRUCTURE, VALIDITY
-from core.runs.file.records import FLOAT32 as FLOAT32_RUNG
+from core.runs.file.evidence import FAILED, MISSING, NOTED, PASSED, SAMPLER, STRUCTURE, VALIDITY
+from core.runs.file.evidence import FLOAT32 as FLOAT32_RUNG
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.report_json import as_json, over_logits, over_margins, over_positions, report_of_dump
@@ -278,7 +278,7 @@ def test_the_first_difference_is_found_without_a_control_and_one_place_names_no_
         f"16 of {ROWS} positions differ, position 32 first; the 32 before it are equal bit for bit."
     )
     assert row.says.endswith("From there on every position differs.")
-    assert row.figures["block"] is None
+    assert row.figures.block is None
 
 
 def test_places_that_are_multiples_of_a_block_are_named_without_a_control(tmp_path):
@@ -288,7 +288,7 @@ def test_places_that_are_multiples_of_a_block_are_named_without_a_control(tmp_pa
     assert row.says.endswith("Every place where differences begin is a multiple of 8, a block's boundary.")
     variant[[8, 40]] = PLAIN[[8, 40]]  # 16, 24, 32: three places, as blocks of 8 and nothing smaller have them
     (row,) = [row for row in stored(tmp_path, reference=PLAIN, variant=variant).evidence(0) if row.rung == STRUCTURE]
-    assert row.figures["block"] == 8
+    assert row.figures.block == 8
 
 
 # ---- what was emitted

@@ -15,13 +15,14 @@ TEXTS = {
     "token": ("text",),
     "vocabulary": ("text",),
     "pair": ("because",),
-    "evidence": ("control", "says"),
+    "evidence": ("side_name", "control", "says"),
     "generation": ("text",),
     "layer": ("module", "kind", "dtype"),
     "kernel": ("module", "name", "detail"),
     "remedy": ("what", "compute_dtype", "refusal"),
     "price": ("path",),
 }
+_KNOWN = ("compute_dtype",)  # a figure that is looked up
 
 
 def damaged(path: Path, *statements: str) -> None:
@@ -45,4 +46,18 @@ def with_texts(path: Path, text: str) -> None:
             asked = json.loads(request)
             asked |= {"model": asked["model"] + text, "prompts": [text], "name": text}
             database.execute("UPDATE run SET request = ?", [json.dumps(asked)])
-        database.execute("UPDATE evidence SET figures = json_merge_patch(figures, json_object(?, ?))", [text, text])
+        for row, figures in database.execute("SELECT rowid, figures FROM evidence").fetchall():
+            planted = {key: _with_text(value, text) for key, value in json.loads(figures).items() if key not in _KNOWN}
+            figures = json.dumps(json.loads(figures) | planted)
+            database.execute("UPDATE evidence SET figures = ? WHERE rowid = ?", [figures, row])
+
+
+def _with_text(value: object, text: str) -> object:
+    """A figure with `text` behind every text in it."""
+    if isinstance(value, str):
+        return value + text
+    if isinstance(value, dict):
+        return {key + text: _with_text(each, text) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_text(each, text) for each in value]
+    return value

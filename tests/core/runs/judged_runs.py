@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from core.capture_request import CaptureRequest
-from core.runs.file.records import Evidence, FloorRows, Prompt, Provenance, RunHeader, SideHeader
+from core.runs.file.evidence import (
+    Check,
+    Evidence,
+    PairFigures,
+    PrecisionsFigures,
+    RerunFigures,
+    StructureFigures,
+    TruncationFigures,
+    Unmeasured,
+)
+from core.runs.file.records import FloorRows, Prompt, Provenance, RunHeader, SideHeader
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
@@ -19,80 +29,89 @@ POSITIONS, VOCAB = 96, 64
 REQUEST = CaptureRequest(model="sample_runs/model", prompts=("a b",), variants=("decode",))
 
 RERUN_PASSED = Evidence(
-    "rerun",
+    Check.AGAIN,
     "'prefill' and 'decode', each called twice",
-    {"not_repeatable": []},
+    RerunFigures(not_repeatable=()),
     "passed",
     "Each side gives the same bits when it is called again.",
 )
 RERUN_FAILED = Evidence(
-    "rerun",
+    Check.AGAIN,
     "'prefill' and 'decode', each called twice",
-    {"not_repeatable": ["decode"]},
+    RerunFigures(not_repeatable=("decode",)),
     "failed",
     "'decode' does not give the same bits twice: something in it is nondeterministic.",
 )
 
 
-def ratio_row(rung: str, dtype: str, ratio: float, outcome: str, says: str, **figures: Any) -> Evidence:
-    """A row of the own-dtype or the float32 rung."""
+def ratio_row(check: Check, dtype: str, ratio: float | None, outcome: str, says: str, **figures: Any) -> Evidence:
+    """A row of the pair beside its floor. figures: those that matter to a test."""
     control = f"'decode' against 'prefill' in {dtype}, beside 4 reorderings of every linear map"
-    return Evidence(rung, control, {"noise_ratio": ratio, "linear_maps": 22, **figures}, outcome, says)
+    whole = {
+        "compute_dtype": dtype,
+        "noise_ratio": ratio,
+        "largest_ratio_allowed": 10.0 if dtype == "bfloat16" else 4.0,
+        "pair_rms_logits": 1.25e-5,
+        "floor_rms_logits": 1e-5,
+        "seed_ratios": (0.98, 1.02, 1.01, 0.99),
+        "worst_position_ratio": 3.5,
+        "position_ratio_allowed": None if dtype == "bfloat16" else 4.38,
+        "positions": POSITIONS,
+        "positions_beyond": 0,
+        "log_spread": 0.4,
+        "nonfinite_mismatch": 0,
+        "linear_maps": 22,
+    }
+    return Evidence(check, control, PairFigures(**(whole | figures)), outcome, says)
 
 
 OWN = ratio_row(
-    "own dtype",
-    "bfloat16",
-    1.2504,
-    "passed",
-    "In bfloat16 the pair is 1.25 times this model's own rounding floor.",
-    position_ratio_allowed=None,
+    Check.OWN_PAIR, "bfloat16", 1.2504, "passed", "In bfloat16 the pair is 1.25 times this model's own rounding floor."
 )
 EXACT_PASSED = ratio_row(
-    "float32",
+    Check.WIDE_PAIR,
     "float32",
     0.9557,
     "passed",
     "In float32 the pair is 0.96 times this model's own rounding floor, and no position stands out.",
-    position_ratio_allowed=4.38,
 )
 EXACT_FAILED = ratio_row(
-    "float32",
+    Check.WIDE_PAIR,
     "float32",
     24.3,
     "failed",
     "In float32 the pair is 24.3 times this model's own rounding floor; rounding stays below 4.",
-    position_ratio_allowed=4.38,
 )
 EXACT_MISSING = Evidence(
-    "float32",
+    Check.WIDE_PAIR,
     "'decode' against 'prefill' in float32",
-    {},
+    Unmeasured(),
     "missing",
     "The pair cannot be run in float32: the weights take 64 GB, cpu has 8 GB free.",
 )
 BLOCKS = Evidence(
-    "structure",
+    Check.OUTLIERS,
     "positions of the float32 pair that stand out from the floor",
-    {"positions": 9, "first": [0, 32], "starts": [32, 64, 80], "block": 16, "is_tail": False},
+    StructureFigures(positions=9, first=(0, 32), starts=(32, 64, 80), block=16, smaller_block=None, is_tail=False),
     "noted",
     "It begins at position 32; every place where it begins is a multiple of 16, a block's boundary.",
 )
 INVALID = Evidence(
-    "validity",
+    Check.TRUNCATION,
     "the dump's logits",
-    {"positions": 96},
+    TruncationFigures(reference_filled_rows=0, variant_filled_rows=96, least_other_logits=20),
     "failed",
     "Every row of 'decode' holds 20 finite values: the dump keeps the best 20 logits only.",
 )
 
 LOWERED = Evidence(
-    "precision",
+    Check.PRECISIONS,
     "'decode' against the model's own forward in precisions that engines offer",
-    {"noise_ratio": 24.3, "precision": "KV cache in float8_e4m3fn", "share_left": 3e-5},
+    PrecisionsFigures(noise_ratio=24.3, precision="KV cache in float8_e4m3fn", share_left=3e-5),
     "passed",
     "'decode' is the model's own function with its KV cache in float8_e4m3fn, 24.3 rounding floors from float32, and"
     " nothing else.",
+    "decode",
 )
 
 # name -> (sentence, noise ratio, rows)
@@ -184,7 +203,7 @@ def judged_run(
         if verdict is not None:
             because, noise_ratio, rows = CASES[verdict]
             outliers = (32, 33, 34, 64, 65, 66, 80, 81, 82) if verdict == "bug suspected" else ()
-            has_floor = any(row.rung == "float32" and row.figures for row in rows)
+            has_floor = any(row.check is Check.WIDE_PAIR and isinstance(row.figures, PairFigures) for row in rows)
             writer.write_verdict(
                 0,
                 verdict,

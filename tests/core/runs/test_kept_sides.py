@@ -12,7 +12,8 @@ import pytest
 from core.errors import UsageError
 from core.runs import writer as writing
 from core.runs.file.database import Database
-from core.runs.file.records import Evidence, FloorRows, Generation
+from core.runs.file.evidence import Check, Evidence, Unmeasured
+from core.runs.file.records import FloorRows, Generation
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables import schema
@@ -32,7 +33,7 @@ NOTE = "decode+batch:3 failed (out of memory)."
 def judge(writer: RunWriter, pairs: int) -> None:
     rows = np.ones(writer.header.rows)
     for pair in range(pairs):
-        evidence = [Evidence("float32", "a control", {"noise_ratio": 1.0}, "passed", "It is rounding.")]
+        evidence = [Evidence(Check.WIDE_PAIR, "a control", Unmeasured(), "passed", "It is rounding.")]
         writer.write_verdict(pair, "rounding", "It is rounding.", 1.0, evidence, [FloorRows("float32", rows, rows)])
 
 

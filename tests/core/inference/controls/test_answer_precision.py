@@ -20,7 +20,7 @@ from core.inference.controls.answer_precision import narrow_answers
 from core.inference.controls.judge_model import judge, judge_pair
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
-from core.runs.file.records import FLOAT32, MISSING, MODULES, ONE_ORDER, OWN_DTYPE, SYMMETRY
+from core.runs.file.evidence import FLOAT32, MISSING, MODULES, ONE_ORDER, OWN_DTYPE, SYMMETRY, Unmeasured
 from tests.core.inference.controls.test_judge_model import rows
 from tests.covering import few, thorough
 
@@ -204,7 +204,7 @@ def test_a_correct_engine_of_bfloat16_is_no_suspect(
     assert {rung: evidence[rung].outcome for rung in (FLOAT32, SYMMETRY, MODULES, ONE_ORDER)} == dict.fromkeys(
         (FLOAT32, SYMMETRY, MODULES, ONE_ORDER), MISSING
     )
-    assert evidence[FLOAT32].figures == {"computes_in": {"engine": "bfloat16"}}
+    assert evidence[FLOAT32].figures == Unmeasured(computes_in={"engine": "bfloat16"})
     assert all(SENTENCE in evidence[rung].says for rung in (FLOAT32, SYMMETRY, MODULES, ONE_ORDER))
 
 
@@ -218,7 +218,7 @@ def test_two_engines_of_bfloat16_are_both_named(narrow: LoadedModel, held: Any) 
 
     verdict = judge_pair(narrow, short(narrow), ours, theirs).verdict
     assert verdict.name == "undecided"
-    assert rows(verdict)[FLOAT32].figures == {"computes_in": {"ours": "bfloat16", "theirs": "bfloat16"}}
+    assert rows(verdict)[FLOAT32].figures == Unmeasured(computes_in={"ours": "bfloat16", "theirs": "bfloat16"})
 
 
 @pytest.mark.model
@@ -243,7 +243,7 @@ def test_a_fault_of_a_callable_that_follows_the_model_is_still_decided_in_float3
     """The twin: nothing is excused where float32 is to be had."""
     verdict = judge_pair(narrow, tiny_prompts(narrow), "prefill", scaled_value(1.01)).verdict
     assert verdict.is_bug_suspected
-    assert rows(verdict)[FLOAT32].figures["compute_dtype"] == "float32"
+    assert rows(verdict)[FLOAT32].figures.compute_dtype == "float32"
 
 
 def test_a_float32_head_gives_logits_off_the_grid(narrow: LoadedModel, held: Any) -> None:

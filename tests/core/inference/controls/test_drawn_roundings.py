@@ -22,7 +22,7 @@ from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.judging.ladder import BLOCKS
 from core.judging.sixteen_bits import sixteen_test
-from core.runs.file.records import FAILED, MISSING, OWN_DTYPE, PASSED
+from core.runs.file.evidence import FAILED, MISSING, OWN_DTYPE, PASSED
 from tests.covering import few
 
 
@@ -166,7 +166,7 @@ def test_a_fault_of_an_engine_of_16_bits_is_a_bug_at_its_position(name: str, nar
     pair, engine = (row for row in verdict.evidence if row.rung == OWN_DTYPE)
     assert (pair.outcome, engine.outcome) == (PASSED, FAILED)
     assert verdict.because == engine.says
-    assert verdict.noise_ratio == engine.figures["noise_ratio"]
+    assert verdict.noise_ratio == engine.figures.noise_ratio
     assert verdict.first_place is not None
     assert verdict.first_place[1] == {"one future key visible to one query": 10}.get(name, verdict.first_place[1])
     assert verdict.first_place[1] >= 10
@@ -195,14 +195,14 @@ def test_a_stale_slot_as_large_as_the_floor_is_seen_at_its_position_or_below_the
     verdict = judge_pair(narrow, prompts, "prefill", lambda _, ids: stale(held, ids, share)).verdict
     pair, engine = (row for row in verdict.evidence if row.rung == OWN_DTYPE)
     if share == 0.015:
-        assert pair.figures["noise_ratio"] == pytest.approx(0.99, abs=0.15)
+        assert pair.figures.noise_ratio == pytest.approx(0.99, abs=0.15)
     if verdict.is_bug_suspected:
         assert share > 0.004
-        assert all(place >= PREFIX for place in engine.figures["beyond"].get("place in the prompt", []))
+        assert all(place >= PREFIX for place in engine.figures.beyond.get("place in the prompt", []))
         assert verdict.first_place is None or verdict.first_place[1] >= PREFIX
         return
     assert verdict.name == "undecided"
-    limit = engine.figures["fault_seen_at_one_position"]
+    limit = engine.figures.fault_seen_at_one_position
     assert f"Faults below {limit:.2g} times the rounding at one position" in verdict.because
     with torch.inference_mode():
         draws = errors_of(narrow, prompts, [], range(DRAWS))[1]

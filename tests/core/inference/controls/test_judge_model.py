@@ -24,7 +24,7 @@ from core.inference.models.model import LoadedModel
 from core.inference.paths.bases import BASES
 from core.inference.paths.batch import Emit, PromptBatch
 from core.judging.ladder import Verdict
-from core.runs.file.records import (
+from core.runs.file.evidence import (
     FAILED,
     FLOAT32,
     MISSING,
@@ -38,6 +38,7 @@ from core.runs.file.records import (
     STRUCTURE,
     SYMMETRY,
     Evidence,
+    OtherRowFigures,
 )
 from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import logits_of
@@ -110,7 +111,7 @@ def test_rungs_and_figures_of_rounding(narrow: LoadedModel) -> None:
     evidence = rows(verdict)
     assert list(evidence) == [RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32, SYMMETRY, STRUCTURE, MODULES, ONE_ORDER]
     assert {row.outcome for row in verdict.evidence} == {PASSED}
-    assert verdict.noise_ratio == evidence[FLOAT32].figures["noise_ratio"]
+    assert verdict.noise_ratio == evidence[FLOAT32].figures.noise_ratio
     assert verdict.first_place is None
     assert [floor.compute_dtype for floor in found.floors] == ["bfloat16", "float32"]
     assert {len(floor.pair_rms) for floor in found.floors} == {len(PROMPT) + 9}
@@ -129,7 +130,7 @@ def test_a_fault_is_placed_in_its_prompt_and_position(small: LoadedModel) -> Non
     assert verdict.is_bug_suspected
     assert verdict.first_place == (1, 17)
     places, modules = rows(verdict)[STRUCTURE], rows(verdict)[MODULES]
-    assert places.figures["positions"] == 1
+    assert places.figures.positions == 1
     assert places.says == "It begins at position 17 of prompt 1."
     assert "what is wrong comes after them" in modules.says
 
@@ -153,8 +154,8 @@ def test_one_logit_that_is_not_finite_is_a_bug(value: float, small: LoadedModel)
     assert verdict.first_place == (0, 3)
     assert verdict.noise_ratio is None
     figures = rows(verdict)[FLOAT32].figures
-    assert (figures["nonfinite_mismatch"], figures["first_nonfinite"]) == (1, [0, 3, 7])
-    assert (figures["noise_ratio"], figures["worst_position_ratio"]) == (None, None)
+    assert (figures.nonfinite_mismatch, figures.first_nonfinite) == (1, (0, 3, 7))
+    assert (figures.noise_ratio, figures.worst_position_ratio) == (None, None)
     assert rows(verdict)[STRUCTURE].says == "It begins at position 3."
 
 
@@ -420,13 +421,11 @@ def test_a_mixture_of_experts_is_decided_in_float64(experts: LoadedModel) -> Non
     verdict = judge_pair(experts, tiny_prompts(experts), "prefill", "decode").verdict
     assert verdict.name == "rounding"
     single, double = (row for row in verdict.evidence if row.rung == FLOAT32)
-    assert (single.outcome, single.figures["compute_dtype"]) == (NOTED, "float32")
+    assert (single.outcome, single.figures.compute_dtype) == (NOTED, "float32")
     assert single.says.endswith("in a mixture of experts, so float64 decides.")
-    assert (double.outcome, double.figures["compute_dtype"]) == (PASSED, "float64")
-    assert (
-        double.figures["floor_rms_logits"] < 1e-13 < 1e-3 < single.figures["floor_rms_logits"]
-    )  # torn by the router's ties
-    assert verdict.noise_ratio == double.figures["noise_ratio"]
+    assert (double.outcome, double.figures.compute_dtype) == (PASSED, "float64")
+    assert double.figures.floor_rms_logits < 1e-13 < 1e-3 < single.figures.floor_rms_logits  # torn by the router's ties
+    assert verdict.noise_ratio == double.figures.noise_ratio
     assert state(experts) == before
     assert experts.model.config._experts_implementation == implementation
 
@@ -436,9 +435,9 @@ def test_a_fault_behind_a_floor_torn_by_near_ties_is_seen_in_float64(experts: Lo
     verdict = judge_pair(experts, tiny_prompts(experts), "prefill", scaled_value(1.01)).verdict
     assert verdict.is_bug_suspected
     single, double = (row for row in verdict.evidence if row.rung == FLOAT32)
-    assert single.figures["noise_ratio"] < single.figures["largest_ratio_allowed"]
+    assert single.figures.noise_ratio < single.figures.largest_ratio_allowed
     assert double.outcome == FAILED
-    assert double.figures["noise_ratio"] > 1e9
+    assert double.figures.noise_ratio > 1e9
 
 
 @pytest.mark.model
@@ -477,7 +476,7 @@ def test_lowered_precision_of_experts_is_seen_in_float32_without_float64() -> No
 
     verdict = judge_pair(loaded, [PROMPT], "prefill", engine).verdict
     assert verdict.is_bug_suspected
-    assert [row.figures["compute_dtype"] for row in verdict.evidence if row.rung == FLOAT32] == ["float32"]
+    assert [row.figures.compute_dtype for row in verdict.evidence if row.rung == FLOAT32] == ["float32"]
 
 
 @pytest.mark.model
@@ -493,7 +492,7 @@ def test_neighbours_that_move_bits_of_experts_are_noted_only(monkeypatch: pytest
 
 
 def _other_row(verdict: Verdict) -> Evidence:
-    return next(row for row in verdict.evidence if row.rung == NEIGHBOURS and "other_row" in row.figures)
+    return next(row for row in verdict.evidence if isinstance(row.figures, OtherRowFigures))
 
 
 @pytest.mark.model
@@ -517,8 +516,8 @@ def test_other_bits_in_another_row_are_held_against_the_floor(
     monkeypatch.setitem(BASES, "by_row", replace(BASES["prefill"], compute=_summed_by_row))
     verdict = judge_pair(small, [PROMPT], "prefill", "by_row+batch:4").verdict
     row = _other_row(verdict)
-    assert (row.outcome, row.figures["bit_identical"]) == (PASSED, False)
-    assert 0 < row.figures["noise_ratio"] < 4
+    assert (row.outcome, row.figures.bit_identical) == (PASSED, False)
+    assert 0 < row.figures.noise_ratio < 4
     assert verdict.name == "identical"  # in row 0
 
 

@@ -30,7 +30,7 @@ from core.inference.controls.precisions import CACHE, LAYERS, Precision
 from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.model import LoadedModel
 from core.judging.ladder import BUG_SUSPECTED, LOWER_PRECISION, NONDETERMINISTIC, conclude
-from core.runs.file.records import FAILED, FLOAT32, NOTED, PASSED, PRECISION, Evidence
+from core.runs.file.evidence import FAILED, FLOAT32, NOTED, PASSED, PRECISION, Check, Evidence, Unmeasured
 
 pytestmark = pytest.mark.model
 CASES = {case.name: case for case in (*MUTATIONS, *PRECISIONS, *ON_TOP)}
@@ -75,7 +75,7 @@ def test_a_lower_precision_is_named_with_its_size_in_floors(small: LoadedModel, 
     assert (verdict.name, row.outcome) == (LOWER_PRECISION, PASSED)
     assert NAMED[name] in verdict.because
     assert "rounding floors from float32" in verdict.because
-    assert row.figures["noise_ratio"] > 100
+    assert row.figures.noise_ratio > 100
     assert verdict.first_place is None
     verdict.check(allowed=[LOWER_PRECISION])
 
@@ -279,7 +279,9 @@ def test_places_of_16_bit_values_follow_their_order() -> None:
 
 
 def _evidence(rung: str, outcome: str) -> Evidence:
-    return Evidence(rung, "", {}, outcome, f"{rung} {outcome}.")
+    return Evidence(
+        next(check for check in Check if check.rung == rung), "", Unmeasured(), outcome, f"{rung} {outcome}."
+    )
 
 
 def test_what_the_rows_come_to() -> None:

@@ -22,7 +22,7 @@ from core.inference.paths.paths import open_path, parse_path
 from core.judging.ingest import ingest
 from core.judging.rejudge import judge_stored
 from core.judging.uploaded_controls import measure_controls
-from core.runs.file.records import FAILED, FLOAT32, MISSING, NOTED, OWN_DTYPE, PASSED, SYMMETRY
+from core.runs.file.evidence import FAILED, FLOAT32, MISSING, NOTED, OWN_DTYPE, PASSED, SYMMETRY
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.views.verdicts import finding

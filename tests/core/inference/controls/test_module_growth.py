@@ -31,7 +31,7 @@ from core.inference.paths.batch import Emit, PromptBatch, ignore
 from core.inference.paths.engines import side_of
 from core.inference.paths.paths import open_path, parse_path
 from core.inference.watching.modules import traced_modules
-from core.runs.file.records import MISSING, MODULES, PASSED, Evidence
+from core.runs.file.evidence import MISSING, MODULES, PASSED, Evidence, ModulesFigures
 from tests.covering import few, thorough
 
 pytestmark = pytest.mark.model
@@ -60,7 +60,7 @@ def _scaled_cache(layer: int) -> Callable[[PromptBatch, Emit], None]:
 
 
 def _rows(found: list[Evidence]) -> Evidence:
-    return next(row for row in found if row.rung == MODULES and "modules" in row.figures)
+    return next(row for row in found if isinstance(row.figures, ModulesFigures))
 
 
 def _judged(loaded: LoadedModel, variant: str) -> Evidence:
@@ -73,7 +73,7 @@ def _judged(loaded: LoadedModel, variant: str) -> Evidence:
 def test_a_fault_in_the_cache_of_a_layer_enters_at_that_layers_attention(layer, loaded, monkeypatch):
     monkeypatch.setitem(BASES, "faulty", replace(BASES["decode"], compute=_scaled_cache(layer)))
     row = _judged(loaded, "faulty")
-    first = row.figures["first_module"]
+    first = row.figures.first_module
     assert first.startswith(
         BLOCKS[loaded.model.config.model_type if "gemma" not in loaded.model.config.model_type else "gemma2"].format(
             layer
@@ -97,7 +97,7 @@ def test_rounding_enters_nowhere(variant, loaded):
     """The twin."""
     row = _judged(loaded, variant)
     assert row.outcome == PASSED
-    assert row.figures["first_module"] is None
+    assert row.figures.first_module is None
 
 
 def test_what_is_wrong_after_the_modules_is_said_to_be(loaded, monkeypatch):
@@ -106,7 +106,7 @@ def test_what_is_wrong_after_the_modules_is_said_to_be(loaded, monkeypatch):
 
     monkeypatch.setitem(BASES, "rolled", replace(BASES["prefill"], compute=rolled))
     row = _judged(loaded, "rolled")
-    assert row.figures["first_module"] is None
+    assert row.figures.first_module is None
     assert "what is wrong comes after them" in row.says
 
 
@@ -192,7 +192,7 @@ def test_the_forwards_of_a_callable_are_followed_by_their_tokens_and_cache(case)
     mutation = next(each for each in MUTATIONS if each.name == case)
     found = judge_pair(loaded, tiny_prompts(loaded), "prefill", mutation.engine).verdict
     assert found.name == "bug suspected"
-    assert "self_attn" in _rows(list(found.evidence)).figures["first_module"]
+    assert "self_attn" in _rows(list(found.evidence)).figures.first_module
 
 
 def test_a_callable_that_computes_its_tokens_in_several_rows_is_not_followed_into_the_wrong_one():
@@ -222,9 +222,9 @@ def test_a_module_that_puts_out_nan_is_named(monkeypatch):
     verdict = judge_pair(loaded, tiny_prompts(loaded), "prefill", "poisoned").verdict
     assert verdict.name == "bug suspected"
     row = _rows(list(verdict.evidence))
-    assert row.figures["first_module"] == "model.layers.1.self_attn"
+    assert row.figures.first_module == "model.layers.1.self_attn"
     assert "NaN or infinite" in row.says
-    json.dumps(row.figures, allow_nan=False)
+    json.dumps(row.figures.to_json(), allow_nan=False)
 
 
 def test_a_callable_whose_forwards_cannot_be_followed_is_said_to_be():
@@ -247,7 +247,7 @@ def test_a_head_in_slices_over_equal_rows_is_still_followed(monkeypatch):
     loaded = tiny_model("llama")
     row = _judged(loaded, "prefill+batch:3+neighbours:same")
     assert row.outcome == PASSED
-    assert row.figures["first_module"] is None
+    assert row.figures.first_module is None
 
 
 # ---- engines that hand in what their modules put out
@@ -259,8 +259,8 @@ def test_the_worked_example_of_the_documentation_names_its_module():
     loaded = tiny_model("llama")
     known = {"torch": torch, "model": loaded.model, "prompts": tiny_prompts(loaded)}
     exec(example, known)
-    assert known["row"].figures["first_module"] == "model.layers.1"
-    assert known["row"].figures["modules"] == [f"model.layers.{number}" for number in range(3)]
+    assert known["row"].figures.first_module == "model.layers.1"
+    assert known["row"].figures.modules == tuple(f"model.layers.{number}" for number in range(3))
     assert "enters at model.layers.1, or at one before it that was not handed in: " in known["row"].says
 
 
@@ -294,7 +294,7 @@ def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, s
     found = judge_pair(loaded, tiny_prompts(loaded), sides["reference"], sides["variant"]).verdict
     assert found.name == "bug suspected"
     assert found.first_place == (0, 5)
-    assert _rows(list(found.evidence)).figures["first_module"] == "model.layers.1"
+    assert _rows(list(found.evidence)).figures.first_module == "model.layers.1"
 
 
 @pytest.mark.thorough
@@ -305,7 +305,7 @@ def test_an_engine_without_a_fault_leaves_the_floor_at_no_module_that_it_hands_i
     assert found.name == "rounding"
     row = _rows(list(found.evidence))
     assert row.outcome == PASSED
-    assert row.figures["modules"] == [f"model.layers.{number}" for number in range(3)]
+    assert row.figures.modules == tuple(f"model.layers.{number}" for number in range(3))
 
 
 @pytest.mark.parametrize(

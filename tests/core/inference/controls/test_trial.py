@@ -33,7 +33,7 @@ from benchmarks.verdicts.trial import (
 )
 from benchmarks.verdicts.variations import VARIATIONS
 from core.inference.models.float64 import in_float64
-from core.runs.file.records import NEIGHBOURS, SAMPLER
+from core.runs.file.evidence import NEIGHBOURS, SAMPLER
 from tests.covering import few, thorough
 
 QUICK = ("gpt2", "mixtral-ties")

@@ -27,7 +27,7 @@ from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.engines import side_of
 from core.inference.paths.paths import parse_path
 from core.judging.ladder import BUG_SUSPECTED, LOWER_PRECISION, Verdict
-from core.runs.file.records import NOTED, ONE_ORDER, PASSED, Evidence
+from core.runs.file.evidence import NOTED, ONE_ORDER, PASSED, Evidence, OneOrderFigures
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import exact_logits, logits_of, tokens
 from tests.covering import covering, few, thorough
@@ -477,7 +477,7 @@ def test_a_pair_of_pure_rounding_is_equal_in_one_order(dtype: str) -> None:
     verdict = judge(loaded, tiny_prompts(loaded)[:1], variant="decode+batch:3")
     assert verdict.name == "rounding"
     assert _row(verdict).outcome == PASSED
-    assert _row(verdict).figures["bit_identical"]
+    assert _row(verdict).figures.bit_identical
 
 
 def _decoded(factor: float) -> Engine:
@@ -508,7 +508,7 @@ def test_a_fault_that_rounds_away_in_bfloat16_is_not_cleared_there_while_float32
     verdict = judge(loaded, prompts, variant=_decoded(1.001))
     assert verdict.is_bug_suspected
     row = _row(verdict)
-    assert (row.outcome, row.figures) == (NOTED, {"compute_dtype": "float32", "bit_identical": False})
+    assert (row.outcome, row.figures) == (NOTED, OneOrderFigures(compute_dtype="float32", bit_identical=False))
     assert "in float32" in row.says
 
 
@@ -521,7 +521,7 @@ def test_without_the_fault_the_same_engine_is_cleared_in_float32() -> None:
     assert verdict.name == "rounding"
     assert (_row(verdict).outcome, _row(verdict).figures) == (
         PASSED,
-        {"compute_dtype": "float32", "bit_identical": True},
+        OneOrderFigures(compute_dtype="float32", bit_identical=True),
     )
 
 
@@ -557,7 +557,7 @@ def test_a_planted_bug_or_a_lower_precision_is_not_and_is_still_called_so(name: 
         assert variant is not None
         verdict = judge(loaded, tiny_prompts(loaded)[:1], reference=case.reference, variant=variant)
     assert verdict.name == (LOWER_PRECISION if case.is_precision else BUG_SUSPECTED)
-    assert not _row(verdict).figures["bit_identical"]
+    assert not _row(verdict).figures.bit_identical
 
 
 @pytest.mark.model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -251,30 +252,73 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 }
 
 
+WHOLE = {  # of the pair beside its floor
+    "compute_dtype": "bfloat16",
+    "noise_ratio": 0.5,
+    "largest_ratio_allowed": 10,
+    "pair_rms_logits": 1.5,
+    "floor_rms_logits": 3.0,
+    "seed_ratios": [1.5, 2],
+    "worst_position_ratio": 0.75,
+    "position_ratio_allowed": None,
+    "positions": 9223372036854775807,
+    "positions_beyond": 0,
+    "log_spread": 0.1,
+    "nonfinite_mismatch": 0,
+}
 FIGURES = [
     "[1, 2]",
     "3",
     "null",
     "no json",
-    f'{{"noise_ratio": {"9" * 400}}}',
-    '{"noise_ratio": 1e999}',
-    '{"noise_ratio": NaN}',
-    '{"a": [[[[[[1]]]]]]}',
     "[" * 100_000,
+    *(
+        json.dumps(WHOLE | odd)
+        for odd in (
+            {"noise_ratio": int("9" * 400)},
+            {"noise_ratio": float("inf")},
+            {"noise_ratio": float("nan")},
+            {"noise_ratio": True},
+            {"noise_ratio": "a lot"},
+            {"log_spread": None},
+            {"positions": 9223372036854775808},
+            {"positions": 1.5},
+            {"compute_dtype": 16},
+            {"compute_dtype": ["bfloat16"]},
+            {"seed_ratios": 1.0},
+            {"seed_ratios": [1.0, [2.0]]},
+            {"seed_ratios": {"0": 1.0}},
+            {"first_nonfinite": [0, 3]},
+            {"a figure of its own": 1},
+            {"rows": 8},
+        )
+    ),
+    '{"noise_ratio": 0.5}',
+    '{"rows": 8, "bit_identical": true}',
 ]
 
 
-def _judged(figures: str) -> list[str]:
-    evidence = f"INSERT INTO evidence VALUES (0, 'own dtype', 'a control', '{figures}', 'passed', 'It is noise.')"
+def _judged(figures: str, *, rung: str = "own dtype", checked: str = "the pair") -> list[str]:
+    evidence = (
+        f"INSERT INTO evidence VALUES (0, '{rung}', '{checked}', NULL, 'a control', '{figures}', 'passed', 'Noise.')"
+    )
     return ["UPDATE pair SET verdict = 'rounding', because = 'so', noise_ratio = 1.0 WHERE pair = 0", evidence]
 
 
 @pytest.mark.spread(2)
-@pytest.mark.parametrize("figures", FIGURES)
+@pytest.mark.parametrize(
+    "statements",
+    [
+        *(_judged(figures) for figures in FIGURES),
+        _judged(json.dumps(WHOLE), rung="float32"),
+        _judged(json.dumps(WHOLE), checked="the widened pair"),
+        _judged(json.dumps(WHOLE), checked="a check of its own"),
+    ],
+)
 def test_figures_that_nobody_can_compute_with_are_refused_when_read_and_when_taken_in(
-    figures: str, store: Store, foreign_file: Path
+    statements: list[str], store: Store, foreign_file: Path
 ) -> None:
-    damaged(foreign_file, *_judged(figures))
+    damaged(foreign_file, *statements)
     with RunReader(foreign_file) as run, pytest.raises(StoreError, match="its evidence makes no sense"):
         finding(run, run.pairs[0], run.positions(0))
     with pytest.raises(StoreError, match="its evidence makes no sense"):
@@ -283,12 +327,9 @@ def test_figures_that_nobody_can_compute_with_are_refused_when_read_and_when_tak
 
 
 def test_figures_as_a_judgement_has_them_are_taken_in(store: Store, foreign_file: Path) -> None:
-    figures = (
-        '{"noise_ratio": 0.5, "seeds": [1.5, 2], "first": null, "is_tail": false, "dtype": "float32", "largest":'
-        " 9223372036854775807}"
-    )
-    damaged(foreign_file, *_judged(figures))
+    damaged(foreign_file, *_judged(json.dumps(WHOLE)))
     with RunReader(store.path_of(taken(store, foreign_file))) as run:
+        assert [json.loads(json.dumps(row.figures.to_json())) for row in run.evidence(0)] == [WHOLE]
         assert finding(run, run.pairs[0], run.positions(0)).sentence.startswith(
             "so In bfloat16 it is 0.50 times the floor."
         )

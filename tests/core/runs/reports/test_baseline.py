@@ -12,7 +12,8 @@ import pytest
 
 from core.errors import UsageError
 from core.judging.ingest import ingest
-from core.runs.file.records import FAILED, PASSED, Prompt, RunHeader
+from core.runs.file.evidence import FAILED, PASSED
+from core.runs.file.records import Prompt, RunHeader
 from core.runs.reader import RunReader
 from core.runs.reports.baseline import bounds_text, hold, prompt_keys, read_bounds
 from core.runs.reports.gate import UNDECIDED, Outcome

@@ -11,7 +11,8 @@ import pytest
 
 from core.errors import UsageError
 from core.runs.dumps.dump import open_dump
-from core.runs.file.records import FAILED, PASSED, Provenance, RunHeader
+from core.runs.file.evidence import FAILED, PASSED
+from core.runs.file.records import Provenance, RunHeader
 from core.runs.reports.gate import Condition, GateReport, gate_notes, parse_conditions
 from core.runs.reports.report_json import PairReport, report_of_dump
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from core.errors import StoreError
-from core.runs.file.records import FAILED, PASSED, Prompt
+from core.runs.file.evidence import FAILED, PASSED
+from core.runs.file.records import Prompt
 from core.runs.reports.gate import UNDECIDED, GateReport, Outcome
 from core.runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 

@@ -10,13 +10,14 @@ import pytest
 
 from core.errors import UsageError
 from core.judging.ladder import floor_test
+from core.runs.file.evidence import RUNGS, Check, Evidence, NarrowingFigures, Unmeasured
 from core.runs.file.records import VERDICTS, Provenance, SideHeader
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.store.store import Store
 from core.runs.views.verdicts import finding, position_ratios, shown_verdict
 from core.runs.writer import RunWriter
-from tests.core.runs.judged_runs import BLOCKS, CASES, EXACT_PASSED, OWN, RERUN_PASSED, judged_run
+from tests.core.runs.judged_runs import BLOCKS, CASES, EXACT_PASSED, OWN, RERUN_PASSED, judged_run, ratio_row
 from tests.core.runs.made_runs import calm_sides, header_of
 
 EXPECTED = """\
@@ -103,27 +104,40 @@ def test_every_verdict_is_reported_with_every_row_it_rests_on(store, verdict):
 def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(store):
     text = report(store, judged_run(store, None))
     assert "against `prefill`: not judged" in text
-    assert text.count("| not run |") == 10
+    assert text.count("| not run |") == len(RUNGS) - 1  # a lower precision is asked only of a pair beyond its floor
     text = report(store, judged_run(store, None, kind="upload", request=None))
     assert "against `prefill`: undecided" in text
 
 
 @pytest.mark.parametrize(
-    ("figures", "sentence"),
+    ("ratio", "sentence"),
     [
-        ({"noise_ratio": 1.2504}, "In bfloat16 it is 1.25 times the floor."),
-        ({"noise_ratio": 3}, "In bfloat16 it is 3.00 times the floor."),
-        ({"noise_ratio": 0.0312}, "In bfloat16 it is 0.03 times the floor."),
+        (1.2504, "In bfloat16 it is 1.25 times the floor."),
+        (3, "In bfloat16 it is 3.00 times the floor."),
+        (0.0312, "In bfloat16 it is 0.03 times the floor."),
     ],
 )
-def test_the_sentence_changes_when_the_row_does(store, figures, sentence):
-    rows = [RERUN_PASSED, EXACT_PASSED, dataclasses.replace(OWN, figures=figures)]
+def test_the_sentence_changes_when_the_row_does(store, ratio, sentence):
+    rows = [RERUN_PASSED, EXACT_PASSED, ratio_row(Check.OWN_PAIR, "bfloat16", ratio, "passed", OWN.says)]
     assert said(store, judged_run(store, "rounding", evidence=rows)).startswith(f"{EXACT_PASSED.says} {sentence}")
 
 
-@pytest.mark.parametrize("figures", [{}, {"noise_ratio": "a lot"}, {"noise_ratio": None}, {"noise_ratio": True}])
-def test_where_a_row_has_no_ratio_none_is_said(store, figures):
-    rows = [EXACT_PASSED, dataclasses.replace(OWN, figures=figures)]
+@pytest.mark.parametrize(
+    "row",
+    [
+        dataclasses.replace(OWN, figures=Unmeasured()),
+        ratio_row(Check.OWN_PAIR, "bfloat16", None, "passed", OWN.says),
+        Evidence(
+            Check.NARROWING,
+            "each side",
+            NarrowingFigures(reference_to_float32_logits=1.0, variant_to_float32_logits=1.0),
+            "passed",
+            "Both move alike.",
+        ),
+    ],
+)
+def test_where_a_row_has_no_ratio_none_is_said(store, row):
+    rows = [EXACT_PASSED, row]
     assert "In bfloat16 it is" not in said(store, judged_run(store, "rounding", evidence=rows))
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from core.errors import UsageError
 from core.numerics.formats import BFLOAT16, values_of
-from core.runs.file.records import Evidence, FloorRows, Generation
+from core.runs.file.evidence import Check, Evidence, RerunFigures, Unmeasured
+from core.runs.file.records import FloorRows, Generation
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KvPart
@@ -103,8 +104,8 @@ def test_more_tokens_than_were_asked_for_are_no_generation():
 def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
     store, header = Store(tmp_path), header_of()
     rows = [
-        Evidence("float32", "a pair", {"noise_ratio": 1.0}, "passed", "It is rounding."),
-        Evidence("rerun", "twice", {}, "passed", "Same bits."),
+        Evidence(Check.UPLOADED_FLOOR, "a floor", Unmeasured(tried=("floor",)), "noted", "It is left aside."),
+        Evidence(Check.AGAIN, "twice", RerunFigures(not_repeatable=()), "passed", "Same bits."),
     ]
     floor = FloorRows("float32", np.arange(header.rows) / 7, np.arange(header.rows) / 9)
     with RunWriter(store, header) as writer:

@@ -1,0 +1,163 @@
+"""Records of evidence: every check's figures come back from a run file, and nothing else is taken for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+
+from core.errors import UsageError
+from core.runs.file import evidence
+from core.runs.file.evidence import (
+    NOTED,
+    RUNGS,
+    Check,
+    CheckFigures,
+    Evidence,
+    RatioFigures,
+    Unmeasured,
+    documented,
+    figures_of,
+)
+from core.runs.store.store import Store
+from tests.core.runs.judged_runs import judged_run, reader
+
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "verdict.md"
+RECORDS = {check.record for check in Check} | {Unmeasured}
+CHECKS = pytest.mark.parametrize("check", Check, ids=str)
+EXAMPLES = {bool: True, str: "text", int: 7, float: 0.125}
+
+
+def example(kind: Any, *, is_full: bool) -> Any:
+    """A value of this type; is_full: of what may be null or empty, one that is not."""
+    parts = get_args(kind)
+    if isinstance(kind, UnionType):
+        return example(parts[0], is_full=True) if is_full else None
+    if get_origin(kind) is tuple:
+        count = (2 if is_full else 0) if parts[-1] is Ellipsis else len(parts)
+        return tuple(example(parts[0], is_full=is_full) for _ in range(count))
+    if get_origin(kind) is Mapping:
+        return {"name": example(parts[1], is_full=is_full)} if is_full else {}
+    return EXAMPLES[kind]
+
+
+def figures(check: Check, *, is_full: bool = True) -> CheckFigures:
+    kinds = get_type_hints(check.record)
+    return check.record(**{each.name: example(kinds[each.name], is_full=is_full) for each in fields(check.record)})
+
+
+def unlabelled(record: type[CheckFigures]) -> list[str]:
+    """Fields without a label of their own."""
+    labels = [each.metadata.get("label", "") for each in fields(record)]
+    return [
+        each.name for each, label in zip(fields(record), labels, strict=True) if labels.count(label) > 1 or not label
+    ]
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_every_checks_figures_come_back_from_a_run_file(tmp_path: Path, is_full: bool) -> None:
+    rows = [
+        Evidence(check, f"control of {check}", figures(check, is_full=is_full), NOTED, f"{check}.", side)
+        for check, side in zip(Check, ["decode", None] * len(Check), strict=False)
+    ]
+    store = Store(tmp_path)
+    with reader(store, judged_run(store, "rounding", evidence=rows)) as run:
+        assert run.evidence(0) == rows
+    assert [row.check for row in rows] == list(Check)  # the checks stand in the order of the ladder
+
+
+@CHECKS
+def test_a_check_that_could_not_be_made_says_what_was_tried_and_no_figure(check: Check) -> None:
+    for given in ({}, {"tried": ["floor"]}, {"computes_in": {"a": "bfloat16"}}):
+        found = figures_of(check, given)
+        assert (type(found), json.loads(json.dumps(found.to_json()))) == (Unmeasured, given)
+
+
+@CHECKS
+def test_a_figure_of_another_type_or_name_is_refused(check: Check) -> None:
+    whole = json.loads(json.dumps(figures(check).to_json()))
+    kinds = get_type_hints(check.record)
+    assert figures_of(check, whole) == figures(check)
+    for each, (key, value) in zip(fields(check.record), whole.items(), strict=True):
+        inner = (
+            value[0] if isinstance(value, list) else next(iter(value.values())) if isinstance(value, dict) else value
+        )
+        wrong = [{"a": {}}, [[["x"]]]]
+        if isinstance(inner, int | float) and not isinstance(inner, bool):
+            wrong += [True, float("nan"), float("inf"), 1 << 63, "1", *([0.5] if isinstance(inner, int) else [])]
+        else:
+            wrong += [1, 0.5]
+        if not isinstance(kinds[each.name], UnionType):
+            wrong.append(None)
+        if isinstance(value, list):
+            wrong += [[one] * len(value) for one in wrong if one is not None]
+        for one in wrong:
+            with pytest.raises(UsageError, match=f"figure '{key}' is"):
+                figures_of(check, whole | {key: one})
+    with pytest.raises(UsageError, match="'x\\\\x1b' is no figure of the check"):
+        figures_of(check, whole | {"x\x1b": 1})
+
+
+@CHECKS
+def test_figures_of_another_check_are_refused(check: Check) -> None:
+    for other in {each.record: each for each in Check if each.record is not check.record}.values():
+        if other.record is Unmeasured:
+            continue
+        with pytest.raises(UsageError, match="are no figures of the check"):
+            Evidence(check, "", figures(other), NOTED, "")
+        with pytest.raises(UsageError, match="figure"):
+            figures_of(check, figures(other).to_json())
+
+
+def test_an_outcome_that_no_check_has_is_refused() -> None:
+    with pytest.raises(UsageError, match="the outcome of a check is one of passed"):
+        replace(Evidence(Check.SHIFT, "", Unmeasured(), NOTED, ""), outcome="lost")
+
+
+def test_lists_over_modules_of_different_lengths_are_refused() -> None:
+    whole = figures(Check.GROWTH).to_json()
+    for key in ("modules", "pair_rms", "floor_rms"):
+        with pytest.raises(UsageError, match="of different lengths"):
+            figures_of(Check.GROWTH, whole | {key: whole[key][:1]})
+
+
+def test_keys_in_json_stay_what_they_were_and_null_is_told_from_what_was_not_measured() -> None:
+    shifts = [f"same_argmax_shifted_by_{rows}" for rows in (0, -2, -1, 1, 2)]
+    assert list(figures(Check.SHIFT).to_json()) == shifts
+    least = figures(Check.OWN_PAIR, is_full=False).to_json()
+    assert least["noise_ratio"] is None
+    assert "linear_maps" not in least
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_every_figure_has_a_label_of_its_own(record: type[CheckFigures]) -> None:
+    assert unlabelled(record) == []
+
+
+def test_a_figure_without_a_label_would_be_seen() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Planted(RatioFigures):
+        plain: int
+        twin: int = evidence.figure("dtype")
+
+    assert unlabelled(Planted) == ["compute_dtype", "plain", "twin"]
+
+
+def test_every_rung_has_a_check_and_every_record_belongs_to_one() -> None:
+    assert list(dict.fromkeys(check.rung for check in Check)) == list(RUNGS)
+    declared = {each for each in vars(evidence).values() if isinstance(each, type) and issubclass(each, CheckFigures)}
+    assert declared - RECORDS == {CheckFigures, RatioFigures}
+
+
+def test_the_page_on_the_verdict_has_the_table_of_checks() -> None:
+    assert f"\n\n{documented()}\n\n" in PAGE.read_text(encoding="utf-8")
+
+
+def test_a_page_that_says_something_else_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "Check", list(Check)[:-1])
+    assert f"\n\n{documented()}\n\n" not in PAGE.read_text(encoding="utf-8")
