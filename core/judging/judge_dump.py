@@ -192,8 +192,8 @@ class _DumpLadder(Ladder):
         return self.add(Check.ONLY_IN_FLOAT32, control, figures, NOTED, says)
 
     def _narrowing(self) -> None:
-        """Is one side further from itself in float32 than the other is? A fault of the 16-bit kernels alone does not
-        show in float32.
+        """Add whether one side is further from itself in float32 than the other is. A fault of the 16-bit kernels alone
+        does not show in float32.
         """
         names, dtype, narrowing = self.names, self.header.compute_dtype, self.controls.narrowing
         if any(name not in narrowing for name in names):

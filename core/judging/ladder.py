@@ -415,7 +415,7 @@ def shrink_test(narrow: NDArray[np.float64], wide: NDArray[np.float64], signific
 
 
 def is_larger_everywhere(test: FloorTest) -> bool:
-    """Is the pair beyond the floor at nine of ten positions? Lowered precision is; jumps at some positions are not."""
+    """True where the pair is beyond the floor at nine of ten positions, as of a lowered precision, not of some jumps."""
     return float(np.quantile(test.by_position, 0.1)) > test.largest_ratio
 
 
@@ -644,8 +644,8 @@ def sampler_evidence(
     side: str | None = None,
     places: Sequence[str] = (),
 ) -> Evidence:
-    """Is each emitted token the argmax of the logits it was chosen from? Right logits and a wrong token are a fault of
-    the sampler.
+    """Evidence on whether each emitted token is the argmax of the logits it was chosen from. Right logits and a wrong
+    token are a fault of the sampler.
 
     tokens: what was emitted [positions]; argmaxes: of the same side's logits at the same positions, the lowest token
     id, or all ids that share the largest logit where the sampler may take any of them; side: its name; places: each
@@ -745,7 +745,7 @@ class Ladder:
         self.evidence.append(Evidence(check, control, figures, outcome, says, side))
 
     def rerun(self, control: str, called: Sequence[str], figures: RerunFigures, beside: str = "") -> None:
-        """Does each side that was called again give the same bits? beside: how far those are that do not, in a
+        """Add whether each side that was called again gives the same bits. beside: how far those are that do not, in a
         sentence.
         """
         moved = figures.not_repeatable
@@ -761,8 +761,8 @@ class Ladder:
     def neighbours(
         self, side: str, control: str, figures: OtherPromptsFigures, says: tuple[str, str, str], *, has_experts: bool
     ) -> None:
-        """Do other requests in the other rows leave a side's bits alone? says: that they do; that they do not, in a
-        mixture of experts, whose rows share products; that data leaks.
+        """Add whether other requests in the other rows leave a side's bits alone. says: that they do; that they do not,
+        in a mixture of experts, whose rows share products; that data leaks.
         """
         outcome = PASSED if figures.bit_identical else NOTED if has_experts else FAILED
         self.add(Check.OTHER_PROMPTS, control, figures, outcome, says[(PASSED, NOTED, FAILED).index(outcome)], side)

@@ -120,7 +120,7 @@ def _tokens(header: RunHeader) -> Evidence:
 
 
 def _alignment(header: RunHeader, positions: pd.DataFrame, names: tuple[str, str]) -> Evidence:
-    """Do rows of the two sides agree best where they stand, or one further along?"""
+    """Evidence on whether rows of the two sides agree best where they stand or one further along."""
     control = "argmaxes of one side against those of the other, one and two rows earlier and later"
     argmaxes = positions[["reference_token", "variant_token"]].to_numpy(float, na_value=np.nan)
     bounds = np.cumsum([0, *(prompt.positions for prompt in header.prompts)])
