@@ -415,7 +415,7 @@ def shrink_test(narrow: NDArray[np.float64], wide: NDArray[np.float64], signific
 
 
 def is_larger_everywhere(test: FloorTest) -> bool:
-    """True where the pair is beyond the floor at nine of ten positions, as of a lowered precision, not of some jumps."""
+    """True where the pair is beyond the floor at nine of ten positions: by a lowered precision, not by some jumps."""
     return float(np.quantile(test.by_position, 0.1)) > test.largest_ratio
 
 
