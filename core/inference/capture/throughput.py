@@ -58,13 +58,14 @@ def by_turns(
     against: Sequence[int],
     *,
     turns: int | None = None,
+    longest: float = LONGEST_SECONDS,
     clock: Clock = time.perf_counter,
     on_turn: Callable[[int], None] = lambda _: None,
 ) -> list[Timing]:
     """All contenders once a turn, one after another, so that a busy moment of the machine meets all of them; a turn
     before the first does not count. against: the contender that each one's share is of.
 
-    turns: so many; None: LEAST_TURNS, and more until every share is narrow, up to MOST_TURNS or LONGEST_SECONDS.
+    turns: so many; None: LEAST_TURNS, and more until every share is narrow, up to MOST_TURNS or `longest` seconds.
     """
     taken: list[list[float]] = [[] for _ in contenders]
     for run in contenders:
@@ -78,7 +79,7 @@ def by_turns(
         if count < (LEAST_TURNS if turns is None else turns):
             continue
         found = [timing_of(taken[other], own) for own, other in zip(taken, against, strict=True)]
-        is_over = turns is not None or count >= MOST_TURNS or clock() - began > LONGEST_SECONDS
+        is_over = turns is not None or count >= MOST_TURNS or clock() - began > longest
         if is_over or all(timing.is_narrow for timing in found):
             return found
 
@@ -130,6 +131,7 @@ def throughput(
     *,
     tokens: int = TOKENS,
     rounds: int | None = None,
+    longest: float = LONGEST_SECONDS,
     against: Sequence[int] = (),
     on_progress: Callable[[str], None] | None = None,
     clock: Clock = time.perf_counter,
@@ -139,7 +141,8 @@ def throughput(
 
     `prefill` computes all of a prompt's tokens in one forward, `decode` one token of every row a forward: its tokens a
     second are those of generation with a cache that grows from nothing to `tokens`. The paths take turns (by_turns),
-    `rounds` or as many as it takes. against: the path that each one's share is of; the first, where nothing is said.
+    `rounds` or as many as it takes in `longest` seconds a batch size. against: the path that each one's share is of; the
+    first, where nothing is said.
     """
     parsed = [parse_path(path) for path in paths]
     _check(parsed, batches, tokens, rounds)
@@ -158,7 +161,8 @@ def throughput(
                 on_progress(f"batch of {batch}, turn {turn}")
 
         contenders = [lambda path=path: walk_seconds(loaded, path, ids, clock) for path in at_batch]
-        timings = by_turns(contenders, against or [0] * len(parsed), turns=rounds, clock=clock, on_turn=tell)
+        held_against = against or [0] * len(parsed)
+        timings = by_turns(contenders, held_against, turns=rounds, longest=longest, clock=clock, on_turn=tell)
         found += [
             Throughput(
                 str(asked),

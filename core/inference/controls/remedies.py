@@ -19,7 +19,7 @@ from ...numerics.formats import format_named
 from ...numerics.metrics import Summary
 from ...numerics.totals import PairTotal
 from ...runs.tables.remedies import PriceRow, RemedyRow
-from ..capture.throughput import Clock, Contender, Timing, by_turns, throughput, walk_seconds
+from ..capture.throughput import LONGEST_SECONDS, Clock, Contender, Timing, by_turns, throughput, walk_seconds
 from ..models.bits import own_bits
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
@@ -134,10 +134,11 @@ def prices_of(
     clock: Clock = time.perf_counter,
 ) -> list[PriceRow]:
     """Every path without its batch, as it is and with every sum in one order, at BATCHES; none of a path that cannot be
-    run so.
+    run so. All share the time that the turns of remedies_of may take.
     """
     found = []
-    for name in without_batch(paths):
+    names = without_batch(paths)
+    for name in names:
         try:
             text = neighbour_rows(loaded.tokenizer, [0] * PRICE_TOKENS, 1)[0].tolist()
             tokens = len(_cut(loaded, parse_path(name), text, clock))
@@ -147,6 +148,7 @@ def prices_of(
                 BATCHES,
                 tokens=tokens,
                 rounds=turns,
+                longest=LONGEST_SECONDS / (len(names) * len(BATCHES)),
                 on_progress=on_progress,
                 clock=clock,
             )

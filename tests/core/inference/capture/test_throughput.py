@@ -111,6 +111,9 @@ def test_turns_go_on_until_the_share_is_narrow_and_no_further():
 def test_turns_end_when_their_time_is_over():
     timing = noisy(3, 1.0).timed(plain=4.0, other=4.0)[1]  # some 10 s a turn
     assert throughput.LEAST_TURNS <= len(timing.seconds) < throughput.MOST_TURNS
+    hurried = noisy(3, 1.0)
+    work = [hurried.contender(name, 0.5) for name in ("plain", "other")]  # some 6 s for the least turns
+    assert len(throughput.by_turns(work, [0, 0], longest=1.0, clock=hurried)[1].seconds) == throughput.LEAST_TURNS
 
 
 def test_a_share_is_the_ratio_of_the_rates_beside_it_whatever_the_turns():
