@@ -141,8 +141,8 @@ def throughput(
 
     `prefill` computes all of a prompt's tokens in one forward, `decode` one token of every row a forward: its tokens a
     second are those of generation with a cache that grows from nothing to `tokens`. The paths take turns (by_turns),
-    `rounds` or as many as it takes in `longest` seconds a batch size. against: the path that each one's share is of; the
-    first, where nothing is said.
+    `rounds` or as many as it takes in `longest` seconds a batch size. against: the path that each one's share is of;
+    the first, where nothing is said.
     """
     parsed = [parse_path(path) for path in paths]
     _check(parsed, batches, tokens, rounds)

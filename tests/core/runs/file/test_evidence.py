@@ -151,7 +151,7 @@ def test_a_figure_without_a_label_would_be_seen() -> None:
 def test_every_rung_has_a_check_and_every_record_belongs_to_one() -> None:
     assert list(dict.fromkeys(check.rung for check in Check)) == list(RUNGS)
     declared = {each for each in vars(evidence).values() if isinstance(each, type) and issubclass(each, CheckFigures)}
-    assert declared - RECORDS == {CheckFigures, RatioFigures}
+    assert declared - set(RECORDS) == {CheckFigures, RatioFigures}
 
 
 def test_the_page_on_the_verdict_has_the_table_of_checks() -> None:
