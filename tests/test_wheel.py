@@ -286,6 +286,7 @@ def test_judged(judge):
 """
 
 
+@pytest.mark.thorough
 def test_without_extras_a_test_compares_dumps_and_fails_with_the_worst_position(installed, dumps):
     printed, outcomes = of_pytest(installed, dumps, COMPARING)
     wanted = {"test_same": "PASSED", "test_checked": "FAILED", "test_plain": "FAILED", "test_judged": "ERROR"}

@@ -80,6 +80,7 @@ async def _share(first: Dashboard, second: Dashboard) -> None:
         assert ada.drawn.exceptions == ben.drawn.exceptions == []
 
 
+@pytest.mark.thorough
 def test_what_one_app_does_the_other_shows(two_apps: tuple[Dashboard, Dashboard]) -> None:
     for run_id in ("mine", "other"):
         copied(two_apps[0].store / f"{run_id}.duckdb")

@@ -7,6 +7,7 @@ import pytest
 MODEL = "sample_runs/model"
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_tokens_a_second_by_batch_size(cli):
     done = cli(
