@@ -137,9 +137,9 @@ class CaptureRequest:
         return found
 
 
-def option_of(asked: Field[Any]) -> str:
+def option_of(field: Field[Any]) -> str:
     """Command-line option of a field of a CaptureRequest."""
-    return asked.metadata["option"] or f"--{asked.name.replace('_', '-')}"
+    return field.metadata["option"] or f"--{field.name.replace('_', '-')}"
 
 
 def field_of(name: str) -> Field[Any]:

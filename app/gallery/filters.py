@@ -34,22 +34,22 @@ class Filters:
 
 
 def matching(
-    cards: Iterable[RunCard], asked: Filters, labels: Mapping[str, Labels], prompts: Mapping[str, str]
+    cards: Iterable[RunCard], filters: Filters, labels: Mapping[str, Labels], prompts: Mapping[str, str]
 ) -> list[RunCard]:
     """The runs asked for, in order. prompts: run id to case-folded text, needed where words are sought."""
     shown = []
     for card in cards:
         attached = labels.get(card.run_id, Labels())
         if (
-            asked.dtype in ("any", card.compute_dtype)
-            and asked.device in ("", card.device)
-            and (asked.verdict == "any" or asked.verdict in card.pair_verdicts)
-            and asked.flips in ("any", "with flips" if card.flips else "without flips")
-            and set(asked.tags) <= set(attached.tags)
-            and _has(card, attached, prompts.get(card.run_id, ""), asked.sought)
+            filters.dtype in ("any", card.compute_dtype)
+            and filters.device in ("", card.device)
+            and (filters.verdict == "any" or filters.verdict in card.pair_verdicts)
+            and filters.flips in ("any", "with flips" if card.flips else "without flips")
+            and set(filters.tags) <= set(attached.tags)
+            and _has(card, attached, prompts.get(card.run_id, ""), filters.sought)
         ):
             shown.append(card)
-    return ordered(shown, asked.sort)
+    return ordered(shown, filters.sort)
 
 
 def _has(card: RunCard, attached: Labels, prompts: str, sought: list[str]) -> bool:

@@ -141,20 +141,20 @@ class Looks:
         if asked.process is not None:
             asked.process.end()  # it writes nothing
 
-    def _run(self, asked: _Asked, arguments: list[str]) -> None:
+    def _run(self, request: _Asked, arguments: list[str]) -> None:
         try:
             with self._room:
-                self._ask(asked, arguments)
+                self._ask(request, arguments)
         except Exception as error:  # no process to be had, a name no process can be given
-            asked.look.failed = time.monotonic()
-            asked.look.refusal = f"it could not be looked at ({error})."
+            request.look.failed = time.monotonic()
+            request.look.refusal = f"it could not be looked at ({error})."
 
-    def _ask(self, asked: _Asked, arguments: list[str]) -> None:
+    def _ask(self, request: _Asked, arguments: list[str]) -> None:
         with self._lock:
-            if asked.is_dropped:  # while it waited for room
+            if request.is_dropped:  # while it waited for room
                 return
             is_run = is_run_file(Path(arguments[-1]))
-            child = asked.process = Child(
+            child = request.process = Child(
                 ["-m", "core", "inspect", "--progress", "json", *arguments],
                 seconds=_SLOWEST_RUN_SECONDS if is_run else None,
             )
@@ -163,14 +163,14 @@ class Looks:
             for said in child.said():
                 found = said.get("understood") or found
                 if isinstance(said.get("rows_done"), int) and isinstance(said.get("rows_total"), int):
-                    asked.look.done, asked.look.total = said["rows_done"], said["rows_total"]
+                    request.look.done, request.look.total = said["rows_done"], said["rows_total"]
         if child.code == 0 and found:
-            asked.look.understood = found
+            request.look.understood = found
         elif child.code < 0 and is_run:
-            asked.look.refusal = "the file takes too long to read for a run file."
+            request.look.refusal = "the file takes too long to read for a run file."
         else:
-            asked.look.failed = None if child.has_refused else time.monotonic()
-            asked.look.refusal = child.sentence
+            request.look.failed = None if child.has_refused else time.monotonic()
+            request.look.refusal = child.sentence
 
 
 def _stamp(path: Path) -> tuple[str, int, int]:

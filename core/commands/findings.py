@@ -127,8 +127,8 @@ def _how(run: RunReader, extra: str, has_others: bool) -> str:
     return how_to_have(extra, about)
 
 
-def _say_missing(asked: list[StoredPair], found: list[StoredPair], what: str) -> None:
-    for pair in asked:
+def _say_missing(pairs: list[StoredPair], found: list[StoredPair], what: str) -> None:
+    for pair in pairs:
         if pair not in found:
             out.print(f"{pair.variant}: no {what}; they could not be had.", markup=False, soft_wrap=True)
 

@@ -63,21 +63,21 @@ class Pushed:
     resumed: int
 
 
-def push_file(asked: Pushing, tell: Tell, note: Callable[[str], None]) -> Pushed:
+def push_file(pushing: Pushing, tell: Tell, note: Callable[[str], None]) -> Pushed:
     """Send the file, wait until it is a run. PushError for everything that stands in the way."""
-    headers = {"Authorization": f"Bearer {asked.token}"} if asked.token else {}
+    headers = {"Authorization": f"Bearer {pushing.token}"} if pushing.token else {}
     timeout = httpx.Timeout(connect=15.0, read=90.0, write=90.0, pool=15.0)
-    with httpx.Client(base_url=asked.url, headers=headers, timeout=timeout, follow_redirects=False) as client:
-        return _Push(asked, client, tell, note).done()
+    with httpx.Client(base_url=pushing.url, headers=headers, timeout=timeout, follow_redirects=False) as client:
+        return _Push(pushing, client, tell, note).done()
 
 
 class _Push:
-    def __init__(self, asked: Pushing, client: httpx.Client, tell: Tell, note: Callable[[str], None]) -> None:
-        self._asked, self._client, self._tell, self._note = asked, client, tell, note
+    def __init__(self, pushing: Pushing, client: httpx.Client, tell: Tell, note: Callable[[str], None]) -> None:
+        self._asked, self._client, self._tell, self._note = pushing, client, tell, note
         try:
-            self._size, self._changed = asked.path.stat().st_size, asked.path.stat().st_mtime_ns
+            self._size, self._changed = pushing.path.stat().st_size, pushing.path.stat().st_mtime_ns
         except OSError as error:
-            raise PushError(f"{asked.path.name}: cannot be read ({error.strerror}).") from error
+            raise PushError(f"{pushing.path.name}: cannot be read ({error.strerror}).") from error
         self._resumed = 0
         self._is_all_sent = False
 
@@ -146,16 +146,18 @@ class _Push:
 
     def _in_pieces(self) -> str:
         """The id of the upload, once all of it is there."""
-        place, offset = self._patiently(self._announced)
+        location, offset = self._patiently(self._announced)
         with self._opened() as file:
             while offset < self._size:
                 file.seek(offset)
                 piece = file.read(PIECE_BYTES)
                 if not piece:
                     raise PushError(f"{self._asked.path.name}: has become shorter while it was sent.")
-                offset = self._patiently(partial(self._sent, place, offset, piece), again=partial(self._offset, place))
+                offset = self._patiently(
+                    partial(self._sent, location, offset, piece), again=partial(self._offset, location)
+                )
                 self._tell("sending", offset, self._size)
-        return place.rstrip("/").rsplit("/", 1)[-1]
+        return location.rstrip("/").rsplit("/", 1)[-1]
 
     def _announced(self) -> tuple[str, int]:
         """(address, bytes there already) of an upload of this very file that was begun before, else of a new one."""
@@ -170,12 +172,12 @@ class _Push:
                 self._size,
                 mark,
             ):
-                place, done = (
+                location, done = (
                     f"/api/uploads/{quote(self._text(known.get('id')), safe='')}",
                     self._arrived(known.get("bytes_done")),
                 )
                 self._note(f"going on at {done:,} of {self._size:,} bytes, which an earlier push sent.")
-                return place, done
+                return location, done
         about = {"filename": self._asked.path.name, "modified": mark}
         metadata = ",".join(
             f"{key} {base64.b64encode(value.encode('utf-8', 'replace')).decode()}" for key, value in about.items()
@@ -186,15 +188,15 @@ class _Push:
         if answer.status_code != 201:
             self._refuse(answer)
         try:
-            place = httpx.URL(self._text(answer.headers.get("location"))).path
+            location = httpx.URL(self._text(answer.headers.get("location"))).path
         except httpx.InvalidURL:
             raise self._odd() from None
-        return place, 0
+        return location, 0
 
-    def _sent(self, place: str, offset: int, piece: bytes) -> int:
+    def _sent(self, location: str, offset: int, piece: bytes) -> int:
         checksum = base64.b64encode(hashlib.sha256(piece).digest()).decode()
         answer = self._client.patch(
-            place,
+            location,
             content=piece,
             headers={
                 **_TUS,
@@ -216,8 +218,8 @@ class _Push:
             raise self._odd()
         return arrived
 
-    def _offset(self, place: str) -> int:
-        answer = self._client.head(place, headers=_TUS)
+    def _offset(self, location: str) -> int:
+        answer = self._client.head(location, headers=_TUS)
         if answer.status_code == 404:
             raise PushError("the server no longer has what was sent so far; push again.")
         if answer.status_code not in (200, 204):

@@ -164,14 +164,14 @@ class OpenPath:
         """Hand `emit` the logits of a prompt's token ids."""
         self._run(self._of(token_ids), emit)
 
-    def continued(self, token_ids: Sequence[int], asked: int, choose: Choose, emit: Emit) -> None:
+    def continued(self, token_ids: Sequence[int], count: int, choose: Choose, emit: Emit) -> None:
         """Run a prompt, then go on token by token with the cache that it left, as every engine does.
 
         choose(logits[1, vocab]) gives the token that follows a position, or None to end; at most `asked` tokens follow.
         The logits after the last token are not computed. The other rows go on as their own texts do.
         """
         watch = self._batch.watch or CacheWatch()
-        batch = replace(self._of(token_ids), watch=watch, room=asked)
+        batch = replace(self._of(token_ids), watch=watch, room=count)
         last: torch.Tensor | None = None
 
         def keep_last(position: int, logits: torch.Tensor) -> None:
@@ -183,9 +183,9 @@ class OpenPath:
         if watch.cache is None or last is None:
             raise CaptureError(f"path '{self.path}' left no cache to go on from; choose another path.")
         own: list[int] = []
-        while len(own) < asked and (token := choose(last)) is not None:
+        while len(own) < count and (token := choose(last)) is not None:
             own.append(token)
-            if len(own) == asked:
+            if len(own) == count:
                 return
             last = batch.step(batch.tokens_after(own), len(own) - 1, watch.cache)
             position = batch.positions + len(own) - 1
