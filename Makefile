@@ -19,9 +19,9 @@ test: $(VENV)/.development browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not thorough" tests/browser
 
 # What `make test` has no time for, the rest of products of cases above all, and every browser test with pictures of the pages in
-# tests/browser/screenshots: three quarters of an hour on two cores.
+# tests/browser/screenshots: about an hour and a half on two cores.
 thorough: $(VENV)/.development browser
-	$(BIN)/python -m pytest -m "thorough and not browser"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "thorough and not browser"
 	ULPSCOPE_PICTURES=1 $(BIN)/python -m pytest -m browser
 
 quick: $(VENV)/.development
