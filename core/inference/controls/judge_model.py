@@ -7,7 +7,7 @@ A side is a path of the grammar, or any callable: an engine, a kernel, a cache o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -467,17 +467,10 @@ class _ModelLadder(Ladder):
         if deciding is None or deciding.is_passed or deciding.nonfinite or "float32" not in self.measured:
             return
         try:
-            with foreign_errors_stop("lower precisions", "choose a smaller model"), in_float32(self.loaded) as widened:
-                self.lowered = lowered(
-                    widened,
-                    self.prompts,
-                    self.sides,
-                    self.measured["float32"],
-                    self.seeds,
-                    self.blocks,
-                    self.say,
-                    given=self.precisions,
-                )
+            if FLOAT64 in self.measured:  # near ties of a router tear the floor of float32
+                self.lowered = self._lowered_in(FLOAT64, in_float64)
+            if self.lowered is None or self.lowered.evidence.check == Check.PRECISIONS:
+                self.lowered = self._lowered_in("float32", in_float32)
             if self.lowered is not None and OWN_DTYPE in self.tests and not self.tests[OWN_DTYPE].is_passed:
                 self.lowered = checked_in_16_bits(
                     self.loaded, self.prompts, self.lowered, self.seeds[:SEEDS_OF_MODULES], self.say
@@ -490,6 +483,13 @@ class _ModelLadder(Ladder):
             return
         if self.lowered is not None:
             self.evidence.append(self.lowered.evidence)
+
+    def _lowered_in(
+        self, dtype: str, widening: Callable[[LoadedModel], AbstractContextManager[LoadedModel]]
+    ) -> Lowered | None:
+        with foreign_errors_stop("lower precisions", "choose a smaller model"), widening(self.loaded) as widened:
+            floor, given = self.measured[dtype], self.precisions
+            return lowered(widened, self.prompts, self.sides, floor, self.seeds, self.blocks, self.say, given=given)
 
     def _over_modules(self, deciding: FloorTest) -> None:
         """Find the module at which the pair leaves the floor, in the dtype that decided; a compiled side has no modules

@@ -101,8 +101,8 @@ def lowered(
     given: Sequence[Precision] = (),
     is_fixed: bool = False,
 ) -> Lowered | None:
-    """loaded: in float32; floor: mean squares of its reorderings [seeds, positions]; given: precisions of the caller's
-    own, tried before those that engines offer; is_fixed: sides cannot be computed in float64.
+    """loaded: in float32, or in float64; floor: mean squares of its reorderings [seeds, positions]; given: precisions
+    of the caller's own, tried before those that engines offer; is_fixed: sides cannot be computed in float64.
 
     None where neither side is the model's own, so that nothing can be said of the other.
     """
@@ -126,8 +126,11 @@ def lowered(
     trials = [trial for trial in trials if np.isfinite(trial.left)]
     lengths = [len(ids) for ids in prompts]
     if trials and (trials[-1].is_passed or best[0][1] <= _EXPLAINED):
-        return _explained(trials[-1] if trials[-1].is_passed else trials[0], side, control, ratio, lengths)
-    whole = _whole_model(loaded, prompts, side, control, ratio, blocks, say)
+        return _explained(
+            trials[-1] if trials[-1].is_passed else trials[0], side, control, ratio, loaded.dtype, lengths
+        )
+    # in float64 every cast to float32 gives float64, which no model of 16 bits has
+    whole = None if loaded.dtype == "float64" else _whole_model(loaded, prompts, side, control, ratio, blocks, say)
     if whole is not None:
         return whole
     figures = PrecisionsFigures(noise_ratio=ratio)
@@ -297,7 +300,10 @@ class _Ties:
         return count
 
 
-def _explained(trial: _Trial, side: RunnableSide, control: str, ratio: float, lengths: Sequence[int]) -> Lowered:
+def _explained(
+    trial: _Trial, side: RunnableSide, control: str, ratio: float, dtype: str, lengths: Sequence[int]
+) -> Lowered:
+    """ratio: of the side, in `dtype`, to the model in that dtype."""
     test = trial.test
     figures = ExplainedFigures(
         noise_ratio=ratio,
@@ -317,7 +323,7 @@ def _explained(trial: _Trial, side: RunnableSide, control: str, ratio: float, le
                 f"of all logits {_percent(trial.ties)} fall to the next value, as what lies between two does by"
                 " rounding"
             )
-        says = f"{what}, {three_digits(ratio)} rounding floors from float32, and nothing else: {left}."
+        says = f"{what}, {three_digits(ratio)} rounding floors from {dtype}, and nothing else: {left}."
         row = Evidence(Check.EXPLAINED, control, figures, PASSED, says, side.name)
         return Lowered(row, None, side, trial.precision)
     shown = structure_of(test.outliers, lengths)
