@@ -58,6 +58,7 @@ def test_the_claims_hold_by_the_interpreter(triton: Any) -> None:
 
 @pytest.mark.model
 @pytest.mark.thorough
+@pytest.mark.timeout(3600)  # eleven models by an interpreter: ten minutes and more where others are at work
 def test_the_claims_on_every_model_hold_by_the_interpreter(triton: Any) -> None:
     _hold("-m", "thorough", TRITON_INTERPRET="1")
 
