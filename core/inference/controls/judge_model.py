@@ -469,8 +469,11 @@ class _ModelLadder(Ladder):
         try:
             if FLOAT64 in self.measured:  # near ties of a router tear the floor of float32
                 self.lowered = self._lowered_in(FLOAT64, in_float64)
-            if self.lowered is None or self.lowered.evidence.check == Check.PRECISIONS:
-                self.lowered = self._lowered_in("float32", in_float32)
+            if self.lowered is None or self.lowered.evidence.outcome != PASSED:
+                found = self._lowered_in("float32", in_float32)  # a whole model of 16 bits is looked for there alone
+                is_part = self.lowered is not None and self.lowered.evidence.outcome == FAILED
+                if not is_part or (found is not None and found.evidence.outcome == PASSED):
+                    self.lowered = found
             if self.lowered is not None and OWN_DTYPE in self.tests and not self.tests[OWN_DTYPE].is_passed:
                 self.lowered = checked_in_16_bits(
                     self.loaded, self.prompts, self.lowered, self.seeds[:SEEDS_OF_MODULES], self.say
