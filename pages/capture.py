@@ -323,7 +323,7 @@ with form_place:
     form = choose()
 start, shown = start_place.columns([1, 4], vertical_alignment="center")
 if widgets.pressed(
-    start, "Capture", "capture_start", type="primary", disabled=form.missing is not None, width="stretch"
+    start.button, "Capture", "capture_start", type="primary", disabled=form.missing is not None, width="stretch"
 ):
     answer = look_up(form)
     device = str(answer.costs["device"]) if answer is not None and answer.costs else form.request.device or ANY_DEVICE

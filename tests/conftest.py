@@ -1,5 +1,5 @@
-"""What `make test` runs of a test with many cases: `@pytest.mark.spread(n)` leaves it n of them, first and last
-included; `make thorough` has the others.
+"""The mark `spread(n)`: `make test` runs n cases of a test with many, first and last included, `make thorough` the
+others. Products of cases, and cases chosen by name, are in covering.py.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _label_form(
             "Pinned", seen.pinned, key=f"pinned_{key}", help="Retention leaves a pinned run where it is."
         )
         st.caption("Kept beside the run file, which stays as it is.")
-        if widgets.pressed(st, "Save", f"save_labels_{key}", submits=True, type="primary"):
+        if widgets.pressed(st.form_submit_button, "Save", f"save_labels_{key}", type="primary"):
             with widgets.said():
                 store_cache.label(card.run_id, seen, labelling.labels_of(tags, note, pinned))
                 forms.clear()

@@ -36,7 +36,7 @@ def start(jobs: Jobs) -> None:
             width=220,
             help="folder or hub id: linear is probed at this model's own shapes too; no weights are read",
         )
-        if widgets.pressed(st, "Probe this machine", "ops_start", type="primary", disabled=not dtypes):
+        if widgets.pressed(st.button, "Probe this machine", "ops_start", type="primary", disabled=not dtypes):
             store_cache.submit(
                 _arguments(device, dtypes, scope, model), title=_title(scope, dtypes, model), device=device
             )

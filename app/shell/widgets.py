@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 import pandas as pd
@@ -227,16 +226,15 @@ def said() -> Iterator[None]:
         link.complain(str(error))
 
 
-def pressed(place: DeltaGenerator | ModuleType, label: str, key: str, **look: Any) -> bool:
-    """Draw a button; True in the first run that gets here after a click. What `st.button` returns is lost where
-    another run cuts the first one short, by a key or another control.
+def pressed(draw: Callable[..., bool], label: str, key: str, *, disabled: bool = False, **look: Any) -> bool:
+    """Draw a button by `st.button` or the like; True in the first run that gets here after a click, unless it is
+    disabled by then. What `st.button` returns is lost where a key or another control cuts the first run short.
     """
-    draw = place.form_submit_button if look.pop("submits", False) else place.button
-    draw(label, key=key, on_click=_press, args=(key,), **look)
+    draw(label, key=key, disabled=disabled, on_click=_press, args=(key,), **look)
     clicks = st.session_state.get("clicks", set())
     is_pressed = key in clicks
     clicks.discard(key)
-    return is_pressed
+    return is_pressed and not disabled
 
 
 def _press(key: str) -> None:

@@ -113,7 +113,7 @@ def _run(candidate: Candidate) -> dict[str, Any] | None:
         " run file."
     )
     name = st.text_input("Name of the run", value=found["name"][:120], key=f"upload_run_name_{candidate.key}")
-    return {"name": name.strip()} if _is_saved(candidate, name) else None
+    return {"name": name.strip()} if _is_save_pressed(candidate, name) else None
 
 
 def _dump(candidate: Candidate) -> dict[str, Any] | None:
@@ -139,14 +139,16 @@ def _dump(candidate: Candidate) -> dict[str, Any] | None:
     if found is None:
         return None
     reference = _understood(candidate, found)
-    if not _is_saved(candidate, name):
+    if not _is_save_pressed(candidate, name):
         return None
     options = {"name": name.strip(), "model": model.strip(), "compute_dtype": "" if dtype == AS_FOUND else dtype}
     return options | {"reference": reference, "holds": holds, "known_dtype": found["compute_dtype"]}
 
 
-def _is_saved(candidate: Candidate, name: str) -> bool:
-    return widgets.pressed(st, "Save as a run", f"save_{candidate.key}", type="primary", disabled=not name.strip())
+def _is_save_pressed(candidate: Candidate, name: str) -> bool:
+    return widgets.pressed(
+        st.button, "Save as a run", f"save_{candidate.key}", type="primary", disabled=not name.strip()
+    )
 
 
 def _looked(candidate: Candidate, dtype: str, holds: str) -> dict[str, Any] | None:

@@ -137,7 +137,7 @@ def _progress(title: str) -> None:
     elif job.state == "done":
         if job.message:
             st.warning(widgets.escaped(job.message))
-        if widgets.pressed(st, "Open the judged run", "open_judged", type="primary"):
+        if widgets.pressed(st.button, "Open the judged run", "open_judged", type="primary"):
             st.session_state["open_next"] = job.run_id
             st.rerun()
     else:

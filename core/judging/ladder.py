@@ -680,7 +680,7 @@ def conclude(
     """The verdict that rows of evidence come to; what fails first on the ladder decides, and what is missing decides
     nothing.
     """
-    rows = tuple(sorted(evidence, key=lambda row: list(RUNGS).index(row.rung)))
+    rows = tuple(sorted(evidence, key=lambda row: row.height))
     found = {rung: [row for row in rows if row.rung == rung] for rung in RUNGS}
 
     def failed(rung: str) -> Evidence | None:

@@ -14,7 +14,9 @@ def with_helper() -> None:
     widgets.forget_clicks(st.session_state.get("page", "one"))
     if st.session_state.pop("is_cut", False):
         st.rerun()  # as a key or another control does before the run gets to the button
-    if st.session_state.get("page") != "two" and widgets.pressed(st, "Go", "go"):
+    if st.session_state.get("page") != "two" and widgets.pressed(
+        st.button, "Go", "go", disabled=st.session_state.get("is_off", False)
+    ):
         st.session_state["went"] = st.session_state.get("went", 0) + 1
 
 
@@ -34,6 +36,16 @@ def test_a_click_outlives_the_run_that_it_began(script, times: int) -> None:
     app.button(key="go").click().run()
     went = "went" in app.session_state and app.session_state["went"]
     assert (went or 0, app.exception) == (times, [])
+
+
+def test_a_click_on_what_is_disabled_by_the_time_a_run_gets_to_it_is_none() -> None:
+    """As Capture is, once the model's name is gone."""
+    app = AppTest.from_function(with_helper).run()
+    app.session_state["is_off"] = True
+    app.button(key="go").click().run()
+    app.session_state["is_off"] = False
+    app.run()
+    assert "went" not in app.session_state
 
 
 def test_a_click_is_acted_on_once() -> None:

@@ -96,7 +96,7 @@ class CheckFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Unmeasured(CheckFigures):
-    """Of a check that could not be made: nothing, but for what was tried and what stands in the way."""
+    """Figures of a check that could not be made: the controls that were tried, the dtype that stands in the way."""
 
     tried: tuple[str, ...] | None = figure(_TRIED, default=None)
     computes_in: Mapping[str, str] | None = figure("computes in, whatever it is asked", default=None)
@@ -337,7 +337,7 @@ class SymmetryFigures(CheckFigures):
 @dataclass(frozen=True, kw_only=True)
 class StructureFigures(CheckFigures):
     positions: int = figure(_POSITIONS)
-    of: int | None = figure("of", default=None)
+    of: int | None = figure("positions looked at", default=None)
     first: tuple[int, int] | None = figure(_FIRST)
     starts: tuple[int, ...] = figure("positions at which it begins")
     block: int | None = figure("block size")
@@ -366,7 +366,7 @@ class OneOrderFigures(CheckFigures):
 
 
 class Check(StrEnum):
-    """What a row of evidence checked, in a few words; with its rung and the record of its figures."""
+    """Check that a row of evidence reports, in a few words, with its rung and the record of its figures."""
 
     rung: str
     record: type[CheckFigures]
@@ -431,6 +431,11 @@ class Evidence:
     def rung(self) -> str:
         """Rung of the ladder that the check is on."""
         return self.check.rung
+
+    @property
+    def height(self) -> int:
+        """Index of its rung, from the first of the ladder."""
+        return list(RUNGS).index(self.rung)
 
     def to_json(self) -> dict[str, Any]:
         """The row as an object of JSON."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...text import shown
 from ..file.database import Database
-from ..file.evidence import RUNGS, Check, Evidence, figures_of
+from ..file.evidence import Check, Evidence, figures_of
 from ..file.records import FloorRows
 from ..file.table import Table
 
@@ -90,7 +90,7 @@ def read_evidence(database: Database, pair: int) -> list[Evidence]:
         "SELECT rung, checked, side_name, control, figures, outcome, says FROM evidence WHERE pair = ?", [pair]
     )
     with database.decoding("evidence"):
-        return sorted((_evidence(*row) for row in rows), key=lambda row: list(RUNGS).index(row.rung))
+        return sorted((_evidence(*row) for row in rows), key=lambda row: row.height)
 
 
 def _evidence(

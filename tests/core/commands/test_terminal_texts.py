@@ -57,7 +57,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture
 def store(cli, filled: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """What no command of these changes."""
+    """The filled store; none of these commands changes it."""
     monkeypatch.setenv("ULPSCOPE_STORE", str(filled.directory))
     monkeypatch.setenv("ULPSCOPE_RETENTION_RUNS", "1")
     return filled
