@@ -40,7 +40,7 @@ from .commands import (
     throughput,
     verdicts,
 )
-from .commands.console import err
+from .commands.terminal.console import err
 from .errors import UlpscopeError
 
 app = typer.Typer(

@@ -195,7 +195,7 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("core/judging/ladder.py", "from core.runs.store.store import Store"),
         ("core/commands/capturing.py", "def capture():\n    import torch"),
         ("core/commands/capturing.py", "import core.__main__"),
-        ("core/inference/paths/paths.py", "from core.commands import console"),
+        ("core/inference/paths/paths.py", "from core.commands.terminal import console"),
         ("core/__main__.py", "import torch"),
         ("core/__main__.py", "import duckdb"),
         ("core/pytest_plugin.py", "from core.commands import comparing"),

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..text import duration, plural, size
-from .console import out, print_json
+from .terminal.console import out, print_json
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan

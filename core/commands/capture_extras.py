@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CaptureError, UlpscopeError
 from ..runs.writer import RunWriter
-from .console import Tell
+from .terminal.console import Tell
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan

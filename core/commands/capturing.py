@@ -17,9 +17,9 @@ from ..runs.store.store import open_store
 from ..runs.writer import RunWriter
 from .capture_costs import print_costs
 from .capture_extras import judge_pairs, keeping, session_of, try_remedies, watch_kernels
-from .console import JsonOption, ProgressOption, StoreOption, check_progress, err, print_json, steps, stoppable
 from .ending import tell_end
 from .request_options import DryRunOption, takes_request
+from .terminal.console import JsonOption, ProgressOption, StoreOption, check_progress, err, print_json, steps, stoppable
 from .verdicts import print_verdicts, verdicts_as_json
 
 if TYPE_CHECKING:  # torch is for those who run a model

@@ -31,7 +31,7 @@ from ..runs.reports.gate_files import append, junit_text, markdown_text, write_w
 from ..runs.reports.report_json import PairReport, as_json, over_logits, over_positions, report_of_dump, report_of_run
 from ..runs.store.store import open_store
 from ..text import number
-from .console import (
+from .terminal.console import (
     ComputeDtypeOption,
     HoldsOption,
     JsonOption,

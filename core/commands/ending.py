@@ -13,7 +13,7 @@ from ..runs.reports.report_json import report_of_run
 from ..runs.store.store import open_store
 from ..runs.views.request import typed_with
 from .comparing import pair_table
-from .console import announce, announce_line, err
+from .terminal.console import announce, announce_line, err
 
 _LONGEST = 200  # characters of a command that is worth printing: a prompt may have thousands
 

@@ -26,7 +26,7 @@ from ..runs.views.kernels import (
 from ..runs.views.layers import kernels_where_it_starts
 from ..runs.views.request import asks_for, how_to_have
 from ..text import number, percent
-from .console import JsonOption, StoreOption, out, print_json
+from .terminal.console import JsonOption, StoreOption, out, print_json
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")]
 VariantOption = Annotated[str | None, typer.Option(help="This variant only. Default: every one.")]

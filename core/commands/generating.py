@@ -21,7 +21,10 @@ from ..text import number
 from .capture_costs import print_costs
 from .capture_extras import judge_pairs, keeping, session_of
 from .capturing import load, to_store
-from .console import (
+from .ending import tell_end
+from .request_options import DryRunOption, takes_request
+from .stored import print_continuations
+from .terminal.console import (
     JsonOption,
     ProgressOption,
     StoreOption,
@@ -34,9 +37,6 @@ from .console import (
     stoppable,
     typed_command,
 )
-from .ending import tell_end
-from .request_options import DryRunOption, takes_request
-from .stored import print_continuations
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan

@@ -20,7 +20,7 @@ from ..errors import ConfigurationError, UsageError
 from ..hosting import passwords, start, tokens
 from ..runs.store import audit as log
 from ..runs.store.store import open_store
-from .console import JsonOption, StoreOption, err, out, print_json
+from .terminal.console import JsonOption, StoreOption, err, out, print_json
 
 tokens_app = typer.Typer(
     help="Tokens of people and programs: make, list, revoke.", no_args_is_help=True, pretty_exceptions_enable=False

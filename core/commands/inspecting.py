@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from ..judging.inspect import understood
-from .console import (
+from .terminal.console import (
     ComputeDtypeOption,
     HoldsOption,
     JsonOption,

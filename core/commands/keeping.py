@@ -16,7 +16,7 @@ from ..runs.store import audit, labels
 from ..runs.store.quotas import apply_retention, due
 from ..runs.store.store import open_store
 from ..text import size
-from .console import (
+from .terminal.console import (
     JsonOption,
     ProgressOption,
     StoreOption,

@@ -14,7 +14,7 @@ from ..runs.store.store import open_store
 from ..runs.views.layers import NARROW, LayerSummary, ModuleFigures, layers_json, modules_of, says_little, summary_of
 from ..runs.views.request import asks_for, how_to_have
 from ..text import number, percent
-from .console import JsonOption, StoreOption, out, print_json
+from .terminal.console import JsonOption, StoreOption, out, print_json
 
 
 def layers(

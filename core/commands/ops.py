@@ -31,7 +31,8 @@ from ..runs.reports.ops_wording import (
 from ..runs.reports.run_json import ops_json
 from ..runs.store.store import open_store
 from ..runs.tables.ops import OpRow
-from .console import (
+from .request_options import DeviceOption, RevisionOption, TrustOption
+from .terminal.console import (
     JsonOption,
     StoreOption,
     Tell,
@@ -44,7 +45,6 @@ from .console import (
     stoppable,
     typed_command,
 )
-from .request_options import DeviceOption, RevisionOption, TrustOption
 
 if TYPE_CHECKING:  # torch is for those who probe
     from ..inference.ops.probing import ProbePlan

@@ -14,7 +14,7 @@ from ..runs.importing.check_catalog import is_run_file
 from ..runs.store.cards import RunCard, read_runs
 from ..runs.store.store import open_store
 from ..text import shown
-from .console import JsonOption, StoreOption, err, out, print_json, steps, stoppable
+from .terminal.console import JsonOption, StoreOption, err, out, print_json, steps, stoppable
 
 TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
 

@@ -15,7 +15,7 @@ from ..configuration import FILE_NAME, VARIABLE, configuration
 from ..errors import ExtraError, UsageError
 from ..hosting import private, start, tokens
 from ..runs.store.store import open_store
-from .console import StoreOption, err
+from .terminal.console import StoreOption, err
 
 ROOT = Path(__file__).resolve().parents[2]
 

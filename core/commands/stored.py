@@ -27,7 +27,7 @@ from ..runs.views.continuations import continuations
 from ..runs.views.kv_cache import summarize
 from ..text import percent, size
 from .comparing import flip_table, pair_table
-from .console import JsonOption, StoreOption, err, out, print_json, printable
+from .terminal.console import JsonOption, StoreOption, err, out, print_json, printable
 
 
 def list_(

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from ..errors import UsageError
 from ..runs.tables.remedies import Kept
-from .console import JsonOption, out, print_json, steps, stoppable
 from .request_options import DeviceOption, DtypeOption, RevisionOption, TrustOption
+from .terminal.console import JsonOption, out, print_json, steps, stoppable
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.throughput import Throughput

@@ -16,8 +16,8 @@ from ..runs.file.evidence import FAILED, MISSING
 from ..runs.file.records import BUG_SUSPECTED
 from ..runs.reader import RunReader
 from ..runs.store.store import Store, open_store
-from .console import JsonOption, StoreOption, Tell, out, print_json, steps, stoppable
 from .request_options import DeviceOption, RevisionOption, TrustOption
+from .terminal.console import JsonOption, StoreOption, Tell, out, print_json, steps, stoppable
 
 Files = list[Path] | None
 _STYLES = {FAILED: "bold red", MISSING: "yellow"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.__main__ import main
-from core.commands import console
+from core.commands.terminal import console
 
 ROOT = Path(__file__).resolve().parents[2]
 

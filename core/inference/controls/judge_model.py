@@ -7,7 +7,7 @@ A side is a path of the grammar, or any callable: an engine, a kernel, a cache o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +60,7 @@ from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences
 from .answer_precision import Narrow, narrow_evidence
 from .drawn_roundings import sixteen_rows
 from .judging_session import JudgingSession
-from .lower_precision import Lowered, checked_in_16_bits, lowered, lowered_in_16_bits
+from .lower_precision import Lowered, checked_in_16_bits, lowered, lowered_in_16_bits, wholly_lowered
 from .module_growth import growth_over_modules
 from .precisions import Precision
 from .rounding_floor import check_prompts, in_float32, not_finite_of
@@ -467,13 +467,7 @@ class _ModelLadder(Ladder):
         if deciding is None or deciding.is_passed or deciding.nonfinite or "float32" not in self.measured:
             return
         try:
-            if FLOAT64 in self.measured:  # near ties of a router tear the floor of float32
-                self.lowered = self._lowered_in(FLOAT64, in_float64)
-            if self.lowered is None or self.lowered.evidence.outcome != PASSED:
-                found = self._lowered_in("float32", in_float32)  # a whole model of 16 bits is looked for there alone
-                is_part = self.lowered is not None and self.lowered.evidence.outcome == FAILED
-                if not is_part or (found is not None and found.evidence.outcome == PASSED):
-                    self.lowered = found
+            self.lowered = self._precisions_tried()
             if self.lowered is not None and OWN_DTYPE in self.tests and not self.tests[OWN_DTYPE].is_passed:
                 self.lowered = checked_in_16_bits(
                     self.loaded, self.prompts, self.lowered, self.seeds[:SEEDS_OF_MODULES], self.say
@@ -487,12 +481,18 @@ class _ModelLadder(Ladder):
         if self.lowered is not None:
             self.evidence.append(self.lowered.evidence)
 
-    def _lowered_in(
-        self, dtype: str, widening: Callable[[LoadedModel], AbstractContextManager[LoadedModel]]
-    ) -> Lowered | None:
+    def _precisions_tried(self) -> Lowered | None:
+        dtype, widening = (FLOAT64, in_float64) if FLOAT64 in self.measured else ("float32", in_float32)
         with foreign_errors_stop("lower precisions", "choose a smaller model"), widening(self.loaded) as widened:
             floor, given = self.measured[dtype], self.precisions
-            return lowered(widened, self.prompts, self.sides, floor, self.seeds, self.blocks, self.say, given=given)
+            found = lowered(widened, self.prompts, self.sides, floor, self.seeds, self.blocks, self.say, given=given)
+        if dtype == "float32" or (found is not None and found.evidence.outcome == PASSED):
+            return found
+        # near ties of a router tear the floor of float32, so that nothing else is asked there
+        with foreign_errors_stop("16 bits", "choose a smaller model"), in_float32(self.loaded) as widened:
+            whole = wholly_lowered(widened, self.prompts, self.sides, self.measured["float32"], self.blocks, self.say)
+        is_part = found is not None and found.evidence.outcome == FAILED
+        return found if whole is None or (is_part and whole.evidence.outcome != PASSED) else whole
 
     def _over_modules(self, deciding: FloorTest) -> None:
         """Find the module at which the pair leaves the floor, in the dtype that decided; a compiled side has no modules

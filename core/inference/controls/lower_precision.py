@@ -101,19 +101,16 @@ def lowered(
     given: Sequence[Precision] = (),
     is_fixed: bool = False,
 ) -> Lowered | None:
-    """loaded: in float32, or in float64; floor: mean squares of its reorderings [seeds, positions]; given: precisions
-    of the caller's own, tried before those that engines offer; is_fixed: sides cannot be computed in float64.
+    """loaded: in float32, or in float64 where that decides; floor: mean squares of its reorderings [seeds, positions];
+    given: precisions of the caller's own, tried before those that engines offer; is_fixed: sides cannot be computed in
+    float64.
 
     None where neither side is the model's own, so that nothing can be said of the other.
     """
-    scale = float(floor.mean())
-    apart = [mean_squares(_apart(loaded, prompts, PREFILL, side)) for side in sides]
-    near, far = sorted((0, 1), key=lambda which: float(apart[which].mean()))
-    if apart[near].mean() > _ALIKE**2 * scale:
+    further = _further(loaded, prompts, sides, floor)
+    if further is None:
         return None
-    side, distance = sides[far], apart[far]
-    control = f"'{side.name}' against the model's own forward in precisions that engines offer"
-    ratio = float(np.sqrt(distance.mean() / max(scale, np.finfo(np.float64).tiny)))
+    side, distance, scale, ratio, control = further
     best = _screened(loaded, prompts, side, distance, scale, given, say)
     trials = []
     for precision, left in best[:_LOOKED_INTO]:
@@ -129,10 +126,10 @@ def lowered(
         return _explained(
             trials[-1] if trials[-1].is_passed else trials[0], side, control, ratio, loaded.dtype, lengths
         )
-    # in float64 every cast to float32 gives float64, which no model of 16 bits has
-    whole = None if loaded.dtype == "float64" else _whole_model(loaded, prompts, side, control, ratio, blocks, say)
-    if whole is not None:
-        return whole
+    if loaded.dtype != "float64":  # where every cast to float32 gives float64, which no model of 16 bits has
+        whole = _whole_model(loaded, prompts, side, control, ratio, blocks, say)
+        if whole is not None:
+            return whole
     figures = PrecisionsFigures(noise_ratio=ratio)
     if best:
         figures = replace(figures, precision=best[0][0].name, share_left=best[0][1])
@@ -146,6 +143,43 @@ def lowered(
             " in 16 bits) explains it."
         )
     return Lowered(Evidence(Check.PRECISIONS, control, figures, NOTED, says, side.name))
+
+
+def wholly_lowered(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    sides: tuple[RunnableSide, RunnableSide],
+    floor: NDArray[np.float64],
+    blocks: Sequence[int] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Lowered | None:
+    """The question of `lowered` that needs a model in float32, where float64 answers the others: is the side the model
+    computed in 16 bits throughout? None too where its logits are of no such dtype.
+    """
+    further = _further(loaded, prompts, sides, floor)
+    if further is None:
+        return None
+    side, _, _, ratio, control = further
+    return _whole_model(loaded, prompts, side, control, ratio, blocks, say)
+
+
+def _further(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    sides: tuple[RunnableSide, RunnableSide],
+    floor: NDArray[np.float64],
+) -> tuple[RunnableSide, NDArray[np.float64], float, float, str] | None:
+    """(the side further from the model's own forward, its mean squares to that [positions], the floor's mean square,
+    root of their ratio, the control in words); None where the other side is not the model's own.
+    """
+    scale = float(floor.mean())
+    apart = [mean_squares(_apart(loaded, prompts, PREFILL, side)) for side in sides]
+    near, far = sorted((0, 1), key=lambda which: float(apart[which].mean()))
+    if apart[near].mean() > _ALIKE**2 * scale:
+        return None
+    ratio = float(np.sqrt(apart[far].mean() / max(scale, np.finfo(np.float64).tiny)))
+    control = f"'{sides[far].name}' against the model's own forward in precisions that engines offer"
+    return sides[far], apart[far], scale, ratio, control
 
 
 def _apart(

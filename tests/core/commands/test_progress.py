@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.commands import comparing, console
+from core.commands import comparing
+from core.commands.terminal import console
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -131,7 +132,7 @@ def _draws_a_bar_of_its_own(source: str) -> bool:
 
 
 def test_no_command_draws_a_bar_that_would_be_silent_in_a_pipe():
-    commands = sorted((ROOT / "core" / "commands").glob("*.py"))
+    commands = sorted((ROOT / "core" / "commands").rglob("*.py"))
     assert [path.name for path in commands if _draws_a_bar_of_its_own(path.read_text())] == ["console.py"]
     assert _draws_a_bar_of_its_own("from rich.progress import Progress")  # the twin: one would be found
 

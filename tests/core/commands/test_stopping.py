@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from core.commands import stopping
-from core.commands.stopping import EXIT_CODE
+from core.commands.terminal import stopping
+from core.commands.terminal.stopping import EXIT_CODE
 
 ROOT = Path(__file__).resolve().parents[3]
 # A run is being written and the main thread is inside a call that lets other threads run and that no signal ends, as in
@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[3]
 STUCK = """
 import hashlib, sys, threading
 from pathlib import Path
-from core.commands import stopping
-from core.commands.console import stoppable
+from core.commands.terminal import stopping
+from core.commands.terminal.console import stoppable
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
@@ -81,7 +81,7 @@ def test_without_the_watcher_it_would_not_end(tmp_path):
 
 IMPATIENT = """
 import os, signal, threading, typer
-from core.commands.console import stoppable
+from core.commands.terminal.console import stoppable
 try:
     with stoppable():
         try:
@@ -104,7 +104,7 @@ def test_further_interrupts_do_not_break_off_the_cleaning_up_after_the_first_and
 
 SWALLOWED = """
 import os, signal, typer
-from core.commands.console import stoppable
+from core.commands.terminal.console import stoppable
 try:
     with stoppable():
         try:
@@ -124,7 +124,7 @@ def test_an_interrupt_that_a_library_made_another_error_of_is_still_one():
 
 LATE = """
 import os, signal, threading
-from core.commands.console import stoppable
+from core.commands.terminal.console import stoppable
 with stoppable():
     try:
         os.kill(os.getpid(), signal.SIGTERM)

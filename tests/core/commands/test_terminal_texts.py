@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.commands import console
+from core.commands.terminal import console
 from core.runs.ops_run import write_ops_run
 from core.runs.store import audit, labels
 from core.runs.store.store import Store

@@ -18,12 +18,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..command_name import COMMAND
-from ..errors import UsageError
-from ..runs.store import audit
-from ..runs.store.partial import remove_living
-from ..runs.store.store import open_store
-from ..text import duration, shown
+from ...command_name import COMMAND
+from ...errors import UsageError
+from ...runs.store import audit
+from ...runs.store.partial import remove_living
+from ...runs.store.store import open_store
+from ...text import duration, shown
 from .stopping import EXIT_CODE, SENTENCE, stopping
 
 

@@ -1,0 +1,1 @@
+"""What every command has of the terminal: its output, its options, how it stops."""
