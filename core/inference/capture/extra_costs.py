@@ -12,15 +12,7 @@ import torch
 
 from ..controls.judge_model import SEEDS, SEEDS_OF_MODULES
 from ..controls.judging_session import JudgingSession
-from ..controls.remedies import (
-    BATCHES,
-    FLOOR_SEEDS,
-    LEAST_FORWARDS,
-    PRICE_TOKENS,
-    REMEDIES,
-    WALK_FORWARDS,
-    without_batch,
-)
+from ..controls.remedies import BATCHES, FLOOR_SEEDS, PRICE_TOKENS, REMEDIES, least_tokens, most_tokens, without_batch
 from ..models.model import LoadedModel
 from ..paths.paths import Path, parse_path
 from ..watching.layers import is_one_piece
@@ -87,7 +79,7 @@ def stages_of(plan: CapturePlan, beside: Sequence[str]) -> list[StageCost]:
         found.append(StageCost("kernels", _sum(sides), _sum(sides)))
     variants = list(dict.fromkeys(plan.paths[1:]))
     if REMEDIES_ in beside:
-        ends = [_remedies(plan, variants, *end) for end in ((LEAST_TURNS, LEAST_FORWARDS), (MOST_TURNS, WALK_FORWARDS))]
+        ends = [_remedies(plan, variants, *end) for end in ((LEAST_TURNS, least_tokens), (MOST_TURNS, most_tokens))]
         found.append(StageCost("remedies", *ends))
     if JUDGE in beside:
         session = JudgingSession(plan.loaded, plan.token_ids, pairs=len(plan.paths) - 1)
@@ -111,8 +103,8 @@ def _sum(parts: Sequence[Work]) -> Work:
     return sum(parts, Work())
 
 
-def _remedies(plan: CapturePlan, variants: Sequence[Path], turns: int, forwards: int) -> Work:
-    """Work of the remedies with so many turns of the clock, and walks of so many forwards where the prompt has them."""
+def _remedies(plan: CapturePlan, variants: Sequence[Path], turns: int, tokens_of: Callable[[Path, int], int]) -> Work:
+    """Work of the remedies with so many turns of the clock, and walks of as many tokens of a path as tokens_of says."""
     reference = plan.paths[0]
     found = _over(plan, reference) * (1 + FLOOR_SEEDS)
     applied = [remedy for remedy in REMEDIES if not remedy.lacks(plan.loaded, reference)]
@@ -122,8 +114,8 @@ def _remedies(plan: CapturePlan, variants: Sequence[Path], turns: int, forwards:
             len(tried) - 1
         )  # the pair as it is has been captured
         sides = [reference, variant]
-        found += _sum([_timed(plan, path, plan.token_ids[0], WALK_FORWARDS) for path in sides])
-        found += _sum([_timed(plan, path, plan.token_ids[0], forwards) for path in dict.fromkeys(sides)]) * (
+        found += _sum([_timed(plan, path, plan.token_ids[0], most_tokens) for path in sides])
+        found += _sum([_timed(plan, path, plan.token_ids[0], tokens_of) for path in dict.fromkeys(sides)]) * (
             (1 + turns) * len(tried)
         )
     if any(remedy.name == "invariant" for remedy in applied):
@@ -131,16 +123,14 @@ def _remedies(plan: CapturePlan, variants: Sequence[Path], turns: int, forwards:
             text = [0] * PRICE_TOKENS
             if path.refusal(plan.loaded, PRICE_TOKENS):
                 continue
-            found += _timed(plan, path, text, WALK_FORWARDS)
-            one = _timed(plan, path, text, forwards) * (2 * (1 + turns))
+            found += _timed(plan, path, text, most_tokens)
+            one = _timed(plan, path, text, tokens_of) * (2 * (1 + turns))
             found += _sum([Work(one.forwards, one.tokens * batch) for batch in BATCHES])
     return found
 
 
-def _timed(plan: CapturePlan, path: Path, ids: Sequence[int], forwards: int) -> Work:
-    all_of_them = path.forwards(len(ids))
-    cut = len(ids) if all_of_them <= forwards else max(1, len(ids) * forwards // all_of_them)
-    return _of(plan, path, ids[:cut])
+def _timed(plan: CapturePlan, path: Path, ids: Sequence[int], tokens_of: Callable[[Path, int], int]) -> Work:
+    return _of(plan, path, ids[: tokens_of(path, len(ids))])
 
 
 def _judging(plan: CapturePlan, variant: Path, session: JudgingSession, *, is_first: bool) -> Work:

@@ -30,13 +30,12 @@ from .judging_session import JudgingSession
 from .rounding_floor import in_float32, whole_side
 
 WALK_FORWARDS = 16  # of a path on the clock, at most: twenty turns of all remedies shall be no hour
-LEAST_FORWARDS = 4
-WALK_SECONDS = (
-    0.15  # that a walk is to take, between these; a clock tells a tenth of a second apart from a hundredth more
-)
+LEAST_FORWARDS, LEAST_TOKENS = 4, 32  # whichever is less
+# that a walk is to take, between these; a clock tells a tenth of a second apart from a hundredth more
+WALK_SECONDS = 0.15
 FLOOR_SEEDS = 2
 BATCHES = (1, 2, 4, 8)
-PRICE_TOKENS = 16
+PRICE_TOKENS = 8  # a row
 _OF_BATCH = ("batch", "row", "neighbours", "invariant")
 Model = Callable[[LoadedModel], AbstractContextManager[LoadedModel]]
 
@@ -81,7 +80,7 @@ def remedies_of(
 ) -> list[RemedyRow]:
     """Every remedy for a pair of paths, the pair as it is first; prompts are token ids.
 
-    Figures are over all prompts; throughput is that of the first, at most its first WALK_FORWARDS forwards, all
+    Figures are over all prompts; throughput is that of the first, of as many of its tokens as `_cut` says, all
     remedies taking turns (throughput.by_turns, which `turns` and `clock` are for). floor_rms: of `floor_of`, and
     as_it_is: the pair as a capture found it, where they are known; else they are measured. A remedy that this model or
     device has no use for, or that fails, is a row with the reason. CaptureError where the pair itself cannot be run.
@@ -263,13 +262,23 @@ def _timings(
 
 
 def _cut(loaded: LoadedModel, path: Path, ids: Sequence[int], clock: Clock) -> Sequence[int]:
-    """Cut the tokens to those that the path is timed over: WALK_SECONDS long, between LEAST_FORWARDS and WALK_FORWARDS,
-    by one walk of it.
+    """Cut the tokens to those that the path is timed over: WALK_SECONDS long, between least_tokens and most_tokens, by
+    one walk of it.
     """
-    longest = ids[: _tokens_of(path, len(ids), WALK_FORWARDS)]
-    seconds, forwards = walk_seconds(loaded, path, longest, clock), path.forwards(len(longest))
-    wanted = math.ceil(WALK_SECONDS * forwards / seconds) if seconds > 0 else forwards
-    return ids[: _tokens_of(path, len(longest), max(LEAST_FORWARDS, wanted))]
+    longest = ids[: most_tokens(path, len(ids))]
+    seconds = walk_seconds(loaded, path, longest, clock)
+    wanted = math.ceil(WALK_SECONDS * len(longest) / seconds) if seconds > 0 else len(longest)
+    return longest[: max(least_tokens(path, len(ids)), wanted)]
+
+
+def most_tokens(path: Path, positions: int) -> int:
+    """Number of a prompt's tokens over which the path is timed at most: WALK_FORWARDS forwards."""
+    return _tokens_of(path, positions, WALK_FORWARDS)
+
+
+def least_tokens(path: Path, positions: int) -> int:
+    """Number of a prompt's tokens over which the path is timed at least, however long that takes."""
+    return min(_tokens_of(path, positions, LEAST_FORWARDS), LEAST_TOKENS)
 
 
 def _tokens_of(path: Path, positions: int, most: int) -> int:

@@ -14,6 +14,7 @@ from core.inference.controls import remedies
 from core.inference.controls.remedies import (
     BATCHES,
     LEAST_FORWARDS,
+    LEAST_TOKENS,
     PRICE_TOKENS,
     REMEDIES,
     WALK_FORWARDS,
@@ -237,14 +238,18 @@ def test_what_a_compiler_takes_is_no_throughput(monkeypatch: pytest.MonkeyPatch,
     assert seconds == (200 if is_counted else 0)
 
 
-@pytest.mark.parametrize(("seconds_of_a_forward", "forwards"), [(1e-4, 16), (0.0151, 10), (0.05, 4), (30.0, 4)])
+@pytest.mark.parametrize(
+    ("seconds_of_a_forward", "forwards", "of_one"),
+    [(1e-4, 16, 90), (0.0151, 10, 90), (0.05, 4, 90), (0.3, 4, 45), (30.0, 4, LEAST_TOKENS)],
+)
 def test_a_walk_on_the_clock_is_long_enough_to_be_told_and_no_longer(
-    monkeypatch: pytest.MonkeyPatch, seconds_of_a_forward, forwards
+    monkeypatch: pytest.MonkeyPatch, seconds_of_a_forward, forwards, of_one
 ):
+    """of_one: tokens of a path whose forward computes the whole prompt: 0.15 s of it, but never less than 32."""
     monkeypatch.setattr(
         remedies, "walk_seconds", lambda loaded, path, ids, _: seconds_of_a_forward * path.forwards(len(ids))
     )
     loaded = tiny_model("gpt2")
     assert len(remedies._cut(loaded, parse_path("decode"), [1] * 90, Clock())) == forwards
     assert len(remedies._cut(loaded, parse_path("chunked:3"), [1] * 90, Clock())) == 3 * forwards
-    assert len(remedies._cut(loaded, parse_path("prefill"), [1] * 90, Clock())) == 90
+    assert len(remedies._cut(loaded, parse_path("prefill"), [1] * 90, Clock())) == of_one
