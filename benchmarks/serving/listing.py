@@ -91,7 +91,7 @@ def _in_the_browser(store: Store) -> tuple[float, float]:
             medians = []
             for asked in ("", "?search=word7"):
                 page.goto(f"{dashboard.url}/{asked}")
-                page.get_by_text(f"{RUNS} of {RUNS} runs").wait_for(timeout=60_000)
+                page.get_by_text(f"{RUNS:,} of {RUNS:,} runs").wait_for(timeout=60_000)
                 settle(page)
                 page.wait_for_timeout(1500)
                 medians.append(statistics.median(_rerun(page) for _ in range(ROUNDS)))
