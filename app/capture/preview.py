@@ -16,10 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import streamlit as st
-
 from app.shell import store_cache
 from app.shell.jobs import PromptFile
+from app.shell.once import Once
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store
 from core.subprocess_json import Child
@@ -148,7 +147,7 @@ class Previews:
         return Answer(costs if is_answer else {}, "" if is_answer else child.sentence, time.monotonic())
 
 
-@st.cache_resource(show_spinner=False)
+@Once
 def previews() -> Previews:
     """The dry runs of this server."""
     return Previews(store_cache.store().directory)

@@ -20,6 +20,7 @@ from core.errors import AccessError, ConfigurationError
 STATE = "ulpscope_identity"  # where the gate puts the identity in a scope's state
 # and the header in which a page's script finds it; the gate removes it from what comes from outside
 HEADER = "x-ulpscope-identity"
+SESSION_HEADER = "x-ulpscope-session"  # and the digest of what the cookie says, as which a script may be resumed
 Role = Literal["viewer", "editor"]
 NO_EDITOR = "You are signed in as a viewer, who sees and downloads; this needs an editor."
 

@@ -7,6 +7,7 @@ page's script in a header, and both are removed from what comes from outside fir
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from typing import Any
@@ -15,12 +16,13 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from streamlit import config
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
-from app.hosting import authentication, client_address, redirects, sign_in
+from app.hosting import authentication, client_address, redirects, sign_in, websocket_messages
 from app.hosting.audit_async import tell
 from app.hosting.authentication import Recognition, UnseenError
-from app.hosting.identity import HEADER, LOCAL, NO_EDITOR, STATE, Identity, as_header
+from app.hosting.identity import HEADER, LOCAL, NO_EDITOR, SESSION_HEADER, STATE, Identity, as_header
 from app.hosting.live_settings import AuthStore, auth_store, now_in_force
 from app.hosting.security_headers import guarded
 from core.configuration import Configuration
@@ -47,6 +49,8 @@ class Gate:
 
     def __init__(self, app: ASGIApp, routes: list[Route] | None = None) -> None:
         self._app = app
+        # Streamlit resumes a session by its id, for whoever says it, unless these are as they were when it began.
+        config.set_option("server.trustedUserHeaders", {HEADER: "identity", SESSION_HEADER: "session"})
         self._own = Router(sign_in.ROUTES if routes is None else routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +101,7 @@ class Gate:
         if refusal is not None or at.identity is None:
             await _answer(scope, receive, send, refusal or _refusal(scope, _NOT_IN, 401))
             return
-        scope = _marked(scope, at.identity)
+        scope = _marked(scope, at, at.identity)
         if scope["type"] == "websocket":
             guard = _Watched(scope, receive, send, at, place)
             await self._app(scope, guard.receive, guard.send)
@@ -106,8 +110,8 @@ class Gate:
 
 
 class _Watched:
-    """A websocket that ends when the session does that it was opened with: signed out, expired, revoked, or with
-    another role.
+    """A websocket of which only the messages that its role needs are passed on, and which ends when the session does
+    that it was opened with: signed out, expired, revoked, or with another role.
 
     Whether it stands is looked up beside the messages, which do not wait for it unless it takes very long.
     """
@@ -120,7 +124,7 @@ class _Watched:
         self._is_accepted = self._is_over = False
 
     async def receive(self) -> Message:
-        """The next message; a disconnect once the session has ended, whatever the browser sends."""
+        """The next message that is passed on; a disconnect once the session has ended, whatever the browser sends."""
         while not self._is_over:
             if self._waiting is None:
                 self._waiting = asyncio.ensure_future(self._receive())
@@ -133,7 +137,9 @@ class _Watched:
                     await self._end()
             elif self._waiting.done() and (self._looking is None or age < LOOK_SECONDS + AHEAD_SECONDS):
                 message, self._waiting = self._waiting.result(), None
-                return message
+                assert self._at.identity is not None  # or the gate had not let it in
+                if websocket_messages.is_passed(message, self._at.identity):
+                    return message
             else:
                 await self._wait(LOOK_SECONDS - age if self._looking is None else None)
         return {"type": "websocket.disconnect", "code": ENDED}
@@ -200,8 +206,9 @@ def _stripped(scope: Scope, found: Configuration) -> Scope:
     return {**scope, "headers": kept, "state": {k: v for k, v in scope.get("state", {}).items() if k != STATE}}
 
 
-def _marked(scope: Scope, identity: Identity) -> Scope:
-    headers = [*scope["headers"], (HEADER.encode(), as_header(identity))]
+def _marked(scope: Scope, at: Recognition, identity: Identity) -> Scope:
+    session = hashlib.sha256(at.said.encode()).hexdigest().encode()  # of two people with one password, each has one
+    headers = [*scope["headers"], (HEADER.encode(), as_header(identity)), (SESSION_HEADER.encode(), session)]
     return {**scope, "headers": headers, "state": {**scope.get("state", {}), STATE: identity}}
 
 

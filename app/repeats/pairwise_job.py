@@ -12,6 +12,7 @@ from concurrent.futures import TimeoutError as NotYet
 import streamlit as st
 
 from app.shell import store_cache
+from app.shell.once import Once
 from core.errors import UlpscopeError
 from core.numerics.metrics import Summary
 from core.runs.reader import RunReader
@@ -65,7 +66,7 @@ class Comparison:
             raise
 
 
-@st.cache_resource(show_spinner=False)
+@Once
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="ulpscope-classes")
 

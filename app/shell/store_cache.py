@@ -16,6 +16,7 @@ import streamlit as st
 from app.hosting import identity
 from app.shell import link, selection
 from app.shell.jobs import Job, Jobs, PromptFile
+from app.shell.once import Once
 from app.shell.selection import View
 from core.errors import StoreError
 from core.runs.ops_run import OpsRun, read_ops
@@ -123,7 +124,7 @@ def _names(digest: str, _stamps: tuple[tuple[str, int, int], ...]) -> dict[Path,
     return {path: path.stem if isinstance(card, StoreError) else card.name for path, card in found.items()}
 
 
-@st.cache_resource(show_spinner=False)
+@Once
 def jobs() -> Jobs:
     """The captures of this server, one list for all viewers."""
     return Jobs(store().directory)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import streamlit as st
-
+from app.shell.once import Once
 from core.errors import DumpError, UlpscopeError
 from core.judging.inspect import Headers, headers_of, understood
 from core.runs.importing.check_catalog import is_run_file
@@ -181,7 +180,7 @@ def _stamp(path: Path) -> tuple[str, int, int]:
     return str(path), status.st_mtime_ns, status.st_size
 
 
-@st.cache_resource(show_spinner=False)
+@Once
 def looks() -> Looks:
     """The looks of this server."""
     return Looks()

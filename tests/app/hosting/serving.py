@@ -12,8 +12,9 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.testclient import TestClient
+from starlette.testclient import TestClient, WebSocketTestSession
 from starlette.websockets import WebSocket
+from streamlit.proto.BackMsg_pb2 import BackMsg
 
 from app.hosting import authentication, live_settings
 from app.hosting.identity import identity_of, require_editor
@@ -38,8 +39,15 @@ async def talk(websocket: WebSocket) -> None:
     await websocket.send_json(
         {"role": identity_of(websocket.scope).role, "headers": list(map(list, websocket.headers.items()))}
     )
-    async for text in websocket.iter_text():
-        await websocket.send_text(text)
+    async for order in websocket.iter_bytes():
+        await websocket.send_text(BackMsg.FromString(order).rerun_script.query_string)
+
+
+def say(websocket: WebSocketTestSession, text: str) -> None:
+    """Say something that comes back: in an order that every role may give."""
+    order = BackMsg()
+    order.rerun_script.query_string = text
+    websocket.send_bytes(order.SerializeToString())
 
 
 def gated(gate: Callable[..., Any] = Gate) -> Starlette:

@@ -14,7 +14,7 @@ from app.hosting import authentication, middleware
 from app.hosting.identity import HEADER, LOCAL, Identity, as_header, from_header
 from core.hosting import tokens
 from core.runs.store import audit
-from tests.app.hosting.serving import EDITOR, VIEWER, client, forget, form_of, gated, set_up, sign_in
+from tests.app.hosting.serving import EDITOR, VIEWER, client, forget, form_of, gated, say, set_up, sign_in
 from tests.waiting import until
 
 HTML = {"accept": "text/html,application/xhtml+xml"}
@@ -199,7 +199,7 @@ def _websocket_ends(websocket) -> bool:
     """
 
     def closed_with() -> int | None:
-        websocket.send_text("still there")  # so that one that is not closed answers, and is not waited for
+        say(websocket, "still there")  # so that one that is not closed answers, and is not waited for
         message = websocket.receive()
         if message["type"] == "websocket.close":
             return message["code"]
@@ -236,7 +236,7 @@ def test_what_ends_a_session_ends_its_requests_and_its_websocket(end, ada, store
     sign_in(browser, ada if end in ("revoked", "way") else EDITOR)
     with browser.websocket_connect("/_stcore/stream") as websocket:
         websocket.receive_json()
-        websocket.send_text("still there")
+        say(websocket, "still there")
         assert websocket.receive_text() == "still there"
         if end == "sign-out":
             assert browser.get("/sign-out", headers={"sec-fetch-site": "same-origin"}).status_code == 200
@@ -266,7 +266,7 @@ def test_a_websocket_of_a_session_that_stands_goes_on(ada, monkeypatch):
         websocket.receive_json()
         for number in range(10):
             until(lambda number=number: len(looks) > number)
-            websocket.send_text(str(number))
+            say(websocket, str(number))
             assert websocket.receive_text() == str(number)
 
 

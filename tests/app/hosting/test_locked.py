@@ -20,7 +20,7 @@ from app.hosting.authentication import UnseenError
 from core.hosting import tokens
 from core.hosting.sessions import Sessions
 from core.runs.store import audit
-from tests.app.hosting.serving import EDITOR, client, gated, set_up, sign_in
+from tests.app.hosting.serving import EDITOR, client, gated, say, set_up, sign_in
 from tests.app.hosting.test_gate import _websocket_ends, looks_at_sessions
 from tests.waiting import until, until_beside
 
@@ -123,7 +123,7 @@ def test_the_messages_of_a_websocket_do_not_wait_for_a_look(is_beside, store, mo
         with locked(store):
             looks.clear()
             assert looks.wait(60)  # one has begun, and waits
-            websocket.send_text("a step")
+            say(websocket, "a step")
             receiving.start()
             receiving.join(60 if is_beside else 0.3)
             assert told == (["a step"] if is_beside else [])
@@ -141,11 +141,11 @@ def test_a_websocket_goes_on_for_a_while_and_not_for_ever(store, monkeypatch):
         with locked(store):
             for number in range(3):
                 until(lambda number=number: len(looks) > number)
-                websocket.send_text(str(number))
+                say(websocket, str(number))
                 assert websocket.receive_text() == str(number)
         assert all(isinstance(look, UnseenError) for look in looks)
         until(lambda: not isinstance(looks[-1], UnseenError))
-        websocket.send_text("after")
+        say(websocket, "after")
         assert websocket.receive_text() == "after"
         monkeypatch.setattr(middleware, "UNSEEN_SECONDS", 0.2)
         with locked(store):
