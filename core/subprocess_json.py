@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,21 +18,35 @@ ROOT = Path(__file__).resolve().parents[1]
 _LONGEST = 4 << 20  # characters of an object
 _LONGEST_ERROR = 4096  # characters of a line on stderr
 _MOST_ERRORS = 1000  # lines, the latest
+_OURS, _SECRET = "ULPSCOPE_", re.compile("PASSWORD|SECRET|TOKEN")
+_NEEDED = re.compile(  # by a process that reads files of others and asks nobody
+    "PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|TZ|TMPDIR|TEMP|TMP|VIRTUAL_ENV"
+    "|(LC|PYTHON|LD|DYLD|OMP|MKL|KMP|OPENBLAS|GOMP|NUMBA|MALLOC|XDG|COVERAGE|COV)[A-Z0-9_]*"
+)
 
 
 class Child:
     """`python ARGUMENTS` in the folder of the package; a context, which no process outlives. May be asked from any
     thread.
 
-    seconds: after so many it is killed, `is_late`; counted anew at every word where `is_patient`.
+    seconds: after so many it is killed, `is_late`; counted anew at every word where `is_patient`. may_ask: it may get a
+    model from the hub, and has the environment of this process for that, less the server's secrets; else no more of it
+    than a process needs that reads files of others.
     """
 
     def __init__(
-        self, arguments: Sequence[str], *, seconds: float | None = None, is_patient: bool = False, niceness: int = 0
+        self,
+        arguments: Sequence[str],
+        *,
+        seconds: float | None = None,
+        is_patient: bool = False,
+        niceness: int = 0,
+        may_ask: bool = False,
     ) -> None:
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
+            env=_environment(may_ask),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -128,6 +143,14 @@ class Child:
         with pipe:
             while line := pipe.readline(_LONGEST_ERROR):
                 self._errors.append(line)
+
+
+def _environment(may_ask: bool) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if (not _SECRET.search(name) if name.startswith(_OURS) else may_ask or _NEEDED.fullmatch(name))
+    }
 
 
 def object_of(text: str) -> dict[str, Any]:

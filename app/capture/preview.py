@@ -140,7 +140,7 @@ class Previews:
         with self._lock:
             if look.is_dropped:  # while it waited for room
                 return None
-            child = look.process = Child(["-m", "core", *key, "--dry-run", "--json"])
+            child = look.process = Child(["-m", "core", *key, "--dry-run", "--json"], may_ask=True)
         with child:
             costs = child.answer()
         is_answer = child.code == 0 and bool(costs)

@@ -255,7 +255,11 @@ class Jobs:
                 self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
                 return
             store = ("--store", str(self._store.absolute()))
-            child = Child(["-m", "core", *job.arguments, "--progress", "json", *store], niceness=NICENESS)
+            child = Child(
+                ["-m", "core", *job.arguments, "--progress", "json", *store],
+                niceness=NICENESS,
+                may_ask=job.device != TAKING_IN,
+            )
             self._processes[number] = child
         began = time.monotonic()
         with child:

@@ -53,6 +53,27 @@ def test_what_was_wrong_is_one_sentence(program: str, sentence: str, has_refused
     assert process.code > 0
 
 
+@pytest.mark.parametrize("may_ask", [False, True])
+def test_no_secret_is_in_the_environment_of_a_process_that_reads_files_of_others(
+    may_ask: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that may get a model has what the hub needs, and never what signs in to this server."""
+    own = ("ULPSCOPE_SIGN_IN_EDITOR_PASSWORD", "ULPSCOPE_SIGN_IN_OIDC_CLIENT_SECRET", "ULPSCOPE_TOKEN")
+    others = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DATABASE_URL", "HTTPS_PROXY", "SSH_AUTH_SOCK")
+    plain = ("ULPSCOPE_STORE", "ULPSCOPE_LIMITS_FILE_BYTES", "OMP_NUM_THREADS", "LC_ALL", "PATH")
+    for name in (*own, *others, *plain[:-1]):
+        monkeypatch.setenv(name, "1")
+    with child("import json, os; print(json.dumps(dict(os.environ)))", may_ask=may_ask) as process:
+        found = set(process.answer())
+    assert found >= set(plain)
+    assert not found & set(own)
+    assert found & set(others) == (set(others) if may_ask else set())
+    with monkeypatch.context() as planted:
+        planted.setattr(subprocess_json, "_environment", lambda may_ask: None)
+        with child("import json, os; print(json.dumps(dict(os.environ)))", may_ask=may_ask) as process:
+            assert {*own, *others} <= set(process.answer())
+
+
 def test_what_it_complains_of_without_end_neither_holds_it_up_nor_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess_json, "_MOST_ERRORS", 3)
     with child("import sys\nfor i in range(20_000): print(i, file=sys.stderr)\nprint('{\"a\": 1}')") as process:
