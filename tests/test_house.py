@@ -18,6 +18,7 @@ PAGES = tuple(sorted(path.stem for path in (ROOT / "pages").glob("*.py")))
 MOST_MODULES = 20  # of a folder
 # Tests wait for something by asking for it (tests/waiting.py). A pause of a given length is what these are about.
 SLEEPS = {
+    "tests/faults/test_server_kills.py": 1,  # the moment at which a server is killed
     "tests/waiting.py": 3,
     "tests/core/runs/test_crash.py": 1,  # the moment at which a writer is killed
     "tests/faults/nursery.py": 3,  # such a moment, and two planted faults that take their time

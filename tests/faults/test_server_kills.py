@@ -173,12 +173,11 @@ def _killed(
         try:
             _check(dashboard, token, told, store)
             with _clients(dashboard, token, told, seed + number, body) as surprises:
-                if number % WITH_CAPTURE == WITH_CAPTURE - 1:
+                captures = number % WITH_CAPTURE == WITH_CAPTURE - 1
+                if captures:
                     with suppress(ConnectionError, TimeoutError):
                         asyncio.run(_capture(dashboard, token))
-                    time.sleep(chance.uniform(0, 4 * LONGEST_SECONDS))
-                else:
-                    time.sleep(chance.uniform(0, LONGEST_SECONDS))  # the moment at which it dies
+                time.sleep(chance.uniform(0, LONGEST_SECONDS * (4 if captures else 1)))  # the moment at which it dies
                 dashboard.process.send_signal(signal.SIGKILL)
             assert dashboard.process.wait(30) == -signal.SIGKILL
         finally:
