@@ -14,8 +14,8 @@ from starlette.middleware import Middleware  # noqa: E402
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
 from app.components import copy_link, page_links, stepper  # noqa: E402
+from app.hosting import error_details, refuse_unsafe_start  # noqa: E402
 from app.hosting import page_guard as of_signed_in  # noqa: E402
-from app.hosting import refuse_unsafe_start  # noqa: E402
 from app.hosting.middleware import Gate  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
 from app.shell import address, document, heatmap_window, widgets  # noqa: E402
@@ -80,7 +80,7 @@ def draw() -> None:
     try:
         page.run()
     except UlpscopeError as error:  # a damaged block, or a run deleted between the sidebar and the page
-        st.error(widgets.escaped(str(error)))
+        st.error(widgets.escaped(error_details.told(error)))
 
 
 if get_script_run_ctx(suppress_warning=True) is not None:
@@ -88,6 +88,12 @@ if get_script_run_ctx(suppress_warning=True) is not None:
 else:
     refuse_unsafe_start.check()
     documents = document.routes([name for name, _ in PAGES])
-    app = st.App(__file__, routes=[*documents, *ROUTES], middleware=[Middleware(Gate)], lifespan=lifespan)
+    app = st.App(
+        __file__,
+        routes=[*documents, *ROUTES],
+        middleware=[Middleware(error_details.Unforeseen), Middleware(Gate)],
+        lifespan=lifespan,
+        on_script_error=error_details.on_page,
+    )
     gc.freeze()  # what the modules made stays for good: no collection needs to look at its 150,000 objects again
     atexit.register(gc.unfreeze)  # or DuckDB's modules say at the end that they leaked

@@ -5,11 +5,10 @@ fill in, and that the run keeps as JSON. No torch here.
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
-from .command_name import COMMAND
+from .command_name import COMMAND, shell_command
 from .errors import UsageError
 
 
@@ -94,10 +93,12 @@ class CaptureRequest:
         return ["generate" if self.tokens else "capture", *self._options()]
 
     def typed(self) -> str:
-        """The command a person types for it: `judge` where a capture is to be judged."""
+        """The command a person types for it, in one line whose every character is seen: `judge` where a capture is to
+        be judged.
+        """
         if self.judge and not self.tokens:
-            return f"{COMMAND} {shlex.join(['judge', *(part for part in self._options() if part != '--judge')])}"
-        return f"{COMMAND} {shlex.join(self.arguments())}"
+            return f"{COMMAND} {shell_command(['judge', *(part for part in self._options() if part != '--judge')])}"
+        return f"{COMMAND} {shell_command(self.arguments())}"
 
     def to_json(self) -> str:
         """JSON object of the fields that do not stand at their defaults."""
@@ -107,8 +108,8 @@ class CaptureRequest:
 
     @classmethod
     def from_json(cls, text: str | None) -> Self | None:
-        """Read what `to_json` wrote; None for None, and for text that this version cannot have written: a run file may
-        come from anybody.
+        """Read what `to_json` wrote; None for None, and for text that this version cannot have written or that cannot
+        be typed: a run file may come from anybody.
         """
         try:
             values = json.loads(text or "null")
@@ -121,7 +122,8 @@ class CaptureRequest:
         if not all(name in types and _fits(value, types[name]) for name, value in values.items()):
             return None
         given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
-        return cls(**given)
+        found = cls(**given)
+        return None if any("\0" in part for part in found.arguments()) else found  # which no command can be given
 
     def _options(self) -> list[str]:
         found: list[str] = []

@@ -6,7 +6,12 @@ mark names in sentences everywhere.
 
 from __future__ import annotations
 
+import re
+
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
+# Letters and marks that are drawn as nothing: the default ignorable ones of Unicode that Python calls printable, and
+# the blank pattern of braille.
+_BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
 
 def shown(text: object, longest: int = 80) -> str:
@@ -17,6 +22,18 @@ def shown(text: object, longest: int = 80) -> str:
 def printable(text: str, instead: str = " ", besides: str = "") -> str:
     """Text with every character that cannot be seen, but those of `besides`, replaced by `instead`."""
     return "".join(c if c.isprintable() or c in besides else instead for c in text)
+
+
+def is_seen(text: str) -> bool:
+    """True where every character of a text leaves a mark or is a plain blank: no line end, nothing of no width, nothing
+    that changes the direction.
+    """
+    return text.isprintable() and not _BLANK.search(text)
+
+
+def legible(text: str) -> str:
+    """Text of several lines, with every character as an escape that cannot be seen; line ends and tabs as they are."""
+    return text if is_seen(text) else "".join(c if c in "\n\t" or is_seen(c) else _escape(c) for c in text)
 
 
 def visible(text: str) -> str:

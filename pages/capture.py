@@ -8,7 +8,7 @@ import streamlit as st
 
 from app.capture.form import CaptureForm, split_prompts
 from app.capture.preview import Answer, previews
-from app.capture.recent_models import recent_models, remember_model
+from app.capture.recent_models import SHIPPED, recent_models, remember_model
 from app.components.code_block import code_block
 from app.hosting import page_guard
 from app.shell import store_cache, widgets
@@ -16,7 +16,7 @@ from app.shell.job_list import job_list
 from app.shell.jobs import ANY_DEVICE, PromptFile
 from app.shell.widgets import PAGES
 from core.capture_request import CaptureRequest
-from core.text import file_name, plural, size
+from core.text import file_name, is_seen, plural, size
 
 BASES = [
     "prefill",
@@ -59,7 +59,7 @@ BESIDE = {  # what is run beside the sides: the label of its box and what it tak
     ),
 }
 FIRST = {
-    "model": "sample_runs/model",
+    "model": SHIPPED,
     "source": "typed",
     "prompts": SAMPLE,
     "chat": False,
@@ -97,11 +97,13 @@ def remembered() -> None:
 
 
 def models() -> list[str]:
-    """Models to choose from: those tried here, those of stored runs, and the one that is shipped."""
+    """Models to choose from: those tried here, those of stored runs but for names that cannot be seen, and the one that
+    is shipped.
+    """
     cards, _ = store_cache.cards()
-    stored = [card.model for card in cards if card.model]
+    stored = [card.model for card in cards if card.model and is_seen(card.model)]
     now = [st.session_state["capture_model"]] if st.session_state["capture_model"] else []
-    return list(dict.fromkeys([*now, *recent_models(store_cache.store().directory), *stored, "sample_runs/model"]))
+    return list(dict.fromkeys([*now, *recent_models(store_cache.store().directory), *stored, SHIPPED]))
 
 
 def choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:

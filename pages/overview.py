@@ -12,7 +12,8 @@ from app.shell.glossary import meanings
 from app.shell.page_settings import COLOURS
 from app.verdict import panel
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
-from core.text import number, out_of, plural
+from core.runs.views.request import typed_again
+from core.text import legible, number, out_of, plural
 
 view = widgets.head(
     "Overview",
@@ -142,7 +143,7 @@ with st.container(horizontal=True, vertical_alignment="center"):
 provenance = st.expander("Provenance and sides", key="provenance", on_change="rerun")
 if provenance.open:
     with provenance:
-        about = header.provenance
+        about, command = header.provenance, typed_again(header.provenance)
         facts = {
             "run": view.run.run_id,
             "created (UTC)": f"{view.run.created:%Y-%m-%d %H:%M:%S}",
@@ -150,7 +151,8 @@ if provenance.open:
             "model": about.model,
             "revision": about.revision,
             "device": f"{about.device} {about.device_name}".strip(),
-            "command": about.command,
+            "command": command,
+            "command, as the file states it": "" if command else legible(about.command),
             "note": about.note,
             **about.versions,
         }

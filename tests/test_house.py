@@ -45,6 +45,7 @@ _OTHER_PAGES = {  # of which a page shows a part too
     "flips": ("app.near_ties",),
     "ops": ("app.capture",),
     "overview": ("app.flips", "app.kv_cache", "app.layers"),
+    "verdict": ("app.capture",),
 }
 # Of use everywhere: every other room may import them.
 _EVERYWHERE = ("core.errors", "core.text", "core.disk", "core.subprocess_json")

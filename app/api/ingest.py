@@ -25,6 +25,7 @@ from starlette.responses import Response
 
 from app.api.responses import NotFoundError, RefusedError, answer, api_path, page_url, refuse_unknown, whole
 from app.hosting.audit_async import tell
+from app.hosting.error_details import without_places
 from app.hosting.identity import identity_of
 from app.hosting.live_settings import now_in_force
 from app.shell import store_cache
@@ -216,7 +217,7 @@ async def _outcome(request: Request, job: Job, wait: int) -> Response:
     if standing.state == "done":
         return answer(said, 201, {"Location": api_path(request, "runs", standing.run_id)})
     if standing.is_over:
-        return answer({"error": standing.message, **said}, 422)
+        return answer({"error": said["message"], **said}, 422)
     return answer(said, 202, {"Location": api_path(request, "ingests", job.reserved)})
 
 
@@ -234,7 +235,7 @@ def _told(request: Request, job: Job) -> dict[str, Any]:
         "rows_done": job.rows_done,
         "rows_total": job.rows_total,
         "seconds": round(job.seconds, 3),
-        "message": job.message,
+        "message": without_places(job.message),
         "job": api_path(request, "ingests", run_id),
         "url": page_url(request, run_id),
     }

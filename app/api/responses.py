@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from app.hosting.error_details import without_places
 from app.hosting.identity import require_editor
 from app.hosting.live_settings import now_in_force
 from core.configuration import Configuration
@@ -59,7 +60,8 @@ def answer(value: object, status: int = 200, headers: dict[str, str] | None = No
 
 
 def error(sentence: str, status: int, headers: dict[str, str] | None = None) -> Response:
-    return answer({"error": sentence}, status, headers)
+    """JSON response of one sentence, which never says where anything lies on this server."""
+    return answer({"error": without_places(sentence)}, status, headers)
 
 
 class Dispatcher:

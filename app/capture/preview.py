@@ -62,7 +62,7 @@ class Previews:
         self._answers: dict[tuple[str, ...], Answer] = {}
         self._looks: dict[tuple[str, ...], _Look] = {}
         self._files: dict[PromptFile, tuple[Partial, Path]] = {}
-        self._devices: tuple[str, ...] = ("cpu",)
+        self._devices: tuple[str, ...] = ()
         atexit.register(self.stop)
 
     def look(self, viewer: str, arguments: Sequence[str]) -> Answer | None:
@@ -88,7 +88,12 @@ class Previews:
         """Devices that a model can be loaded on here, as the last dry run saw them; the CPU alone until the first has
         told of others.
         """
-        return self._devices
+        return self._devices or ("cpu",)
+
+    @property
+    def has_told(self) -> bool:
+        """True once a dry run has told which devices there are."""
+        return bool(self._devices)
 
     def file(self, dropped: PromptFile) -> Path:
         """Path of a dropped file for dry runs: the latest few are kept, in directories that go with this server."""

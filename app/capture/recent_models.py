@@ -10,6 +10,7 @@ from core.disk import write_atomic
 
 _FILE = ".recent-models.json"
 _MOST = 20
+SHIPPED = "sample_runs/model"
 
 
 def recent_models(store: Path) -> list[str]:
@@ -19,6 +20,11 @@ def recent_models(store: Path) -> list[str]:
     except (OSError, ValueError):
         return []
     return [model for model in said if isinstance(model, str) and model][:_MOST] if isinstance(said, list) else []
+
+
+def is_known(store: Path, model: str) -> bool:
+    """Return whether somebody who may has asked this server for that model before, or it is shipped."""
+    return model == SHIPPED or model in recent_models(store)
 
 
 def remember_model(store: Path, model: str) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import streamlit as st
 
+from core.text import legible
+
 _CSS = """
 div { position: relative; }
 pre { margin: 0; padding: 0.75rem 4.2rem 0.75rem 0.9rem; overflow: auto;
@@ -42,6 +44,7 @@ _block = st.components.v2.component(
 
 def code_block(text: str, key: str | None = None, wraps: bool = False) -> None:
     """Draw the text with a button that copies it. key: where the same text may stand on the page twice; wraps: long
-    lines do not scroll.
+    lines do not scroll. What cannot be seen is shown, and copied, as escapes, whoever wrote the text: nobody would know
+    what is in the clipboard. A command is made by `core.command_name.shell_command`.
     """
-    _block(data={"text": text, "wraps": wraps}, key=key)
+    _block(data={"text": legible(text), "wraps": wraps}, key=key)

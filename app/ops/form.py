@@ -9,6 +9,7 @@ import streamlit as st
 
 from app.capture.preview import previews
 from app.hosting import page_guard
+from app.hosting.error_details import for_page
 from app.shell import store_cache, widgets, wording
 from app.shell.jobs import ANY_DEVICE, Job, Jobs
 from core.numerics.formats import LOGIT_FORMATS
@@ -100,4 +101,4 @@ def _how_it_stands(job: Job) -> str:
         return "waiting for what runs on the device before it"
     if job.state == "running" and job.rows_total:
         return f"{job.stage}: {job.rows_done:,} of {plural(job.rows_total, 'probe')}, {job.seconds:.0f} s"
-    return f"{job.stage}, {job.seconds:.0f} s" if job.state == "running" else job.message or job.state
+    return f"{job.stage}, {job.seconds:.0f} s" if job.state == "running" else for_page(job.message) or job.state

@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from app.components import plots
+from app.hosting.error_details import told
 from app.ops import charts
 from app.ops.charts import letters_of
 from app.shell import exports, store_cache, widgets
@@ -29,7 +30,7 @@ from core.runs.reports.ops_wording import (
     title,
 )
 from core.runs.store.cards import RunCard
-from core.text import plural, shown
+from core.text import legible, plural, shown
 
 MOST = 4  # machines beside each other
 SHOWN = ("all", "with a no", "where machines disagree")
@@ -80,7 +81,7 @@ def pick(found: Sequence[RunCard]) -> list[OpsRun]:
         try:
             runs.append(store_cache.ops_run(run_id))
         except UlpscopeError as error:
-            st.error(widgets.escaped(str(error)))
+            st.error(widgets.escaped(told(error)))
     return runs
 
 
@@ -351,7 +352,9 @@ def provenance(runs: Sequence[OpsRun]) -> pd.DataFrame:
             "chip": about.device_name,
             **about.versions,
             "seed": str(about.seed),
-            "command": about.command,
+            "command, as the file states it": about.command,
         }
-        found[_letter(number)] = {widgets.escaped(name): widgets.escaped(value) for name, value in facts.items()}
+        found[_letter(number)] = {
+            widgets.escaped(name): widgets.escaped(legible(value)) for name, value in facts.items()
+        }
     return pd.DataFrame(found).fillna("–")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from app.hosting import page_guard
+from app.hosting.error_details import for_page
 from app.shell import store_cache, widgets
 from app.shell.jobs import Job, Jobs
 
@@ -23,7 +24,7 @@ def _how_it_stands(job: Job) -> str:
         return f"{job.stage}: {job.rows_done:,} of {job.rows_total:,} {unit}, {job.seconds:.0f} s{rest}"
     if job.state == "done":
         return f"{job.rows_total:,} positions over all sides in {job.seconds:.0f} s"
-    return f"{job.stage}, {job.seconds:.0f} s" if job.state == "running" else job.message or job.state
+    return f"{job.stage}, {job.seconds:.0f} s" if job.state == "running" else for_page(job.message) or job.state
 
 
 def _open_run(job: Job) -> None:
@@ -48,9 +49,9 @@ def job_list(jobs: Jobs, *, of_uploads: bool = False) -> None:
             what, action = st.columns([5, 1], vertical_alignment="center")
             what.markdown(f"**{widgets.escaped(job.title)}** — {job.state}")
             if job.state == "failed":
-                what.error(widgets.escaped(job.message))
+                what.error(widgets.escaped(for_page(job.message)))
             elif job.state == "done" and job.message:
-                what.warning(widgets.escaped(job.message))
+                what.warning(widgets.escaped(for_page(job.message)))
             else:
                 what.caption(widgets.escaped(_how_it_stands(job)))
             if job.state == "running":

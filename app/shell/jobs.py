@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import re
 import shlex
 import threading
 import time
@@ -17,11 +18,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from core.errors import UlpscopeError
+from core.errors import UlpscopeError, UsageError
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store
 from core.subprocess_json import Child
-from core.text import file_name
+from core.text import file_name, shown
 
 ANY_DEVICE = "best there is"
 TAKING_IN = "the store"  # what jobs that take in files run on: one at a time, beside captures
@@ -29,7 +30,20 @@ _NOTHING_STORED = "cancelled; nothing was stored"
 # of a job's process: beside a capture and an ingest on two cores, 95 % of 50 viewers' reruns were within 2.8 s without
 # it, 0.7 s with
 NICENESS = 10
+_DEVICE = re.compile(r"(cpu)|cuda(?::(0|[1-9][0-9]?))?", re.ASCII)
 PATIENCE_SECONDS = 2  # how long a cancelled job may take to clean up before it is killed
+
+
+def queue_of(device: str | None) -> str:
+    """The queue of what runs on a device, as `--device` names it; None: the best there is. UsageError for what names no
+    device: queues have names of ours alone, for whoever is in another one does not wait.
+    """
+    if device is None:
+        return ANY_DEVICE
+    found = _DEVICE.fullmatch(device)
+    if found is None:
+        raise UsageError(f"'{shown(device, 40)}' names no device; expected cpu, cuda or cuda:N. Nothing was begun.")
+    return "cpu" if found[1] else f"cuda:{found[2] or 0}"
 
 
 @dataclass(frozen=True)
@@ -151,11 +165,13 @@ class Jobs:
         on_over: Callable[[Job], None] | None = None,
     ) -> Job:
         """Line up `python -m core ARGUMENTS`, with `--prompts FILE` where a file was dropped, which is kept until the
-        job is over.
+        job is over. UsageError, before anything is made, where `device` is no queue of ours.
 
         place: a directory of the job's own files instead, which goes with it. on_change: told of the job when it is
         lined up and whenever it stands otherwise; on_over: when it is over. Both in any thread.
         """
+        if device not in (ANY_DEVICE, TAKING_IN) and device != queue_of(device):
+            raise UsageError(f"'{shown(device, 40)}' is no queue; expected {queue_of(device)}. Nothing was begun.")
         if prompts is not None:
             place = Store(self._store).new_partial("prompts", datetime.now(UTC))
             arguments = [*arguments, "--prompts", str(prompts.saved(place).absolute())]

@@ -14,12 +14,13 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app.components import stepper
 from app.components.code_block import code_block
+from app.hosting.error_details import told
 from app.shell import address, glossary, link, selection, store_cache, wording
 from core.errors import UlpscopeError
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.store.cards import RunCard
-from core.runs.views.request import typed_with
+from core.runs.views.request import left_out, typed_with
 from core.text import code, shown, visible
 
 # Logits with the digits they have: nine identify a float32, fewer are shown where fewer are there.
@@ -79,7 +80,7 @@ def sidebar() -> selection.View | None:
         try:
             return _pick_within(run_id)
         except UlpscopeError as error:
-            st.error(escaped(str(error)))
+            st.error(escaped(told(error)))
             return None
 
 
@@ -223,7 +224,7 @@ def said() -> Iterator[None]:
     try:
         yield
     except UlpscopeError as error:
-        link.complain(str(error))
+        link.complain(told(error))
 
 
 def pressed(draw: Callable[..., bool], label: str, key: str, *, disabled: bool = False, **look: Any) -> bool:
@@ -267,11 +268,13 @@ def empty() -> NoReturn:
 
 
 def same_capture_with(extra: str, about: Provenance) -> None:
-    """Draw the run's own command with one more thing beside it, to copy; nothing where it has none that captures."""
+    """Draw the command of the run's request with one more thing beside it, to copy; nothing where none captures it."""
     command = typed_with(about, extra)
     if command is not None:
         st.markdown("The same capture with it:")
         code_block(command, wraps=True)
+    if said := left_out(about):
+        st.caption(said)
 
 
 def finding(said: str, page: str, label: str, view: selection.View) -> None:

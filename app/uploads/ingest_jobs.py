@@ -18,7 +18,7 @@ from core.runs.dumps.dump import check_holds
 from core.runs.importing.check_catalog import is_run_file
 from core.runs.store import audit
 from core.runs.store.partial import Partial
-from core.runs.store.store import Store
+from core.runs.store.store import Store, is_run_id
 from core.text import file_name, shown, visible
 
 OPTIONS = ("name", "model", "compute_dtype", "reference", "holds", "known_dtype")
@@ -111,7 +111,7 @@ def reserved_in(place: Partial) -> str:
 
 def is_arriving(store: Store, run_id: str) -> bool:
     """Return whether any process that shares the store is taking in this run."""
-    return "/" not in run_id and any(
+    return is_run_id(run_id) and any(
         (store.directory / f".partial-{kind}{run_id}").is_dir() for kind in ("incoming-", "")
     )
 

@@ -5,18 +5,25 @@ here in a process of its own.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import streamlit as st
 
+from app.capture.preview import previews
+from app.capture.recent_models import is_known, remember_model
 from app.components.code_block import code_block
-from app.hosting import page_guard
+from app.hosting import identity, page_guard
+from app.hosting.error_details import for_page
 from app.shell import selection, store_cache, widgets, wording
-from app.shell.jobs import ANY_DEVICE, Job, PromptFile
+from app.shell.jobs import ANY_DEVICE, Job, PromptFile, queue_of
 from core.capture_request import CaptureRequest
-from core.runs.views.request import judged_again, typed_with
+from core.command_name import OF_A_CLONE, shell_command
+from core.errors import UsageError
+from core.runs.views.request import judged_again, left_out, typed_with
 from core.runs.views.verdicts import tried_of
 from core.subprocess_json import ROOT
+from core.text import is_seen, printable, shown
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
@@ -24,7 +31,7 @@ _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 def controls_to_bring(view: selection.View) -> None:
     """Draw what would decide about an upload: the commands, with this run's id in them."""
     run = view.run
-    command = f"python -m core verdict {run.run_id}"
+    command = f"{OF_A_CLONE} {shell_command(['verdict', run.run_id])}"
     is_wide = run.header.compute_dtype == "float32"
     tried = tried_of(run.evidence(view.pair.index))
     beside = "" if is_wide else "--float32 PAIR_IN_FLOAT32.npz "  # of a control its figures are kept, not its logits
@@ -74,43 +81,115 @@ def how_to_judge(view: selection.View) -> None:
             "This captures the pairs again and runs every control beside them, several times the work of the capture:"
         )
         code_block(command, wraps=True)
+    if said := left_out(about):
+        st.caption(said)
     _judge_here(view)
 
 
-def _judge_here(view: selection.View) -> None:
-    """Draw a button that judges the run's own tokens in a process of its own, and how that stands."""
-    run, model = view.run, view.run.header.provenance.model
-    name = f"{run.header.name}, judged"
-    found = judged_again(run, name)
+@dataclass(frozen=True)
+class _Judging:
+    """Judging of a run on this server: all of it that the run's file chooses, checked. queue: of the job; needs_yes:
+    nobody here has asked for the model, so an editor has to agree to it.
+    """
+
+    request: CaptureRequest
+    tokens: bytes
+    title: str
+    queue: str
+    needs_yes: bool
+
+    @property
+    def loads(self) -> str:
+        """What the button loads, in words."""
+        model, revision = self.request.model, self.request.revision
+        if _is_folder(model):
+            return f"the model folder `{widgets.code(model)}` of this server"
+        of = f" at revision `{widgets.code(revision)}`" if revision else ""
+        return f"the model `{widgets.code(model)}`{of} from the hub"
+
+
+def _judging(view: selection.View) -> _Judging | None:
+    """How this run would be judged here; None where it cannot be, whatever this server has. UsageError where this
+    server will not.
+    """
+    run = view.run
+    found = judged_again(run, f"{printable(run.header.name)}, judged")
     if found is None:
-        return
+        return None
     request, tokens = found
-    if not is_loadable(model):
-        st.caption(f"The model's folder `{widgets.code(model)}` is not on this machine; run the command where it is.")
-        return
-    title = f"Judge {run.header.name} ({run.run_id})"
-    last = _job(title)
-    if not page_guard.may_edit():
+    for what, text in (("model", request.model), ("model's revision", request.revision or "")):
+        if not is_seen(text):
+            raise UsageError(
+                f"This file calls its {what} '{shown(text, 60)}', with characters that cannot be seen; nothing is"
+                " loaded by such a name."
+            )
+    if not is_loadable(request.model):
+        raise UsageError(
+            f"The model's folder '{shown(request.model, 200)}' is not on this machine; run the command where it is."
+        )
+    # A revision is the file's own words too, and on the hub anybody may offer one of anybody's model.
+    is_asked_for = is_known(store_cache.store().directory, request.model) and (
+        _is_folder(request.model) or not request.revision
+    )
+    needs_yes = not is_asked_for and not identity.current().is_local
+    return _Judging(request, tokens, f"Judge {run.header.name} ({run.run_id})", _queue(request.device), needs_yes)
+
+
+def _queue(device: str | None) -> str:
+    """The queue for a device that a file names; UsageError where it names none, or one that is known not to be here."""
+    queue, looks = queue_of(device), previews()
+    if queue in (ANY_DEVICE, *looks.devices):
+        return queue
+    if looks.has_told:
+        raise UsageError(f"The run was captured on {queue}, and this server has {', '.join(looks.devices)}.")
+    return ANY_DEVICE  # which waits for all the others, for nobody has looked yet which there are
+
+
+def _judge_here(view: selection.View) -> None:
+    """Draw a button that judges the run's own tokens in a process of its own, what it loads, and how that stands."""
+    may_edit = page_guard.may_edit()
+    try:
+        judging = _judging(view)
+    except UsageError as error:
+        if may_edit:
+            st.caption(widgets.escaped(str(error)))
+            return
+        judging = None
+    if not may_edit:
         st.caption("Signed in as a viewer; editors can judge it here.")
-    elif last is None or last.is_over:
+    if judging is None:
+        return
+    last = _job(judging.title)
+    if may_edit and (last is None or last.is_over):
+        agrees = f"judge_loads_{view.run.run_id}"
+        is_agreed = not judging.needs_yes or st.checkbox(
+            f"Load {judging.loads}, as this file asks for. Nobody here has asked for it before.", key=agrees
+        )
         st.button(
             "Judge it here" if last is None else "Judge it again",
             icon=":material/gavel:",
             key="judge",
+            disabled=not is_agreed,
             help=(
                 "captures the same tokens again, with every control, in a process of its own; the result is a new run"
                 " beside this one"
             ),
             on_click=_start,
-            args=(request, title, tokens),
+            args=(judging, agrees),
         )
+        if not judging.needs_yes:
+            st.caption(f"It loads {judging.loads}.")
     if last is not None:
-        st.fragment(_progress, run_every=None if last.is_over else 1.0)(title)
+        st.fragment(_progress, run_every=None if last.is_over else 1.0)(judging.title)
 
 
-def _start(request: CaptureRequest, title: str, tokens: bytes) -> None:
-    file = PromptFile("tokens.jsonl", tokens)
-    store_cache.submit(request.arguments(), title=title, device=request.device or ANY_DEVICE, prompts=file)
+def _start(judging: _Judging, agrees: str) -> None:
+    if judging.needs_yes and not st.session_state.get(agrees):
+        return
+    file = PromptFile("tokens.jsonl", judging.tokens)
+    store_cache.submit(judging.request.arguments(), title=judging.title, device=judging.queue, prompts=file)
+    if judging.needs_yes and _is_folder(judging.request.model):
+        remember_model(store_cache.store().directory, judging.request.model)
 
 
 def _job(title: str) -> Job | None:
@@ -133,22 +212,26 @@ def _progress(title: str) -> None:
     if st.session_state.pop("judge_awaits", None) == title:
         st.rerun()
     if job.state == "failed":
-        st.error(widgets.escaped(job.message))
+        st.error(widgets.escaped(for_page(job.message)))
     elif job.state == "done":
         if job.message:
-            st.warning(widgets.escaped(job.message))
+            st.warning(widgets.escaped(for_page(job.message)))
         if widgets.pressed(st.button, "Open the judged run", "open_judged", type="primary"):
             st.session_state["open_next"] = job.run_id
             st.rerun()
     else:
-        st.caption(widgets.escaped(job.message or job.state))
+        st.caption(widgets.escaped(for_page(job.message) or job.state))
 
 
 def is_loadable(model: str) -> bool:
     """Return whether a model may be loaded: a folder that is there, or what may be a hub id. Relative folders are those
     of the directory that jobs run in.
     """
+    return _is_folder(model) or (_HUB_ID.fullmatch(model) is not None)
+
+
+def _is_folder(model: str) -> bool:
     try:
-        return (ROOT / Path(model).expanduser()).is_dir() or (_HUB_ID.fullmatch(model) is not None)
+        return (ROOT / Path(model).expanduser()).is_dir()
     except (OSError, ValueError, RuntimeError):
         return False

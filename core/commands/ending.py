@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import typer
 
-from ..command_name import COMMAND, called
+from ..command_name import COMMAND, called, shell_command
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
 from ..runs.store.store import open_store
@@ -57,13 +56,13 @@ def next_commands(run: RunReader, store: Path | None, *, has_said_verdict: bool)
     """Two commands worth typing after a run was made: its flips, and the verdict, its evidence or a report of it."""
     where = [] if store is None else ["--store", str(store)]
     of_run = [run.run_id, *where]
-    show = f"{called()} {shlex.join(['show', *of_run])}"
+    show = f"{called()} {shell_command(['show', *of_run])}"
     if has_said_verdict:
-        return show, f"{called()} {shlex.join(['show', *of_run, '--markdown'])}    # a report for an issue thread"
+        return show, f"{called()} {shell_command(['show', *of_run, '--markdown'])}    # a report for an issue thread"
     if any(pair.verdict is not None for pair in run.pairs):
-        return show, f"{called()} {shlex.join(['verdict', *of_run])}    # the evidence"
-    judge = typed_with(run.header.provenance, "judge")
-    if judge is None or len(judge) > _LONGEST or "\n" in judge:
+        return show, f"{called()} {shell_command(['verdict', *of_run])}    # the evidence"
+    judge = typed_with(run.header.provenance, "judge", trusts_code=True)  # whoever reads this has just typed it
+    if judge is None or len(judge) > _LONGEST or "$'" in judge:  # a prompt of several lines
         return show, "the same command with --judge: rounding, or a bug?"
-    judge = judge.replace(COMMAND, called(), 1) + "".join(f" {part}" for part in map(shlex.quote, where))
+    judge = judge.replace(COMMAND, called(), 1) + (f" {shell_command(where)}" if where else "")
     return show, f"{judge}    # rounding, or a bug?"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 
 import pytest
 import typer
@@ -11,6 +10,8 @@ from typer.testing import CliRunner
 
 from core.capture_request import CaptureRequest
 from core.commands.request_options import takes_request
+from core.errors import UsageError
+from tests.shell import words_of
 
 PLAIN = CaptureRequest(model="a/model", prompts=("one", "two\nlines"), variants=("decode",))
 REQUESTS = [
@@ -47,7 +48,7 @@ def read_back(arguments: list[str]) -> CaptureRequest:
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_arguments_and_the_typed_command_give_the_request_back(request_):
     assert read_back(request_.arguments()) == request_
-    assert read_back(shlex.split(request_.typed())[3:]) == request_
+    assert read_back(words_of(request_.typed())[3:]) == request_
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
@@ -55,6 +56,20 @@ def test_json_gives_the_request_back_with_every_type(request_):
     found = CaptureRequest.from_json(request_.to_json())
     assert found == request_
     assert repr(found) == repr(request_)
+
+
+@pytest.mark.parametrize("field", ["model", "system", "reference", "dtype", "device", "revision", "name"])
+def test_no_value_ends_the_line_hides_or_is_more_than_a_value(field):
+    """A line end, ^C and a carriage return end a command that is pasted; the rest cannot be seen."""
+    planted = "x'; touch /tmp/y #\n\r\x03\x1b[2K\x08\x9b\u202e\u2066\u200b\u3164!$(z)`z`\\"
+    request = dataclasses.replace(PLAIN, **{field: planted})
+    assert request.typed().isprintable()
+    assert read_back(words_of(request.typed())[3:]) == request
+
+
+def test_a_value_with_a_zero_byte_is_refused_and_typed_by_nobody():
+    with pytest.raises(UsageError, match=r"holds a NUL, which no command can be given"):
+        dataclasses.replace(PLAIN, prompts=("a\0b",)).typed()
 
 
 def test_what_stands_at_its_default_is_neither_typed_nor_kept():
@@ -94,6 +109,8 @@ def test_what_stands_at_its_default_is_neither_typed_nor_kept():
         '{"model": "m", "kv": 0}',
         '{"model": "m", "unheard_of": 1}',
         '{"model": "m", "prompts": ["a\\ud800b"]}',
+        '{"model": "m", "prompts": ["a\\u0000b"]}',  # no process can be given it
+        '{"model": "m\\u0000"}',
         "[" * 100_000,
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ...command_name import COMMAND
+from ...command_name import COMMAND, shell_command
 from ...errors import UsageError
 from ...runs.store import audit
 from ...runs.store.partial import remove_living
@@ -236,4 +235,4 @@ def arguments_without(arguments: list[str], *options: str) -> list[str]:
 def typed_command() -> str:
     """The command line that repeats this one: how it reports and where it stores are no part of that."""
     given = [part for part in arguments_without(sys.argv[1:], "--progress", "--store") if part != "--json"]
-    return f"{COMMAND} {shlex.join(given)}"
+    return f"{COMMAND} {shell_command(given)}"

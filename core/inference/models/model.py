@@ -12,7 +12,14 @@ from typing import Any
 import huggingface_hub
 import torch
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from ...errors import CaptureError
@@ -115,7 +122,7 @@ def load_model(
         narrower = "choose a smaller model, a narrower dtype or another device"
         with foreign_errors_stop(f"model '{name}' cannot be loaded on {target}", narrower):
             if weights:
-                model: Any = _weights(name, source, fmt.name, trust_remote_code)
+                model: Any = _weights(name, source, config, fmt.name, trust_remote_code)
                 model = model.to(target)
             else:
                 model = _shapes(config, fmt.name, trust_remote_code)
@@ -276,11 +283,25 @@ def _config(name: str, source: _Source, trust_remote_code: bool) -> Any:
         if not isinstance(content, dict) or not (content.get("model_type") or content.get("auto_map")):
             raise CaptureError(f"{file} names no model_type; expected the config of a transformers model.")
     try:
-        return AutoConfig.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.arguments)
+        config = AutoConfig.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.arguments)
+        _forget_kernels(config)
+        return config
     except Exception as error:
         if "trust_remote_code" in str(error):  # transformers' own refusal, over several lines
             raise _own_code(name) from error
         raise CaptureError(f"model '{name}': its config.json is not understood: {first_line(error)}.") from error
+
+
+def _forget_kernels(config: Any) -> None:
+    """Let attention and experts be the model's own where a config, or one within it, names a repository for them
+    (`owner/kernels`, `paged|owner/kernels@revision`): transformers would fetch code from there and run it, whatever
+    trust_remote_code says.
+    """
+    for key, value in list(vars(config).items()):
+        if isinstance(value, PreTrainedConfig):
+            _forget_kernels(value)
+        elif key.endswith("_implementation_internal") and isinstance(value, str) and "/" in value:
+            setattr(config, key, None)
 
 
 def _own_code(name: str) -> CaptureError:
@@ -348,10 +369,11 @@ def _needed_bytes(source: _Source, config: Any, itemsize: int) -> int | None:
     return sum(binaries) * itemsize // saved if binaries else None
 
 
-def _weights(name: str, source: _Source, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
+def _weights(name: str, source: _Source, config: Any, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     # No .to(dtype) afterwards: buffers such as rotary frequencies belong in float32 whatever the weights are.
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source.place,
+        config=config,  # as it was read and looked at, and not once more
         dtype=getattr(torch, dtype),
         trust_remote_code=trust_remote_code,
         output_loading_info=True,

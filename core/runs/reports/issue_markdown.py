@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...text import number, percent, plural
 from ..reader import RunReader, StoredPair
+from ..views.request import typed_again
 from ..views.verdicts import Finding, finding
 from .markdown import code, plain, table
 from .report_json import over_logits, over_positions
@@ -42,7 +43,7 @@ def _provenance(run: RunReader) -> str:
             f"{plural(len(header.prompts), 'prompt')}, {plural(header.rows, 'position')}, vocabulary {header.vocab:,}"
         ),
         "captured" if about.kind == "capture" else "uploaded": f"{run.created:%Y-%m-%d %H:%M} UTC",
-        "command": code(about.command) if about.command else "",
+        "command": code(command) if (command := typed_again(about)) else "",
         "note": plain(about.note),
     }
     return table(("", ""), [(name, value) for name, value in facts.items() if value])

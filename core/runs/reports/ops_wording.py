@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ...text import plural
 from ..ops_run import OpsRun
 from ..tables.ops import OpRow
+from .markdown import code
 
 YES, NO, NOT_ASKED, NOT_AVAILABLE = "yes", "no", "not asked", "not available"
 QUESTIONS = {"repeat": "run to run", "batch": "batch size", "position": "row position"}
@@ -190,8 +191,8 @@ def markdown(run: OpsRun) -> str:
     """
     about = run.header
     facts = ", ".join(f"{name} {value}" for name, value in about.versions.items())
-    command = " ".join(about.command.split()).replace("`", "'")
-    lines = [_inert(f"Device: {about.device} ({about.device_name}); {facts}."), "", f"Command: `{command}`", ""]
+    lines = [_inert(f"Device: {about.device} ({about.device_name}); {facts}."), ""]
+    lines += [f"Command, as the file states it: {code(about.command)}", ""] if about.command else []
     lines += [_inert(about.note), ""] if about.note else []
     for dtype in about.dtypes:
         rows = [row for row in run.rows if row.dtype == dtype]

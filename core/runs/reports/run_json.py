@@ -6,12 +6,16 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from ...text import shown
 from ..ops_run import OpsRun
 from ..reader import RunReader
 from ..store.cards import RunCard
 from ..views.kv_cache import kv_json
+from ..views.request import typed_again
 from .ops_wording import QUESTIONS, says
 from .report_json import as_json, report_of_run
+
+_LONGEST_STATED = 2000  # characters
 
 
 def card_json(card: RunCard) -> dict[str, Any]:
@@ -25,14 +29,23 @@ def _finite(value: float | None) -> float | None:
 
 
 def provenance_json(run: RunReader) -> dict[str, Any]:
-    """Provenance of a run, with its id, name and time."""
+    """Provenance of a run, with its id, name and time; `command` is made of its request."""
     header = run.header
+    about = asdict(header.provenance)
     return {
         "run_id": run.run_id,
         "name": header.name,
         "created": run.created.isoformat() + "Z",
-        **asdict(header.provenance),
+        **about,
+        **_commands(about["command"], typed_again(header.provenance)),
     }
+
+
+def _commands(stated: str, made: str) -> dict[str, str]:
+    """`command`: made here of typed options, '' where there are none; then `stated_command`: what the file's author
+    says it was, which nobody should run unread.
+    """
+    return {"command": made} | ({"stated_command": shown(stated, _LONGEST_STATED)} if stated and not made else {})
 
 
 def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
@@ -79,4 +92,5 @@ def ops_json(run: OpsRun) -> dict[str, Any]:
         for row in run.rows
     ]
     created = about.created.isoformat() + "Z" if about.created is not None else None
-    return {**({"run_id": run.run_id} if run.run_id else {}), **asdict(about), "created": created, "rows": rows}
+    told = {**asdict(about), **_commands(about.command, ""), "created": created, "rows": rows}
+    return {**({"run_id": run.run_id} if run.run_id else {}), **told}

@@ -22,6 +22,11 @@ SUFFIX = ".duckdb"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 
 
+def is_run_id(text: str) -> bool:
+    """True where a run that is written here may be called so."""
+    return _RUN_ID.fullmatch(text) is not None
+
+
 class Store:
     """A directory that runs are written to, and directories that are only read (sample runs)."""
 
@@ -52,7 +57,7 @@ class Store:
             for directory in (self.directory, *self.read_only):
                 if os.path.lexists(path := directory / f"{run_id}{SUFFIX}"):  # and thousands need not be listed for it
                     return path
-        if not _RUN_ID.fullmatch(run_id):
+        if not is_run_id(run_id):
             raise StoreError(f"'{shown(run_id)}' is not a run id; `list` shows those there are.")
         close = [path for path in self.paths() if path.stem.startswith(run_id)]
         if len(close) == 1:
@@ -111,7 +116,7 @@ class Store:
         """A place for a run to be written to, in the same directory, so that renaming it is atomic; its id is nobody
         else's.
         """
-        if run_id is not None and not _RUN_ID.fullmatch(run_id):
+        if run_id is not None and not is_run_id(run_id):
             raise StoreError(f"'{shown(run_id)}' cannot be a run id; expected letters, digits, '.', '-' and '_'.")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
 """Request of a stored capture: the commands that make it again with more beside it, and the request by which a program
 judges it from the file alone.
 
-A run file may come from anybody. A person reads a command before running it; a program takes from it only paths, dtype,
+A run file may come from anybody. A command that a person is shown is made of the request's typed options and never of
+the command that the file states, and lets no model run code of its own; a program takes from it only paths, dtype,
 device and seed, and the token ids that the run itself holds, so it reads no file that a stranger's request names and
 runs no code of a model.
 """
@@ -24,15 +25,42 @@ def request_of(about: Provenance) -> CaptureRequest | None:
     return CaptureRequest.from_json(about.request) if about.kind == "capture" else None
 
 
-def typed_with(about: Provenance, extra: str) -> str | None:
+def typed_again(about: Provenance) -> str:
+    """The command that captures the same again; '' where the run has no request."""
+    request = request_of(about)
+    return "" if request is None else replace(request, trust_remote_code=False).typed()
+
+
+def typed_with(about: Provenance, extra: str, *, trusts_code: bool = False) -> str | None:
     """The command that captures the same with `layers`, `kernels`, `remedies` or `judge` beside it; None where the run
     has no request, had it asked for already, or continues its prompts, beside which nothing but judging is run.
+
+    trusts_code: with --trust-remote-code where the run was captured so, for who captured it.
     """
     request = request_of(about)
     if request is None or getattr(request, extra) or (request.tokens and extra != "judge"):
         return None
     added: dict[str, Any] = {extra: True}
-    return replace(request, **added).typed()
+    return replace(request, trust_remote_code=request.trust_remote_code and trusts_code, **added).typed()
+
+
+def left_out(about: Provenance) -> str:
+    """Sentence on what a command from a run's request leaves out, or why there is none; '' where it is whole."""
+    request = request_of(about)
+    if request is None:
+        has_some = about.kind == "capture" and (about.request or about.command)
+        return (
+            "This run brings no options that a command could be made of; one that its file states is its author's alone"
+            " and is not offered."
+            if has_some
+            else ""
+        )
+    if request.trust_remote_code:
+        return (
+            "It was captured with `--trust-remote-code`, which runs code of the model's author: read that code before"
+            " you add the option."
+        )
+    return ""
 
 
 def asks_for(about: Provenance, extra: str) -> bool:
@@ -41,7 +69,7 @@ def asks_for(about: Provenance, extra: str) -> bool:
 
 
 def how_to_have(extra: str, about: Provenance) -> str:
-    """`capture it with --layers: COMMAND`, the command that of the run itself where it has one."""
+    """`capture it with --layers: COMMAND`, the command of the run's own request where it has one."""
     command = typed_with(about, extra)
     return f"capture it with --{extra}" + (f": {command}" if command is not None else " from its model")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from transformers import BertConfig, LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, Gemma3Config, LlamaConfig, LlamaForCausalLM
 
 from core.errors import CaptureError, UsageError
-from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.model import LoadedModel, _forget_kernels, load_model
 from core.inference.models.token_text import readable, token_texts
 from core.inference.models.weights import weight_bytes
 
@@ -163,6 +163,51 @@ def test_a_model_with_code_of_its_own_is_not_run_unasked(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**own, "model_type": "zork"}))
     (folder / "evil.py").write_text("raise SystemExit('code of the model was run')")
     assert refusal(folder) == f"model '{folder}' runs code of its own; read it, then allow it with trust_remote_code."
+
+
+KERNEL = "a-stranger/kernels@main:attention"
+
+
+@pytest.mark.parametrize("with_weights", [True, False])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"attn_implementation": KERNEL},
+        {"_attn_implementation": KERNEL},
+        {"_attn_implementation": f"paged|{KERNEL}"},
+        {"_attn_implementation": {"": KERNEL}},
+        {"_attn_implementation_internal": KERNEL},
+        {"experts_implementation": KERNEL},
+    ],
+    ids=str,
+)
+def test_a_config_that_names_kernels_of_the_hub_gets_the_attention_of_the_model(
+    asked: dict, with_weights: bool, folder: Path, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[object] = []
+    monkeypatch.setattr(
+        "transformers.modeling_utils.lazy_import_flash_attention", lambda name, **_: fetched.append(name)
+    )
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | asked))
+    loaded = load_model(str(folder), dtype="float32", device="cpu", weights=with_weights)
+    assert loaded.model.config._attn_implementation == llama.model.config._attn_implementation
+    assert fetched == []
+
+
+def test_kernels_that_a_config_within_the_config_names_are_forgotten_too() -> None:
+    config = Gemma3Config(attn_implementation={"text_config": KERNEL, "vision_config": KERNEL})
+    assert config.text_config._attn_implementation == config.vision_config._attn_implementation == KERNEL
+    _forget_kernels(config)
+    assert config.text_config._attn_implementation is config.vision_config._attn_implementation is None
+
+
+@pytest.mark.parametrize("named", ["eager", "sdpa"])
+def test_an_attention_of_transformers_own_that_a_config_names_is_kept(named: str, folder: Path) -> None:
+    """The twin: what is forgotten are repositories."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"attn_implementation": named}))
+    assert load_model(str(folder), dtype="float32", device="cpu").model.config._attn_implementation == named
 
 
 def test_a_missing_tokenizer_is_one_sentence(folder: Path) -> None:
