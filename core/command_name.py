@@ -39,4 +39,4 @@ def _shell_word(word: str) -> str:
 
 
 def _octal(character: str) -> str:
-    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogatepass"))
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))

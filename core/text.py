@@ -6,29 +6,28 @@ mark names in sentences everywhere.
 
 from __future__ import annotations
 
-import re
-
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 # Letters and marks that are drawn as nothing: the default ignorable ones of Unicode that Python calls printable, and
 # the blank pattern of braille.
-_BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+_RANGES = "\u034f \u115f-\u1160 \u17b4-\u17b5 \u180b-\u180f \u2800 \u3164 \ufe00-\ufe0f \uffa0 \U000e0100-\U000e01ef"
+_BLANK = frozenset(chr(code) for each in _RANGES.split() for code in range(ord(each[0]), ord(each[-1]) + 1))
 
 
 def shown(text: object, longest: int = 80) -> str:
     """Untrusted text, fit for a message: one line; control and bidirectional characters as escapes; cut."""
-    return clipped("".join(c if c.isprintable() else _escape(c) for c in str(text)[: longest + 1]), longest)
+    return clipped("".join(c if is_seen(c) else _escape(c) for c in str(text)[: longest + 1]), longest)
 
 
 def printable(text: str, instead: str = " ", besides: str = "") -> str:
     """Text with every character that cannot be seen, but those of `besides`, replaced by `instead`."""
-    return "".join(c if c.isprintable() or c in besides else instead for c in text)
+    return "".join(c if is_seen(c) or c in besides else instead for c in text)
 
 
 def is_seen(text: str) -> bool:
     """True where every character of a text leaves a mark or is a plain blank: no line end, nothing of no width, nothing
     that changes the direction.
     """
-    return text.isprintable() and not _BLANK.search(text)
+    return text.isprintable() and _BLANK.isdisjoint(text)
 
 
 def legible(text: str) -> str:
@@ -38,7 +37,7 @@ def legible(text: str) -> str:
 
 def visible(text: str) -> str:
     """A token's text with its whitespace and control characters shown."""
-    return "".join(_VISIBLE.get(c) or (c if c.isprintable() else f"\\x{ord(c):02x}") for c in text)
+    return "".join(_VISIBLE.get(c) or (c if is_seen(c) else f"\\x{ord(c):02x}") for c in text)
 
 
 def clipped(text: str, longest: int) -> str:

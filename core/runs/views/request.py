@@ -48,11 +48,9 @@ def left_out(about: Provenance) -> str:
     """Sentence on what a command from a run's request leaves out, or why there is none; '' where it is whole."""
     request = request_of(about)
     if request is None:
-        has_some = about.kind == "capture" and (about.request or about.command)
         return (
-            "This run brings no options that a command could be made of; one that its file states is its author's alone"
-            " and is not offered."
-            if has_some
+            "No command is offered: this run holds no options that one could be made of."
+            if about.kind == "capture"
             else ""
         )
     if request.trust_remote_code:

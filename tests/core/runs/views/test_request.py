@@ -12,7 +12,7 @@ from core.capture_request import CaptureRequest
 from core.runs.file.records import Generation, Prompt, Provenance
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.views.request import asks_for, how_to_have, judged_again, typed_with
+from core.runs.views.request import asks_for, how_to_have, judged_again, left_out, typed_again, typed_with
 from core.runs.writer import RunWriter
 from tests.core.runs.judged_runs import REQUEST, judged_run
 from tests.core.runs.made_runs import calm_sides, header_of
@@ -62,12 +62,27 @@ def test_the_same_capture_with_more_beside_it_is_the_stored_request_and_no_other
     [
         Provenance("capture", command="python -m core capture --model m"),
         Provenance("upload", request=REQUEST.to_json()),
+        Provenance("capture", request='{"model": "m", "unheard_of": 1}'),
+        Provenance("capture", request='{"model": "m\\u0000"}'),
     ],
 )
 def test_a_run_without_a_request_of_its_own_has_no_such_command(about):
     assert typed_with(about, "layers") is None
     assert not asks_for(about, "layers")
     assert how_to_have("layers", about) == "capture it with --layers from its model"
+    assert typed_again(about) == ""
+    assert left_out(about).startswith("No command is offered") == (about.kind == "capture")
+
+
+def test_no_command_from_a_file_lets_a_model_run_its_own_code():
+    about = provenance(trust_remote_code=True)
+    for command in (typed_with(about, "layers") or "", typed_again(about), how_to_have("layers", about)):
+        assert command
+        assert "trust" not in command
+    assert "runs code of the model's author" in left_out(about)
+    assert "--trust-remote-code" in (typed_with(about, "judge", trusts_code=True) or "")  # for who has just captured it
+    assert left_out(provenance()) == ""
+    assert "trust" not in (typed_with(provenance(), "judge", trusts_code=True) or "")
 
 
 def test_what_a_prompt_says_was_not_asked_for():

@@ -1,0 +1,155 @@
+"""What a page offers to be copied: nothing in it is unseen, whatever a run file says, and a command is one of ours."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app.components import code_block
+from core.capture_request import CaptureRequest
+from core.runs.ops_run import read_ops, write_ops_run
+from core.runs.reader import RunReader
+from core.runs.reports.issue_markdown import issue_text
+from core.runs.reports.ops_wording import markdown
+from core.runs.reports.run_json import ops_json, run_json
+from core.runs.store.store import Store
+from core.text import is_seen
+from tests.app.opening import ROOT, codes, followed, said
+from tests.core.runs.damaging import damaged, with_texts
+from tests.core.runs.judged_runs import judged_run
+from tests.core.runs.made_runs import copied
+from tests.core.runs.test_ops_run import header, row_of
+from tests.shell import words_of
+
+# Line ends, ^C and ^Z, a colour, a backspace, right to left, an isolate, nothing of no width, a letter that is drawn as
+# nothing, and the eight-bit form of ESC [.
+PLANTED = "'; : pwned #\n\r\x03\x1a\x1b[2K\x08\u202e\u2066\u200b\u3164\x9b31m\u2028\n: pwned\n"
+STATED = "python -m core judge --model stated-by-its-author"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    return Store(tmp_path / "runs")
+
+
+def request_of_a_stranger(planted: str) -> CaptureRequest:
+    """A request every text of which ends in `planted`, and that asks for all that it may."""
+    texts = {
+        each.name: (f"x{planted}",) if each.type == "tuple[str, ...]" else f"x{planted}"
+        for each in fields(CaptureRequest)
+        if "str" in str(each.type)
+    }
+    return replace(CaptureRequest(model="m"), **texts, trust_remote_code=True)
+
+
+def of_a_stranger(path: Path, planted: str = PLANTED) -> Path:
+    """The run file with `planted` behind each of its texts, those of its request among them."""
+    with_texts(path, planted)
+    asked = request_of_a_stranger(planted).to_json().replace("'", "''")
+    damaged(path, f"UPDATE run SET request = '{asked}' WHERE kind = 'capture'")
+    return path
+
+
+@pytest.fixture
+def parted(store: Store) -> str:
+    """A run whose sides went on with texts of their own."""
+    path = copied(store.directory / "parted.duckdb")
+    path.chmod(0o644)
+    path.write_bytes((ROOT / "sample_runs" / "continuations-that-part.duckdb").read_bytes())
+    of_a_stranger(path)
+    return "parted"
+
+
+def opened(page: str, open_: tuple[str, ...] = (), **link: str) -> AppTest:
+    app = followed(page, **link)
+    for key in open_:
+        app.session_state[key] = True
+    app.run()
+    assert not app.exception, (page, [error.value for error in app.exception])
+    return app
+
+
+def harmful(text: str) -> list[str]:
+    """What is wrong with a text to be copied."""
+    ours = text.replace("@\u200b", "@").replace(":\u200b//", "://")  # by which a report names nobody and links nowhere
+    found = [] if all(c in "\n\t" or is_seen(c) for c in ours) else ["unseen"]
+    if text.startswith("python -m core"):
+        if "\n" in text:
+            return [*found, "lines"]
+        words = words_of(text)
+        found += ["code of a model"] if "--trust-remote-code" in words else []
+        found += ["more than values"] if {":", "pwned"} & set(words) else []
+    return found
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["layers", "overview", *(pytest.param(page, marks=pytest.mark.thorough) for page in ("kernels", "remedies"))],
+)
+def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, store: Store) -> None:
+    of_a_stranger(store.path_of(judged_run(store, None, run_id="unjudged")))
+    app = opened(page, ("copy_report",), run="unjudged")
+    found = codes(app)
+    assert found[0].startswith("python -m core")
+    assert "\\342\\200\\256" in found[0]
+    assert [(harmful(text), text) for text in found if harmful(text)] == []
+    assert len(found) == (2 if page == "overview" else 1)
+    assert "which runs code of the model's author" in said(app)
+
+
+def test_nothing_unseen_is_copied_of_texts_either(parted: str) -> None:
+    found = codes(opened("flips", run=parted))
+    assert any("\\u202e" in text for text in found)
+    assert [(harmful(text), text) for text in found if harmful(text)] == []
+
+
+def test_unseen_characters_in_a_block_would_be_seen(parted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twins: without the block's own look, and without the shell's quotes."""
+    monkeypatch.setattr(code_block, "legible", lambda text: text)
+    assert "unseen" in {what for text in codes(opened("flips", run=parted)) for what in harmful(text)}
+    assert harmful("python -m core capture\n: pwned") == ["lines"]
+    assert harmful("python -m core capture --trust-remote-code") == ["code of a model"]
+    assert harmful("a\x00b") == harmful("a\u2066b") == ["unseen"]
+
+
+def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(store: Store) -> None:
+    run_id = judged_run(store, None, run_id="stated", request=None)
+    damaged(store.path_of(run_id), f"UPDATE run SET command = '{STATED}\x1b'")
+    app = opened("overview", ("copy_report", "provenance"), run=run_id)
+    assert "No command is offered" in said(app)
+    assert not [text for text in codes(app) if STATED in text or text.startswith("python")]
+    table = next(table.value for table in app.table if "command, as the file states it" in table.value.index)
+    assert f"{STATED}\\x1b" in table.to_string().replace("\\-", "-").replace("\\\\", "\\")
+    with RunReader(store.path_of(run_id)) as run:
+        told = run_json(run)
+        assert (told["command"], told["stated_command"]) == ("", f"{STATED}\\x1b")
+        assert STATED not in issue_text(run, run.pairs, "")
+
+
+def test_an_answer_and_a_report_have_the_command_of_the_options(store: Store) -> None:
+    path = of_a_stranger(store.path_of(judged_run(store, "rounding", run_id="mine")))
+    with RunReader(path) as run:
+        told = run_json(run)
+        report = issue_text(run, run.pairs, "")
+    assert harmful(told["command"]) == []
+    assert told["command"].startswith("python -m core capture --model $'x")
+    assert "stated_command" not in told
+    assert harmful(report) == []
+
+
+def test_probes_of_operations_state_a_command_and_offer_none(store: Store) -> None:
+    about = header(command=f"{STATED}{PLANTED}", note=PLANTED, device_name=PLANTED)
+    run_id = write_ops_run(store, about, [row_of()], run_id="ops")
+    app = opened("ops")
+    assert codes(app) == []
+    (column,) = {name for table in app.table for name in table.value.index if "states it" in str(name)}
+    assert column == "command, as the file states it"
+    run = read_ops(store, run_id)
+    assert "Command, as the file states it: `" in markdown(run)
+    assert ops_json(run)["command"] == ""
+    assert ops_json(run)["stated_command"].isprintable()
