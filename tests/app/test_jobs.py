@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from app.shell import jobs as job_module
-from app.shell.jobs import Job, Jobs
+from app.shell.jobs import Job, Jobs, PromptFile
 from core import subprocess_json
+from core.errors import UsageError
 from core.runs.reader import RunReader
 from tests.waiting import until
 
@@ -29,6 +30,44 @@ def jobs(tmp_path):
 def wait(jobs: Jobs, number: int, holds: Callable[[Job], bool]) -> Job:
     (job,) = until(lambda: [job for job in jobs.all() if job.number == number and holds(job)], about=jobs.all)
     return job
+
+
+@pytest.mark.parametrize(
+    ("device", "queue"),
+    [(None, job_module.ANY_DEVICE), ("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:0", "cuda:0"), ("cuda:12", "cuda:12")],
+)
+def test_a_device_has_a_queue_of_one_name(device, queue):
+    assert job_module.queue_of(device) == queue
+
+
+NO_DEVICES = [
+    "",
+    "the store",
+    "best there is",
+    "CPU",
+    "cpu:0",
+    "cuda:00",
+    "cuda:-1",
+    "cuda:999",
+    "cuda:٣",
+    "meta",
+    "cpu\n",
+]
+
+
+@pytest.mark.parametrize("text", NO_DEVICES)
+def test_a_text_that_names_no_device_is_no_queue(text):
+    with pytest.raises(UsageError, match="names no device; expected cpu, cuda or cuda:N"):
+        job_module.queue_of(text)
+
+
+@pytest.mark.parametrize("queue", ["a queue of my own", "cuda", "cpu ", ""])
+def test_a_job_in_a_queue_that_is_none_of_ours_is_refused_before_there_is_one(tmp_path, queue):
+    jobs = Jobs(tmp_path)
+    with pytest.raises(UsageError):
+        jobs.submit(["capture"], title="t", device=queue, prompts=PromptFile("p.txt", b"x"))
+    assert jobs.all() == jobs.ingests() == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.model

@@ -169,6 +169,7 @@ def judged_run(
     kind: str = "capture",
     request: CaptureRequest | None = REQUEST,
     model: str = "sample_runs/model",
+    revision: str = "sha256:c146",
     run_id: str | None = None,
     with_token_ids: bool = True,
     wider_floor: bool = False,
@@ -187,7 +188,7 @@ def judged_run(
         Provenance(
             kind,
             model,
-            "sha256:c146",
+            revision,
             "cpu" if kind == "capture" else "",
             "a chip" if kind == "capture" else "",
             0,
