@@ -1,4 +1,4 @@
-"""Whatever stands in an address, a query, a header or a body: every route answers, if with a refusal, in a sentence, and
+"""Whatever stands in an address, a query, a header or a body: every route answers, if with a refusal in a sentence, and
 says nothing of where things lie on the server.
 """
 
