@@ -273,7 +273,7 @@ def same_capture_with(extra: str, about: Provenance) -> None:
     if command is not None:
         st.markdown("The same capture with it:")
         code_block(command, wraps=True)
-    if said := left_out(about):
+    if said := left_out(about, command):
         st.caption(said)
 
 

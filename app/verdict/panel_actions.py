@@ -81,7 +81,7 @@ def how_to_judge(view: selection.View) -> None:
             "This captures the pairs again and runs every control beside them, several times the work of the capture:"
         )
         code_block(command, wraps=True)
-    if said := left_out(about):
+    if said := left_out(about, command):
         st.caption(said)
     _judge_here(view)
 

@@ -44,8 +44,8 @@ def typed_with(about: Provenance, extra: str, *, trusts_code: bool = False) -> s
     return replace(request, trust_remote_code=request.trust_remote_code and trusts_code, **added).typed()
 
 
-def left_out(about: Provenance) -> str:
-    """Sentence on what a command from a run's request leaves out, or why there is none; '' where it is whole."""
+def left_out(about: Provenance, command: str | None) -> str:
+    """Sentence on what `command`, from this run's request, leaves out, or on why no run like it has one; else ''."""
     request = request_of(about)
     if request is None:
         return (
@@ -53,7 +53,7 @@ def left_out(about: Provenance) -> str:
             if about.kind == "capture"
             else ""
         )
-    if request.trust_remote_code:
+    if command and request.trust_remote_code:
         return (
             "It was captured with `--trust-remote-code`, which runs code of the model's author: read that code before"
             " you add the option."

@@ -71,7 +71,7 @@ def test_a_run_without_a_request_of_its_own_has_no_such_command(about):
     assert not asks_for(about, "layers")
     assert how_to_have("layers", about) == "capture it with --layers from its model"
     assert typed_again(about) == ""
-    assert left_out(about).startswith("No command is offered") == (about.kind == "capture")
+    assert left_out(about, None).startswith("No command is offered") == (about.kind == "capture")
 
 
 def test_no_command_from_a_file_lets_a_model_run_its_own_code():
@@ -79,9 +79,10 @@ def test_no_command_from_a_file_lets_a_model_run_its_own_code():
     for command in (typed_with(about, "layers") or "", typed_again(about), how_to_have("layers", about)):
         assert command
         assert "trust" not in command
-    assert "runs code of the model's author" in left_out(about)
+    assert "runs code of the model's author" in left_out(about, typed_with(about, "layers"))
+    assert left_out(provenance(trust_remote_code=True, layers=True), None) == ""
     assert "--trust-remote-code" in (typed_with(about, "judge", trusts_code=True) or "")  # for who has just captured it
-    assert left_out(provenance()) == ""
+    assert left_out(provenance(), typed_again(provenance())) == ""
     assert "trust" not in (typed_with(provenance(), "judge", trusts_code=True) or "")
 
 
