@@ -20,7 +20,7 @@ def shown(text: object, longest: int = 80) -> str:
 
 def printable(text: str, instead: str = " ", besides: str = "") -> str:
     """Text with every character that cannot be seen, but those of `besides`, replaced by `instead`."""
-    return "".join(c if is_seen(c) or c in besides else instead for c in text)
+    return text if is_seen(text) else "".join(c if is_seen(c) or c in besides else instead for c in text)
 
 
 def is_seen(text: str) -> bool:
@@ -37,7 +37,7 @@ def legible(text: str) -> str:
 
 def visible(text: str) -> str:
     """A token's text with its whitespace and control characters shown."""
-    return "".join(_VISIBLE.get(c) or (c if is_seen(c) else f"\\x{ord(c):02x}") for c in text)
+    return "".join(_VISIBLE.get(c) or (c if c.isprintable() and c not in _BLANK else f"\\x{ord(c):02x}") for c in text)
 
 
 def clipped(text: str, longest: int) -> str:

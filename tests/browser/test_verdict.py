@@ -14,6 +14,7 @@ from core.runs.file.evidence import PRECISION, RUNGS
 from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
+from tests.app.test_copied_texts import harmful, of_a_stranger
 from tests.browser.driving import ROOT, Dashboard, pause, picture, settle
 from tests.core.runs.judged_runs import CASES, judged_run
 
@@ -128,6 +129,25 @@ def test_nothing_is_wider_than_a_phone(browser: Browser, dashboard: Dashboard, r
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     picture(page, f"verdict-{run_id}-dark-390")
     context.close()
+
+
+@pytest.mark.thorough
+def test_nothing_that_cannot_be_seen_reaches_the_clipboard(page: Page, dashboard: Dashboard, runs: Store):
+    """Of a run every text of which is planted: its command, and its report."""
+    of_a_stranger(runs.path_of(judged_run(runs, None, run_id="v-stranger")))
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"{dashboard.url}/overview?run=v-stranger")
+    settle(page)
+    page.locator(".st-key-copy_report summary").click()
+    settle(page)
+    copied = []
+    for block in page.locator("div:has(> pre)").all():
+        block.hover()
+        block.get_by_role("button", name="Copy to clipboard").click()
+        copied.append(page.evaluate("navigator.clipboard.readText()"))
+    runs.delete("v-stranger")
+    assert [harmful(text) for text in copied] == [[], []]
+    assert copied[0].startswith("python -m core judge --model $'x")
 
 
 @pytest.mark.thorough
