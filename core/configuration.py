@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -74,6 +75,10 @@ class Hosting:
     trusted_proxies: tuple[str, ...] = field(
         default=(), metadata={"is": _NAMES}
     )  # addresses or networks whose forwarded headers count
+    proxy_secret: str = field(
+        default="", repr=False, metadata=_SECRET
+    )  # that a trusted proxy sends along, so that no other program of its machine is taken for it
+    local_token: bool = False  # without a sign-in, ask for a random token that the printed address has
     frame_ancestors: tuple[str, ...] = field(
         default=(), metadata={"is": _NAMES}
     )  # who else may show the pages in a frame: https://HOST
@@ -234,6 +239,23 @@ def _amount(text: str) -> Any:
         return text
     bytes_ = float(found[1]) * _UNITS[found[2].lower()]
     return int(bytes_) if bytes_ <= _HIGHEST[int] else text
+
+
+def readable_secrets(found: Configuration, environment: Mapping[str, str]) -> list[str]:
+    """Secrets that every user of the machine can read in the file, named as in it; empty where it is closed to them."""
+    try:
+        if found.source is None or not found.source.stat().st_mode & stat.S_IROTH:
+            return []
+    except OSError:
+        return []
+    return [
+        f"[{section}] {each.name}"
+        for section, kind in _SECTIONS.items()
+        for each in fields(kind)
+        if each.metadata.get("secret")
+        and getattr(getattr(found, section), each.name)
+        and variable_of(section, each.name) not in environment
+    ]
 
 
 def as_json(found: Configuration) -> dict[str, Any]:

@@ -59,9 +59,9 @@ _seen: dict[tuple[str, str], tuple[float, Session | UnseenError | None]] = {}
 async def authenticate(scope: Scope, found: Configuration, place: AuthStore) -> Recognition:
     """Recognise who sent a request, where a sign-in is configured. UnseenError where that cannot be looked up."""
     headers = Headers(scope=scope)
-    bearer = _bearer(headers)
-    if bearer is not None and found.sign_in.tokens:
-        return await _by_token(bearer, scope, found, place)
+    token = bearer(headers)
+    if token is not None and found.sign_in.tokens:
+        return await _by_token(token, scope, found, place)
     named = by_header(scope, found)
     if named is not None:
         return Recognition(named, "header")
@@ -81,7 +81,7 @@ async def still(at: Recognition, scope: Scope, found: Configuration, place: Auth
     if at.by == "cookie":
         return await of_session(at.said, found.sign_in, place)
     if at.by == "token" and found.sign_in.tokens:
-        return _of_token(tokens.digest_of(_bearer(Headers(scope=scope)) or ""), place)
+        return _of_token(tokens.digest_of(bearer(Headers(scope=scope)) or ""), place)
     return None
 
 
@@ -134,7 +134,7 @@ def provider_of(place: AuthStore, sign_in: SignIn) -> str:
 
 def by_header(scope: Scope, found: Configuration) -> Identity | None:
     """Identity that the proxy names, once, if it is a trusted one and the lists know them; else None."""
-    if not found.sign_in.header or not client_address.is_trusted(client_address.peer_of(scope), found.hosting):
+    if not found.sign_in.header or not client_address.is_proxy(scope, found.hosting):
         return None
     names = Headers(scope=scope).getlist(found.sign_in.header)
     if len(names) != 1:
@@ -225,7 +225,8 @@ def _of_token(digest: str | None, place: AuthStore) -> Identity | None:
     return None if token is None else Identity(token.name, token.role, "token")  # type: ignore[arg-type]
 
 
-def _bearer(headers: Headers) -> str | None:
+def bearer(headers: Headers) -> str | None:
+    """Token in Authorization, if there is one such header; else None."""
     found = headers.getlist("authorization")
     scheme, _, text = found[0].partition(" ") if len(found) == 1 else ("", "", "")
     return text.strip() if scheme.lower() == "bearer" else None

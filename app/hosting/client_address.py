@@ -4,7 +4,10 @@ client's.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
+import re
+import secrets
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
@@ -12,10 +15,30 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from core.configuration import Hosting
-from core.hosting.start import UNIX, is_loopback, networks
+from core.hosting.sessions import EITHER
+from core.hosting.start import IDENTITY_HEADERS, PROXY_SECRET, UNIX, is_loopback, networks
 
 UNKNOWN = ""  # a peer that may have been talked out of us; nobody trusts it
+_PROOF = "ulpscope_proxy_proof"  # where a scope's state has the SHA-256 of the secret that came with the request
 _LOOPBACK = "127.0.0.1"
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{0,5})?")  # RFC 3986, without escapes
+# Headers that proxies add: by these a server without a sign-in knows one.
+_FORWARDED = frozenset(
+    (
+        "forwarded",
+        "via",
+        "cdn-loop",
+        "client-ip",
+        "true-client-ip",
+        "x-client-ip",
+        "x-cluster-client-ip",
+        "x-original-forwarded-for",
+        "x-original-host",
+        "x-real-ip",
+        *map(str.lower, IDENTITY_HEADERS),
+    )
+)
+_FORWARDED_PREFIXES = ("x-forwarded-", "cf-", "fastly-", "tailscale-", "x-envoy-")
 
 
 def peer_of(scope: Scope) -> str:
@@ -31,38 +54,90 @@ def peer_of(scope: Scope) -> str:
     host, port = client[0], client[1]
     if port == 0:
         return _LOOPBACK
-    named = ",".join(Headers(scope=scope).getlist("x-forwarded-for")).split(",")
-    return UNKNOWN if any(part.strip() != host and _address(part.strip()) == host for part in named) else host
+    named = (part.strip() for part in _forwarded_for(scope))
+    return UNKNOWN if any(part != host and _address(part) == host for part in named) else host
 
 
 def is_trusted(peer: str, hosting: Hosting) -> bool:
-    """Return whether this peer is a trusted proxy, so that what it says of others counts."""
+    """Return whether this peer has the address of a trusted proxy."""
     if peer == UNIX:
         return UNIX in hosting.trusted_proxies
     return _is_in(peer, networks(hosting))
 
 
+def is_proxy(scope: Scope, hosting: Hosting) -> bool:
+    """Return whether a request comes from a trusted proxy, so that what it says of others counts: by its address, and
+    by the secret where one is set.
+    """
+    proof = scope.get("state", {}).get(_PROOF, b"")
+    if hosting.proxy_secret and not secrets.compare_digest(proof, _sha256(hosting.proxy_secret.encode())):
+        return False
+    return is_trusted(peer_of(scope), hosting)
+
+
+def with_proof(scope: Scope) -> Scope:
+    """Scope that says by a digest which secret came with the request, if exactly one did, once its header is gone."""
+    sent = [value for name, value in scope["headers"] if name.lower() == PROXY_SECRET.lower().encode()]
+    proof = _sha256(sent[0]) if len(sent) == 1 else b""
+    return {**scope, "state": {**scope.get("state", {}), _PROOF: proof}}
+
+
 def client_of(scope: Scope, hosting: Hosting) -> str:
-    """Address whose failed attempts are counted together: the peer, or the last one before the trusted proxies."""
-    peer = peer_of(scope)
-    if not is_trusted(peer, hosting):
-        return peer or "unknown"
+    """Address whose failed attempts are counted together: the peer's, or the client's that trusted proxies name.
+
+    X-Forwarded-For is read from its end, where the nearest proxy wrote. A trusted proxy's address there is stepped
+    over, once, and only where `trusted_proxies` names it by itself: others of a trusted network may be clients. The
+    first that is not is the client, if it is a plain address of another machine. Whatever else stands there leaves a
+    doubt (nothing, a name, an address with a port, in brackets, with a zone or blanks in it, of this machine, of a
+    proxy that was passed before), and then the peer is counted: a proxy that appends writes a plain address, so
+    anything else may be the client's own invention, and so may all that stands before it.
+
+    This machine is one address, whichever of its own a program of it comes from. A peer that the header names itself
+    may be it, or such a program that talked uvicorn into it: then both are counted, and the address has both.
+    """
+    if not is_proxy(scope, hosting):
+        return _counted_peer(scope)
     trusted = networks(hosting)
-    for part in reversed(",".join(Headers(scope=scope).getlist("x-forwarded-for")).split(",")):
-        address = _bare(part.strip())
-        if address and not _is_in(address, trusted):
-            return address
-    return peer
+    passed = {_plain(peer_of(scope))}
+    for part in reversed(_forwarded_for(scope)):
+        address = _plain(part.strip(" \t"))
+        if address is None or address in passed or _is_of_this_machine(address, scope):
+            break
+        if not _is_in(str(address), trusted):
+            return str(address)
+        if not any(network.num_addresses == 1 and address in network for network in trusted):
+            break
+        passed.add(address)
+    return _counted_peer(scope)
+
+
+def _counted_peer(scope: Scope) -> str:
+    peer = peer_of(scope)
+    if peer == UNIX:
+        return peer
+    address = _plain(peer or scope["client"][0])
+    if address is not None and _is_of_this_machine(address, scope):
+        return _LOOPBACK
+    if peer != UNKNOWN:
+        return peer
+    # What is no address is none that a connection has.
+    return _LOOPBACK if address is None else f"{address}{EITHER}{_LOOPBACK}"
+
+
+def _is_of_this_machine(address: ipaddress.IPv4Address | ipaddress.IPv6Address, scope: Scope) -> bool:
+    server = scope.get("server")
+    is_ours = server is not None and address == _plain(str(server[0]))
+    return is_ours or address.is_loopback or address.is_unspecified
 
 
 def is_local(scope: Scope) -> bool:
-    """Return whether a server without a sign-in may answer: the connection came in at loopback, by no proxy, and the
-    request is meant for this machine by name.
+    """Return whether a server without a sign-in may answer: the connection came in at loopback, by no proxy as far as
+    the headers and the version of HTTP say, and the request is meant for this machine by name.
 
     The name is looked at because a page of anybody's may have its own name point here (DNS rebinding), and would read
     all it likes.
     """
-    if any(_is_forwarded(name) for name, _ in scope["headers"]):
+    if any(_is_forwarded(name) for name, _ in scope["headers"]) or scope.get("http_version") in ("0.9", "1.0"):
         return False
     server = scope.get("server")
     at = str(server[0]) if server else ""
@@ -71,7 +146,10 @@ def is_local(scope: Scope) -> bool:
             return False
     except ValueError:
         pass  # the path of a unix socket, or the name a test gives
-    host = Headers(scope=scope).get("host", "")
+    hosts = Headers(scope=scope).getlist("host")
+    host = hosts[0] if hosts else ""
+    if len(hosts) > 1 or (host and not _HOST.fullmatch(host)):
+        return False
     name = _hostname(host)
     return name == at or is_loopback(name) or name.endswith(".localhost") or (not host and scope["type"] == "http")
 
@@ -112,6 +190,10 @@ def _origin_of(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
+def _sha256(text: bytes) -> bytes:
+    return hashlib.sha256(text).digest()
+
+
 def _hostname(host: str) -> str:
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
@@ -129,12 +211,19 @@ def _is_in(address: str, found: Iterable[ipaddress.IPv4Network | ipaddress.IPv6N
     return any(known in network for network in found)
 
 
-def _bare(part: str) -> str:
-    """An address out of X-Forwarded-For, without its port; empty for what is none."""
+def _forwarded_for(scope: Scope) -> list[str]:
+    return ",".join(Headers(scope=scope).getlist("x-forwarded-for")).split(",")
+
+
+def _plain(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Address, an IPv4 one for its form in IPv6; None for a text that is not an address alone."""
     try:
-        return str(ipaddress.ip_address(_address(part)))
+        found = ipaddress.ip_address(text)
     except ValueError:
-        return ""
+        return None
+    if isinstance(found, ipaddress.IPv6Address):
+        return None if found.scope_id is not None else found.ipv4_mapped or found
+    return found
 
 
 def _address(part: str) -> str:
@@ -146,5 +235,5 @@ def _address(part: str) -> str:
 
 def _is_forwarded(name: bytes) -> bool:
     """Return whether a header of this name is one that proxies add."""
-    plain = name.lower().replace(b"_", b"-")
-    return plain in (b"forwarded", b"x-real-ip") or plain.startswith(b"x-forwarded-")
+    plain = name.decode("latin-1").lower().replace("_", "-")
+    return plain in _FORWARDED or plain.startswith(_FORWARDED_PREFIXES)

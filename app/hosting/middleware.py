@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlit import config
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
-from app.hosting import authentication, client_address, redirects, sign_in, websocket_messages
+from app.hosting import authentication, client_address, local_access, redirects, sign_in, websocket_messages
 from app.hosting.audit_async import tell
 from app.hosting.authentication import Recognition, UnseenError
 from app.hosting.identity import HEADER, LOCAL, NO_EDITOR, SESSION_HEADER, STATE, Identity, as_header
@@ -35,10 +35,6 @@ AHEAD_SECONDS = 2.0  # for which messages are passed on while the next look take
 UNSEEN_SECONDS = 60.0  # for which it goes on while nobody can look
 ENDED = 4401  # the close code of a websocket whose session has ended
 _OURS = b"x-ulpscope-"
-_ONLY_HERE = (
-    "This dashboard has no sign-in, so it answers its own machine alone and no proxy; open http://127.0.0.1 with its"
-    " port, or set up a sign-in."
-)
 _NOT_IN = "Sign in first: a browser at /sign-in, a program with 'Authorization: Bearer TOKEN'."
 _FORGED = "This request was begun by a page of another site, so nothing was changed."
 _log = logging.getLogger(__name__)
@@ -87,8 +83,9 @@ class Gate:
         looked up.
         """
         if place is None:
-            at = Recognition(LOCAL if client_address.is_local(scope) else None, "local")
-            refusal = None if at.identity else _refusal(scope, _ONLY_HERE, 403)
+            said = await local_access.refusal_of(scope)
+            refusal = _refusal(scope, said, 403) if isinstance(said, str) else said
+            at = Recognition(LOCAL if refusal is None else None, "local")
         elif scope["type"] == "http" and redirects.is_own(scope["path"]):
             # Without the application, or the router would raise what only that one turns into a 404.
             await self._own({key: value for key, value in scope.items() if key != "app"}, receive, send)
@@ -194,7 +191,8 @@ class _Watched:
 def _stripped(scope: Scope, found: Configuration) -> Scope:
     """Scope without the headers that only we write, and without the proxy's where it did not come from the proxy."""
     named = found.sign_in.header.lower().encode()
-    is_believed = bool(named) and client_address.is_trusted(client_address.peer_of(scope), found.hosting)
+    scope = client_address.with_proof(scope)  # before the header goes that has the secret
+    is_believed = bool(named) and client_address.is_proxy(scope, found.hosting)
 
     def is_kept(name: bytes) -> bool:
         plain = name.lower().replace(b"_", b"-")  # which some software behind would take for the same

@@ -9,6 +9,7 @@ from typing import NoReturn
 import streamlit as st
 from streamlit import config
 
+from app.hosting import local_access
 from app.hosting.live_settings import auth_store, now_in_force
 from core.errors import ConfigurationError, UlpscopeError
 from core.hosting import start
@@ -30,8 +31,12 @@ def check() -> None:
             raise ConfigurationError(
                 "--forwarded-allow-ips is given; name the proxies in [hosting] trusted_proxies instead."
             )
+        for warning in start.warnings(found, os.environ):
+            _say(f"warning: {warning}")
         if found.sign_in.is_configured:
             auth_store()
+        elif found.hosting.local_token:
+            _say(f"open {_origin(address)}/?token={local_access.ask_for_token()}")
     except UlpscopeError as error:
         _refuse(str(error))
 
@@ -41,7 +46,17 @@ def _is_streamlits() -> bool:
     return getattr(config, "_server_mode", None) is not None
 
 
-def _refuse(sentence: str) -> NoReturn:
-    sys.stderr.write(f"error: {sentence}\n")
+def _origin(address: str) -> str:
+    """Where a browser of this machine finds the server; another's than Streamlit's knows its port itself."""
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{st.get_option('server.port')}" if _is_streamlits() else "the server's address with"
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
+
+
+def _refuse(sentence: str) -> NoReturn:
+    _say(f"error: {sentence}")
     raise SystemExit(EXIT_CODE)

@@ -4,9 +4,10 @@ guessed, what caches may keep.
 
 from __future__ import annotations
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Scope, Send
 
+from app.hosting.live_settings import is_secure
 from core.configuration import Configuration
 
 # What Streamlit's pages, our components and Plotly's figures were seen to need in Chromium; connect-src 'self' covers
@@ -27,18 +28,36 @@ def frames(found: Configuration | None) -> str:
     return " ".join(("'self'", *named))
 
 
+def is_https(scope: Scope) -> bool:
+    """Return whether a browser sent this request by https, as far as its connection or the proxy says; who says so
+    falsely loses the cookie that they are given.
+    """
+    said = Headers(scope=scope).get("x-forwarded-proto", "").partition(",")[0].strip().lower()
+    return scope.get("scheme") in ("https", "wss") or said == "https"
+
+
 def guarded(send: Send, scope: Scope, found: Configuration | None) -> Send:
-    """Wrap `send` so that it adds the headers to the answer of a request."""
+    """Wrap `send` so that it adds the headers to the answer of a request, and Secure to its cookies behind https."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             _add(headers, frames(found))
+            if is_https(scope) or (found is not None and is_secure(found)):
+                _secure_cookies(headers)
             if found is not None and found.sign_in.is_configured and not scope["path"].startswith(_STATIC):
                 _keep_private(headers)
         await send(message)
 
     return sending
+
+
+def _secure_cookies(headers: MutableHeaders) -> None:
+    """Make every cookie Secure, Streamlit's own too, which knows of no proxy's https."""
+    for index, (name, value) in enumerate(headers.raw):
+        attributes = {part.strip().lower() for part in value.split(b";")[1:]}
+        if name.lower() == b"set-cookie" and b"secure" not in attributes:
+            headers.raw[index] = name, value + b"; Secure"
 
 
 def _add(headers: MutableHeaders, allowed: str) -> None:

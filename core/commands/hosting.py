@@ -39,8 +39,9 @@ def show_configuration(as_json_: JsonOption = False) -> None:
         complaint = ""
     except ConfigurationError as error:
         complaint = str(error)
+    warnings = start.warnings(found, os.environ)
     if as_json_:
-        print_json(said | {"complaint": complaint or None})
+        print_json(said | {"complaint": complaint or None, "warnings": warnings})
         return
     table = Table(
         title=f"from {escape(str(found.source))} and the environment"
@@ -55,6 +56,8 @@ def show_configuration(as_json_: JsonOption = False) -> None:
     out.print(table)
     ways = start.ways(found.sign_in)
     out.print("sign-in: " + (", ".join(ways) if ways else "none, so the server stays on this machine"), markup=False)
+    for warning in warnings:
+        err.print(f"warning: {warning}", markup=False, soft_wrap=True)
     if complaint:
         err.print(f"a server would not start: {complaint}", markup=False, soft_wrap=True)
 

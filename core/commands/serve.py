@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ..command_name import called
-from ..configuration import FILE_NAME, VARIABLE, configuration
+from ..configuration import FILE_NAME, VARIABLE, configuration, variable_of
 from ..errors import ExtraError, UsageError
 from ..hosting import private, start, tokens
 from ..runs.store.store import open_store
@@ -28,6 +28,14 @@ def serve(
         ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
+    token: Annotated[
+        bool,
+        typer.Option(
+            "--token",
+            help="Without a sign-in: ask for a random token, which the printed address has. For a machine that several"
+            " people share under one user.",
+        ),
+    ] = False,
     store: StoreOption = None,
 ) -> None:
     """Serve the dashboard. Refuses, before it listens, to be open to others without a sign-in (docs/hosting.md)."""
@@ -39,12 +47,18 @@ def serve(
     if find_spec("streamlit") is None:
         raise ExtraError("the dashboard takes streamlit, not installed here: pip install -e '.[hosting]' in the clone.")
     found = configuration()
+    if token and found.sign_in.is_configured:
+        raise UsageError(
+            f"--token is for a server without a sign-in; this one has {', '.join(start.ways(found.sign_in))}."
+        )
     environment = os.environ | {start.FORWARDED: ""}  # whom to believe is [hosting] trusted_proxies, and nothing else
     start.check(found, environment, address)
     if address.startswith("unix:"):
         raise UsageError("Streamlit's server does not listen on unix sockets; give an address such as 127.0.0.1.")
     directory = open_store(store).directory.absolute()
     environment["ULPSCOPE_STORE"] = str(directory)
+    if token:
+        environment[variable_of("hosting", "local_token")] = "1"
     named = environment.get(VARIABLE) or (FILE_NAME if Path(FILE_NAME).exists() else "")
     if named:  # the server runs in the repository, where the theme is
         environment[VARIABLE] = str(Path(named).absolute())
@@ -55,6 +69,10 @@ def serve(
         markup=False,
         soft_wrap=True,
     )
+    if found.sign_in.header:
+        err.print("on every request its proxy sends, as nginx says it:", markup=False)
+        for line in start.proxy_lines(found.sign_in.header, "the [hosting] proxy_secret"):
+            err.print(f"    {line}", markup=False, soft_wrap=True)
     if found.sign_in.is_configured:
         private.secret(directory)
         if found.sign_in.tokens and not tokens.listed(directory):

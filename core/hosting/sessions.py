@@ -23,6 +23,7 @@ from ..errors import ConfigurationError
 from . import private
 
 FILE = "sessions.sqlite"
+EITHER = " or "  # between two addresses of which an attempt is one's
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS session (id TEXT PRIMARY KEY, name TEXT, way TEXT, credential TEXT, created REAL,
   expires REAL) WITHOUT ROWID;
@@ -100,18 +101,22 @@ class Sessions:
         `most` failures within `seconds`.
 
         Counted before it is known to fail, so that many at once are no way around it; `succeeded` takes it back. Each
-        `kind` has a count of its own.
+        `kind` has a count of its own. An address of two is counted as both, and only the first is taken back.
         """
-        address, now = f"{kind} {_bucket(address)}".strip(), time.time()
+        addresses, now = [f"{kind} {_bucket(each)}".strip() for each in address.split(EITHER)], time.time()
         with self._open() as file:
             file.execute("BEGIN IMMEDIATE")
             file.execute("DELETE FROM attempt WHERE moment < ? OR moment > ?", (now - seconds, now + SKEW_SECONDS))
-            found = file.execute("SELECT count(*), min(moment) FROM attempt WHERE address = ?", (address,)).fetchone()
-            if found[0] >= most:
-                return 0, max(1.0, found[1] + seconds - now)
-            number = file.execute("INSERT INTO attempt (address, moment) VALUES (?, ?)", (address, now)).lastrowid
-            file.execute("DELETE FROM attempt WHERE number <= ?", ((number or 0) - _MOST_ATTEMPTS,))
-        return number or 0, 0.0
+            for each in addresses:
+                found = file.execute("SELECT count(*), min(moment) FROM attempt WHERE address = ?", (each,)).fetchone()
+                if found[0] >= most:
+                    return 0, max(1.0, found[1] + seconds - now)
+            numbers = [
+                file.execute("INSERT INTO attempt (address, moment) VALUES (?, ?)", (each, now)).lastrowid or 0
+                for each in addresses
+            ]
+            file.execute("DELETE FROM attempt WHERE number <= ?", (numbers[-1] - _MOST_ATTEMPTS,))
+        return numbers[0], 0.0
 
     def succeeded(self, number: int) -> None:
         """Remove an attempt that did not fail. The others of its address stay: who knows one password may be guessing

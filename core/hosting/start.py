@@ -6,19 +6,62 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import secrets
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import SplitResult, urlsplit
 
 from ..command_name import COMMAND
-from ..configuration import Configuration, Hosting, SignIn
+from ..configuration import Configuration, Hosting, SignIn, readable_secrets, variable_of
 from ..errors import ConfigurationError
 from ..text import shown
-from . import passwords
+from . import passwords, socket_owner
 
 UNIX = "unix"  # what a proxy on a unix socket is called in trusted_proxies
 FORWARDED = "FORWARDED_ALLOW_IPS"  # uvicorn's own idea of whom to believe
 _ORIGIN = re.compile(r"https?://(\*\.)?[A-Za-z0-9.-]+(:\d{1,5})?")
-_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
+_HEADER = re.compile(r"(?!x-ulpscope-)[A-Za-z][A-Za-z0-9-]{0,63}", re.IGNORECASE)  # ours are the gate's own
+PROXY_SECRET = "X-ULPscope-Proxy-Secret"  # the header in which a proxy sends [hosting] proxy_secret
+_PROXY_SECRET = re.compile(r"[A-Za-z0-9._~+/=-]{16,256}")  # means the same within any proxy's quotes
+# Headers in which proxies name who is signed in. deploy/nginx.conf passes none of them on from a client.
+IDENTITY_HEADERS = (
+    "X-Forwarded-User",
+    "X-Forwarded-Email",
+    "X-Forwarded-Preferred-Username",
+    "X-Forwarded-Groups",
+    "X-Forwarded-Access-Token",
+    "X-Remote-User",
+    "X-Remote-Email",
+    "Remote-User",
+    "Remote-Name",
+    "Remote-Email",
+    "Remote-Groups",
+    "X-User",
+    "X-User-Email",
+    "X-Authenticated-User",
+    "X-Auth-User",
+    "X-Auth-Email",
+    "X-Auth-Request-User",
+    "X-Auth-Request-Email",
+    "X-Auth-Request-Preferred-Username",
+    "X-WEBAUTH-USER",
+    "X-WEBAUTH-EMAIL",
+    "X-Authentik-Username",
+    "X-Authentik-Email",
+    "X-Pomerium-Claim-Email",
+    "X-Pomerium-Jwt-Assertion",
+    "X-Goog-Authenticated-User-Email",
+    "X-Goog-Authenticated-User-Id",
+    "X-MS-Client-Principal",
+    "X-MS-Client-Principal-Id",
+    "X-MS-Client-Principal-Name",
+    "X-Amzn-Oidc-Identity",
+    "X-Amzn-Oidc-Data",
+    "Cf-Access-Authenticated-User-Email",
+    "Cf-Access-Jwt-Assertion",
+    "Tailscale-User-Login",
+    "Tailscale-User-Name",
+)
 HOW = (
     f"a password (ULPSCOPE_SIGN_IN_EDITOR_PASSWORD), tokens (ULPSCOPE_SIGN_IN_TOKENS=1 and `{COMMAND} tokens add`),"
     " a proxy's header or OIDC, all in docs/hosting.md"
@@ -45,6 +88,25 @@ def check(found: Configuration, environment: Mapping[str, str], address: str | N
         raise ConfigurationError(
             f"{FORWARDED} is set; unset it, and name the proxies in [hosting] trusted_proxies instead."
         )
+
+
+def warnings(found: Configuration, environment: Mapping[str, str]) -> list[str]:
+    """What a server may start with and whoever starts it should know, one sentence each."""
+    said = []
+    readable = readable_secrets(found, environment)
+    if readable:
+        said.append(f"every user of this machine can read {', '.join(readable)} in {found.source}: chmod 600 it.")
+    if not found.sign_in.is_configured and not socket_owner.can_be_asked():
+        said.append(
+            "the kernel does not say here whose connection comes in, so every user of this machine is let in, and what"
+            " any proxy passes on that does not show: set a sign-in or [hosting] local_token (docs/hosting.md)."
+        )
+    return said
+
+
+def proxy_lines(header: str, secret: str) -> tuple[str, str]:
+    """Lines of nginx.conf by which a proxy proves that it is one, and names the user whatever the client says."""
+    return f'proxy_set_header {PROXY_SECRET} "{secret}";', f"proxy_set_header {header} $remote_user;"
 
 
 def is_loopback(address: str) -> bool:
@@ -154,11 +216,30 @@ def _check_proxies(sign_in: SignIn, hosting: Hosting) -> None:
         raise ConfigurationError(
             f"[sign_in] header is '{shown(sign_in.header)}'; expected the name of a header, X-Forwarded-User."
         )
+    if hosting.proxy_secret and not _PROXY_SECRET.fullmatch(hosting.proxy_secret):
+        raise ConfigurationError(
+            f"[hosting] proxy_secret has {len(hosting.proxy_secret)} characters; expected 16 to 256, of A to Z, a to z,"
+            " 0 to 9 and . _ ~ + / = -."
+        )
     if sign_in.header and not hosting.trusted_proxies:
         raise ConfigurationError(
             "[sign_in] header is set, but [hosting] trusted_proxies is empty; only a proxy that is named there is"
             " believed."
         )
+    if sign_in.header and not hosting.proxy_secret:
+        offered = _offered_secret()
+        raise ConfigurationError(
+            f"[sign_in] header is set, but [hosting] proxy_secret is not, so whatever program reaches this port from"
+            f' the proxy\'s address could say who it is; set proxy_secret = "{offered}" (or'
+            f" {variable_of('hosting', 'proxy_secret')}), and in nginx:"
+            f" {' '.join(proxy_lines(sign_in.header, offered))}"
+        )
+
+
+@lru_cache(maxsize=1)
+def _offered_secret() -> str:
+    """A secret that nobody has used: the same one whenever the sentence is said, for it is logged once."""
+    return secrets.token_urlsafe(24)
 
 
 def _is_loopback_address(text: str) -> bool:

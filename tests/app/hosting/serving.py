@@ -21,6 +21,8 @@ from app.hosting.identity import identity_of, require_editor
 from app.hosting.middleware import Gate
 
 EDITOR, VIEWER = "correct horse", "battery staple"
+SECRET = "shared-with-the-proxy"
+PROVEN = {"X-ULPscope-Proxy-Secret": SECRET}  # what a proxy sends along
 
 
 async def echo(request: Request) -> Response:

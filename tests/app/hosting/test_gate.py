@@ -14,7 +14,19 @@ from app.hosting import authentication, middleware
 from app.hosting.identity import HEADER, LOCAL, Identity, as_header, from_header
 from core.hosting import tokens
 from core.runs.store import audit
-from tests.app.hosting.serving import EDITOR, VIEWER, client, forget, form_of, gated, say, set_up, sign_in
+from tests.app.hosting.serving import (
+    EDITOR,
+    PROVEN,
+    SECRET,
+    VIEWER,
+    client,
+    forget,
+    form_of,
+    gated,
+    say,
+    set_up,
+    sign_in,
+)
 from tests.waiting import until
 
 HTML = {"accept": "text/html,application/xhtml+xml"}
@@ -291,6 +303,7 @@ def proxied(monkeypatch) -> None:
         sign_in_editors="ada@example.org",
         sign_in_viewers="@example.org",
         hosting_trusted_proxies="10.0.0.0/24",
+        hosting_proxy_secret=SECRET,
     )
 
 
@@ -320,7 +333,7 @@ def proxied(monkeypatch) -> None:
     ],
 )
 def test_a_header_counts_from_trusted_proxies_alone(peer, headers, role):
-    answer = client(client=peer).get("/api/x", headers=headers)
+    answer = client(client=peer).get("/api/x", headers=headers | PROVEN)
     assert answer.status_code == (200 if role else 401)
     if role:
         assert answer.json()["role"] == role
@@ -330,7 +343,8 @@ def test_a_header_counts_from_trusted_proxies_alone(peer, headers, role):
 def test_a_name_that_comes_twice_counts_not_at_all():
     headers = [("X-Forwarded-User", "eve@example.com"), ("X-Forwarded-User", "ada@example.org")]
     for both in (headers, headers[::-1]):
-        assert client(client=("10.0.0.7", 4)).get("/api/x", headers=both).status_code == 401
+        assert client(client=("10.0.0.7", 4)).get("/api/x", headers=[*both, *PROVEN.items()]).status_code == 401
+    assert client(client=("10.0.0.7", 4)).get("/api/x", headers=[headers[1], *PROVEN.items()]).status_code == 200
 
 
 def test_the_proxys_header_is_removed_from_everybody_else(proxied, ada):

@@ -9,7 +9,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from app.hosting import client_address
 from core.configuration import Hosting, SignIn
 from core.hosting.people import role_of
-from tests.app.hosting.serving import EDITOR, client, gated, set_up, sign_in
+from tests.app.hosting.serving import EDITOR, PROVEN, SECRET, client, gated, set_up, sign_in
 
 PROXY = "10.9.9.9"
 SPELLINGS = (
@@ -41,14 +41,23 @@ def behind_uvicorn(app: Starlette) -> ProxyHeadersMiddleware:
 
 @pytest.mark.parametrize("said", SPELLINGS)
 def test_no_spelling_of_a_port_makes_a_client_a_proxy(said, monkeypatch):
-    set_up(monkeypatch, sign_in_header="X-Forwarded-User", sign_in_editors="*", hosting_trusted_proxies=PROXY)
-    headers = {"x-forwarded-user": "eve", "x-forwarded-for": said.encode("latin-1")}
+    set_up(
+        monkeypatch,
+        sign_in_header="X-Forwarded-User",
+        sign_in_editors="*",
+        hosting_trusted_proxies=PROXY,
+        hosting_proxy_secret=SECRET,
+    )
+    headers = {"x-forwarded-user": "eve", "x-forwarded-for": said.encode("latin-1"), **PROVEN}
     local = client(behind_uvicorn(gated()), client=("127.0.0.1", 40_000))
     assert local.get("/api/x", headers=headers).status_code == 401
     # The twin: the proxy itself is believed, whatever it says of its clients.
     true = client(behind_uvicorn(gated()), client=(PROXY, 40_000))
     assert (
-        true.get("/api/x", headers={"x-forwarded-user": "ada", "x-forwarded-for": "198.51.100.1:80"}).status_code == 200
+        true.get(
+            "/api/x", headers={"x-forwarded-user": "ada", "x-forwarded-for": "198.51.100.1:80", **PROVEN}
+        ).status_code
+        == 200
     )
 
 

@@ -18,7 +18,7 @@ OIDC = {
     "viewers": ("*",),
 }
 PUBLIC = {"public_url": "https://ulpscope.example.org"}
-PROXY = {"trusted_proxies": ("10.0.0.0/8",)}
+PROXY = {"trusted_proxies": ("10.0.0.0/8",), "proxy_secret": "shared-with-the-proxy"}
 
 
 @pytest.mark.parametrize(
