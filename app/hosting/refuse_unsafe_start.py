@@ -47,9 +47,9 @@ def _is_streamlits() -> bool:
 
 
 def _origin(address: str) -> str:
-    """Where a browser of this machine finds the server; another's than Streamlit's knows its port itself."""
+    """Where a browser of this machine finds the server; the port of another than Streamlit's is not known here."""
     host = f"[{address}]" if ":" in address else address
-    return f"http://{host}:{st.get_option('server.port')}" if _is_streamlits() else "the server's address with"
+    return f"http://{host}:{st.get_option('server.port') if _is_streamlits() else 'PORT'}"
 
 
 def _say(line: str) -> None:

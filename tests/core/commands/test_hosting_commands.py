@@ -81,6 +81,42 @@ def test_serve_takes_its_configuration_along(cli, executed, monkeypatch, tmp_pat
     assert executed[0][1]["ULPSCOPE_CONFIG"] == str(tmp_path / "ulpscope.toml")
 
 
+HEADER = {
+    "ULPSCOPE_SIGN_IN_HEADER": "X-Strange-User",
+    "ULPSCOPE_SIGN_IN_EDITORS": "*",
+    "ULPSCOPE_HOSTING_TRUSTED_PROXIES": "127.0.0.1",
+}
+
+
+def test_serve_refuses_a_header_without_a_secret_and_says_the_lines_of_its_proxy(cli, executed, monkeypatch, store):
+    for name, value in HEADER.items():
+        monkeypatch.setenv(name, value)
+    refused = cli("serve")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "proxy_set_header X-Strange-User $remote_user;" in refused.stderr
+    assert executed == []
+    assert not store.exists()
+    monkeypatch.setenv("ULPSCOPE_HOSTING_PROXY_SECRET", "shared-with-the-proxy")
+    said = cli("serve").stderr
+    assert "    proxy_set_header X-Strange-User $remote_user;\n" in said
+    assert "    proxy_set_header X-ULPscope-Proxy-Secret " in said
+    assert "shared-with-the-proxy" not in said
+    assert len(executed) == 1
+
+
+def test_serve_asks_for_a_token_only_when_it_is_told_to_and_not_beside_a_sign_in(cli, executed, monkeypatch):
+    assert cli("serve").returncode == 0
+    assert "ULPSCOPE_HOSTING_LOCAL_TOKEN" not in executed[0][1]
+    assert cli("serve", "--token").returncode == 0
+    assert executed[1][1]["ULPSCOPE_HOSTING_LOCAL_TOKEN"] == "1"
+    monkeypatch.setenv("ULPSCOPE_SIGN_IN_EDITOR_PASSWORD", PASSWORD)
+    refused = cli("serve", "--token")
+    assert refused.returncode == 2
+    assert "this one has password" in refused.stderr
+    assert len(executed) == 2
+
+
 def test_a_token_is_made_listed_and_revoked_and_written_down(cli, store):
     done = cli("tokens", "add", "ada", "--role", "editor", "--days", "7")
     text = done.stdout.strip()
@@ -113,6 +149,7 @@ def test_the_configuration_is_shown_without_its_secrets_and_with_what_is_wrong_w
     assert said["sign_in"]["editor_password"] is True
     assert said["complaint"] is None
     assert PASSWORD not in str(said) + cli("configuration").stdout
+    assert said["warnings"] == []
     monkeypatch.setenv("ULPSCOPE_SIGN_IN_HEADER", "X-Forwarded-User")
     assert "nobody would get in" in json.loads(cli("configuration", "--json").stdout)["complaint"]
     assert "would not start" in cli("configuration").stderr
