@@ -69,10 +69,7 @@ def is_proxy(scope: Scope, hosting: Hosting) -> bool:
     """Return whether a request comes from a trusted proxy, so that what it says of others counts: by its address, and
     by the secret where one is set.
     """
-    proof = scope.get("state", {}).get(_PROOF, b"")
-    if hosting.proxy_secret and not secrets.compare_digest(proof, _sha256(hosting.proxy_secret.encode())):
-        return False
-    return is_trusted(peer_of(scope), hosting)
+    return _has_secret(scope, hosting) and is_trusted(peer_of(scope), hosting)
 
 
 def with_proof(scope: Scope) -> Scope:
@@ -95,10 +92,22 @@ def client_of(scope: Scope, hosting: Hosting) -> str:
     This machine is one address, whichever of its own a program of it comes from. A peer that the header names itself
     may be it, or such a program that talked uvicorn into it: then both are counted, and the address has both.
     """
-    if not is_proxy(scope, hosting):
-        return _counted_peer(scope)
-    trusted = networks(hosting)
-    passed = {_plain(peer_of(scope))}
+    peer = peer_of(scope)
+    address = _counted(scope, hosting, peer if peer != UNKNOWN else str(scope["client"][0]))
+    return address if peer != UNKNOWN or address == _LOOPBACK else f"{address}{EITHER}{_LOOPBACK}"
+
+
+def _counted(scope: Scope, hosting: Hosting, peer: str) -> str:
+    own = _plain(peer.partition("%")[0])  # a link-local one has its interface there
+    if peer == UNIX:
+        counted = UNIX
+    elif own is None or _is_of_this_machine(own, scope):  # a connection has no other end that is no address
+        counted = _LOOPBACK
+    else:
+        counted = str(own)
+    if not (_has_secret(scope, hosting) and is_trusted(peer, hosting)):
+        return counted
+    trusted, passed = networks(hosting), {own}
     for part in reversed(_forwarded_for(scope)):
         address = _plain(part.strip(" \t"))
         if address is None or address in passed or _is_of_this_machine(address, scope):
@@ -108,20 +117,12 @@ def client_of(scope: Scope, hosting: Hosting) -> str:
         if not any(network.num_addresses == 1 and address in network for network in trusted):
             break
         passed.add(address)
-    return _counted_peer(scope)
+    return counted
 
 
-def _counted_peer(scope: Scope) -> str:
-    peer = peer_of(scope)
-    if peer == UNIX:
-        return peer
-    address = _plain(peer or scope["client"][0])
-    if address is not None and _is_of_this_machine(address, scope):
-        return _LOOPBACK
-    if peer != UNKNOWN:
-        return peer
-    # What is no address is none that a connection has.
-    return _LOOPBACK if address is None else f"{address}{EITHER}{_LOOPBACK}"
+def _has_secret(scope: Scope, hosting: Hosting) -> bool:
+    proof = scope.get("state", {}).get(_PROOF, b"")
+    return not hosting.proxy_secret or secrets.compare_digest(proof, _sha256(hosting.proxy_secret.encode()))
 
 
 def _is_of_this_machine(address: ipaddress.IPv4Address | ipaddress.IPv6Address, scope: Scope) -> bool:

@@ -22,7 +22,7 @@ import pytest
 import uvicorn
 from starlette.websockets import WebSocketDisconnect
 
-from app.hosting import local_access
+from app.hosting import local_access, refuse_unsafe_start
 from core.hosting import socket_owner
 from tests.app.hosting.servers import SERVE, free_port, started
 from tests.app.hosting.serving import client, gated, set_up
@@ -424,3 +424,38 @@ def test_serve_prints_an_address_with_a_token_that_opens_the_dashboard(store, tm
     finally:
         process.terminate()
         process.wait(20)
+
+
+# What a start says
+
+
+def test_a_start_says_the_token_once_and_what_the_kernel_does_not_know(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(socket_owner, "can_be_asked", lambda: False)
+    set_up(monkeypatch, hosting_local_token="1")
+    refuse_unsafe_start.check()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 2
+    assert "warning: the kernel does not say here" in said
+    token = re.search(r"open http://127\.0\.0\.1:PORT/\?token=(\S+)\n", said)
+    assert token
+    assert client(base_url=HERE).get("/").status_code == 403
+    assert client(base_url=HERE).get(f"/?token={token[1]}").status_code == 303
+    local_access.forget()
+    monkeypatch.setattr(socket_owner, "can_be_asked", lambda: True)
+    set_up(monkeypatch, hosting_local_token="0")
+    refuse_unsafe_start.check()
+    assert capsys.readouterr().err == ""
+    assert client(base_url=HERE).get("/").status_code == 200  # who opens it on their own machine is asked for nothing
+
+
+def test_a_start_warns_of_a_file_of_passwords_that_everybody_can_read(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "ulpscope.toml"
+    path.write_text('[sign_in]\neditor_password = "correct horse"\n')
+    path.chmod(0o644)
+    monkeypatch.setenv("ULPSCOPE_CONFIG", str(path))
+    refuse_unsafe_start.check()
+    said = capsys.readouterr().err
+    assert said.startswith("warning: every user of this machine can read [sign_in] editor_password in ")
+    path.chmod(0o600)
+    refuse_unsafe_start.check()
+    assert capsys.readouterr().err == ""

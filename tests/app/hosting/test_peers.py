@@ -223,11 +223,9 @@ def test_no_header_gives_a_peer_that_is_no_proxy_a_count_without_its_own(before,
 @given(st.lists(HOPS, max_size=4), HOPS)
 def test_what_a_client_writes_before_the_proxys_hop_changes_nothing(before, last):
     trusted = "10.0.0.1,10.0.0.2,10.0.5.0/24"
-    alone = counted("10.0.0.1", last, trusted)
-    assert (
-        counted("10.0.0.1", ",".join([*before, last]), trusted) == alone
-        or last.strip(" \t").removeprefix("::ffff:") == "10.0.0.2"
-    )  # which is a proxy that wrote the hop before
+    alone, said = (counted("10.0.0.1", each, trusted).split(" or ")[0] for each in (last, ",".join([*before, last])))
+    is_proxy = last.strip(" \t").removeprefix("::ffff:") == "10.0.0.2"  # which wrote the hop before it
+    assert said == alone or is_proxy
 
 
 def test_reading_on_from_a_hop_that_is_no_address_would_be_found(monkeypatch):
@@ -244,7 +242,16 @@ PROXY_HOP = ip_address("10.0.0.2")
 def test_a_peer_that_the_header_names_with_a_port_is_counted_as_itself_and_as_this_machine():
     said = {counted("10.0.0.1", f"203.0.113.{number}, 10.0.0.1:443", "10.0.0.1") for number in range(9)}
     assert said == {"10.0.0.1 or 127.0.0.1"}
+    assert counted("10.0.0.1", "10.0.0.1:443, 198.51.100.1", "10.0.0.1") == "198.51.100.1 or 127.0.0.1"
     assert counted("x or y", "[x or y]:40000") == "127.0.0.1"  # which no connection has
+
+
+def test_a_neighbour_on_the_link_is_itself_and_a_unix_socket_is_one():
+    assert counted("fe80::1%eth0", None) == "fe80::1"
+    assert counted("fe80::1%eth0", "198.51.100.1", "fe80::/10") == "198.51.100.1"
+    scope = {"client": None, "headers": [(b"x-forwarded-for", b"198.51.100.1")]}
+    assert client_address.client_of(scope, Hosting()) == "unix"
+    assert client_address.client_of(scope, Hosting(trusted_proxies=("unix",))) == "198.51.100.1"
 
 
 def test_ones_own_address_with_a_port_opens_no_further_guesses(monkeypatch):
