@@ -93,18 +93,16 @@ def client_of(scope: Scope, hosting: Hosting) -> str:
     may be it, or such a program that talked uvicorn into it: then both are counted, and the address has both.
     """
     peer = peer_of(scope)
-    address = _counted(scope, hosting, peer if peer != UNKNOWN else str(scope["client"][0]))
-    return address if peer != UNKNOWN or address == _LOOPBACK else f"{address}{EITHER}{_LOOPBACK}"
+    if peer != UNKNOWN:
+        return _counted(scope, hosting, peer)
+    said = _plain(scope["client"][0])  # what is no address is none that a connection has
+    address = _LOOPBACK if said is None else _counted(scope, hosting, str(said))
+    return address if address == _LOOPBACK else f"{address}{EITHER}{_LOOPBACK}"
 
 
 def _counted(scope: Scope, hosting: Hosting, peer: str) -> str:
     own = _plain(peer.partition("%")[0])  # a link-local one has its interface there
-    if peer == UNIX:
-        counted = UNIX
-    elif own is None or _is_of_this_machine(own, scope):  # a connection has no other end that is no address
-        counted = _LOOPBACK
-    else:
-        counted = str(own)
+    counted = peer if own is None else _LOOPBACK if _is_of_this_machine(own, scope) else str(own)
     if not (_has_secret(scope, hosting) and is_trusted(peer, hosting)):
         return counted
     trusted, passed = networks(hosting), {own}

@@ -81,6 +81,20 @@ def test_an_address_is_refused_after_so_many_failures_and_only_that_one(tmp_path
     assert kept.attempt("198.51.100.7", 3, 600)[1] == 0
 
 
+def test_an_attempt_of_one_of_two_addresses_is_counted_as_both(tmp_path, clock):
+    kept = Sessions(tmp_path)
+    number, wait = kept.attempt("198.51.100.7 or 127.0.0.1", 2, 600)
+    assert (number > 0, wait) == (True, 0)
+    for address in ("198.51.100.7", "127.0.0.1"):
+        assert kept.attempt(address, 2, 600)[1] == 0
+        assert kept.attempt(address, 2, 600)[1] > 0
+    assert kept.attempt("198.51.100.8 or 127.0.0.1", 2, 600)[1] > 0
+    assert kept.attempt("198.51.100.8", 2, 600)[1] == 0  # what was refused is counted for nobody
+    kept.succeeded(number)
+    assert kept.attempt("198.51.100.7", 2, 600)[1] == 0
+    assert kept.attempt("127.0.0.1", 2, 600)[1] > 0  # whose it was is in doubt
+
+
 def test_a_success_takes_back_its_own_attempt_and_no_other(tmp_path, clock):
     kept = Sessions(tmp_path)
     for _ in range(2):
