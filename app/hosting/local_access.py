@@ -24,8 +24,8 @@ _ELSEWHERE = (
     " port, or set up a sign-in (docs/hosting.md)."
 )
 _ANOTHERS = (
-    "This dashboard has no sign-in, so it answers programs of the user alone who started it, and this connection is"
-    " another user's or a proxy's; to let others in, set up a sign-in (docs/hosting.md)."
+    "This dashboard has no sign-in, so it answers only programs of the user who started it, and this connection is"
+    " another user's, a proxy's for instance; to let others in, set up a sign-in (docs/hosting.md)."
 )
 _NO_TOKEN = (
     "Open the address with ?token= that this server printed when it started; a program sends that token as"
@@ -39,7 +39,7 @@ class _Kept:
     """The token that is asked for, if one is, and the connections whose owner was looked up."""
 
     token = ""
-    # A look takes 5 to 20 ms, so it is made once a connection, and never taken for another's: uvicorn hands all
+    # A look takes 3 to 75 ms, so it is made once a connection, and never taken for another's: uvicorn hands all
     # requests of a connection the same tuple, every new connection another, and one that is kept here stays the only
     # one with its identity, whoever has the port meanwhile.
     connections: dict[int, tuple[Any, bool]] = {}  # noqa: RUF012

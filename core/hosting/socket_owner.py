@@ -40,11 +40,11 @@ def is_own(client: End, server: End) -> bool:
 def owner_of(client: End, server: End) -> int | None:
     """User id of the socket at the `client` end of a connection to `server`; None where there is none.
 
-    Takes 5 ms with 20 sockets and 20 ms with 4,000 (a table of 262,144 buckets is walked).
+    Takes 3 ms where there is one, and up to 75 ms where there is none: all buckets of a table are walked, 262,144 here.
     """
     wanted = rows_of(client, server)
     for _ in range(2):  # a line may be left out of a table that changes while it is read
-        for table in TABLES:
+        for table in TABLES[-len(wanted) :]:  # an IPv6 address is in the second alone
             with suppress(OSError), table.open("r", encoding="ascii") as lines:
                 uid = owner_in(lines, wanted)
                 if uid is not None:
