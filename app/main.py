@@ -14,7 +14,7 @@ from starlette.middleware import Middleware  # noqa: E402
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
 from app.components import copy_link, page_links, stepper  # noqa: E402
-from app.hosting import error_details, refuse_unsafe_start  # noqa: E402
+from app.hosting import error_details, refuse_unsafe_start, request_heads  # noqa: E402
 from app.hosting import page_guard as of_signed_in  # noqa: E402
 from app.hosting.middleware import Gate  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
@@ -87,6 +87,7 @@ if get_script_run_ctx(suppress_warning=True) is not None:
     draw()
 else:
     refuse_unsafe_start.check()
+    request_heads.limit()
     documents = document.routes([name for name, _ in PAGES])
     app = st.App(
         __file__,

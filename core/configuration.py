@@ -83,6 +83,10 @@ class Hosting:
         default=(), metadata={"is": _NAMES}
     )  # who else may show the pages in a frame: https://HOST
     audit_bytes: int = field(default=16 << 20, metadata={"is": _BYTES})  # at which a new audit log is begun
+    audit_days: float = 365.0  # for which every event is kept at least; 0 is for ever
+    audit_kept_bytes: int = field(
+        default=1 << 30, metadata={"is": _BYTES}
+    )  # that logs put aside may take before those older than that are removed
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ class SignIn:
         10  # failed sign-ins from one address within `attempt_minutes`, after which it is refused for as long
     )
     attempt_minutes: float = 10.0
+    sign_ins: int = 300  # right ones from one address within `attempt_minutes`; with one credential five times as many
 
     @property
     def is_configured(self) -> bool:

@@ -70,26 +70,28 @@ async def authenticate(scope: Scope, found: Configuration, place: AuthStore) -> 
     return Recognition(identity, "cookie", said or "") if identity is not None else Recognition(None)
 
 
-async def still(at: Recognition, scope: Scope, found: Configuration, place: AuthStore) -> Identity | None:
-    """Identity at this moment behind something that goes on, a websocket; None for nobody. UnseenError where that
-    cannot be looked up.
+async def still(
+    at: Recognition, scope: Scope, found: Configuration, place: AuthStore, *, at_once: bool = False
+) -> Identity | None:
+    """Identity at this moment behind something that goes on, a websocket or a body; None for nobody. UnseenError where
+    that cannot be looked up. at_once: a session that another process has ended this second is none.
     """
     if at.by == "local":
         return None if found.sign_in.is_configured else LOCAL
     if at.by == "header":
         return by_header(scope, found)
     if at.by == "cookie":
-        return await of_session(at.said, found.sign_in, place)
+        return await of_session(at.said, found.sign_in, place, at_once=at_once)
     if at.by == "token" and found.sign_in.tokens:
         return _of_token(tokens.digest_of(bearer(Headers(scope=scope)) or ""), place)
     return None
 
 
-async def of_session(said: str, sign_in: SignIn, place: AuthStore) -> Identity | None:
+async def of_session(said: str, sign_in: SignIn, place: AuthStore, *, at_once: bool = False) -> Identity | None:
     """Identity of a cookie's session, if what it was begun with still lets them in. UnseenError where that cannot be
     looked up.
     """
-    session = await _session(said, sign_in.session_hours, place)
+    session = await _session(said, sign_in.session_hours, place, at_once)
     if session is None:
         return None
     if session.way == "password":
@@ -171,22 +173,22 @@ def forget() -> None:
     _seen.clear()
 
 
-async def _session(said: str, hours: float, place: AuthStore) -> Session | None:
+async def _session(said: str, hours: float, place: AuthStore, at_once: bool) -> Session | None:
     """Session of a cookie, looked up once a second at most, for a heatmap asks for many tiles at once."""
     kept = _seen.get((str(place.directory), said))
-    if kept is None or time.monotonic() > kept[0]:
-        kept = await asyncio.get_running_loop().run_in_executor(_looking, _look, said, hours, place)
+    if at_once or kept is None or time.monotonic() > kept[0]:
+        kept = await asyncio.get_running_loop().run_in_executor(_looking, _look, said, hours, place, at_once)
     session = kept[1]
     if isinstance(session, UnseenError):
         raise UnseenError(*session.args)
     return None if session is None or session.is_over(hours) else session
 
 
-def _look(said: str, hours: float, place: AuthStore) -> tuple[float, Session | UnseenError | None]:
+def _look(said: str, hours: float, place: AuthStore, at_once: bool) -> tuple[float, Session | UnseenError | None]:
     """Look a session up, unless somebody has while this call waited for its turn."""
     key = (str(place.directory), said)
     kept = _seen.get(key)
-    if kept is not None and time.monotonic() <= kept[0]:
+    if not at_once and kept is not None and time.monotonic() <= kept[0]:
         return kept
     session: Session | UnseenError | None
     try:

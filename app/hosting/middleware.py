@@ -19,16 +19,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlit import config
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
-from app.hosting import authentication, client_address, local_access, redirects, sign_in, websocket_messages
+from app.hosting import (
+    authentication,
+    client_address,
+    local_access,
+    redirects,
+    request_body,
+    sign_in,
+    websocket_messages,
+)
 from app.hosting.audit_async import tell
 from app.hosting.authentication import Recognition, UnseenError
 from app.hosting.identity import HEADER, LOCAL, NO_EDITOR, SESSION_HEADER, STATE, Identity, as_header
 from app.hosting.live_settings import AuthStore, auth_store, now_in_force
+from app.hosting.request_body import SAFE
 from app.hosting.security_headers import guarded
 from core.configuration import Configuration
 from core.errors import ConfigurationError
 
-SAFE = ("GET", "HEAD", "OPTIONS")
 LARGEST_HEADERS = 32 << 10  # bytes of all names and values; h11 stops at 64 KB, other parsers at nothing
 LOOK_SECONDS = 1.0  # between two looks at whether a websocket's session still stands
 AHEAD_SECONDS = 2.0  # for which messages are passed on while the next look takes its time
@@ -88,7 +96,8 @@ class Gate:
             at = Recognition(LOCAL if refusal is None else None, "local")
         elif scope["type"] == "http" and redirects.is_own(scope["path"]):
             # Without the application, or the router would raise what only that one turns into a 404.
-            await self._own({key: value for key, value in scope.items() if key != "app"}, receive, send)
+            scope = {key: value for key, value in scope.items() if key != "app"}
+            await request_body.passed_on(self._own, scope, receive, send, _refusal)
             return
         else:
             at = await authentication.authenticate(scope, found, place)
@@ -103,7 +112,7 @@ class Gate:
             guard = _Watched(scope, receive, send, at, place)
             await self._app(scope, guard.receive, guard.send)
         else:
-            await self._app(scope, receive, send)
+            await request_body.passed_on(self._app, scope, receive, send, _refusal, at, place)
 
 
 class _Watched:

@@ -73,9 +73,7 @@ async def come_back(request: Request) -> Response:
             place.sessions.attempt, address, ways.attempts, 60 * ways.attempt_minutes
         )
         if wait:
-            answer = sign_in_page.sentence("Not signed in", session_start.too_many(wait), 429, frames(found))
-            answer.headers["retry-after"] = str(round(wait))
-            return answer
+            return _later(wait, session_start.too_many(wait), found)
         return await _come_back(request, found, place, number)
     except (sqlite3.Error, OSError, ConfigurationError) as error:
         _log.error("nobody can sign in: %s", error)
@@ -98,11 +96,15 @@ async def _come_back(request: Request, found: Configuration, place: AuthStore, n
             "is not in the lists of those who may enter" if _is_verified(claims) else "is not verified by the provider"
         )
         return sign_in_page.sentence("Not signed in", f"The address {name or '(none)'} {why}.", 403, frames(found))
+    identity, credential = Identity(name, role, "oidc"), authentication.provider_of(place, found.sign_in)
+    if wait := await session_start.admitted(request, found, place, identity, credential):
+        return _later(wait, session_start.too_many(wait, session_start.RIGHT), found)
     await run_in_threadpool(place.sessions.succeeded, number)
-    identity = Identity(name, role, "oidc")
-    return await session_start.begin(
-        request, found, place, identity, authentication.provider_of(place, found.sign_in), target
-    )
+    return await session_start.begin(request, found, place, identity, credential, target)
+
+
+def _later(seconds: float, text: str, found: Configuration) -> Response:
+    return session_start.later(sign_in_page.sentence("Not signed in", text, 429, frames(found)), seconds)
 
 
 async def _has_left(request: Request, ways: SignIn) -> bool:

@@ -13,7 +13,23 @@ from app.hosting.live_settings import AuthStore, is_secure
 from core.configuration import Configuration
 
 CALLBACK = "/sign-in/callback"
+RIGHT = "sign-ins from your address, or with what you signed in with"
 NO_DISK = "Signing in is not possible at this moment: the server cannot write to its disk."
+
+
+async def admitted(
+    request: Request, found: Configuration, place: AuthStore, identity: Identity, credential: str
+) -> float:
+    """Count a sign-in with a right secret: 0, or the seconds to wait where there were too many, by whoever."""
+    return await run_in_threadpool(
+        place.sessions.admit,
+        identity.name,
+        identity.way,
+        credential,
+        client_address.client_of(request.scope, found.hosting),
+        found.sign_in.sign_ins,
+        60 * found.sign_in.attempt_minutes,
+    )
 
 
 async def begin(
@@ -43,6 +59,12 @@ def drop_cookie(answer: Response, place: AuthStore, found: Configuration, kind: 
     answer.delete_cookie(name, path="/", secure=is_secure(found), httponly=True, samesite="lax")
 
 
-def too_many(seconds: float) -> str:
+def too_many(seconds: float, what: str = "wrong attempts from your address") -> str:
     minutes = max(1, round(seconds / 60))
-    return f"Too many wrong attempts from your address; try again in {minutes} minute{'s' if minutes > 1 else ''}."
+    return f"Too many {what}; try again in {minutes} minute{'s' if minutes > 1 else ''}."
+
+
+def later(answer: Response, seconds: float) -> Response:
+    """A refusal with the time after which it is worth trying again."""
+    answer.headers["retry-after"] = str(round(seconds))
+    return answer

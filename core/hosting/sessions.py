@@ -1,5 +1,5 @@
-"""Sessions of those who are signed in, and failed attempts: `.hosting/sessions.sqlite`, shared by every process on the
-store.
+"""Sessions of those who are signed in, and counts of attempts that failed and of those that did not:
+`.hosting/sessions.sqlite`, shared by every process on the store.
 
 A session is a row, so that signing out ends it everywhere; the row has the SHA-256 of what the browser holds, so that
 nobody who reads the file can use it. What the session was begun with (`credential`) is looked at again whenever it is
@@ -27,11 +27,21 @@ EITHER = " or "  # between two addresses of which an attempt is one's
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS session (id TEXT PRIMARY KEY, name TEXT, way TEXT, credential TEXT, created REAL,
   expires REAL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS session_credential ON session (name, way, credential, created);
 CREATE TABLE IF NOT EXISTS attempt (number INTEGER PRIMARY KEY, address TEXT, moment REAL);
 CREATE INDEX IF NOT EXISTS attempt_address ON attempt (address, moment);
+CREATE TABLE IF NOT EXISTS success (number INTEGER PRIMARY KEY, address TEXT, moment REAL);
+CREATE INDEX IF NOT EXISTS success_address ON success (address, moment);
 """
-_MOST_ATTEMPTS = 20_000  # rows, of all addresses
+_MOST_ATTEMPTS = 20_000  # rows, of all addresses; of successes as many, apart, for they must not push failures out
 _MOST_SESSIONS = 50_000
+_MOST_OF_ONE = 2_000  # sessions of one name with one credential, which a team may share
+_WITH_ONE = 5  # times as many sign-ins with one credential as from one address
+_DELETE_OF_MOST = """
+DELETE FROM session WHERE id = (SELECT id FROM session WHERE (name, way, credential) = (
+  SELECT name, way, credential FROM session GROUP BY name, way, credential ORDER BY count(*) DESC, min(created) LIMIT 1
+) AND id <> ? ORDER BY created LIMIT 1)
+"""
 SKEW_SECONDS = 60  # a moment further ahead was written before the clock was put back
 _LOOK_SECONDS, _WRITE_SECONDS = 2.0, 5.0  # for which one waits until nobody writes; a writer takes milliseconds
 
@@ -67,19 +77,25 @@ class Sessions:
             file.execute("SELECT 1 FROM session, attempt LIMIT 1")
 
     def begin(self, name: str, way: str, credential: str, hours: float) -> str:
-        """A new session; what its cookie says, which is kept nowhere."""
+        """A new session; what its cookie says, which is kept nowhere. Where there are too many, the oldest of the same
+        name and credential goes, then the oldest of whoever has most: nobody's are pushed out by who has more.
+        """
         said, now = secrets.token_urlsafe(32), time.time()
-        row = (_sha256(said), name, way, credential, now, now + 3600 * hours)
+        session_id = _sha256(said)
+        row = (session_id, name, way, credential, now, now + 3600 * hours)
         with self._open() as file:
             file.execute("DELETE FROM session WHERE expires <= ? OR created > ?", (now, now + SKEW_SECONDS))
             file.execute(
                 "INSERT INTO session (id, name, way, credential, created, expires) VALUES (?, ?, ?, ?, ?, ?)", row
             )
-            too_many = file.execute("SELECT max(count(*) - ?, 0) FROM session", (_MOST_SESSIONS,)).fetchone()[0]
-            if too_many:
-                file.execute(
-                    "DELETE FROM session WHERE id IN (SELECT id FROM session ORDER BY created LIMIT ?)", (too_many,)
-                )
+            file.execute(
+                "DELETE FROM session WHERE id IN (SELECT id FROM session WHERE name = ? AND way = ? AND credential = ?"
+                " AND id <> ? ORDER BY created DESC LIMIT -1 OFFSET ?)",
+                (name, way, credential, session_id, _MOST_OF_ONE - 1),
+            )
+            (number,) = file.execute("SELECT count(*) FROM session").fetchone()
+            for _ in range(number - _MOST_SESSIONS):
+                file.execute(_DELETE_OF_MOST, (session_id,))
         return said
 
     def find(self, said: str, hours: float) -> Session | None:
@@ -106,17 +122,9 @@ class Sessions:
         addresses, now = [f"{kind} {_bucket(each)}".strip() for each in address.split(EITHER)], time.time()
         with self._open() as file:
             file.execute("BEGIN IMMEDIATE")
-            file.execute("DELETE FROM attempt WHERE moment < ? OR moment > ?", (now - seconds, now + SKEW_SECONDS))
-            for each in addresses:
-                found = file.execute("SELECT count(*), min(moment) FROM attempt WHERE address = ?", (each,)).fetchone()
-                if found[0] >= most:
-                    return 0, max(1.0, found[1] + seconds - now)
-            numbers = [
-                file.execute("INSERT INTO attempt (address, moment) VALUES (?, ?)", (each, now)).lastrowid or 0
-                for each in addresses
-            ]
-            file.execute("DELETE FROM attempt WHERE number <= ?", (numbers[-1] - _MOST_ATTEMPTS,))
-        return numbers[0], 0.0
+            wait = max(_wait(file, "attempt", each, most, seconds, now) for each in addresses)
+            numbers = [] if wait else [_count(file, "attempt", each, now) for each in addresses]
+        return (0, wait) if wait else (numbers[0], 0.0)
 
     def succeeded(self, number: int) -> None:
         """Remove an attempt that did not fail. The others of its address stay: who knows one password may be guessing
@@ -124,6 +132,20 @@ class Sessions:
         """
         with self._open() as file:
             file.execute("DELETE FROM attempt WHERE number = ?", (number,))
+
+    def admit(self, name: str, way: str, credential: str, address: str, most: int, seconds: float) -> float:
+        """Count a sign-in with a right secret, before its session is begun: 0, or the seconds to wait after `most`
+        within `seconds` from its address, or five times as many with its credential.
+        """
+        now, holder = time.time(), _sha256("\0".join((name, way, credential)))
+        addresses = [(_bucket(each), most) for each in address.split(EITHER)]
+        counted = [*addresses, (f"credential {holder}", _WITH_ONE * most)]
+        with self._open() as file:
+            file.execute("BEGIN IMMEDIATE")
+            wait = max(_wait(file, "success", whose, bound, seconds, now) for whose, bound in counted)
+            for whose, _ in [] if wait else counted:
+                _count(file, "success", whose, now)
+        return wait
 
     @contextmanager
     def _open(self, patience_seconds: float | None = None) -> Iterator[sqlite3.Connection]:
@@ -136,7 +158,7 @@ class Sessions:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
             file = sqlite3.connect(self._path, timeout=patience_seconds)
             try:
-                if not file.execute("SELECT 1 FROM sqlite_master WHERE name = 'attempt_address'").fetchone():
+                if not file.execute("SELECT 1 FROM sqlite_master WHERE name = 'success_address'").fetchone():
                     file.executescript(_SCHEMA)
                 return file
             except sqlite3.OperationalError:  # locked, or the disk is full
@@ -147,6 +169,19 @@ class Sessions:
                 with suppress(OSError):
                     self._path.rename(self._path.with_name(f"{FILE}.damaged-{secrets.token_hex(4)}"))
         raise ConfigurationError(f"{self._path}: cannot be opened; remove it, and everybody signs in again.")
+
+
+def _wait(file: sqlite3.Connection, table: str, whose: str, most: int, seconds: float, now: float) -> float:
+    """Seconds until another of an address or credential may be counted; 0 for at once. Removes what is out of date."""
+    file.execute(f"DELETE FROM {table} WHERE moment < ? OR moment > ?", (now - seconds, now + SKEW_SECONDS))
+    count, first = file.execute(f"SELECT count(*), min(moment) FROM {table} WHERE address = ?", (whose,)).fetchone()
+    return max(1.0, first + seconds - now) if count >= most else 0.0
+
+
+def _count(file: sqlite3.Connection, table: str, whose: str, now: float) -> int:
+    number = file.execute(f"INSERT INTO {table} (address, moment) VALUES (?, ?)", (whose, now)).lastrowid or 0
+    file.execute(f"DELETE FROM {table} WHERE number <= ?", (number - _MOST_ATTEMPTS,))
+    return number
 
 
 def _bucket(address: str) -> str:

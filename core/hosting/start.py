@@ -166,8 +166,8 @@ def _check_passwords(sign_in: SignIn) -> None:
         raise ConfigurationError(
             "[sign_in] viewer_password and editor_password are the same; one password cannot give two roles."
         )
-    if not (sign_in.session_hours and sign_in.attempts and sign_in.attempt_minutes):
-        raise ConfigurationError("[sign_in] session_hours, attempts and attempt_minutes must be more than 0.")
+    if not (sign_in.session_hours and sign_in.attempts and sign_in.attempt_minutes and sign_in.sign_ins):
+        raise ConfigurationError("[sign_in] session_hours, attempts, attempt_minutes and sign_ins must be more than 0.")
 
 
 def _check_lists(sign_in: SignIn) -> None:
