@@ -53,12 +53,6 @@ async def passed_on(
     if body.refused is None or body.is_answered:
         return
     sentence, status = body.refused
-    answer = refusal(scope, sentence, status)
-    if status == 401:
-        answer.headers["www-authenticate"] = 'Bearer realm="ULPscope"'
-    if status == 503:
-        answer.headers["retry-after"] = "2"
-    await answer(scope, receive, send)
     if status == 401 and at is not None and at.identity is not None and place is not None:
         await tell(
             place.directory,
@@ -69,6 +63,12 @@ async def passed_on(
             way=at.identity.way,
             address=client_address.client_of(scope, now_in_force().hosting),
         )
+    answer = refusal(scope, sentence, status)
+    if status == 401:
+        answer.headers["www-authenticate"] = 'Bearer realm="ULPscope"'
+    if status == 503:
+        answer.headers["retry-after"] = "2"
+    await answer(scope, receive, send)
 
 
 class _Body:
@@ -91,10 +91,8 @@ class _Body:
             return _GONE
         if self._is_whole:  # nothing but the sender's going is still to come
             return await self._receive()
-        try:
-            async with asyncio.timeout(min(IDLE_SECONDS, self._ends - time.monotonic())):
-                message = await self._receive()
-        except TimeoutError:
+        message = await self._in_time()
+        if message is None:
             self.refused = _STALLED, 408
             return _GONE
         if message["type"] != "http.request":
@@ -102,6 +100,16 @@ class _Body:
         self._is_whole = not message.get("more_body", False)
         is_due = self._is_whole or time.monotonic() - self._looked >= LOOK_SECONDS
         return _GONE if self._changes and is_due and not await self._stands() else message
+
+    async def _in_time(self) -> Message | None:
+        left = self._ends - time.monotonic()
+        if left <= 0:  # a part that is there already comes before any timeout
+            return None
+        try:
+            async with asyncio.timeout(min(IDLE_SECONDS, left)):
+                return await self._receive()
+        except TimeoutError:
+            return None
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer, unless the request was refused, or an answer took so long that its reader has no

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from app.hosting import redirects, sign_in_page
+from app.hosting import authentication, redirects, sign_in_page
 from core.hosting import passwords, tokens
 from core.runs.store import audit
 from tests.app.hosting.serving import EDITOR, VIEWER, client, form_of, set_up, sign_in
@@ -166,6 +166,34 @@ def test_guesses_at_the_same_time_are_counted_too(monkeypatch):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda guess: sign_in(client(), guess).status_code, "abcdefgh"))
     assert sorted(found) == [401] * 3 + [429] * 5
+
+
+@pytest.mark.usefixtures("passwords")
+def test_right_passwords_are_counted_too(store, monkeypatch):
+    """A flood of them fills neither the sessions nor the log, and asks for no more looks at a password than wrong ones
+    do. The twin: from another address, and with less of them, there is no limit to be met.
+    """
+    set_up(monkeypatch, sign_in_sign_ins="4", sign_in_attempts="3")
+    looked: list[object] = []
+    real = authentication.with_secret
+    monkeypatch.setattr(authentication, "with_secret", lambda *asked: looked.append(asked) or real(*asked))
+    answers = [sign_in(client(), EDITOR) for _ in range(10)]
+    assert [answer.status_code for answer in answers] == [303] * 4 + [429] * 6
+    assert "sign-ins from your address" in answers[4].text
+    assert 0 < int(answers[4].headers["retry-after"]) <= 600
+    assert len(looked) == 7
+    assert [event["what"] for event in audit.read(store, 99)] == ["sign-in"] * 4
+    with sqlite3.connect(store / ".hosting" / "sessions.sqlite") as file:
+        assert file.execute("SELECT count(*) FROM session").fetchone() == (4,)
+    assert sign_in(client(client=("198.51.100.9", 1)), EDITOR).status_code == 303
+
+
+@pytest.mark.usefixtures("passwords")
+def test_a_credential_that_is_used_from_many_addresses_leaves_the_others_alone(monkeypatch):
+    set_up(monkeypatch, sign_in_sign_ins="2")
+    from_many = [sign_in(client(client=(f"198.51.100.{n}", 1)), VIEWER).status_code for n in range(12)]
+    assert from_many == [303] * 10 + [429] * 2
+    assert sign_in(client(client=("198.51.100.99", 1)), EDITOR).status_code == 303
 
 
 @pytest.mark.usefixtures("passwords")

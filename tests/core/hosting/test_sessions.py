@@ -134,6 +134,75 @@ def test_rows_are_bounded(tmp_path, monkeypatch):
     assert kept.find(said[-1], 1) is not None
 
 
+def _of(kept: Sessions, said: list[str]) -> int:
+    return sum(kept.find(each, 1) is not None for each in said)
+
+
+def test_who_signs_in_again_and_again_pushes_out_nobody_but_themselves(tmp_path, monkeypatch, clock):
+    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 30)
+    monkeypatch.setattr(sessions, "_MOST_OF_ONE", 20)
+    kept = Sessions(tmp_path)
+    ada = [kept.begin("ada", "token", "a", 1)]
+    shared = []
+    for _ in range(50):
+        clock.now += 1
+        shared.append(kept.begin("viewer", "password", "b", 1))
+    assert (_of(kept, ada), _of(kept, shared), _of(kept, shared[-20:])) == (1, 20, 20)
+    others = []
+    for number in range(25):  # many credentials with one session each: whoever has most makes room
+        clock.now += 1
+        others.append(kept.begin(f"guest {number}", "oidc", "c", 1))
+    assert (_of(kept, ada), _of(kept, others), _of(kept, shared)) == (1, 25, 4)
+    assert _of(kept, shared[-4:]) == 4  # the latest of them
+
+
+def test_the_same_name_with_another_credential_is_somebody_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(sessions, "_MOST_OF_ONE", 2)
+    kept = Sessions(tmp_path)
+    said = [
+        kept.begin("ada", way, credential, 1) for way, credential in (("token", "a"), ("token", "b"), ("oidc", "a"))
+    ]
+    for _ in range(3):
+        kept.begin("ada", "token", "a", 1)
+    assert [kept.find(each, 1) is not None for each in said] == [False, True, True]
+
+
+def test_right_sign_ins_are_counted_by_address_and_by_credential(tmp_path, clock):
+    kept = Sessions(tmp_path)
+
+    def waits(number: int, name: str = "ada", address: str = "198.51.100.7") -> list[float]:
+        return [kept.admit(name, "token", name, address, 3, 600) for _ in range(number)]
+
+    assert waits(5) == [0, 0, 0, 600, 600]
+    clock.now += 10
+    assert waits(1, "grace") == [590]  # the address
+    assert [wait for number in range(6) for wait in waits(3, address=f"203.0.113.{number}")] == [0] * 12 + [590] * 6
+    assert waits(1, "grace", "203.0.113.4") == [0]  # what was refused has counted for no address
+    clock.now += 591
+    assert waits(1) == [0]
+
+
+def test_right_sign_ins_and_failures_push_each_other_out_of_no_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(sessions, "_MOST_ATTEMPTS", 10)
+    kept = Sessions(tmp_path)
+    for _ in range(3):
+        kept.attempt("198.51.100.7", 3, 600)
+    for number in range(20):
+        assert not kept.admit("ada", "token", str(number), f"203.0.113.{number}", 3, 600)
+    assert kept.attempt("198.51.100.7", 3, 600)[1] > 0
+    with sqlite3.connect(tmp_path / ".hosting" / sessions.FILE) as file:
+        assert file.execute("SELECT count(*) FROM success").fetchone()[0] == 10
+
+
+def test_a_file_of_before_gets_what_it_lacks(tmp_path):
+    kept = Sessions(tmp_path)
+    said = kept.begin("ada", "token", "a", 1)
+    with sqlite3.connect(tmp_path / ".hosting" / sessions.FILE) as file:
+        file.executescript("DROP INDEX success_address; DROP TABLE success; DROP INDEX session_credential;")
+    assert Sessions(tmp_path).find(said, 1) is not None
+    assert not kept.admit("ada", "token", "a", "198.51.100.7", 3, 600)
+
+
 def test_a_clock_that_was_put_back_locks_nobody_out(tmp_path, clock):
     kept = Sessions(tmp_path)
     for _ in range(3):

@@ -59,6 +59,7 @@ def test_without_a_sign_in_it_starts_nowhere_else_and_says_what_to_set(address):
         ({"viewer_password": "scrypt$no"}, {}, "viewer_password begins with"),
         ({"viewer_password": "the same one", "editor_password": "the same one"}, {}, "are the same"),
         ({"tokens": True, "attempts": 0}, {}, "must be more than 0"),
+        ({"tokens": True, "sign_ins": 0}, {}, "must be more than 0"),
         (HEADER, {}, "trusted_proxies is empty"),
         (HEADER | {"editors": ()}, PROXY, "nobody would get in"),
         (HEADER | {"header": "X Bad"}, PROXY, "name of a header"),

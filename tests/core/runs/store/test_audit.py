@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,95 @@ def test_a_full_file_is_put_aside_and_nothing_of_it_is_lost(tmp_path, monkeypatc
     assert len(list((tmp_path / ".audit").glob("audit-*.jsonl"))) > 2
     assert [event["job"] for event in audit.read(tmp_path, 1000)] == list(range(60))
     assert [event["job"] for event in audit.read(tmp_path, 25)] == list(range(35, 60))
+
+
+def _days_ago(folder: Path, days: float) -> None:
+    """The log as if all of it had been written so long ago."""
+
+    def earlier(text: str, form: str) -> str:
+        return (datetime.strptime(text, form) - timedelta(days=days)).strftime(form)
+
+    for path in folder.iterdir():
+        body = re.sub(
+            r'"time": "([^"]+?)\d{3}Z"',
+            lambda found: f'"time": "{earlier(found[1] + "000", "%Y-%m-%dT%H:%M:%S.%f")[:-3]}Z"',
+            path.read_text(),
+        )
+        path.write_text(body)
+        if path.name != audit.FILE:
+            _, moment, rest = path.name.split("-")
+            path.rename(path.with_name(f"audit-{earlier(moment, audit._MOMENT)}-{rest}"))
+
+
+def _jobs(store: Path) -> list[int]:
+    return [event["job"] for event in audit.read(store, 1000)]
+
+
+def test_a_month_is_put_aside_however_little_was_written(tmp_path):
+    folder = tmp_path / ".audit"
+    audit.record(tmp_path, "ada", "capture", job=0)
+    _days_ago(folder, 29)
+    audit.record(tmp_path, "ada", "capture", job=1)
+    assert len(list(folder.iterdir())) == 1  # the twin: not before its time
+    _days_ago(folder, 2)
+    audit.record(tmp_path, "ada", "capture", job=2)
+    assert len(list(folder.iterdir())) == 2
+    assert _jobs(tmp_path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("days", "kept_bytes", "left"),
+    [
+        ("365", "0", [2, 3, 4]),  # what is older than that goes
+        ("365", "10 MB", [0, 1, 2, 3, 4]),  # unless there is room
+        ("365", "260", [1, 2, 3, 4]),  # the oldest first, until there is
+        ("374", "0", [1, 2, 3, 4]),
+        ("0", "0", [0, 1, 2, 3, 4]),  # for ever
+    ],
+)
+def test_only_what_is_older_than_its_days_and_beyond_its_bytes_is_removed(
+    days, kept_bytes, left, tmp_path, monkeypatch
+):
+    """Of lines of 80 bytes, a file each: 0 was put aside 375 days before the file was begun that is put aside now, 1 373
+    days before.
+    """
+    monkeypatch.setenv("ULPSCOPE_HOSTING_AUDIT_BYTES", "1")
+    folder = tmp_path / ".audit"
+    for number, passed in enumerate((1.0, 2.0, 373.0, 10.0)):
+        audit.record(tmp_path, "ada", "capture", job=number)
+        _days_ago(folder, passed)
+    monkeypatch.setenv("ULPSCOPE_HOSTING_AUDIT_DAYS", days)
+    monkeypatch.setenv("ULPSCOPE_HOSTING_AUDIT_KEPT_BYTES", kept_bytes)
+    audit.record(tmp_path, "ada", "capture", job=4)
+    assert _jobs(tmp_path) == left
+
+
+def test_a_clock_that_is_ahead_for_a_moment_removes_nothing(tmp_path, monkeypatch):
+    """The file that it puts aside says when it was begun, and nothing is older than that by a year."""
+    monkeypatch.setenv("ULPSCOPE_HOSTING_AUDIT_BYTES", "1")
+    monkeypatch.setenv("ULPSCOPE_HOSTING_AUDIT_KEPT_BYTES", "0")
+    for number in range(3):
+        audit.record(tmp_path, "ada", "capture", job=number)
+
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(days=3650)
+
+    monkeypatch.setattr(audit, "datetime", Ahead)
+    audit.record(tmp_path, "ada", "capture", job=3)
+    assert _jobs(tmp_path) == [0, 1, 2, 3]
+
+
+def test_what_is_not_of_the_log_is_not_removed_with_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_HOSTING_AUDIT_BYTES", "1")
+    monkeypatch.setenv("ULPSCOPE_HOSTING_AUDIT_KEPT_BYTES", "0")
+    audit.record(tmp_path, "ada", "capture", job=0)
+    others = [tmp_path / ".audit" / name for name in ("audit-mine.jsonl", "audit-2001.jsonl", "audit.jsonl.gz")]
+    for path in others:
+        path.write_text("mine")
+    audit.record(tmp_path, "ada", "capture", job=1)
+    assert all(path.exists() for path in others)
 
 
 _WRITE = """
