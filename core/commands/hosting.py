@@ -157,7 +157,9 @@ def list_tokens(store: StoreOption = None, as_json_: JsonOption = False) -> None
 def revoke_token(
     name: Annotated[str, typer.Argument(metavar="NAME")], store: StoreOption = None, as_json_: JsonOption = False
 ) -> None:
-    """Remove a token. Whoever uses it, or signed in with it, is out within seconds, open pages included."""
+    """Remove a token. Whoever uses it, or signed in with it, is out within seconds, open pages and what is being sent
+    included.
+    """
     directory = open_store(store).directory
     gone = tokens.revoke(directory, name)
     log.record(directory, log.local_user(), "token revoked", token=gone.name, role=gone.role)

@@ -165,6 +165,15 @@ def test_the_audit_log_is_shown_with_nothing_in_it_alive(cli, store):
     assert [event["what"] for event in json.loads(cli("audit", "--json", "--last", "1").stdout)] == ["restore"]
 
 
+def test_the_audit_log_is_shown_from_files_put_aside_too(cli, store, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_HOSTING_AUDIT_BYTES", "1")
+    for number in range(4):
+        audit.record(store, "ada", "capture", job=number)
+    assert len(list((store / ".audit").glob("audit-*.jsonl"))) == 3
+    assert [event["job"] for event in json.loads(cli("audit", "--json").stdout)] == [0, 1, 2, 3]
+    assert [event["job"] for event in json.loads(cli("audit", "--json", "--last", "2").stdout)] == [2, 3]
+
+
 def test_deleting_on_the_command_line_is_written_down(cli, store):
     cli("ingest", "tests/cases/flips_fp16.npz")
     run_id = json.loads(cli("list", "--json").stdout)[0]["run_id"]

@@ -113,8 +113,8 @@ def test_a_month_is_put_aside_however_little_was_written(tmp_path):
 def test_only_what_is_older_than_its_days_and_beyond_its_bytes_is_removed(
     days, kept_bytes, left, tmp_path, monkeypatch
 ):
-    """Of lines of 80 bytes, a file each: 0 was put aside 375 days before the file was begun that is put aside now, 1 373
-    days before.
+    """Of lines of 80 bytes, a file each: 0 was put aside 375 days before the file was begun that is put aside now, and
+    1 373 days before.
     """
     monkeypatch.setenv("ULPSCOPE_HOSTING_AUDIT_BYTES", "1")
     folder = tmp_path / ".audit"
