@@ -32,7 +32,7 @@ from tests.faults.whole import Watched
 TUS = {"Tus-Resumable": "1.0.0"}
 OFFSET = {"Content-Type": "application/offset+octet-stream"}
 SETTINGS = {"ULPSCOPE_SAMPLES": "", "ULPSCOPE_SIGN_IN_TOKENS": "1", "ULPSCOPE_SIGN_IN_EDITOR_PASSWORD": EDITOR}
-SETTINGS["ULPSCOPE_SIGN_IN_ATTEMPTS"] = "1000000"
+SETTINGS["ULPSCOPE_SIGN_IN_ATTEMPTS"] = SETTINGS["ULPSCOPE_SIGN_IN_SIGN_INS"] = "1000000"
 LONGEST_SECONDS = 5.0
 WITH_CAPTURE = 10  # one server in so many captures too: it takes torch some seconds to be there
 
