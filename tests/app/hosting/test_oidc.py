@@ -165,6 +165,18 @@ def test_failures_at_the_provider_are_counted_with_those_here_and_a_success_is_n
     assert [event["what"] for event in audit.read(store, 9)] == ["sign-in"] * 3 + ["failed sign-in"] * 2
 
 
+def test_sign_ins_that_succeed_are_counted_with_those_here(provider, store, monkeypatch):
+    set_up(monkeypatch, sign_in_sign_ins="2", sign_in_editor_password="correct horse")
+    for status in (303, 303, 429):
+        viewer = browser()
+        answer = viewer.get(sent_back(viewer))
+        assert answer.status_code == status
+    assert "sign-ins from your address" in answer.text
+    assert int(answer.headers["retry-after"]) > 0
+    assert sign_in(browser(), "correct horse").status_code == 429
+    assert [event["what"] for event in audit.read(store, 9)] == ["sign-in"] * 2
+
+
 def test_a_disk_that_cannot_be_written_is_said_to_who_comes_back(provider, monkeypatch):
     viewer = browser()
     back = sent_back(viewer)
