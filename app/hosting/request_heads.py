@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import wraps
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -23,14 +24,16 @@ def limit(protocol: type[H11Protocol] = H11Protocol) -> None:
     """Let connections of a protocol end on which no whole head comes in time, nor the rest of an answered body."""
     if AutoHTTPProtocol is not H11Protocol:
         _log.warning("uvicorn reads requests with %s: a head may take for ever.", AutoHTTPProtocol.__name__)
-    if hasattr(protocol, _TIMER):  # limited already
+    if _TIMER in vars(protocol):  # limited already
         return
     made, received = protocol.connection_made, protocol.data_received
 
+    @wraps(made)
     def connection_made(self: H11Protocol, transport: asyncio.Transport) -> None:
         made(self, transport)
         _watch(self)
 
+    @wraps(received)
     def data_received(self: H11Protocol, data: bytes) -> None:
         received(self, data)
         _watch(self)
