@@ -27,7 +27,7 @@ from core.hosting import tokens
 from core.hosting.sessions import Sessions
 from core.runs.store import audit
 from tests.app.api.test_taking import dump
-from tests.app.hosting.serving import EDITOR, client, form_of, set_up, sign_in
+from tests.app.hosting.serving import EDITOR, PROVEN, SECRET, client, form_of, set_up, sign_in
 from tests.app.hosting.test_locked import FOR_EVER, locked
 from tests.app.uploads.serving import OFFSET, TUS
 from tests.waiting import until_beside
@@ -72,8 +72,9 @@ def let_in(way: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict
     """The headers of an editor who is let in by `way`, and what ends that."""
     if way == "header":
         named = {"sign_in_header": "X-Forwarded-User", "hosting_trusted_proxies": PROXY[0]}
+        named["hosting_proxy_secret"] = SECRET
         set_up(monkeypatch, **named, sign_in_editors="ada@example.org,grace@example.org")
-        return {"x-forwarded-user": "ada@example.org"}, lambda: set_up(
+        return {"x-forwarded-user": "ada@example.org", **PROVEN}, lambda: set_up(
             monkeypatch, **named, sign_in_editors="grace@example.org"
         )
     set_up(monkeypatch, sign_in_tokens="1", sign_in_editor_password=EDITOR)
