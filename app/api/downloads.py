@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from anyio import CapacityLimiter, to_thread
@@ -26,10 +27,10 @@ from app.hosting.live_settings import now_in_force
 from core.errors import StoreError, UlpscopeError
 from core.runs.dumps.export import export_npz
 from core.runs.reader import RunReader
-from core.runs.store.quotas import check_free
+from core.runs.store.quotas import DOWNLOADS as FOLDER
+from core.runs.store.quotas import room_for
 from core.runs.store.store import Store, open_store
 
-FOLDER = ".npz"
 KEPT_BYTES = 8 << 30  # of npz files; the one just written stays whatever its size
 _FORM = "1"  # of the bytes that exporting gives; another one makes another ETag
 _ABANDONED_SECONDS = 3600
@@ -154,12 +155,18 @@ def _write(store: Store, path: Path, target: Path) -> None:
         header = run.header
         size = sum(header.rows * header.vocab * (4 if side.source_dtype == "float32" else 2) for side in header.sides)
         _drop_oldest(target.parent, size)
-        check_free(store, size, now_in_force().limits)
+        with room_for(store, size, now_in_force().limits):
+            place = store.new_partial("npz", datetime.now(UTC))
+            place.reserve(size)
         try:
+            made = place.directory / target.name
+            export_npz(run, made)
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            made.replace(target)
         except OSError as failure:
             raise StoreError(f"{target.parent}: cannot be written to ({failure.strerror}).") from failure
-        export_npz(run, target, overwrite=True)
+        finally:
+            place.remove()
 
 
 def _drop_oldest(folder: Path, coming: int) -> None:

@@ -36,7 +36,8 @@ from app.uploads.spool import Spool, owner_of
 from core.configuration import Limits
 from core.errors import LimitError
 from core.runs.importing.check_catalog import is_database
-from core.runs.store.quotas import check_free, check_room
+from core.runs.store.partial import Partial
+from core.runs.store.quotas import check_file, check_free, room_for
 from core.runs.store.store import Store, open_store
 from core.text import file_name, shown, visible
 
@@ -92,10 +93,9 @@ def _begin_uploaded(request: Request, options: dict[str, str]) -> Job:
 
 async def _begin_body(request: Request, options: dict[str, str]) -> Job:
     limits, store = now_in_force().limits, open_store()
-    await to_thread.run_sync(check_room, store, _declared(request), limits)
-    place = await to_thread.run_sync(ingest_jobs.receiving, store_cache.jobs(), options["name"])
+    place = await to_thread.run_sync(_place, store, options["name"], _declared(request), limits)
     try:
-        path = await _received(request, place.directory, options["name"], store, limits)
+        path = await _received(request, place, options["name"], store, limits)
         return await to_thread.run_sync(
             lambda: ingest_jobs.begin(
                 store_cache.jobs(),
@@ -112,21 +112,30 @@ async def _begin_body(request: Request, options: dict[str, str]) -> Job:
         raise
 
 
+def _place(store: Store, name: str, size: int, limits: Limits) -> Partial:
+    """Directory for a body of `size` bytes, which have their room from now on."""
+    check_file(size, limits)
+    with room_for(store, size, limits):
+        place = ingest_jobs.receiving(store_cache.jobs(), name)
+        place.reserve(size)
+        return place
+
+
 def _declared(request: Request) -> int:
     """Bytes that the sender announces, 0 where it does not say."""
     text = request.headers.get("content-length", "0")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else 0
 
 
-async def _received(request: Request, directory: Path, name: str, store: Store, limits: Limits) -> Path:
+async def _received(request: Request, place: Partial, name: str, store: Store, limits: Limits) -> Path:
     """Write the body to a file and return its path. Its bytes are counted as they come: a chunked body says nothing,
     and a sender may lie.
     """
     expected = _expected_digest(request)
-    folder = directory / "0"
+    folder = place.directory / "0"
     await to_thread.run_sync(folder.mkdir)
     path = folder / (file_name(name) or "dump")  # refusals name it
-    digest, size, waiting = hashlib.sha256(), 0, bytearray()
+    digest, size, promised, waiting = hashlib.sha256(), 0, _declared(request), bytearray()
     file = await to_thread.run_sync(lambda: path.open("xb"))
     try:
         stream = request.stream()
@@ -149,9 +158,11 @@ async def _received(request: Request, directory: Path, name: str, store: Store, 
             if (is_first or size - len(part) < 12) and len(waiting) >= 12:
                 _refuse_unknown_kind(bytes(waiting[:12]))
             if len(waiting) >= _PIECE_BYTES:
+                promised = await to_thread.run_sync(_promised, place, promised, size, store, limits)
                 await to_thread.run_sync(_write, file, digest, bytes(waiting), store, limits)
                 waiting.clear()
         _refuse_unknown_kind(bytes(waiting[:12]) if size == len(waiting) else b"PK\x03\x04")
+        await to_thread.run_sync(_promised, place, promised, size, store, limits)
         await to_thread.run_sync(_write, file, digest, bytes(waiting), store, limits)
     finally:
         await to_thread.run_sync(file.close)
@@ -192,8 +203,17 @@ def _refuse_unknown_kind(start: bytes) -> None:
         )
 
 
+def _promised(place: Partial, promised: int, size: int, store: Store, limits: Limits) -> int:
+    """Bytes that are reserved for a body of which `size` have come: more than before where it announced less."""
+    if size <= promised:
+        return promised
+    with room_for(store, size - promised, limits):
+        place.reserve(size)
+    return size
+
+
 def _write(file: BinaryIO, digest: Any, data: bytes, store: Store, limits: Limits) -> None:
-    check_free(store, len(data), limits)
+    check_free(store, limits)
     digest.update(data)
     try:
         file.write(data)

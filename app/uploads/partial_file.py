@@ -19,7 +19,7 @@ from pathlib import Path
 from app.api.responses import RefusedError
 from core.disk import lock, write_atomic
 
-LOCK, CONTENT, UNVERIFIED = "lock", "file", "unverified"
+LOCK, UNVERIFIED = "lock", "unverified"
 _AHEAD = "ahead"  # its time: when an upload was first seen that was written to by a clock that is ahead of ours
 _SKEW_SECONDS = 60
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from app.hosting.identity import Identity
-from app.uploads.partial_file import CONTENT, Upload, UploadError, gone, held, last_change, refused
+from app.uploads.partial_file import Upload, UploadError, gone, held, last_change, refused
 from core.configuration import Limits
 from core.disk import read_regular, to_disk, write_atomic
 from core.errors import UlpscopeError
-from core.runs.store.quotas import UPLOADS, check_space
+from core.runs.store.partial import RESERVED, reserve
+from core.runs.store.quotas import CONTENT, UPLOADS, room_for
 from core.runs.store.store import Store
 from core.text import file_name
 
@@ -62,10 +63,8 @@ class Spool:
                         " or try again later.",
                         429,
                     )
-                check_space(
-                    self._store, length + sum(_missing(other) for other in others), limits
-                )  # what arrived lies there
-                return self._made(secrets.token_hex(16), owner, name, length, modified, browser)
+                with room_for(self._store, length, limits):
+                    return self._made(secrets.token_hex(16), owner, name, length, modified, browser)
 
     def _made(self, upload_id: str, owner: str, name: str, length: int, modified: str, browser: str) -> Upload:
         """Make an upload whole or not at all: under another name, then renamed."""
@@ -84,6 +83,7 @@ class Spool:
             }
             write_atomic(new / CONTENT / file, b"", mode=0o600)
             write_atomic(new / _ABOUT, json.dumps(about).encode(), mode=0o600)
+            reserve(new, length)
             place = self.directory / upload_id
             new.rename(place)
             to_disk(self.directory)
@@ -134,6 +134,7 @@ class Spool:
                 place.rename(going)
             except FileNotFoundError:
                 raise gone() from None
+            (going / RESERVED).unlink(missing_ok=True)
         shutil.rmtree(going, ignore_errors=True)
 
     def is_held(self, upload: Upload) -> bool:
@@ -217,11 +218,3 @@ def _is_held(place: Path) -> bool:
             return False
     except UploadError as error:
         return error.status == 423
-
-
-def _missing(upload: Upload) -> int:
-    """Bytes that are still to come."""
-    try:
-        return max(0, upload.length - upload.offset)
-    except UploadError:
-        return 0

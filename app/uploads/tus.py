@@ -152,7 +152,7 @@ async def _receive(request: Request, found: Upload, offset: int, limits: Limits)
                 f"{writing.offset:,} bytes have arrived, and this request begins at {offset:,}; ask again with HEAD.",
                 409,
             )
-        await to_thread.run_sync(check_space, open_store(), found.length - offset, limits)
+        await to_thread.run_sync(check_space, open_store(), 0, limits)  # what is to come is reserved
         is_whole = await _take(request, receiving, writing, offset, checksum[0] if checksum else None)
         if not is_whole:
             raise UploadError("the request broke off; what has arrived is kept.", 408)

@@ -24,7 +24,7 @@ from .file.database import Database
 from .file.evidence import Evidence
 from .file.records import FloorRows, Generation, RunHeader
 from .recent_rows import RecentRows
-from .store.quotas import check_space
+from .store.quotas import room_for
 from .store.store import Store
 from .tables.generations import insert_generation
 from .tables.heatmap import insert_levels, tile_rows
@@ -81,8 +81,9 @@ class RunWriter:
         self._database: Database | None = None
         self._layers: LayerRows | None = None
         store.sweep()
-        check_space(store, raw_bytes, replaced=source)  # a LimitError before hours of capture
-        self._partial = store.new_partial(header.name, self._created, run_id)
+        with room_for(store, raw_bytes, replaced=source):  # a LimitError before hours of capture
+            self._partial = store.new_partial(header.name, self._created, run_id)
+            self._partial.reserve(raw_bytes)
         self.run_id = self._partial.path.stem
         try:
             self._database = Database.to_write(self._partial.path, expected_bytes=raw_bytes)

@@ -9,10 +9,11 @@ import shutil
 import time
 from pathlib import Path
 
-from ...disk import lock
+from ...disk import lock, read_regular
 
-_PREFIX = ".partial-"
-_LOCK = "lock"
+PREFIX = ".partial-"
+LOCK = "lock"
+RESERVED = "reserved"  # in a partial run's directory, or an upload's: how many bytes it is going to hold
 _TRIES = 1000  # and as many milliseconds, to make a directory that sweeps find too early
 _living: set[Partial] = set()  # of this process
 
@@ -27,7 +28,7 @@ class Partial:
 
     def __init__(self, directory: Path, lock: int) -> None:
         self.directory = directory
-        self.path = directory / f"{directory.name.removeprefix(_PREFIX)}.duckdb"
+        self.path = directory / f"{directory.name.removeprefix(PREFIX)}.duckdb"
         self._lock: int | None = lock
         _living.add(self)
 
@@ -38,7 +39,7 @@ class Partial:
         A sweep may find the directory before it is locked, and remove it: then it is made again, under the same name,
         which may be one that was promised.
         """
-        directory = store / f"{_PREFIX}{run_id}"
+        directory = store / f"{PREFIX}{run_id}"
         was_swept = False
         for _ in range(_TRIES):
             try:
@@ -54,6 +55,10 @@ class Partial:
             was_swept = True
         return None
 
+    def reserve(self, size: int) -> None:
+        """Record that the directory is going to hold so many bytes; see core.runs.store.quotas.room_for."""
+        reserve(self.directory, size)
+
     def remove(self) -> None:
         """Leave nothing behind; may be called again."""
         if self._lock is not None:
@@ -63,9 +68,26 @@ class Partial:
             _living.discard(self)
 
 
+def reserve(directory: Path, size: int) -> None:
+    """Record that a directory is going to hold so many bytes, for every process that asks how much room is left."""
+    descriptor = os.open(directory / RESERVED, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(descriptor, f"{size:020d}".encode(), 0)  # as long every time, so that nobody reads a part of it
+    finally:
+        os.close(descriptor)
+
+
+def reserved(directory: Path) -> int:
+    """Bytes that a directory is going to hold in all; 0 where nothing is recorded."""
+    try:
+        return int(read_regular(directory / RESERVED, 20))
+    except (OSError, ValueError):
+        return 0
+
+
 def is_passing(path: str) -> bool:
     """Return whether a path leads into a partial run's directory, so that it will soon lead nowhere."""
-    return any(part.startswith(_PREFIX) for part in Path(path).parts)
+    return any(part.startswith(PREFIX) for part in Path(path).parts)
 
 
 def remove_living() -> None:
@@ -80,7 +102,7 @@ def remove_living() -> None:
 def sweep(store: Path) -> list[Path]:
     """Remove what killed writers left behind; returns the directories removed. Those of living writers stay."""
     removed = []
-    for directory in store.glob(f"{_PREFIX}*"):
+    for directory in store.glob(f"{PREFIX}*"):
         try:
             held = _lock(directory) if directory.is_dir() and not directory.is_symlink() else None
         except OSError:  # another user's, or gone meanwhile
@@ -95,6 +117,6 @@ def sweep(store: Path) -> list[Path]:
 def _lock(directory: Path) -> int | None:
     """The descriptor that holds the directory's lock, or None where another holds it or has removed it."""
     try:
-        return lock(directory / _LOCK, wait=False, mode=0o666)
+        return lock(directory / LOCK, wait=False, mode=0o666)
     except (BlockingIOError, FileNotFoundError):
         return None

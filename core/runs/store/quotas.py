@@ -7,21 +7,26 @@ is taken in today has just come.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...configuration import Limits, Retention, configuration
+from ...disk import lock
 from ...errors import LimitError, StoreError
 from . import audit, labels
 from .cards import RunCard, read_runs
+from .partial import LOCK, PREFIX, RESERVED, reserved
 from .store import SUFFIX, Store
 from .trash import FOLDER as TRASH
 
-UPLOADS = ".uploads"  # the directory of the store in which app.uploads keeps what arrives, as UPLOADS/ID/file/NAME
+# Directories of the store: that of app.uploads, which keeps what arrives as UPLOADS/ID/CONTENT/NAME, and that of
+# app.api.downloads.
+UPLOADS, CONTENT, DOWNLOADS = ".uploads", "file", ".npz"
 _DAY_SECONDS = 86_400
 
 
@@ -36,63 +41,183 @@ class Due:
     because: str
 
 
-def check_room(store: Store, incoming_bytes: int, limits: Limits) -> None:
-    """LimitError for a file of so many bytes that is larger than one may be (413), or that there is no room for
-    (507).
-    """
+def check_file(incoming_bytes: int, limits: Limits) -> None:
+    """LimitError (413) for a file of so many bytes that is larger than one may be."""
     if limits.file_bytes and incoming_bytes > limits.file_bytes:
         raise LimitError(
             f"the file has {incoming_bytes:,} bytes; this server takes files of at most {limits.file_bytes:,}"
             " (limits.file_bytes).",
             413,
         )
-    check_space(store, incoming_bytes, limits)
 
 
 def check_space(store: Store, more_bytes: int, limits: Limits | None = None, *, replaced: Sequence[Path] = ()) -> None:
-    """LimitError (507) where so many bytes more would fill the store, or its disk, beyond what is in force.
+    """LimitError (507) where so many bytes more would fill the store, or its disk, beyond what is in force; what others
+    have reserved counts as if it were there.
 
-    `replaced`: files that the new one is made of; those of them that are uploads go once it is there, so the store need
-    not hold both.
+    `replaced`: files that the new one is made of; those of them that arrived over HTTP go once it is there, so the
+    store need not hold both. Before anything is refused, what can be done without is removed: what killed writers left,
+    and downloads, which are made again.
     """
     limits = configuration().limits if limits is None else limits
-    if (
-        limits.store_bytes
-        and (held := stored_bytes(store) - _uploaded(store, replaced)) + more_bytes > limits.store_bytes
-    ):
-        raise LimitError(
-            f"no room for {more_bytes:,} bytes: the store holds {held:,} of at most {limits.store_bytes:,}"
-            " (limits.store_bytes); delete runs for good, or ask who keeps this server."
-        )
-    check_free(store, more_bytes, limits)
+    found = _shortage(store, more_bytes, limits, replaced)
+    if found is not None:
+        store.sweep()
+        found = _shortage(store, more_bytes, limits, replaced)
+    if found is not None and _drop_downloads(store, found[0]):
+        found = _shortage(store, more_bytes, limits, replaced)
+    if found is not None:
+        raise LimitError(found[1])
 
 
-def check_free(store: Store, more_bytes: int, limits: Limits) -> None:
-    """LimitError (507) where so many bytes more would leave less of the store's disk free than has to stay free."""
-    free = free_bytes(store)
-    if limits.free_bytes and free is not None and free - more_bytes < limits.free_bytes:
-        raise LimitError(
-            f"no room for {more_bytes:,} bytes: {free:,} are free on the store's disk, of which {limits.free_bytes:,}"
-            " have to stay free (limits.free_bytes)."
+@contextmanager
+def room_for(
+    store: Store, more_bytes: int, limits: Limits | None = None, *, replaced: Sequence[Path] = ()
+) -> Iterator[None]:
+    """Keep others from taking the room that is left while the block records what it takes (`reserve`); LimitError as
+    `check_space` has it.
+
+    What is recorded goes with its directory: when that is removed, or swept after its process died.
+    """
+    if not store.directory.is_dir():
+        check_space(store, more_bytes, limits, replaced=replaced)  # where nothing fits nothing is made
+    try:
+        store.directory.mkdir(parents=True, exist_ok=True)
+        held = _lock(store)
+    except OSError as error:
+        where = f"{store.directory}: cannot be written to ({error.strerror})"
+        raise StoreError(f"{where}; set ULPSCOPE_STORE or --store to another directory.") from error
+    try:
+        check_space(store, more_bytes, limits, replaced=replaced)
+        yield
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _lock(store: Store) -> int | None:
+    """Descriptor that holds the lock of the store's directory; None on a file system that has none for directories
+    (NFS), where two that come within the same millisecond may both be let in.
+    """
+    try:
+        return lock(store.directory.resolve())
+    except OSError as error:
+        if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP):
+            return None
+        raise
+
+
+def check_free(store: Store, limits: Limits) -> None:
+    """LimitError (507) where less would be free of the store's disk than has to stay free, once all that is reserved
+    has come.
+    """
+    if found := _shortage(store, 0, replace(limits, store_bytes=0), ()):
+        raise LimitError(found[1])
+
+
+def _shortage(store: Store, more_bytes: int, limits: Limits, replaced: Sequence[Path]) -> tuple[int, str] | None:
+    """(bytes that are lacking, a sentence) where so many bytes more are too many; None where they fit."""
+    if not (limits.store_bytes or limits.free_bytes):
+        return None
+    on_disk, to_come = _taken(store) if limits.store_bytes else (0, reserved_bytes(store))
+    coming = f" and {to_come:,} more are on their way" if to_come else ""
+    if limits.store_bytes:
+        held = on_disk - _arrived(store, replaced)
+        if (lacking := held + to_come + more_bytes - limits.store_bytes) > 0:
+            return lacking, (
+                f"no room for {more_bytes:,} bytes: the store holds {held:,} of at most {limits.store_bytes:,}{coming}"
+                " (limits.store_bytes); delete runs for good, or ask who keeps this server."
+            )
+    free = free_bytes(store) if limits.free_bytes else None
+    if free is not None and (lacking := limits.free_bytes - (free - to_come - more_bytes)) > 0:
+        return lacking, (
+            f"no room for {more_bytes:,} bytes: {free:,} are free on the store's disk{coming}, of which"
+            f" {limits.free_bytes:,} have to stay free (limits.free_bytes)."
         )
+    return None
 
 
 def stored_bytes(store: Store) -> int:
-    """Bytes of all run files of the writable directory, those in the trash and those being written included, and of
-    what arrived of uploads.
+    """Bytes that the writable directory holds or has promised: all run files, those in the trash and those being
+    written included, files that arrive or have arrived, as long as they were announced to be, and downloads that were
+    made.
     """
-    total = 0
-    for pattern in (f"*{SUFFIX}", f"{TRASH}/*/*{SUFFIX}", f".partial-*/*{SUFFIX}", f"{UPLOADS}/*/file/*"):
-        for path in store.directory.glob(pattern):
-            with suppress(OSError):  # gone between the listing and the look
-                total += path.lstat().st_size
-    return total
+    return sum(_taken(store))
 
 
-def _uploaded(store: Store, files: Sequence[Path]) -> int:
-    """Bytes of those of `files` that are uploads to the store."""
-    uploads = (store.directory / UPLOADS).resolve()
-    return sum(path.stat().st_size for path in files if path.is_file() and uploads in path.resolve().parents)
+def reserved_bytes(store: Store) -> int:
+    """Bytes to come of files that are incomplete: what was reserved for them and is not on the disk yet."""
+    return sum(_partly(*place)[1] for place in _incomplete(store))
+
+
+def _taken(store: Store) -> tuple[int, int]:
+    """(bytes of files, bytes to come of those that are incomplete)"""
+    whole = [*store.directory.glob(f"*{SUFFIX}"), *store.directory.glob(f"{TRASH}/*/*{SUFFIX}"), *_downloads(store)]
+    incomplete = [_partly(*place) for place in _incomplete(store)]
+    return sum(map(_size, whole)) + sum(there for there, _ in incomplete), sum(more for _, more in incomplete)
+
+
+def _incomplete(store: Store) -> list[tuple[Path, Path]]:
+    """(directory, where in it the files are) of all that is being written or arriving, or has arrived and is no run
+    yet.
+    """
+    partial = [(directory, directory) for directory in store.directory.glob(f"{PREFIX}*")]
+    return partial + [(content.parent, content) for content in store.directory.glob(f"{UPLOADS}/*/{CONTENT}")]
+
+
+def _partly(directory: Path, content: Path) -> tuple[int, int]:
+    """(bytes of the files in `content`, bytes that are reserved in `directory` beyond those)"""
+    there = sum(
+        _size(Path(folder) / name)
+        for folder, _, names in os.walk(content)
+        for name in names
+        if name not in (LOCK, RESERVED)
+    )
+    return there, max(0, reserved(directory) - there)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:  # gone between the listing and the look
+        return 0
+
+
+def _arrived(store: Store, files: Sequence[Path]) -> int:
+    """Bytes of those of `files` that came to the store over HTTP."""
+    own = store.directory.resolve()
+    return sum(_size(path) for path in map(Path.resolve, files) if own in path.parents and _is_passing(path, own))
+
+
+def _is_passing(path: Path, own: Path) -> bool:
+    first = path.relative_to(own).parts[0]
+    return first == UPLOADS or first.startswith(PREFIX)
+
+
+def _downloads(store: Store) -> list[Path]:
+    return list((store.directory / DOWNLOADS).glob("*"))
+
+
+def _drop_downloads(store: Store, lacking: int) -> bool:
+    """Remove downloads that were made, those used least recently first, until so many bytes are free; return whether
+    there were any. Who is reading one reads on.
+    """
+    dropped, found = 0, sorted(_downloads(store), key=_last_used)
+    for path in found:
+        if dropped >= lacking:
+            break
+        size = _size(path)
+        with suppress(OSError):
+            path.unlink()
+            dropped += size
+    return dropped > 0
+
+
+def _last_used(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def free_bytes(store: Store) -> int | None:

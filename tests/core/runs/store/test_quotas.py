@@ -12,7 +12,7 @@ from core.errors import LimitError
 from core.judging.ingest import ingest
 from core.runs.store import audit, labels, quotas
 from core.runs.store.labels import Labels
-from core.runs.store.quotas import apply_retention, check_room, check_space, due, free_bytes, stored_bytes
+from core.runs.store.quotas import apply_retention, check_file, check_space, due, free_bytes, stored_bytes
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ROOT, copied, next_tick
 
@@ -46,14 +46,16 @@ def test_what_a_limit_refuses_gets_its_status_and_a_sentence(
     found: Limits, status: int, words: str, store: Store
 ) -> None:
     with pytest.raises(LimitError) as refused:
-        check_room(store, 100, found)
+        check_file(100, found)
+        check_space(store, 100, found)
     assert (refused.value.status, words in str(refused.value)) == (status, True)
 
 
 def test_what_fits_is_not_refused(store: Store) -> None:
-    check_room(store, 100, NONE)
-    check_room(store, 100, Limits(file_bytes=100, store_bytes=stored_bytes(store) + 100, free_bytes=1))
-    check_room(Store(store.directory / "not" / "made" / "yet"), 100, Limits())
+    check_file(100, Limits(file_bytes=100))
+    check_space(store, 100, NONE)
+    check_space(store, 100, Limits(store_bytes=stored_bytes(store) + 100, free_bytes=1))
+    check_space(Store(store.directory / "not" / "made" / "yet"), 100, Limits())
     assert free_bytes(store) > 0
 
 

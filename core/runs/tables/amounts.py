@@ -1,0 +1,94 @@
+"""Amounts of a run file: how many rows its tables have and how much text, asked of DuckDB before any of it is read.
+
+Whoever opens a file asks first: it may have been put into the store by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...errors import StoreError
+from ...numerics.divergence import DENSE_DISTANCES, EXACT_DISTANCES
+from ...numerics.sizes import TOP_K
+from ..file.blob_tiles import TILE_BYTES
+from ..file.bounds import LONGEST, LONGEST_TEXT, MAX_ROWS, MAX_SIDES, MAX_VOCAB, MOST_ROWS, TOGETHER, TOGETHER_ELSEWHERE
+from ..file.database import Database
+from ..file.table import Table
+from .schema import TABLES
+
+
+def check_amounts(database: Database) -> dict[str, int]:
+    """Rows by table; StoreError where there are more rows or longer texts than a run has."""
+    asked = " UNION ALL ".join(f"SELECT '{name}', count(*) FROM run_file.main.{name}" for name in TABLES)
+    counts = {str(name): int(rows) for name, rows in database.rows(asked)}
+    for table, most in MOST_ROWS.items():
+        if counts[table] > most:
+            raise StoreError(f"{database.file}: table {table} has {counts[table]:,} rows; expected at most {most:,}.")
+    _check_texts(database, [table for table in TABLES.values() if counts[table.name] and _texts(table)])
+    return counts
+
+
+def _texts(table: Table) -> list[str]:
+    return [column for column, kind in table.types.items() if kind == "VARCHAR"]
+
+
+def _check_texts(database: Database, tables: list[Table]) -> None:
+    """StoreError for a text that is too long, or texts of one table that are together."""
+    asked = " UNION ALL ".join(
+        f"SELECT '{table.name}', [{', '.join(f'max(strlen({column}))' for column in _texts(table))}],"
+        f" [{', '.join(f'sum(strlen({column}))' for column in _texts(table))}] FROM run_file.main.{table.name}"
+        for table in tables
+    )
+    for name, longest, sums in database.rows(asked) if tables else ():
+        together, most = sum(size or 0 for size in sums), TOGETHER.get(name, TOGETHER_ELSEWHERE)
+        if together > most:
+            raise StoreError(
+                f"{database.file}: table {name} holds {together:,} bytes of text; expected at most {most:,}."
+            )
+        for column, size in zip(_texts(TABLES[name]), longest, strict=True):
+            most = LONGEST.get((name, column), LONGEST_TEXT)
+            if (size or 0) > most:
+                raise StoreError(
+                    f"{database.file}: {name}.{column} holds a text of {size:,} bytes; expected at most {most:,}."
+                )
+
+
+def check_counts(database: Database, counts: Mapping[str, int], vocab: int, itemsize: int) -> None:
+    """StoreError where tables have other numbers of rows than a run of so many sides and positions. itemsize: bytes of
+    a logit; counts: of `check_amounts`.
+    """
+    sides, prompts = counts["side"], counts["prompt"]
+    rows = int(database.rows("SELECT coalesce(sum(positions), 0) FROM run_file.main.prompt")[0][0])
+    if not (0 < vocab <= MAX_VOCAB and rows <= MAX_ROWS and sides <= MAX_SIDES):
+        raise StoreError(
+            f"{database.file}: {sides:,} sides of {rows:,} x {vocab:,} logits are more than a run can have."
+        )
+    pairs = max(0, sides - 1)
+    expected = {
+        "logits": sides * rows * -(-vocab * itemsize // TILE_BYTES),
+        "side_position": sides * rows,
+        "pair": pairs,
+        "position": pairs * rows,
+    }
+    most = {
+        "token": rows,
+        "vocabulary": vocab + rows,  # of a dump, what its tokens are, which may be beyond its logits
+        "top_token": TOP_K * sides * rows,
+        "ulp_tile": 2 * pairs * rows,
+        "ulp_histogram": pairs * (EXACT_DISTANCES + DENSE_DISTANCES),
+        "generation": sides * prompts,
+        "generated_token": sides * rows,
+        "kernel_side": sides,
+    }
+    for table, limit in most.items():
+        if counts[table] > limit:
+            raise StoreError(
+                f"{database.file}: table {table} has {counts[table]:,} rows; the run makes at most {limit:,}; the file"
+                " is damaged."
+            )
+    for table, number in expected.items():
+        if counts[table] != number:
+            raise StoreError(
+                f"{database.file}: table {table} has {counts[table]:,} rows; the run makes {number:,}; the file is"
+                " damaged."
+            )
