@@ -9,25 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import streamlit as st
-
 from app.components import plots
 from app.shell import store_cache
 from core.runs.reader import RunReader
 
-_KEPT = 96  # of all viewers; a scatter of 4096 positions holds 0.5 MB
-
-
-@st.cache_resource(max_entries=_KEPT, show_spinner=False)
-def _kept(file: tuple[str, int, int], name: str, of: str, _make: Callable[[], Any]) -> Any:  # noqa: ARG001  (keys of the cache)
-    return _make()
-
 
 def kept(run: RunReader, of: tuple[Hashable, ...], make: Callable[..., Any], *arguments: Any) -> Any:
     """Result of `make(*arguments)`, kept for the same run and `of`; never to be changed."""
-    return _kept(
-        store_cache.stamp_of(run), f"{make.__module__}.{make.__qualname__}", repr(of), lambda: make(*arguments)
-    )
+    name = f"{make.__module__}.{make.__qualname__}"
+    return store_cache.kept(name, store_cache.stamp_of(run), (repr(of),), lambda: make(*arguments))
 
 
 def figure(
@@ -35,4 +25,4 @@ def figure(
 ) -> plots.FigureSpec:
     """Figure of `draw(*arguments)`, kept for the same run and `of`."""
     name = f"figure {draw.__module__}.{draw.__qualname__}"
-    return _kept(store_cache.stamp_of(run), name, repr(of), lambda: plots.figure_spec(draw(*arguments)))
+    return store_cache.kept(name, store_cache.stamp_of(run), (repr(of),), lambda: plots.figure_spec(draw(*arguments)))

@@ -30,14 +30,14 @@ COLUMNS = (
 )
 
 
-@st.cache_resource(max_entries=16, show_spinner="Reading the logits at the flips")
-def _table(stamp: str, near_ties: bool, _view: selection.View) -> pd.DataFrame:  # noqa: ARG001  (the stamp keys the cache)
-    return flip_table(_view.run, _view.pair.index, _view.table, near_ties=near_ties)
-
-
 def table(view: selection.View, near_ties: bool) -> pd.DataFrame:
     """Table of every flip of the pair, in all prompts; see core.runs.views.flips.flip_table."""
-    return _table(f"{store_cache.file_stamp(view)} {view.pair.index}", near_ties, view)
+
+    def read() -> pd.DataFrame:
+        with st.spinner("Reading the logits at the flips"):
+            return flip_table(view.run, view.pair.index, view.table, near_ties=near_ties)
+
+    return store_cache.kept("flips", store_cache.stamp_of(view.run), (view.pair.index, near_ties), read)
 
 
 def columns(found: pd.DataFrame, view: selection.View, near_ties: bool) -> dict[str, object]:

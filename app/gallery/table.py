@@ -215,11 +215,8 @@ def _first_flip(card: RunCard) -> dict[str, str]:
     address = {"run": card.run_id}
     with suppress(UlpscopeError):
         run = store_cache.open_run(card.run_id)
-        for pair in run.pairs:
-            positions = store_cache.positions(run, pair.index)
-            flips = positions[positions["is_flip"]]
-            if not flips.empty:
-                first = flips.iloc[0]
-                prompt = {"prompt": str(first["prompt"])} if len(run.header.prompts) > 1 else {}
-                return address | {"variant": pair.variant} | prompt | {"position": str(first["position"])}
+        if (first := run.first_flip()) is not None:
+            pair, prompt, position = first
+            of_prompt = {"prompt": str(prompt)} if len(run.header.prompts) > 1 else {}
+            return address | {"variant": run.pairs[pair].variant} | of_prompt | {"position": str(position)}
     return address

@@ -27,7 +27,7 @@ MEANINGS = {
 
 def nothing_to_compare(view: selection.View) -> NoReturn:
     """Say why there are no caches of this pair and what to do, and stop."""
-    others = [pair.variant for pair in view.run.pairs if not view.run.kv(pair.index).empty]
+    others = [view.run.pairs[pair].variant for pair in sorted(view.run.pairs_with_kv)]
     if others:
         names = ", ".join(f"`{widgets.code(name)}`" for name in others)
         st.info(f"This variant has no caches to compare with the reference's. These variants of the run have: {names}.")

@@ -33,7 +33,7 @@ COLUMNS = {name: st.column_config.NumberColumn(format="localized") for name in (
 def nothing_to_compare(view: selection.View) -> NoReturn:
     """Say why there are no module outputs of this pair and what to do, and stop."""
     run = view.run
-    others = [pair.variant for pair in run.pairs if not run.layers(pair.index).empty]
+    others = [run.pairs[pair].variant for pair in sorted(run.pairs_with_layers)]
     about = run.header.provenance
     if others:
         names = ", ".join(f"`{widgets.code(name)}`" for name in others)

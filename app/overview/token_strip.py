@@ -164,21 +164,21 @@ def _rounded(column: pd.Series) -> list[float | None]:
     return [float(f"{value:.4g}") if np.isfinite(value) else None for value in column.to_numpy(float).tolist()]
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _columns(file_stamp: str, colour: str, _view: selection.View) -> str:  # noqa: ARG001  (the stamp is the cache's key)
+def _columns(view: selection.View, colour: str) -> str:
     """Data of the component as JSON, written once: Streamlit writes what it is given at every run, and that of 4096
     positions takes 11 ms.
     """
-    header = _view.run.header
-    prompt = header.prompts[_view.prompt]
-    return json.dumps(
-        columns(_view.prompt_table, prompt, _view.run.vocabulary, header.vocab, header.compute_dtype, colour)
-    )
+    header = view.run.header
+    prompt = header.prompts[view.prompt]
+
+    def written() -> str:
+        return json.dumps(
+            columns(view.prompt_table, prompt, view.run.vocabulary, header.vocab, header.compute_dtype, colour)
+        )
+
+    return store_cache.kept("strip", store_cache.stamp_of(view.run), (view.pair.index, view.prompt, colour), written)
 
 
 def token_strip(view: selection.View, colour: str) -> None:
     """Draw the strip of the selected prompt."""
-    _strip(
-        key="strip",
-        data={"columns": _columns(store_cache.file_stamp(view), colour, view), "stamp": selection.stamp(view)},
-    )
+    _strip(key="strip", data={"columns": _columns(view, colour), "stamp": selection.stamp(view)})

@@ -14,7 +14,7 @@ from app.repeats.pairwise_job import Comparison
 from app.shell import selection, widgets
 from core.numerics.metrics import COUNTS, Summary
 from core.runs.reader import RunReader
-from core.runs.views.repeats import BitClass, Sweep, bytes_to_compare, matrix
+from core.runs.views.repeats import BitClass, Sweep, bytes_to_compare, comparisons, matrix
 from core.text import plural, size, visible
 
 MEASURES = {"neq": "differing logits", "max_abs": "largest difference", "max_ulps": "max ULPs", "flips": "flips"}
@@ -27,6 +27,7 @@ COLUMNS = {
     "flips": st.column_config.NumberColumn(format="localized"),
 }
 WITHOUT_ASKING = 256 << 20  # bytes that are read without a click: about a second
+PAIRS_WITHOUT_ASKING = 2016  # of classes that are compared without a click: those of 64
 
 
 def sentence(run: RunReader, groups: list[BitClass]) -> None:
@@ -112,13 +113,13 @@ def every_two(run: RunReader, groups: list[BitClass]) -> dict[tuple[int, int], S
     """Summaries of every two classes; None while they are compared, and until the viewer has asked where that takes
     much reading.
     """
-    total = bytes_to_compare(run)
+    total, is_quick = bytes_to_compare(run), comparisons(run) <= PAIRS_WITHOUT_ASKING
     asked: dict[str, Comparison] = st.session_state.setdefault("classes_asked", {})
-    under_way = pairwise_job.comparison(run) if total <= WITHOUT_ASKING else asked.get(run.run_id)
+    under_way = pairwise_job.comparison(run) if total <= WITHOUT_ASKING and is_quick else asked.get(run.run_id)
     found = None if under_way is None else under_way.wait(pairwise_job.AT_ONCE_SECONDS)
     if under_way is not None and not under_way.is_over:
         with widgets.room("class_matrix", charts.class_matrix_height(len(groups))):
-            st.fragment(_progress, run_every=0.5)(under_way, can_stop=total > WITHOUT_ASKING)
+            st.fragment(_progress, run_every=0.5)(under_way, can_stop=total > WITHOUT_ASKING or not is_quick)
     elif found is None:
         count = len(groups) * (len(groups) - 1) // 2
         st.markdown(f"Comparing {plural(count, 'pair')} of classes reads {size(total)}.")

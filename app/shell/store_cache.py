@@ -5,10 +5,10 @@ it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import streamlit as st
@@ -16,10 +16,12 @@ import streamlit as st
 from app.hosting import identity
 from app.shell import link, selection
 from app.shell.jobs import Job, Jobs, PromptFile
+from app.shell.memory_budget import MemoryBudget
 from app.shell.once import Once
 from app.shell.selection import View
 from core.errors import StoreError
-from core.runs.ops_run import OpsRun, read_ops
+from core.runs.file.held_bytes import size_of
+from core.runs.ops_run import OpsRun, ops_of
 from core.runs.reader import RunReader
 from core.runs.store import audit, labels
 from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_runs
@@ -30,6 +32,10 @@ from core.runs.views.kv_cache import PositionGrid, by_position
 from core.runs.views.layers import LayerGrid
 from core.runs.views.layers import grid as layer_grid_of
 from core.text import shown
+
+# Of all that is kept of what was read: some twenty ordinary runs. Sixteen readers of made files held 6 GB.
+KEPT_BYTES = 512 << 20
+Value = TypeVar("Value")
 
 
 def store() -> Store:
@@ -49,29 +55,26 @@ def _stamp(path: Path) -> tuple[str, int, int]:
     return str(path), status.st_mtime_ns, status.st_size
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
+@st.cache_resource(show_spinner=False)
+def memory() -> MemoryBudget:
+    """All that is kept of what was read of runs, readers included, for all viewers."""
+    return MemoryBudget(KEPT_BYTES)
+
+
 def _reader(path: str, changed: int, size: int) -> RunReader:
-    return RunReader(Path(path))
+    return memory().get(("reader", path, changed, size), lambda: RunReader(Path(path)), RunReader.held_bytes)
 
 
-@st.cache_resource(max_entries=32, show_spinner=False)
-def _positions(path: str, changed: int, size: int, pair: int) -> pd.DataFrame:
-    return _reader(path, changed, size).positions(pair)
-
-
-@st.cache_resource(max_entries=32, show_spinner=False)
-def _histogram(path: str, changed: int, size: int, pair: int) -> dict[int, int]:
-    return _reader(path, changed, size).histogram(pair)
+def kept(kind: str, stamp: tuple[str, int, int], of: tuple[Hashable, ...], make: Callable[[], Value]) -> Value:
+    """Result of `make`, kept for the same kind, file and `of` as long as there is memory for it; never to be
+    changed.
+    """
+    return memory().get((kind, *stamp, *of), make, size_of)
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
 def _top(path: str, changed: int, size: int, pair: int, prompt: int, position: int) -> pd.DataFrame:
     return top_of_both(_reader(path, changed, size), pair, prompt, position)
-
-
-@st.cache_resource(max_entries=32, show_spinner=False)
-def _kv_positions(path: str, changed: int, size: int, pair: int, prompt: int) -> dict[str, PositionGrid]:
-    return by_position(_reader(path, changed, size), pair, prompt)
 
 
 @st.cache_resource(max_entries=32, show_spinner=False)
@@ -201,14 +204,10 @@ def open_run(run_id: str) -> RunReader:
     return _reader(*_stamp(store().path_of(run_id)))
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _ops_run(path: str, changed: int, size: int) -> OpsRun:
-    return read_ops(Store(Path(path).parent), Path(path).stem)
-
-
 def ops_run(run_id: str) -> OpsRun:
     """A run of probes of operations, which has no sides."""
-    return _ops_run(*_stamp(store().path_of(run_id)))
+    stamp = _stamp(store().path_of(run_id))
+    return kept("probes", stamp, (), lambda: ops_of(Path(stamp[0])))
 
 
 def delete(run_id: str) -> None:
@@ -277,25 +276,26 @@ def leaving(path: Path) -> Iterator[None]:
 
 
 def _let_go(stamp: tuple[str, int, int]) -> None:
-    with suppress(StoreError):  # it was not open, and is not there to be opened any more
-        _reader(*stamp).close()
-    _reader.clear(*stamp)
+    if (reader := memory().take(("reader", *stamp))) is not None:
+        reader.close()
 
 
 def positions(run: RunReader, pair: int) -> pd.DataFrame:
-    return _positions(*_stamp(run.path), pair)
+    return kept("positions", stamp := _stamp(run.path), (pair,), lambda: _reader(*stamp).positions(pair))
 
 
 def histogram(view: View) -> dict[int, int]:
     """Map from ULP distance to number of elements; a float32 pair can have a hundred thousand distances, which take
     0.15 s to read.
     """
-    return _histogram(*_stamp(view.run.path), view.pair.index)
+    stamp, pair = _stamp(view.run.path), view.pair.index
+    return kept("histogram", stamp, (pair,), lambda: _reader(*stamp).histogram(pair))
 
 
 def kv_positions(view: View) -> dict[str, PositionGrid]:
     """Layers x positions of the caches of the selected prompt; see core.runs.views.kv_cache.by_position."""
-    return _kv_positions(*_stamp(view.run.path), view.pair.index, view.prompt)
+    stamp, of = _stamp(view.run.path), (view.pair.index, view.prompt)
+    return kept("kv by position", stamp, of, lambda: by_position(_reader(*stamp), *of))
 
 
 def layer_grid(view: View, measure: str) -> LayerGrid:

@@ -17,6 +17,7 @@ from ..numerics.formats import format_named
 from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import Dump, open_dump
 from ..runs.dumps.reserved_keys import is_reserved
+from ..runs.file.bounds import MAX_SIDES
 from ..runs.importing.check_catalog import is_run_file
 from ..runs.importing.import_process import counted, limit_this_process
 from ..runs.store.cards import read_runs
@@ -48,6 +49,8 @@ def headers_of(path: Path) -> Headers:
     sides = [key for key in container.arrays if not is_reserved(key) or container.kind == "npy"]
     if not sides:
         raise DumpError(f"{container.name}: holds no logits; expected an array of [positions, vocab].")
+    if len(sides) > MAX_SIDES:
+        raise DumpError(f"{container.name}: holds {len(sides)} sides; expected at most {MAX_SIDES}.")
     unpacked_bytes = sum(array.nbytes for array in container.arrays.values())
     return Headers("array" if len(sides) == 1 else "dump", unpacked_bytes)
 

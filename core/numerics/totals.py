@@ -81,9 +81,13 @@ _EXTREMES = {How.LARGEST: max, How.LEAST: min}
 
 
 class PairTotal:
-    """Sums of a pair's `RowFigures`. `summary()` may be asked for once anything was added."""
+    """Sums of a pair's `RowFigures`. `summary()` may be asked for once anything was added.
 
-    def __init__(self) -> None:
+    keeps_histogram: False for who asks for the summary alone; a histogram may have a million distances.
+    """
+
+    def __init__(self, *, keeps_histogram: bool = True) -> None:
+        self._keeps_histogram = keeps_histogram
         self._totals = {total.name: _Total(total.metadata["adding"]) for total in fields(Summary)}
         self._histogram: Counter[int] = Counter()
         self.is_histogram_exact = True
@@ -92,6 +96,8 @@ class PairTotal:
         """Take in the figures of some more rows."""
         for total in self._totals.values():
             total.add(figures)
+        if not self._keeps_histogram:
+            return
         self._histogram.update(figures.histogram)
         if len(self._histogram) > EXACT_DISTANCES or not figures.is_histogram_exact:
             self._coarsen()

@@ -24,12 +24,15 @@ class Figures:
         self.header = header
         self._database = database
         self.decoding = database.decoding
+        self._latest: tuple[int, pd.DataFrame] | None = None
 
     def positions(self, pair: int) -> pd.DataFrame:
         """Figures of a pair, one row a position of every prompt, columns of the table `position` (null where
-        undefined).
+        undefined). Not to be changed: the latest is kept, for a verdict asks five times for that of one pair.
         """
-        return positions.read_positions(self._database, self.header, pair)
+        if (latest := self._latest) is None or latest[0] != pair:
+            latest = self._latest = pair, positions.read_positions(self._database, self.header, pair)
+        return latest[1]
 
     def logsumexp(self, side: int) -> NDArray[np.float64]:
         """Logsumexp of every row of a side, in nats, NaN where undefined. [rows]"""

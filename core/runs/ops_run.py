@@ -12,6 +12,7 @@ from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
 from .file.database import Database, each_database
 from .store.store import Store
+from .tables.amounts import check_amounts
 from .tables.ops import OpRow, insert_ops
 from .tables.ops import read_ops as read_rows
 from .tables.run import insert_run, read_run
@@ -85,6 +86,7 @@ def ops_of(path: Path) -> OpsRun:
     database = Database.to_read(path)
     try:
         check_tables(database)
+        check_amounts(database)
         return _read(database, database.path.stem)
     finally:
         database.abandon()

@@ -5,6 +5,7 @@ time.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cached_property
@@ -19,10 +20,12 @@ from ..numerics.elementary import exp
 from ..numerics.formats import format_named
 from ..numerics.metrics import Summary
 from .figures import Figures
-from .file.database import Database, check_size
+from .file.database import Database
 from .file.evidence import Evidence
+from .file.held_bytes import size_of
 from .file.records import Generation, Provenance, RunHeader, SideHeader
 from .tables import generations, kernels, kv_cache, layers, pairs, positions, prompts, remedies, run, sides, verdicts
+from .tables.amounts import check_amounts, check_counts
 from .tables.kernels import KernelList
 from .tables.remedies import PriceRow, RemedyRow
 from .tables.schema import check_tables
@@ -30,6 +33,9 @@ from .tables.sides import StoredSide
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_OPEN_BYTES = 7 << 20  # of DuckDB's instance, measured
+_KEPT = ("header", "sides", "pairs", "vocabulary", "kernels", "remedies", "prices", "generations")
 
 
 @dataclass(frozen=True)
@@ -53,13 +59,15 @@ class RunReader(Figures):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run_id = path.stem
+        self._measured: dict[str, int] = {}
         if not path.exists():
             raise StoreError(f"run '{self.run_id}' is not there any more.")
         database = self._database = Database.to_read(path)
         try:
             check_tables(database)
+            counts = check_amounts(database)
             with database.decoding("provenance"):
-                self.created, header = self._read_header()
+                self.created, header = self._read_header(counts)
         except BaseException:
             self.close()
             raise
@@ -76,16 +84,23 @@ class RunReader(Figures):
     def close(self) -> None:
         self._database.abandon()
 
-    def _read_header(self) -> tuple[datetime, RunHeader]:
+    def held_bytes(self) -> int:
+        """Bytes of memory that the reader holds: what was read and is kept, and DuckDB's buffers."""
+        for name in _KEPT:
+            if name in self.__dict__ and name not in self._measured:
+                self._measured[name] = size_of(self.__dict__[name])
+        latest = 0 if self._latest is None else size_of(self._latest[1])
+        return _OPEN_BYTES + self._database.buffered_bytes() + sum(self._measured.values()) + latest
+
+    def _read_header(self, counts: Mapping[str, int]) -> tuple[datetime, RunHeader]:
         names = [field.name for field in fields(Provenance)]
         about = run.read_run(self._database, "name", "created", "compute_dtype", "vocab", *names)
         if about["kind"] == "ops":  # core.runs.ops_run reads those
             shown_by = f"`{COMMAND} ops --show {self.run_id}` and the Ops page show it"
             raise StoreError(f"run '{self.run_id}' holds probes of operations, so no sides and no logits; {shown_by}.")
-        found = prompts.read_prompts(self._database)
         compute_dtype, vocab = about["compute_dtype"], about["vocab"]
-        rows = sum(prompt.positions for prompt in found)
-        check_size(self.path, len(self.sides) * vocab * rows * format_named(compute_dtype).itemsize)
+        self.expected_rows = check_counts(self._database, counts, vocab, format_named(compute_dtype).itemsize)
+        found = prompts.read_prompts(self._database)
         provenance = Provenance(**{name: about[name] for name in names} | {"versions": json.loads(about["versions"])})
         headers = tuple(SideHeader(side.name, side.path, side.source_dtype) for side in self.sides)
         return about["created"], RunHeader(about["name"], compute_dtype, vocab, found, headers, provenance)
@@ -140,6 +155,20 @@ class RunReader(Figures):
         `kv`. No rows where a side kept no cache.
         """
         return kv_cache.read_kv(self._database, pair)
+
+    @property
+    def pairs_with_kv(self) -> frozenset[int]:
+        """Indices of the pairs whose key/value caches were compared."""
+        return kv_cache.KV.pairs(self._database)
+
+    @property
+    def pairs_with_layers(self) -> frozenset[int]:
+        """Indices of the pairs whose module outputs were compared."""
+        return layers.LAYER.pairs(self._database)
+
+    def first_flip(self) -> tuple[int, int, int] | None:
+        """(pair, prompt, position) of the first flip of the first pair that has one; None where no pair has."""
+        return positions.read_first_flip(self._database)
 
     def kv_positions(self, pair: int, prompt: int) -> pd.DataFrame:
         """Key/value caches of one prompt by position, all heads together: layer, kind, position, neq, rms, max_ulps."""

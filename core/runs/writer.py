@@ -26,6 +26,7 @@ from .file.records import FloorRows, Generation, RunHeader
 from .recent_rows import RecentRows
 from .store.quotas import room_for
 from .store.store import Store
+from .tables.amounts import check_amounts
 from .tables.generations import insert_generation
 from .tables.heatmap import insert_levels, tile_rows
 from .tables.kernels import KernelList, insert_kernels
@@ -95,6 +96,7 @@ class RunWriter:
             about = {"run_id": self.run_id, "name": header.name, **of_logits, **asdict(header.provenance)}
             insert_run(self._database, created=self._created, **about)
             insert_prompts(self._database, header)
+            check_amounts(self._database)  # nothing is stored that no reader would open
         except BaseException as error:
             self._leave()
             if isinstance(

@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TypeGuard, cast
 import numpy as np
 
 from ...errors import DumpError
+from ..file.bounds import MAX_SIDES
 from .arrays import (
     HEADER_BYTES,
     ByteStream,
@@ -32,11 +33,11 @@ from .arrays import (
     shown,
 )
 
-MAX_SIDES = 4096
+MOST_ARRAYS = 3 * MAX_SIDES + 8  # every side, what it emitted, its dtype, and what is of all
 MAX_KEY_LENGTH = 200
 DIRECTORY_BYTES = (
     4 << 20
-)  # a zip directory or safetensors header for 4096 sides takes 1-2 MB; parsed it takes some 20 times as much
+)  # a zip directory or safetensors header of MOST_ARRAYS takes 0.5 MB; parsed it takes some 20 times as much
 DEFLATE_RATIO = 1032  # the most deflate can do (zlib's technical notes)
 SUSPECT_RATIO = 200  # real logits shrink 1-10 times; beyond this and SUSPECT_BYTES an archive is taken for a bomb
 SUSPECT_BYTES = 256 << 20
@@ -93,7 +94,7 @@ class _Bounded:
 
 
 def open_container(path: Path, stack: ExitStack, max_bytes: int) -> Container:
-    """Opens and checks one file; `stack` closes it. Reads headers only."""
+    """Opens and checks one file; `stack` closes it. Reads headers only, and of no more arrays than a dump has."""
     name = shown(path.name or path)
     with foreign_errors(name, "a readable npz, npy or safetensors file"):
         try:
@@ -171,7 +172,7 @@ def _zip_arrays(name: str, file: io.FileIO, stack: ExitStack, max_bytes: int) ->
         archive = stack.enter_context(zipfile.ZipFile(_Bounded(file, DIRECTORY_BYTES)))
         members = archive.infolist()
         directory = archive.start_dir
-    if len(members) > MAX_SIDES + 8:
+    if len(members) > MOST_ARRAYS:
         raise DumpError(f"{name}: holds {len(members)} members; expected at most {MAX_SIDES} sides.")
     keys: set[str] = set()
     for member in members:
@@ -325,7 +326,7 @@ def _safetensors_arrays(name: str, file: io.FileIO, file_bytes: int) -> tuple[di
     texts = header.pop("__metadata__", {})
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
         raise DumpError(f"{name}: '__metadata__' is not a table of texts; expected one text for each key.")
-    if len(header) > MAX_SIDES + 8:
+    if len(header) > MOST_ARRAYS:
         raise DumpError(f"{name}: holds {len(header)} tensors; expected at most {MAX_SIDES} sides.")
     lock = threading.Lock()
     arrays: dict[str, StoredArray] = {}

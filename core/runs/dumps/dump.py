@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from ...errors import DumpError, UsageError
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, values_of
 from ...text import printable, shown
+from ..file.bounds import MAX_ROWS, MAX_SIDES, MAX_VOCAB
 from ..file.records import Generation, Provenance, RunHeader, SideHeader
 from .arrays import Elements, StoredArray, in_c_order
-from .containers import MAX_SIDES, Container, open_container
+from .containers import Container, open_container
 from .reserved_keys import EMITTED, Layout, Reserved, is_reserved, read_reserved
 from .source_dtype import Source, has_number, looks_chosen, looks_normalised, narrowest, source_of
 
@@ -31,8 +32,6 @@ MIB = 1 << 20
 CHUNK_BYTES = 32 * MIB  # a side
 CHUNK_BYTES_TOGETHER = 64 * MIB  # all sides; the caller may still hold one chunk while the next is read
 ROW_BYTES_TOGETHER = 256 * MIB  # one position of all sides, the least a chunk can be
-MAX_VOCAB = 1 << 22  # 15 times the largest vocabulary in use
-MAX_ROWS = 1 << 20
 CONVERT_ELEMENTS = MIB  # converted at a time, which bounds the temporaries
 LOOKED_AT_BYTES = 8 * MIB  # of all sides together, at most an eighth of it a side
 LOGITS = "logits"  # what a user may say that arrays hold which look like something else

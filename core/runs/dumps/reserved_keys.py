@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ...errors import DumpError, UsageError
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, format_named
 from ...text import shown
-from ..file.records import Prompt
+from ..file.bounds import LONGEST_NOTE
+from ..file.records import Prompt, check_token_texts
 from .arrays import StoredArray, foreign_errors, load
 from .containers import Container
 
@@ -22,7 +23,7 @@ RESERVED = ("token_ids", "tokens", "prompt_lengths", "compute_dtype", "reference
 EMITTED = "emitted"  # in a file of one side; `emitted:SIDE` beside several
 DTYPE = "dtype:"  # and the side whose 16-bit bits it names, where compute_dtype is another
 TEXT_BYTES = 64 << 20  # the texts of all tokens, as an array
-META_BYTES = 4 << 20
+META_BYTES = LONGEST_NOTE // 2  # of UTF-8: it becomes part of the run's note
 MAX_TOKEN_ID = (1 << 31) - 1
 
 
@@ -107,6 +108,8 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
     for side in side_dtypes.keys() - arrays.keys():
         raise _refusal(container, f"{DTYPE}{shown(side, 60)}", "belongs to no side", f"'{DTYPE}SIDE'")
     meta = _text(container, "meta") or ""
+    if (size := len(meta.encode("utf-8", "replace"))) > META_BYTES:
+        raise _refusal(container, "meta", f"takes {size:,} bytes", f"at most {META_BYTES:,}")
     if meta:
         with foreign_errors(f"{container.name}: 'meta'", "one JSON text"):
             json.loads(meta)
@@ -226,7 +229,7 @@ def _text(container: Container, key: str) -> str | None:
         return container.texts.get(key)
     if array.size != 1:
         raise array.refusal(f"has shape {shown(array.shape)}", "a single text")
-    return _strings(array, META_BYTES)[0]
+    return _strings(array, 4 * META_BYTES)[0]  # numpy's characters have four bytes each
 
 
 def _tokens(container: Container, counts: tuple[int, int]) -> tuple[str, ...]:
@@ -234,7 +237,7 @@ def _tokens(container: Container, counts: tuple[int, int]) -> tuple[str, ...]:
     if array is not None:
         if not _fits(array.shape, counts):
             raise array.refusal(f"has shape {shown(array.shape)}", _one_each(counts))
-        return tuple(_strings(array, TEXT_BYTES))
+        return _checked(container, _strings(array, TEXT_BYTES))
     if "tokens" not in container.texts:
         return ()
     with foreign_errors(f"{container.name}: 'tokens'", "a JSON list of texts"):
@@ -246,4 +249,13 @@ def _tokens(container: Container, counts: tuple[int, int]) -> tuple[str, ...]:
         listed = [text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for text in listed]
     if len(listed) != counts[0] * counts[1]:
         raise _refusal(container, "tokens", f"lists {len(listed)} texts", _one_each(counts))
-    return tuple(listed)
+    return _checked(container, listed)
+
+
+def _checked(container: Container, texts: list[str]) -> tuple[str, ...]:
+    """The texts of all tokens, no longer than those of a run may be."""
+    try:
+        check_token_texts(texts)
+    except UsageError as error:
+        raise DumpError(f"{container.name}: 'tokens': {error}") from None
+    return tuple(texts)

@@ -42,6 +42,13 @@ LONGEST = {
     ("op", "modules"): 1 << 16,
     ("kernel", "detail"): 1 << 16,
 }
+
+
+def longest(table: str, column: str) -> int:
+    """Bytes that a text of this column may have."""
+    return LONGEST.get((table, column), LONGEST_TEXT)
+
+
 # Table -> bytes of its texts together. Of tables that are read a pair at a time all pairs count.
 TOGETHER = {
     "run": 12 << 20,
@@ -53,7 +60,8 @@ TOGETHER = {
     "evidence": 64 << 20,  # 20 rows a pair of 500 bytes take 5 MB at MAX_SIDES
     "remedy": 16 << 20,
     "price": 16 << 20,
-    "kernel": 128 << 20,  # 60 bytes a row on a CPU, some 250 where names are CUDA's; a large model has 2,000 rows a side
+    "kernel": 128
+    << 20,  # 60 bytes a row on a CPU, some 250 where names are CUDA's; a large model has 2,000 rows a side
     "op": 64 << 20,
 }
 TOGETHER_ELSEWHERE = 256 << 20
@@ -66,7 +74,7 @@ MOST_ROWS = {
     "side": MAX_SIDES,
     "pair": MAX_SIDES - 1,
     "generation": MAX_ROWS,
-    "generated_token": 16 * MAX_ROWS,
+    "generated_token": 2 * MAX_ROWS,
     "evidence": 1 << 18,
     "floor_position": 16 * MAX_ROWS,
     "kv": 4 * MAX_ROWS,

@@ -7,6 +7,7 @@ of one prompt, prompts one after another; the first side is the reference; a pai
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...numerics.formats import FloatFormat, format_named
+from .bounds import LONGEST_NAME, LONGEST_SIDE_NAME, LONGEST_TOKEN, MAX_SIDES, TOKENS_TOGETHER
 
 IDENTICAL = "identical"
 ROUNDING = "rounding"
@@ -36,6 +38,25 @@ class FloorRows:
     compute_dtype: str
     pair_rms: NDArray[np.float64]
     floor_rms: NDArray[np.float64]
+
+
+def check_token_texts(texts: Iterable[str]) -> None:
+    """UsageError for the text of a token that is longer than any tokenizer's, or texts that are together."""
+    together = 0
+    for text in texts:
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+        together += size
+        if size > LONGEST_TOKEN:
+            raise UsageError(f"the text of a token has {size:,} bytes; expected at most {LONGEST_TOKEN:,}.")
+    if together > TOKENS_TOGETHER:
+        raise UsageError(
+            f"the texts of all tokens have {together:,} bytes together; expected at most {TOKENS_TOGETHER:,}."
+        )
+
+
+def _check_length(what: str, text: str, most: int) -> None:
+    if (size := len(text.encode("utf-8", "replace"))) > most:
+        raise UsageError(f"{what} has {size:,} bytes; expected at most {most:,}.")
 
 
 @dataclass(frozen=True)
@@ -69,6 +90,7 @@ class SideHeader:
     def __post_init__(self) -> None:
         if not self.name.strip():
             raise UsageError("a side needs a name.")
+        _check_length("the name of a side", self.name, LONGEST_SIDE_NAME)
         format_named(self.source_dtype)
 
 
@@ -158,8 +180,12 @@ class RunHeader:
             raise UsageError(f"a vocabulary of {self.vocab} cannot have a margin; expected at least two tokens.")
         if len(self.sides) < 2:
             raise UsageError(f"a run needs at least two sides, not {len(self.sides)}.")
+        if len(self.sides) > MAX_SIDES:
+            raise UsageError(f"a run has at most {MAX_SIDES} sides, not {len(self.sides):,}.")
         if not self.prompts:
             raise UsageError("a run needs at least one prompt.")
+        _check_length("the name of a run", self.name, LONGEST_NAME)
+        check_token_texts(text for prompt in self.prompts for text in prompt.token_texts)
         names = [side.name for side in self.sides]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

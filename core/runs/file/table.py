@@ -108,6 +108,10 @@ class Table:
         places = ", ".join("?" * len(values))
         database.execute(f"INSERT INTO {self.name} ({', '.join(values)}) VALUES ({places})", list(values.values()))
 
+    def pairs(self, database: Database) -> frozenset[int]:
+        """Indices of the pairs that have rows in it, in one query."""
+        return frozenset(row[0] for row in database.rows(f"SELECT DISTINCT pair FROM {self.name}"))
+
     def read(self, database: Database, where: str, values: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
         """Read some columns of the rows for which `where` holds, in the order that it asks for."""
         found = database.table(f"SELECT {', '.join(columns)} FROM {self.name} WHERE {where}", values)

@@ -1,8 +1,8 @@
-"""A run file from outside, looked at before anything in it is believed: what its catalog holds, and how much.
+"""A run file from outside, looked at before anything in it is believed: what its catalog holds.
 
 It is somebody else's database. Nothing of it is ever executed: a file with a view, a macro, a default, a generated
-column or anything else that is not a plain column of a table of ours is refused by name. Compressed, a billion rows or
-a terabyte of text take a few bytes, so rows and texts are counted before they are read.
+column or anything else that is not a plain column of a table of ours is refused by name. How much of it there is
+core.runs.tables.amounts asks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ...errors import StoreError
 from ...text import shown
-from ..dumps.dump import MAX_ROWS, MAX_SIDES, MAX_VOCAB
 from ..file.database import Database
 from ..tables.run import refuse_development_form
 from ..tables.schema import TABLES
@@ -33,47 +32,6 @@ _COLUMNS = (
     "SELECT table_name, column_name, data_type, column_default IS NOT NULL OR is_generated FROM duckdb_columns() WHERE"
     " database_name = 'run_file'"
 )
-_MOST_ROWS = {
-    "run": 1,
-    "prompt": MAX_ROWS,
-    "token": MAX_ROWS,
-    "vocabulary": MAX_VOCAB,
-    "side": MAX_SIDES,
-    "pair": MAX_SIDES,
-    "generation": MAX_ROWS,
-    "generated_token": 16 * MAX_ROWS,
-    "evidence": 1 << 18,
-    "floor_position": 16 * MAX_ROWS,
-    "kv": 4 * MAX_ROWS,
-    "kv_position": 64 * MAX_ROWS,
-    "layer": 4 * MAX_ROWS,
-    "layer_position": 64 * MAX_ROWS,
-    "op": 1 << 17,
-    "kernel": MAX_ROWS,
-    "kernel_side": MAX_SIDES,
-    "remedy": 1 << 17,
-    "price": 1 << 17,
-}
-_TOGETHER = 256 << 20  # bytes of text of one table
-_LONGEST_TEXT = 4096  # bytes of one text, where nothing else is said
-_LONGEST = {
-    ("run", "command"): 1 << 20,
-    ("run", "note"): 1 << 20,
-    ("run", "request"): 8 << 20,
-    ("run", "versions"): 1 << 16,
-    ("token", "text"): 1 << 16,
-    ("vocabulary", "text"): 1 << 16,
-    ("evidence", "figures"): 1 << 20,
-    ("evidence", "says"): 1 << 16,
-    ("pair", "because"): 1 << 16,
-    ("generation", "text"): 16 << 20,
-    ("op", "batch_classes"): 1 << 20,
-    ("op", "row_positions"): 16 << 20,
-    ("op", "modules"): 1 << 16,
-    ("kernel", "detail"): 1 << 16,
-    ("run", "name"): 1000,
-    ("side", "name"): 400,
-}
 
 
 def is_run_file(path: Path) -> bool:
@@ -122,33 +80,3 @@ def check_catalog(database: Database) -> None:
     for table, columns in there.items():
         if missing := sorted(TABLES[table].types.keys() - columns):
             raise StoreError(f"{file}: table {table} has no column '{missing[0]}'; the file is damaged.")
-
-
-def check_amounts(database: Database) -> dict[str, int]:
-    """Rows by table, after rows and texts were found to be no more than a run has."""
-    file = shown(database.path.name)
-    counts = {}
-    for table in TABLES:
-        counts[table] = int(database.rows(f"SELECT count(*) FROM run_file.main.{table}")[0][0])
-        if counts[table] > _MOST_ROWS.get(table, counts[table]):
-            raise StoreError(
-                f"{file}: table {table} has {counts[table]:,} rows; expected at most {_MOST_ROWS[table]:,}."
-            )
-    for table, declared in TABLES.items():
-        texts = [column for column, kind in declared.types.items() if kind == "VARCHAR"]
-        if not counts[table] or not texts:
-            continue
-        asked = ", ".join(f"max(strlen({column})), sum(strlen({column}))" for column in texts)
-        sizes = database.rows(f"SELECT {asked} FROM run_file.main.{table}")[0]
-        if sum(size or 0 for size in sizes[1::2]) > _TOGETHER:
-            raise StoreError(
-                f"{file}: table {table} holds {sum(s or 0 for s in sizes[1::2]):,} bytes of text; expected at most"
-                f" {_TOGETHER:,}."
-            )
-        for column, size in zip(texts, sizes[::2], strict=True):
-            limit = _LONGEST.get((table, column), _LONGEST_TEXT)
-            if (size or 0) > limit:
-                raise StoreError(
-                    f"{file}: {table}.{column} holds a text of {size:,} bytes; expected at most {limit:,}."
-                )
-    return counts

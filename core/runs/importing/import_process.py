@@ -21,22 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import StoreError, UlpscopeError, UsageError
-from ...numerics.divergence import DENSE_DISTANCES, EXACT_DISTANCES
 from ...numerics.formats import format_named
-from ...numerics.sizes import TOP_K
 from ...text import shown
-from ..dumps.dump import MAX_ROWS, MAX_SIDES, MAX_VOCAB
-from ..file.blob_tiles import TILE_BYTES
 from ..file.database import DECODING, Database
 from ..file.records import IDENTICAL, VERDICTS, FloorRows, RunHeader
 from ..ops_run import KIND as OPS
 from ..ops_run import ops_of, write_ops_run
 from ..reader import RunReader
 from ..store.store import Store
+from ..tables.amounts import check_amounts
 from ..tables.run import read_run
 from ..tables.schema import check_tables
 from ..writer import RunWriter
-from .check_catalog import check_amounts, check_catalog
+from .check_catalog import check_catalog
 from .check_figures import check_figures
 from .check_rows import COPIED, check_rows
 
@@ -127,32 +124,7 @@ def _check_header(run: RunReader, header: RunHeader, counts: dict[str, int]) -> 
     file = run.path.name
     if not header.name.strip():
         raise StoreError(f"{file}: the run has no name; give it one.")
-    if not (header.vocab <= MAX_VOCAB and header.rows <= MAX_ROWS and len(header.sides) <= MAX_SIDES):
-        raise StoreError(
-            f"{file}: {len(header.sides)} sides of {header.rows:,} x {header.vocab:,} logits are more than a run can"
-            " have."
-        )
-    pairs = len(header.sides) - 1
-    tiles = -(-header.vocab * header.format.itemsize // TILE_BYTES)
-    expected = {
-        "prompt": len(header.prompts),
-        "logits": len(header.sides) * header.rows * tiles,
-        "side_position": len(header.sides) * header.rows,
-        "pair": pairs,
-        "position": pairs * header.rows,
-    }
-    most = {
-        "top_token": TOP_K * expected["side_position"],
-        "ulp_tile": 2 * expected["position"],
-        "ulp_histogram": pairs * (EXACT_DISTANCES + DENSE_DISTANCES),
-    }
-    for table, rows in most.items():
-        if counts[table] > rows:
-            raise StoreError(
-                f"{file}: table {table} has {counts[table]:,} rows; the run makes at most {rows:,}; the file is"
-                " damaged."
-            )
-    for table, rows in expected.items():
+    for table, rows in run.expected_rows.items():
         if counts[table] != rows:
             raise StoreError(
                 f"{file}: table {table} has {counts[table]:,} rows; the run makes {rows:,}; the file is damaged."

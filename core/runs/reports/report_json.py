@@ -111,10 +111,18 @@ def report_of_dump(
     return pairs, list(classes.values())
 
 
-def report_of_run(run: RunReader) -> tuple[list[PairReport], list[list[str]]]:
-    """Report of a stored run, as `report_of_dump` has it of a dump, from the figures in its file."""
+def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairReport], list[list[str]]]:
+    """Report of a stored run, as `report_of_dump` has it of a dump, from the figures in its file.
+
+    only: the pair of which rows and histogram are read; those of the others are left empty then.
+    """
     pairs = []
     for pair in run.pairs:
+        verdict = shown_verdict(run.header.provenance.kind, pair.summary.bit_identical, pair.verdict)
+        _check_numbers(run, {name: [plain_number(value)] for name, value in asdict(pair.summary).items()})
+        if only not in (None, pair.index):
+            pairs.append(PairReport(pair.reference, pair.variant, pair.summary, {}, [], verdict, pair.because or ""))
+            continue
         table = run.positions(pair.index)
         places = list(zip(table["prompt"].tolist(), table["position"].tolist(), strict=True))
         if places != run.header.places():
@@ -123,8 +131,6 @@ def report_of_run(run: RunReader) -> tuple[list[PairReport], list[list[str]]]:
             )
         values = table.astype(object).where(table.notna(), None).to_dict("records")
         rows = [{name: plain_number(value) for name, value in row.items()} for row in values]
-        _check_numbers(run, {name: [plain_number(value)] for name, value in asdict(pair.summary).items()})
-        verdict = shown_verdict(run.header.provenance.kind, pair.summary.bit_identical, pair.verdict)
         histogram = run.histogram(pair.index)
         pairs.append(
             PairReport(pair.reference, pair.variant, pair.summary, histogram, rows, verdict, pair.because or "")

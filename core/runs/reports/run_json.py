@@ -53,7 +53,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
     position if asked.
     """
     header = run.header
-    pairs, classes = report_of_run(run)
+    pairs, classes = report_of_run(run, only=0)
     report = as_json(
         pairs,
         classes,
@@ -63,7 +63,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
         prompts=len(header.prompts),
         with_positions=with_positions,
     )
-    caches = [found for pair in run.pairs if (found := kv_json(run, pair.index)) is not None]
+    caches = [found for pair in sorted(run.pairs_with_kv) if (found := kv_json(run, pair)) is not None]
     verdicts = [
         {
             "variant": pair.variant,

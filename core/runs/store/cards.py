@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ...errors import StoreError, UsageError
 from ...numerics.formats import format_named
-from ..dumps.containers import MAX_SIDES
+from ..file.bounds import MAX_SIDES, longest
 from ..file.database import Database, check_size, each_database
-from ..tables.run import read_run
+from ..tables.run import check_text, read_run
 from ..views.verdicts import shown_verdict
 from .store import Store
 
@@ -96,11 +96,12 @@ def prompt_texts(paths: Sequence[Path]) -> dict[Path, str]:
 def _read_prompt_texts(database: Database) -> str:
     """Joined and cut by the database, so that a foreign file cannot send more than a run has."""
     rows = database.rows(
-        "SELECT prompt, string_agg(left(text, ?), '' ORDER BY position) FROM run_file.token "
+        "SELECT prompt, left(string_agg(left(text, ?), '' ORDER BY position), ?) FROM run_file.token "
         "WHERE prompt < ? AND position < ? AND text IS NOT NULL GROUP BY prompt ORDER BY prompt",
-        [_LONGEST_TOKEN, _SEARCHED_PROMPTS, SEARCHED_CHARACTERS],
+        [_LONGEST_TOKEN, SEARCHED_CHARACTERS, _SEARCHED_PROMPTS, SEARCHED_CHARACTERS],
+        most=_SEARCHED_PROMPTS,
     )
-    return "\n".join(text[:SEARCHED_CHARACTERS] for _, text in rows)
+    return "\n".join(text for _, text in rows)
 
 
 def _read_card(database: Database) -> RunCard:
@@ -113,15 +114,19 @@ def _read_card(database: Database) -> RunCard:
     about = read_run(database, *columns)
     kind, compute_dtype, positions, vocab = about["kind"], about["compute_dtype"], about["positions"], about["vocab"]
     pairs = database.rows(
-        "SELECT bit_identical, flips, max_ulps, neq_share, verdict, nonfinite_mismatch, pair FROM run_file.pair",
+        f"SELECT bit_identical, flips, max_ulps, neq_share, left(verdict, {longest('pair', 'verdict')}),"
+        " nonfinite_mismatch, pair, strlen(verdict) FROM run_file.pair",
         most=MAX_SIDES + 1,
     )
-    sides = database.rows("SELECT side, name FROM run_file.side", most=MAX_SIDES + 1)
+    name = f"left(name, {longest('side', 'name')})"
+    sides = database.rows(f"SELECT side, {name}, strlen(name) FROM run_file.side", most=MAX_SIDES + 1)
     prompts = database.rows("SELECT count(*) FROM run_file.prompt")[0][0]
     if max(len(pairs), len(sides)) > MAX_SIDES:
         raise StoreError(
             f"{path.name}: has more than {MAX_SIDES:,} sides or pairs, which no run has; the file is damaged."
         )
+    for table, column, rows in (("side", "name", sides), ("pair", "verdict", pairs)):
+        check_text(database, table, column, max((row[-1] or 0 for row in rows), default=0))
     try:
         return RunCard(
             run_id=path.stem,

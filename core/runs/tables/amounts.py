@@ -11,10 +11,13 @@ from ...errors import StoreError
 from ...numerics.divergence import DENSE_DISTANCES, EXACT_DISTANCES
 from ...numerics.sizes import TOP_K
 from ..file.blob_tiles import TILE_BYTES
-from ..file.bounds import LONGEST, LONGEST_TEXT, MAX_ROWS, MAX_SIDES, MAX_VOCAB, MOST_ROWS, TOGETHER, TOGETHER_ELSEWHERE
-from ..file.database import Database
+from ..file.bounds import MAX_ROWS, MAX_SIDES, MAX_VOCAB, MOST_ROWS, TOGETHER, TOGETHER_ELSEWHERE
+from ..file.database import Database, check_size
 from ..file.table import Table
+from .run import check_text
 from .schema import TABLES
+
+_EXACT = ("logits", "side_position", "pair", "position")
 
 
 def check_amounts(database: Database) -> dict[str, int]:
@@ -33,51 +36,45 @@ def _texts(table: Table) -> list[str]:
 
 
 def _check_texts(database: Database, tables: list[Table]) -> None:
-    """StoreError for a text that is too long, or texts of one table that are together."""
+    """StoreError for a text that is too long, or texts of one table that are too long together."""
     asked = " UNION ALL ".join(
         f"SELECT '{table.name}', [{', '.join(f'max(strlen({column}))' for column in _texts(table))}],"
         f" [{', '.join(f'sum(strlen({column}))' for column in _texts(table))}] FROM run_file.main.{table.name}"
         for table in tables
     )
-    for name, longest, sums in database.rows(asked) if tables else ():
+    for name, sizes, sums in database.rows(asked) if tables else ():
         together, most = sum(size or 0 for size in sums), TOGETHER.get(name, TOGETHER_ELSEWHERE)
         if together > most:
             raise StoreError(
                 f"{database.file}: table {name} holds {together:,} bytes of text; expected at most {most:,}."
             )
-        for column, size in zip(_texts(TABLES[name]), longest, strict=True):
-            most = LONGEST.get((name, column), LONGEST_TEXT)
-            if (size or 0) > most:
-                raise StoreError(
-                    f"{database.file}: {name}.{column} holds a text of {size:,} bytes; expected at most {most:,}."
-                )
+        for column, size in zip(_texts(TABLES[name]), sizes, strict=True):
+            check_text(database, name, column, size)
 
 
-def check_counts(database: Database, counts: Mapping[str, int], vocab: int, itemsize: int) -> None:
-    """StoreError where tables have other numbers of rows than a run of so many sides and positions. itemsize: bytes of
-    a logit; counts: of `check_amounts`.
+def check_counts(database: Database, counts: Mapping[str, int], vocab: int, itemsize: int) -> dict[str, int]:
+    """StoreError where a table has more rows than a run of so many sides and positions makes; returns those that it
+    makes exactly, by table. itemsize: bytes of a logit; counts: of `check_amounts`.
     """
     sides, prompts = counts["side"], counts["prompt"]
     rows = int(database.rows("SELECT coalesce(sum(positions), 0) FROM run_file.main.prompt")[0][0])
+    check_size(database.path, sides * rows * vocab * itemsize)
     if not (0 < vocab <= MAX_VOCAB and rows <= MAX_ROWS and sides <= MAX_SIDES):
         raise StoreError(
             f"{database.file}: {sides:,} sides of {rows:,} x {vocab:,} logits are more than a run can have."
         )
     pairs = max(0, sides - 1)
-    expected = {
+    most = {
         "logits": sides * rows * -(-vocab * itemsize // TILE_BYTES),
         "side_position": sides * rows,
         "pair": pairs,
         "position": pairs * rows,
-    }
-    most = {
         "token": rows,
-        "vocabulary": vocab + rows,  # of a dump, what its tokens are, which may be beyond its logits
+        "vocabulary": vocab + rows,  # a dump's are those of its tokens, which may be beyond its logits
         "top_token": TOP_K * sides * rows,
         "ulp_tile": 2 * pairs * rows,
         "ulp_histogram": pairs * (EXACT_DISTANCES + DENSE_DISTANCES),
         "generation": sides * prompts,
-        "generated_token": sides * rows,
         "kernel_side": sides,
     }
     for table, limit in most.items():
@@ -86,9 +83,4 @@ def check_counts(database: Database, counts: Mapping[str, int], vocab: int, item
                 f"{database.file}: table {table} has {counts[table]:,} rows; the run makes at most {limit:,}; the file"
                 " is damaged."
             )
-    for table, number in expected.items():
-        if counts[table] != number:
-            raise StoreError(
-                f"{database.file}: table {table} has {counts[table]:,} rows; the run makes {number:,}; the file is"
-                " damaged."
-            )
+    return {table: most[table] for table in _EXACT}

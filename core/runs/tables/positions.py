@@ -103,6 +103,14 @@ def read_positions(database: Database, header: RunHeader, pair: int) -> pd.DataF
     return table
 
 
+def read_first_flip(database: Database) -> tuple[int, int, int] | None:
+    """(pair, prompt, position) of the first flip of all pairs; None where there is none."""
+    found = database.rows(
+        "SELECT pair, prompt, position FROM position WHERE is_flip ORDER BY pair, prompt, position LIMIT 1"
+    )
+    return found[0] if found else None
+
+
 def read_logsumexp(database: Database, side: int) -> NDArray[np.float64]:
     """Read the logsumexp of every row of a side, in nats, NaN where undefined. [rows]"""
     found = database.table("SELECT logsumexp FROM side_position WHERE side = ? ORDER BY prompt, position", [side])

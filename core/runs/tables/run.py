@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ...errors import StoreError
+from ..file.bounds import longest
 from ..file.database import Database
 from ..file.table import Table
 
@@ -50,8 +51,11 @@ def insert_run(database: Database, created: datetime, versions: Mapping[str, str
 
 def read_run(database: Database, *columns: str) -> dict[str, Any]:
     """Read these columns of the one row. StoreError where the file is not of this form."""
+    texts = [column for column in columns if RUN.types[column] == "VARCHAR"]
+    read = [f"left({column}, {longest(RUN.name, column)})" if column in texts else column for column in columns]
+    sizes = [f"strlen({column})" for column in texts]
     try:
-        found = database.rows(f"SELECT file_version, {', '.join(columns)} FROM run_file.run", most=2)
+        found = database.rows(f"SELECT {', '.join(['file_version', *sizes, *read])} FROM run_file.run", most=2)
     except StoreError:
         refuse_development_form(database)
         raise
@@ -62,7 +66,17 @@ def read_run(database: Database, *columns: str) -> dict[str, Any]:
         raise StoreError(
             f"{database.file}: a run file of version {found[0][0]!r:.40}, this ULPscope reads version {FILE_VERSION}."
         )
-    return dict(zip(columns, found[0][1:], strict=True))
+    for column, size in zip(texts, found[0][1:], strict=False):
+        check_text(database, RUN.name, column, size)
+    return dict(zip(columns, found[0][1 + len(texts) :], strict=True))
+
+
+def check_text(database: Database, table: str, column: str, size: int | None) -> None:
+    """StoreError for a text of so many bytes that is longer than one of this column may be."""
+    if (size or 0) > (most := longest(table, column)):
+        raise StoreError(
+            f"{database.file}: {table}.{column} holds a text of {size:,} bytes; expected at most {most:,}."
+        )
 
 
 def refuse_development_form(database: Database) -> None:

@@ -66,7 +66,7 @@ def check_tables(database: Database) -> None:
     asked = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'run_file' AND schema_name = 'main'"
     there = {row[0] for row in database.rows(asked)}
     if run.RUN.name in there:
-        run.read_run(database, "run_id")
+        run.read_run(database, "vocab")
     if missing := sorted(TABLES.keys() - there):
         raise StoreError(f"{database.file}: a DuckDB file without the table '{missing[0]}', so not a run file.")
 

@@ -51,20 +51,19 @@ def insert_sides(
     """Insert the sides. digests: of the stored bits, the same for sides of one class; values: of each side's values,
     and of which dtype.
     """
-    for index, side in enumerate(header.sides):
-        values_sha256, values_dtype = values[index]
-        SIDE.insert_row(
-            database,
-            side=index,
-            name=side.name,
-            path=side.path,
-            compute_dtype=header.compute_dtype,
-            source_dtype=side.source_dtype,
-            sha256=digests[index],
-            values_sha256=values_sha256,
-            values_dtype=values_dtype,
-            bit_class=sorted(set(digests), key=digests.index).index(digests[index]),
-        )
+    classes = {digest: number for number, digest in enumerate(dict.fromkeys(digests))}
+    SIDE.insert(
+        database,
+        side=list(range(len(header.sides))),
+        name=[side.name for side in header.sides],
+        path=[side.path for side in header.sides],
+        compute_dtype=header.compute_dtype,
+        source_dtype=[side.source_dtype for side in header.sides],
+        sha256=list(digests),
+        values_sha256=[sha256 for sha256, _ in values],
+        values_dtype=[dtype for _, dtype in values],
+        bit_class=[classes[digest] for digest in digests],
+    )
 
 
 def read_sides(database: Database) -> list[StoredSide]:

@@ -54,17 +54,17 @@ def insert_evidence(
     """Evidence of a pair and its floors by position; `places`: prompt and position of every row of the run. [rows,
     2]
     """
-    for row in evidence:
-        EVIDENCE.insert_row(
+    if evidence:
+        EVIDENCE.insert(
             database,
             pair=pair,
-            rung=row.rung,
-            checked=row.check.value,
-            side_name=row.side,
-            control=row.control,
-            figures=json.dumps(row.figures.to_json(), allow_nan=False),
-            outcome=row.outcome,
-            says=row.says,
+            rung=[row.rung for row in evidence],
+            checked=[row.check.value for row in evidence],
+            side_name=[row.side for row in evidence],
+            control=[row.control for row in evidence],
+            figures=[json.dumps(row.figures.to_json(), allow_nan=False) for row in evidence],
+            outcome=[row.outcome for row in evidence],
+            says=[row.says for row in evidence],
         )
     for floor in floors:
         FLOOR_POSITION.insert(

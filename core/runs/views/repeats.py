@@ -14,6 +14,7 @@ from ...numerics.totals import PairTotal
 from ..reader import RunReader
 
 _CHUNK_BYTES = 64 << 20  # of all classes together
+_PAIRS_AT_ONCE = 4096  # whose sums are in memory; those of 512 classes would take 650 MB
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,13 @@ def bytes_to_compare(run: RunReader) -> int:
     """Bytes read to compare every two classes: what is stored as pairs of the reference is not read again."""
     others = len(classes_of(run)) - 1
     side = run.header.rows * run.header.vocab * run.header.format.itemsize
-    return others * side if others > 1 else 0
+    return sum(len(_classes(pairs)) for pairs in _at_once(others)) * side
+
+
+def comparisons(run: RunReader) -> int:
+    """Number of pairs of classes that are not stored as pairs of the reference."""
+    others = len(classes_of(run)) - 1
+    return others * (others - 1) // 2
 
 
 def pairwise(run: RunReader, on_progress: Callable[[int, int], None] | None = None) -> dict[tuple[int, int], Summary]:
@@ -45,21 +52,34 @@ def pairwise(run: RunReader, on_progress: Callable[[int, int], None] | None = No
 
     `on_progress(done, in all)`, in rows of a pair; what it raises ends the comparison. The summary of (i, j) takes
     class i as the reference. Every class is read once, some rows at a time, so that memory holds no more than those
-    rows of all classes.
+    rows of all classes; of very many classes once for every few thousand pairs.
     """
     groups = classes_of(run)
     stored = {pair.index + 1: pair.summary for pair in run.pairs}
     found = {(0, place): stored[group.index] for place, group in enumerate(groups) if place}
-    sums = {(i, j): PairTotal() for i in range(1, len(groups)) for j in range(i + 1, len(groups))}
-    done, total = 0, len(sums) * run.header.rows
-    for start, stop in _chunks(run, len(groups) - 1) if sums else ():
-        bits = {place: run.read_rows(group.index, start, stop) for place, group in enumerate(groups) if place}
-        for (i, j), pair in sums.items():
-            pair.add(compare(bits[i], bits[j], run.header.format))
-            done += stop - start
-            if on_progress is not None:
-                on_progress(done, total)
-    return found | {places: pair.summary() for places, pair in sums.items()}
+    done, total = 0, comparisons(run) * run.header.rows
+    for pairs in _at_once(len(groups) - 1):
+        sums = {pair: PairTotal(keeps_histogram=False) for pair in pairs}
+        wanted = _classes(pairs)
+        for start, stop in _chunks(run, len(wanted)):
+            bits = {place: run.read_rows(groups[place].index, start, stop) for place in wanted}
+            for (i, j), pair in sums.items():
+                pair.add(compare(bits[i], bits[j], run.header.format))
+                done += stop - start
+                if on_progress is not None:
+                    on_progress(done, total)
+        found |= {places: pair.summary() for places, pair in sums.items()}
+    return found
+
+
+def _at_once(others: int) -> list[list[tuple[int, int]]]:
+    """Pairs of so many classes beside the reference's, by place, as many together as are summed at once."""
+    pairs = [(i, j) for i in range(1, others + 1) for j in range(i + 1, others + 1)]
+    return [pairs[start : start + _PAIRS_AT_ONCE] for start in range(0, len(pairs), _PAIRS_AT_ONCE)]
+
+
+def _classes(pairs: list[tuple[int, int]]) -> list[int]:
+    return sorted({place for pair in pairs for place in pair})
 
 
 def _chunks(run: RunReader, classes: int) -> Iterator[tuple[int, int]]:

@@ -13,8 +13,9 @@ import duckdb
 import pytest
 
 from core.errors import LimitError, StoreError
+from core.runs.file import bounds
 from core.runs.file.database import Database
-from core.runs.importing import check_catalog, check_figures, import_process
+from core.runs.importing import check_figures, import_process
 from core.runs.importing.adopt import adopt
 from core.runs.importing.import_process import NOTE, take_in
 from core.runs.ops_run import read_ops, write_ops_run
@@ -389,7 +390,7 @@ def test_rows_beyond_what_a_run_has_are_refused_before_they_are_read(
         " 0, 0, NULL)",
     )
     taken(store, foreign_file)
-    monkeypatch.setitem(check_catalog._MOST_ROWS, table, 1)
+    monkeypatch.setitem(bounds.MOST_ROWS, table, 1)
     with pytest.raises(StoreError, match=f"table {table} has"):
         taken(store, foreign_file)
 

@@ -45,9 +45,12 @@ def ids(store: Store) -> list[str]:
 def test_what_a_limit_refuses_gets_its_status_and_a_sentence(
     found: Limits, status: int, words: str, store: Store
 ) -> None:
-    with pytest.raises(LimitError) as refused:
+    def check() -> None:
         check_file(100, found)
         check_space(store, 100, found)
+
+    with pytest.raises(LimitError) as refused:
+        check()
     assert (refused.value.status, words in str(refused.value)) == (status, True)
 
 
