@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
 import time
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,7 +18,17 @@ from core.errors import LimitError
 from core.judging.ingest import ingest
 from core.runs.store import audit, labels, quotas
 from core.runs.store.labels import Labels
-from core.runs.store.quotas import apply_retention, check_file, check_space, due, free_bytes, stored_bytes
+from core.runs.store.partial import Partial
+from core.runs.store.quotas import (
+    apply_retention,
+    check_file,
+    check_space,
+    due,
+    free_bytes,
+    reserved_bytes,
+    room_for,
+    stored_bytes,
+)
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ROOT, copied, next_tick
 
@@ -130,3 +146,110 @@ def test_a_file_that_is_no_run_is_left_alone_and_does_not_count(store: Store) ->
     assert due(store, Retention(runs=3)) == []
     assert apply_retention(store, Retention(days=1e-9)) == ["a", "b", "c"]
     assert (store.directory / "newest.duckdb").exists()
+
+
+def reserving(store: Store, size: int, limits: Limits) -> Partial:
+    """Room for a file of so many bytes, as every writer takes it."""
+    with room_for(store, size, limits):
+        partial = store.new_partial("a file", datetime.now(UTC))
+        partial.reserve(size)
+    return partial
+
+
+def test_what_is_reserved_counts_until_it_is_there_and_no_longer(store: Store) -> None:
+    before = stored_bytes(store)
+    partial = reserving(store, 1000, NONE)
+    assert (stored_bytes(store) - before, reserved_bytes(store)) == (1000, 1000)
+    (partial.directory / "0").mkdir()
+    (partial.directory / "0" / "dump").write_bytes(b"x" * 400)
+    assert (stored_bytes(store) - before, reserved_bytes(store)) == (1000, 600)
+    (partial.directory / "spill").write_bytes(b"x" * 900)  # more than was announced
+    assert (stored_bytes(store) - before, reserved_bytes(store)) == (1300, 0)
+    partial.remove()
+    assert stored_bytes(store) == before
+
+
+def test_a_reservation_leaves_the_disk_its_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "free_bytes", lambda _: 1000)
+    limits = Limits(free_bytes=300)
+    partial = reserving(store, 500, limits)
+    with pytest.raises(
+        LimitError, match="1,000 are free on the store's disk and 500 more are on their way, of which 300"
+    ):
+        reserving(store, 201, limits)
+    reserving(store, 200, limits).remove()
+    partial.remove()
+    reserving(store, 700, limits).remove()
+
+
+def _at_once(store: Store, limits: Limits, monkeypatch: pytest.MonkeyPatch) -> list[Partial]:
+    """What of four writers of 100 bytes got room that come while the others look for it."""
+    looked = threading.Barrier(4)
+    check = quotas.check_space
+    found: list[Partial] = []
+
+    def slow(*asked: object, **more: object) -> None:
+        check(*asked, **more)
+        with suppress(threading.BrokenBarrierError):  # who holds the lock waits for nobody who could come
+            looked.wait(0.05)
+
+    def write() -> None:
+        with suppress(LimitError):
+            found.append(reserving(store, 100, limits))
+
+    monkeypatch.setattr(quotas, "check_space", slow)
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("is_locked", [True, False])
+def test_of_those_who_come_at_once_as_many_get_room_as_there_is(
+    is_locked: bool, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the lock, the planted fault, all of them do."""
+    if not is_locked:
+        monkeypatch.setattr(quotas, "_lock", lambda _: None)
+    limits = Limits(store_bytes=stored_bytes(store) + 250, free_bytes=0)
+    assert len(_at_once(store, limits, monkeypatch)) == (2 if is_locked else 4)
+
+
+def test_the_reservation_of_a_process_that_died_is_gone(store: Store) -> None:
+    limits = Limits(store_bytes=stored_bytes(store) + 250, free_bytes=0)
+    script = (
+        "import os, sys; from pathlib import Path; from datetime import UTC, datetime;"
+        "from core.runs.store.store import Store;"
+        "Store(Path(sys.argv[1])).new_partial('x', datetime.now(UTC)).reserve(200); os._exit(9)"
+    )
+    living = reserving(store, 100, limits)
+    subprocess.run([sys.executable, "-c", script, str(store.directory)], cwd=ROOT, check=False)
+    assert stored_bytes(store) == limits.store_bytes + 50
+    reserving(store, 150, limits).remove()
+    with pytest.raises(LimitError):
+        reserving(store, 151, limits)  # the living one's stays
+    living.remove()
+
+
+def test_downloads_that_were_made_count_and_go_where_there_is_no_room(store: Store) -> None:
+    folder = store.directory / quotas.DOWNLOADS
+    folder.mkdir()
+    before = stored_bytes(store)
+    for age, name in ((9, "old.npz"), (1, "new.npz")):
+        (folder / name).write_bytes(b"x" * 100)
+        os.utime(folder / name, (time.time() - age,) * 2)
+    assert stored_bytes(store) - before == 200
+    limits = Limits(store_bytes=before + 250, free_bytes=0)
+    check_space(store, 50, limits)
+    assert len(list(folder.iterdir())) == 2
+    check_space(store, 100, limits)
+    assert [path.name for path in folder.iterdir()] == ["new.npz"]
+    with pytest.raises(LimitError):
+        check_space(store, 251, limits)
+
+
+def test_a_store_that_is_a_link_is_locked_where_it_lies(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(store.directory)
+    reserving(Store(tmp_path / "link"), 10, Limits()).remove()
