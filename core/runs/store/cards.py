@@ -114,19 +114,22 @@ def _read_card(database: Database) -> RunCard:
     about = read_run(database, *columns)
     kind, compute_dtype, positions, vocab = about["kind"], about["compute_dtype"], about["positions"], about["vocab"]
     pairs = database.rows(
-        f"SELECT bit_identical, flips, max_ulps, neq_share, left(verdict, {longest('pair', 'verdict')}),"
-        " nonfinite_mismatch, pair, strlen(verdict) FROM run_file.pair",
+        f"SELECT bit_identical, flips, max_ulps, neq_share, left(verdict, {longest('pair', 'verdict') + 1}),"
+        " nonfinite_mismatch, pair FROM run_file.pair",
         most=MAX_SIDES + 1,
     )
-    name = f"left(name, {longest('side', 'name')})"
-    sides = database.rows(f"SELECT side, {name}, strlen(name) FROM run_file.side", most=MAX_SIDES + 1)
+    name = f"left(name, {longest('side', 'name') + 1})"
+    sides = database.rows(f"SELECT side, {name} FROM run_file.side", most=MAX_SIDES + 1)
     prompts = database.rows("SELECT count(*) FROM run_file.prompt")[0][0]
     if max(len(pairs), len(sides)) > MAX_SIDES:
         raise StoreError(
             f"{path.name}: has more than {MAX_SIDES:,} sides or pairs, which no run has; the file is damaged."
         )
-    for table, column, rows in (("side", "name", sides), ("pair", "verdict", pairs)):
-        check_text(database, table, column, max((row[-1] or 0 for row in rows), default=0))
+    for table, column, texts in (
+        ("side", "name", [side[1] for side in sides]),
+        ("pair", "verdict", [p[4] for p in pairs]),
+    ):
+        check_text(database, table, column, max((len(text.encode()) for text in texts if text), default=0))
     try:
         return RunCard(
             run_id=path.stem,

@@ -27,29 +27,33 @@ def check_amounts(database: Database) -> dict[str, int]:
     for table, most in MOST_ROWS.items():
         if counts[table] > most:
             raise StoreError(f"{database.file}: table {table} has {counts[table]:,} rows; expected at most {most:,}.")
-    _check_texts(database, [table for table in TABLES.values() if counts[table.name] and _texts(table)])
+    _check_texts(database, {table: counts[table.name] for table in TABLES.values() if counts[table.name]})
     return counts
 
 
-def _texts(table: Table) -> list[str]:
-    return [column for column, kind in table.types.items() if kind == "VARCHAR"]
-
-
-def _check_texts(database: Database, tables: list[Table]) -> None:
-    """StoreError for a text that is too long, or texts of one table that are too long together."""
+def _check_texts(database: Database, rows: Mapping[Table, int]) -> None:
+    """StoreError for a text that is too long, or texts of one table that are too long together. rows: by table."""
+    texts = {
+        table.name: [column for column, kind in table.types.items() if kind == "VARCHAR"]
+        for table in rows
+        if "VARCHAR" in table.types.values()
+    }
     asked = " UNION ALL ".join(
-        f"SELECT '{table.name}', [{', '.join(f'max(strlen({column}))' for column in _texts(table))}],"
-        f" [{', '.join(f'sum(strlen({column}))' for column in _texts(table))}] FROM run_file.main.{table.name}"
-        for table in tables
+        f"SELECT '{name}', [{', '.join(f'max(strlen({column}))' for column in columns)}] FROM run_file.main.{name}"
+        for name, columns in texts.items()
     )
-    for name, sizes, sums in database.rows(asked) if tables else ():
-        together, most = sum(size or 0 for size in sums), TOGETHER.get(name, TOGETHER_ELSEWHERE)
-        if together > most:
-            raise StoreError(
-                f"{database.file}: table {name} holds {together:,} bytes of text; expected at most {most:,}."
-            )
-        for column, size in zip(_texts(TABLES[name]), sizes, strict=True):
+    many = {table.name: count for table, count in rows.items()}
+    for name, sizes in database.rows(asked) if texts else ():
+        for column, size in zip(texts[name], sizes, strict=True):
             check_text(database, name, column, size)
+        most = TOGETHER.get(name, TOGETHER_ELSEWHERE)
+        if many[name] * sum(size or 0 for size in sizes) > most:  # else they are not, whatever their lengths
+            together = " + ".join(f"coalesce(sum(strlen({column})), 0)" for column in texts[name])
+            found = database.rows(f"SELECT {together} FROM run_file.main.{name}")[0][0]
+            if found > most:
+                raise StoreError(
+                    f"{database.file}: table {name} holds {int(found):,} bytes of text; expected at most {most:,}."
+                )
 
 
 def check_counts(database: Database, counts: Mapping[str, int], vocab: int, itemsize: int) -> dict[str, int]:

@@ -51,11 +51,9 @@ def insert_run(database: Database, created: datetime, versions: Mapping[str, str
 
 def read_run(database: Database, *columns: str) -> dict[str, Any]:
     """Read these columns of the one row. StoreError where the file is not of this form."""
-    texts = [column for column in columns if RUN.types[column] == "VARCHAR"]
-    read = [f"left({column}, {longest(RUN.name, column)})" if column in texts else column for column in columns]
-    sizes = [f"strlen({column})" for column in texts]
+    read = [_bounded(column) if RUN.types[column] == "VARCHAR" else column for column in columns]
     try:
-        found = database.rows(f"SELECT {', '.join(['file_version', *sizes, *read])} FROM run_file.run", most=2)
+        found = database.rows(f"SELECT {', '.join(['file_version', *read])} FROM run_file.run", most=2)
     except StoreError:
         refuse_development_form(database)
         raise
@@ -66,14 +64,21 @@ def read_run(database: Database, *columns: str) -> dict[str, Any]:
         raise StoreError(
             f"{database.file}: a run file of version {found[0][0]!r:.40}, this ULPscope reads version {FILE_VERSION}."
         )
-    for column, size in zip(texts, found[0][1:], strict=False):
-        check_text(database, RUN.name, column, size)
-    return dict(zip(columns, found[0][1 + len(texts) :], strict=True))
+    about = dict(zip(columns, found[0][1:], strict=True))
+    for column, value in about.items():
+        check_text(database, RUN.name, column, len(value.encode()) if isinstance(value, str) else 0)
+    return about
+
+
+def _bounded(column: str) -> str:
+    """SQL of a text of which no more is read than a run has, and a character."""
+    return f"left({column}, {longest(RUN.name, column) + 1})"
 
 
 def check_text(database: Database, table: str, column: str, size: int | None) -> None:
-    """StoreError for a text of so many bytes that is longer than one of this column may be."""
+    """StoreError for a text of so many bytes, or cut to so many, that is longer than one of this column may be."""
     if (size or 0) > (most := longest(table, column)):
+        size = int(database.rows(f"SELECT max(strlen({column})) FROM run_file.main.{table}")[0][0])
         raise StoreError(
             f"{database.file}: {table}.{column} holds a text of {size:,} bytes; expected at most {most:,}."
         )
