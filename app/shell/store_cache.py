@@ -62,7 +62,8 @@ def memory() -> MemoryBudget:
 
 
 def _reader(path: str, changed: int, size: int) -> RunReader:
-    return memory().get(("reader", path, changed, size), lambda: RunReader(Path(path)), RunReader.held_bytes)
+    key = ("reader", path, changed, size)
+    return memory().get(key, lambda: RunReader(Path(path)), lambda reader: reader.held_bytes())
 
 
 def kept(kind: str, stamp: tuple[str, int, int], of: tuple[Hashable, ...], make: Callable[[], Value]) -> Value:
