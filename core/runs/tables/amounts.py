@@ -17,12 +17,18 @@ from ..file.table import Table
 from .run import check_text
 from .schema import TABLES
 
+POSITIONS = "positions of all prompts"
 _EXACT = ("logits", "side_position", "pair", "position")
 
 
 def check_amounts(database: Database) -> dict[str, int]:
-    """Rows by table; StoreError where there are more rows or longer texts than a run has."""
-    asked = " UNION ALL ".join(f"SELECT '{name}', count(*) FROM run_file.main.{name}" for name in TABLES)
+    """Rows by table, and under POSITIONS those of the logits; StoreError where there are more rows or longer texts than
+    a run has.
+    """
+    asked = " UNION ALL ".join(
+        [f"SELECT '{POSITIONS}', coalesce(sum(positions), 0)::BIGINT FROM run_file.main.prompt"]
+        + [f"SELECT '{name}', count(*) FROM run_file.main.{name}" for name in TABLES]
+    )
     counts = {str(name): int(rows) for name, rows in database.rows(asked)}
     for table, most in MOST_ROWS.items():
         if counts[table] > most:
@@ -60,8 +66,7 @@ def check_counts(database: Database, counts: Mapping[str, int], vocab: int, item
     """StoreError where a table has more rows than a run of so many sides and positions makes; returns those that it
     makes exactly, by table. itemsize: bytes of a logit; counts: of `check_amounts`.
     """
-    sides, prompts = counts["side"], counts["prompt"]
-    rows = int(database.rows("SELECT coalesce(sum(positions), 0) FROM run_file.main.prompt")[0][0])
+    sides, prompts, rows = counts["side"], counts["prompt"], counts[POSITIONS]
     check_size(database.path, sides * rows * vocab * itemsize)
     if not (0 < vocab <= MAX_VOCAB and rows <= MAX_ROWS and sides <= MAX_SIDES):
         raise StoreError(
