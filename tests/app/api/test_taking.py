@@ -21,6 +21,7 @@ from app.shell import store_cache
 from app.shell.jobs import TAKING_IN, Job, Jobs
 from app.uploads import ingest_jobs, ingest_status
 from core.errors import UsageError
+from core.runs.file.bounds import MAX_SIDES
 from core.runs.reader import RunReader
 from core.runs.store import audit
 from core.runs.store.store import Store
@@ -102,6 +103,14 @@ def test_a_bomb_is_refused_by_the_checks_of_dumps(client: TestClient, store: Pat
     answer = client.put("/api/runs/bomb?wait=60", content=file.getvalue())
     assert answer.status_code == 422
     assert "more than 200 times as many" in answer.json()["error"]
+
+
+def test_a_dump_of_more_sides_than_a_run_has_is_refused_in_a_sentence(client: TestClient, store: Path) -> None:
+    more = {f"s{number}": np.zeros((4, 64), np.float32) for number in range(MAX_SIDES - 1)}
+    answer = client.put("/api/runs/many?wait=60", content=dump(**more))
+    assert answer.status_code == 422
+    assert f"many: holds {MAX_SIDES + 1} sides" in answer.json()["error"]
+    assert left(store) == []
 
 
 def test_a_file_too_large_is_413_and_one_without_room_507(
