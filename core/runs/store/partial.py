@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from ...disk import lock, read_regular
+from ...errors import StoreError
 
 PREFIX = ".partial-"
 LOCK = "lock"
@@ -56,8 +57,15 @@ class Partial:
         return None
 
     def reserve(self, size: int) -> None:
-        """Record that the directory is going to hold so many bytes; see core.runs.store.quotas.room_for."""
-        reserve(self.directory, size)
+        """Record that the directory is going to hold so many bytes; see core.runs.store.quotas.room_for. StoreError,
+        and nothing is left behind, where that cannot be written.
+        """
+        try:
+            reserve(self.directory, size)
+        except OSError as error:
+            self.remove()
+            where = self.directory.parent
+            raise StoreError(f"{where}: cannot be written to ({error.strerror}); nothing was stored.") from error
 
     def remove(self) -> None:
         """Leave nothing behind; may be called again."""
@@ -69,7 +77,9 @@ class Partial:
 
 
 def reserve(directory: Path, size: int) -> None:
-    """Record that a directory is going to hold so many bytes, for every process that asks how much room is left."""
+    """Record that a directory is going to hold so many bytes, for every process that asks how much room is left.
+    OSError where that cannot be written.
+    """
     descriptor = os.open(directory / RESERVED, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(descriptor, f"{size:020d}".encode(), 0)  # as long every time, so that nobody reads a part of it
