@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEAD_SECONDS = 30.0  # from the connection, or the first byte of a later head, to the empty line
 REST_SECONDS = 300.0  # for the rest of a body whose request was answered before its end
 _TIMER = "_ulpscope_head_timer"
+_NO_WEBSOCKET = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _log = logging.getLogger(__name__)
 
 
@@ -36,11 +37,24 @@ def limit(protocol: type[H11Protocol] = H11Protocol) -> None:
     @wraps(received)
     def data_received(self: H11Protocol, data: bytes) -> None:
         received(self, data)
-        _watch(self)
+        if not _is_dropped_on_the_way(self):
+            _watch(self)
 
     setattr(protocol, _TIMER, None)
     protocol.connection_made = connection_made  # type: ignore[method-assign]
     protocol.data_received = data_received  # type: ignore[method-assign]
+
+
+def _is_dropped_on_the_way(connection: H11Protocol) -> bool:
+    """Refuse a websocket that is none, for its request has a body: uvicorn hands the head over, hears that it cannot be
+    read, and leaves the connection open for ever.
+    """
+    successor = connection.transport.get_protocol()
+    if successor is connection or getattr(successor, "handshake_initiated", True):
+        return False
+    connection.transport.write(_NO_WEBSOCKET)
+    connection.transport.close()
+    return True
 
 
 def _watch(connection: H11Protocol) -> None:

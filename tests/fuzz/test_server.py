@@ -210,11 +210,11 @@ def _talked(url: str, token: str, orders: list[bytes | str]) -> bytes:
 
 
 def _contents(folder: Path) -> dict[str, str]:
-    """Digest of every file of the store that holds what somebody put there."""
+    """Digest of every file of the store that holds what somebody put there; made downloads are none."""
     kept = [
         path
         for path in folder.rglob("*")
-        if path.is_file() and path.relative_to(folder).parts[0] not in (".hosting", ".audit")
+        if path.is_file() and path.relative_to(folder).parts[0] not in (".hosting", ".audit", ".npz")
     ]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}
 

@@ -140,6 +140,24 @@ def test_a_server_without_the_limit_waits_on(unlimited_port):
         throughout(2 * SECONDS, lambda: not is_over(line, b"X: y\r\n"))
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"POST / HTTP/1.1\r\nContent-Length: 2\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 2\r\n",
+        b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n",
+    ],
+)
+def test_a_websocket_that_is_none_is_refused_at_once_and_would_be_held_open_for_ever(asked, port, unlimited_port):
+    sent = asked + b"Host: localhost\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n[]"
+    with closing(opened(port, sent)) as line:
+        line.settimeout(PATIENCE_SECONDS)
+        assert line.recv(4096).startswith(b"HTTP/1.1 400 ")
+        assert is_over(line)
+    with closing(opened(unlimited_port, sent)) as line:  # the planted fault
+        throughout(SECONDS, lambda: not is_over(line))
+
+
 def test_what_was_answered_and_websockets_are_not_timed(port, monkeypatch):
     """While nothing is half sent, no timer runs that could end them."""
     monkeypatch.setattr(request_heads, "HEAD_SECONDS", FOR_EVER)
