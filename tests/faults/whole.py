@@ -25,10 +25,11 @@ class Watched:
         """Every visible run is whole, every one that was seen before is there or in the trash bit for bit, labels can
         be read.
         """
+        there = {path.stem: path for path in self.store.paths()}
         cards, broken = list_runs(self.store)
         assert broken == [], f"half a run is visible: {broken[0].reason}"
-        there = {path.stem: path for path in self.store.paths()}
-        assert {card.run_id for card in cards} == there.keys()
+        # What a killed server had begun may come to its end meanwhile.
+        assert there.keys() <= {card.run_id for card in cards} <= {path.stem for path in self.store.paths()}
         discarded = {run.run_id: run.path for run in self.store.discarded()}
         for run_id, digest in self.known.items():
             path = there.get(run_id) or discarded.get(run_id)
