@@ -21,6 +21,7 @@ from core.disk import lock, write_atomic
 
 LOCK, UNVERIFIED = "lock", "unverified"
 _AHEAD = "ahead"  # its time: when an upload was first seen that was written to by a clock that is ahead of ours
+_TRIES, _BETWEEN_SECONDS = 25, 0.01  # at a lock that somebody holds for a moment
 _SKEW_SECONDS = 60
 
 
@@ -83,7 +84,7 @@ class Writing:
         self._upload = upload
         self._mutex = threading.Lock()
         self._hold = ExitStack()
-        self._hold.enter_context(held(upload.directory))
+        self._hold.enter_context(held(upload.directory, tries=_TRIES))
         try:
             self._file = os.open(upload.path, os.O_WRONLY | os.O_NOFOLLOW)
             self._settle_unverified()
@@ -148,16 +149,23 @@ class Writing:
 
 
 @contextmanager
-def held(place: Path, *, wait: bool = False) -> Iterator[None]:
+def held(place: Path, *, wait: bool = False, tries: int = 1) -> Iterator[None]:
     """Keep others from sending to the upload in this directory or saving it; UploadError (423) where somebody does, and
     nobody waits.
+
+    tries: more than one pass over who holds it for a moment only: a look at whether it is held, or a process that this
+    one has just started, which has the lock of a request that is over until it becomes another program.
     """
-    try:
-        descriptor = lock(place / LOCK, wait=wait)
-    except BlockingIOError:
-        raise UploadError("somebody else is sending to this upload; try again in a moment.", 423) from None
-    except OSError as error:
-        raise refused(error, place) from error
+    for left in reversed(range(tries)):
+        try:
+            descriptor = lock(place / LOCK, wait=wait)
+            break
+        except BlockingIOError:
+            if not left:
+                raise UploadError("somebody else is sending to this upload; try again in a moment.", 423) from None
+            time.sleep(_BETWEEN_SECONDS)
+        except OSError as error:
+            raise refused(error, place) from error
     try:
         yield
     finally:

@@ -10,14 +10,16 @@ import hashlib
 import os
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from app.hosting.identity import Identity
-from app.uploads import tus
+from app.uploads import partial_file, tus
 from app.uploads.partial_file import Upload, Writing
 from app.uploads.spool import FOLDER, Spool
 from core.errors import LimitError
@@ -341,6 +343,18 @@ def test_two_senders_do_not_mix_their_bytes(client, store):
     writing.close()
     assert send(client, address, 3, b"def").status_code == 204
     assert upload.path.read_bytes() == b"abcdef"
+
+
+def test_whoever_holds_an_upload_for_a_moment_keeps_nobody_from_sending(client, store, monkeypatch):
+    """A look at whether it is held, or a process just started that has inherited the lock: gone by the second try."""
+    address = announce(client, 10)
+    upload = Spool(store).find(address.rsplit("/", 1)[-1], "local:local")
+    looker = ExitStack()
+    looker.enter_context(partial_file.held(upload.directory))
+    own = partial_file.time
+    clock = SimpleNamespace(**{**vars(own), "sleep": lambda _: looker.close()})
+    monkeypatch.setattr(partial_file, "time", clock)
+    assert send(client, address, 0, b"x" * 10).status_code == 204
 
 
 def test_bytes_whose_checksum_was_never_compared_do_not_count_after_a_crash(client, store):
