@@ -56,7 +56,7 @@ def _places(store: Path, samples: tuple[Path, ...], _: Path) -> list[tuple[re.Pa
 
 
 def told(error: Exception) -> str:
-    """What a page says of one of our errors: for a viewer without this server's places."""
+    """An error of ours as a page says it: for a viewer without this server's places."""
     return for_page(str(error))
 
 

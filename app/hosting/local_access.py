@@ -58,8 +58,8 @@ def forget() -> None:
 
 
 async def refusal_of(scope: Scope) -> str | Response | None:
-    """What is answered in place of what was asked for, a sentence or the way on from an address with the token; None
-    where the request may pass.
+    """Answer a request that may not pass: a sentence, or a redirect from an address with the token to the one without.
+    None where it may pass.
     """
     if not client_address.is_local(scope):
         return _ELSEWHERE

@@ -47,7 +47,7 @@ def _is_streamlits() -> bool:
 
 
 def _origin(address: str) -> str:
-    """Where a browser of this machine finds the server; the port of another than Streamlit's is not known here."""
+    """URL of the server for a browser of this machine; under another server than Streamlit's its port is not known."""
     host = f"[{address}]" if ":" in address else address
     return f"http://{host}:{st.get_option('server.port') if _is_streamlits() else 'PORT'}"
 

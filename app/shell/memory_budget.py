@@ -77,7 +77,9 @@ class MemoryBudget:
         return sum(kept.bytes for kept in self._kept.values())
 
     def _measure_all_if_many(self) -> None:
-        """What was used lately has grown after it was measured; asking costs a millisecond a reader."""
+        """Measure everything again once half of the budget is used: what is kept grows with use. A reader takes a
+        millisecond.
+        """
         with self._lock:
             found = list(self._kept.values()) if 2 * self._total() > self.most_bytes else []
         for kept in found:

@@ -1,4 +1,4 @@
-"""What a server has once for all viewers: jobs, looks and pools, in no cache that a browser's order could clear."""
+"""Objects that a server makes once for all viewers: jobs, looks and pools, in no cache that a browser could clear."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class _Judging:
 
     @property
     def loads(self) -> str:
-        """What the button loads, in words."""
+        """The model that the button loads, in words."""
         model, revision = self.request.model, self.request.revision
         if _is_folder(model):
             return f"the model folder `{widgets.code(model)}` of this server"
@@ -109,8 +109,8 @@ class _Judging:
 
 
 def _judging(view: selection.View) -> _Judging | None:
-    """How this run would be judged here; None where it cannot be, whatever this server has. UsageError where this
-    server will not.
+    """Request and queue with which this run is judged here; None where it cannot be judged at all. UsageError where
+    this server will not.
     """
     run = view.run
     found = judged_again(run, f"{printable(run.header.name)}, judged")

@@ -91,7 +91,7 @@ def check(found: Configuration, environment: Mapping[str, str], address: str | N
 
 
 def warnings(found: Configuration, environment: Mapping[str, str]) -> list[str]:
-    """What a server may start with and whoever starts it should know, one sentence each."""
+    """Warnings to whoever starts the server, one sentence each: what is no reason to refuse the start."""
     said = []
     readable = readable_secrets(found, environment)
     if readable:

@@ -108,7 +108,7 @@ class Answer:
 
 
 def faults_of(answer: Answer, who: str, folder: Path) -> list[str]:
-    """What is wrong with an answer, in words."""
+    """Faults of an answer, in words."""
     found = []
     if answer.status >= 500 and answer.status not in WORKING:
         found.append(f"a status of {answer.status}")

@@ -1,1 +1,1 @@
-"""What every command has of the terminal: its output, its options, how it stops."""
+"""The terminal, for every command: output, options, how a command stops."""

@@ -39,8 +39,8 @@ class Narrow:
 
 
 def narrow_answers(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide) -> Narrow | None:
-    """How the side computes in 16 bits though it is asked for float32. None where its answers become finer, and for a
-    float32 model.
+    """Evidence that the side computes in 16 bits though it is asked for float32. None where its answers become finer,
+    and for a float32 model.
 
     Either its answers lie on the grid of a 16-bit dtype. Or (a float32 head over 16-bit hidden states) they are off it,
     and yet as far from the model's own float32 forward as rounding to 16 bits is at nine of ten positions, while being

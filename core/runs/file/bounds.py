@@ -60,8 +60,8 @@ TOGETHER = {
     "evidence": 64 << 20,  # 20 rows a pair of 500 bytes take 5 MB at MAX_SIDES
     "remedy": 16 << 20,
     "price": 16 << 20,
-    "kernel": 128
-    << 20,  # 60 bytes a row on a CPU, some 250 where names are CUDA's; a large model has 2,000 rows a side
+    # 60 bytes a row on a CPU, some 250 where names are CUDA's; a large model has 2,000 rows a side.
+    "kernel": 128 << 20,
     "op": 64 << 20,
 }
 TOGETHER_ELSEWHERE = 256 << 20

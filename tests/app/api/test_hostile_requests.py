@@ -71,7 +71,7 @@ def parameters(value: str) -> Iterator[tuple[str, str]]:
 
 
 def wrong(method: str, address: str, answer, places: tuple[str, ...]) -> list[str]:
-    """What is wrong with an answer: it failed, or tells where something lies or how the server is made."""
+    """Faults of an answer: it failed, or tells where something lies or how the server is made."""
     about = f"{method} {address[:200]}: {answer.status_code}"
     found = [about] if answer.status_code >= 500 else []
     text = f"{answer.text} {dict(answer.headers)}"

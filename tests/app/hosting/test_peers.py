@@ -42,6 +42,17 @@ SPELLINGS = (
 )
 
 
+def signed_in_by_another_header(monkeypatch) -> None:
+    """A server that signs in by X-Other-User, which the proxy vouches for with its secret."""
+    set_up(
+        monkeypatch,
+        sign_in_header="X-Other-User",
+        sign_in_editors="*",
+        hosting_trusted_proxies=PROXY,
+        hosting_proxy_secret=SECRET,
+    )
+
+
 def behind_uvicorn(app: Starlette) -> ProxyHeadersMiddleware:
     """As `streamlit run` starts it: X-Forwarded-For of a loopback peer is written over the peer."""
     return ProxyHeadersMiddleware(app, trusted_hosts="127.0.0.1")  # type: ignore[arg-type]
@@ -287,13 +298,7 @@ def test_all_addresses_of_this_machine_are_one(monkeypatch):
     ],
 )
 def test_a_header_signs_in_only_with_the_secret_of_the_proxy(sent, status, monkeypatch):
-    set_up(
-        monkeypatch,
-        sign_in_header="X-Other-User",
-        sign_in_editors="*",
-        hosting_trusted_proxies=PROXY,
-        hosting_proxy_secret=SECRET,
-    )
+    signed_in_by_another_header(monkeypatch)
     headers = [("x-other-user", "ada"), *(("x-ulpscope-proxy-secret", each.encode("latin-1")) for each in sent)]
     answer = client(client=(PROXY, 40_000)).get("/api/x", headers=headers)
     assert answer.status_code == status
@@ -317,13 +322,7 @@ def test_nothing_behind_the_gate_sees_the_secret(name, monkeypatch):
 
 
 def test_another_secret_ends_what_the_header_opened(monkeypatch):
-    set_up(
-        monkeypatch,
-        sign_in_header="X-Other-User",
-        sign_in_editors="*",
-        hosting_trusted_proxies=PROXY,
-        hosting_proxy_secret=SECRET,
-    )
+    signed_in_by_another_header(monkeypatch)
     monkeypatch.setattr(middleware, "LOOK_SECONDS", 0.05)
     proxied = client(client=(PROXY, 40_000), headers={"x-other-user": "ada", **PROVEN})
     with proxied.websocket_connect("/_stcore/stream") as websocket:
