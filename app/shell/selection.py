@@ -7,12 +7,15 @@ The selection lives in the session (here), comes out of a link (app/shell/link.p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import streamlit as st
 
 from core.runs.reader import RunReader, StoredPair
 from core.runs.views.elements import row_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ import hashlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import pandas as pd
 import streamlit as st
 
 from app.hosting import identity
@@ -32,6 +31,9 @@ from core.runs.views.kv_cache import PositionGrid, by_position
 from core.runs.views.layers import LayerGrid
 from core.runs.views.layers import grid as layer_grid_of
 from core.text import shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Of all that is kept of what was read: some twenty ordinary runs. Sixteen readers of made files held 6 GB.
 KEPT_BYTES = 512 << 20

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
@@ -291,6 +290,8 @@ def say_complaints() -> None:
 
 def both(reference: Iterable, variant: Iterable) -> list[str]:
     """`0 / 2`: a figure of both sides in one cell."""
+    import pandas as pd
+
     return [
         " / ".join("undefined" if pd.isna(v) else f"{v:.6g}" for v in pair)
         for pair in zip(reference, variant, strict=True)
@@ -299,6 +300,8 @@ def both(reference: Iterable, variant: Iterable) -> list[str]:
 
 def table_texts(column: Iterable, run: RunReader) -> list[str]:
     """Token ids as `text (id)`."""
+    import pandas as pd
+
     vocabulary = run.vocabulary
     return [
         wording.token(None if pd.isna(i) else int(i), None if pd.isna(i) else vocabulary.get(int(i))) for i in column
