@@ -33,6 +33,7 @@ from .commands import (
     inspecting,
     keeping,
     layers,
+    models,
     ops,
     pushing,
     serve,
@@ -74,6 +75,7 @@ app.command()(stored.delete)
 app.command()(stored.restore)
 app.command()(keeping.label)
 app.command()(keeping.tidy)
+app.command()(models.model)
 app.command()(pushing.push)
 app.command()(serve.serve)
 app.command("configuration")(hosting.show_configuration)

@@ -25,7 +25,10 @@ class CaptureRequest:
     leaves it to the paths; device: None is the best there is.
     """
 
-    model: str = _asked("Folder or hub id of a transformers causal language model.", is_always_typed=True)
+    model: str = _asked(
+        "Folder or hub id of a transformers causal language model, a .gguf file, or smollm2, which `model` gets.",
+        is_always_typed=True,
+    )
     prompts: tuple[str, ...] = _asked("A prompt; may be given several times.", (), option="--prompt")
     prompt_files: tuple[str, ...] = _asked(
         "A text file that is one prompt; may be given several times.", (), option="--prompt-file"

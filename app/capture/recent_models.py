@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from core.disk import write_atomic
+from core.packaged_models import PACKAGED
 
 _FILE = ".recent-models.json"
 _MOST = 20
@@ -23,8 +24,8 @@ def recent_models(store: Path) -> list[str]:
 
 
 def is_known(store: Path, model: str) -> bool:
-    """Return whether somebody who may has asked this server for that model before, or it is shipped."""
-    return model == SHIPPED or model in recent_models(store)
+    """Return whether somebody who may has asked this server for that model before, or it is shipped or of a package."""
+    return model == SHIPPED or model in PACKAGED or model in recent_models(store)
 
 
 def remember_model(store: Path, model: str) -> None:

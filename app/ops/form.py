@@ -35,7 +35,7 @@ def start(jobs: Jobs) -> None:
             key="ops_model",
             placeholder="none",
             width=220,
-            help="folder or hub id: linear is probed at this model's own shapes too; no weights are read",
+            help="folder, .gguf file, hub id or smollm2: linear is probed at its own shapes too; no weights are read",
         )
         if widgets.pressed(st.button, "Probe this machine", "ops_start", type="primary", disabled=not dtypes):
             store_cache.submit(

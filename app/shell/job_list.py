@@ -7,10 +7,10 @@ import streamlit as st
 from app.hosting import page_guard
 from app.hosting.error_details import for_page
 from app.shell import store_cache, widgets
-from app.shell.jobs import Job, Jobs
+from app.shell.jobs import GETTING, Job, Jobs
 
 
-def _how_it_stands(job: Job) -> str:
+def how_it_stands(job: Job) -> str:
     """Words on the state of a job."""
     if job.state == "waiting":
         return "waiting for those before it"
@@ -20,8 +20,10 @@ def _how_it_stands(job: Job) -> str:
             if job.seconds_left is not None and job.rows_done < job.rows_total
             else ""
         )
-        unit = "prompts" if job.stage.endswith(" writes") else "positions"
+        unit = "prompts" if job.stage.endswith(" writes") else "MB" if job.device == GETTING else "positions"
         return f"{job.stage}: {job.rows_done:,} of {job.rows_total:,} {unit}, {job.seconds:.0f} s{rest}"
+    if job.state == "done" and job.device == GETTING:
+        return f"in {job.seconds:.0f} s"
     if job.state == "done":
         return f"{job.rows_total:,} positions over all sides in {job.seconds:.0f} s"
     return f"{job.stage}, {job.seconds:.0f} s" if job.state == "running" else for_page(job.message) or job.state
@@ -53,10 +55,10 @@ def job_list(jobs: Jobs, *, of_uploads: bool = False) -> None:
             elif job.state == "done" and job.message:
                 what.warning(widgets.escaped(for_page(job.message)))
             else:
-                what.caption(widgets.escaped(_how_it_stands(job)))
+                what.caption(widgets.escaped(how_it_stands(job)))
             if job.state == "running":
                 what.progress(job.share)
-            if job.state == "done":
+            if job.state == "done" and job.run_id:
                 action.button(
                     "Open run",
                     key=f"open_{job.number}",

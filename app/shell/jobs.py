@@ -26,6 +26,7 @@ from core.text import file_name, shown
 
 ANY_DEVICE = "best there is"
 TAKING_IN = "the store"  # what jobs that take in files run on: one at a time, beside captures
+GETTING = "the network"  # what jobs that get a model run on, likewise
 _NOTHING_STORED = "cancelled; nothing was stored"
 # of a job's process: beside a capture and an ingest on two cores, 95 % of 50 viewers' reruns were within 2.8 s without
 # it, 0.7 s with
@@ -51,9 +52,9 @@ class Job:
     """One job as it stands. state: waiting, running, cancelling, done, failed or cancelled; rows are positions over all
     sides.
 
-    device: what it runs on, ANY_DEVICE or TAKING_IN. reserved: the id that its run is going to have, where that is
-    known before; who: who asked for it. counted_*: rows and seconds when the rows of this stage were first told of. A
-    job that is done with a message was kept in part: the message says what failed.
+    device: what it runs on, ANY_DEVICE, TAKING_IN or GETTING, whose rows are MB. reserved: the id that its run is going
+    to have, where that is known before; who: who asked for it. counted_*: rows and seconds when the rows of this stage
+    were first told of. A job that is done with a message was kept in part: the message says what failed.
     """
 
     number: int
@@ -170,7 +171,7 @@ class Jobs:
         place: a directory of the job's own files instead, which goes with it. on_change: told of the job when it is
         lined up and whenever it stands otherwise; on_over: when it is over. Both in any thread.
         """
-        if device not in (ANY_DEVICE, TAKING_IN) and device != queue_of(device):
+        if device not in (ANY_DEVICE, TAKING_IN, GETTING) and device != queue_of(device):
             raise UsageError(f"'{shown(device, 40)}' is no queue; expected {queue_of(device)}. Nothing was begun.")
         if prompts is not None:
             place = Store(self._store).new_partial("prompts", datetime.now(UTC))
@@ -235,9 +236,9 @@ class Jobs:
             for job in sorted(self._jobs.values(), key=lambda job: job.number):
                 if job.state != "waiting" or self._is_stopped:
                     continue
-                captures = [device for device in taken if device != TAKING_IN]
-                if job.device == TAKING_IN:
-                    is_free = TAKING_IN not in taken
+                captures = [device for device in taken if device not in (TAKING_IN, GETTING)]
+                if job.device in (TAKING_IN, GETTING):
+                    is_free = job.device not in taken
                 else:
                     is_free = not captures if job.device == ANY_DEVICE else not {job.device, ANY_DEVICE} & set(captures)
                 taken.append(job.device)
@@ -270,7 +271,7 @@ class Jobs:
             if self._is_stopped or job.state == "cancelling":  # before there was a process to end
                 self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
                 return
-            store = ("--store", str(self._store.absolute()))
+            store = () if job.device == GETTING else ("--store", str(self._store.absolute()))
             child = Child(
                 ["-m", "core", *job.arguments, "--progress", "json", *store],
                 niceness=NICENESS,
@@ -313,6 +314,8 @@ class Jobs:
             if job.run_id:  # also where a cancel came too late; with a sentence where a later side failed
                 message = sentence if code else ""
                 self._jobs[number] = replace(job, state="done", rows_done=job.rows_total, message=message)
+            elif code == 0 and job.device == GETTING:
+                self._jobs[number] = replace(job, state="done")
             elif job.state == "cancelling":
                 self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
             else:

@@ -20,6 +20,7 @@ from app.shell.jobs import ANY_DEVICE, Job, PromptFile, queue_of
 from core.capture_request import CaptureRequest
 from core.command_name import OF_A_CLONE, shell_command
 from core.errors import UsageError
+from core.packaged_models import PACKAGED, is_here
 from core.runs.views.request import judged_again, left_out, typed_with
 from core.runs.views.verdicts import tried_of
 from core.subprocess_json import ROOT
@@ -102,6 +103,10 @@ class _Judging:
     def loads(self) -> str:
         """The model that the button loads, in words."""
         model, revision = self.request.model, self.request.revision
+        if model in PACKAGED:
+            return f"{PACKAGED[model].title}, which a package brought to this server"
+        if _is_file(model):
+            return f"the model file `{widgets.code(model)}` of this server"
         if _is_folder(model):
             return f"the model folder `{widgets.code(model)}` of this server"
         of = f" at revision `{widgets.code(revision)}`" if revision else ""
@@ -127,10 +132,16 @@ def _judging(view: selection.View) -> _Judging | None:
         raise UsageError(
             f"The model's folder '{shown(request.model, 200)}' is not on this machine; run the command where it is."
         )
+    known = is_known(store_cache.store().directory, request.model)
+    if request.model in PACKAGED and not is_here(PACKAGED[request.model]):
+        raise UsageError(f"{PACKAGED[request.model].title} is not on this machine yet; the Capture page gets it.")
+    if _is_file(request.model) and not known:  # a file may be anything, and what it is called are the run file's words
+        raise UsageError(
+            f"The model is a file, '{shown(request.model, 200)}', and nobody here has captured with it; run the command"
+            " where it is."
+        )
     # A revision is the file's own words too, and on the hub anybody may offer one of anybody's model.
-    is_asked_for = is_known(store_cache.store().directory, request.model) and (
-        _is_folder(request.model) or not request.revision
-    )
+    is_asked_for = known and (is_local(request.model) or not request.revision)
     needs_yes = not is_asked_for and not identity.current().is_local
     return _Judging(request, tokens, f"Judge {run.header.name} ({run.run_id})", _queue(request.device), needs_yes)
 
@@ -188,7 +199,7 @@ def _start(judging: _Judging, agrees: str) -> None:
         return
     file = PromptFile("tokens.jsonl", judging.tokens)
     store_cache.submit(judging.request.arguments(), title=judging.title, device=judging.queue, prompts=file)
-    if judging.needs_yes and _is_folder(judging.request.model):
+    if judging.needs_yes and is_local(judging.request.model):
         remember_model(store_cache.store().directory, judging.request.model)
 
 
@@ -224,10 +235,22 @@ def _progress(title: str) -> None:
 
 
 def is_loadable(model: str) -> bool:
-    """Return whether a model may be loaded: a folder that is there, or what may be a hub id. Relative folders are those
-    of the directory that jobs run in.
+    """Return whether a model may be loaded: what is there, or what may be a hub id. Relative folders and files are
+    those of the directory that jobs run in.
     """
-    return _is_folder(model) or (_HUB_ID.fullmatch(model) is not None)
+    return is_local(model) or (_HUB_ID.fullmatch(model) is not None)
+
+
+def is_local(model: str) -> bool:
+    """Return whether a model comes from this machine."""
+    return model in PACKAGED or _is_folder(model) or _is_file(model)
+
+
+def _is_file(model: str) -> bool:
+    try:
+        return model not in PACKAGED and (ROOT / Path(model).expanduser()).is_file()
+    except (OSError, ValueError, RuntimeError):
+        return False
 
 
 def _is_folder(model: str) -> bool:

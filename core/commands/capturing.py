@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..capture_request import CaptureRequest
+from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
 from ..runs.file.records import BUG_SUSPECTED
 from ..runs.reader import RunReader
@@ -87,7 +88,8 @@ def judge(
 
 def plan_of(request: CaptureRequest, *, weights: bool = True) -> CapturePlan:
     """Plan the capture of a request: everything checked, the model loaded; without `weights` only its shapes."""
-    prompts_of(request)  # refused before torch is loaded
+    prompts_of(request)  # refused before torch is loaded, as a model that has yet to be got
+    packaged_folder(request.model)
     from ..inference.capture.capture import plan_capture
     from ..inference.models.chat import plan_inputs
     from ..inference.paths.sides import variants_of
@@ -127,6 +129,7 @@ def captured(request: CaptureRequest, progress: str, store: Path | None) -> tupl
     """Capture, and judge if that is asked for. -> (run id, sentences on what is less than was asked for)"""
     check_progress(progress)
     prompts_of(request)
+    packaged_folder(request.model)
     target = open_store(store)
     with stoppable(), steps(progress) as say:
         say("loading the model")

@@ -65,7 +65,9 @@ def ops(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Folder or hub id: also probe linear at this model's own shapes; no weights are read."),
+        typer.Option(
+            help="Folder, hub id, .gguf file, smollm2: also probe linear at its own shapes; no weights are read."
+        ),
     ] = None,
     repeats: Annotated[
         int | None, typer.Option(min=1, help="Calls at each batch size after the first. Default: 20.")

@@ -17,6 +17,11 @@ def request_option(name: str) -> Any:
     return typer.Option(option_of(field_of(name)), help=field_of(name).metadata["help"])
 
 
+def request_argument(name: str) -> Any:
+    """The same field as an argument."""
+    return typer.Argument(help=field_of(name).metadata["help"])
+
+
 DtypeOption = Annotated[str, request_option("dtype")]
 DeviceOption = Annotated[str | None, request_option("device")]
 RevisionOption = Annotated[str | None, request_option("revision")]

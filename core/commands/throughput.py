@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ..errors import UsageError
 from ..runs.tables.remedies import Kept
-from .request_options import DeviceOption, DtypeOption, RevisionOption, TrustOption
+from .request_options import DeviceOption, DtypeOption, RevisionOption, TrustOption, request_argument
 from .terminal.console import JsonOption, out, print_json, steps, stoppable
 
 if TYPE_CHECKING:  # torch is for those who run a model
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch is for those who run a model
 
 
 def throughput(
-    model: Annotated[str, typer.Argument(help="Folder or hub id of a transformers causal language model.")],
+    model: Annotated[str, request_argument("model")],
     paths: Annotated[list[str], typer.Argument(help="Paths, of which the first is what the others are held against.")],
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas between.")] = "1,2,4,8",
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 32,

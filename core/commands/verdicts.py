@@ -47,7 +47,9 @@ def verdict(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Folder or hub id of the model: measures the rounding floor on the dump's own tokens."),
+        typer.Option(
+            help="Folder, hub id, .gguf file, smollm2: it measures the rounding floor on the dump's own tokens."
+        ),
     ] = None,
     mixture_of_experts: Annotated[
         bool,

@@ -99,12 +99,12 @@ def announce_upload(run_id: str, store: Path | None, progress: str, as_json_: bo
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
-    """Ctrl-C or a request to end: the writer has removed what it began by the time this says so. (typer would leave
-    without a word.)
+def stoppable(leave_nothing: Callable[[], None] = remove_living) -> Iterator[None]:
+    """Ctrl-C or a request to end: what was begun is removed by the time this says so, a run by its writer. (typer would
+    leave without a word.)
     """
     try:
-        with stopping(remove_living):
+        with stopping(leave_nothing):
             yield
     except KeyboardInterrupt:
         err.print(SENTENCE)

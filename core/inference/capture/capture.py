@@ -360,6 +360,8 @@ def _versions(loaded: LoadedModel) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "attention": str(getattr(loaded.model.config, "_attn_implementation", "")),
     }
+    if loaded.weights:
+        versions["weights"] = loaded.weights
     if loaded.device.startswith("cuda") and torch.version.cuda:
         versions["cuda"] = torch.version.cuda
     return versions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from .model import LoadedModel
+from .weights import rounded_parameters
 
 
 @contextmanager
@@ -39,12 +39,4 @@ def converted_bytes(loaded: LoadedModel, dtype: str) -> int:
 
 
 def _convertible(loaded: LoadedModel, target: torch.dtype) -> Iterator[torch.nn.Parameter]:
-    """Parameters in the model's dtype, each once, except those that transformers itself would load in float32."""
-    model = loaded.model
-    kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-    if target is torch.float16:  # modeling_utils: the other list exists only because float16 overflows
-        kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
-    for name, parameter in model.named_parameters():
-        is_kept = any(re.search(rf"(^|\.){re.escape(part)}(\.|$)", name) for part in kept)
-        if parameter.dtype == loaded.torch_dtype and not is_kept and target != loaded.torch_dtype:
-            yield parameter
+    return rounded_parameters(loaded.model, loaded.torch_dtype, target)

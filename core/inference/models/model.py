@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import platform
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GgufConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -24,13 +27,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ...errors import CaptureError
 from ...numerics.formats import LOGIT_FORMATS, format_named
-from ...text import size
-from . import memory
+from ...packaged_models import packaged_folder
+from ...text import shown, size
+from . import gguf, memory
 from .token_text import token_texts
 from .torch_errors import first_line, foreign_errors_stop, quiet
-from .weights import digest, weight_bytes
+from .weights import digest, rounded_parameters, weight_bytes
 
 _HUB_TIMEOUT_SECONDS = 10
+_ORIGIN = "dequantized_from"  # in a config: the GGUF that the weights were taken out of
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
@@ -38,10 +43,10 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len
 class LoadedModel:
     """A model in eval mode, all of it in `dtype` on `device`.
 
-    name: as asked for; revision: the hub's commit, or the digest of a folder's weights; device: 'cpu', 'cuda:0';
-    device_name: the chip; context: the most positions it takes, None where unlimited; vocab_size: width of its logits,
-    in tokens. One loaded without weights has them on torch's meta device: every shape is there, and no forward gives a
-    number.
+    name: as asked for; revision: the hub's commit, or the digest of a folder's weights or of a GGUF; device: 'cpu',
+    'cuda:0'; device_name: the chip; context: the most positions it takes, None where unlimited; vocab_size: width of
+    its logits, in tokens; weights: the GGUF that they were taken out of, in words, else ''. One loaded without weights
+    has them on torch's meta device: every shape is there, and no forward gives a number.
     """
 
     model: PreTrainedModel
@@ -53,6 +58,7 @@ class LoadedModel:
     device_name: str
     context: int | None
     vocab_size: int
+    weights: str = ""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -78,16 +84,19 @@ class LoadedModel:
 @dataclass(frozen=True)
 class _Source:
     """Origin of a model, to be given to from_pretrained, and what is known about it. folder is None for a model still
-    on the hub.
+    on the hub, and for a GGUF.
     """
 
     place: str
     folder: Path | None
     revision: str | None
     hub: Any = None
+    gguf: gguf.GgufFile | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
+        if self.gguf is not None:
+            return {"local_files_only": True, "gguf_file": gguf.FILE}
         if self.folder is not None:
             return {"local_files_only": True}  # a folder must never make a call to the hub
         return {"revision": self.revision}
@@ -102,8 +111,8 @@ def load_model(
     trust_remote_code: bool = False,
     weights: bool = True,
 ) -> LoadedModel:
-    """The model of a local folder or hub id, wholly in `dtype`; on CUDA if there is one, unless `device` says
-    otherwise.
+    """The model of a local folder or hub id, of a GGUF, or that a package brings, wholly in `dtype`; on CUDA if there
+    is one, unless `device` says otherwise.
 
     Cheap checks come first: nothing large is read before the device, the config, the tokenizer and the free memory are
     known to do. Every refusal is a CaptureError of one sentence. Without `weights` it ends there: a model of the
@@ -112,8 +121,7 @@ def load_model(
     """
     fmt = format_named(dtype)
     target = usable_device(device)
-    with quiet():
-        source = _source(name, revision)
+    with quiet(), _placed(_source(name, revision)) as source:
         with foreign_errors_stop(f"model '{name}'", "close other programs or choose a smaller model"):
             config = _config(name, source, trust_remote_code)
             _check_causal(name, config, trust_remote_code)
@@ -132,13 +140,21 @@ def load_model(
         model=model,
         tokenizer=tokenizer,
         name=name,
-        revision=source.revision or (digest(source.folder) if source.folder and weights else ""),
+        revision=source.revision or (_digest(source, model) if weights else ""),
         dtype=fmt.name,
         device=str(target),
         device_name=name_of_device(target),
         context=_context(config),
         vocab_size=_logit_width(model),
+        weights=_origin(model.config),
     )
+
+
+def save_model(loaded: LoadedModel, folder: Path) -> None:
+    """Write a model and its tokenizer as a folder that transformers, and `load_model`, take."""
+    with quiet(), foreign_errors_stop(f"model '{loaded.name}' cannot be written to {folder}", "close other programs"):
+        loaded.model.save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(folder)
 
 
 def devices_here() -> list[tuple[str, str, int | None]]:
@@ -222,11 +238,18 @@ def name_of_device(device: torch.device) -> str:
 
 
 def _source(name: str, revision: str | None) -> _Source:
+    if packaged := packaged_folder(name):
+        return _Source(place=str(packaged), folder=packaged, revision=None)
     path = Path(name).expanduser()
     if path.is_dir():
         return _Source(place=str(path), folder=path, revision=revision)
+    if path.is_file() and gguf.is_gguf(path):
+        return _Source(place=str(path), folder=None, revision=None, gguf=gguf.look(path))
     if path.exists():
-        raise CaptureError(f"model '{name}' is a file; expected a folder with config.json and weights, or a hub id.")
+        raise CaptureError(
+            f"model '{name}' is a file and no GGUF; expected a folder with config.json and weights, a GGUF, or a hub"
+            " id."
+        )
     try:
         hub = huggingface_hub.HfApi().model_info(
             name, revision=revision, timeout=_HUB_TIMEOUT_SECONDS, files_metadata=True
@@ -267,6 +290,34 @@ def _cached_folder(name: str, revision: str | None) -> Path | None:
     return Path(config).parent if isinstance(config, str) else None
 
 
+@contextmanager
+def _placed(source: _Source) -> Iterator[_Source]:
+    """The source as transformers is given it: a GGUF without what lies beside it."""
+    if source.gguf is None:
+        yield source
+    else:
+        with gguf.alone(source.gguf.path) as place:
+            yield replace(source, place=place)
+
+
+def _digest(source: _Source, model: PreTrainedModel) -> str:
+    """Digest of the files that a model's weights came from."""
+    if source.gguf is not None:
+        return getattr(model.config, _ORIGIN)["sha256"]
+    return digest(source.folder) if source.folder else ""
+
+
+def _origin(config: Any) -> str:
+    """Words on the GGUF that a model's weights were taken out of; '' where there is none."""
+    origin = getattr(config, _ORIGIN, None)
+    if not isinstance(origin, dict):
+        return ""
+    kind, digest_of_file = origin.get("quantization"), origin.get("sha256")
+    if not isinstance(kind, str) or not isinstance(digest_of_file, str):
+        return ""
+    return shown(f"dequantised from {kind} of the GGUF {digest_of_file}", 200)
+
+
 def _config(name: str, source: _Source, trust_remote_code: bool) -> Any:
     if source.folder is not None:
         file = source.folder / "config.json"
@@ -289,7 +340,8 @@ def _config(name: str, source: _Source, trust_remote_code: bool) -> Any:
     except Exception as error:
         if "trust_remote_code" in str(error):  # transformers' own refusal, over several lines
             raise _own_code(name) from error
-        raise CaptureError(f"model '{name}': its config.json is not understood: {first_line(error)}.") from error
+        what = "config.json" if source.gguf is None else "header"
+        raise CaptureError(f"model '{name}': its {what} is not understood: {first_line(error)}.") from error
 
 
 def _forget_kernels(config: Any) -> None:
@@ -328,8 +380,10 @@ def _tokenizer(name: str, source: _Source, trust_remote_code: bool) -> PreTraine
     except Exception as error:
         raise CaptureError(
             f"model '{name}': its tokenizer is missing or unreadable ({first_line(error)}); "
-            "expected a tokenizer.json beside the weights."
+            f"expected a {'tokenizer.json beside the weights' if source.gguf is None else 'vocabulary in the file'}."
         ) from error
+    if source.gguf is not None and source.gguf.splits_digits:
+        gguf.split_digits(tokenizer)
     try:
         can_encode = len(tokenizer("A word.", add_special_tokens=False)["input_ids"]) > 0
     except Exception:
@@ -360,6 +414,8 @@ def _check_memory(name: str, source: _Source, config: Any, dtype: str, device: t
 def _needed_bytes(source: _Source, config: Any, itemsize: int) -> int | None:
     """Bytes of the weights in the asked dtype; None where the hub does not say."""
     saved = getattr(getattr(config, "dtype", None), "itemsize", 4)
+    if source.gguf is not None:
+        return source.gguf.elements * (4 if source.gguf.architecture in gguf.ROUNDED_AFTERWARDS else itemsize)
     if source.folder is not None:
         return weight_bytes(source.folder, itemsize, saved)
     counts = getattr(source.hub.safetensors, "parameters", None)
@@ -371,16 +427,30 @@ def _needed_bytes(source: _Source, config: Any, itemsize: int) -> int | None:
 
 def _weights(name: str, source: _Source, config: Any, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     # No .to(dtype) afterwards: buffers such as rotary frequencies belong in float32 whatever the weights are.
+    target, arguments = getattr(torch, dtype), source.arguments
+    first = target
+    if source.gguf is not None:
+        arguments["quantization_config"] = GgufConfig(dequantize=True)  # else transformers may fetch kernels for blocks
+        first = torch.float32 if source.gguf.architecture in gguf.ROUNDED_AFTERWARDS else target
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source.place,
         config=config,  # as it was read and looked at, and not once more
-        dtype=getattr(torch, dtype),
+        dtype=first,
         trust_remote_code=trust_remote_code,
         output_loading_info=True,
-        **source.arguments,
+        **arguments,
     )
     model, report = loaded  # a pair, because output_loading_info is asked for
     _refuse_absent(name, model, sorted(report["missing_keys"]))
+    if source.gguf is not None:
+        gguf.plain(model)
+        model.name_or_path = name
+        origin = {"quantization": source.gguf.quantization, "sha256": source.gguf.sha256()}
+        setattr(model.config, _ORIGIN, origin)
+        if first != target:
+            for parameter in rounded_parameters(model, first, target):
+                parameter.data = parameter.data.to(target)
+            model.config.dtype = target
     return model
 
 

@@ -1,11 +1,17 @@
-"""The weight files of a local model folder, measured from their headers, and told apart by their digest."""
+"""The weight files of a local model folder, measured from their headers, and told apart by their digest; which weights
+a conversion rounds.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 from ...errors import CaptureError
 
@@ -84,3 +90,18 @@ def digest(folder: Path) -> str:
         with path.open("rb") as file:
             total.update(hashlib.file_digest(file, "sha256").digest())
     return f"sha256:{total.hexdigest()}" if files else ""
+
+
+def rounded_parameters(
+    model: torch.nn.Module, source: torch.dtype, target: torch.dtype
+) -> Iterator[torch.nn.Parameter]:
+    """Parameters in `source` that are rounded where a model is converted to `target`, each once: all but those that
+    transformers itself would load in float32.
+    """
+    kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if target is torch.float16:  # modeling_utils: the other list exists only because float16 overflows
+        kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    for name, parameter in model.named_parameters():
+        is_kept = any(re.search(rf"(^|\.){re.escape(part)}(\.|$)", name) for part in kept)
+        if parameter.dtype == source and not is_kept and target != source:
+            yield parameter

@@ -1,0 +1,159 @@
+"""A GGUF loads with the weights that its blocks hold, rounded once; nothing beside it has a say; one that is broken, or
+that transformers would read in part, gets a sentence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from core.errors import CaptureError, ExtraError
+from core.inference.capture.capture import plan_capture
+from core.inference.models import gguf as reading
+from core.inference.models.model import load_model, save_model
+from tests.core.inference.models import small_gguf
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray]]:
+    """A GGUF, and its weights in float32 by hand."""
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    return path, small_gguf.write(path)
+
+
+def differing(model: torch.nn.Module, expected: dict[str, np.ndarray], dtype: torch.dtype) -> list[str]:
+    """Names of the weights whose bits are not those of `expected`, rounded once."""
+    state = model.state_dict()
+    return [
+        name for name, values in expected.items() if not torch.equal(state[name], torch.from_numpy(values).to(dtype))
+    ]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_a_gguf_has_the_weights_that_its_blocks_hold_rounded_once(written, dtype) -> None:
+    path, expected = written
+    loaded = load_model(str(path), dtype=dtype, device="cpu")
+    assert differing(loaded.model, expected, DTYPES[dtype]) == []
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {DTYPES[dtype]}
+    assert loaded.model.get_output_embeddings().weight is loaded.model.get_input_embeddings().weight
+    planted = {**expected, "model.norm.weight": expected["model.norm.weight"] * np.float32(1.01)}
+    assert differing(loaded.model, planted, DTYPES[dtype]) == ["model.norm.weight"]
+
+
+@pytest.mark.model
+def test_a_run_of_a_gguf_says_which_file_how_it_was_quantised_and_that_it_no_longer_is(written) -> None:
+    path, _ = written
+    digest = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    loaded = load_model(str(path), dtype="bfloat16", device="cpu")
+    about = plan_capture(loaded, ["the"], "prefill", ["decode"]).header.provenance
+    assert (about.model, about.revision) == (str(path), digest)
+    assert about.versions["weights"] == f"dequantised from Q4_1 of the GGUF {digest}"
+    shapes = load_model(str(path), dtype="bfloat16", device="cpu", weights=False)
+    assert (shapes.revision, shapes.vocab_size) == ("", len(small_gguf.TOKENS))  # a dry run reads no weights
+
+
+@pytest.mark.model
+def test_a_folder_made_of_a_gguf_loads_without_what_read_it_and_has_its_bits(written, tmp_path, monkeypatch) -> None:
+    path, expected = written
+    made = load_model(str(path), dtype="bfloat16", device="cpu")
+    save_model(made, tmp_path)
+    for name in ("gguf", "accelerate"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        ExtraError, match=r"reading a GGUF takes gguf and accelerate, not installed here; .*'\.\[gguf\]'"
+    ):
+        load_model(str(path), dtype="bfloat16", device="cpu")
+    loaded = load_model(str(tmp_path), dtype="bfloat16", device="cpu")
+    assert differing(loaded.model, expected, torch.bfloat16) == []
+    assert loaded.weights == made.weights
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    ids = torch.tensor([loaded.tokenizer("the 12").input_ids])
+    assert ids.tolist() == [made.tokenizer("the 12").input_ids]
+    with torch.inference_mode():
+        assert torch.equal(loaded.model(ids).logits, made.model(ids).logits)
+
+
+@pytest.mark.model
+def test_what_lies_beside_a_gguf_has_no_say(written, tmp_path) -> None:
+    path, expected = written
+    (tmp_path / "tiny.gguf").write_bytes(path.read_bytes())
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json", "adapter_config.json"):
+        (tmp_path / name).write_text('{"auto_map": {"AutoTokenizer": ["x.Y", null]}, "tokenizer_class": "NoSuch"}')
+    loaded = load_model(str(tmp_path / "tiny.gguf"), dtype="float32", device="cpu")
+    assert differing(loaded.model, expected, torch.float32) == []
+
+
+@pytest.mark.parametrize(("pre", "expected"), [("gpt-2", ["a", "Ġ", "Ġ1", "2"]), ("smollm", ["a", "ĠĠ", "1", "2"])])
+def test_digits_stand_apart_where_the_files_pre_tokenizer_has_them_so(tmp_path, pre, expected) -> None:
+    """As llama.cpp splits `smollm`, and as SmolLM2's own tokenizer.json has it; transformers reads it as GPT-2's."""
+    small_gguf.write(tmp_path / "m.gguf", pre=pre)
+    loaded = load_model(str(tmp_path / "m.gguf"), dtype="float32", device="cpu", weights=False)
+    assert loaded.tokenizer.tokenize("a  12") == expected
+
+
+def _refusal(path: Path) -> str:
+    with pytest.raises(CaptureError) as caught:
+        reading.look(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def _damaged(data: bytes, at: int, what: bytes) -> bytes:
+    return data[:at] + what + data[at + len(what) :]
+
+
+def _arrays(count: int, kind: int) -> bytes:
+    """A GGUF whose one fact is a list that announces so many elements."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    return head + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, kind, count)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "sentence"),
+    [
+        (lambda data: data[: len(data) - 1], "announces"),
+        (lambda data: data[:1000], "cut short"),
+        (lambda data: data[:5], "cut short"),
+        (lambda data: _damaged(data, 4, struct.pack("<I", 1)), "its version is 1, expected 2 or 3"),
+        (lambda data: _damaged(data, 8, struct.pack("<Q", 1 << 60)), "no whole GGUF"),
+        (lambda data: _damaged(data, 16, struct.pack("<Q", 1 << 60)), "no whole GGUF"),
+        (lambda data: _damaged(data, 24, struct.pack("<Q", (1 << 64) - 1)), "cut short"),
+        (lambda data: _arrays(1 << 60, 8), "cut short"),
+        (lambda data: _arrays(1 << 60, 4), "cut short"),
+        (lambda data: _arrays(1 << 60, 9), "a list is of type 9"),  # lists of lists: none to any depth
+    ],
+)
+def test_a_gguf_that_announces_more_than_it_has_gets_a_sentence_at_once(written, tmp_path, break_it, sentence) -> None:
+    """Readers that believe such a count go on for ever, or until the memory is full."""
+    (tmp_path / "m.gguf").write_bytes(break_it(written[0].read_bytes()))
+    assert sentence in _refusal(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("about", "sentence"),
+    [
+        ({"facts": {"llama.rope.scaling.type": "yarn"}}, "scales its rotary embeddings, which transformers leaves out"),
+        ({"more": ("rope_freqs.weight",)}, "scales its rotary embeddings, which transformers leaves out"),
+    ],
+)
+def test_what_transformers_would_leave_out_without_a_word_is_refused(tmp_path, about, sentence) -> None:
+    small_gguf.write(tmp_path / "m.gguf", **about)
+    assert sentence in _refusal(tmp_path / "m.gguf")
+    small_gguf.write(tmp_path / "sound.gguf", facts={"llama.rope.scaling.type": "none"})
+    assert reading.look(tmp_path / "sound.gguf").quantization == "Q4_1"
+
+
+def test_a_file_that_is_no_gguf_is_named_and_none_of_it_is_read(tmp_path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"PK\x03\x04" * 100)
+    with pytest.raises(CaptureError, match="is a file and no GGUF"):
+        load_model(str(tmp_path / "m.gguf"), dtype="float32", device="cpu")

