@@ -60,6 +60,14 @@ def test_what_is_missing_is_said(change, sentence):
     assert form(variants=(), repeat=2).missing is None
 
 
+def test_a_model_of_a_package_has_to_be_got_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path))
+    assert form(model="smollm2").missing == "Get SmolLM2-135M-Instruct first."
+    (tmp_path / "models" / "smollm2").mkdir(parents=True)
+    (tmp_path / "models" / "smollm2" / "config.json").touch()
+    assert form(model="smollm2").missing is None
+
+
 def test_a_line_of_three_dashes_separates_prompts_and_nothing_else_does():
     assert split_prompts("a\n---\nb --- c\n\n---\n  \n---\n----\n") == ("a", "b --- c", "----")
     assert split_prompts("a\r\n---\r\nb") == ("a", "b")

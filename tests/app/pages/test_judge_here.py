@@ -138,3 +138,28 @@ def test_a_viewer_does_not_learn_which_folders_there_are(own_store, monkeypatch,
     app = opened("overview", run=judged_run(own_store, None, model=folder.format(there=tmp_path)))
     said_of_it = [each.value for each in app.caption if "editors can judge" in each.value or "folder" in each.value]
     assert said_of_it == ["Signed in as a viewer; editors can judge it here."]
+
+
+def test_a_file_that_only_a_run_file_names_is_never_loaded_and_one_that_was_captured_with_is(own_store, tmp_path):
+    """A GGUF is a file, which a stranger's run may call what it likes: `owner/model` is also a relative path."""
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF")
+    with RunReader(own_store.path_of(judged_run(own_store, None, run_id="mine", model=str(model)))) as run:
+        with pytest.raises(UsageError, match=r"The model is a file, .*, and nobody here has captured with it"):
+            _judging(SimpleNamespace(run=run))
+        recent_models.remember_model(own_store.directory, str(model))
+        found = _judging(SimpleNamespace(run=run))
+    assert found.loads == f"the model file `{model}` of this server"
+    assert not found.needs_yes
+
+
+def test_a_model_of_a_package_is_loaded_once_it_is_here(own_store, tmp_path, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path))
+    with RunReader(own_store.path_of(judged_run(own_store, None, run_id="mine", model="smollm2"))) as run:
+        with pytest.raises(UsageError, match="SmolLM2-135M-Instruct is not on this machine yet; the Capture page gets"):
+            _judging(SimpleNamespace(run=run))
+        (tmp_path / "models" / "smollm2").mkdir(parents=True)
+        (tmp_path / "models" / "smollm2" / "config.json").touch()
+        found = _judging(SimpleNamespace(run=run))
+    assert found.loads == "SmolLM2-135M-Instruct, which a package brought to this server"
+    assert not found.needs_yes

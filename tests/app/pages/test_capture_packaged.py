@@ -1,0 +1,94 @@
+"""The Capture page offers the model of a package: it gets it, shows how that stands, and captures once it is here."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app.capture.preview import Answer, Previews
+from app.shell.jobs import GETTING, Job, Jobs
+from tests.app.hosting.test_roles import GRACE, sits
+from tests.app.opening import followed, opened, said
+
+GET = ("model", "smollm2")
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Previews, "look", lambda *_: Answer({}, "no torch here", time.monotonic()))  # no dry run
+
+
+@pytest.fixture(autouse=True)
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Jobs that were asked for; none of them is begun."""
+    found: list[Job] = []
+
+    def submit(self, arguments, *, title, device, prompts=None, who=""):
+        found.append(Job(len(found) + 1, title, device, tuple(arguments), state="running", stage="starting"))
+        return found[-1]
+
+    monkeypatch.setattr(Jobs, "submit", submit)
+    monkeypatch.setattr(Jobs, "all", lambda self, *, of_ops=False: list(reversed(found)))
+    return found
+
+
+def chosen() -> AppTest:
+    """The page with the model chosen."""
+    app = followed("capture")
+    app.session_state["capture_model"] = "smollm2"
+    app.run()
+    assert not app.exception
+    return app
+
+
+def keys(app: AppTest) -> set[str]:
+    return {str(button.key) for button in app.button}
+
+
+def test_the_page_offers_the_model_and_a_button_that_gets_it_before_anything_is_captured(submitted):
+    app = opened("capture")
+    assert "smollm2" in app.selectbox(key="capture_model").options
+    assert "capture_get" not in keys(app)
+    app.selectbox(key="capture_model").set_value("smollm2").run()
+    assert app.button(key="capture_start").disabled
+    assert "Get SmolLM2-135M-Instruct first." in said(app)
+    button = app.button(key="capture_get")
+    assert button.label == "Get SmolLM2-135M-Instruct (92.9 MB)"
+    button.click().run()
+    assert [(job.arguments, job.device) for job in submitted] == [(GET, GETTING)]
+    assert "capture_get" not in keys(app)
+    assert "capture_get_cancel" in keys(app)
+
+
+def test_how_it_stands_is_told_in_mb(submitted):
+    submitted.append(Job(7, "t", GETTING, GET, state="running", stage="downloading", rows_done=12, rows_total=92))
+    assert "downloading: 12 of 92 MB" in said(chosen()).replace("\\", "")
+
+
+def test_a_failure_is_its_sentence_beside_another_try(submitted):
+    submitted.append(Job(7, "t", GETTING, GET, state="failed", message="pip could not download it."))
+    app = chosen()
+    assert "pip could not download it" in said(app)
+    assert "capture_get" in keys(app)
+
+
+def test_a_model_that_is_here_is_captured_like_any_other(submitted, tmp_path):
+    (tmp_path / "cache" / "models" / "smollm2").mkdir(parents=True)
+    (tmp_path / "cache" / "models" / "smollm2" / "config.json").touch()
+    submitted.append(Job(7, "t", GETTING, GET, state="done", seconds=5.0))
+    app = chosen()
+    assert not app.button(key="capture_start").disabled
+    assert not {"capture_get", "open_7"} & keys(app)  # a model is no run
+    assert "in 5 s" in said(app)
+
+
+def test_a_viewer_of_a_hosted_server_is_offered_no_model(submitted, monkeypatch):
+    sits(monkeypatch, GRACE)
+    app = followed("capture").run()
+    assert not [key for key in keys(app) if key.startswith("capture_")]
