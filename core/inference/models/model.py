@@ -247,8 +247,7 @@ def _source(name: str, revision: str | None) -> _Source:
         return _Source(place=str(path), folder=None, revision=None, gguf=gguf.look(path))
     if path.exists():
         raise CaptureError(
-            f"model '{name}' is a file and no GGUF; expected a folder with config.json and weights, a GGUF, or a hub"
-            " id."
+            f"model '{name}' is a file; expected a folder with config.json and weights, a GGUF, or a hub id."
         )
     try:
         hub = huggingface_hub.HfApi().model_info(
