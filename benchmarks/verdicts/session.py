@@ -20,7 +20,7 @@ def run() -> list[Line]:
     ids = torch.randint(2, loaded.vocab_size, (2, TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
 
     def judged(variants: tuple[str, ...], *, is_one_session: bool) -> None:
-        session = JudgingSession(loaded, ids, pairs=len(variants))
+        session = JudgingSession(loaded, ids)
         for variant in variants:
             judge_pair(loaded, ids, "prefill", variant, session=session if is_one_session else None)
 

@@ -21,7 +21,7 @@ def session_of(plan: CapturePlan) -> JudgingSession:
     """Session that judging the plan's pairs and trying their remedies share."""
     from ..inference.controls.judging_session import JudgingSession
 
-    return JudgingSession(plan.loaded, plan.token_ids, pairs=len(plan.paths) - 1)
+    return JudgingSession(plan.loaded, plan.token_ids)
 
 
 def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Tell, session: JudgingSession) -> list[str]:

@@ -82,8 +82,8 @@ def stages_of(plan: CapturePlan, beside: Sequence[str]) -> list[StageCost]:
         ends = [_remedies(plan, variants, *end) for end in ((LEAST_TURNS, least_tokens), (MOST_TURNS, most_tokens))]
         found.append(StageCost("remedies", *ends))
     if JUDGE in beside:
-        session = JudgingSession(plan.loaded, plan.token_ids, pairs=len(plan.paths) - 1)
-        most = _sum([_judging(plan, path, session, is_first=not pair) for pair, path in enumerate(plan.paths[1:])])
+        keeps = JudgingSession(plan.loaded, plan.token_ids).keeps(3)  # the reference, a variant and plain prefill
+        most = _sum([_judging(plan, path, is_first=not i, keeps=keeps) for i, path in enumerate(plan.paths[1:])])
         least = _over(plan, plan.paths[0]) * 2 + _sum([_over(plan, path) * 2 for path in plan.paths[1:]])
         found.append(StageCost("judging", least, most))
     return found
@@ -133,23 +133,25 @@ def _timed(plan: CapturePlan, path: Path, ids: Sequence[int], tokens_of: Callabl
     return _of(plan, path, ids[: tokens_of(path, len(ids))])
 
 
-def _judging(plan: CapturePlan, variant: Path, session: JudgingSession, *, is_first: bool) -> Work:
+def _judging(plan: CapturePlan, variant: Path, *, is_first: bool, keeps: bool) -> Work:
     """Every rung that can be climbed, but those in float64 of a mixture of experts; see
-    core.inference.controls.judge_model. What the session keeps is computed for the first variant only.
+    core.inference.controls.judge_model. keeps: are logits kept, so that a path is computed once in each dtype? What the
+    session keeps of the reference and of the plain prefill is computed for the first variant only.
     """
-    reference, plain = _over(plan, plan.paths[0]), _over(plan, _PLAIN)
-    own = _over(plan, variant)
+    reference, plain, own = _over(plan, plan.paths[0]), _over(plan, _PLAIN), _over(plan, variant)
+    is_plain = plan.paths[0] == _PLAIN
     dtypes = 1 + (plan.loaded.dtype != "float32")  # the model's own, and float32
+    again = 0 if keeps else 1
     found = own * (1 + dtypes)  # measured, called again, in float32
     if variant.rows > 1:
-        found += own * 4  # other neighbours, another row, and that row against this one
-    found += own * 3  # against float64, every sum in one order, over the modules
-    found += reference + plain * (SEEDS_OF_MODULES + (plan.paths[0] != _PLAIN))  # over the modules
+        found += own * (3 + again)  # other neighbours, another row, and that row against this one
+    found += own * (2 + again)  # every sum in one order, over the modules; against float64
+    found += reference + plain * (SEEDS_OF_MODULES + (not is_plain))  # over the modules
     if is_first:
-        found += reference * 3  # called again, against float64, every sum in one order
-        found += plain * ((1 + SEEDS) * dtypes + 2 * (dtypes - 1))  # floors, and what rounding to 16 bits does
-        found += plain  # in float64
-    if is_first or not session.keeps(plan.loaded):
+        found += reference * (2 + again)  # called again, every sum in one order; against float64
+        found += plain * (SEEDS * dtypes + 1)  # floors, and in float64
+        found += plain * (again * (dtypes + 2 * (dtypes - 1)) + (not again and not is_plain) * dtypes)
+    if is_first or not keeps:
         found += reference * dtypes
     return found
 

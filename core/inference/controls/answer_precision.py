@@ -29,6 +29,9 @@ _A_QUARTER = 0.25
 _LARGEST = 10.0  # times that; what is further away is no rounding to 16 bits, whatever it was computed in
 
 
+PLAIN = side_of("prefill")
+
+
 @dataclass(frozen=True)
 class Narrow:
     """A side that computes in a 16-bit dtype whatever it is asked. seen: how that was found out, a clause."""
@@ -38,14 +41,17 @@ class Narrow:
     seen: str
 
 
-def narrow_answers(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide) -> Narrow | None:
+def narrow_answers(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide, plain: RunnableSide = PLAIN
+) -> Narrow | None:
     """Evidence that the side computes in 16 bits though it is asked for float32. None where its answers become finer,
     and for a float32 model.
 
     Either its answers lie on the grid of a 16-bit dtype. Or (a float32 head over 16-bit hidden states) they are off it,
     and yet as far from the model's own float32 forward as rounding to 16 bits is at nine of ten positions, while being
     the first answer over again, or not even repeatable to a quarter of that: a sum in float32 is, in whatever order. A
-    fault of an engine that does compute in float32 does neither, for its first answer was rounded otherwise.
+    fault of an engine that does compute in float32 does neither, for its first answer was rounded otherwise. plain: the
+    model's own forward.
     CaptureError where it cannot be asked.
     """
     if loaded.dtype == "float32":
@@ -59,8 +65,8 @@ def narrow_answers(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: 
         if side.path is not None:
             return None
         again = [_answer(widened, side, ids) for ids in chosen]
-        exact = [_answer(widened, side_of("prefill"), ids) for ids in chosen]
-    own = _apart([_answer(loaded, side_of("prefill"), ids) for ids in chosen], exact)
+        exact = [_answer(widened, plain, ids) for ids in chosen]
+    own = _apart([_answer(loaded, plain, ids) for ids in chosen], exact)
     error = _apart(wide, exact)
     if np.quantile(_ratios(error, own), 0.1) < _A_QUARTER or error.mean() > _LARGEST**2 * own.mean():
         return None

@@ -138,7 +138,10 @@ def judge_pair(
             session, (side_of(reference), side_of(variant)), list(seeds), on_progress or (lambda _: None)
         )
         ladder.precisions = tuple(precisions)
-        return ladder.climb()
+        try:
+            return ladder.climb()
+        finally:
+            session.forget(ladder.sides[1])
 
 
 class _ModelLadder(Ladder):
@@ -170,7 +173,7 @@ class _ModelLadder(Ladder):
         """Every rung in turn."""
         loaded, count = self.loaded, len(self.seeds)
         self.say(f"both sides in {loaded.dtype}")
-        own, digests = measure(loaded, self.prompts, self.sides, self._reference_in(loaded))
+        own, digests = measure(loaded, self.prompts, self._kept_sides, self._reference_in(loaded))
         self.say("both sides once more")
         again = [self.session.digest(loaded, self.sides[0]), *digests_of(loaded, self.prompts, self.sides[1:])]
         control = " and ".join(f"'{name}'" for name in self.names) + ", each called twice"
@@ -220,6 +223,10 @@ class _ModelLadder(Ladder):
     def blocks(self) -> list[int]:
         """Sizes that a fault may begin at multiples of."""
         return sorted({*BLOCKS, *(int(v) for side in self.sides for v in side.block_sizes)})
+
+    @property
+    def _kept_sides(self) -> tuple[RunnableSide, RunnableSide]:
+        return self.session.kept(self.sides[0]), self.session.kept(self.sides[1])
 
     def _reference_in(self, model: LoadedModel) -> Whole:
         """Gives the reference's logits in the dtype of `model`."""
@@ -305,7 +312,7 @@ class _ModelLadder(Ladder):
     def _row_test(self, dtype: str, sides: tuple[RunnableSide, RunnableSide]) -> FloorTest | None:
         try:
             with in_float64(self.loaded) if dtype == FLOAT64 else in_float32(self.loaded) as widened:
-                apart = divergences_of(widened, self.prompts, sides)
+                apart = divergences_of(widened, self.prompts, (self.session.kept(sides[0]), sides[1]))
         except CaptureError:
             return None
         names = (sides[0].name, sides[1].name)
@@ -424,7 +431,7 @@ class _ModelLadder(Ladder):
             return
         try:
             with in_float32(self.loaded) as widened:
-                pair, _ = measure(widened, self.prompts, self.sides, self._reference_in(widened))
+                pair, _ = measure(widened, self.prompts, self._kept_sides, self._reference_in(widened))
         except CaptureError as error:
             control = f"'{self.sides[1].name}' against '{self.sides[0].name}' in float32"
             says = f"The pair cannot be run in float32: {error}"
@@ -441,7 +448,7 @@ class _ModelLadder(Ladder):
             if compiled is not None:
                 raise CaptureError(f"'{compiled}' is compiled.")
             with in_float64(self.loaded) as widened:
-                pair = divergences_of(widened, self.prompts, self.sides, self._reference_in(widened))
+                pair = divergences_of(widened, self.prompts, self._kept_sides, self._reference_in(widened))
                 self._against_floor(widened, pair, None, FLOAT32, key=FLOAT64)
         except CaptureError as error:
             outcome, doubt = (

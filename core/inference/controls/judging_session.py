@@ -4,8 +4,10 @@ and serve every pair that is judged, and the remedies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -15,8 +17,10 @@ from numpy.typing import NDArray
 from ...judging.divergence import Divergence, mean_squares
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel
-from ..paths.engines import RunnableSide, digests_of
-from .answer_precision import Narrow, narrow_answers
+from ..paths.batch import CHUNK_BYTES, Emit, Run
+from ..paths.engines import RunnableSide, digests_of, side_of
+from ..paths.hooks import ModuleTrace
+from .answer_precision import PLAIN, Narrow, narrow_answers
 from .rounding_floor import (
     EXACT_BYTES,
     Floor,
@@ -28,7 +32,7 @@ from .rounding_floor import (
     whole_side,
 )
 
-KEPT_BYTES = 256 << 20  # of a reference's logits in one dtype
+KEPT_BYTES = 256 << 20  # of the logits of paths, in all dtypes together
 Key = TypeVar("Key")
 Computed = TypeVar("Computed")
 
@@ -40,9 +44,8 @@ class JudgingSession:
     name, and is asked anew for every pair. Whoever changes the model in between makes another session.
     """
 
-    def __init__(self, loaded: LoadedModel, prompts: Sequence[Sequence[int]], *, pairs: int = 1) -> None:
-        """pairs: how many are going to be judged; of one pair no logits need be kept."""
-        self.loaded, self.pairs = loaded, pairs
+    def __init__(self, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
+        self.loaded = loaded
         self.prompts = [tuple(int(token) for token in prompt) for prompt in prompts]
         self._floors: dict[tuple[str, str], tuple[Floor, dict[int, tuple[Divergence, ...]]]] = {}
         self._own_rounding: list[NDArray[np.float64] | None] = []
@@ -63,7 +66,8 @@ class JudgingSession:
         first, known = self._floors.get(key, (None, {}))
         missing = [seed for seed in seeds if seed not in known]
         if missing or first is None:
-            found = rounding_floor(model, self.prompts, missing or list(seeds), path, dtype=dtype)
+            plain = self.kept(side_of(path)).run_on
+            found = rounding_floor(model, self.prompts, missing or list(seeds), path, dtype=dtype, plain=plain)
             known |= dict(zip(found.seeds, found.divergences, strict=True))
             first = first or found
             self._floors[key] = first, known
@@ -72,28 +76,58 @@ class JudgingSession:
     def own_rounding(self) -> NDArray[np.float64] | None:
         """`own_rounding_of` the model on the prompts. [positions]"""
         if not self._own_rounding:
-            self._own_rounding.append(own_rounding_of(self.loaded, self.prompts))
+            self._own_rounding.append(own_rounding_of(self.loaded, self.prompts, self.kept(PLAIN).run_on))
         return self._own_rounding[0]
 
     def narrow(self, side: RunnableSide) -> Narrow | None:
         """`narrow_answers` of the side on the prompts."""
-        return self._of_path(side, side.name, self._narrow, lambda: narrow_answers(self.loaded, self.prompts, side))
+        return self._of_path(side, side.name, self._narrow, lambda: self._narrow_answers(side))
+
+    def kept(self, side: RunnableSide) -> RunnableSide:
+        """The side, but a path computes the logits of a prompt once in each dtype, as far as KEPT_BYTES go. Who follows
+        its forwards, or asks whether it repeats itself, runs it anew.
+        """
+        return side if side.path is None else replace(side, open=partial(self._opened, side))
 
     def reference(self, model: LoadedModel, side: RunnableSide, ids: Sequence[int]) -> torch.Tensor:
-        """All logits of a prompt of the session in the dtype of `model`. [positions, vocab]; where several pairs have
-        that reference they are kept, as far as KEPT_BYTES go.
-        """
-        if side.path is None or not self.keeps(model):
-            return whole_side(side.run_on(model), ids)
+        """All logits of a prompt of the session in the dtype of `model`. [positions, vocab]"""
+        known = None if side.path is None else self._logits_of(side, model, ids)
+        return whole_side(side.run_on(model), ids) if known is None else known
+
+    def forget(self, side: RunnableSide) -> None:
+        """Let the logits of a side go, which no other pair has."""
+        self._logits = {key: logits for key, logits in self._logits.items() if key[0] != side.name}
+
+    def keeps(self, sides: int) -> bool:
+        """True where the logits of so many sides have room, in the model's own dtype and in float32."""
+        itemsizes = {self.loaded.dtype: self.loaded.torch_dtype.itemsize, "float32": 4}
+        rows = sides * sum(map(len, self.prompts))
+        return rows * self.loaded.vocab_size * sum(itemsizes.values()) <= KEPT_BYTES
+
+    @contextmanager
+    def _opened(self, side: RunnableSide, model: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
+        def run(ids: Sequence[int], emit: Emit) -> None:
+            if trace is not None or (logits := self._logits_of(side, model, ids)) is None:
+                return side.run_on(model, trace)(ids, emit)
+            step = max(1, CHUNK_BYTES // logits[:1].nbytes)
+            for start in range(0, len(logits), step):
+                emit(start, logits[start : start + step])
+            return None
+
+        yield run
+
+    def _logits_of(self, side: RunnableSide, model: LoadedModel, ids: Sequence[int]) -> torch.Tensor | None:
+        """All logits of a prompt, kept from now on; None where they have no room. [positions, vocab]"""
         key = (side.name, model.dtype, tuple(ids))
         if key not in self._logits:
+            size = len(ids) * model.vocab_size * model.torch_dtype.itemsize
+            if sum(logits.nbytes for logits in self._logits.values()) + size > KEPT_BYTES:
+                return None
             self._logits[key] = whole_side(side.run_on(model), ids)
         return self._logits[key]
 
-    def keeps(self, model: LoadedModel) -> bool:
-        """True where a reference's logits are kept in the dtype of `model`."""
-        size = sum(map(len, self.prompts)) * model.vocab_size * model.torch_dtype.itemsize
-        return self.pairs > 1 and size <= KEPT_BYTES
+    def _narrow_answers(self, side: RunnableSide) -> Narrow | None:
+        return narrow_answers(self.loaded, self.prompts, self.kept(side), self.kept(PLAIN))
 
     def digest(self, model: LoadedModel, side: RunnableSide) -> str:
         """sha256 of the bits of a call of the side in the dtype of `model`, over all prompts."""
@@ -121,9 +155,8 @@ class JudgingSession:
                 plain = [torch.tensor([list(ids)], device=self.loaded.device) for ids in chosen]
                 self._exact = [widened.model(ids).logits[0] for ids in plain]
         with in_float32(self.loaded) as widened:
-            found = [
-                divergence(exact, side.run_on(widened), ids) for exact, ids in zip(self._exact, chosen, strict=True)
-            ]
+            run = self.kept(side).run_on(widened)
+            found = [divergence(exact, run, ids) for exact, ids in zip(self._exact, chosen, strict=True)]
         return float(np.sqrt(mean_squares(found).mean()))
 
     @staticmethod

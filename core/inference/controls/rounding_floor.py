@@ -23,7 +23,7 @@ what is left is that every operation passes through Python, about 2 ms a token w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ from ..models.dtype_conversion import converted, converted_bytes
 from ..models.model import LoadedModel
 from ..models.token_text import token_texts
 from ..models.torch_errors import foreign_errors_stop, quiet
-from ..paths.batch import Run
+from ..paths.batch import Emit, Run
 from ..paths.paths import open_path, parse_path
 from .reordering import reordered
 
@@ -80,11 +80,12 @@ def rounding_floor(
     path: str = "prefill",
     *,
     dtype: str | None = None,
+    plain: Callable[[LoadedModel], Run] | None = None,
 ) -> Floor:
     """The path with its linear maps reordered, one order a seed, against the path as it is; prompts are token ids.
 
-    dtype: 'float32' to widen the weights meanwhile, None for the model's own. Of the logits, only the plain side is
-    kept, and of many prompts only that of a few at a time.
+    dtype: 'float32' to widen the weights meanwhile, None for the model's own; plain: runs the path as it is, or knows
+    what it gave. Of the logits, only the plain side is kept, and of many prompts only that of a few at a time.
     """
     steps = parse_path(path)
     check_prompts(loaded, prompts)
@@ -93,13 +94,14 @@ def rounding_floor(
     found: list[list[Divergence]] = [[] for _ in seeds]
     maps = 0
     with _computing(loaded, dtype, f"rounding floor of '{steps}'") as model, open_path(steps, model) as run:
+        run_plain = run if plain is None else plain(model)
         for group in groups_of(model, prompts):
-            plain = [whole_side(run, prompt) for prompt in group]
+            as_it_is = [whole_side(run_plain, prompt) for prompt in group]
             forwards = sum(steps.forwards(len(prompt)) for prompt in group)
             for number, seed in enumerate(seeds):
                 keep = _spare_bytes(model) if forwards > 1 else 0
                 with reordered(model.model, seed, keep_bytes=keep) as reordering:
-                    pairs = zip(plain, group, strict=True)
+                    pairs = zip(as_it_is, group, strict=True)
                     found[number] += [divergence(side, run, prompt) for side, prompt in pairs]
                 maps = max(maps, len(reordering))
         if not maps:
@@ -224,19 +226,27 @@ def not_finite_of(loaded: LoadedModel, found: Sequence[Divergence], sides: tuple
     return NotFinite(np.concatenate([one.mismatches for one in found]), token, text, sides, (values[0], values[1]))
 
 
-def own_rounding_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> NDArray[np.float64] | None:
+def _prefill(loaded: LoadedModel) -> Run:
+    def run(ids: Sequence[int], emit: Emit) -> None:
+        with open_path(parse_path("prefill"), loaded) as opened:
+            opened(ids, emit)
+
+    return run
+
+
+def own_rounding_of(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: Callable[[LoadedModel], Run] = _prefill
+) -> NDArray[np.float64] | None:
     """Mean squares of a plain forward in 16 bits to the same one in float32; None where float32 does not fit.
     [positions]
 
-    Of as many prompts as fit; the others are given the mean of those.
+    Of as many prompts as fit; the others are given the mean of those. plain: runs the plain forward, or knows it.
     """
     chosen = as_many_as(prompts, EXACT_BYTES // (loaded.torch_dtype.itemsize * loaded.vocab_size))
-    plain = parse_path("prefill")
-    with open_path(plain, loaded) as run:
-        narrow = [whole_side(run, ids) for ids in chosen]
+    narrow = [whole_side(plain(loaded), ids) for ids in chosen]
     try:
-        with in_float32(loaded) as widened, open_path(plain, widened) as run:
-            found = [divergence(side, run, ids) for side, ids in zip(narrow, chosen, strict=True)]
+        with in_float32(loaded) as widened:
+            found = [divergence(side, plain(widened), ids) for side, ids in zip(narrow, chosen, strict=True)]
     except CaptureError:
         return None
     known = {id(ids): mean_squares([one]) for ids, one in zip(chosen, found, strict=True)}

@@ -109,7 +109,7 @@ def test_more_variants_of_one_reference_are_foreseen_as_the_session_judges_them(
     plan = plan_capture(loaded, ids, "prefill", variants)
     alone = [stages_of(plan_capture(loaded, ids, "prefill", [each]), ["judge"])[0].most for each in variants]
     (stage,) = stages_of(plan, ["judge"])
-    session = JudgingSession(loaded, plan.token_ids, pairs=len(variants))
+    session = JudgingSession(loaded, plan.token_ids)
     with counting(loaded) as seen:
         for each in variants:
             judge_pair(loaded, plan.token_ids, "prefill", each, session=session)

@@ -40,7 +40,7 @@ def test_judgements_of_a_session_are_those_made_alone_with_fewer_forwards(dtype:
     prompts = [ids[:12] for ids in tiny_prompts(loaded)[:2]]
     with counted(loaded) as of_each:
         alone = [judge_pair(loaded, prompts, reference, variant) for variant in VARIANTS]
-    session = JudgingSession(loaded, prompts, pairs=len(VARIANTS))
+    session = JudgingSession(loaded, prompts)
     with counted(loaded) as of_session:
         together = [judge_pair(loaded, prompts, reference, variant, session=session) for variant in VARIANTS]
     for one, other in zip(alone, together, strict=True):
@@ -81,7 +81,7 @@ def test_callables_of_one_name_are_asked_each_for_itself() -> None:
 
         return engine
 
-    session = JudgingSession(loaded, prompts, pairs=2)
+    session = JudgingSession(loaded, prompts)
     right, wrong = engine_of(1.0), engine_of(1.01)
     assert judge_pair(loaded, prompts, right, "prefill", session=session).verdict.name == "identical"
     assert judge_pair(loaded, prompts, wrong, "prefill", session=session).verdict.is_bug_suspected
@@ -96,13 +96,58 @@ def test_a_session_of_another_model_or_of_other_prompts_is_refused() -> None:
             judge_pair(loaded, prompts, "prefill", "decode", session=session)
 
 
-def test_logits_are_kept_for_several_pairs_only_and_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def keeping(most: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as changed:
+        changed.setattr(judging_session, "KEPT_BYTES", most)
+        yield
+
+
+def test_a_pair_judged_with_kept_logits_has_the_figures_of_one_computed_anew_at_every_rung(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = tiny_model("llama", "bfloat16")
+    prompts = [ids[:12] for ids in tiny_prompts(loaded)[:2]]
+    with keeping(0, monkeypatch), counted(loaded) as of_all:
+        anew = judge_pair(loaded, prompts, "prefill", "chunked:2")
+    with counted(loaded) as of_kept:
+        kept = judge_pair(loaded, prompts, "prefill", "chunked:2")
+    assert anew.verdict == kept.verdict
+    for one, other in zip(anew.floors, kept.floors, strict=True):
+        assert (one.pair_rms.tobytes(), one.floor_rms.tobytes()) == (
+            other.pair_rms.tobytes(),
+            other.floor_rms.tobytes(),
+        )
+    # Without: plain prefill for the floor, its own rounding and the narrow answers in both dtypes, both sides from
+    # float64 and for the narrow answers once more. Six forwards are one prompt of `chunked:2`.
+    assert len(of_all) - len(of_kept) == 2 * (2 + 4 + 2 * 6)
+
+
+def test_whether_a_side_repeats_itself_is_never_read_from_what_was_kept() -> None:
     loaded = tiny_model("llama", "float32")
-    prompts = [tiny_prompts(loaded)[0][:8]]
-    side = side_of("prefill")
-    assert not JudgingSession(loaded, prompts).keeps(loaded)
-    several = JudgingSession(loaded, prompts, pairs=2)
-    with torch.inference_mode():
-        assert several.reference(loaded, side, prompts[0]) is several.reference(loaded, side, prompts[0])
-    monkeypatch.setattr(judging_session, "KEPT_BYTES", 8 * loaded.vocab_size * 4 - 1)
-    assert not several.keeps(loaded)
+    session = JudgingSession(loaded, [tiny_prompts(loaded)[0][:8]])
+    plain = side_of("prefill")
+    with torch.inference_mode(), counted(loaded) as calls:
+        session.reference(loaded, plain, session.prompts[0])
+        session.reference(loaded, plain, session.prompts[0])
+        assert len(calls) == 1
+        session.digest(loaded, plain)
+        assert len(calls) == 2
+
+
+def test_logits_are_kept_within_their_bytes_and_let_go_with_their_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = tiny_model("llama", "float32")
+    prompt = tiny_prompts(loaded)[0][:8]
+    session, plain, other = JudgingSession(loaded, [prompt]), side_of("prefill"), side_of("chunked:8")
+    with keeping(8 * loaded.vocab_size * 4, monkeypatch), torch.inference_mode(), counted(loaded) as calls:
+        first = session.reference(loaded, plain, prompt)
+        assert session.reference(loaded, plain, prompt) is first
+        assert session.keeps(1)
+        assert not session.keeps(2)
+        session.reference(loaded, other, prompt)
+        session.reference(loaded, other, prompt)
+        assert len(calls) == 3
+        session.forget(plain)
+        session.reference(loaded, other, prompt)
+        session.reference(loaded, other, prompt)
+        assert len(calls) == 4
