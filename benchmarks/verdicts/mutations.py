@@ -56,6 +56,16 @@ def _windowed(loaded: LoadedModel) -> bool:
     return is_windowed(loaded.model)
 
 
+def _grouped(loaded: LoadedModel) -> bool:
+    """True where several query heads share the keys of one."""
+    config = loaded.model.config
+    return 1 < (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) < config.num_attention_heads
+
+
+def _tied(loaded: LoadedModel) -> bool:
+    return bool(loaded.model.config.tie_word_embeddings)
+
+
 def single_precision(loaded: LoadedModel) -> bool:
     return loaded.dtype == "float32"
 
@@ -70,7 +80,9 @@ class Mutation:
 
     applies: to which models; changes: on which of those it is another function; sample: which token the engine emits
     after each position, from its logits [positions, vocab], where the fault is in that; is_precision: the same function
-    in a lower precision, no fault.
+    in a lower precision, no fault. module, position: where the fault is, which the verdict must name: the module of a
+    model ('' where it is in none that is watched, as a head) and the first position that it can show at; None where
+    nothing is claimed.
     """
 
     name: str
@@ -83,6 +95,44 @@ class Mutation:
     reference: str | Engine = "prefill"
     sample: Callable[[torch.Tensor], Sequence[int]] | None = field(default=None, repr=False)
     is_precision: bool = False
+    module: Callable[[Any], str] | None = field(default=None, repr=False)
+    position: Callable[[Any], int] | None = field(default=None, repr=False)
+
+
+# Where a fault is.
+
+
+def _starting(position: int) -> Callable[[Any], int]:
+    return lambda _: position
+
+
+def _attention_of_block(number: int) -> Callable[[Any], str]:
+    return lambda model: _name_of(model, attention_of(layers(model)[number]))
+
+
+def _first_norm_of_block(number: int) -> Callable[[Any], str]:
+    return lambda model: _name_of(model, _first_norm(layers(model)[number]))
+
+
+def _first_windowed_attention(model: Any) -> str:
+    kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"]
+    return _attention_of_block(kinds.index("sliding_attention"))(model)
+
+
+def _rotary_tables(model: Any) -> str:
+    return _name_of(model, model.model.rotary_emb)
+
+
+def _after_the_modules(_: Any) -> str:
+    return ""
+
+
+def _name_of(model: Any, module: Any) -> str:
+    return next(name for name, each in model.named_modules() if each is module)
+
+
+def _first_norm(layer: Any) -> Any:
+    return next(each for each in layer.children() if "Norm" in type(each).__name__)
 
 
 # The cache.
@@ -205,6 +255,16 @@ def stored(round_trip: Callable[[torch.Tensor], torch.Tensor]) -> Engine:
     return lambda model, ids: walk(model, ids, range(8, len(ids), 8), after)
 
 
+def stored_in_one_layer(round_trip: Callable[[torch.Tensor], torch.Tensor]) -> Engine:
+    """One layer's cache is kept in fewer bits than the others'."""
+
+    def after(cache: Any, _: int) -> None:
+        layer = cache.layers[1]
+        layer.keys, layer.values = round_trip(layer.keys), round_trip(layer.values)
+
+    return lambda model, ids: walk(model, ids, range(8, len(ids), 8), after)
+
+
 def fp8(values: torch.Tensor) -> torch.Tensor:
     return values.to(torch.float8_e4m3fn).to(values.dtype)
 
@@ -246,10 +306,14 @@ def chunk_boundary_hidden(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return walk(model, ids, [PREFIX])
 
 
-def window_off_by_one(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """The window holds one token more."""
-    with replaced(model.config, "sliding_window", model.config.sliding_window + 1):
-        return prefill(model, ids)
+def window_longer_by(tokens: int) -> Engine:
+    """The window holds so many tokens more."""
+
+    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        with replaced(model.config, "sliding_window", model.config.sliding_window + tokens):
+            return prefill(model, ids)
+
+    return engine
 
 
 def windowed_layers_swapped(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -317,6 +381,18 @@ def nan_through_a_batch_maximum(model: Any, ids: torch.Tensor) -> torch.Tensor:
     with hooked(layers(model)[1], change):
         logits: torch.Tensor = model(input_ids=torch.stack([ids, torch.zeros_like(ids)]), use_cache=False).logits
     return logits[0]
+
+
+def keys_of_two_groups_swapped(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """In one layer two groups of query heads read each other's keys."""
+
+    def change(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+        if module.layer_idx == 1:
+            key = key[:, [1, 0, *range(2, key.shape[1])]]
+        return original(module, query, key, value, mask, options)
+
+    with attention(model, change):
+        return prefill(model, ids)
 
 
 # The arithmetic.
@@ -404,6 +480,22 @@ def rotary_base_wrong(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return prefill(model, ids)
 
 
+def rotary_scaled_linearly(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Every position is halved, as for a context twice as long; the checkpoint says nothing of it."""
+    rotary = model.model.rotary_emb
+    with replaced(rotary, "inv_freq", rotary.inv_freq / 2):
+        return prefill(model, ids)
+
+
+def rotary_scaled_by_parts(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Low frequencies are divided by 8 as in Llama 3.1, high ones stay; the checkpoint says nothing of it."""
+    rotary = model.model.rotary_emb
+    wavelengths = 2 * torch.pi / rotary.inv_freq
+    kept = ((model.config.max_position_embeddings / wavelengths - 1) / 3).clamp(0, 1)
+    with replaced(rotary, "inv_freq", rotary.inv_freq * (kept + (1 - kept) / 8)):
+        return prefill(model, ids)
+
+
 def rotary_scaled_beyond_a_length(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """From a length on frequencies are halved, for keys that were cached before too late."""
     rotary = model.model.rotary_emb
@@ -440,12 +532,42 @@ def norm_epsilon_wrong(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return prefill(model, ids)
 
 
+def norm_epsilon_of_layer(number: int) -> Engine:
+    """One norm adds ten times what the checkpoint says."""
+
+    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        module = _first_norm(layers(model)[number])
+        name = "variance_epsilon" if hasattr(module, "variance_epsilon") else "eps"
+        with replaced(module, name, 10 * getattr(module, name)):
+            return prefill(model, ids)
+
+    return engine
+
+
 def gelu_exact_for_tanh(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """The activation is the exact GELU, the checkpoint was trained with its approximation."""
     with ExitStack() as stack:
         for layer in layers(model):
             name = "act" if hasattr(layer.mlp, "act") else "act_fn"
             stack.enter_context(replaced(layer.mlp, name, torch.nn.GELU()))
+        return prefill(model, ids)
+
+
+def head_left_untied(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """The head, which the checkpoint ties to the embedding, keeps what it was initialised with."""
+    head = model.get_output_embeddings()
+    drawn = torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    fresh = (drawn * model.config.initializer_range).to(head.weight)
+    with replaced(head, "weight", torch.nn.Parameter(fresh, requires_grad=False)):
+        return prefill(model, ids)
+
+
+def one_row_of_an_untied_head_stale(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """The head is a copy from before one token's embedding was changed by a fortieth."""
+    head = model.get_output_embeddings()
+    stale = head.weight.clone()
+    stale[ids[len(ids) // 2]] *= 1.025
+    with replaced(head, "weight", torch.nn.Parameter(stale, requires_grad=False)):
         return prefill(model, ids)
 
 
@@ -546,10 +668,38 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("one cached value of one head x 1.01", scaled_value(1.01)),
     Mutation("fp8 cache", stored(fp8), "sgl-project/sglang/issues/25790", is_precision=True),
     Mutation("int8 cache", stored(_int8), is_precision=True),
+    Mutation(
+        "int8 cache in one layer only", stored_in_one_layer(_int8), module=_attention_of_block(1), position=_starting(8)
+    ),
+    Mutation(
+        "fp8 cache in one layer only", stored_in_one_layer(fp8), module=_attention_of_block(1), position=_starting(8)
+    ),
     Mutation("a race: one stale slot, another each time", racing_slot, "vllm-project/vllm/issues/39146"),
     Mutation("one future key visible to one query", future_key_visible),
     Mutation("first query of a chunk misses the token before it", chunk_boundary_hidden),
-    Mutation("window off by one", window_off_by_one, "huggingface/transformers/issues/39408", _windowed),
+    Mutation(
+        "window off by one",
+        window_longer_by(1),
+        "huggingface/transformers/issues/39408",
+        _windowed,
+        module=_first_windowed_attention,
+        position=lambda model: model.config.sliding_window,
+    ),
+    Mutation(
+        "window one token short",
+        window_longer_by(-1),
+        "huggingface/transformers/issues/39408",
+        _windowed,
+        module=_first_windowed_attention,
+        position=lambda model: model.config.sliding_window - 1,
+    ),
+    Mutation(
+        "keys of two groups swapped in one layer",
+        keys_of_two_groups_swapped,
+        applies=_grouped,
+        module=_attention_of_block(1),
+        position=_starting(1),
+    ),
     Mutation("windowed and full layers swapped", windowed_layers_swapped, applies=_of("gemma2")),
     Mutation("left padding not masked", left_padding_unmasked, "turboderp-org/exllamav2/issues/606"),
     Mutation(
@@ -589,6 +739,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("final softcap dropped", final_softcap_dropped, "keras-team/keras-hub/pull/1712", _of("gemma2")),
     Mutation("rotary base 1 % off", rotary_base_wrong, "unslothai/unsloth/pull/7028", _rotary),
     Mutation(
+        "rotary positions halved", rotary_scaled_linearly, applies=_rotary, module=_rotary_tables, position=_starting(1)
+    ),
+    Mutation(
+        "rotary frequencies scaled by parts",
+        rotary_scaled_by_parts,
+        applies=_rotary,
+        module=_rotary_tables,
+        position=_starting(1),
+    ),
+    Mutation(
         "rotary frequencies halved beyond 24 tokens",
         rotary_scaled_beyond_a_length,
         "Blaizzy/mlx-vlm/pull/1710",
@@ -602,6 +762,25 @@ MUTATIONS: tuple[Mutation, ...] = (
         _of("gpt2"),
     ),
     Mutation("norm epsilon 1e-5 for 1e-6", norm_epsilon_wrong, "apache/tvm/pull/15856"),
+    Mutation("norm epsilon x 10 in the first layer", norm_epsilon_of_layer(0), module=_first_norm_of_block(0)),
+    # Of gemma2 what reaches the second layer is so large that ten times the epsilon moves the norm by less than a unit
+    # in the last place of float32: 1.10 floors, which is rounding.
+    Mutation(
+        "norm epsilon x 10 in one layer",
+        norm_epsilon_of_layer(1),
+        applies=lambda loaded: not _of("gemma2")(loaded),
+        module=_first_norm_of_block(1),
+    ),
+    Mutation(
+        "tied head left untied", head_left_untied, applies=_tied, module=_after_the_modules, position=_starting(0)
+    ),
+    Mutation(
+        "one row of an untied head stale",
+        one_row_of_an_untied_head_stale,
+        applies=_tied,
+        module=_after_the_modules,
+        position=_starting(0),
+    ),
     Mutation(
         "exact GELU for the tanh one", gelu_exact_for_tanh, "OpenNMT/CTranslate2/issues/1658", _of("gpt2", "gemma2")
     ),

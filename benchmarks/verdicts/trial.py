@@ -24,6 +24,7 @@ from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import SLOW_PATHS, VARIATIONS, in_two_halves, reordering
 from core.errors import CaptureError
 from core.inference.controls.judge_model import judge_pair
+from core.inference.controls.judging_session import JudgingSession
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES
@@ -38,7 +39,7 @@ from core.judging.ladder import (
     conclude,
     sampler_evidence,
 )
-from core.runs.file.evidence import FAILED, FLOAT32, OWN_DTYPE, SAMPLER, Check, PairFigures, RatioFigures
+from core.runs.file.evidence import FAILED, FLOAT32, OWN_DTYPE, SAMPLER, ModulesFigures, PairFigures, RatioFigures
 
 SAMPLES = FilePath(__file__).parents[2] / "sample_runs"
 TOKENS = 48
@@ -59,7 +60,9 @@ class Trial:
 
     rung: that decided, '' where none failed; noise_ratio and worst: over all positions and the largest at one, in the
     dtype that decided; own_ratio: in the model's own dtype where that has 16 bits; nonfinite: logits NaN or infinite on
-    one side only; is_precision: the same function in a lower precision.
+    one side only; is_precision: the same function in a lower precision; is_equal: the dtype that decided shows no
+    difference at all; module, position: where the verdict says that it begins, '' and None where it names none;
+    is_misplaced: not where the case says that it is.
     """
 
     model: str
@@ -73,6 +76,15 @@ class Trial:
     own_ratio: float | None = None
     nonfinite: int = 0
     is_precision: bool = False
+    is_equal: bool = False
+    module: str = ""
+    position: int | None = None
+    is_misplaced: bool = False
+
+    @property
+    def changed_nothing(self) -> bool:
+        """A bug that on this model and these prompts changed no bit: neither caught nor missed."""
+        return self.is_bug and self.verdict == IDENTICAL and self.is_equal
 
     @property
     def kind(self) -> str:
@@ -80,10 +92,12 @@ class Trial:
 
     @property
     def is_right(self) -> bool:
-        """A bug that was called one, a lower precision that was named, or the same function that was neither; undecided
-        is none of them.
+        """A bug that was called one, and named where it is, a lower precision that was named, or the same function that
+        was neither; undecided is none of them.
         """
-        return self.verdict in (_FAULTS if self.is_bug else (LOWER_PRECISION,) if self.is_precision else _HARMLESS)
+        return not self.is_misplaced and self.verdict in (
+            _FAULTS if self.is_bug else (LOWER_PRECISION,) if self.is_precision else _HARMLESS
+        )
 
 
 def model_named(name: str) -> tuple[LoadedModel, list[tuple[int, ...]]]:
@@ -97,11 +111,19 @@ def model_named(name: str) -> tuple[LoadedModel, list[tuple[int, ...]]]:
     return loaded, [tuple(loaded.tokenizer(text)["input_ids"][:TOKENS]) for text in texts]
 
 
-def try_case(case: Mutation, name: str, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Trial:
-    """The case judged on the model, with everything that the judgement runs by itself."""
+def try_case(
+    case: Mutation,
+    name: str,
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    session: JudgingSession | None = None,
+) -> Trial:
+    """The case judged on the model, with everything that the judgement runs by itself. session: of the model and
+    prompts, where several cases are.
+    """
     is_bug = case.changes(loaded) and not case.is_precision
     try:
-        verdict = _verdict(case, loaded, prompts)
+        verdict = _verdict(case, loaded, prompts, session)
     except CaptureError as error:
         return Trial(name, case.name, is_bug, None, str(error), is_precision=case.is_precision)
     decided = [row.rung for row in verdict.evidence if row.outcome == FAILED and verdict.because.startswith(row.says)]
@@ -113,7 +135,9 @@ def try_case(case: Mutation, name: str, loaded: LoadedModel, prompts: Sequence[S
         for row in verdict.evidence
         if row.rung == OWN_DTYPE and isinstance(row.figures, RatioFigures)
     ]
-    return Trial(
+    modules = [row.figures.first_module for row in verdict.evidence if isinstance(row.figures, ModulesFigures)]
+    position = None if verdict.first_place is None else verdict.first_place[1]
+    found = Trial(
         name,
         case.name,
         is_bug,
@@ -125,7 +149,18 @@ def try_case(case: Mutation, name: str, loaded: LoadedModel, prompts: Sequence[S
         own[0] if own else None,
         measured[-1].nonfinite_mismatch if measured else 0,
         case.is_precision,
+        is_equal=bool(measured) and not measured[-1].pair_rms_logits and not measured[-1].nonfinite_mismatch,
+        module=next(filter(None, modules), ""),
+        position=position,
     )
+    return replace(found, is_misplaced=found.verdict == BUG_SUSPECTED and _is_elsewhere(case, found, loaded))
+
+
+def _is_elsewhere(case: Mutation, found: Trial, loaded: LoadedModel) -> bool:
+    """True where the case says where it is, and the verdict named another place or none."""
+    module = found.module if case.module is None else case.module(loaded.model)
+    position = found.position if case.position is None else case.position(loaded.model)
+    return (found.module, found.position) != (module, position)
 
 
 def _of_pair(verdict: Verdict) -> list[PairFigures]:
@@ -134,11 +169,13 @@ def _of_pair(verdict: Verdict) -> list[PairFigures]:
     return [figures for figures in rows if isinstance(figures, PairFigures)]
 
 
-def _verdict(case: Mutation, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Verdict:
+def _verdict(
+    case: Mutation, loaded: LoadedModel, prompts: Sequence[Sequence[int]], session: JudgingSession | None
+) -> Verdict:
     with registered(case):
         variant = case.path or case.engine
         assert variant is not None
-        verdict = judge_pair(loaded, prompts, case.reference, variant).verdict
+        verdict = judge_pair(loaded, prompts, case.reference, variant, session=session).verdict
     if case.sample is None:
         return verdict
     with torch.inference_mode():
@@ -185,14 +222,15 @@ def run_trial(
 def summary(trials: Sequence[Trial]) -> Iterator[str]:
     """Lines of Markdown: a line a model."""
     yield (
-        "| model | bugs injected | called bugs | lower precision | so named | same function | called bugs | otherwise |"
-        " not possible here |"
+        "| model | bugs injected | called bugs | changed nothing | lower precision | so named | same function |"
+        " called bugs | otherwise | not possible here |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield f"|{'---|' * 10}"
     names = list(dict.fromkeys(trial.model for trial in trials))
     for name in [*names, "together"]:
         own = [trial for trial in trials if name in (trial.model, "together")]
-        bugs = [trial for trial in own if trial.is_bug and trial.verdict]
+        nothing = sum(trial.changed_nothing for trial in own)
+        bugs = [trial for trial in own if trial.is_bug and trial.verdict and not trial.changed_nothing]
         lower = [trial for trial in own if trial.is_precision and trial.verdict]
         same = [trial for trial in own if not trial.is_bug and not trial.is_precision and trial.verdict]
         caught, alarms = (sum(trial.verdict in _FAULTS for trial in group) for group in (bugs, same))
@@ -200,8 +238,8 @@ def summary(trials: Sequence[Trial]) -> Iterator[str]:
         other = sum(trial.verdict not in (*_FAULTS, *_HARMLESS) for trial in (*bugs, *same))
         left_out = sum(trial.verdict is None for trial in own)
         yield (
-            f"| {name} | {len(bugs)} | {caught} | {len(lower)} | {named} | {len(same)} | {alarms} | {other} |"
-            f" {left_out} |"
+            f"| {name} | {len(bugs)} | {caught} | {nothing} | {len(lower)} | {named} | {len(same)} | {alarms} |"
+            f" {other} | {left_out} |"
         )
 
 
@@ -237,7 +275,11 @@ def margins(trials: Sequence[Trial]) -> Iterator[str]:
             if trial.model == name and trial.noise_ratio is not None and trial.worst is not None
         ]
         same = [trial for trial in own if not trial.is_bug and not trial.is_precision]
-        bugs = [trial for trial in own if trial.is_bug and not trial.nonfinite and trial.rung != SAMPLER]
+        bugs = [
+            trial
+            for trial in own
+            if trial.is_bug and not trial.nonfinite and trial.rung != SAMPLER and not trial.changed_nothing
+        ]
         figures = [
             max((trial.noise_ratio or 0 for trial in same), default=0),
             max((trial.worst or 0 for trial in same), default=0),
@@ -248,11 +290,28 @@ def margins(trials: Sequence[Trial]) -> Iterator[str]:
         yield f"| {name} | {' | '.join('' if figure is None else _short(figure) for figure in figures)} |"
 
 
+def is_wrong(trial: Trial) -> bool:
+    """True of a miss, a false alarm, a precision that was not named and a place that was not; not of what could not be
+    run, nor of a fault that changed nothing.
+    """
+    return trial.verdict is not None and not trial.is_right and not trial.changed_nothing
+
+
+def line_of(trial: Trial) -> str:
+    """A case as it is printed when it is done."""
+    sign = "-" if trial.verdict is None or trial.changed_nothing else "WRONG" if is_wrong(trial) else "ok"
+    place = "" if not trial.is_bug else f"{trial.module or '-'} at {trial.position}"
+    because = trial.because if is_wrong(trial) else ""
+    return f"{sign:6}{trial.model:18}{trial.case:52}{_cell(trial):44}{place:36}{because}"
+
+
 def _cell(trial: Trial | None) -> str:
     if trial is None:
         return ""
     if trial.verdict is None:
         return "refused"
+    if trial.changed_nothing:
+        return "changed nothing"
     figures = "" if trial.noise_ratio is None else f" {_short(trial.noise_ratio)}"
     if trial.worst is not None:
         figures += f", {_short(trial.worst)}"
@@ -260,7 +319,7 @@ def _cell(trial: Trial | None) -> str:
         figures = " NaN or infinite"
     if trial.rung == SAMPLER:
         figures = ""
-    mark = "" if trial.is_right else "**WRONG** "
+    mark = "" if trial.is_right else "**MISPLACED** " if trial.is_misplaced else "**WRONG** "
     return f"{mark}{trial.rung or trial.verdict}{figures}"
 
 
@@ -270,23 +329,49 @@ def _short(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio < 1000 else f"{ratio:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
+def places(trials: Sequence[Trial]) -> Iterator[str]:
+    """Lines of Markdown: where planted faults were named, module and position; a line a case that says where it is."""
+    names = list(dict.fromkeys(trial.model for trial in trials))
+    found = {(trial.case, trial.model): trial for trial in trials}
+    yield f"| planted in one place | {' | '.join(names)} |"
+    yield f"|---{'|---' * len(names)}|"
+    for case in (case.name for case in MUTATIONS if case.module is not None):
+        row = [found.get((case, name)) for name in names]
+        if any(row):
+            yield f"| {case} | {' | '.join(map(_place, row))} |"
+
+
+def _place(trial: Trial | None) -> str:
+    if trial is None or trial.verdict is None:
+        return ""
+    if trial.verdict != BUG_SUSPECTED:
+        return "changed nothing" if trial.changed_nothing else trial.verdict
+    mark = "**MISPLACED** " if trial.is_misplaced else ""
+    return f"{mark}{f'`{trial.module}`' if trial.module else 'after the modules'}, {trial.position}"
+
+
 def limits(names: Sequence[str]) -> Iterator[str]:
     """Lines of Markdown: how small a fault is still seen. One cached value vector (one token, one head, one layer) is
     scaled.
     """
-    yield "| model | scaled by | noise ratio in its own dtype | float32 noise ratio | worst position | verdict |"
-    yield "|---|---|---|---|---|---|"
+    yield from limits_header()
     for name in names:
         loaded, prompts = model_named(name)
         for factor in FACTORS:
-            verdict = judge_pair(loaded, prompts, "prefill", scaled_value(factor)).verdict
-            float32 = _of_pair(verdict)[-1]
-            own = next((row.figures for row in verdict.evidence if row.check is Check.OWN_PAIR), float32)
-            assert isinstance(own, PairFigures)
-            yield (
-                f"| {name} | {factor:g} | {_short(own.noise_ratio)} | {_short(float32.noise_ratio)} | "
-                f"{_short(float32.worst_position_ratio)} | {verdict.name} |"
-            )
+            case = Mutation(f"{factor:g}", scaled_value(factor))
+            yield limit_row(try_case(case, name, loaded, prompts), case.name)
+
+
+def limits_header() -> Iterator[str]:
+    yield "| model | scaled by | noise ratio in its own dtype | float32 noise ratio | worst position | verdict |"
+    yield "|---|---|---|---|---|---|"
+
+
+def limit_row(trial: Trial, factor: str) -> str:
+    """A line of `limits`."""
+    own = trial.noise_ratio if trial.own_ratio is None else trial.own_ratio
+    figures = " | ".join("" if figure is None else _short(figure) for figure in (own, trial.noise_ratio, trial.worst))
+    return f"| {trial.model} | {factor} | {figures} | {trial.verdict} |"
 
 
 def drawn(names: Sequence[str], count: int) -> Iterator[str]:
@@ -331,11 +416,7 @@ def main() -> int:
     names = given.model or MODELS
 
     def say(trial: Trial) -> None:
-        sign = "-" if trial.verdict is None else "ok" if trial.is_right else "WRONG"
-        print(
-            f"{sign:6}{trial.model:18}{trial.case:52}{_cell(trial):44}{'' if trial.is_right else trial.because}",
-            flush=True,
-        )
+        print(line_of(trial), flush=True)
 
     if given.drawn:
         with quiet():
@@ -346,14 +427,14 @@ def main() -> int:
         wanted = (lambda case: case.is_precision or case in ON_TOP) if given.precisions else (lambda _: True)
         trials = run_trial(names, given.quick, say, wanted)
         print()
-        for line in (*summary(trials), "", *margins(trials)):
+        for line in (*summary(trials), "", *margins(trials), "", *places(trials)):
             print(line)
         for group in (IN_FLOAT32, IN_BFLOAT16):
             print("", *table([trial for trial in trials if trial.model in group]), sep="\n")
         if not (given.quick or given.precisions):
             for line in limits([name for name in names if name in ("llama", "gpt2", "gemma2", "mixtral", SHIPPED[0])]):
                 print(line, flush=True)
-    return int(any(trial.verdict is not None and not trial.is_right for trial in trials))
+    return int(any(is_wrong(trial) for trial in trials))
 
 
 if __name__ == "__main__":
