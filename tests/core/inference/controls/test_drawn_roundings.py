@@ -278,6 +278,10 @@ def test_the_trial_accuses_no_other_way_and_no_draw_and_sees_what_its_table_says
         "one head's output x 1.01",
         "rotary base 1 % off",
         "norm epsilon 1e-5 for 1e-6",
+        "int8 cache in one layer only",
+        "fp8 cache in one layer only",
+        "norm epsilon x 10 in the first layer",
+        "norm epsilon x 10 in one layer",
     }
     lines = list(sixteen.summary(tried, {("llama bfloat16", 4): draws}))
     assert lines[2].startswith(f"| llama bfloat16 | 4 | {len(bugs)} | ")

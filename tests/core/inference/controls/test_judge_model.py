@@ -8,11 +8,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.verdicts.engines import attention, prefill, replaced
-from benchmarks.verdicts.mutations import scaled_value
+from benchmarks.verdicts.mutations import norm_epsilon_of_layer, scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError, UsageError
 from core.inference.controls import judge_model, judging_session, rounding_floor
@@ -409,6 +410,48 @@ def test_the_model_is_as_it_was_however_the_judgement_ends(error: type[BaseExcep
     assert state(narrow) == before
     judge_pair(narrow, [PROMPT], "prefill", "decode")
     assert state(narrow) == before
+
+
+# A fault as small as rounding.
+
+
+@pytest.mark.model
+def test_a_fault_of_two_float32_floors_is_decided_in_float64(small: LoadedModel) -> None:
+    """One norm with ten times its epsilon, behind activations so large that float32 hardly shows it."""
+    verdict = judge_pair(small, tiny_prompts(small)[:1], "prefill", norm_epsilon_of_layer(1)).verdict
+    single, double = (row for row in verdict.evidence if row.rung == FLOAT32)
+    assert 1.5 < single.figures.noise_ratio < single.figures.largest_ratio_allowed
+    assert single.outcome == NOTED
+    assert single.says.endswith("Rounding seldom goes as far, and a fault can be as small, so float64 decides.")
+    assert (double.outcome, double.figures.compute_dtype) == (FAILED, "float64")
+    assert verdict.is_bug_suspected
+    assert rows(verdict)[MODULES].figures.first_module == "model.layers.1.input_layernorm"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("keeps_float32", "name"), [(True, "rounding"), pytest.param(False, "bug suspected")])
+def test_a_side_that_keeps_float32_is_not_accused_by_float64(
+    keeps_float32: bool, name: str, small: LoadedModel
+) -> None:
+    """Rounding of twice the floor, of an engine that computes in float32 whatever it is asked; its twin adds the same
+    in float64.
+    """
+    prompt = tiny_prompts(small)[0]
+    noise = np.random.default_rng(0).standard_normal((len(prompt), small.vocab_size))
+
+    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        logits = prefill(model, ids).numpy() + 3e-6 * noise
+        return torch.from_numpy(logits.astype(np.float32).astype(np.float64) if keeps_float32 else logits).to(
+            model.dtype
+        )
+
+    verdict = judge_pair(small, [prompt], "prefill", engine).verdict
+    single = rows(verdict)[FLOAT32] if keeps_float32 else next(r for r in verdict.evidence if r.rung == FLOAT32)
+    assert 1.5 < single.figures.noise_ratio < single.figures.largest_ratio_allowed
+    assert verdict.name == name
+    if keeps_float32:
+        assert single.outcome == PASSED
+        assert single.says.endswith("cannot be had: 'engine' computes in float32 whatever it is asked.")
 
 
 # Experts.

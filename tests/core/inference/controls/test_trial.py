@@ -8,24 +8,32 @@ table, and ULPSCOPE_WHOLE_TRIAL=1 has these tests run it.
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import shrink
+from benchmarks.verdicts import real_model
 from benchmarks.verdicts.engines import prefill
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS
 from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.verdicts.trial import (
+    FACTORS,
     IN_BFLOAT16,
     MODELS,
     SHIPPED,
     Trial,
     cases_of,
+    is_wrong,
+    line_of,
+    margins,
     model_named,
+    places,
     run_trial,
     summary,
     table,
@@ -59,6 +67,61 @@ def _wrong(trials: list[Trial]) -> list[str]:
         for trial in trials
         if trial.verdict and not trial.is_right
     ]
+
+
+PLANTED = {case.name: case for case in MUTATIONS if case.module is not None}
+QUICKLY_PLANTED = (("llama", "keys of two groups swapped in one layer"), ("mistral-window", "window one token short"))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        *QUICKLY_PLANTED,
+        *thorough(
+            (name, case)
+            for name in ("llama", "gpt2", "gemma2", "mistral-window", "mixtral", *IN_BFLOAT16[:1])
+            for case in PLANTED
+            if (name, case) not in QUICKLY_PLANTED
+        ),
+    ],
+)
+def test_a_fault_planted_in_one_place_is_caught_and_named_there(name: str, case: str) -> None:
+    loaded, prompts = model_named(name)
+    if not PLANTED[case].applies(loaded):
+        pytest.skip("the model has no such part")
+    trial = try_case(PLANTED[case], name, loaded, prompts[:1])
+    assert trial.is_right, line_of(trial)
+    assert trial.module == PLANTED[case].module(loaded.model)  # type: ignore[misc]
+    if PLANTED[case].position is not None:
+        assert trial.position == PLANTED[case].position(loaded.model)  # type: ignore[misc]
+
+
+@pytest.mark.model
+def test_a_fault_that_is_named_elsewhere_is_not_counted_as_right() -> None:
+    """The twin: what is planted in the second layer is claimed of the first."""
+    loaded, prompts = model_named("llama")
+    case = PLANTED["keys of two groups swapped in one layer"]
+    trial = try_case(replace(case, module=lambda _: "model.layers.0.self_attn"), "llama", loaded, prompts[:1])
+    assert trial.is_misplaced
+    assert is_wrong(trial)
+    assert "**MISPLACED** float32" in line_of(trial)
+    assert list(places([trial]))[-1].endswith("| **MISPLACED** `model.layers.1.self_attn`, 1 |")
+
+
+@pytest.mark.model
+def test_a_fault_that_changes_nothing_is_neither_caught_nor_missed() -> None:
+    """As where attention is one-hot, and the slot that is spoilt has a weight of 0."""
+    loaded, prompts = model_named("llama")
+    planted = replace(PLANTED["int8 cache in one layer only"], engine=prefill)
+    trial = try_case(planted, "llama", loaded, prompts[:1])
+    assert (trial.changed_nothing, trial.is_right, is_wrong(trial)) == (True, False, False)
+    assert list(summary([trial]))[2] == "| llama | 0 | 0 | 1 | 0 | 0 | 0 | 0 | 0 | 0 |"
+    assert "| int8 cache in one layer only | changed nothing |" in list(table([trial]))
+    assert list(places([trial]))[-1].endswith("| changed nothing |")
+    assert list(margins([trial]))[-1].endswith("| 0.00 | 0.00 |")
+    rounded_away = replace(trial, is_equal=False)  # equal in 16 bits alone: float32 saw it, and called it rounding
+    assert is_wrong(rounded_away)
 
 
 NAMED = (
@@ -166,7 +229,7 @@ def test_what_is_wrong_is_marked_in_the_table_and_missing_in_the_count() -> None
         Trial("m", "a precision", False, "lower precision", "", "", 60.0, 90.0, is_precision=True),
         Trial("m", "an accused one", False, "bug suspected", "", "float32", 60.0, 90.0, is_precision=True),
     ]
-    assert list(summary(trials))[2] == "| m | 2 | 1 | 2 | 1 | 2 | 1 | 1 | 1 |"
+    assert list(summary(trials))[2] == "| m | 2 | 1 | 0 | 2 | 1 | 2 | 1 | 1 | 1 |"
     lines = list(table(trials))
     assert "| a bug | float32 24, 300 |" in lines
     assert "| a missed bug | **WRONG** rounding 0.90, 1.20 |" in lines
@@ -174,6 +237,39 @@ def test_what_is_wrong_is_marked_in_the_table_and_missing_in_the_count() -> None
     assert "| not possible | refused |" in lines
     assert "| a precision | lower precision 60, 90 |" in lines
     assert "| an accused one | **WRONG** float32 60, 90 |" in lines
+
+
+@pytest.mark.model
+def test_a_trial_on_a_folder_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+    """A finished case is not run again, half a line is cut off, and the tables come from the file alone."""
+    loaded = tiny_model("llama")
+    loaded.model.save_pretrained(tmp_path / "tiny")
+    loaded.tokenizer.save_pretrained(tmp_path / "tiny")
+    file = tmp_path / "trial.jsonl"
+    wanted = ("prefill", f"{real_model.LIMIT}1.01")
+    first = next(real_model.run_trial(str(tmp_path / "tiny"), "float32", file, wanted=wanted))
+    assert (first.trial.model, first.trial.case, first.trial.verdict) == ("tiny float32", "prefill", "identical")
+    assert real_model.kept_in(file) == [replace(first, seconds=round(first.seconds, 1))]
+    whole = file.read_text()
+    file.write_text(whole + json.dumps({"model": "tiny float32"})[:-3])
+    (second,) = real_model.run_trial(str(tmp_path / "tiny"), "float32", file, wanted=wanted)
+    assert second.trial.verdict == "bug suspected"
+    assert file.read_text() == whole + second.line()
+    assert list(real_model.run_trial(str(tmp_path / "tiny"), "float32", file, wanted=wanted)) == []
+    lines = list(real_model.tables(real_model.kept_in(file)))
+    assert "| prefill | identical 0.00, 0.00 |" in lines
+    assert lines[-1].startswith("| tiny float32 | 1.01 | ")
+    assert lines[-1].endswith(" | bug suspected |")
+
+
+def test_the_order_of_a_trial_on_a_folder_holds_every_case_once() -> None:
+    loaded = tiny_model("llama")
+    names = [case.name for case in real_model.in_turn(loaded)]
+    assert names[0] == real_model.FIRST[0]
+    assert sorted(names) == sorted(
+        [*(case.name for case in cases_of(loaded)), *(f"{real_model.LIMIT}{factor:g}" for factor in FACTORS)]
+    )
+    assert set(real_model.FIRST) - set(names) == {"tied head left untied", "one row of an untied head stale"}
 
 
 @pytest.mark.model
