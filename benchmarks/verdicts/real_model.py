@@ -142,7 +142,7 @@ def run_trial(folder: str, dtype: str, file: Path, tokens: int = TOKENS, wanted:
         started = monotonic()
         if prompt not in sessions:
             ids = tuple(loaded.tokenizer(PROMPTS[prompt])["input_ids"][:tokens])
-            sessions[prompt] = JudgingSession(loaded, [ids], pairs=2)
+            sessions[prompt] = JudgingSession(loaded, [ids])
         trial = try_case(case, name, loaded, sessions[prompt].prompts, sessions[prompt])
         kept = Kept(trial, prompt, monotonic() - started)
         with file.open("a") as lines:
