@@ -25,7 +25,7 @@ thorough: $(VENV)/.development browser
 	ULPSCOPE_PICTURES=1 $(BIN)/python -m pytest -m browser
 
 quick: $(VENV)/.development
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not model and not slow and not gpu"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not model and not slow and not gpu and not thorough"
 
 check: $(VENV)/.development
 	$(BIN)/ruff format --check .
