@@ -14,7 +14,7 @@ test quick thorough: export OMP_NUM_THREADS = 1
 test quick thorough: export OMP_WAIT_POLICY = passive
 test quick thorough: export PYTHONDONTWRITEBYTECODE =
 
-test: $(VENV)/.development browser
+test: $(VENV)/.development browser $(VENV)/.compiled
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not thorough"
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not thorough" tests/browser
 
@@ -25,7 +25,7 @@ thorough: $(VENV)/.development browser
 	ULPSCOPE_PICTURES=1 $(BIN)/python -m pytest -m browser
 
 quick: $(VENV)/.development
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not model and not slow and not gpu"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not model and not slow and not gpu and not thorough"
 
 check: $(VENV)/.development
 	$(BIN)/ruff format --check .
@@ -55,6 +55,13 @@ $(VENV)/.development: requirements.txt requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-dev.txt
 	touch $(VENV)/.runtime $@
+
+# What Python and numba compile once and keep: two workers that begin together would each do all of it, and the servers
+# and commands that they start as well.
+$(VENV)/.compiled: $(VENV)/.development core/numerics/kernel.py
+	$(BIN)/python -m tests.core.numerics.figure_bits "8 16 32" 1,100 >/dev/null & \
+	$(BIN)/python -c "import core.inference.capture.throughput, app.api.routes, streamlit.testing.v1, hypothesis"; wait
+	touch $@
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

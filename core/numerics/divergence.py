@@ -213,11 +213,11 @@ def powers_below(distances: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.int64(1) << (np.frexp(distances.astype(np.float64))[1] - 1).astype(np.int64)
 
 
-def _read_only(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """A read-only view of the array, as files and databases hand arrays out: numba compiles once more, for seven
-    seconds, for one that may be written to.
+def _as_compiled(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+    """The rows one after another and read-only, as files and databases hand them out: numba compiles once more, for
+    seven seconds, for rows that may be written to or are parts of longer ones.
     """
-    seen = bits.view()
+    seen = np.ascontiguousarray(bits).view()
     seen.flags.writeable = False
     return seen
 
@@ -229,7 +229,6 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
             f"two [rows, vocab] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and {b.shape} {b.dtype}"
         )
     compare_rows = _kernel().compare_rows
-    a, b = _read_only(a), _read_only(b)
     rows, vocab = a.shape
     k = min(TOP_K, vocab)
     counts = np.zeros((rows, 6), np.int64)
@@ -250,8 +249,8 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
         for start in range(worker * ROWS_A_TASK, rows, workers * ROWS_A_TASK):
             s = slice(start, min(rows, start + ROWS_A_TASK))
             overflowing = compare_rows(
-                a[s],
-                b[s],
+                _as_compiled(a[s]),
+                _as_compiled(b[s]),
                 fmt.code,
                 mask,
                 first_nonfinite,

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import streamlit as st
 
+from app.capture.preview import Previews
 from app.hosting import live_settings
+from app.shell import store_cache
 from core.runs.store.store import Store
 
 
@@ -43,3 +45,20 @@ def own_configuration(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(live_settings, "_FRESH_SECONDS", 0.0)
     yield
     live_settings.forget()
+
+
+@pytest.fixture(autouse=True)
+def own_runs_are_let_go(tmp_path: Path) -> Iterator[None]:
+    """A server keeps the runs that it read open, until they take half its budget: then each one is measured whenever
+    another is opened. A store that goes with its test needs none of it.
+    """
+    yield
+    memory = store_cache.memory()
+    for key in [key for key in memory._kept if Path(key[1]).is_relative_to(tmp_path)]:
+        memory.take(key)
+
+
+@pytest.fixture(autouse=True)
+def no_dry_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who opens the Capture page has a process load torch, for ten seconds, and a page test does not wait for it."""
+    monkeypatch.setattr(Previews, "_asked", lambda self, key, look: None)

@@ -7,13 +7,27 @@ from functools import cache
 from pathlib import Path
 
 from streamlit.components.v2 import manifest_scanner
-from streamlit.testing.v1 import AppTest
+from streamlit.runtime.scriptrunner.script_cache import ScriptCache
+from streamlit.testing.v1 import AppTest, app_test, local_script_runner
 from streamlit.util import calc_hash
 
 ROOT = Path(__file__).resolve().parents[2]
-# A server looks once which installed packages bring components. In a test every viewer is a server of its own, and the
-# look takes half a second.
+
+
+def _wait_for(runner: local_script_runner.LocalScriptRunner, timeout: float) -> None:
+    """Streamlit's own looks a thousand times a second, and takes the interpreter from the page that it waits for."""
+    runner._script_thread.join(timeout)
+    if runner._script_thread.is_alive():
+        runner.request_stop()
+        runner.join()
+        raise RuntimeError(f"AppTest script run timed out after {timeout}(s)")
+
+
+# A server looks once which installed packages bring components, and compiles a script once. In a test every viewer is a
+# server of its own: the look takes half a second, the scripts of a page take a tenth.
 manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_component_manifests)
+app_test.ScriptCache = local_script_runner.ScriptCache = cache(ScriptCache)
+local_script_runner.require_widgets_deltas = _wait_for
 
 
 def followed(page: str = "runs", **link: str | list[str]) -> AppTest:

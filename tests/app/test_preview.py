@@ -11,11 +11,13 @@ from core import subprocess_json
 from tests.covering import thorough
 from tests.waiting import until
 
+ASKED = Previews._asked
 CAPTURE = ("capture", "--model", "sample_runs/model", "--prompt", "for x in y:", "--variant")
 
 
 @pytest.fixture
 def previews(tmp_path, monkeypatch):
+    monkeypatch.setattr(Previews, "_asked", ASKED)
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     made = Previews(tmp_path / "runs")
     yield made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.browser.driving import Dashboard, chromium, close_tabs, new_tab, star
 expect.set_options(
     timeout=120_000
 )  # as long as a page may take where others are at work: how long it does take is for the benchmarks
+HERE = f"{Path(__file__).parent}{os.sep}"
 ACCESSIBLE = ("[overview]", "[capture]")
 
 
@@ -27,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     begun = set()
     for item in items:
-        if Path(__file__).parent not in item.path.parents:
+        if not str(item.path).startswith(HERE):
             continue
         item.add_marker(pytest.mark.browser)
         function = (item.path, getattr(item, "originalname", item.name))

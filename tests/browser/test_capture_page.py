@@ -154,6 +154,7 @@ def test_a_model_that_was_tried_is_offered_to_the_next_viewer(page: Page, dashbo
     other.context.close()
 
 
+@pytest.mark.thorough
 def test_a_running_capture_is_cancelled_and_leaves_nothing(page: Page, dashboard: Dashboard):
     before = sorted(dashboard.store.glob("*.duckdb"))
     opened(page, dashboard)

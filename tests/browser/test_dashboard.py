@@ -229,6 +229,7 @@ def test_a_link_to_an_unknown_run_gets_a_sentence_and_the_gallery(page: Page, da
     expect(page.get_by_text("There is no run 'long-gone' here")).to_be_visible()
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_capture_started_on_the_page_is_seen_by_others_and_opens_when_done(
     page: Page, dashboard: Dashboard, browser: Browser
@@ -312,6 +313,7 @@ def loaded_libraries(process: subprocess.Popen) -> str:
     return Path(f"/proc/{process.pid}/maps").read_text()
 
 
+@pytest.mark.thorough
 def test_the_viewer_never_loads_torch(page: Page, dashboard: Dashboard):
     for name in PAGES:
         page.goto(f"{dashboard.url}/{name}?run=fresh-against-cached")
@@ -321,6 +323,7 @@ def test_the_viewer_never_loads_torch(page: Page, dashboard: Dashboard):
     assert "duckdb" in libraries  # the look at the process does see what it has loaded
 
 
+@pytest.mark.thorough
 def test_the_look_at_a_process_would_notice_torch():
     """The twin of the test above: a process that has loaded torch is caught."""
 

@@ -44,6 +44,7 @@ def machines(dashboard: Dashboard) -> Iterator[str]:
         store.delete(name)
 
 
+@pytest.mark.thorough
 def test_machines_stand_beside_each_other_and_this_one_is_probed(page: Page, dashboard: Dashboard, machines: str):
     page.goto(f"{dashboard.url}/ops?machines={machines}")
     settle(page)

@@ -581,10 +581,10 @@ def _offloaded(model: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        (_in_8_bits, r"'lm_head' \(Linear\) holds its weight as float8_e4m3fn, as quantised layers do; load .*"),
         (_compiled, r"the model \(OptimizedModule\) is compiled, so its sums cannot be reached; load .*"),
         (_with_a_compiled_part, r"'model.layers.0.mlp' \(LlamaMLP\) is compiled, .*"),
         (_quantised_by_torch, r"'lm_head' \(Linear\) holds no weight in the open, as quantised layers do; load .*"),
-        (_in_8_bits, r"'lm_head' \(Linear\) holds its weight as float8_e4m3fn, as quantised layers do; load .*"),
         (_packed, r"'lm_head' \(Module\) holds its qweight as int32, as quantised layers do; load .*"),
         (_a_kind_of_its_own, r"'lm_head' \(Linear\) holds its weight as Blocked; load .*"),
         (_offloaded, r"'lm_head' \(Linear\) has its weight offloaded; load .*"),

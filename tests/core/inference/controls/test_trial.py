@@ -179,9 +179,10 @@ def test_a_bug_is_caught_and_a_precision_named_in_bfloat16_too(case) -> None:  #
     assert trial.own_ratio is not None
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_precision_is_named_where_near_ties_of_a_router_tear_the_floor_of_float32() -> None:
-    """Alone it runs in seconds; the whole model is left to `make thorough`, whose bugs are the twins."""
+    """`make test` has the float64 of near ties in test_judge_model; bugs of the whole model are the twins."""
     (case,) = (case for case in MUTATIONS if case.name == "fp8 cache")
     loaded, prompts = model_named("mixtral-ties")
     trial = try_case(case, "mixtral-ties", loaded, prompts)
