@@ -19,6 +19,7 @@ from core.errors import UlpscopeError
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.store.cards import RunCard
+from core.runs.views.overview import telling_place
 from core.runs.views.request import left_out, typed_with
 from core.text import code, shown, visible
 
@@ -50,6 +51,10 @@ def sidebar() -> selection.View | None:
         for key in link.LINKED:
             link.linked(key)  # what else the link says is of that run
     elif asked is not None:
+        if asked != st.session_state.get("run"):
+            new_run()
+        elif not link.is_linked("position"):
+            st.session_state.pop("position", None)
         st.session_state["run"] = asked
     new = st.session_state.get("open_next")
     if not st.session_state.get(
@@ -125,15 +130,16 @@ def _pick_within(run_id: str) -> selection.View:
     pair = run.pairs[names.index(variant)]
 
     prompts = run.header.prompts
-    _settle("prompt", len(prompts) - 1)
+    table = store_cache.positions(run, pair.index)
+    is_open = "position" in st.session_state or link.is_linked("position")
+    _settle("prompt", len(prompts) - 1, 0 if is_open else telling_place(table)[0])
     prompt = (
         int(st.number_input("Prompt", 0, len(prompts) - 1, key="prompt", on_change=_new_prompt))
         if len(prompts) > 1
         else 0
     )
     last = prompts[prompt].positions - 1
-    _settle("position", last)
-    table = store_cache.positions(run, pair.index)
+    _settle("position", last, 0 if is_open else telling_place(table, prompt)[1])
     position = int(st.number_input(f"Position, 0 to {last:,}", 0, last, key="position")) if last else 0
     view = selection.View(run, pair, prompt, position, table)
     stepper.stepper(view)
@@ -157,10 +163,10 @@ def _listed(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _settle(key: str, highest: int) -> None:
-    """Take `key` out of the link if it is there, and keep it within the run."""
+def _settle(key: str, highest: int, first: int) -> None:
+    """Take `key` out of the link if it is there, and keep it within the run; `first` where nothing was chosen yet."""
     value = link.linked_number(key, 0, highest)
-    current = st.session_state.get(key, 0) if value is None else value
+    current = st.session_state.get(key, first) if value is None else value
     st.session_state[key] = min(max(int(current), 0), highest)
 
 

@@ -91,6 +91,28 @@ def test_a_link_to_what_is_there_gets_no_sentence_and_its_page():
     assert dict(app.query_params) == {"run": RUN, "variant": "decode", "prompt": "1", "position": "286", "colour": "kl"}
 
 
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ({}, ("0", "144")),  # the first flip of the run
+        ({"prompt": "1"}, ("1", "30")),  # of the prompt
+        ({"position": "0"}, ("0", "0")),  # what a link names stays as it is
+        ({"prompt": "1", "position": "7"}, ("1", "7")),
+    ],
+)
+def test_a_link_without_a_position_opens_at_the_first_flip_and_one_with_a_position_there(said, place):
+    app = followed("near_ties", run=RUN, **said)
+    assert (app.query_params["prompt"], app.query_params["position"]) == place
+
+
+def test_a_link_to_another_run_within_a_session_leaves_the_position_of_the_last_one():
+    app = followed("near_ties", run=RUN, prompt="1", position="7")
+    app.query_params.clear()
+    app.query_params |= {"run": "batch-1-against-n", "variant": "prefill"}
+    app.run()
+    assert (app.query_params["run"], app.query_params["position"]) == ("batch-1-against-n", "30")
+
+
 @pytest.mark.spread(2)
 @pytest.mark.parametrize("way", ["late", "Back", "much later", "another page"])
 def test_an_address_that_was_replaced_a_moment_ago_is_not_taken_for_back(way: str, monkeypatch: pytest.MonkeyPatch):
