@@ -13,7 +13,7 @@ from core.runs.views.compare import distribution, flip_sets, same_tokens
 from core.text import file_name, plural
 
 view = widgets.head(
-    "Compare runs",
+    "Compare",
     selection.current_view(),
     "The pair of the sidebar beside pairs of other runs. A difference between runs is not a divergence of one: each"
     " pair has its own reference.",

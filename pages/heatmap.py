@@ -13,7 +13,7 @@ from core.runs.views.heatmap import WHOLE_RUN, element
 from core.text import exact, plural
 
 view = widgets.head(
-    "ULP heatmap",
+    "Heatmap",
     selection.current_view(),
     "Rows are positions, columns token ids or ranks. Each cell is the maximum of the logits it covers, in ULPs of"
     " {dtype} or as a difference in logits, so a single differing logit stays visible at every zoom; where nothing"

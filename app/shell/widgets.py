@@ -72,13 +72,14 @@ def sidebar() -> selection.View | None:
     if last is not None and last not in by_id:
         link.report_bad_link(f"The run '{shown(last, 60)}' was deleted meanwhile; these are the runs there are.")
         new_run()
+    with st.sidebar:
+        _keep_room()
     if not cards:
         return None
     if last not in by_id:
         st.session_state["run"] = worth_opening(cards).run_id
     selection.preset_widget("run")
     with st.sidebar:
-        _keep_room()
         labels = _labels(cards)
         run_id = st.selectbox("Run", list(by_id), format_func=labels.__getitem__, key="run", on_change=new_run)
         try:

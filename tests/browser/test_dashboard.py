@@ -179,7 +179,7 @@ def test_an_uploaded_dump_is_understood_saved_and_shown_on_every_page(page: Page
     settle(page)
     assert "fresh-and-cached-upcast" in page.url
     expect(page.get_by_text("logits differ;")).to_be_visible()
-    for name in ("Near ties", "ULP heatmap", "Flips"):
+    for name in ("Near ties", "Heatmap", "Flips"):
         page.get_by_role("link", name=name, exact=True).click()
         expect(page.locator("h1")).to_have_text(name)
         settle(page)
