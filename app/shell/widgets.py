@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
+from uuid import uuid4
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -175,25 +176,32 @@ def _new_prompt() -> None:
     st.session_state.pop("position", None)
 
 
-def head(title: str, view: selection.View | None, what: str) -> selection.View:
-    """Draw the title, what is looked at, and a sentence on what is shown; stops with an empty state where there is no
-    run.
-    """
-    left, right = st.columns([5, 1.2], vertical_alignment="bottom")
-    left.title(title)
+def title(page: str, widths: tuple[float, float] = (5, 1.2)) -> None:
+    """Draw the title of a page and its Definitions: how the page is read, and what each word means."""
+    left, right = st.columns(widths, vertical_alignment="bottom")
+    left.title(page)
     with right.popover("Definitions", icon=":material/menu_book:", width="stretch"):
-        st.markdown(glossary.definitions())
+        st.markdown(f"#### {page}\n\n{glossary.reading(page)}\n\n{glossary.definitions()}")
+
+
+def head(page: str, view: selection.View | None) -> selection.View:
+    """Draw the title and what is looked at; stops with an empty state where there is no run."""
+    title(page)
     if view is None:
         empty()
-    run, header = view.run, view.run.header
+    header = view.run.header
     about = header.provenance
     where = " · ".join(part for part in (wording.model_name(about.model), header.compute_dtype, about.device) if part)
     st.markdown(
         f"**{escaped(header.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}` ·"
         f" {escaped(where)}"
     )
-    st.caption(what.format(dtype=header.compute_dtype, vocab=f"{header.vocab:,}", run=run.run_id))
     return view
+
+
+def viewer() -> str:
+    """Identifier of this session, by which its dry runs are told from others'."""
+    return st.session_state.setdefault("viewer", uuid4().hex)
 
 
 ROW = 33  # pixels, at the theme's size of type

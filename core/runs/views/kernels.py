@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 
-from ...text import code
+from ...text import code, plural
 from ..tables.kernels import KernelList, KernelRow, module_kind
 
 _SHAPE = re.compile(r"([a-z]\w* )?(\d+(?:x\d+)*)")
@@ -115,6 +115,20 @@ def is_reducing(pair: KernelPair) -> bool:
     """True where its result can depend on the order of a sum. By its name."""
     name = pair.name.lower()
     return any(word in name for word in _REDUCING)
+
+
+def sentence(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
+    """How many kernels ran, how many on one side only and how many more often on one, in markdown; pairs: of the whole
+    lists, not by module.
+    """
+    if not pairs:
+        return "**No kernel was seen on either side.**"
+    only = {which: sum(pair.only == which for pair in pairs) for which in ("reference", "variant")}
+    grown = sum(is_multiplied(pair) for pair in pairs)
+    if not (grown or any(only.values())):
+        return f"**Both sides launch the same {plural(len(pairs), 'kernel')}**, each as often a forward."
+    lone = ", ".join(f"{only[which]} only in {_code(name)}" for which, name in zip(only, names, strict=True))
+    return f"**Of {plural(len(pairs), 'kernel')}**, {lone}, {grown} launched more or less often a forward."
 
 
 def in_words(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
